@@ -1,0 +1,32 @@
+"""whet: fine-tune transformer models at the limit of the machine at hand."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from whet.config.arguments import TrainingArguments
+    from whet.errors import ConfigError, DataError, WhetError
+    from whet.train.trainer import Trainer
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "TrainingArguments": "whet.config.arguments",
+    "Trainer": "whet.train.trainer",
+    "WhetError": "whet.errors",
+    "ConfigError": "whet.errors",
+    "DataError": "whet.errors",
+}
+__all__ = ["ConfigError", "DataError", "Trainer", "TrainingArguments", "WhetError", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'whet' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOME])

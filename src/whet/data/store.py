@@ -1,0 +1,89 @@
+"""Rows of tokens, stored end to end in flat arrays: what the windows of a data set are kept in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+_TOKEN_PREFIX = "token."
+_ROW_PREFIX = "row."
+_STARTS = "row_starts"
+
+
+@dataclass(frozen=True)
+class RowStore:
+    """A data set of token rows without padding; also a map-style dataset for any Trainer.
+
+    `tokens` holds one array (N,) a token column (`input_ids`, `token_type_ids` ...), `row_starts` is (rows + 1,) int64,
+    and `labels` holds one array (rows,) a label column (`start_positions` ...).
+    """
+
+    row_starts: np.ndarray
+    tokens: Mapping[str, np.ndarray]
+    labels: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.row_starts) - 1
+
+    def __getitem__(self, row: int) -> dict[str, object]:
+        """Return the row as the features that `transformers` data sets hold: lists of ints and int labels."""
+        if not -len(self) <= row < len(self):
+            raise IndexError(row)
+        row %= len(self)
+        span = slice(self.row_starts[row], self.row_starts[row + 1])
+        tokens: dict[str, object] = {name: column[span].tolist() for name, column in self.tokens.items()}
+        return tokens | {name: int(column[row]) for name, column in self.labels.items()}
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each row, (rows,) int64."""
+        return np.diff(self.row_starts)
+
+    def take(self, rows: Sequence[int]) -> RowStore:
+        """Return these rows, in this order, as a store of their own."""
+        index = np.asarray(rows, dtype=np.int64)
+        lengths = self.lengths[index]
+        starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        where = np.arange(starts[-1]) + np.repeat(self.row_starts[index] - starts[:-1], lengths)
+        return RowStore(
+            row_starts=starts,
+            tokens={name: column[where] for name, column in self.tokens.items()},
+            labels={name: column[index] for name, column in self.labels.items()},
+        )
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Return everything as named arrays, the form in which a store lies in a safetensors file."""
+        return (
+            {_STARTS: self.row_starts}
+            | {_TOKEN_PREFIX + name: column for name, column in self.tokens.items()}
+            | {_ROW_PREFIX + name: column for name, column in self.labels.items()}
+        )
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> RowStore:
+        """The inverse of `arrays`; names that belong to neither kind of column are left to the caller."""
+        return cls(
+            row_starts=arrays[_STARTS],
+            tokens=_named(arrays, _TOKEN_PREFIX),
+            labels=_named(arrays, _ROW_PREFIX),
+        )
+
+    def save(self, path: Path) -> None:
+        """Write the store as one safetensors file."""
+        from safetensors.numpy import save_file
+
+        save_file({name: np.ascontiguousarray(array) for name, array in self.arrays().items()}, str(path))
+
+    @classmethod
+    def load(cls, path: Path) -> RowStore:
+        """Read a store that `save` wrote."""
+        from safetensors.numpy import load_file
+
+        return cls.from_arrays(load_file(str(path)))
+
+
+def _named(arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}

@@ -1,0 +1,87 @@
+"""What can go wrong, told in four parts: what, got, why, fix. Every error a user can cause is a `WhetError`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+EXIT_OK = 0
+EXIT_OTHER = 1
+EXIT_BAD_DATA = 65
+EXIT_NON_FINITE = 70
+EXIT_CANNOT_CREATE = 73
+EXIT_IO = 74
+EXIT_STOPPED_AND_SAVED = 75
+EXIT_BAD_CONFIG = 78
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """One thing that is wrong, told so that the reader can mend it."""
+
+    what: str
+    """What is wrong, in one clause."""
+    got: object = None
+    """The offending value; None when there is none to show."""
+    why: str
+    """The rule that it breaks."""
+    fix: str
+    """What to do: names a flag, a field or a command."""
+
+    def __str__(self) -> str:
+        got = [] if self.got is None else [f"  got: {_short(self.got)}"]
+        return "\n".join([self.what, *got, f"  why: {self.why}", f"  fix: {self.fix}"])
+
+
+class WhetError(Exception):
+    """The base of every error that a user of whet can cause; `problems` holds all that was found at once."""
+
+    exit_code = EXIT_OTHER
+
+    def __init__(self, *, what: str, why: str, fix: str, got: object = None) -> None:
+        self.problems: tuple[Problem, ...] = (Problem(what=what, got=got, why=why, fix=fix),)
+        super().__init__(str(self.problems[0]))
+
+    @classmethod
+    def of(cls, problems: Sequence[Problem]) -> WhetError:
+        """Return one error that reports every problem of the list."""
+        first = problems[0]
+        error = cls(what=first.what, got=first.got, why=first.why, fix=first.fix)
+        error.problems = tuple(problems)
+        error.args = ("\n".join(str(problem) for problem in problems),)
+        return error
+
+
+class ConfigError(WhetError):
+    """A flag, field or combination of them cannot be honoured."""
+
+    exit_code = EXIT_BAD_CONFIG
+
+
+class DataError(WhetError):
+    """The input data is not what it has to be."""
+
+    exit_code = EXIT_BAD_DATA
+
+
+class OutputError(WhetError):
+    """The output folder cannot be created or written."""
+
+    exit_code = EXIT_CANNOT_CREATE
+
+
+class StorageError(WhetError):
+    """Reading or writing failed, or what was read is damaged."""
+
+    exit_code = EXIT_IO
+
+
+class NonFiniteError(WhetError):
+    """The training produced NaN or infinity and was stopped."""
+
+    exit_code = EXIT_NON_FINITE
+
+
+def _short(value: object, limit: int = 300) -> str:
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= limit else f"{text[:limit]}... ({len(text)} characters)"
