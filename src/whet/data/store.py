@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-_TOKEN_PREFIX = "token."
+_COLUMN_PREFIX = "token."
 _ROW_PREFIX = "row."
 _STARTS = "row_starts"
 
@@ -58,7 +58,7 @@ class RowStore:
         """Return everything as named arrays, the form in which a store lies in a safetensors file."""
         return (
             {_STARTS: self.row_starts}
-            | {_TOKEN_PREFIX + name: column for name, column in self.tokens.items()}
+            | {_COLUMN_PREFIX + name: column for name, column in self.tokens.items()}
             | {_ROW_PREFIX + name: column for name, column in self.labels.items()}
         )
 
@@ -67,7 +67,7 @@ class RowStore:
         """The inverse of `arrays`; names that belong to neither kind of column are left to the caller."""
         return cls(
             row_starts=arrays[_STARTS],
-            tokens=_named(arrays, _TOKEN_PREFIX),
+            tokens=_named(arrays, _COLUMN_PREFIX),
             labels=_named(arrays, _ROW_PREFIX),
         )
 

@@ -48,7 +48,7 @@ class Windows:
     """
 
     rows: RowStore
-    """Token columns `input_ids` and, where the model has them, `token_type_ids`; labels `start_positions`, `end_positions`."""
+    """Columns `input_ids` and, for some models, `token_type_ids`; labels `start_positions` and `end_positions`."""
     question_of: np.ndarray
     context_of: np.ndarray
     context_first: np.ndarray

@@ -1,0 +1,172 @@
+"""The native operators against what eager torch offers, alternating in one process: medians and ratios.
+
+    python benchmarks/cpu/operators.py --width 384 --threads 2 --rounds 15
+
+Forward and backward together, fp32, 12 rows of mixed lengths (60 to 384 tokens, 2,088 in all), dropout 0.1.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from whet.kernels import fused, fused_attention, fused_optimizer
+from whet.kernels.library import library
+from whet.kernels.place import Place
+from whet.kernels.reference_fused import AdamWStep, AttentionSpec, Drop, Norm
+
+LENGTHS = [384, 290, 240, 210, 180, 160, 146, 130, 112, 96, 80, 60]
+P = 0.1
+Run = Callable[[], Any]
+
+
+def place_of(lengths: list[int]) -> Place:
+    """Return the place of these rows in step 0."""
+    slots = torch.arange(len(lengths), dtype=torch.int32)
+    positions = torch.cat([torch.arange(n, dtype=torch.int32) for n in lengths])
+    starts = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32)
+    return Place(0, 0, slots.repeat_interleave(torch.tensor(lengths)), positions, starts, slots)
+
+
+def both_ways(make: Callable[..., Tensor], inputs: list[Tensor]) -> Run:
+    """Return a forward and backward pass of `make` over the inputs."""
+    grad = torch.randn_like(make(*inputs).detach())
+
+    def run() -> None:
+        torch.autograd.grad(make(*inputs), inputs, grad)
+
+    return run
+
+
+def leaves(*shapes: tuple[int, ...]) -> list[Tensor]:
+    """Return random tensors that take gradients."""
+    return [torch.randn(shape).requires_grad_() for shape in shapes]
+
+
+def dropout_pair(n: int, d: int, place: Place) -> tuple[Run, Run]:
+    x = leaves((n, d))
+    drop = Drop(P, place, 0)
+    return both_ways(lambda a: fused.dropout(a, drop), x), both_ways(lambda a: functional.dropout(a, P), x)
+
+
+def norm_pair(n: int, d: int, place: Place) -> tuple[Run, Run]:
+    x = leaves((n, d), (n, d), (d,), (d,), (d,))
+    drop = Drop(P, place, 0)
+
+    def ours(a: Tensor, r: Tensor, w: Tensor, b: Tensor, lb: Tensor) -> Tensor:
+        return fused.add_norm(a, r, Norm(w, b, 1e-12), linear_bias=lb, drop=drop)[0]
+
+    def eager(a: Tensor, r: Tensor, w: Tensor, b: Tensor, lb: Tensor) -> Tensor:
+        return functional.layer_norm(functional.dropout(a + lb, P) + r, (d,), w, b, 1e-12)
+
+    return both_ways(ours, x), both_ways(eager, x)
+
+
+def gelu_pair(n: int, d: int, _place: Place) -> tuple[Run, Run]:
+    x = leaves((n, 4 * d), (4 * d,))
+    return both_ways(lambda a, b: fused.bias_act(a, b, "gelu"), x), both_ways(lambda a, b: functional.gelu(a + b), x)
+
+
+def swiglu_pair(n: int, d: int, _place: Place) -> tuple[Run, Run]:
+    x = leaves((n, 8 * d))
+
+    def eager(a: Tensor) -> Tensor:
+        gate, up = a.chunk(2, dim=-1)
+        return functional.silu(gate) * up
+
+    return both_ways(lambda a: fused.gated_act_joined(a, "silu"), x), both_ways(eager, x)
+
+
+def attention_pair(n: int, d: int, place: Place, p: float = P) -> tuple[Run, Run]:
+    heads = 12
+    qkv = leaves((n, 3, heads, d // heads))
+    spec = AttentionSpec(place.row_starts, (d // heads) ** -0.5, drop=Drop(p, place, 0) if p else None)
+
+    def eager(a: Tensor) -> Tensor:
+        rows = [row.permute(1, 2, 0, 3)[:, None] for row in a.split(LENGTHS)]
+        return torch.cat([functional.scaled_dot_product_attention(*row, dropout_p=p)[0].transpose(0, 1) for row in rows])
+
+    return both_ways(lambda a: fused_attention.attend_joined(a, spec), qkv), both_ways(eager, qkv)
+
+
+def attention_without_dropout_pair(n: int, d: int, place: Place) -> tuple[Run, Run]:
+    return attention_pair(n, d, place, p=0.0)
+
+
+def adamw_pair(_n: int, d: int, _place: Place) -> tuple[Run, Run]:
+    shapes = [(4 * d, d), (d, 4 * d), (3 * d, d), (d, d), (d,), (d,)] * 4
+    params = [torch.randn(shape).requires_grad_() for shape in shapes]
+    for param in params:
+        param.grad = torch.randn_like(param)
+    eager = torch.optim.AdamW(params, lr=1e-4, fused=True)
+    own = [torch.randn(shape) for shape in shapes]
+    moments = [[torch.zeros(shape) for shape in shapes] for _ in range(2)]
+    ours = fused_optimizer.AdamWTensors(own, *moments)
+    grads = [param.grad for param in params]
+    step, rates = AdamWStep(0.9, 0.999, 1e-8, 1), [(1e-4, 0.01)] * len(own)
+
+    def clip_and_step() -> None:
+        fused_optimizer.squared_norm(grads)
+        ours.update(grads, rates, step)
+
+    def clip_and_step_eager() -> None:
+        torch.nn.utils.clip_grad_norm_(params, 1e9)
+        eager.step()
+
+    return clip_and_step, clip_and_step_eager
+
+
+PAIRS = {
+    "dropout": dropout_pair,
+    "bias+dropout+add+layernorm": norm_pair,
+    "bias+gelu": gelu_pair,
+    "swiglu": swiglu_pair,
+    "attention with dropout": attention_pair,
+    "attention without dropout": attention_without_dropout_pair,
+    "clip+adamw": adamw_pair,
+}
+
+
+def alternate(pair: tuple[Run, Run], rounds: int) -> tuple[list[float], list[float]]:
+    """Return the seconds of both, measured in turns so that a busy moment hits them alike."""
+    times: tuple[list[float], list[float]] = ([], [])
+    for i in range(rounds + 2):
+        for run, seconds in zip(pair, times, strict=True):
+            start = time.perf_counter()
+            run()
+            if i >= 2:  # the first two warm caches and buffers
+                seconds.append(time.perf_counter() - start)
+    return times
+
+
+def main() -> None:
+    """Print one line an operator, and everything as JSON with --json."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--width", type=int, default=384)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--only", default="", help="run the operators whose name contains this")
+    parser.add_argument("--json", action="store_true", help="print all measured seconds")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    found, place = library(), place_of(LENGTHS)
+    print(f"width {args.width}, {args.threads} threads, instruction set {found.isa if found else 'none: plain torch'}")
+    for name, make in PAIRS.items():
+        if args.only not in name:
+            continue
+        ours, eager = alternate(make(sum(LENGTHS), args.width, place), args.rounds)
+        mid, mid_eager = statistics.median(ours), statistics.median(eager)
+        ratio = statistics.median(e / o for o, e in zip(ours, eager, strict=True))
+        print(f"{name:28s} {mid * 1e3:8.2f} ms   eager {mid_eager * 1e3:8.2f} ms   {ratio:5.1f}x", flush=True)
+        if args.json:
+            print(json.dumps({"operator": name, "ours_s": ours, "eager_s": eager}))
+
+
+if __name__ == "__main__":
+    main()

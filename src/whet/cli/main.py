@@ -1,0 +1,101 @@
+"""The program `whet`: chooses the command, prints what went wrong, ends with an exit code."""
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import NoReturn
+
+from whet import __version__
+from whet.errors import EXIT_BAD_CONFIG, EXIT_OK, ConfigError, WhetError
+
+COMMANDS = {
+    "qa": "train, evaluate and predict with a question answering model",
+    "ask": "put questions to a trained model",
+    "demo": "see training work, without a download",
+}
+_INTERRUPTED = 128 + 2  # what shells report for SIGINT
+_PIPE_CLOSED = 128 + 13  # and for SIGPIPE
+_HELP = "\n".join(
+    [
+        "Examples:",
+        "  whet demo",
+        "  whet qa --model_name_or_path distilbert-base-uncased --dataset_name squad --do_train --output_dir out",
+        "",
+        "whet fine-tunes transformer models at the limit of the machine at hand.",
+        "",
+        "Usage: whet COMMAND [--OPTION VALUE ...]",
+        "",
+        "Commands:",
+        *(f"  {name:<6}{text}" for name, text in COMMANDS.items()),
+        "",
+        "  whet COMMAND --help   every option of a command",
+        "  whet --version        the version",
+    ]
+)
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and end the process with its exit code."""
+    sys.exit(run(sys.argv[1:] if argv is None else argv))
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the command line and return its exit code; what a user can mend is printed, anything else is raised."""
+    try:
+        return _dispatch(list(argv))
+    except WhetError as error:
+        from whet.cli.complain import complain
+
+        complain(error)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return _INTERRUPTED
+
+
+def _dispatch(argv: list[str]) -> int:
+    first = argv[0] if argv else None
+    if first in COMMANDS:
+        return _run_command(first, argv[1:])
+    if first in ("--version", "-V"):
+        return _show(f"whet {__version__}")
+    if first in ("--help", "-h", "help"):
+        return _show(_HELP)
+    if first is None:
+        print(_HELP, file=sys.stderr)
+        return EXIT_BAD_CONFIG
+    raise _unknown(first)
+
+
+def _run_command(name: str, argv: list[str]) -> int:
+    from whet.config.load import load
+
+    command = import_module(f"whet.cli.{name}").COMMAND
+    loaded = load(command, argv)
+    for note in loaded.notes:
+        print(f"note: {note}", file=sys.stderr)
+    if loaded.text is not None:
+        return _show(loaded.text)
+    return command.run(*loaded.settings)
+
+
+def _show(text: str) -> int:
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _PIPE_CLOSED
+    return EXIT_OK
+
+
+def _unknown(word: str) -> ConfigError:
+    from whet.config.given import nearest
+
+    like = nearest(word, list(COMMANDS))
+    return ConfigError(
+        what="unknown command",
+        got=word,
+        why=f"whet has the commands {', '.join(COMMANDS)}",
+        fix=f"did you mean whet {like}?" if like else "see whet --help",
+    )

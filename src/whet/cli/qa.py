@@ -1,0 +1,31 @@
+"""`whet qa`: train, evaluate and predict with a question answering model."""
+
+from whet.config.arguments import TrainingArguments
+from whet.config.command import Command
+from whet.tasks.qa.arguments import QaArguments
+from whet.tasks.qa.rules import check_run
+
+
+def _run(qa: QaArguments, args: TrainingArguments) -> int:
+    from whet.tasks.qa.run import run_qa
+
+    return run_qa(qa, args)
+
+
+COMMAND = Command(
+    name="whet qa",
+    summary=(
+        "Fine-tune a model for extractive question answering, evaluate it, and predict answers. The options are those"
+        " of the guides' run_qa.py and of transformers' TrainingArguments; their older names work too."
+    ),
+    usage="[FILE.yaml | FILE.json] [--OPTION VALUE ...]",
+    examples=(
+        "whet qa --model_name_or_path distilbert-base-uncased --dataset_name squad --do_train --do_eval",
+        "whet qa run.yaml --bf16 --learning_rate 3e-5 --output_dir out",
+    ),
+    parts=(QaArguments, TrainingArguments),
+    lone="config",
+    takes_config=True,
+    check=check_run,
+    run=_run,
+)

@@ -1,0 +1,179 @@
+"""`TrainingArguments`: everything that steers a run, in the names and with the defaults of `transformers`."""
+
+import importlib.util
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from whet.config.aliases import ALIASES, REFUSED
+from whet.config.options import printable
+from whet.config.rules import TRAINING_RULES
+from whet.config.settings import checked
+
+Interval = Literal["no", "steps", "epoch"]
+Schedule = Literal["linear", "cosine", "constant", "constant_with_warmup", "polynomial", "inverse_sqrt"]
+Tracker = Literal["none", "all", "tensorboard", "wandb", "mlflow", "trackio"]
+
+_HEADINGS = {
+    "output_dir": "Run",
+    "per_device_train_batch_size": "Training",
+    "eval_strategy": "Evaluation",
+    "save_strategy": "Saving",
+    "logging_strategy": "Logging",
+}
+
+
+def _settle(values: dict[str, Any]) -> dict[str, Any]:
+    """Fill in what a field takes from others, as `transformers` does."""
+    for folder in ("output_dir", "logging_dir"):
+        values[folder] = str(Path(values[folder]).expanduser()) if values[folder] else values[folder]
+    values["do_eval"] |= values["eval_strategy"] != "no" or values["eval_on_start"]
+    if values["eval_strategy"] == "steps":
+        values["eval_steps"] = values["eval_steps"] or values["logging_steps"]
+    if values["load_best_model_at_end"]:
+        values["metric_for_best_model"] = values["metric_for_best_model"] or "loss"
+    if values["greater_is_better"] is None and values["metric_for_best_model"]:
+        values["greater_is_better"] = not values["metric_for_best_model"].endswith("loss")
+    values["report_to"] = _trackers(tuple(values["report_to"]))
+    return values
+
+
+def _trackers(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the trackers that are meant: for "all" those that are installed."""
+    if names == ("none",):
+        return ()
+    if names == ("all",):
+        return tuple(name for name in ("tensorboard", "wandb", "mlflow", "trackio") if _is_installed(name))
+    return tuple(dict.fromkeys(names))
+
+
+def _is_installed(package: str) -> bool:
+    found = importlib.util.find_spec(package)
+    # A folder of the same name in the working directory (wandb leaves one) is found as well, but holds no module.
+    return found is not None and found.origin is not None
+
+
+@checked(headings=_HEADINGS, rules=TRAINING_RULES, settle=_settle, aliases=ALIASES, refused=REFUSED)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingArguments:
+    """How a model is trained, evaluated, saved and logged.
+
+    Takes the older names of the guides too (`no_cuda`, `evaluation_strategy` ...). Raises ConfigError for an unknown
+    name, for a field of `transformers` that whet does not honour, for a wrong type and for a broken rule, all at once.
+    """
+
+    output_dir: str = "trainer_output"
+    """Folder for the trained model, checkpoints, metrics and predictions. Created where it is missing."""
+    overwrite_output_dir: bool = False
+    """Write to output_dir even if it holds files already. Without it, such a run stops before it starts."""
+    do_train: bool = False
+    """Train the model on the training data."""
+    do_eval: bool = False
+    """Evaluate the model on the validation data, after training if there is any. An eval_strategy other than no, or
+    eval_on_start, switches it on."""
+    do_predict: bool = False
+    """Answer the questions of the test data and write the predictions to output_dir."""
+    resume_from_checkpoint: str | None = None
+    """Go on where an earlier run stopped. auto: from the newest intact checkpoint in output_dir. A path: from that
+    checkpoint."""
+    seed: int = 42
+    """Random seed of new weights, dropout and, without data_seed, row order. Same seed and settings: same run."""
+    data_seed: int | None = None
+    """Random seed of the row order alone. null: the same as seed."""
+    use_cpu: bool = False
+    """Run on the CPU even where there is a GPU."""
+    bf16: bool = False
+    """Compute matrix products in bfloat16 and keep the weights in float32. Meant for processors with bf16 instructions
+    (AMX, AVX-512 BF16, GPUs since Ampere); each factor is rounded to 2 or 3 decimal digits."""
+
+    per_device_train_batch_size: int = 8
+    """Rows in one forward and backward pass. More fill the machine better, and take more memory."""
+    gradient_accumulation_steps: int = 1
+    """Batches whose gradients are summed before the weights change. 4 batches of 8 rows train as 1 batch of 32 rows
+    does, in about a quarter of the activation memory."""
+    num_train_epochs: float = 3.0
+    """How often every row is seen. 0.5 stops after half of the rows."""
+    max_steps: int = -1
+    """Stop after this many optimizer steps, whatever num_train_epochs says. -1: off."""
+    train_sampling_strategy: Literal["random", "sequential"] = "random"
+    """Order of the rows: shuffled anew for every epoch, or as they stand in the data."""
+    dataloader_drop_last: bool = False
+    """Leave out the last step of an epoch where too few rows are left to fill it."""
+    learning_rate: float = 5e-5
+    """Highest learning rate of the run; the schedule moves below it. 2e-5 to 5e-5 is usual for fine-tuning encoders."""
+    lr_scheduler_type: Schedule = "linear"
+    """How the learning rate moves after the warm-up: linear, cosine and polynomial fall towards 0, inverse_sqrt falls
+    ever slower, constant and constant_with_warmup stay."""
+    lr_scheduler_kwargs: dict[str, Any] | None = None
+    """Parameters of the schedule as a JSON object: num_cycles (cosine), lr_end and power (polynomial), timescale
+    (inverse_sqrt)."""
+    warmup_steps: int | float = 0
+    """Optimizer steps over which the learning rate rises from 0 to its highest. Below 1: a share of the run."""
+    warmup_ratio: float = 0.0
+    """The warm-up as a share of the run, 0 to 1; the older way to write a warmup_steps below 1."""
+    optim: Literal["adamw_torch", "adamw_torch_fused"] = "adamw_torch_fused"
+    """Optimizer. Both are AdamW; the fused one updates all weights in one pass over memory."""
+    weight_decay: float = 0.0
+    """How much of itself each weight loses a step, times the learning rate. Biases and norms are left out."""
+    adam_beta1: float = 0.9
+    """Share of AdamW's running mean of the gradient that each step keeps."""
+    adam_beta2: float = 0.999
+    """Share of AdamW's running mean of the squared gradient that each step keeps."""
+    adam_epsilon: float = 1e-8
+    """Added to the root that AdamW divides by, so that it never divides by 0."""
+    max_grad_norm: float = 1.0
+    """Gradients whose overall norm is larger are scaled down to it. 0: off."""
+
+    eval_strategy: Interval = "no"
+    """When to evaluate during training: never, every eval_steps, or after every epoch."""
+    eval_steps: int | float | None = None
+    """Optimizer steps between evaluations, for eval_strategy steps. Below 1: a share of the run. null: as
+    logging_steps."""
+    eval_on_start: bool = False
+    """Evaluate once before the first step, to see where training starts from."""
+    per_device_eval_batch_size: int = 8
+    """Rows in one forward pass of an evaluation. No gradients are kept, so it may be larger than for training."""
+
+    save_strategy: Literal["no", "steps", "epoch", "best"] = "steps"
+    """When to write a checkpoint: never, every save_steps, after every epoch, or at each new best evaluation."""
+    save_steps: int | float = 500
+    """Optimizer steps between checkpoints, for save_strategy steps. Below 1: a share of the run."""
+    save_total_limit: int | None = None
+    """Keep this many of the newest checkpoints and delete older ones; the best one always stays with
+    load_best_model_at_end. null: keep all."""
+    load_best_model_at_end: bool = False
+    """End with the checkpoint that evaluated best, not with the last weights."""
+    metric_for_best_model: str | None = None
+    """Number of the evaluation that decides which model is best, such as f1 or loss. null: loss, for
+    load_best_model_at_end."""
+    greater_is_better: bool | None = None
+    """Whether a larger number is a better one. null: true, unless the metric's name ends in loss."""
+
+    logging_strategy: Interval = "steps"
+    """When to log loss and learning rate: never, every logging_steps, or after every epoch."""
+    logging_steps: int | float = 500
+    """Optimizer steps between logs, for logging_strategy steps. Below 1: a share of the run."""
+    logging_first_step: bool = False
+    """Log the first optimizer step as well."""
+    report_to: tuple[Tracker, ...] | Tracker = ()
+    """Trackers that get the logs, separated by commas or one flag each. all: every one that is installed."""
+    run_name: str | None = None
+    """Name of the run in the trackers. null: they choose one."""
+    logging_dir: str | None = None
+    """Folder for TensorBoard's files. null: runs, inside output_dir."""
+    disable_tqdm: bool = False
+    """Show no progress bar."""
+
+    @property
+    def train_rows_per_step(self) -> int:
+        """Rows behind one change of the weights, over all batches that are accumulated."""
+        return self.per_device_train_batch_size * self.gradient_accumulation_steps
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return every field by name, ready for JSON; `TrainingArguments(**it)` gives equal settings."""
+        return printable(self)
+
+    def to_json_string(self) -> str:
+        """Return `to_dict` as JSON text, indented and in the order of the fields."""
+        return json.dumps(self.to_dict(), indent=2)

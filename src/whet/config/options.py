@@ -1,0 +1,98 @@
+"""What a settings class declares: its options with their types, defaults, headings and help texts."""
+
+import ast
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+from whet.config.aliases import Alias
+from whet.errors import Problem
+
+MASK = "***"
+"""What is printed in place of a secret."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec:
+    """What a settings class knows beside its fields."""
+
+    headings: Mapping[str, str]
+    """First field under each heading of the help text -> the heading."""
+    rules: tuple[Callable[[Any], Problem | None], ...] = ()
+    settle: Callable[[dict[str, Any]], dict[str, Any]] = dict
+    """Makes the final values of the given ones: fills in what one field takes from another."""
+    aliases: Mapping[str, Alias] = field(default_factory=dict)
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Names that are known but not honoured -> what to do instead, or "" where there is nothing to say."""
+    build: Callable[..., None]
+    """The dataclass's own __init__, which checks nothing."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Option:
+    """One field, as the command line and the help text see it."""
+
+    name: str
+    kind: Any
+    """The annotation."""
+    default: Any
+    heading: str
+    required: bool
+    secret: bool
+
+    def shown(self, value: object) -> object:
+        """Return the value as it may be printed."""
+        return MASK if self.secret and value is not None else value
+
+
+def spec_of(cls: type) -> Spec:
+    """Return what the `checked` decorator keeps of the class."""
+    return cls.__whet_spec__  # type: ignore[attr-defined]
+
+
+@cache
+def options_of(cls: type) -> dict[str, Option]:
+    """Return the options of a settings class by name, in the order of its fields."""
+    found: dict[str, Option] = {}
+    heading = ""
+    for one in fields(cls):
+        heading = spec_of(cls).headings.get(one.name, heading)
+        found[one.name] = Option(
+            name=one.name,
+            kind=one.type,
+            default=one.default_factory() if one.default_factory is not MISSING else one.default,
+            heading=heading,
+            required=one.metadata.get("required", False),
+            secret=one.metadata.get("secret", False),
+        )
+    return found
+
+
+def help_texts(cls: type) -> dict[str, str]:
+    """Return the text under each field in the class's source, on one line; nothing where there is no source."""
+    try:
+        source = inspect.getsource(sys.modules[cls.__module__])
+    except OSError:
+        return {}
+    body = next(n.body for n in ast.parse(source).body if isinstance(n, ast.ClassDef) and n.name == cls.__name__)
+    texts = {}
+    for declared, after in pairwise(body):
+        if (
+            isinstance(declared, ast.AnnAssign)
+            and isinstance(after, ast.Expr)
+            and isinstance(after.value, ast.Constant)
+        ):
+            texts[ast.unparse(declared.target)] = " ".join(str(after.value.value).split())
+    return texts
+
+
+def printable(settings: object) -> dict[str, Any]:
+    """Return the settings' values by name, ready for JSON and YAML, secrets masked."""
+    values = {
+        option.name: option.shown(getattr(settings, option.name)) for option in options_of(type(settings)).values()
+    }
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}

@@ -1,0 +1,90 @@
+"""Rules about one number, made from its name: each looks at settings and returns what is wrong, or None."""
+
+from collections.abc import Callable
+from typing import Any
+
+from whet.errors import Problem
+
+Rule = Callable[..., Problem | None]
+
+_SEEDS = 2**32
+
+
+def at_least(name: str, low: float, why: str) -> Rule:
+    """Return the rule that a number, where it is given, is `low` or more."""
+
+    def rule(settings: Any) -> Problem | None:
+        value = getattr(settings, name)
+        if value is None or value >= low:
+            return None
+        return Problem(what=f"{name} is below {low:g}", got=value, why=why, fix=f"use --{name} {low:g} or more")
+
+    rule.__name__ = f"{name}_at_least_{low:g}"
+    return rule
+
+
+def above(name: str, low: float, why: str) -> Rule:
+    """Return the rule that a number is more than `low`."""
+
+    def rule(settings: Any) -> Problem | None:
+        value = getattr(settings, name)
+        if value > low:
+            return None
+        return Problem(what=f"{name} is not above {low:g}", got=value, why=why, fix=f"use a --{name} above {low:g}")
+
+    rule.__name__ = f"{name}_above_{low:g}"
+    return rule
+
+
+def seed(name: str) -> Rule:
+    """Return the rule that a seed, where it is given, suits every random generator."""
+
+    def rule(settings: Any) -> Problem | None:
+        value = getattr(settings, name)
+        if value is None or 0 <= value < _SEEDS:
+            return None
+        return Problem(
+            what=f"{name} is no seed",
+            got=value,
+            why="numpy's generators, the narrowest, take seeds of 32 bits",
+            fix=f"use a --{name} from 0 to {_SEEDS - 1}",
+        )
+
+    rule.__name__ = f"{name}_is_a_seed"
+    return rule
+
+
+def below_one(name: str) -> Rule:
+    """Return the rule that a decay rate lies in [0, 1)."""
+
+    def rule(args: Any) -> Problem | None:
+        value = getattr(args, name)
+        if 0 <= value < 1:
+            return None
+        return Problem(
+            what=f"{name} is outside 0 to 1",
+            got=value,
+            why="it is the share of a running mean that each step keeps; at 1 the mean would never move",
+            fix=f"use a --{name} from 0 up to, but not including, 1",
+        )
+
+    rule.__name__ = f"{name}_below_one"
+    return rule
+
+
+def whole_or_share(name: str, strategy: str) -> Rule:
+    """Return the rule for an interval: a whole number of steps, or below 1 a share of the run."""
+
+    def rule(args: Any) -> Problem | None:
+        value = getattr(args, name)
+        if getattr(args, strategy) != "steps" or 0 < value < 1 or (value >= 1 and value == int(value)):
+            return None
+        return Problem(
+            what=f"{name} is no interval",
+            got=value,
+            why="an interval is a whole number of optimizer steps, or a share of the run between 0 and 1",
+            fix=f"use --{name} 100, or --{name} 0.1 for every tenth of the run, or --{strategy} no",
+        )
+
+    rule.__name__ = f"{name}_whole_or_share"
+    return rule

@@ -1,0 +1,63 @@
+"""Builds the native operators in place: `python -m whet.kernels.build`, with cmake and a C++ compiler alone."""
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from whet.errors import ConfigError, StorageError
+
+_PACKAGE = Path(__file__).parent
+_FILE_NAME = "_native.so"
+
+
+def build(source: Path | None = None) -> Path:
+    """Return the library's path beside this file, after building it from the source tree that holds CMakeLists.txt.
+
+    Takes about half a minute of one core. A library that is in use is replaced, never written into.
+    """
+    source = source or _PACKAGE.parents[2]
+    cmake = _cmake(source)
+    with tempfile.TemporaryDirectory(prefix="whet-build-") as folder:
+        _run([cmake, "-S", str(source), "-B", folder])
+        _run([cmake, "--build", folder, "--parallel"])
+        built = Path(folder) / _FILE_NAME
+        if not built.exists():
+            raise ConfigError(
+                what="the native operators were not built",
+                why="cmake found no C++ compiler that it can use (GCC or Clang)",
+                fix="install g++ or set CXX, then run: python -m whet.kernels.build",
+            )
+        staged = _PACKAGE / f".{_FILE_NAME}.new"
+        shutil.copy2(built, staged)
+        return staged.replace(_PACKAGE / _FILE_NAME)
+
+
+def _cmake(source: Path) -> str:
+    if not (source / "CMakeLists.txt").exists():
+        raise ConfigError(
+            what="there is no source tree to build from",
+            got=str(source),
+            why="only a checkout or an editable install holds CMakeLists.txt; a wheel brings the library itself",
+            fix="reinstall with: pip install --no-binary whet whet",
+        )
+    cmake = shutil.which("cmake")
+    if cmake is None:
+        raise ConfigError(what="cmake is missing", why="it runs the build", fix="run: pip install cmake")
+    return cmake
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 (our own cmake calls)
+    if done.returncode:
+        raise StorageError(
+            what="the build of the native operators failed",
+            got=(done.stdout + done.stderr)[-2000:],
+            why=f"{' '.join(command)} ended with {done.returncode}",
+            fix="mend what the compiler says, or go on without: plain torch runs instead",
+        )
+
+
+if __name__ == "__main__":
+    sys.stdout.write(f"{build()}\n")

@@ -1,0 +1,91 @@
+"""The gradient norm and AdamW over all tensors of a model in one native call each."""
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from whet.kernels import reference_fused as reference
+from whet.kernels import structs
+from whet.kernels.native_call import DTYPES, call
+from whet.kernels.library import library
+from whet.kernels.reference_fused import AdamWStep
+
+
+def squared_norm(tensors: Sequence[Tensor]) -> float:
+    """Return the sum of the squares of all elements of all tensors, summed in double: the same for any thread count."""
+    if not _native(tensors):
+        return reference.squared_norm(tensors)
+    result = ctypes.c_double()
+    grads, sizes, dtypes = _addresses(tensors), _sizes(tensors), _dtypes(tensors)
+    args = structs.GradNorm(len(tensors), _at(grads), _at(sizes), _at(dtypes), ctypes.pointer(result))
+    call("grad_norm", args)
+    return result.value
+
+
+class AdamWTensors:
+    """The tensors that one AdamW updates, with their addresses looked up once.
+
+    `params` are fp32 or bf16, `first` and `second` (m and v) fp32. `masters` are the fp32 values of bf16 parameters, or
+    None where a parameter is its own master.
+    """
+
+    def __init__(
+        self,
+        params: Sequence[Tensor],
+        first: Sequence[Tensor],
+        second: Sequence[Tensor],
+        masters: Sequence[Tensor | None] | None = None,
+    ) -> None:
+        self.params, self.first, self.second = list(params), list(first), list(second)
+        self.masters = list(masters) if masters is not None else [None] * len(self.params)
+        fixed = [*self.params, *self.first, *self.second, *(m for m in self.masters if m is not None)]
+        self._native = _native(fixed) and all(t.dtype == torch.float32 for t in fixed[len(self.params) :])
+        self._addresses = [_addresses(group) for group in (self.params, self.first, self.second, self.masters)]
+        self._sizes = _sizes(self.params)
+
+    def update(self, grads: Sequence[Tensor], rates: Sequence[tuple[float, float]], step: AdamWStep) -> None:
+        """Update parameters, masters and moments in place; `rates` holds (learning rate, weight decay) a tensor."""
+        if not (self._native and _native(grads) and _dtypes(grads)[:] == _dtypes(self.params)[:]):
+            self._update_plainly(grads, rates, step)
+            return
+        lr, decay = ((ctypes.c_float * len(rates))(*column) for column in zip(*rates, strict=True))
+        params, first, second, masters = self._addresses
+        addresses, dtypes = _addresses(grads), _dtypes(self.params)
+        args = structs.AdamW(len(grads), _at(self._sizes), _at(params), _at(dtypes), _at(addresses))
+        args.first, args.second, args.masters = _at(first), _at(second), _at(masters)
+        args.learning_rates, args.weight_decays = _at(lr), _at(decay)
+        args.beta1, args.beta2, args.eps, args.grad_scale = step.beta1, step.beta2, step.eps, step.grad_scale
+        args.correction1, args.correction2 = 1 - step.beta1**step.step, 1 - step.beta2**step.step
+        call("adamw", args)
+
+    def _update_plainly(self, grads: Sequence[Tensor], rates: Sequence[tuple[float, float]], step: AdamWStep) -> None:
+        updated = [param if master is None else master for param, master in zip(self.params, self.masters, strict=True)]
+        reference.adamw(list(zip(updated, grads, self.first, self.second, strict=True)), rates, step)
+        with torch.no_grad():
+            for param, master in zip(self.params, self.masters, strict=True):
+                if master is not None:
+                    param.copy_(master)
+
+
+def _native(tensors: Sequence[Tensor]) -> bool:
+    fits = all(t.device.type == "cpu" and t.dtype in DTYPES and t.is_contiguous() for t in tensors)
+    return fits and library() is not None
+
+
+def _addresses(tensors: Sequence[Tensor | None]) -> Any:
+    return (ctypes.c_void_p * len(tensors))(*(None if t is None else t.data_ptr() for t in tensors))
+
+
+def _sizes(tensors: Sequence[Tensor]) -> Any:
+    return (ctypes.c_int64 * len(tensors))(*(t.numel() for t in tensors))
+
+
+def _dtypes(tensors: Sequence[Tensor]) -> Any:
+    return (ctypes.c_int32 * len(tensors))(*(DTYPES[t.dtype] for t in tensors))
+
+
+def _at(array: Any) -> int:
+    return ctypes.addressof(array)

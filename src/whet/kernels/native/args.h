@@ -1,0 +1,204 @@
+// The arguments of every operator, as plain C structures: what crosses the border to Python (structs.py mirrors them).
+//
+// Activations are fp32 or bf16 (`dtype`), contiguous, rows of `width`; parameters, their gradients and statistics are
+// fp32. A null pointer means "not wanted" where the comment says so. All gradients are written, none accumulated.
+#pragma once
+
+#include <cstdint>
+
+namespace whet {
+
+enum Dtype : int32_t { kFloat32 = 0, kBfloat16 = 1 };
+
+// Keep an element iff its random word >= threshold, times scale. threshold 0: no dropout, slot and position unread.
+struct Mask {
+  uint64_t key;
+  uint32_t threshold;
+  float scale;
+  const int32_t* slot;      // (rows,)
+  const int32_t* position;  // (rows,)
+};
+
+struct Dropout {
+  int64_t rows, width;
+  int32_t dtype, reserved;
+  Mask mask;
+  const void* x;
+  void* y;
+};
+
+// sum = residual + dropout(x + linear_bias); y = normalised(sum) * weight + bias.
+struct AddNorm {
+  int64_t rows, width;
+  int32_t dtype, rms;  // rms: no mean, no bias
+  float eps;
+  int32_t reserved;
+  Mask mask;
+  const void* x;
+  const void* residual;      // null: 0
+  const float* linear_bias;  // null: 0
+  const float* weight;
+  const float* bias;  // null: 0
+  void* sum;          // null: not written (then residual and linear_bias are null and there is no dropout)
+  void* y;
+  float* mean;  // (rows,); unwritten under rms
+  float* rstd;  // (rows,)
+};
+
+struct AddNormBackward {
+  int64_t rows, width;
+  int32_t dtype, rms;
+  Mask mask;
+  const void* dy;
+  const void* dsum_in;  // gradient that reaches the sum by other ways; null: 0
+  const void* sum;
+  const float* mean;
+  const float* rstd;
+  const float* weight;
+  void* dsum;           // gradient of the residual (and of x + linear_bias where there is no dropout)
+  void* dx;             // null: not wanted
+  float* dweight;       // null: not wanted
+  float* dbias;         // null: not wanted
+  float* dlinear_bias;  // null: not wanted
+};
+
+enum Activation : int32_t { kGeluErf = 0, kGeluTanh = 1, kSilu = 2 };
+
+// y = act(x + bias)
+struct BiasAct {
+  int64_t rows, width;
+  int32_t dtype, kind;
+  const void* x;
+  const float* bias;  // null: 0
+  void* y;            // forward
+  const void* dy;     // backward
+  void* dx;
+  float* dbias;  // null: not wanted
+};
+
+// y = act(gate) * up; each operand has its own row stride (in elements), so both may be halves of one product.
+struct GatedAct {
+  int64_t rows, width;
+  int32_t dtype, kind;
+  const void* gate;
+  const void* up;
+  int64_t in_stride;
+  void* y;         // forward, contiguous
+  const void* dy;  // backward, contiguous
+  void* dgate;
+  void* dup;
+  int64_t grad_stride;
+};
+
+// A (tokens, heads, head_width) view; strides in elements, the last dimension contiguous.
+struct View {
+  void* data;
+  int64_t token_stride, head_stride;
+};
+
+struct Attention {
+  int64_t n_rows, heads, key_heads, head_width;
+  int32_t dtype, causal;
+  float scale;
+  uint32_t threshold;  // 0: no dropout on the weights
+  uint64_t key;
+  float keep_scale;
+  int32_t reserved;
+  const int32_t* row_starts;  // (n_rows + 1,)
+  const int32_t* row_slots;   // (n_rows,), unread without dropout
+  View q, k, v, out;
+  float* lse;  // (tokens, heads): log of the sum of exp of a query's scores
+  View dout, dq, dk, dv;  // backward
+};
+
+// One entry a tensor. The sum of squares of all entries is written to *result.
+struct GradNorm {
+  int64_t n_tensors;
+  const void* const* grads;
+  const int64_t* sizes;
+  const int32_t* dtypes;
+  double* result;
+};
+
+// AdamW (Loshchilov and Hutter 2019) over all tensors; grads are multiplied by grad_scale first.
+struct AdamW {
+  int64_t n_tensors;
+  const int64_t* sizes;
+  void* const* params;          // of dtypes[i]
+  const int32_t* dtypes;        // of params and grads
+  const void* const* grads;     // of dtypes[i]
+  float* const* first;          // m
+  float* const* second;         // v
+  float* const* masters;        // fp32 copy of a bf16 parameter; null array or null entry: params are the master
+  const float* learning_rates;  // (n_tensors,)
+  const float* weight_decays;   // (n_tensors,)
+  float beta1, beta2, eps, grad_scale;
+  double correction1, correction2;  // 1 - beta ** step
+};
+
+// y = dropout(LayerNorm(word[ids] + position[position_ids] + type[type_ids])), tables fp32.
+struct Embed {
+  int64_t rows, width;
+  int32_t dtype;
+  float eps;
+  Mask mask;
+  const int64_t* ids[3];  // null: that table is not used
+  const float* tables[3];
+  const float* weight;
+  const float* bias;
+  void* y;
+  float* mean;
+  float* rstd;
+};
+
+struct EmbedBackward {
+  int64_t rows, width;
+  int32_t dtype, reserved;
+  Mask mask;
+  const int64_t* ids[3];
+  const float* tables[3];
+  const float* weight;
+  const float* mean;
+  const float* rstd;
+  const void* dy;
+  float* dsum;      // (rows, width): gradient of the sum, to be scattered
+  float* dweight;
+  float* dbias;
+};
+
+// table_grad[id] = the sum of the values of that id, added in the order of the rows, whatever the number of threads.
+struct Scatter {
+  int64_t rows, width;
+  int64_t padding_id;  // rows of this id are left out; -1: none
+  const int64_t* ids;
+  const float* values;
+  float* table_grad;      // (entries, width)
+  const int64_t* order;   // (rows,): a stable sort of the rows by id
+  const int64_t* clear;   // (n_clear,): entries to zero first
+  int64_t n_clear;
+};
+
+#define WHET_OPERATORS(X)                      \
+  X(dropout, Dropout)                          \
+  X(add_norm, AddNorm)                         \
+  X(add_norm_backward, AddNormBackward)        \
+  X(bias_act, BiasAct)                         \
+  X(bias_act_backward, BiasAct)                \
+  X(gated_act, GatedAct)                       \
+  X(gated_act_backward, GatedAct)              \
+  X(attention, Attention)                      \
+  X(attention_backward, Attention)             \
+  X(grad_norm, GradNorm)                       \
+  X(adamw, AdamW)                              \
+  X(embed, Embed)                              \
+  X(embed_backward, EmbedBackward)             \
+  X(scatter, Scatter)
+
+// What one instruction set offers.
+struct Table {
+#define WHET_MEMBER(name, Args) void (*name)(const Args&);
+  WHET_OPERATORS(WHET_MEMBER)
+#undef WHET_MEMBER
+};
+
+}  // namespace whet

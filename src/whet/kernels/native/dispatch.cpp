@@ -1,0 +1,73 @@
+// The C interface of the library: each operator goes to the best instruction set that this processor has.
+#include <cstdlib>
+#include <cstring>
+
+#include "args.h"
+
+#define WHET_EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace whet {
+
+#define WHET_TABLE(name)        \
+  namespace name {              \
+  extern const Table table;     \
+  }
+#ifdef WHET_X86
+WHET_TABLE(x86_64_v4)
+WHET_TABLE(x86_64_v3)
+#endif
+WHET_TABLE(baseline)
+
+namespace {
+
+struct Isa {
+  const char* name;
+  const Table* table;
+};
+
+bool supports_v3() {
+#ifdef WHET_X86
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") &&
+         __builtin_cpu_supports("bmi2");
+#else
+  return false;
+#endif
+}
+
+bool supports_v4() {
+#ifdef WHET_X86
+  return supports_v3() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+#else
+  return false;
+#endif
+}
+
+// WHET_ISA names the best set that may be used: v4, v3 or baseline. What the processor lacks is never used.
+Isa choose() {
+#ifdef WHET_X86
+  const char* most = std::getenv("WHET_ISA");
+  const bool v3_allowed = !most || std::strcmp(most, "baseline") != 0;
+  const bool v4_allowed = v3_allowed && (!most || std::strcmp(most, "v3") != 0);
+  if (v4_allowed && supports_v4()) return {"x86-64-v4", &x86_64_v4::table};
+  if (v3_allowed && supports_v3()) return {"x86-64-v3", &x86_64_v3::table};
+  return {"x86-64", &baseline::table};
+#else
+  return {"baseline", &baseline::table};
+#endif
+}
+
+const Isa& chosen() {
+  static const Isa isa = choose();
+  return isa;
+}
+
+}  // namespace
+}  // namespace whet
+
+WHET_EXPORT const char* whet_isa() { return whet::chosen().name; }
+
+#define WHET_ENTRY_POINT(name, Args)                                                       \
+  WHET_EXPORT void whet_##name(const whet::Args* args) { whet::chosen().table->name(*args); } \
+  WHET_EXPORT size_t whet_sizeof_##name() { return sizeof(whet::Args); }
+WHET_OPERATORS(WHET_ENTRY_POINT)

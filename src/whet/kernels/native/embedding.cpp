@@ -1,0 +1,120 @@
+// The sum of up to three embeddings, LayerNorm and dropout in one pass; gradients go to the touched entries only.
+#include "columns.h"
+#include "operators.h"
+#include "philox.h"
+
+namespace whet {
+namespace WHET_ISA {
+namespace {
+
+constexpr int kTables = 3;
+
+// Writes the sum of one token's embeddings to `values`; returns its total.
+template <class Args>
+VF gather(const Args& a, int64_t row, float* values) {
+  VF total = VF{};
+  for_vectors(a.width, [&](int64_t c, int n) {
+    VF v = VF{};
+    for (int t = 0; t < kTables; ++t)
+      if (a.ids[t]) v += get(a.tables[t] + a.ids[t][row] * a.width + c, n);
+    store(values + c, v);
+    total += v;
+  });
+  return total;
+}
+
+float mean_square(const float* values, int64_t width, float mean) {
+  VF total = VF{};
+  for_vectors(width, [&](int64_t c, int n) {
+    VF d = load(values + c) - splat(mean);
+    if (n < W) d = select(lane_numbers() < splat_i(n), d, VF{});
+    total += d * d;
+  });
+  return lane_sum(total) / static_cast<float>(width);
+}
+
+template <class T>
+void forward(const Embed& a) {
+#pragma omp parallel
+  {
+    float* values = scratch(static_cast<size_t>(a.width + W));
+#pragma omp for schedule(static)
+    for (int64_t r = 0; r < a.rows; ++r) {
+      RowMask mask(a.mask, r);
+      const float mean = lane_sum(gather(a, r, values)) / static_cast<float>(a.width);
+      const float rstd = 1.0f / __builtin_sqrtf(mean_square(values, a.width, mean) + a.eps);
+      a.mean[r] = mean;
+      a.rstd[r] = rstd;
+      T* y = static_cast<T*>(a.y) + r * a.width;
+      for_vectors(a.width, [&](int64_t c, int n) {
+        const VF hat = (load(values + c) - splat(mean)) * splat(rstd);
+        put(y + c, mask.apply(hat * get(a.weight + c, n) + get(a.bias + c, n), c), n);
+      });
+    }
+  }
+}
+
+// Leaves the gradient behind the dropout in `dsum` (as a first step) and adds to the sums of weight and bias.
+template <class T>
+void backward_row(const EmbedBackward& a, int64_t r, float* hat, float* dweight, float* dbias) {
+  RowMask mask(a.mask, r);
+  const T* dy = static_cast<const T*>(a.dy) + r * a.width;
+  float* dsum = a.dsum + r * a.width;
+  const float mean = a.mean[r], rstd = a.rstd[r];
+  gather(a, r, hat);
+  VF total_g = VF{}, total_gx = VF{};
+  for_vectors(a.width, [&](int64_t c, int n) {
+    const VF grad = mask.apply(get(dy + c, n), c);
+    const VF x = (load(hat + c) - splat(mean)) * splat(rstd);
+    const VF g = grad * get(a.weight + c, n);
+    store(hat + c, x);
+    store(dweight + c, load(dweight + c) + grad * x);
+    store(dbias + c, load(dbias + c) + grad);
+    put(dsum + c, g, n);
+    total_g += g;
+    total_gx += g * x;
+  });
+  const float mean_g = lane_sum(total_g) / static_cast<float>(a.width);
+  const float mean_gx = lane_sum(total_gx) / static_cast<float>(a.width);
+  for_vectors(a.width, [&](int64_t c, int n) {
+    put(dsum + c, (get(dsum + c, n) - splat(mean_g) - load(hat + c) * splat(mean_gx)) * splat(rstd), n);
+  });
+}
+
+template <class T>
+void backward(const EmbedBackward& a) {
+  const Chunks chunks(a.rows);
+  ColumnSums sums(chunks, a.width, 3);  // the third is no sum: it is a chunk's working row
+#pragma omp parallel for schedule(static)
+  for (int64_t chunk = 0; chunk < chunks.count; ++chunk) {
+    float *dweight = sums.start(chunk, 0), *dbias = sums.start(chunk, 1), *hat = sums.start(chunk, 2);
+    for (int64_t r = chunks.begin(chunk); r < chunks.end(chunk); ++r) backward_row<T>(a, r, hat, dweight, dbias);
+  }
+  sums.total(0, a.dweight);
+  sums.total(1, a.dbias);
+}
+
+}  // namespace
+
+void embed(const Embed& a) { a.dtype == kBfloat16 ? forward<bf16>(a) : forward<float>(a); }
+
+void embed_backward(const EmbedBackward& a) { a.dtype == kBfloat16 ? backward<bf16>(a) : backward<float>(a); }
+
+void scatter(const Scatter& a) {
+#pragma omp parallel for schedule(static)
+  for (int64_t i = 0; i < a.n_clear; ++i)
+    std::memset(a.table_grad + a.clear[i] * a.width, 0, static_cast<size_t>(a.width) * sizeof(float));
+#pragma omp parallel for schedule(dynamic, 16)
+  for (int64_t i = 0; i < a.rows; ++i) {
+    const int64_t id = a.ids[a.order[i]];
+    if (id == a.padding_id || (i > 0 && a.ids[a.order[i - 1]] == id)) continue;  // not the first of its id
+    float* to = a.table_grad + id * a.width;
+    for (int64_t j = i; j < a.rows && a.ids[a.order[j]] == id; ++j) {
+      const float* from = a.values + a.order[j] * a.width;
+      for_vectors(a.width, [&](int64_t c, int n) { put(to + c, get(to + c, n) + get(from + c, n), n); });
+    }
+  }
+}
+
+}  // namespace WHET_ISA
+}  // namespace whet

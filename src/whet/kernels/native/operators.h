@@ -1,0 +1,14 @@
+// The operators of one instruction set, as defined in the .cpp files beside it.
+#pragma once
+
+#include "args.h"
+
+namespace whet {
+namespace WHET_ISA {
+
+#define WHET_DECLARE(name, Args) void name(const Args& a);
+WHET_OPERATORS(WHET_DECLARE)
+#undef WHET_DECLARE
+
+}  // namespace WHET_ISA
+}  // namespace whet

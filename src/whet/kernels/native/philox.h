@@ -1,0 +1,83 @@
+// Philox-4x32 with 7 rounds (Salmon et al. 2011), 64 words at a time, laid out for vectors.
+//
+// The lanes l = 0..15 of a block hold the counters (16 * block + l, c1, c2, c3); word w of lane l belongs to element
+// 64 * block + 16 * w + l. So the words of a block are the masks of 64 neighbouring elements, in order.
+#pragma once
+
+#include "args.h"
+#include "vec.h"
+
+namespace whet {
+namespace WHET_ISA {
+
+constexpr int kBlock = 64;                      // elements that one block serves
+constexpr int kPairs = 16 / W > 0 ? 16 / W : 1;  // vectors of 16 lanes in all
+constexpr uint32_t kM0 = 0xD2511F53u, kM1 = 0xCD9E8D57u;
+constexpr uint32_t kWeyl0 = 0x9E3779B9u, kWeyl1 = 0xBB67AE85u;
+constexpr int kRounds = 7;
+
+// The four words of a counter; each 64-bit lane holds one word in its low half, its high half is noise.
+struct Words {
+  VL c0, c1, c2, c3;
+};
+
+WHET_INLINE VL splat_l(uint64_t x) { return x + VL{}; }
+
+WHET_INLINE void round_of(Words& s, uint32_t k0, uint32_t k1) {
+  const VL p0 = multiply_low_words(s.c0, splat_l(kM0));
+  const VL p1 = multiply_low_words(s.c2, splat_l(kM1));
+  s.c0 = (p1 >> 32) ^ s.c1 ^ splat_l(k0);
+  s.c1 = p1;
+  s.c2 = (p0 >> 32) ^ s.c3 ^ splat_l(k1);
+  s.c3 = p0;
+}
+
+WHET_INLINE Words philox(VL counter, uint32_t c1, uint32_t c2, uint32_t c3, uint64_t key) {
+  Words s{counter, splat_l(c1), splat_l(c2), splat_l(c3)};
+  uint32_t k0 = static_cast<uint32_t>(key), k1 = static_cast<uint32_t>(key >> 32);
+  for (int r = 0; r < kRounds; ++r, k0 += kWeyl0, k1 += kWeyl1) round_of(s, k0, k1);
+  return s;
+}
+
+WHET_INLINE VU interleave(VL even, VL odd) {
+  return reinterpret_cast<VU>((even & 0xFFFFFFFFu) | (odd << 32));
+}
+
+// Even and odd lanes run apart, because a widening product takes every other lane: no shuffle is needed before the end.
+static __attribute__((noinline)) void random_block(uint32_t block, uint32_t c1, uint32_t c2, uint32_t c3, uint64_t key,
+                                                   uint32_t* words) {
+  VL lanes;
+  for (int i = 0; i < W / 2; ++i) lanes[i] = 2 * i;
+  for (int v = 0; v < kPairs; ++v) {
+    const VL first = lanes + (16ull * block + static_cast<uint64_t>(v) * W);
+    const Words even = philox(first, c1, c2, c3, key);
+    const Words odd = philox(first + 1, c1, c2, c3, key);
+    store(words + 0 + v * W, interleave(even.c0, odd.c0));
+    store(words + 16 + v * W, interleave(even.c1, odd.c1));
+    store(words + 32 + v * W, interleave(even.c2, odd.c2));
+    store(words + 48 + v * W, interleave(even.c3, odd.c3));
+  }
+}
+
+// The dropout mask of one token of a hidden state: a function of (slot, position, channel).
+struct RowMask {
+  const Mask& mask;
+  uint32_t slot, position;
+  alignas(64) uint32_t words[kBlock];
+
+  RowMask(const Mask& m, int64_t token)
+      : mask(m),
+        slot(m.threshold ? static_cast<uint32_t>(m.slot[token]) : 0),
+        position(m.threshold ? static_cast<uint32_t>(m.position[token]) : 0) {}
+
+  // Elements [c, c + W) times their factor, 0 or 1 / (1 - p). Call with c rising from 0 in steps of W.
+  WHET_INLINE_MEMBER VF apply(VF x, int64_t c) {
+    if (mask.threshold == 0) return x;
+    if (c % kBlock == 0) random_block(static_cast<uint32_t>(c / kBlock), position, slot, 0, mask.key, words);
+    const VI keep = reinterpret_cast<VI>(load(words + c % kBlock) >= splat_u(mask.threshold));
+    return select(keep, x * splat(mask.scale), VF{});
+  }
+};
+
+}  // namespace WHET_ISA
+}  // namespace whet

@@ -1,0 +1,11 @@
+// Working memory of the calling thread, kept between calls so that pages are faulted in once.
+#pragma once
+
+#include <cstddef>
+
+namespace whet {
+
+// At least n floats, aligned to 64 bytes, valid until this thread asks again. Ends the process when there is no memory.
+float* scratch(size_t n);
+
+}  // namespace whet

@@ -1,0 +1,53 @@
+"""How tensors become arguments of the native operators."""
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from whet.kernels import structs
+from whet.kernels.library import Library, library
+from whet.kernels.random import keep_threshold
+from whet.kernels.reference_fused import Drop
+
+DTYPES = {torch.float32: structs.FLOAT32, torch.bfloat16: structs.BFLOAT16}
+
+
+def native_for(*tensors: Tensor | None) -> Library | None:
+    """Return the library if it can work on these tensors: all on the CPU and of one dtype, fp32 or bf16."""
+    given = [tensor for tensor in tensors if tensor is not None]
+    fits = all(tensor.device.type == "cpu" and tensor.dtype == given[0].dtype for tensor in given)
+    return library() if fits and given[0].dtype in DTYPES else None
+
+
+def ptr(tensor: Tensor | None) -> int | None:
+    """Return the address of the tensor's data. The caller keeps the tensor alive until the operator has returned."""
+    return None if tensor is None else tensor.data_ptr()
+
+
+def call(name: str, args: ctypes.Structure) -> None:
+    """Run one operator of the library."""
+    found = library()
+    assert found is not None  # callers ask native_for first
+    found.call(name, args)
+
+
+def mask_of(drop: Drop | None, n_rows: int) -> structs.Mask:
+    """Return the dropout mask's arguments for a hidden state of n_rows tokens."""
+    if drop is None or drop.p == 0.0:
+        return structs.Mask()
+    place = drop.place
+    assert place.slots.dtype == place.positions.dtype == torch.int32
+    assert place.slots.numel() == place.positions.numel() == n_rows
+    low, high = drop.key
+    return structs.Mask(low | high << 32, keep_threshold(drop.p), drop.keep_scale, ptr(place.slots), ptr(place.positions))
+
+
+def float32(tensor: Tensor | None) -> Tensor | None:
+    """Return a parameter as the native operators take it: fp32 and contiguous."""
+    return None if tensor is None else tensor.detach().float().contiguous()
+
+
+def rows_of(x: Tensor) -> int:
+    """Return how many rows of the last dimension x has."""
+    return x.numel() // x.shape[-1] if x.numel() else 0

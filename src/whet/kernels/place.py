@@ -1,0 +1,64 @@
+"""Where in a run a forward pass stands: what dropout masks are keyed by and which rows attention may see."""
+
+from contextlib import contextmanager
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Place:
+    """One micro-batch of rows, end to end, and its place in the run.
+
+    `slots` and `positions` (N,) say for each token its row's place in the step's global batch and its own place in the
+    row; `row_starts` (rows + 1,) where rows begin; `row_slots` (rows,) the rows' places. All int32.
+    """
+
+    seed: int
+    step: int
+    slots: Tensor
+    positions: Tensor
+    row_starts: Tensor
+    row_slots: Tensor
+
+
+class Placement:
+    """The place of the forward pass that is running now; one object shared by all sites of one model."""
+
+    def __init__(self) -> None:
+        self.now: Place | None = None
+        self._calls: dict[int, int] = {}
+
+    @contextmanager
+    def at(self, place: Place) -> Iterator[None]:
+        """Run the block as the forward pass of this micro-batch."""
+        self.now, self._calls = place, {}
+        try:
+            yield
+        finally:
+            self.now = None
+
+    def site(self, number: int, n_sites: int) -> int:
+        """Return the number of this use of a site: a layer that a model runs several times counts anew each time."""
+        call = self._calls.get(number, 0)
+        self._calls[number] = call + 1
+        return number + n_sites * call
+
+
+@dataclass(frozen=True)
+class Site:
+    """One place in a model where random masks are used."""
+
+    placement: Placement
+    number: int
+    n_sites: int
+
+    @property
+    def place(self) -> Place | None:
+        """The running forward pass; None outside of whet's own passes."""
+        return self.placement.now
+
+    def use(self) -> int:
+        """Return the number of this use, for the mask's key."""
+        return self.placement.site(self.number, self.n_sites)

@@ -1,0 +1,79 @@
+"""Random bits as a function of where they are used: Philox-4x32 keyed by (seed, step, site).
+
+No generator state exists, so a mask depends neither on padding, packing, accumulation, ranks or threads, nor on what
+was drawn before; a recomputed block sees the mask of its first pass, and a resumed run needs only the step's number.
+Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011, section 3.2.
+"""
+
+import torch
+from torch import Tensor
+
+ROUNDS = 7  # the paper's smallest round count of Philox-4x32 that passes BigCrush
+LANES = 16  # one AVX-512 register of 32-bit words: word w of lane l in block b serves channel 64 b + 16 w + l
+_BLOCK = 4 * LANES
+_MASK32 = 0xFFFFFFFF
+_MASK64 = 0xFFFFFFFFFFFFFFFF
+
+
+def stream_key(seed: int, step: int, site: int) -> tuple[int, int]:
+    """Return the two 32-bit key words of one operator's stream in one optimizer step."""
+    key = _mix(_mix(_mix(seed & _MASK64) ^ step) ^ site)
+    return key & _MASK32, key >> 32
+
+
+def keep_threshold(p: float) -> int:
+    """Return the 32-bit word from which on an element is kept under dropout probability `p`."""
+    return int(p * 2.0**32)
+
+
+def hidden_bits(key: tuple[int, int], slots: Tensor, positions: Tensor, width: int) -> Tensor:
+    """Return 32 random bits a channel for tokens at (row slot, position), as (N, width) int64.
+
+    `slots` and `positions` are (N,): the row's place in the step's global batch, and the token's place in its row.
+    """
+    zero = torch.zeros((), dtype=torch.int64, device=slots.device)
+    return _bits(key, positions.long().view(-1, 1), slots.long().view(-1, 1), zero, width)
+
+
+def attention_bits(
+    key: tuple[int, int], slot: int, heads: int, n_queries: int, n_keys: int, *, device: torch.device
+) -> Tensor:
+    """Return 32 random bits a weight for the attention of one row, as (heads, queries, keys) int64."""
+    query = torch.arange(n_queries, device=device).view(1, -1, 1)
+    head = torch.arange(1, heads + 1, device=device).view(-1, 1, 1)
+    return _bits(key, query, torch.tensor(slot, device=device), head, n_keys)
+
+
+def _bits(key: tuple[int, int], c1: Tensor, c2: Tensor, c3: Tensor, width: int) -> Tensor:
+    """Return (..., width) words, where the leading shape is the broadcast of c1, c2, c3 (each ends in a 1-dim or is 0-d)."""
+    n_blocks = -(-width // _BLOCK)
+    c0 = torch.arange(n_blocks * LANES, device=c1.device)
+    words = _philox(c0, c1, c2, c3, key)
+    blocks = [word.unflatten(-1, (n_blocks, LANES)) for word in torch.broadcast_tensors(*words)]
+    return torch.stack(blocks, dim=-2).flatten(-3)[..., :width]
+
+
+def _philox(c0: Tensor, c1: Tensor, c2: Tensor, c3: Tensor, key: tuple[int, int]) -> tuple[Tensor, ...]:
+    """Return the four output words; all words are int64 in [0, 2^32).
+
+    A 64-bit product that wraps to negative still holds the right 64 bits, so shift-and-mask reads its halves.
+    """
+    k0, k1 = key
+    for _ in range(ROUNDS):
+        low, high = c0 * 0xD2511F53, c2 * 0xCD9E8D57
+        c0, c1, c2, c3 = (
+            (high >> 32 & _MASK32) ^ c1 ^ k0,
+            high & _MASK32,
+            (low >> 32 & _MASK32) ^ c3 ^ k1,
+            low & _MASK32,
+        )
+        k0, k1 = (k0 + 0x9E3779B9) & _MASK32, (k1 + 0xBB67AE85) & _MASK32
+    return c0, c1, c2, c3
+
+
+def _mix(x: int) -> int:
+    """One step of splitmix64 (Steele, Lea, Flood, OOPSLA 2014): a bijection of 64-bit words that mixes every bit."""
+    x = (x + 0x9E3779B97F4A7C15) & _MASK64
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & _MASK64
+    x = (x ^ x >> 27) * 0x94D049BB133111EB & _MASK64
+    return x ^ x >> 31

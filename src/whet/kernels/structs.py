@@ -1,0 +1,172 @@
+"""The argument structures of the native operators: the mirror of native/args.h, field by field."""
+
+import ctypes
+from ctypes import POINTER, c_double, c_float, c_int32, c_int64, c_uint32, c_uint64, c_void_p
+from typing import Any, ClassVar
+
+FLOAT32, BFLOAT16 = 0, 1
+GELU_ERF, GELU_TANH, SILU = 0, 1, 2
+
+
+class Mask(ctypes.Structure):
+    """Which elements of a hidden state dropout keeps; all zero: all of them."""
+
+    _fields_: ClassVar[list[Any]] = [
+        ("key", c_uint64),
+        ("threshold", c_uint32),
+        ("scale", c_float),
+        ("slot", c_void_p),
+        ("position", c_void_p),
+    ]
+
+
+class View(ctypes.Structure):
+    """A (tokens, heads, head width) tensor; strides in elements."""
+
+    _fields_: ClassVar[list[Any]] = [("data", c_void_p), ("token_stride", c_int64), ("head_stride", c_int64)]
+
+
+def _fields(*groups: tuple[str, Any]) -> list[tuple[str, Any]]:
+    """Return ctypes fields from ("names with blanks", type) pairs."""
+    return [(name, kind) for names, kind in groups for name in names.split()]
+
+
+class Dropout(ctypes.Structure):
+    """Arguments of `whet_dropout`."""
+
+    _fields_: ClassVar[list[Any]] = _fields(
+        ("rows width", c_int64), ("dtype reserved", c_int32), ("mask", Mask), ("x y", c_void_p)
+    )
+
+
+class AddNorm(ctypes.Structure):
+    """Arguments of `whet_add_norm`."""
+
+    _fields_: ClassVar[list[Any]] = _fields(
+        ("rows width", c_int64),
+        ("dtype rms", c_int32),
+        ("eps", c_float),
+        ("reserved", c_int32),
+        ("mask", Mask),
+        ("x residual linear_bias weight bias sum y mean rstd", c_void_p),
+    )
+
+
+class AddNormBackward(ctypes.Structure):
+    """Arguments of `whet_add_norm_backward`."""
+
+    _fields_: ClassVar[list[Any]] = _fields(
+        ("rows width", c_int64),
+        ("dtype rms", c_int32),
+        ("mask", Mask),
+        ("dy dsum_in sum mean rstd weight dsum dx dweight dbias dlinear_bias", c_void_p),
+    )
+
+
+class BiasAct(ctypes.Structure):
+    """Arguments of `whet_bias_act` and its backward."""
+
+    _fields_: ClassVar[list[Any]] = _fields(
+        ("rows width", c_int64), ("dtype kind", c_int32), ("x bias y dy dx dbias", c_void_p)
+    )
+
+
+class GatedAct(ctypes.Structure):
+    """Arguments of `whet_gated_act` and its backward."""
+
+    _fields_: ClassVar[list[Any]] = _fields(
+        ("rows width", c_int64),
+        ("dtype kind", c_int32),
+        ("gate up", c_void_p),
+        ("in_stride", c_int64),
+        ("y dy dgate dup", c_void_p),
+        ("grad_stride", c_int64),
+    )
+
+
+class Attention(ctypes.Structure):
+    """Arguments of `whet_attention` and its backward."""
+
+    _fields_: ClassVar[list[Any]] = _fields(
+        ("n_rows heads key_heads head_width", c_int64),
+        ("dtype causal", c_int32),
+        ("scale", c_float),
+        ("threshold", c_uint32),
+        ("key", c_uint64),
+        ("keep_scale", c_float),
+        ("reserved", c_int32),
+        ("row_starts row_slots", c_void_p),
+        ("q k v out", View),
+        ("lse", c_void_p),
+        ("dout dq dk dv", View),
+    )
+
+
+class GradNorm(ctypes.Structure):
+    """Arguments of `whet_grad_norm`."""
+
+    _fields_: ClassVar[list[Any]] = _fields(
+        ("n_tensors", c_int64), ("grads sizes dtypes", c_void_p), ("result", POINTER(c_double))
+    )
+
+
+class AdamW(ctypes.Structure):
+    """Arguments of `whet_adamw`."""
+
+    _fields_: ClassVar[list[Any]] = _fields(
+        ("n_tensors", c_int64),
+        ("sizes params dtypes grads first second masters learning_rates weight_decays", c_void_p),
+        ("beta1 beta2 eps grad_scale", c_float),
+        ("correction1 correction2", c_double),
+    )
+
+
+class Embed(ctypes.Structure):
+    """Arguments of `whet_embed`."""
+
+    _fields_: ClassVar[list[Any]] = _fields(
+        ("rows width", c_int64),
+        ("dtype", c_int32),
+        ("eps", c_float),
+        ("mask", Mask),
+        ("ids tables", c_void_p * 3),
+        ("weight bias y mean rstd", c_void_p),
+    )
+
+
+class EmbedBackward(ctypes.Structure):
+    """Arguments of `whet_embed_backward`."""
+
+    _fields_: ClassVar[list[Any]] = _fields(
+        ("rows width", c_int64),
+        ("dtype reserved", c_int32),
+        ("mask", Mask),
+        ("ids tables", c_void_p * 3),
+        ("weight mean rstd dy dsum dweight dbias", c_void_p),
+    )
+
+
+class Scatter(ctypes.Structure):
+    """Arguments of `whet_scatter`."""
+
+    _fields_: ClassVar[list[Any]] = _fields(
+        ("rows width padding_id", c_int64), ("ids values table_grad order clear", c_void_p), ("n_clear", c_int64)
+    )
+
+
+OPERATORS: dict[str, type[ctypes.Structure]] = {
+    "dropout": Dropout,
+    "add_norm": AddNorm,
+    "add_norm_backward": AddNormBackward,
+    "bias_act": BiasAct,
+    "bias_act_backward": BiasAct,
+    "gated_act": GatedAct,
+    "gated_act_backward": GatedAct,
+    "attention": Attention,
+    "attention_backward": Attention,
+    "grad_norm": GradNorm,
+    "adamw": AdamW,
+    "embed": Embed,
+    "embed_backward": EmbedBackward,
+    "scatter": Scatter,
+}

@@ -1,0 +1,46 @@
+"""How each model family answers a method: which can run packed, and how it counts positions."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import nn
+
+
+@dataclass(frozen=True)
+class Family:
+    """What whet knows about one `model_type` of transformers."""
+
+    position_offset: Callable[[nn.Module], int]
+    """The first position id of a row."""
+    attention: tuple[str, ...]
+    """Class names of the modules that call transformers' AttentionInterface."""
+
+
+def _from_zero(_: nn.Module) -> int:
+    return 0
+
+
+def _after_padding(model: nn.Module) -> int:
+    """RoBERTa's embeddings number positions from padding_idx + 1 (fairseq's make_positions)."""
+    return int(model.config.pad_token_id) + 1  # pyright: ignore[reportAttributeAccessIssue]
+
+
+FAMILIES: dict[str, Family] = {
+    "albert": Family(_from_zero, ("AlbertAttention",)),
+    "bert": Family(_from_zero, ("BertSelfAttention",)),
+    "distilbert": Family(_from_zero, ("DistilBertSelfAttention",)),
+    "electra": Family(_from_zero, ("ElectraSelfAttention",)),
+    "roberta": Family(_after_padding, ("RobertaSelfAttention",)),
+    "xlm-roberta": Family(_after_padding, ("XLMRobertaSelfAttention",)),
+}
+
+
+def family_of(model: nn.Module) -> Family | None:
+    """Return the family of the model, or None where whet knows none: such a model runs padded.
+
+    A decoder of a known family (`is_decoder`) counts as unknown: its attention is causal.
+    """
+    config = getattr(model, "config", None)
+    if getattr(config, "is_decoder", False):
+        return None
+    return FAMILIES.get(getattr(config, "model_type", ""))

@@ -1,0 +1,225 @@
+"""What is minimised: how rows become a batch, and a batch a sum of losses over its targets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from whet.data.batch import Batch, pack, rows_of
+from whet.errors import ConfigError, DataError
+from whet.kernels.random import stream_key
+from whet.models.packed import PackedModel, prepare
+
+SPAN_LABELS = ("start_positions", "end_positions")
+IGNORED = -100
+Collate = Callable[[list[Any]], Mapping[str, Any]]
+
+
+class Objective(Protocol):
+    """One way to train a model on rows."""
+
+    packed: bool
+    """Whether batches run without padding."""
+
+    def batch(self, dataset: Any, rows: Sequence[int] | np.ndarray, first_slot: int) -> Batch:
+        """Return these rows of the data set as a micro-batch."""
+        ...
+
+    def count(self, batch: Batch) -> int:
+        """Return how many targets the batch's loss is a sum over."""
+        ...
+
+    def forward(self, batch: Batch, *, seed: int, step: int) -> Any:
+        """Return the model's output for the batch."""
+        ...
+
+    def loss_sum(self, output: Any, batch: Batch) -> Tensor:
+        """Return the sum of the losses of the batch's targets, () float32."""
+        ...
+
+    def logits(self, output: Any, batch: Batch) -> tuple[np.ndarray, ...]:
+        """Return the output's predictions as arrays (rows, ...), places that are no token filled with -100."""
+        ...
+
+
+class SpanObjective:
+    """What packed and padded question answering share: cross entropy of each row's start and end over its own tokens.
+
+    Unlike in transformers' heads, padding takes no part in the softmax: the loss does not depend on it.
+    """
+
+    def count(self, batch: Batch) -> int:
+        missing = [name for name in SPAN_LABELS if name not in batch.labels]
+        if missing:
+            raise DataError(
+                what="the rows hold no answer positions",
+                got=sorted(batch.labels),
+                why="a question answering model learns from start_positions and end_positions",
+                fix=f"add the columns {' and '.join(missing)} to the data set",
+            )
+        return batch.n_rows
+
+    def span_logits(self, output: Any, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Return start and end logits (N,) of the real tokens, rows end to end, and where rows begin (rows + 1,)."""
+        raise NotImplementedError
+
+    def loss_sum(self, output: Any, batch: Batch) -> Tensor:
+        start, end, row_starts = self.span_logits(output, batch)
+        losses = _row_cross_entropy(start, batch.labels["start_positions"], row_starts)
+        return (losses + _row_cross_entropy(end, batch.labels["end_positions"], row_starts)).sum() / 2
+
+    def logits(self, output: Any, batch: Batch) -> tuple[np.ndarray, ...]:
+        start, end, row_starts = self.span_logits(output, batch)
+        return tuple(_to_rows(side, row_starts, IGNORED).float().cpu().numpy() for side in (start, end))
+
+
+class PackedSpans(SpanObjective):
+    """Extractive question answering without padding."""
+
+    packed = True
+
+    def __init__(self, model: PackedModel, padded_length: int | None = None) -> None:
+        self.model = model
+        self.padded_length = padded_length
+
+    def batch(self, dataset: Any, rows: Sequence[int] | np.ndarray, first_slot: int) -> Batch:
+        return pack(
+            rows_of(dataset, rows),
+            first_slot=first_slot,
+            position_offset=self.model.position_offset,
+            padded_length=self.padded_length,
+        )
+
+    def forward(self, batch: Batch, *, seed: int, step: int) -> Any:
+        return self.model(batch, seed=seed, step=step)
+
+    def span_logits(self, output: Any, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        assert batch.row_starts is not None
+        return output.start_logits[0], output.end_logits[0], batch.row_starts
+
+
+class PaddedSpans(SpanObjective):
+    """Extractive question answering for models that only know padded batches."""
+
+    packed = False
+
+    def __init__(self, model: nn.Module, collate: Collate) -> None:
+        self.model = model
+        self.collate = collate
+
+    def batch(self, dataset: Any, rows: Sequence[int] | np.ndarray, first_slot: int) -> Batch:
+        return _collated(self.collate, [dataset[int(row)] for row in rows], first_slot, SPAN_LABELS)
+
+    def forward(self, batch: Batch, *, seed: int, step: int) -> Any:
+        return _seeded(self.model, batch, seed, step)
+
+    def span_logits(self, output: Any, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        mask = batch.inputs["attention_mask"].bool()
+        row_starts = torch.cat([mask.new_zeros(1, dtype=torch.int32), mask.sum(1, dtype=torch.int32).cumsum(0)])
+        return output.start_logits[mask], output.end_logits[mask], row_starts
+
+
+class OwnLoss:
+    """Any module that returns its own mean loss, on batches that a collator pads."""
+
+    packed = False
+
+    def __init__(self, model: nn.Module, collate: Collate) -> None:
+        self.model = model
+        self.collate = collate
+
+    def batch(self, dataset: Any, rows: Sequence[int] | np.ndarray, first_slot: int) -> Batch:
+        return _collated(self.collate, [dataset[int(row)] for row in rows], first_slot, ())
+
+    def count(self, batch: Batch) -> int:
+        """Return the targets that the model's mean runs over: token labels other than -100, or else the rows."""
+        labels = batch.inputs.get("labels")
+        if isinstance(labels, Tensor) and not labels.is_floating_point() and labels.dim() > 1:
+            return int((labels != IGNORED).sum())
+        return batch.n_rows
+
+    def forward(self, batch: Batch, *, seed: int, step: int) -> Any:
+        return _seeded(self.model, batch, seed, step)
+
+    def loss_sum(self, output: Any, batch: Batch) -> Tensor:
+        return loss_of(output).float() * self.count(batch)
+
+    def logits(self, output: Any, batch: Batch) -> tuple[np.ndarray, ...]:
+        if isinstance(output, Mapping):
+            found = [value for name, value in output.items() if name != "loss"]
+        else:
+            found = list(output) if isinstance(output, tuple | list) else [output]
+        return tuple(
+            value.detach().float().cpu().numpy()
+            for value in found
+            if isinstance(value, Tensor) and value.dim() > 0 and len(value) == batch.n_rows
+        )
+
+
+def _seeded(model: nn.Module, batch: Batch, seed: int, step: int) -> Any:
+    """Run the model with torch's generator set from the place in the run: a resumed run draws the same masks."""
+    low, high = stream_key(seed, step, batch.first_slot)
+    torch.manual_seed(low | (high >> 1) << 32)
+    return model(**batch.inputs)
+
+
+def _collated(collate: Collate, rows: list[Any], first_slot: int, label_names: Sequence[str]) -> Batch:
+    inputs = dict(collate(rows))
+    labels = {name: inputs.pop(name) for name in label_names if name in inputs}
+    tokens, mask = inputs.get("input_ids"), inputs.get("attention_mask")
+    n_computed = tokens.numel() if isinstance(tokens, Tensor) else 0
+    return Batch(
+        inputs=inputs,
+        labels=labels,
+        n_rows=len(rows),
+        first_slot=first_slot,
+        n_tokens=int(mask.sum()) if isinstance(mask, Tensor) else n_computed,
+        n_computed=n_computed,
+        n_padded=n_computed,
+    )
+
+
+def _row_cross_entropy(logits: Tensor, targets: Tensor, row_starts: Tensor) -> Tensor:
+    """Return -log softmax(logits of the row)[target] for each row; logits (N,), targets and result (rows,)."""
+    return nn.functional.cross_entropy(_to_rows(logits, row_starts, -torch.inf).float(), targets, reduction="none")
+
+
+def _to_rows(flat: Tensor, row_starts: Tensor, fill: float) -> Tensor:
+    """Return the rows of `flat` (N,) one below the other, (rows, longest), filled up with `fill`."""
+    lengths = row_starts.diff()
+    rows = flat.new_full((len(lengths), int(lengths.max())), fill)
+    return rows.masked_scatter(torch.arange(rows.shape[1], device=flat.device) < lengths[:, None], flat)
+
+
+def loss_of(output: Any) -> Tensor:
+    """Return the one number in a module's output that it wants minimised."""
+    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if loss is None and isinstance(output, tuple | list) and output:
+        loss = output[0]
+    if isinstance(output, Tensor):
+        loss = output
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        raise ConfigError(
+            what="the model returned no loss",
+            got=type(output).__name__,
+            why="training needs one number to minimise: output.loss, output['loss'], output[0] or the output itself",
+            fix="give rows with labels, or a model whose forward returns a loss",
+        )
+    return loss
+
+
+def choose(
+    model: nn.Module, collate: Collate | None, default_collate: Collate, padded_length: int | None = None
+) -> Objective:
+    """Return how this model trains: without padding wherever its family and its head are known.
+
+    A collator of the user's own is honoured: its batches are padded, and the model's own loss is used.
+    """
+    if collate is not None or not type(model).__name__.endswith("ForQuestionAnswering"):
+        return OwnLoss(model, collate or default_collate)
+    packed = prepare(model)
+    return PaddedSpans(model, default_collate) if packed is None else PackedSpans(packed, padded_length)

@@ -1,0 +1,98 @@
+"""Prepare a model for packed batches: its attention learns about rows, its dropouts become functions of their place."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from whet.data.batch import Batch
+from whet.kernels import ops
+from whet.kernels.place import Place, Placement, Site
+from whet.models import attention
+from whet.models.families import Family, family_of
+
+
+class PlacedDropout(nn.Module):
+    """Dropout whose mask is a function of (seed, step, site, row, position, channel); plain dropout outside of whet."""
+
+    def __init__(self, p: float, site: Site) -> None:
+        super().__init__()
+        self.p = p
+        self.site = site
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.p == 0.0:
+            return x
+        place = self.site.place
+        if place is None or x.shape[:-1].numel() != len(place.slots):
+            return nn.functional.dropout(x, self.p)
+        return ops.dropout(x, self.p, self.site)
+
+    def extra_repr(self) -> str:
+        return f"p={self.p}, site={self.site.number}"
+
+
+@dataclass(frozen=True)
+class PackedModel:
+    """A transformers model that reads packed batches; `module` still answers padded calls of its own kind."""
+
+    module: nn.Module
+    family: Family
+    placement: Placement
+
+    @property
+    def position_offset(self) -> int:
+        """The first position id of a row."""
+        return self.family.position_offset(self.module)
+
+    def __call__(self, batch: Batch, *, seed: int, step: int) -> object:
+        """Return the model's output for the packed batch; its token dims are (1, N)."""
+        with self.placement.at(place_of(batch, seed=seed, step=step)):
+            return self.module(**batch.inputs)
+
+
+def place_of(batch: Batch, *, seed: int, step: int) -> Place:
+    """Return the place of a packed batch in the run."""
+    assert batch.row_starts is not None
+    assert batch.positions is not None
+    row_slots = torch.arange(batch.first_slot, batch.first_slot + batch.n_rows, dtype=torch.int32)
+    slots = row_slots.to(batch.positions.device).repeat_interleave(batch.row_starts.diff())
+    return Place(
+        seed=seed,
+        step=step,
+        slots=slots,
+        positions=batch.positions,
+        row_starts=batch.row_starts,
+        row_slots=row_slots,
+    )
+
+
+def prepare(model: nn.Module) -> PackedModel | None:
+    """Change the model, once, so that it can run packed; None (and no change) where its family is not known.
+
+    Weights, their names and the saved form stay as they are.
+    """
+    family = family_of(model)
+    if family is None:
+        return None
+    attention.register()
+    placement = Placement()
+    _place_sites(model, family, placement)
+    model.set_attn_implementation(attention.NAME)  # pyright: ignore[reportCallIssue]
+    return PackedModel(model, family, placement)
+
+
+def _place_sites(model: nn.Module, family: Family, placement: Placement) -> None:
+    """Number every attention and every dropout in the order of the model's modules."""
+    holders = [module for module in model.modules() if type(module).__name__ in family.attention]
+    dropouts = [
+        (parent, name)
+        for parent in model.modules()
+        for name, child in parent.named_children()
+        if isinstance(child, nn.Dropout | PlacedDropout)
+    ]
+    n_sites = len(holders) + len(dropouts)
+    for number, holder in enumerate(holders):
+        setattr(holder, attention.SITE, Site(placement, number, n_sites))
+    for number, (parent, name) in enumerate(dropouts, start=len(holders)):
+        setattr(parent, name, PlacedDropout(getattr(parent, name).p, Site(placement, number, n_sites)))

@@ -1,0 +1,49 @@
+"""A model's answers to the questions of a split, and how good they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from whet.models.objective import SpanObjective
+from whet.tasks.qa.decode import DecodeOptions, decode, write_predictions
+from whet.tasks.qa.metrics import squad_metrics
+from whet.tasks.qa.spans import concat, top_spans
+from whet.tasks.qa.splits import Split
+from whet.tasks.qa.types import Predictions, SpanScores
+from whet.train.trainer import Trainer
+
+
+def predict(trainer: Trainer, split: Split, options: DecodeOptions) -> Predictions:
+    """Return the answers; of the logits only the best starts and ends of each window are ever kept."""
+    return decode(split.questions, split.windows, concat(list(_scores(trainer, split, options))), options)
+
+
+def _scores(trainer: Trainer, split: Split, options: DecodeOptions) -> Iterator[SpanScores]:
+    objective = trainer.objective
+    assert isinstance(objective, SpanObjective)
+    for batch, output in trainer.forward_batches(split.rows):
+        start, end, row_starts = objective.span_logits(output, batch)
+        yield top_spans(start.float(), end.float(), row_starts, options.n_best_size)
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Evaluates a trainer's model on a split: answers, prediction files, SQuAD's metrics."""
+
+    split: Split
+    options: DecodeOptions
+    folder: Path
+    prefix: str
+    """What the files' names begin with: eval, predict."""
+
+    def __call__(self, trainer: Trainer, _: Any = None) -> dict[str, float]:
+        """Write the prediction files, and return the metrics; none for a test set that comes without answers."""
+        predictions = predict(trainer, self.split, self.options)
+        write_predictions(predictions, self.folder, self.prefix)
+        may_be_empty = self.options.version_2_with_negative and self.prefix == "eval"
+        if not may_be_empty and not any(answers.texts for answers in self.split.questions.answers):
+            return {}
+        return squad_metrics(self.split.questions, predictions, version_2=self.options.version_2_with_negative)

@@ -1,0 +1,102 @@
+"""A question answering run over questions that have been read: windows, model, training, evaluation, files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from transformers import set_seed
+
+from whet.config.arguments import TrainingArguments
+from whet.models.load import ModelSource, load_qa_model, load_tokenizer, max_positions
+from whet.tasks.qa.answer import Judge
+from whet.tasks.qa.arguments import QaArguments
+from whet.tasks.qa.decode import DecodeOptions
+from whet.tasks.qa.splits import Split, cut, describe
+from whet.tasks.qa.types import Questions
+from whet.tasks.qa.windows import check_max_length
+from whet.train.trainer import Trainer
+
+_SPLIT_OF = {"train": "train", "eval": "validation", "predict": "test"}
+
+
+@dataclass
+class QaJob:
+    """What `whet qa` works on, and what it has measured."""
+
+    qa: QaArguments
+    args: TrainingArguments
+    splits: Mapping[str, Split]
+    trainer: Trainer
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def prepare(cls, qa: QaArguments, args: TrainingArguments, questions: Mapping[str, Questions]) -> QaJob:
+        """Cut the windows, load the model and build its Trainer; raises whatever cannot work, before any training."""
+        source = source_of(qa)
+        tokenizer = load_tokenizer(source)
+        splits = {name: cut(asked, tokenizer, qa, with_labels=name == "train") for name, asked in questions.items()}
+        for name, split in splits.items():
+            describe(name, split, qa.max_seq_length)
+        set_seed(args.seed)  # the new weights of the head
+        model = load_qa_model(source)
+        check_max_length(qa.max_seq_length, tokenizer, max_positions(model))
+        trainer = Trainer(
+            model=model,
+            args=args,
+            train_dataset=splits["train"].rows if "train" in splits else None,
+            eval_dataset=splits["validation"].rows if "validation" in splits else None,
+            processing_class=tokenizer,
+            padded_length=qa.max_seq_length if qa.pad_to_max_length else None,
+        )
+        return cls(qa, args, splits, trainer)
+
+    def run(self) -> dict[str, float]:
+        """Train, evaluate and predict as asked; write every file; return all metrics."""
+        if self.args.do_eval:
+            self.trainer.evaluation = self.judge("eval")
+        if self.args.do_train:
+            self._train()
+        if self.args.do_eval:
+            self._record("eval", self.trainer.evaluate())
+        if self.args.do_predict:
+            self.trainer.evaluation = self.judge("predict")
+            self._record("predict", self.trainer.evaluate(self.splits["test"].rows, metric_key_prefix="predict"))
+        return self.metrics
+
+    def judge(self, prefix: str) -> Judge:
+        """Return what evaluates the split whose files begin with `prefix`."""
+        options = DecodeOptions(
+            n_best_size=self.qa.n_best_size,
+            max_answer_length=self.qa.max_answer_length,
+            null_score_diff_threshold=self.qa.null_score_diff_threshold,
+            version_2_with_negative=self.qa.version_2_with_negative,
+        )
+        return Judge(self.splits[_SPLIT_OF[prefix]], options, Path(self.args.output_dir), prefix)
+
+    def _train(self) -> None:
+        result = self.trainer.train()
+        self.trainer.save_model()
+        self._record("train", dict(result.metrics))
+        self.trainer.save_state()
+
+    def _record(self, prefix: str, metrics: dict[str, Any]) -> None:
+        metrics = metrics | {f"{prefix}_samples": len(self.splits[_SPLIT_OF[prefix]].rows)}
+        if self.trainer.state.epoch is not None:
+            metrics["epoch"] = self.trainer.state.epoch
+        self.trainer.save_metrics(prefix, metrics)
+        self.metrics |= metrics
+
+
+def source_of(qa: QaArguments) -> ModelSource:
+    """Return where the run's model comes from."""
+    return ModelSource(
+        model=qa.model_name_or_path,
+        config=qa.config_name,
+        tokenizer=qa.tokenizer_name,
+        cache_dir=qa.cache_dir,
+        revision=qa.model_revision,
+        token=qa.token,
+    )

@@ -1,0 +1,28 @@
+"""`whet qa`: from files to a trained, evaluated, saved model."""
+
+from __future__ import annotations
+
+import time
+
+from whet import log
+from whet.config.arguments import TrainingArguments
+from whet.config.rules import require_output_dir
+from whet.tasks.qa.arguments import QaArguments
+from whet.tasks.qa.splits import read_split
+
+
+def run_qa(qa: QaArguments, args: TrainingArguments) -> int:
+    """Run the command; return its exit code. Whatever is wrong with folder or data is raised before torch is loaded."""
+    log.set_up()
+    started_s = time.perf_counter()
+    may_hold_files = args.overwrite_output_dir or bool(args.resume_from_checkpoint) or not args.do_train
+    folder = require_output_dir(args.output_dir, may_hold_files)
+    wanted = {"train": args.do_train, "validation": args.do_eval, "test": args.do_predict}
+    questions = {name: read_split(qa, name) for name, want in wanted.items() if want}
+
+    from whet.tasks.qa.job import QaJob
+    from whet.tasks.qa.summary import show
+
+    metrics = QaJob.prepare(qa, args, questions).run()
+    show(metrics, folder, time.perf_counter() - started_s)
+    return 0

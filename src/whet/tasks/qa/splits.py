@@ -1,0 +1,65 @@
+"""The parts of the data that a run reads: questions of one split, and their windows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from whet.data.store import RowStore
+from whet.log import logger
+from whet.tasks.qa.arguments import QaArguments
+from whet.tasks.qa.read_hub import HubSource, read_hub
+from whet.tasks.qa.squad import read_questions
+from whet.tasks.qa.types import Questions, Windows
+from whet.tasks.qa.windows import WindowOptions, make_windows
+
+
+@dataclass(frozen=True)
+class Split:
+    """Questions and the rows that a model reads to answer them."""
+
+    questions: Questions
+    windows: Windows
+
+    @property
+    def rows(self) -> RowStore:
+        """The data set of windows."""
+        return self.windows.rows
+
+
+def read_split(qa: QaArguments, name: str) -> Questions:
+    """Return the questions of the split `train`, `validation` or `test`, from its file or from the data set."""
+    limit = {"train": qa.max_train_samples, "validation": qa.max_eval_samples, "test": qa.max_predict_samples}[name]
+    file = {"train": qa.train_file, "validation": qa.validation_file, "test": qa.test_file}[name]
+    need = name != "test"
+    if file is not None:
+        return read_questions(Path(file), limit=limit, require_answers=need)
+    assert qa.dataset_name is not None
+    source = HubSource(
+        dataset_name=qa.dataset_name,
+        dataset_config_name=qa.dataset_config_name,
+        cache_dir=None if qa.cache_dir is None else Path(qa.cache_dir),
+        token=qa.token,
+    )
+    return read_hub(source, name, limit, require_answers=need)
+
+
+def cut(questions: Questions, tokenizer: Any, qa: QaArguments, *, with_labels: bool) -> Split:
+    """Return the questions with their windows, from the cache where they are there."""
+    options = WindowOptions(max_seq_length=qa.max_seq_length, doc_stride=qa.doc_stride, with_labels=with_labels)
+    return Split(questions, make_windows(questions, tokenizer, options, n_threads=qa.preprocessing_num_workers))
+
+
+def describe(name: str, split: Split, max_seq_length: int) -> None:
+    """Log what the split holds, and what padding would have cost."""
+    n_rows, n_tokens = len(split.rows), int(split.rows.row_starts[-1])
+    logger.info(
+        "%s: %d questions, %d windows; %.0f of %d tokens real: packing computes %.0f %% of what padding would",
+        name,
+        len(split.questions),
+        n_rows,
+        n_tokens / n_rows,
+        max_seq_length,
+        100 * n_tokens / (n_rows * max_seq_length),
+    )

@@ -1,0 +1,93 @@
+"""What a run shows while it runs: a bar on a terminal, one JSON line per interval everywhere else."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any
+
+from transformers import TrainerCallback
+
+from whet.train.meter import Meter
+
+INTERVAL_S = 10.0
+
+
+class JsonLines(TrainerCallback):
+    """One JSON line to standard output every ten seconds, and at every entry of the log: for files and machines."""
+
+    def __init__(self) -> None:
+        self._last_s = time.perf_counter()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, *, meter: Meter, **_: Any) -> None:
+        if time.perf_counter() - self._last_s >= INTERVAL_S:
+            self._write(_facts(state, meter))
+
+    def on_log(self, args: Any, state: Any, control: Any, *, logs: dict[str, Any], **_: Any) -> None:
+        self._write({"step": state.global_step, "of": state.max_steps} | logs)
+
+    def _write(self, facts: dict[str, Any]) -> None:
+        self._last_s = time.perf_counter()
+        sys.stdout.write(json.dumps(facts) + "\n")
+        sys.stdout.flush()
+
+
+class Bar(TrainerCallback):
+    """A rich progress bar: loss, learning rate, real tokens a second, padding avoided, time left."""
+
+    def __init__(self) -> None:
+        self._bar: Any = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+        self._bar = Progress(
+            TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
+            BarColumn(bar_width=None),
+            TextColumn("{task.fields[facts]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+        )
+        self._task = self._bar.add_task("train", total=state.max_steps, completed=state.global_step, facts="")
+        self._bar.start()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, *, meter: Meter, **_: Any) -> None:
+        now = _facts(state, meter)
+        text = (
+            f"loss {now['loss']:.3f}  lr {now['learning_rate']:.2e}  {now['tokens_per_s']:,.0f} tokens/s  "
+            f"{now['padding_avoided']:.0%} padding avoided"
+        )
+        self._bar.update(self._task, completed=state.global_step, facts=text)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, *, metrics: dict[str, float], **_: Any) -> None:
+        shown = {
+            name: value for name, value in metrics.items() if name.endswith(("loss", "f1", "exact_match", "exact"))
+        }
+        if self._bar is not None and shown:
+            text = "  ".join(f"{name} {value:.2f}" for name, value in shown.items())
+            self._bar.console.print(f"step {state.global_step}: {text}")
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._bar.stop()
+        self._bar = None
+
+
+def for_this_output(*, bar: bool) -> TrainerCallback:
+    """Return the bar for a terminal if one is wanted, JSON lines for anything else."""
+    return Bar() if bar and sys.stdout.isatty() else JsonLines()
+
+
+def _facts(state: Any, meter: Meter) -> dict[str, Any]:
+    left = (state.max_steps - state.global_step) * meter.elapsed_s / max(meter.n_steps, 1)
+    return {
+        "step": state.global_step,
+        "of": state.max_steps,
+        "epoch": round(state.epoch or 0.0, 3),
+        "loss": round(meter.last_loss, 4),
+        "learning_rate": meter.learning_rate,
+        "tokens_per_s": round(meter.tokens_per_s),
+        "padding_avoided": round(meter.padding_avoided_frac, 3),
+        "eta_s": round(left, 1),
+    }

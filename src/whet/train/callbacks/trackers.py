@@ -1,0 +1,105 @@
+"""Experiment trackers: each gets the run's settings once and every entry of the log history."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback
+
+from whet.config.arguments import TrainingArguments
+from whet.optional import require
+
+Write = Callable[[Mapping[str, float], int], None]
+Close = Callable[[], None]
+
+
+class Tracker(TrainerCallback):
+    """Sends the numbers of each log entry to one tracker; starts it at the first step, closes it at the last."""
+
+    def __init__(self, start: Callable[[TrainingArguments], tuple[Write, Close]]) -> None:
+        self._start = start
+        self._write: Write | None = None
+        self._close: Close | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._write, self._close = self._start(args)
+
+    def on_log(self, args: Any, state: Any, control: Any, *, logs: Mapping[str, Any], **_: Any) -> None:
+        if self._write is None:  # an evaluation without training
+            self._write, self._close = self._start(args)
+        numbers = {renamed(name): float(value) for name, value in logs.items() if isinstance(value, int | float)}
+        self._write(numbers, state.global_step)
+
+    def close(self) -> None:
+        """End the tracker's run."""
+        if self._close is not None:
+            self._close()
+            self._write = self._close = None
+
+
+def build(args: TrainingArguments) -> list[Tracker]:
+    """Return a callback for each tracker in `report_to`; raises ConfigError where its package is missing."""
+    return [Tracker(_STARTS[name](args)) for name in args.report_to]
+
+
+def renamed(name: str) -> str:
+    """Return the tracker's name of a figure, as transformers gives it: eval/..., train/..."""
+    for split in ("eval_", "test_", "train_"):
+        if name.startswith(split):
+            return f"{split[:-1]}/{name.removeprefix(split)}"
+    return f"train/{name}"
+
+
+def _tensorboard(_: TrainingArguments) -> Callable[[TrainingArguments], tuple[Write, Close]]:
+    require("tensorboard", needed_for="--report_to tensorboard", install="tensorboard")
+
+    def start(args: TrainingArguments) -> tuple[Write, Close]:
+        from torch.utils.tensorboard import SummaryWriter
+
+        writer = SummaryWriter(args.logging_dir or str(Path(args.output_dir) / "runs"))
+        writer.add_text("args", args.to_json_string())
+
+        def write(numbers: Mapping[str, float], step: int) -> None:
+            for name, value in numbers.items():
+                writer.add_scalar(name, value, step)
+            writer.flush()
+
+        return write, writer.close
+
+    return start
+
+
+def _wandb_like(package: str) -> Callable[[TrainingArguments], Callable[[TrainingArguments], tuple[Write, Close]]]:
+    """Return the builder for wandb, and for trackio, which speaks the same language."""
+
+    def build_one(_: TrainingArguments) -> Callable[[TrainingArguments], tuple[Write, Close]]:
+        module = require(package, needed_for=f"--report_to {package}", install=package)
+
+        def start(args: TrainingArguments) -> tuple[Write, Close]:
+            module.init(project="whet", name=args.run_name, config=args.to_dict())
+            return lambda numbers, step: module.log(dict(numbers), step=step), module.finish
+
+        return start
+
+    return build_one
+
+
+def _mlflow(_: TrainingArguments) -> Callable[[TrainingArguments], tuple[Write, Close]]:
+    module = require("mlflow", needed_for="--report_to mlflow", install="mlflow")
+
+    def start(args: TrainingArguments) -> tuple[Write, Close]:
+        module.start_run(run_name=args.run_name)
+        module.log_params({name: str(value)[:500] for name, value in args.to_dict().items()})
+        return lambda numbers, step: module.log_metrics(dict(numbers), step=step), module.end_run
+
+    return start
+
+
+_STARTS = {
+    "tensorboard": _tensorboard,
+    "wandb": _wandb_like("wandb"),
+    "trackio": _wandb_like("trackio"),
+    "mlflow": _mlflow,
+}

@@ -1,0 +1,83 @@
+"""What a run has done so far and how fast: real tokens, padding avoided, losses since the last log."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from whet.data.batch import Batch
+from whet.train.step import StepResult
+
+
+@dataclass
+class Meter:
+    """Counts of one run in this process; times come from the monotonic clock alone."""
+
+    started_s: float = field(default_factory=time.perf_counter)
+    n_steps: int = 0
+    n_rows: int = 0
+    n_tokens: int = 0
+    n_computed: int = 0
+    n_padded: int = 0
+    n_skipped: int = 0
+    """Steps not applied because loss or gradient were not finite."""
+    loss_total: float = 0.0
+    """Sum of the losses of all applied steps of the run, those before a resume too."""
+    n_losses: int = 0
+    grad_norm: float = 0.0
+    learning_rate: float = 0.0
+    """The rate of the last step."""
+    last_loss: float = float("nan")
+    _window: list[float] = field(default_factory=list)
+
+    def add(self, batches: Sequence[Batch], result: StepResult, learning_rate: float) -> None:
+        """Count one optimizer step, taken at this learning rate."""
+        self.learning_rate = learning_rate
+        self.n_steps += 1
+        self.grad_norm = result.grad_norm
+        self.last_loss = result.loss
+        self.n_rows += sum(batch.n_rows for batch in batches)
+        self.n_tokens += sum(batch.n_tokens for batch in batches)
+        self.n_computed += sum(batch.n_computed for batch in batches)
+        self.n_padded += sum(batch.n_padded for batch in batches)
+        self._window.append(result.loss)
+        if result.applied:
+            self.loss_total += result.loss
+            self.n_losses += 1
+        else:
+            self.n_skipped += 1
+
+    def window_loss(self) -> float:
+        """Return the mean loss of the steps since the last call (NaN where one of them was), and start anew."""
+        losses, self._window = self._window, []
+        return sum(losses) / len(losses) if losses else float("nan")
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the run began in this process."""
+        return time.perf_counter() - self.started_s
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Real tokens a second."""
+        return self.n_tokens / max(self.elapsed_s, 1e-9)
+
+    @property
+    def padding_avoided_frac(self) -> float:
+        """Part of the padded token places that was not computed."""
+        return 1.0 - self.n_computed / self.n_padded if self.n_padded else 0.0
+
+    @property
+    def mean_loss(self) -> float:
+        """Mean loss over the steps of the run."""
+        return self.loss_total / self.n_losses if self.n_losses else float("nan")
+
+
+def speed(prefix: str, seconds: float, n_rows: int, n_steps: int) -> dict[str, float]:
+    """Return the run's figures under transformers' names."""
+    return {
+        f"{prefix}runtime": round(seconds, 4),
+        f"{prefix}samples_per_second": round(n_rows / seconds, 3),
+        f"{prefix}steps_per_second": round(n_steps / seconds, 3),
+    }

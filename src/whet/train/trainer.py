@@ -1,0 +1,202 @@
+"""The Trainer: the same arguments as transformers' own, on whet's step, batches and checkpoints."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from transformers import TrainerState
+from transformers.trainer_utils import EvalPrediction, PredictionOutput, TrainOutput
+
+from whet.config.arguments import TrainingArguments
+from whet.errors import ConfigError, DataError
+from whet.log import logger
+from whet.models import objective as objectives
+from whet.precision import policy
+from whet.train import evaluate, weights
+from whet.train.callbacks import progress, trackers
+from whet.train.callbacks.events import Events
+from whet.train.fit import Fit
+from whet.train.meter import speed
+
+Evaluation = Callable[["Trainer", Any], dict[str, float]]
+"""Judges the trainer's model on a data set; returns metrics without a prefix."""
+
+
+class Trainer:
+    """Train any module that returns a loss; question answering models of known families train without padding.
+
+    The arguments are those of transformers' Trainer. `evaluation` replaces the loss and `compute_metrics` with a
+    judgement of the task's own; `padded_length` is what rows would be padded to elsewhere (only the log uses it).
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        args: TrainingArguments | None = None,
+        data_collator: objectives.Collate | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: Any = None,
+        compute_metrics: Callable[[EvalPrediction], Mapping[str, float]] | None = None,
+        callbacks: Sequence[Any] = (),
+        optimizers: tuple[Optimizer | None, Any] = (None, None),
+        *,
+        evaluation: Evaluation | None = None,
+        padded_length: int | None = None,
+    ) -> None:
+        self.args = args or TrainingArguments()
+        self.train_dataset = train_dataset
+        self.eval_dataset = eval_dataset
+        self.processing_class = processing_class
+        self.compute_metrics = compute_metrics
+        self.optimizer, self.lr_scheduler = optimizers
+        self.evaluation = evaluation
+        self.model = model.to(weights.device_of(self.args.use_cpu))
+        default = default_collator(processing_class)
+        self.objective = objectives.choose(self.model, data_collator, default, padded_length)
+        self.precision = policy.build(self.args, self.device)
+        self._say_how_batches_run()
+        self.state = TrainerState(train_batch_size=self.args.per_device_train_batch_size)
+        shown = progress.for_this_output(bar=not self.args.disable_tqdm)
+        self.events = Events(self.args, [shown, *trackers.build(self.args), *callbacks], model=self.model)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next((parameter.device for parameter in self.model.parameters()), torch.device("cpu"))
+
+    def train(self, resume_from_checkpoint: str | bool | None = None) -> TrainOutput:
+        """Train; return the last step, the mean loss and the run's figures (also written to the log history)."""
+        if self.train_dataset is None or len(self.train_dataset) == 0:
+            raise DataError(
+                what="the training set is empty",
+                why="there is nothing to learn from",
+                fix="pass train_dataset, or check --train_file",
+            )
+        return Fit(self).run(resume_from_checkpoint or self.args.resume_from_checkpoint)
+
+    def evaluate(self, eval_dataset: Any = None, metric_key_prefix: str = "eval") -> dict[str, float]:
+        """Return the metrics of the model on the data set (default: `eval_dataset`), each under `prefix_name`."""
+        dataset = self._evaluation_set(eval_dataset)
+        started_s = time.perf_counter()
+        if self.evaluation is not None:
+            metrics = self.evaluation(self, dataset)
+        else:
+            metrics = self._judge(dataset, keep_logits=self.compute_metrics is not None)[1]
+        metrics |= speed("", time.perf_counter() - started_s, len(dataset), self._n_eval_batches(dataset))
+        named = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
+        self.log(named)
+        self.events.send("on_evaluate", self.state, metrics=named)
+        return named
+
+    def predict(self, test_dataset: Any, metric_key_prefix: str = "test") -> PredictionOutput:
+        """Return the model's predictions (rows, ...), the labels where there are any, and the metrics."""
+        prediction, metrics = self._judge(test_dataset, keep_logits=True)
+        assert prediction is not None
+        named = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
+        return PredictionOutput(prediction.predictions, prediction.label_ids, named)
+
+    def forward_batches(self, dataset: Any) -> Any:
+        """Yield (batch, output) over the data set in order, without gradients; batches of the evaluation size."""
+        n_rows = self.args.per_device_eval_batch_size
+        return evaluate.forward_batches(self.model, self.objective, dataset, n_rows, self.precision)
+
+    def save_model(self, output_dir: str | None = None) -> None:
+        """Write weights, configuration, tokenizer and training arguments, as files that transformers loads."""
+        folder = Path(output_dir or self.args.output_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        weights.save_weights(self.model, folder)
+        if self.processing_class is not None:
+            self.processing_class.save_pretrained(folder)
+        (folder / "training_args.json").write_text(self.args.to_json_string() + "\n", "utf-8")
+
+    def save_state(self) -> None:
+        """Write trainer_state.json: the counters and the log history, in transformers' form."""
+        Path(self.args.output_dir).mkdir(parents=True, exist_ok=True)
+        self.state.save_to_json(str(Path(self.args.output_dir) / "trainer_state.json"))
+
+    def save_metrics(self, split: str, metrics: Mapping[str, float], combined: bool = True) -> None:
+        """Write {split}_results.json, and put the metrics into all_results.json."""
+        folder = Path(self.args.output_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        _write_json(folder / f"{split}_results.json", metrics)
+        if combined:
+            path = folder / "all_results.json"
+            earlier = json.loads(path.read_text("utf-8")) if path.exists() else {}
+            _write_json(path, earlier | dict(metrics))
+
+    def log(self, logs: dict[str, float]) -> None:
+        """Put figures into the log history and show them."""
+        if self.state.epoch is not None:
+            logs = logs | {"epoch": round(self.state.epoch, 4)}
+        self.state.log_history.append(logs | {"step": self.state.global_step})
+        self.events.send("on_log", self.state, logs=logs)
+
+    def _say_how_batches_run(self) -> None:
+        name = getattr(getattr(self.model, "config", None), "model_type", type(self.model).__name__)
+        if self.objective.packed:
+            logger.info("batches run without padding (%s)", name)
+        else:
+            logger.info("batches run padded: whet does not know %s with this head and collator without padding", name)
+
+    def _evaluation_set(self, given: Any) -> Any:
+        dataset = self.eval_dataset if given is None else given
+        if dataset is None:
+            raise ConfigError(
+                what="there is no data set to evaluate on",
+                why="evaluation was asked for",
+                fix="pass eval_dataset, or --validation_file; or use --eval_strategy no",
+            )
+        return dataset
+
+    def _judge(self, dataset: Any, *, keep_logits: bool) -> tuple[EvalPrediction | None, dict[str, float]]:
+        """Return predictions (where kept) and metrics: the mean loss over targets, and what compute_metrics says."""
+        kept: list[tuple[Any, ...]] = []
+        labels: list[tuple[Any, ...]] = []
+        loss_sum, n_targets = 0.0, 0
+        for batch, output in self.forward_batches(dataset):
+            if _has_labels(batch):
+                loss_sum += float(self.objective.loss_sum(output, batch))
+                n_targets += self.objective.count(batch)
+                labels.append(tuple(label.cpu().numpy() for label in _labels_of(batch)))
+            if keep_logits:
+                kept.append(self.objective.logits(output, batch))
+        metrics = {"loss": loss_sum / n_targets} if n_targets else {}
+        if not keep_logits:
+            return None, metrics
+        prediction = EvalPrediction(evaluate.stack(kept), evaluate.stack(labels) if labels else None)
+        if self.compute_metrics is not None and labels:
+            metrics |= dict(self.compute_metrics(prediction))
+        return prediction, metrics
+
+    def _n_eval_batches(self, dataset: Any) -> int:
+        return -(-len(dataset) // self.args.per_device_eval_batch_size)
+
+
+def default_collator(processing_class: Any) -> objectives.Collate:
+    """Return how rows are padded where nobody says how: the tokenizer's way if there is one."""
+    from transformers import DataCollatorWithPadding, default_data_collator
+
+    if processing_class is None or not hasattr(processing_class, "pad"):
+        return default_data_collator
+    return DataCollatorWithPadding(processing_class)
+
+
+def _labels_of(batch: Any) -> list[Any]:
+    found = dict(batch.labels) or {name: batch.inputs[name] for name in ("labels", "label") if name in batch.inputs}
+    return [value for value in found.values() if isinstance(value, torch.Tensor)]
+
+
+def _has_labels(batch: Any) -> bool:
+    return bool(_labels_of(batch))
+
+
+def _write_json(path: Path, values: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(dict(values), indent=4, sort_keys=True) + "\n", "utf-8")

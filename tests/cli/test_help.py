@@ -1,0 +1,93 @@
+"""The help texts: quick, complete and readable."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from whet.cli.ask import COMMAND as ASK
+from whet.cli.demo import COMMAND as DEMO
+from whet.cli.main import COMMANDS, run
+from whet.cli.qa import COMMAND as QA
+from whet.config.command import Command
+from whet.config.help import render
+from whet.config.options import help_texts, options_of
+
+_PARTS = [part for command in (QA, ASK, DEMO) for part in command.parts]
+
+
+@pytest.mark.parametrize(("words", "limit_s"), [(["--help"], 0.4), (["qa", "--help"], 1.0), (["ask", "-h"], 1.0)])
+def test_help_is_quick(words: list[str], limit_s: float) -> None:
+    """The limits are several times what an idle machine takes (0.03 s to 0.1 s); the best of five counts."""
+    times = []
+    for _ in range(5):
+        began = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "whet", *words], check=True, capture_output=True)
+        times.append(time.perf_counter() - began)
+    print(f"whet {' '.join(words)}: {min(times):.3f} s, limit {limit_s} s")
+    assert min(times) < limit_s
+
+
+def test_neither_torch_nor_transformers_is_imported_before_the_work() -> None:
+    code = (
+        "import sys, whet.cli.main as main\n"
+        "main.run(['qa', '--help']); main.run(['ask', '--help']); main.run(['demo', '--help'])\n"
+        "main.run(['qa', '--print_config']); main.run(['qa', '--sed', '3'])\n"
+        "from whet import TrainingArguments; TrainingArguments(output_dir='out', bf16=True)\n"
+        "heavy = {'torch', 'transformers', 'datasets', 'numpy'} & set(sys.modules)\n"
+        "sys.exit(f'imported: {heavy}' if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_program_lists_its_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert all(f"  {name} " in shown and text in shown for name, text in COMMANDS.items())
+
+
+@pytest.mark.parametrize("command", [QA, ASK, DEMO], ids=lambda command: command.name)
+def test_help_begins_with_two_examples_and_shows_every_option(command: Command) -> None:
+    lines = render(command, 100).splitlines()
+    assert lines[0] == "Examples:"
+    assert all(command.name in line for line in lines[1:3])
+    for part in command.parts:
+        for name in options_of(part):
+            assert any(line.startswith(f"  --{name} ") for line in lines), name
+
+
+def test_help_of_qa_is_grouped() -> None:
+    lines = render(QA, 100).splitlines()
+    headings = [line for line in lines if line.endswith(":") and not line.startswith(" ")]
+    assert headings[2:] == ["Model:", "Data:", "Answers:", "Run:", "Training:", "Evaluation:", "Saving:", "Logging:"]
+
+
+def test_types_and_defaults_are_shown() -> None:
+    shown = render(QA, 100)
+    for line in (
+        "  --model_name_or_path TEXT  [required]",
+        "  --learning_rate NUMBER  [default: 5e-05]",
+        "  --bf16 true|false  [default: false]",
+        "  --eval_steps NUMBER  [default: null]",
+        "  --eval_strategy no|steps|epoch  [default: no]",
+        "  --report_to none|all|tensorboard|wandb|mlflow|trackio,...  [default: none]",
+    ):
+        assert f"{line}\n" in shown
+
+
+@pytest.mark.parametrize("part", _PARTS, ids=lambda part: part.__name__)
+def test_every_option_has_a_text_of_whole_sentences(part: type) -> None:
+    texts = help_texts(part)
+    assert list(texts) == list(options_of(part))
+    for name, text in texts.items():
+        assert text.endswith((".", "off", "off.")), name
+        assert text[0].isupper(), name
+
+
+@pytest.mark.parametrize("columns", [40, 80, 100, 300])
+def test_lines_fit_the_terminal(columns: int) -> None:
+    lines = render(QA, columns).splitlines()
+    too_long = [line for line in lines if len(line) > min(columns, 100)]
+    assert [line for line in too_long if not line.startswith(("  whet ", "  --"))] == []  # to be copied whole

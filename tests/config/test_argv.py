@@ -1,0 +1,68 @@
+"""Command line words: which belongs to which name."""
+
+from typing import Any
+
+import pytest
+
+from whet.config.argv import split
+
+_KINDS: dict[str, Any] = {
+    "bf16": bool,
+    "better": bool | None,
+    "rate": float,
+    "question": tuple[str, ...],
+    "no_cuda": bool,
+    "config": str,
+}
+
+
+def _flags(*argv: str) -> dict[str, object]:
+    words = split(argv, _KINDS.get, "config")
+    assert not words.problems
+    return words.flags
+
+
+@pytest.mark.parametrize(
+    ("argv", "flags"),
+    [
+        (["--bf16"], {"bf16": "true"}),
+        (["--bf16", "true"], {"bf16": "true"}),
+        (["--bf16=false"], {"bf16": "false"}),
+        (["--bf16", "False", "--rate", "2"], {"bf16": "False", "rate": "2"}),
+        (["--no_bf16"], {"bf16": "false"}),
+        (["--no-bf16"], {"bf16": "false"}),
+        (["--no_cuda"], {"no_cuda": "true"}),
+        (["--better", "null"], {"better": "null"}),
+        (["--rate", "-1e-5"], {"rate": "-1e-5"}),
+        (["--rate=--1"], {"rate": "--1"}),
+        (["--rate", "1", "--rate", "2"], {"rate": "2"}),
+        (["--question", "a b", "--question", "c"], {"question": ["a b", "c"]}),
+        (["--unknown"], {"unknown": ""}),
+        (["--unknown", "5", "--bf16"], {"unknown": "5", "bf16": "true"}),
+        (["--un-known=5"], {"un_known": "5"}),
+        (["--no_rate"], {"no_rate": ""}),
+    ],
+)
+def test_flags(argv: list[str], flags: dict[str, object]) -> None:
+    assert _flags(*argv) == flags
+
+
+def test_a_file_after_a_switch_is_not_its_value() -> None:
+    words = split(["--bf16", "run.json", "--config", "b.yaml"], _KINDS.get, "config")
+    assert (words.flags, words.config_files) == ({"bf16": "true"}, ["run.json", "b.yaml"])
+
+
+def test_help_is_seen_anywhere() -> None:
+    assert split(["--rate", "1", "-h"], _KINDS.get).wants == {"help"}
+    assert split(["--print-config", "--help"], _KINDS.get).wants == {"help", "print_config"}
+
+
+def test_a_flag_without_its_value_and_stray_words_are_problems_together() -> None:
+    words = split(["--rate", "--question", "who", "is", "it"], _KINDS.get, None)
+    assert [problem.got for problem in words.problems] == ["--rate", "is", "it"]
+
+
+def test_a_second_lone_word_does_not_replace_the_first() -> None:
+    words = split(["a", "b"], _KINDS.get, "rate")
+    assert words.flags == {"rate": "a"}
+    assert [problem.got for problem in words.problems] == ["b"]

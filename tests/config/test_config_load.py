@@ -1,0 +1,195 @@
+"""Defaults, config files and flags: which wins, and what each kind of mistake says."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from whet.cli.ask import COMMAND as ASK
+from whet.cli.qa import COMMAND as QA
+from whet.config.arguments import TrainingArguments
+from whet.config.load import load
+from whet.errors import ConfigError
+from whet.tasks.qa.arguments import QaArguments
+
+_WORK = ["--model_name_or_path", "m", "--dataset_name", "squad", "--do_train"]
+
+
+def _load(*argv: str) -> tuple[QaArguments, TrainingArguments]:
+    qa, args = load(QA, argv).settings
+    return qa, args
+
+
+def _problems(*argv: str, command: Any = QA) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load(command, argv)
+    assert caught.value.exit_code == 78
+    return [str(problem) for problem in caught.value.problems]
+
+
+def _write(path: Path, **values: object) -> str:
+    path.write_text(json.dumps(values) if path.suffix == ".json" else yaml.safe_dump(values))
+    return str(path)
+
+
+def test_the_old_guides_command() -> None:
+    words = (
+        "--model_name_or_path bert-base-uncased --dataset_name squad --do_train --do_eval"
+        " --per_device_train_batch_size 12 --learning_rate 3e-5 --num_train_epochs 2 --max_seq_length 384"
+        " --doc_stride 128 --output_dir OUT --use_ipex --bf16 --no_cuda --xpu_backend ccl"
+    )
+    loaded = load(QA, words.split())
+    qa, args = loaded.settings
+    assert (qa.model_name_or_path, qa.dataset_name, qa.max_seq_length) == ("bert-base-uncased", "squad", 384)
+    assert (args.learning_rate, args.per_device_train_batch_size, args.num_train_epochs) == (3e-5, 12, 2.0)
+    assert args.do_train and args.do_eval and args.bf16 and args.use_cpu  # noqa: PT018 - four switches of one command
+    assert [note.split()[0].rstrip(":") for note in loaded.notes] == ["--use_ipex", "--no_cuda", "--xpu_backend"]
+
+
+def test_a_command_gives_what_python_gives() -> None:
+    _, args = _load(*_WORK, "--bf16", "--warmup_steps", "0.1", "--report_to", "wandb", "--report_to", "mlflow")
+    assert args == TrainingArguments(do_train=True, bf16=True, warmup_steps=0.1, report_to=["wandb", "mlflow"])
+
+
+def test_later_files_win_over_earlier_and_flags_over_files(tmp_path: Path) -> None:
+    one = _write(tmp_path / "one.yaml", seed=1, learning_rate=1e-5, weight_decay=0.1)
+    two = _write(tmp_path / "two.json", seed=2, learning_rate=2e-5)
+    _, args = _load("--seed", "3", "--config", one, "--config", two, *_WORK)
+    assert (args.seed, args.learning_rate, args.weight_decay) == (3, 2e-5, 0.1)
+
+
+def test_an_older_name_in_a_file_gives_way_to_the_flag(tmp_path: Path) -> None:
+    path = _write(tmp_path / "run.yaml", no_cuda=True)
+    assert _load("--config", path, *_WORK)[1].use_cpu
+    assert not _load("--config", path, "--no_use_cpu", *_WORK)[1].use_cpu
+
+
+def test_a_lone_json_file_works_as_in_run_qa(tmp_path: Path) -> None:
+    path = _write(
+        tmp_path / "run.json", model_name_or_path="m", dataset_name="squad", do_train=True, learning_rate=3e-5, seed=9
+    )
+    qa, args = _load(path)
+    assert (qa.model_name_or_path, args.do_train, args.seed) == ("m", True, 9)
+    assert _load("--do_eval", path, "--seed", "10")[1].seed == 10
+
+
+def test_yaml_as_people_write_it(tmp_path: Path) -> None:
+    path = tmp_path / "run.yml"
+    path.write_text(
+        "model_name_or_path: m\ndataset_name: squad\ndo_train: yes\nlearning_rate: 3e-5\neval_strategy: no\n"
+        "report_to:\n  - tensorboard\nlr_scheduler_type: cosine\nlr_scheduler_kwargs: {num_cycles: 2}\nrun_name:\n"
+    )
+    _, args = _load("--config", str(path))
+    assert (args.do_train, args.learning_rate, args.eval_strategy, args.run_name) == (True, 3e-5, "no", None)
+    assert (args.report_to, args.lr_scheduler_kwargs) == (("tensorboard",), {"num_cycles": 2})
+
+
+def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("# nothing yet\n")
+    assert _load("--config", str(tmp_path / "run.yaml"), *_WORK) == _load(*_WORK)
+
+
+def test_all_problems_of_files_and_flags_come_together(tmp_path: Path) -> None:
+    path = _write(tmp_path / "run.yaml", learning_rat=1, seed="abc", fp16=True)
+    missing = str(tmp_path / "missing.yaml")
+    said = _problems(
+        "--config", path, "--config", missing, "--epochs", "3", "--doc_strid", "3", "--bf16", "--max_steps"
+    )
+    text = "\n".join(said)
+    assert len(said) == 7
+    assert f"learning_rat in {path} is unknown" in text
+    assert f"seed in {path} does not fit" in text
+    assert f"whet does not honour fp16 in {path}" in text
+    assert missing in text
+    assert "--epochs is unknown" in text
+    assert "did you mean --doc_stride?" in text
+    assert "--max_steps has no value" in text
+
+
+def test_all_broken_rules_of_task_and_training_come_together() -> None:
+    said = _problems("--per_device_train_batch_size", "0", "--doc_stride", "500")
+    assert [text.split("\n")[0] for text in said] == [
+        "no model is named",
+        "no data is named",
+        "doc_stride is not below max_seq_length",
+        "per_device_train_batch_size is below 1",
+        "there is nothing to do",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "why"),
+    [
+        ("run.yaml", "seed: 1\nseed: 2\n", "seed more than once"),
+        ("run.json", '{"seed": 1, "seed": 2}', "seed more than once"),
+        ("run.yaml", "seed: [1\n", "line 2"),
+        ("run.json", '{"seed": }', "line 1"),
+        ("run.yaml", "- seed\n", "it holds a list"),
+        ("run.json", "3", "it holds a int"),
+        ("run.toml", "seed = 1\n", "does not end in .json, .yaml, .yml"),
+        ("run.yaml", "seed: !!python/object/apply:os.getcwd []\n", "could not determine a constructor"),
+    ],
+)
+def test_damaged_files_are_refused(tmp_path: Path, name: str, text: str, why: str) -> None:
+    (tmp_path / name).write_text(text)
+    (said,) = _problems("--config", str(tmp_path / name), *_WORK)
+    assert why in said
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_bytes(b"\xff\xfe\x00")
+    assert "cannot be read" in _problems(str(tmp_path / "run.yaml"))[0]
+
+
+def test_print_config_can_be_fed_back(tmp_path: Path) -> None:
+    words = [*_WORK, "--no_cuda", "--eval_strategy", "steps", "--report_to", "wandb,mlflow", "--adam_epsilon", "1e-9"]
+    words += ["--lr_scheduler_type", "cosine", "--lr_scheduler_kwargs", '{"num_cycles": 2}', "--logging_steps", "0.1"]
+    printed = load(QA, [*words, "--print_config"]).text
+    assert printed
+    (tmp_path / "run.yaml").write_text(printed)
+    assert _load(str(tmp_path / "run.yaml")) == _load(*words)
+
+
+def test_print_config_alone_is_a_template_with_every_option() -> None:
+    printed = load(QA, ["--print_config"]).text
+    assert printed
+    fields = [*QaArguments.__dataclass_fields__, *TrainingArguments.__dataclass_fields__]
+    assert list(yaml.safe_load(printed)) == fields
+
+
+def test_a_token_is_used_but_never_printed(tmp_path: Path) -> None:
+    printed = load(QA, [*_WORK, "--token", "hf_secret", "--print_config"]).text
+    assert printed
+    assert "hf_secret" not in printed
+    assert yaml.safe_load(printed)["token"] == "***"
+    qa, _ = _load(*_WORK, "--token", "hf_secret")
+    assert qa.token == "hf_secret"
+    assert "hf_secret" not in repr(qa) + str(qa.to_dict())
+    (tmp_path / "run.yaml").write_text(printed)
+    assert "the token is masked" in _problems(str(tmp_path / "run.yaml"))[0]
+    assert _load(str(tmp_path / "run.yaml"), "--token", "hf_new")[0].token == "hf_new"
+
+
+def test_a_token_of_the_wrong_type_is_not_shown(tmp_path: Path) -> None:
+    path = _write(tmp_path / "run.yaml", token=123456)
+    assert "123456" not in _problems(path, *_WORK)[0]
+
+
+def test_ask_takes_the_model_first_and_many_questions() -> None:
+    (asked,) = load(ASK, ["out", "--context", "-", "--question", "Who, when?", "--question", "Why?"]).settings
+    assert (asked.model, asked.context, asked.question, asked.n_best) == ("out", "-", ("Who, when?", "Why?"), 3)
+
+
+def test_ask_has_no_config_files() -> None:
+    said = _problems("out", "--config", "f.yaml", "--print_config", command=ASK)
+    assert sorted(text.split("\n")[0] for text in said) == ["--config is unknown", "--print_config is unknown"]
+
+
+def test_ask_says_all_that_is_missing() -> None:
+    assert [text.split("\n")[0] for text in _problems(command=ASK)] == [
+        "no model is named",
+        "no context is given",
+        "no question is asked",
+    ]

@@ -1,0 +1,200 @@
+"""Every rule: what breaks it, and that its problem says everything; what lies just inside it."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from whet import ConfigError, TrainingArguments
+from whet.config.options import MASK, options_of
+from whet.config.rules import TRAINING_RULES, check_output_dir, require_output_dir
+from whet.config.settings import draft
+from whet.errors import OutputError, Problem
+from whet.tasks.qa.arguments import AskArguments, DemoArguments, QaArguments
+from whet.tasks.qa.rules import ASK_RULES, DEMO_RULES, QA_RULES, RUN_RULES, check_run
+
+_BEST = {"load_best_model_at_end": True, "eval_strategy": "steps"}
+
+_TRAINING = {
+    "output_dir_has_a_name": {"output_dir": " "},
+    "per_device_train_batch_size_at_least_1": {"per_device_train_batch_size": 0},
+    "per_device_eval_batch_size_at_least_1": {"per_device_eval_batch_size": 0},
+    "gradient_accumulation_steps_at_least_1": {"gradient_accumulation_steps": 0},
+    "learning_rate_at_least_0": {"learning_rate": -1e-9},
+    "weight_decay_at_least_0": {"weight_decay": -0.1},
+    "adam_beta1_below_one": {"adam_beta1": 1.0},
+    "adam_beta2_below_one": {"adam_beta2": -0.1},
+    "adam_epsilon_at_least_0": {"adam_epsilon": -1e-8},
+    "max_grad_norm_at_least_0": {"max_grad_norm": -1.0},
+    "max_steps_off_or_positive": {"max_steps": 0},
+    "some_epochs": {"num_train_epochs": 0.0},
+    "warmup_steps_at_least_0": {"warmup_steps": -1},
+    "warmup_steps_whole_or_share": {"warmup_steps": 1.5},
+    "warmup_ratio_is_a_share": {"warmup_ratio": 1.1},
+    "one_warmup": {"warmup_ratio": 0.1, "warmup_steps": 5},
+    "constant_has_no_warmup": {"lr_scheduler_type": "constant", "warmup_steps": 5},
+    "scheduler_knows_its_kwargs": {"lr_scheduler_kwargs": {"power": 2.0}},
+    "seed_is_a_seed": {"seed": 2**32},
+    "data_seed_is_a_seed": {"data_seed": -1},
+    "logging_steps_whole_or_share": {"logging_steps": 0},
+    "eval_steps_whole_or_share": {"eval_strategy": "steps", "eval_steps": 2.5},
+    "save_steps_whole_or_share": {"save_steps": -5},
+    "save_total_limit_at_least_1": {"save_total_limit": 0},
+    "best_model_is_evaluated": {"load_best_model_at_end": True},
+    "best_model_is_saved": {**_BEST, "save_strategy": "epoch"},
+    "saves_are_evaluated": {**_BEST, "save_steps": 500, "eval_steps": 300},
+    "best_needs_a_metric": {"save_strategy": "best", "eval_strategy": "steps"},
+    "trackers_or_none": {"report_to": ("none", "wandb")},
+    "logging_dir_is_read": {"logging_dir": "logs"},
+}
+_GOOD_QA = {"model_name_or_path": "m", "dataset_name": "squad"}
+_QA = {
+    "names_a_model": {"model_name_or_path": " "},
+    "runs_no_foreign_code": {"trust_remote_code": True},
+    "token_is_real": {"token": MASK},
+    "has_data": {"dataset_name": None},
+    "data_from_one_place": {"train_file": "t.json"},
+    "config_of_a_dataset": {"dataset_name": None, "dataset_config_name": "c", "train_file": "t.json"},
+    "max_train_samples_at_least_1": {"max_train_samples": 0},
+    "max_eval_samples_at_least_1": {"max_eval_samples": 0},
+    "max_predict_samples_at_least_1": {"max_predict_samples": 0},
+    "preprocessing_num_workers_at_least_1": {"preprocessing_num_workers": 0},
+    "max_seq_length_at_least_1": {"max_seq_length": 0, "doc_stride": -1},
+    "doc_stride_at_least_0": {"doc_stride": -1},
+    "windows_move_on": {"doc_stride": 384},
+    "max_answer_length_at_least_1": {"max_answer_length": 0},
+    "threshold_is_read": {"null_score_diff_threshold": 0.5},
+    "n_best_size_at_least_1": {"n_best_size": 0},
+}
+_GOOD_ASK = {"model": "m", "context": "c.txt", "question": ("Who?",)}
+_ASK = {
+    "ask_names_a_model": {"model": ""},
+    "has_a_context": {"context": ""},
+    "asks_something": {"question": (" ",)},
+    "n_best_at_least_1": {"n_best": 0},
+    **{name: broken for name, broken in _QA.items() if name in {rule.__name__ for rule in ASK_RULES}},
+}
+_DEMO = {
+    "output_dir_has_a_name": {"output_dir": ""},
+    "num_train_epochs_above_0": {"num_train_epochs": 0.0},
+    "seed_is_a_seed": {"seed": -1},
+}
+_FILES = {"dataset_name": None}
+_RUN = {
+    "does_something": ({}, {}),
+    "do_train_has_train_file": ({**_FILES, "test_file": "t.json"}, {"do_train": True}),
+    "do_eval_has_validation_file": ({**_FILES, "train_file": "t.json"}, {"do_eval": True}),
+    "do_predict_has_test_file": ({**_FILES, "train_file": "t.json"}, {"do_predict": True}),
+}
+_SINGLE = [
+    *((TrainingArguments, {}, rule, _TRAINING) for rule in TRAINING_RULES),
+    *((QaArguments, _GOOD_QA, rule, _QA) for rule in QA_RULES),
+    *((AskArguments, _GOOD_ASK, rule, _ASK) for rule in ASK_RULES),
+    *((DemoArguments, {}, rule, _DEMO) for rule in DEMO_RULES),
+]
+_FLAGS = {
+    f"--{name}" for cls in (TrainingArguments, QaArguments, AskArguments, DemoArguments) for name in options_of(cls)
+}
+
+
+def _says_everything(problem: Problem | None) -> None:
+    assert problem is not None
+    assert problem.what
+    assert problem.got is not None
+    assert str(problem.got).strip()
+    assert problem.why
+    named = {word.strip(".,:;()") for word in problem.fix.split() if word.startswith("--")}
+    assert named & _FLAGS or "--print_config" in named, problem.fix
+
+
+@pytest.mark.parametrize(
+    ("cls", "good", "rule", "broken"), _SINGLE, ids=[f"{cls.__name__}-{rule.__name__}" for cls, _, rule, _ in _SINGLE]
+)
+def test_a_broken_rule_says_what_got_why_and_names_a_flag(cls: type, good: dict, rule: Any, broken: dict) -> None:
+    assert rule(draft(cls, good)) is None
+    values = {**good, **broken[rule.__name__]}
+    _says_everything(rule(draft(cls, values)))
+    with pytest.raises(ConfigError):
+        cls(**values)
+
+
+@pytest.mark.parametrize("rule", RUN_RULES, ids=lambda rule: rule.__name__)
+def test_a_broken_rule_between_task_and_training_says_everything(rule: Any) -> None:
+    qa, args = _RUN[rule.__name__]
+    _says_everything(rule(draft(QaArguments, {**_GOOD_QA, **qa}), draft(TrainingArguments, args)))
+    assert rule(draft(QaArguments, _GOOD_QA), draft(TrainingArguments, {"do_train": True, "do_eval": True})) is None
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"learning_rate": 0, "weight_decay": 0, "max_grad_norm": 0, "adam_beta1": 0},
+        {"warmup_steps": 1}, {"warmup_steps": 0.5}, {"warmup_ratio": 1.0},
+        {"max_steps": 1, "num_train_epochs": 0},
+        {"lr_scheduler_type": "constant_with_warmup", "warmup_steps": 5},
+        {"lr_scheduler_type": "polynomial", "lr_scheduler_kwargs": {"power": 2.0, "lr_end": 0.0}},
+        {"lr_scheduler_type": "inverse_sqrt", "lr_scheduler_kwargs": {"timescale": 100}},
+        {**_BEST, "save_steps": 600, "eval_steps": 300},
+        {**_BEST, "save_steps": 0.3, "eval_steps": 0.1},
+        {**_BEST, "save_strategy": "best", "metric_for_best_model": "f1"},
+        {"save_strategy": "no", "save_steps": 0, "logging_strategy": "no", "logging_steps": 0},
+        {"logging_dir": "logs", "report_to": "tensorboard"},
+        {"seed": 2**32 - 1, "save_total_limit": 1},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_lies_just_inside_the_rules_is_taken(given: dict[str, object]) -> None:
+    TrainingArguments(**given)
+
+
+@pytest.mark.parametrize(("save", "evaluate"), [(0.25, 0.1), (0.5, 100), (100, 0.5), (100, 200)])
+def test_checkpoints_between_evaluations_are_refused_where_the_best_is_loaded(save: float, evaluate: float) -> None:
+    with pytest.raises(ConfigError, match="save_steps is not a multiple of eval_steps"):
+        TrainingArguments(**_BEST, save_steps=save, eval_steps=evaluate)
+
+
+def test_files_that_the_work_needs() -> None:
+    qa = QaArguments(
+        model_name_or_path="m", train_file="t.json", validation_file="v.json", max_seq_length=128, doc_stride=0
+    )
+    assert check_run(qa, TrainingArguments(do_train=True, eval_strategy="epoch")) == []
+    assert [problem.what for problem in check_run(qa, TrainingArguments(do_predict=True))] == ["do_predict has no data"]
+
+
+def test_an_empty_or_missing_output_folder_is_fine(tmp_path: Path) -> None:
+    assert check_output_dir(tmp_path, overwrite=False) is None
+    assert check_output_dir(tmp_path / "a" / "b", overwrite=False) is None
+    assert not (tmp_path / "a").exists()
+    assert require_output_dir(tmp_path / "a" / "b", overwrite=False).is_dir()
+
+
+def test_a_full_output_folder_needs_to_be_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").touch()
+    _says_everything(check_output_dir(tmp_path, overwrite=False))
+    with pytest.raises(ConfigError, match="--overwrite_output_dir"):
+        require_output_dir(tmp_path, overwrite=False)
+    assert require_output_dir(tmp_path, overwrite=True) == tmp_path
+    assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
+
+
+@pytest.mark.parametrize("below", ["", "deeper", "deeper/still"])
+def test_a_file_in_the_way_is_an_output_error(tmp_path: Path, below: str) -> None:
+    (tmp_path / "file").touch()
+    _says_everything(check_output_dir(tmp_path / "file" / below, overwrite=True))
+    with pytest.raises(OutputError) as caught:
+        require_output_dir(tmp_path / "file" / below, overwrite=True)
+    assert caught.value.exit_code == 73
+
+
+def test_a_folder_that_may_not_be_written_is_an_output_error(tmp_path: Path) -> None:
+    if os.geteuid() == 0:
+        pytest.skip("root may write anywhere")
+    tmp_path.chmod(0o500)
+    with pytest.raises(OutputError, match="may not write"):
+        require_output_dir(tmp_path / "out", overwrite=False)
+
+
+def test_a_name_that_no_disk_takes_is_an_output_error(tmp_path: Path) -> None:
+    with pytest.raises(OutputError):
+        require_output_dir(tmp_path / ("x" * 300), overwrite=False)

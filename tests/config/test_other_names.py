@@ -1,0 +1,73 @@
+"""Names from other places: what became of them, and that none of transformers' fields is overlooked."""
+
+import dataclasses
+
+import pytest
+import transformers
+
+from whet import ConfigError, TrainingArguments
+from whet.config.aliases import ALIASES, NOT_HONOURED, NOT_HONOURED_OLD, REFUSED, SEEN_IN
+from whet.config.options import options_of
+
+_THEIRS = {field.name for field in dataclasses.fields(transformers.TrainingArguments)}
+_OURS = set(options_of(TrainingArguments))
+
+
+def test_every_field_of_the_installed_transformers_is_known() -> None:
+    assert _THEIRS - _OURS - set(ALIASES) - NOT_HONOURED - NOT_HONOURED_OLD == set()
+
+
+def test_the_list_holds_nothing_else() -> None:
+    if not transformers.__version__.startswith(SEEN_IN):
+        pytest.skip(f"the list was made from transformers {SEEN_IN}; installed is {transformers.__version__}")
+    assert _THEIRS - _OURS - set(ALIASES) == NOT_HONOURED
+    assert not NOT_HONOURED_OLD & _THEIRS
+
+
+def test_no_name_is_both_taken_and_refused() -> None:
+    assert set(REFUSED) & (_OURS | set(ALIASES)) == set()
+    assert set(ALIASES) & _OURS == set()
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_a_field_that_is_not_honoured_is_refused_by_name(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"whet does not honour {name}") as caught:
+        TrainingArguments(**{name: True})
+    assert caught.value.problems[0].fix.startswith(f"leave {name} out")
+
+
+_OLD_VALUES = {
+    "no_cuda": (True, {"use_cpu": True}),
+    "evaluation_strategy": ("epoch", {"eval_strategy": "epoch", "do_eval": True}),
+    "evaluate_during_training": (True, {"eval_strategy": "steps", "do_eval": True, "eval_steps": 500}),
+    "per_gpu_train_batch_size": (3, {"per_device_train_batch_size": 3}),
+    "per_gpu_eval_batch_size": (3, {"per_device_eval_batch_size": 3}),
+    "use_ipex": (True, {}),
+    "xpu_backend": ("ccl", {}),
+    "ddp_backend": ("gloo", {}),
+}
+
+
+@pytest.mark.parametrize("name", sorted(ALIASES))
+def test_an_older_name_becomes_what_the_table_says(name: str) -> None:
+    value, changed = _OLD_VALUES[name]
+    args = TrainingArguments(**{name: value})
+    usual = TrainingArguments()
+    assert {key: new for key, new in args.to_dict().items() if new != usual.to_dict()[key]} == changed
+
+
+def test_what_was_off_anyway_is_not_spoken_of(caplog: pytest.LogCaptureFixture) -> None:
+    assert TrainingArguments(use_ipex=False, xpu_backend=None) == TrainingArguments()
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("order", [("no_cuda", "use_cpu"), ("use_cpu", "no_cuda")])
+def test_two_names_of_one_field_must_agree(order: tuple[str, str]) -> None:
+    assert TrainingArguments(**dict.fromkeys(order, True)).use_cpu
+    with pytest.raises(ConfigError, match=f"{order[0]} and {order[1]} contradict each other"):
+        TrainingArguments(**dict(zip(order, (True, False), strict=True)))
+
+
+def test_a_wrong_type_names_the_older_name() -> None:
+    with pytest.raises(ConfigError, match="no_cuda does not fit"):
+        TrainingArguments(no_cuda="perhaps")

@@ -1,0 +1,168 @@
+"""TrainingArguments: transformers' names and defaults, the guides' calls, and errors that say everything."""
+
+import dataclasses
+import json
+import logging
+import pickle
+from pathlib import Path
+
+import pytest
+
+from whet import ConfigError, TrainingArguments
+from whet.config.options import options_of
+
+_OTHER_DEFAULTS = {
+    "output_dir": "theirs is None, which they turn into this one",
+    "disable_tqdm": "theirs is None, which they turn into False",
+    "report_to": "theirs is the text none, which they turn into an empty list",
+    "optim": "theirs depends on torch; checked apart",
+}
+_OLDER = {"overwrite_output_dir", "warmup_ratio", "logging_dir"}
+"""Fields of transformers 4 that whet keeps."""
+
+
+def _problems(**given: object) -> str:
+    with pytest.raises(ConfigError) as caught:
+        TrainingArguments(**given)
+    return str(caught.value)
+
+
+def test_names_and_defaults_are_those_of_transformers() -> None:
+    theirs = {field.name: field for field in dataclasses.fields(_transformers_class())}
+    ours = options_of(TrainingArguments)
+    assert set(ours) - set(theirs) == _OLDER
+    same = set(ours) - _OLDER - set(_OTHER_DEFAULTS)
+    assert {name: ours[name].default for name in same} == {name: theirs[name].default for name in same}
+
+
+_LATER = [
+    ({}, {"output_dir": "trainer_output", "report_to": (), "disable_tqdm": False, "optim": "adamw_torch_fused"}),
+    ({"eval_strategy": "steps", "logging_steps": 25}, {"do_eval": True, "eval_steps": 25}),
+    ({"eval_strategy": "steps", "eval_steps": 50}, {"do_eval": True, "eval_steps": 50}),
+    ({"eval_strategy": "epoch"}, {"do_eval": True, "eval_steps": None}),
+    ({"eval_on_start": True}, {"do_eval": True}),
+    (
+        {"eval_strategy": "steps", "load_best_model_at_end": True},
+        {"metric_for_best_model": "loss", "greater_is_better": False},
+    ),
+    ({"metric_for_best_model": "f1"}, {"greater_is_better": True}),
+    ({"metric_for_best_model": "eval_loss"}, {"greater_is_better": False}),
+    ({"metric_for_best_model": "f1", "greater_is_better": False}, {"greater_is_better": False}),
+]
+"""What transformers' __post_init__ makes of these; its class can be built only where accelerate is installed."""
+
+
+@pytest.mark.parametrize(("given", "later"), _LATER, ids=str)
+def test_what_one_field_takes_from_another(given: dict[str, object], later: dict[str, object]) -> None:
+    args = TrainingArguments(**given)
+    assert {name: getattr(args, name) for name in later} == later
+
+
+def test_the_guides_calls_construct() -> None:
+    assert TrainingArguments(output_dir="./outputs", bf16=True, use_cpu=True).bf16
+    assert TrainingArguments(output_dir="out", no_cuda=True).use_cpu
+    default_args = {"output_dir": "tmp", "eval_strategy": "steps", "num_train_epochs": 1, "report_to": "none"}
+    args = TrainingArguments(per_device_train_batch_size=4, gradient_accumulation_steps=16, **default_args)
+    assert (args.train_rows_per_step, args.report_to, args.num_train_epochs) == (64, (), 1.0)
+    assert TrainingArguments(per_device_train_batch_size=256, per_device_eval_batch_size=256, **default_args).do_eval
+
+
+def test_every_problem_is_reported_at_once() -> None:
+    text = _problems(learning_rat=1e-5, fp16=True, seed="abc", bf16="perhaps", eval_strategy="daily")
+    assert "did you mean learning_rate?" in text
+    assert "whet does not honour fp16" in text
+    assert "give seed a whole number, such as 42" in text
+    assert "bf16 takes true or false" in text
+    assert "eval_strategy takes one of no, steps, epoch" in text
+    assert text.count("  fix: ") == 5
+
+
+def test_broken_rules_are_reported_at_once_too() -> None:
+    text = _problems(per_device_train_batch_size=0, adam_beta1=1.0, save_strategy="best")
+    assert text.count("  fix: ") == 4
+    assert "--per_device_train_batch_size 1 or more" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("learning_rate", "abc"),
+        ("learning_rate", float("nan")),
+        ("learning_rate", None),
+        ("learning_rate", 10**400),
+        ("max_steps", 1.5),
+        ("max_steps", True),
+        ("bf16", 7),
+        ("run_name", 2024),
+        ("output_dir", 3),
+        ("report_to", {"wandb": 1}),
+        ("report_to", "wandbb"),
+        ("lr_scheduler_kwargs", "[1]"),
+        ("lr_scheduler_kwargs", "not json"),
+        ("optim", "adamw_magic"),
+        ("eval_steps", "often"),
+    ],
+)
+def test_a_wrong_type_is_a_config_error_that_names_the_field(name: str, value: object) -> None:
+    text = _problems(**{name: value})
+    assert text.startswith(f"{name} does not fit")
+    assert text.count("  fix: ") == 1
+
+
+def test_settings_are_frozen_and_can_be_replaced_under_the_same_rules() -> None:
+    args = TrainingArguments()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        args.seed = 3  # type: ignore[misc]
+    assert dataclasses.replace(args, seed=3).seed == 3
+    with pytest.raises(ConfigError):
+        dataclasses.replace(args, seed=-3)
+
+
+def test_to_dict_is_json_that_gives_the_same_settings_again() -> None:
+    args = TrainingArguments(
+        output_dir="out", lr_scheduler_type="cosine", lr_scheduler_kwargs={"num_cycles": 2}, report_to=["tensorboard"]
+    )
+    assert TrainingArguments(**json.loads(args.to_json_string())) == args
+    assert list(args.to_dict()) == list(options_of(TrainingArguments))
+
+
+def test_settings_survive_a_trip_to_another_process() -> None:
+    args = TrainingArguments(seed=7, report_to="tensorboard")
+    assert pickle.loads(pickle.dumps(args)) == args  # what multiprocessing does
+
+
+def test_a_path_and_the_home_folder_are_taken_as_folders(tmp_path: Path) -> None:
+    assert TrainingArguments(output_dir=tmp_path).output_dir == str(tmp_path)
+    assert TrainingArguments(output_dir="~/out").output_dir == str(Path.home() / "out")
+
+
+def test_all_trackers_means_the_installed_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that a tracker left in the working directory is no installed tracker."""
+    for name in ("wandb", "mlflow"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [str(tmp_path)])
+    assert TrainingArguments(report_to="all").report_to == ()
+    (tmp_path / "mlflow" / "__init__.py").touch()
+    assert TrainingArguments(report_to="all").report_to == ("mlflow",)
+
+
+def test_trackers_come_as_text_list_or_commas_once_each() -> None:
+    assert TrainingArguments(report_to="wandb, tensorboard,wandb").report_to == ("wandb", "tensorboard")
+    assert TrainingArguments(report_to=["wandb", "tensorboard"]).report_to == ("wandb", "tensorboard")
+    assert TrainingArguments(report_to=["none"]).report_to == ()
+
+
+def test_older_names_are_taken_and_said(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        args = TrainingArguments(no_cuda=True, evaluation_strategy="epoch", use_ipex=True, xpu_backend="ccl")
+    assert (args.use_cpu, args.eval_strategy) == (True, "epoch")
+    said = [record.getMessage() for record in caplog.records]
+    assert said[0] == "no_cuda is an older name of use_cpu, and was taken as true"
+    assert said[1] == "evaluation_strategy is an older name of eval_strategy, and was taken as epoch"
+    assert said[2].startswith("use_ipex has no effect: Intel's extension for PyTorch is archived")
+    assert said[3].startswith("xpu_backend has no effect: whet runs one process")
+
+
+def _transformers_class() -> type:
+    return pytest.importorskip("transformers").TrainingArguments
