@@ -90,7 +90,8 @@ def attention_pair(n: int, d: int, place: Place, p: float = P) -> tuple[Run, Run
 
     def eager(a: Tensor) -> Tensor:
         rows = [row.permute(1, 2, 0, 3)[:, None] for row in a.split(LENGTHS)]
-        return torch.cat([functional.scaled_dot_product_attention(*row, dropout_p=p)[0].transpose(0, 1) for row in rows])
+        outs = [functional.scaled_dot_product_attention(*row, dropout_p=p)[0] for row in rows]
+        return torch.cat([out.transpose(0, 1) for out in outs])
 
     return both_ways(lambda a: fused_attention.attend_joined(a, spec), qkv), both_ways(eager, qkv)
 

@@ -50,7 +50,10 @@ def _articles() -> list[dict[str, Any]]:
             ],
         },
         {"paragraphs": [{"context": _CAVE, "qas": [_question("q3", "Who sleeps?", _answer("Bats", _CAVE))]}]},
-        {"title": "Again", "paragraphs": [{"context": _SENNA, "qas": [_question("q4", "?", _answer("😀 and", _SENNA))]}]},
+        {
+            "title": "Again",
+            "paragraphs": [{"context": _SENNA, "qas": [_question("q4", "?", _answer("😀 and", _SENNA))]}],
+        },
     ]
 
 
@@ -194,7 +197,12 @@ def test_hidden_answers_of_answerable_questions_pass_where_answers_are_not_requi
     ids=["bidi controls", "combining marks", "one word of 5 MB", "line separators"],
 )
 def test_odd_but_right_texts_are_read(context, tmp_path):
-    row = {"id": "a", "context": context, "question": "?", "answers": {"text": ["def"], "answer_start": [context.index("def")]}}
+    row = {
+        "id": "a",
+        "context": context,
+        "question": "?",
+        "answers": {"text": ["def"], "answer_start": [context.index("def")]},
+    }
     path = tmp_path / "odd.jsonl"
     path.write_text(json.dumps(row, ensure_ascii=False) + "\n" + json.dumps(row | {"id": "b"}), encoding="utf-8")
     questions = read_questions(path)

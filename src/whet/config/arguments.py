@@ -2,7 +2,8 @@
 
 import importlib.util
 import json
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -156,7 +157,7 @@ class TrainingArguments:
     """Optimizer steps between logs, for logging_strategy steps. Below 1: a share of the run."""
     logging_first_step: bool = False
     """Log the first optimizer step as well."""
-    report_to: tuple[Tracker, ...] | Tracker = ()
+    report_to: Sequence[str] | str = field(default=(), metadata={"kind": tuple[Tracker, ...]})
     """Trackers that get the logs, separated by commas or one flag each. all: every one that is installed."""
     run_name: str | None = None
     """Name of the run in the trackers. null: they choose one."""

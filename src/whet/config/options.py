@@ -38,7 +38,7 @@ class Option:
 
     name: str
     kind: Any
-    """The annotation."""
+    """What the field holds: its annotation, or where that allows callers more spellings, the `kind` of its metadata."""
     default: Any
     heading: str
     required: bool
@@ -63,7 +63,7 @@ def options_of(cls: type) -> dict[str, Option]:
         heading = spec_of(cls).headings.get(one.name, heading)
         found[one.name] = Option(
             name=one.name,
-            kind=one.type,
+            kind=one.metadata.get("kind", one.type),
             default=one.default_factory() if one.default_factory is not MISSING else one.default,
             heading=heading,
             required=one.metadata.get("required", False),

@@ -49,7 +49,7 @@ def is_switch(kind: Any) -> bool:
 
 def is_many(kind: Any) -> bool:
     """Return whether a field of this annotation holds several values, so that its flag may be repeated."""
-    return any(get_origin(member) is tuple for member in (kind, *get_args(kind)))
+    return get_origin(kind) is tuple
 
 
 def allows_none(kind: Any) -> bool:
@@ -84,10 +84,8 @@ def placeholder(kind: Any) -> str:
 
 
 def _widest(members: Sequence[Any]) -> list[Any]:
-    """Drop what another member already covers: a whole number is a number, one choice is a list of choices."""
-    covered = {int} if float in members else set()
-    covered |= {get_args(member)[0] for member in members if get_origin(member) is tuple}
-    return [member for member in members if member not in covered]
+    """Drop what another member covers: a whole number is a number."""
+    return [member for member in members if not (member is int and float in members)]
 
 
 def _read_union(value: object, members: Sequence[Any]) -> Any:

@@ -1,7 +1,7 @@
 """Dropout, normalisation and activations as native operators with their gradients.
 
-Each one runs `reference_fused` where the native library is absent or does not take the tensors (other devices, float64).
-Masks and all results are the same for any number of threads.
+Each one runs `reference_fused` where the native library is absent or does not take the tensors (another
+device or dtype). Masks and all results are the same for any number of threads.
 """
 
 import ctypes
@@ -94,7 +94,7 @@ class _NormSpec:
 
 class _AddNorm(Function):
     @staticmethod
-    def forward(  # noqa: PLR0913 (autograd passes tensors one by one)
+    def forward(
         ctx: Any, x: Tensor, residual: Tensor | None, linear_bias: Tensor | None, *rest: Any
     ) -> tuple[Tensor, Tensor | None]:
         weight, bias, spec = rest

@@ -69,9 +69,7 @@ def _view(x: Tensor) -> structs.View:
     return structs.View(ptr(x), x.stride(0), x.stride(1))
 
 
-def _arguments(
-    spec: AttentionSpec, qkv: tuple[Tensor, Tensor, Tensor], out: Tensor, lse: Tensor
-) -> structs.Attention:
+def _arguments(spec: AttentionSpec, qkv: tuple[Tensor, Tensor, Tensor], out: Tensor, lse: Tensor) -> structs.Attention:
     q, k, v = qkv
     assert spec.row_starts.dtype == torch.int32
     assert spec.row_starts.is_contiguous()

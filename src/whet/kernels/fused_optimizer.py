@@ -9,8 +9,8 @@ from torch import Tensor
 
 from whet.kernels import reference_fused as reference
 from whet.kernels import structs
-from whet.kernels.native_call import DTYPES, call
 from whet.kernels.library import library
+from whet.kernels.native_call import DTYPES, call
 from whet.kernels.reference_fused import AdamWStep
 
 

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch  # the library must come after torch: torch's own libgomp then serves both, with one pool of threads
 
@@ -16,7 +17,7 @@ FILE_NAME = "_native.so"
 
 
 class Library:
-    """The loaded library. `isa` names the instruction set in use; WHET_ISA=v3 or baseline asks for less than the best."""
+    """The loaded library. `isa` names the instruction set in use; WHET_ISA=v3 or baseline asks for a lesser one."""
 
     def __init__(self, path: Path) -> None:
         loaded = ctypes.CDLL(str(path))
@@ -55,7 +56,7 @@ def _places() -> Iterator[Path]:
     yield Path(str(installed.locate_file(f"whet/kernels/{FILE_NAME}")))
 
 
-def _function(loaded: ctypes.CDLL, name: str, kind: type[ctypes.Structure]) -> ctypes._CFuncPtr:
+def _function(loaded: ctypes.CDLL, name: str, kind: type[ctypes.Structure]) -> Any:
     """Return the operator, after a check that both sides agree on the size of its arguments."""
     size = getattr(loaded, f"whet_sizeof_{name}")
     size.restype = ctypes.c_size_t

@@ -40,7 +40,8 @@ def mask_of(drop: Drop | None, n_rows: int) -> structs.Mask:
     assert place.slots.dtype == place.positions.dtype == torch.int32
     assert place.slots.numel() == place.positions.numel() == n_rows
     low, high = drop.key
-    return structs.Mask(low | high << 32, keep_threshold(drop.p), drop.keep_scale, ptr(place.slots), ptr(place.positions))
+    key = low | high << 32
+    return structs.Mask(key, keep_threshold(drop.p), drop.keep_scale, ptr(place.slots), ptr(place.positions))
 
 
 def float32(tensor: Tensor | None) -> Tensor | None:

@@ -38,7 +38,7 @@ class Drop:
 
 @dataclass(frozen=True)
 class Norm:
-    """The parameters (D,) of a LayerNorm (Ba et al. 2016), or of an RMSNorm (Zhang and Sennrich 2019): no mean, no bias."""
+    """The parameters (D,) of a LayerNorm (Ba et al. 2016) or, without mean, an RMSNorm (Zhang and Sennrich 2019)."""
 
     weight: Tensor
     bias: Tensor | None
@@ -48,7 +48,7 @@ class Norm:
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """What attention does besides the product: `row_starts` (rows + 1,) int32 says where rows begin; a row sees only itself."""
+    """How attention runs: `row_starts` (rows + 1,) int32 says where rows begin; a row sees only itself."""
 
     row_starts: Tensor
     scale: float
@@ -58,7 +58,7 @@ class AttentionSpec:
 
 @dataclass(frozen=True)
 class Tables:
-    """Up to three embedding tables (entries, D), summed; rows of `padding_ids` (one a table, None: none) get no gradient."""
+    """Embedding tables (entries, D) to sum; the rows `padding_ids` (one a table, None: none) get no gradient."""
 
     tables: tuple[Tensor, ...]
     padding_ids: tuple[int | None, ...]
@@ -132,8 +132,13 @@ def squared_norm(tensors: Sequence[Tensor]) -> float:
     return float(sum(tensor.double().square().sum() for tensor in tensors))
 
 
-def adamw(state: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]], rates: Sequence[tuple[float, float]], step: AdamWStep) -> None:
-    """Update (parameter, gradient, m, v) in place; rates are (learning rate, weight decay) (Loshchilov and Hutter 2019, alg. 2)."""
+def adamw(
+    state: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]], rates: Sequence[tuple[float, float]], step: AdamWStep
+) -> None:
+    """Update (parameter, gradient, m, v) in place; rates are (learning rate, weight decay) a tensor.
+
+    Loshchilov and Hutter 2019, algorithm 2.
+    """
     correction1, correction2 = 1 - step.beta1**step.step, 1 - step.beta2**step.step
     with torch.no_grad():
         for (param, grad, m, v), (lr, decay) in zip(state, rates, strict=True):

@@ -2,47 +2,39 @@
 
 import ctypes
 from ctypes import POINTER, c_double, c_float, c_int32, c_int64, c_uint32, c_uint64, c_void_p
-from typing import Any, ClassVar
+from typing import Any
 
 FLOAT32, BFLOAT16 = 0, 1
 GELU_ERF, GELU_TANH, SILU = 0, 1, 2
 
 
+def _fields(*groups: tuple[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """Return ctypes fields from ("names with blanks", type) pairs."""
+    return tuple((name, kind) for names, kind in groups for name in names.split())
+
+
 class Mask(ctypes.Structure):
     """Which elements of a hidden state dropout keeps; all zero: all of them."""
 
-    _fields_: ClassVar[list[Any]] = [
-        ("key", c_uint64),
-        ("threshold", c_uint32),
-        ("scale", c_float),
-        ("slot", c_void_p),
-        ("position", c_void_p),
-    ]
+    _fields_ = _fields(("key", c_uint64), ("threshold", c_uint32), ("scale", c_float), ("slot position", c_void_p))
 
 
 class View(ctypes.Structure):
     """A (tokens, heads, head width) tensor; strides in elements."""
 
-    _fields_: ClassVar[list[Any]] = [("data", c_void_p), ("token_stride", c_int64), ("head_stride", c_int64)]
-
-
-def _fields(*groups: tuple[str, Any]) -> list[tuple[str, Any]]:
-    """Return ctypes fields from ("names with blanks", type) pairs."""
-    return [(name, kind) for names, kind in groups for name in names.split()]
+    _fields_ = _fields(("data", c_void_p), ("token_stride head_stride", c_int64))
 
 
 class Dropout(ctypes.Structure):
     """Arguments of `whet_dropout`."""
 
-    _fields_: ClassVar[list[Any]] = _fields(
-        ("rows width", c_int64), ("dtype reserved", c_int32), ("mask", Mask), ("x y", c_void_p)
-    )
+    _fields_ = _fields(("rows width", c_int64), ("dtype reserved", c_int32), ("mask", Mask), ("x y", c_void_p))
 
 
 class AddNorm(ctypes.Structure):
     """Arguments of `whet_add_norm`."""
 
-    _fields_: ClassVar[list[Any]] = _fields(
+    _fields_ = _fields(
         ("rows width", c_int64),
         ("dtype rms", c_int32),
         ("eps", c_float),
@@ -55,7 +47,7 @@ class AddNorm(ctypes.Structure):
 class AddNormBackward(ctypes.Structure):
     """Arguments of `whet_add_norm_backward`."""
 
-    _fields_: ClassVar[list[Any]] = _fields(
+    _fields_ = _fields(
         ("rows width", c_int64),
         ("dtype rms", c_int32),
         ("mask", Mask),
@@ -66,15 +58,13 @@ class AddNormBackward(ctypes.Structure):
 class BiasAct(ctypes.Structure):
     """Arguments of `whet_bias_act` and its backward."""
 
-    _fields_: ClassVar[list[Any]] = _fields(
-        ("rows width", c_int64), ("dtype kind", c_int32), ("x bias y dy dx dbias", c_void_p)
-    )
+    _fields_ = _fields(("rows width", c_int64), ("dtype kind", c_int32), ("x bias y dy dx dbias", c_void_p))
 
 
 class GatedAct(ctypes.Structure):
     """Arguments of `whet_gated_act` and its backward."""
 
-    _fields_: ClassVar[list[Any]] = _fields(
+    _fields_ = _fields(
         ("rows width", c_int64),
         ("dtype kind", c_int32),
         ("gate up", c_void_p),
@@ -87,7 +77,7 @@ class GatedAct(ctypes.Structure):
 class Attention(ctypes.Structure):
     """Arguments of `whet_attention` and its backward."""
 
-    _fields_: ClassVar[list[Any]] = _fields(
+    _fields_ = _fields(
         ("n_rows heads key_heads head_width", c_int64),
         ("dtype causal", c_int32),
         ("scale", c_float),
@@ -105,15 +95,13 @@ class Attention(ctypes.Structure):
 class GradNorm(ctypes.Structure):
     """Arguments of `whet_grad_norm`."""
 
-    _fields_: ClassVar[list[Any]] = _fields(
-        ("n_tensors", c_int64), ("grads sizes dtypes", c_void_p), ("result", POINTER(c_double))
-    )
+    _fields_ = _fields(("n_tensors", c_int64), ("grads sizes dtypes", c_void_p), ("result", POINTER(c_double)))
 
 
 class AdamW(ctypes.Structure):
     """Arguments of `whet_adamw`."""
 
-    _fields_: ClassVar[list[Any]] = _fields(
+    _fields_ = _fields(
         ("n_tensors", c_int64),
         ("sizes params dtypes grads first second masters learning_rates weight_decays", c_void_p),
         ("beta1 beta2 eps grad_scale", c_float),
@@ -124,7 +112,7 @@ class AdamW(ctypes.Structure):
 class Embed(ctypes.Structure):
     """Arguments of `whet_embed`."""
 
-    _fields_: ClassVar[list[Any]] = _fields(
+    _fields_ = _fields(
         ("rows width", c_int64),
         ("dtype", c_int32),
         ("eps", c_float),
@@ -137,7 +125,7 @@ class Embed(ctypes.Structure):
 class EmbedBackward(ctypes.Structure):
     """Arguments of `whet_embed_backward`."""
 
-    _fields_: ClassVar[list[Any]] = _fields(
+    _fields_ = _fields(
         ("rows width", c_int64),
         ("dtype reserved", c_int32),
         ("mask", Mask),
@@ -149,7 +137,7 @@ class EmbedBackward(ctypes.Structure):
 class Scatter(ctypes.Structure):
     """Arguments of `whet_scatter`."""
 
-    _fields_: ClassVar[list[Any]] = _fields(
+    _fields_ = _fields(
         ("rows width padding_id", c_int64), ("ids values table_grad order clear", c_void_p), ("n_clear", c_int64)
     )
 

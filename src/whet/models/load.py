@@ -53,8 +53,11 @@ def load_tokenizer(source: ModelSource) -> Any:
     return tokenizer
 
 
-def load_qa_model(source: ModelSource) -> Any:
-    """Return the model with a question answering head, weights in float32 (the master copy of any precision)."""
+def load_qa_model(source: ModelSource, *, trained: bool = False) -> Any:
+    """Return the model with a question answering head, weights in float32 (the master copy of any precision).
+
+    Raises ConfigError where it cannot be loaded, or, if it has to be `trained` already, where weights are missing.
+    """
     import torch
     from transformers import AutoConfig, AutoModelForQuestionAnswering
 
@@ -75,7 +78,15 @@ def load_qa_model(source: ModelSource) -> Any:
             )
     except Exception as error:
         raise _not_loaded("model", source.model, error, "--model_name_or_path") from error
-    _say_what_is_new(model, sorted(report["missing_keys"]))
+    missing = sorted(report["missing_keys"])
+    if trained and missing:
+        raise ConfigError(
+            what="the model has not learnt to answer questions",
+            got=source.model,
+            why=f"its folder holds no weights for {', '.join(missing)}",
+            fix="train it first: whet qa --model_name_or_path ... --do_train --output_dir out, then use the folder out",
+        )
+    _say_what_is_new(model, missing)
     return model
 
 

@@ -22,6 +22,7 @@ from whet.precision import policy
 from whet.train import evaluate, weights
 from whet.train.callbacks import progress, trackers
 from whet.train.callbacks.events import Events
+from whet.train.collate import default_collator
 from whet.train.fit import Fit
 from whet.train.meter import speed
 
@@ -178,15 +179,6 @@ class Trainer:
 
     def _n_eval_batches(self, dataset: Any) -> int:
         return -(-len(dataset) // self.args.per_device_eval_batch_size)
-
-
-def default_collator(processing_class: Any) -> objectives.Collate:
-    """Return how rows are padded where nobody says how: the tokenizer's way if there is one."""
-    from transformers import DataCollatorWithPadding, default_data_collator
-
-    if processing_class is None or not hasattr(processing_class, "pad"):
-        return default_data_collator
-    return DataCollatorWithPadding(processing_class)
 
 
 def _labels_of(batch: Any) -> list[Any]:

@@ -29,9 +29,14 @@ WHET_INLINE VF exponential(VF x) {
   return select(vanishes, VF{}, reinterpret_cast<VF>(reinterpret_cast<VI>(p) + exponent));
 }
 
-WHET_INLINE VF logistic(VF x) { return splat(1.0f) / (splat(1.0f) + exponential(-x)); }
-
 WHET_INLINE VF absolute(VF x) { return reinterpret_cast<VF>(reinterpret_cast<VI>(x) & 0x7FFFFFFF); }
+
+// 1 / (1 + e^-x), by e^-|x|, which cannot overflow.
+WHET_INLINE VF logistic(VF x) {
+  const VF e = exponential(-absolute(x));
+  const VF s = splat(1.0f) / (splat(1.0f) + e);
+  return select(x < VF{}, e * s, s);
+}
 
 // P(X <= x) and the density at x of the standard normal distribution.
 struct Normal {

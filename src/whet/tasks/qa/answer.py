@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from whet.data.batch import Batch
 from whet.models.objective import SpanObjective
 from whet.tasks.qa.decode import DecodeOptions, decode, write_predictions
 from whet.tasks.qa.metrics import squad_metrics
 from whet.tasks.qa.spans import concat, top_spans
 from whet.tasks.qa.splits import Split
-from whet.tasks.qa.types import Predictions, SpanScores
+from whet.tasks.qa.types import Predictions
 from whet.train.trainer import Trainer
 
 
-def predict(trainer: Trainer, split: Split, options: DecodeOptions) -> Predictions:
-    """Return the answers; of the logits only the best starts and ends of each window are ever kept."""
-    return decode(split.questions, split.windows, concat(list(_scores(trainer, split, options))), options)
+def predict(
+    objective: SpanObjective, outputs: Iterable[tuple[Batch, Any]], split: Split, options: DecodeOptions
+) -> Predictions:
+    """Return the answers from the model's outputs over the split's rows.
 
-
-def _scores(trainer: Trainer, split: Split, options: DecodeOptions) -> Iterator[SpanScores]:
-    objective = trainer.objective
-    assert isinstance(objective, SpanObjective)
-    for batch, output in trainer.forward_batches(split.rows):
+    Of the logits only the best starts and ends of each window are ever kept.
+    """
+    scores = []
+    for batch, output in outputs:
         start, end, row_starts = objective.span_logits(output, batch)
-        yield top_spans(start.float(), end.float(), row_starts, options.n_best_size)
+        scores.append(top_spans(start.float(), end.float(), row_starts, options.n_best_size))
+    return decode(split.questions, split.windows, concat(scores), options)
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,9 @@ class Judge:
 
     def __call__(self, trainer: Trainer, _: Any = None) -> dict[str, float]:
         """Write the prediction files, and return the metrics; none for a test set that comes without answers."""
-        predictions = predict(trainer, self.split, self.options)
+        assert isinstance(trainer.objective, SpanObjective)
+        outputs = trainer.forward_batches(self.split.rows)
+        predictions = predict(trainer.objective, outputs, self.split, self.options)
         write_predictions(predictions, self.folder, self.prefix)
         may_be_empty = self.options.version_2_with_negative and self.prefix == "eval"
         if not may_be_empty and not any(answers.texts for answers in self.split.questions.answers):

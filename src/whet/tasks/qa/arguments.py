@@ -1,6 +1,7 @@
 """The options of question answering, in the names and with the defaults of the guides' `run_qa.py`."""
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -53,14 +54,14 @@ class QaArguments:
     overwrite_cache: bool = False
     """Tokenize again even if the tokens of this data are cached."""
     preprocessing_num_workers: int | None = None
-    """Processes that tokenize. null: one, whose tokenizer uses every core already."""
+    """Threads that tokenize. null: one for each core that this process may use."""
     max_seq_length: int = 384
     """Longest row in tokens, question and context together. Longer contexts are cut into overlapping windows."""
     doc_stride: int = 128
     """Tokens that two neighbouring windows share. An answer no longer than this is whole in one of them."""
     pad_to_max_length: bool = True
-    """Pad every row to max_seq_length where rows are padded at all. Rows that are packed end to end hold no padding,
-    and padding never changes a result."""
+    """What the log compares with: rows padded to max_seq_length, or with false to the longest of their batch. whet
+    itself packs rows end to end, without padding."""
 
     version_2_with_negative: bool = False
     """Some questions have no answer in their context, as in SQuAD v2.0."""
@@ -87,7 +88,7 @@ class AskArguments:
     flag."""
     context: str = field(default="", metadata={"required": True})
     """UTF-8 text file in which the answer stands. - reads standard input."""
-    question: tuple[str, ...] | str = field(default=(), metadata={"required": True})
+    question: Sequence[str] | str = field(default=(), metadata={"required": True, "kind": tuple[str, ...]})
     """What to ask. Repeat the flag to ask more about the same text."""
     max_seq_length: int = 384
     """Longest row in tokens, question and text together. Longer texts are cut into overlapping windows."""

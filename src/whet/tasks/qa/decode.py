@@ -108,7 +108,8 @@ def _with_fallback(kept: Candidates, n_questions: int, *, only_alone: bool) -> C
 
 def _without_null(questions: Questions, kept: Candidates) -> Predictions:
     nbest = _nbest(questions, kept)
-    return Predictions(best={name: str(entries[0]["text"]) for name, entries in nbest.items()}, nbest=nbest)
+    best = {name: str(entries[0]["text"]) for name, entries in nbest.items()}
+    return Predictions(best=best, nbest=nbest, spans=_spans(questions, kept))
 
 
 def _with_null_odds(questions: Questions, kept: Candidates, nulls: Candidates, threshold: float) -> Predictions:
@@ -121,6 +122,7 @@ def _with_null_odds(questions: Questions, kept: Candidates, nulls: Candidates, t
     return Predictions(
         best={name: "" if no else text for name, no, text in zip(nbest, silent, texts, strict=True)},
         nbest=nbest,
+        spans=_spans(questions, kept),
         null_odds=dict(zip(nbest, odds.tolist(), strict=True)),
     )
 
@@ -142,6 +144,13 @@ def _nbest(questions: Questions, kept: Candidates) -> dict[str, list[dict[str, f
         name: [entry(i, questions.context(q)) for i in range(bounds[q], bounds[q + 1])]
         for q, name in enumerate(questions.ids)
     }
+
+
+def _spans(questions: Questions, kept: Candidates) -> dict[str, list[tuple[int, int]]]:
+    """Return the characters of every question's entries, in the order of `_nbest`."""
+    bounds = np.searchsorted(kept.question, np.arange(len(questions) + 1))
+    places = list(zip(kept.begin.tolist(), kept.end.tolist(), strict=True))
+    return {name: places[bounds[q] : bounds[q + 1]] for q, name in enumerate(questions.ids)}
 
 
 def _softmax(score: np.ndarray, bounds: np.ndarray) -> np.ndarray:

@@ -7,13 +7,16 @@ import time
 from whet import log
 from whet.config.arguments import TrainingArguments
 from whet.config.rules import require_output_dir
+from whet.config.settings import refuse
 from whet.tasks.qa.arguments import QaArguments
+from whet.tasks.qa.rules import check_run
 from whet.tasks.qa.splits import read_split
 
 
 def run_qa(qa: QaArguments, args: TrainingArguments) -> int:
     """Run the command; return its exit code. Whatever is wrong with folder or data is raised before torch is loaded."""
     log.set_up()
+    refuse(check_run(qa, args))
     started_s = time.perf_counter()
     may_hold_files = args.overwrite_output_dir or bool(args.resume_from_checkpoint) or not args.do_train
     folder = require_output_dir(args.output_dir, may_hold_files)

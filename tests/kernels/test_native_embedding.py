@@ -1,0 +1,93 @@
+"""Embeddings, LayerNorm and dropout in one pass, and gradients of the rows in use alone."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from native_support import (
+    assert_near_float64,
+    assert_same_on_two_threads,
+    need_native,
+    outputs_and_gradients,
+    place_of,
+    quick,
+)
+
+from whet.kernels import fused_embedding, reference_fused
+from whet.kernels.fused_embedding import RowGradient
+from whet.kernels.reference_fused import Drop, Norm, Tables
+
+need_native()
+ENTRIES = (50, 130, 2)
+
+
+def case(n, width, n_tables):
+    """Return ids and [tables, weight, bias]."""
+    generator = torch.Generator().manual_seed(n + width)
+    ids = [torch.randint(0, entries, (n,), generator=generator) for entries in ENTRIES[:n_tables]]
+    shapes = [(entries, width) for entries in ENTRIES[:n_tables]] + [(width,), (width,)]
+    return ids, [torch.randn(shape, generator=generator) for shape in shapes]
+
+
+def embedded_by(module, ids, drop):
+    def run(*tensors):
+        *tables, weight, bias = tensors
+        paddings = (0, *[None] * (len(tables) - 1))
+        return module.embed(ids, Tables(tuple(tables), paddings), Norm(weight, bias, 1e-12), drop=drop)
+
+    return run
+
+
+@quick
+@given(n=st.integers(1, 120), width=st.integers(8, 100), n_tables=st.integers(1, 3), p=st.sampled_from([0.0, 0.2]))
+def test_up_to_three_tables(n, width, n_tables, p):
+    ids, tensors = case(n, width, n_tables)
+    drop = Drop(p, place_of([n]), 1)
+    assert_near_float64(embedded_by(fused_embedding, ids, drop), embedded_by(reference_fused, ids, drop), tensors)
+
+
+def test_the_padding_entry_gets_no_gradient():
+    ids, tensors = case(40, 16, 2)
+    ids[0][:10] = 0
+    _, table_grad, *_ = outputs_and_gradients(embedded_by(fused_embedding, ids, None), tensors)
+    assert torch.equal(table_grad[0], torch.zeros(16))
+
+
+def test_kept_gradients_are_those_of_fresh_ones():
+    """Three steps with other ids each, the second over two micro-batches: nothing of a step is left in the next."""
+    _, (table, weight, bias) = case(1, 32, 1)
+    kept, plain = table.clone().requires_grad_(), table.clone().requires_grad_()
+    rows = RowGradient(kept)
+    for step, n_micro in enumerate([1, 2, 1]):
+        kept.grad = plain.grad = None
+        for micro in range(n_micro):
+            ids = [torch.randint(0, 50, (20,), generator=torch.Generator().manual_seed(10 * step + micro))]
+            for own, gradients in ((kept, [rows]), (plain, None)):
+                y = fused_embedding.embed(ids, Tables((own,), (None,)), Norm(weight, bias, 1e-5), gradients=gradients)
+                y.square().sum().backward()
+        assert torch.equal(kept.grad, plain.grad)
+
+
+def test_forgetting_clears_what_others_wrote():
+    _, (table, weight, bias) = case(1, 32, 1)
+    kept = table.clone().requires_grad_()
+    rows = RowGradient(kept)
+    rows.buffer += 1.0
+    rows.forget()
+    ids = [torch.tensor([3, 4])]
+    fused_embedding.embed(ids, Tables((kept,), (None,)), Norm(weight, bias, 1e-5), gradients=[rows]).sum().backward()
+    untouched = torch.ones(50, dtype=torch.bool)
+    untouched[[3, 4]] = False
+    assert torch.equal(kept.grad[untouched], torch.zeros(48, 32))
+
+
+def test_an_id_outside_of_the_table_is_refused():
+    _, tensors = case(5, 16, 1)
+    with pytest.raises(IndexError):
+        embedded_by(fused_embedding, [torch.tensor([50])], None)(*tensors)
+
+
+def test_nothing_depends_on_threads():
+    ids, tensors = case(500, 48, 3)
+    drop = Drop(0.1, place_of([500]), 1)
+    assert_same_on_two_threads(lambda: outputs_and_gradients(embedded_by(fused_embedding, ids, drop), tensors))

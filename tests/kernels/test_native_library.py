@@ -1,0 +1,81 @@
+"""Finding, loading and building the native library."""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from native_support import need_native, place_of
+
+from whet.errors import ConfigError
+from whet.kernels import build, fused, library, reference
+from whet.kernels.reference_fused import Drop
+
+need_native()
+
+_PROBE = """
+import json, torch
+from whet.kernels.library import library
+from whet.kernels import fused, reference_fused as plain
+x = torch.linspace(-3, 3, 1000).view(10, 100)
+norm = plain.Norm(torch.linspace(0, 1, 100), None, 1e-5)
+results = [fused.bias_act(x, None, "gelu"), fused.add_norm(x, None, norm)[0]]
+exact = [plain.bias_act(x.double(), None, "gelu"), plain.add_norm(x.double(), None, norm)[0]]
+error = max(float((a - b).abs().max()) for a, b in zip(results, exact))
+maps = {line.split()[-1] for line in open("/proc/self/maps") if "omp" in line.rsplit("/", 1)[-1]}
+print(json.dumps({"isa": library().isa, "error": error, "openmp": sorted(maps)}))
+"""
+
+
+def probe(**environment):
+    done = subprocess.run(
+        [sys.executable, "-c", _PROBE], env={**os.environ, **environment}, capture_output=True, text=True, check=True
+    )
+    return json.loads(done.stdout)
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux's /proc")
+def test_one_openmp_serves_torch_and_us():
+    assert len([name for name in probe()["openmp"] if "libgomp" in name or "libomp" in name]) == 1
+
+
+@pytest.mark.parametrize("level", ["baseline", "v3"])
+def test_a_lesser_instruction_set_gives_right_results(level):
+    found = probe(WHET_ISA=level)
+    assert found["isa"] in {"baseline", "x86-64", "x86-64-v3"}
+    assert found["error"] < 2e-6
+
+
+def test_plain_torch_runs_where_the_library_is_absent(monkeypatch, tmp_path, caplog):
+    monkeypatch.setattr(library, "_places", lambda: iter([tmp_path / "none.so"]))
+    library.library.cache_clear()
+    place = place_of([4])
+    try:
+        with caplog.at_level(logging.WARNING):
+            found = fused.dropout(torch.ones(4, 8), Drop(0.5, place, 0))
+            fused.dropout(torch.ones(4, 8), Drop(0.5, place, 1))
+    finally:
+        library.library.cache_clear()
+    assert torch.equal(found, reference.dropout(torch.ones(4, 8), 0.5, place, 0))
+    assert len(caplog.records) == 1
+
+
+def test_a_file_that_is_no_library_is_left_alone(monkeypatch, tmp_path, caplog):
+    (tmp_path / "broken.so").write_bytes(b"not a library")
+    monkeypatch.setattr(library, "_places", lambda: iter([tmp_path / "broken.so"]))
+    library.library.cache_clear()
+    try:
+        with caplog.at_level(logging.WARNING):
+            assert library.library() is None
+    finally:
+        library.library.cache_clear()
+    assert "broken.so" in caplog.text
+
+
+def test_building_without_a_source_tree_says_what_to_do(tmp_path):
+    with pytest.raises(ConfigError, match="no source tree"):
+        build.build(tmp_path)
