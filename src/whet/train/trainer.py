@@ -17,6 +17,7 @@ from transformers.trainer_utils import EvalPrediction, PredictionOutput, TrainOu
 from whet.config.arguments import TrainingArguments
 from whet.errors import ConfigError, DataError
 from whet.log import logger
+from whet.methods import fuse
 from whet.models import objective as objectives
 from whet.precision import policy
 from whet.train import evaluate, weights
@@ -63,7 +64,7 @@ class Trainer:
         default = default_collator(processing_class)
         self.objective = objectives.choose(self.model, data_collator, default, padded_length)
         self.precision = policy.build(self.args, self.device)
-        self._say_how_batches_run()
+        self._fuse()
         self.state = TrainerState(train_batch_size=self.args.per_device_train_batch_size)
         shown = progress.for_this_output(bar=not self.args.disable_tqdm)
         self.events = Events(self.args, [shown, *trackers.build(self.args), *callbacks], model=self.model)
@@ -140,12 +141,14 @@ class Trainer:
         self.state.log_history.append(logs | {"step": self.state.global_step})
         self.events.send("on_log", self.state, logs=logs)
 
-    def _say_how_batches_run(self) -> None:
+    def _fuse(self) -> None:
+        """Put the fused operators in where they can serve, and say how batches will run."""
         name = getattr(getattr(self.model, "config", None), "model_type", type(self.model).__name__)
-        if self.objective.packed:
-            logger.info("batches run without padding (%s)", name)
-        else:
+        if not isinstance(self.objective, objectives.PackedSpans):
             logger.info("batches run padded: whet does not know %s with this head and collator without padding", name)
+            return
+        fused = fuse.apply(self.objective.model) if fuse.possible(self.objective.model) else "operators in plain torch"
+        logger.info("batches run without padding (%s), %s", name, fused)
 
     def _evaluation_set(self, given: Any) -> Any:
         dataset = self.eval_dataset if given is None else given

@@ -178,6 +178,16 @@ struct Scatter {
   int64_t n_clear;
 };
 
+// losses[i] = log of the sum of exp(logits[i]) - logits[i][labels[i]]; rows of a negative label lose nothing.
+// With `differentiate`, the logits are overwritten by their gradient, softmax - one-hot (0 for such rows).
+struct CrossEntropy {
+  int64_t rows, width, stride;  // stride between rows, in elements
+  int32_t dtype, differentiate;
+  void* logits;
+  const int64_t* labels;
+  float* losses;
+};
+
 #define WHET_OPERATORS(X)                      \
   X(dropout, Dropout)                          \
   X(add_norm, AddNorm)                         \
@@ -192,7 +202,8 @@ struct Scatter {
   X(adamw, AdamW)                              \
   X(embed, Embed)                              \
   X(embed_backward, EmbedBackward)             \
-  X(scatter, Scatter)
+  X(scatter, Scatter)                          \
+  X(cross_entropy, CrossEntropy)
 
 // What one instruction set offers.
 struct Table {

@@ -51,11 +51,11 @@ def cached_windows(
         return make_windows(questions, tokenizer, options, n_threads=n_threads)
     key = windows_key(questions, tokenizer, options)
     path = folder / f"windows-{key}.safetensors"
-    if not overwrite_cache and (found := _read(path, key)) is not None:
+    if not overwrite_cache and (found := _read(path, key, warn=False)) is not None:
         return found
     lock, waited = _lock(path)
     try:
-        if (waited or not overwrite_cache) and (found := _read(path, key)) is not None:
+        if (waited or not overwrite_cache) and (found := _read(path, key, warn=True)) is not None:
             return found
         windows = make_windows(questions, tokenizer, options, n_threads=n_threads)
         if lock is not None:
@@ -136,8 +136,8 @@ def _lock(path: Path) -> tuple[BaseFileLock | None, bool]:
         return None, False
 
 
-def _read(path: Path, key: str) -> Windows | None:
-    """Return the windows in this file; None if there is none or it is damaged, which is logged."""
+def _read(path: Path, key: str, *, warn: bool) -> Windows | None:
+    """Return the windows in this file; None if there is none or it is damaged."""
     from safetensors import SafetensorError, safe_open
 
     if not path.is_file():
@@ -146,11 +146,12 @@ def _read(path: Path, key: str) -> Windows | None:
         with safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
+        damage = metadata.get("key") != key or metadata.get("checksum") != _checksum(arrays)
+        reason = "it does not hold what was written" if damage else ""
     except (OSError, SafetensorError) as error:
-        _log.warning("%s cannot be read (%s): the windows are made anew", path, error)
-        return None
-    if metadata.get("key") != key or metadata.get("checksum") != _checksum(arrays):
-        _log.warning("%s is damaged: the windows are made anew", path)
+        arrays, reason = {}, str(error)
+    if reason:
+        _log.log(logging.WARNING if warn else logging.DEBUG, "%s is damaged, and made anew: %s", path, reason)
         return None
     _log.info("windows read from %s", path)
     return Windows(rows=RowStore.from_arrays(arrays), **{name: arrays[name] for name in _PER_ROW})

@@ -1,0 +1,66 @@
+// Cross entropy of rows of logits, which become their own gradient.
+#include "mathfn.h"
+#include "operators.h"
+
+namespace whet {
+namespace WHET_ISA {
+namespace {
+
+template <class T>
+float top_of(const T* x, int64_t width) {
+  VF most = splat(-kInfinity);
+  for_vectors(width, [&](int64_t c, int n) {
+    const VF v = get(x + c, n);
+    most = larger(most, n == W ? v : select(lane_numbers() < splat_i(n), v, splat(-kInfinity)));
+  });
+  return lane_max(most);
+}
+
+template <class T>
+double exp_sum(const T* x, int64_t width, float top) {
+  constexpr int64_t kShort = 4096;  // fp32 sums stay short; the long sum is in double
+  double total = 0.0;
+  for (int64_t first = 0; first < width; first += kShort) {
+    VF sum = VF{};
+    for_vectors(width - first < kShort ? width - first : kShort, [&](int64_t c, int n) {
+      const VF e = exponential(get(x + first + c, n) - splat(top));
+      sum += n == W ? e : select(lane_numbers() < splat_i(n), e, VF{});
+    });
+    total += static_cast<double>(lane_sum(sum));
+  }
+  return total;
+}
+
+float value_of(const float* x) { return *x; }
+float value_of(const bf16* x) { return load_some(x, 1)[0]; }
+
+template <class T>
+float row_loss(T* x, int64_t width, int64_t label, bool differentiate) {
+  if (label < 0) {
+    if (differentiate) std::memset(x, 0, static_cast<size_t>(width) * sizeof(T));
+    return 0.0f;
+  }
+  const float top = top_of(x, width);
+  const double total = exp_sum(x, width, top);
+  const float loss = static_cast<float>(__builtin_log(total) + (static_cast<double>(top) - value_of(x + label)));
+  if (!differentiate) return loss;
+  const float inverse = static_cast<float>(1.0 / total);
+  const float at_label = exponential(splat(value_of(x + label) - top))[0] * inverse - 1.0f;
+  for_vectors(width, [&](int64_t c, int n) { put(x + c, exponential(get(x + c, n) - splat(top)) * splat(inverse), n); });
+  store_some(x + label, splat(at_label), 1);
+  return loss;
+}
+
+template <class T>
+void run(const CrossEntropy& a) {
+#pragma omp parallel for schedule(static)
+  for (int64_t r = 0; r < a.rows; ++r)
+    a.losses[r] = row_loss(static_cast<T*>(a.logits) + r * a.stride, a.width, a.labels[r], a.differentiate != 0);
+}
+
+}  // namespace
+
+void cross_entropy(const CrossEntropy& a) { a.dtype == kBfloat16 ? run<bf16>(a) : run<float>(a); }
+
+}  // namespace WHET_ISA
+}  // namespace whet

@@ -1,0 +1,74 @@
+"""The chunked cross entropy against the textbook in float64."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from native_support import assert_near_float64, assert_same_on_two_threads, need_native, outputs_and_gradients, quick
+
+from whet.kernels import fused_loss, reference_fused
+
+need_native()
+
+
+def case(n, width, n_words, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(n + width + n_words)
+    labels = torch.randint(-1, n_words, (n,), generator=generator)
+    labels[labels == -1] = -100
+    return (
+        torch.randn(n, width, generator=generator).to(dtype),
+        torch.randn(n_words, width, generator=generator).to(dtype),
+        labels,
+    )
+
+
+@quick
+@given(
+    n=st.integers(1, 40),
+    n_words=st.integers(2, 300),
+    chunk_rows=st.integers(1, 20),
+)
+def test_any_chunk_gives_the_textbook_loss(n, n_words, chunk_rows):
+    hidden, weight, labels = case(n, 24, n_words)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fused_loss, "_CHUNK_BYTES", chunk_rows * n_words * 4)
+        assert_near_float64(
+            lambda h, w: fused_loss.linear_cross_entropy(h, w, labels),
+            lambda h, w: reference_fused.linear_cross_entropy(h, w, labels),
+            [hidden, weight],
+        )
+
+
+def test_bf16():
+    hidden, weight, labels = case(30, 24, 200, torch.bfloat16)
+    found = outputs_and_gradients(lambda h, w: fused_loss.linear_cross_entropy(h, w, labels), [hidden, weight])
+    exact = outputs_and_gradients(
+        lambda h, w: reference_fused.linear_cross_entropy(h, w, labels), [hidden.double(), weight.double()]
+    )
+    for ours, theirs in zip(found, exact, strict=True):  # the logits themselves are rounded to 8 bits: scores reach 20
+        assert float((ours - theirs).norm() / theirs.norm()) < 0.03
+
+
+def test_rows_without_label_count_nothing():
+    hidden, weight, labels = case(6, 8, 11)
+    labels[:] = -100
+    loss, *grads = outputs_and_gradients(lambda h, w: fused_loss.linear_cross_entropy(h, w, labels), [hidden, weight])
+    assert float(loss) == 0.0
+    assert all(float(grad.abs().max()) == 0.0 for grad in grads)
+
+
+def test_a_label_outside_of_the_vocabulary_is_refused():
+    hidden, weight, labels = case(6, 8, 11)
+    labels[2] = 11
+    with pytest.raises(IndexError):
+        fused_loss.linear_cross_entropy(hidden, weight, labels)
+
+
+def test_losses_do_not_depend_on_threads():
+    hidden, weight, labels = case(50, 16, 5000)
+
+    def loss_of(logits):
+        losses = torch.empty(50)
+        return [fused_loss._losses_and_gradient(logits, labels, losses, differentiate=True), losses]
+
+    assert_same_on_two_threads(lambda: loss_of(hidden @ weight.T))

@@ -1,0 +1,97 @@
+"""No code from data: nothing in whet unpickles, evaluates text or hands text to a shell."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FORBIDDEN_MODULES = {"pickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
+FORBIDDEN_CALLS = {
+    "eval": "runs text as code",
+    "exec": "runs text as code",
+    "torch.load": "unpickles; read safetensors",
+    "yaml.load": "can build any object; use yaml.safe_load",
+    "yaml.load_all": "can build any object; use yaml.safe_load_all",
+    "yaml.unsafe_load": "can build any object; use yaml.safe_load",
+    "yaml.full_load": "can build more than data; use yaml.safe_load",
+    "os.system": "goes through a shell; use subprocess.run with a list",
+    "os.popen": "goes through a shell; use subprocess.run with a list",
+}
+FORBIDDEN_TRUE = {
+    "shell": "goes through a shell; pass a list",
+    "allow_pickle": "unpickles",
+    "trust_remote_code": "runs code that comes with a model",
+}
+
+
+def dotted(node: ast.expr) -> str:
+    """Return `a.b.c` for such an expression, and nothing for any other."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute) and (owner := dotted(node.value)):
+        return f"{owner}.{node.attr}"
+    return ""
+
+
+def breaches(source: str) -> Iterator[str]:
+    """Yield one line for each forbidden import or call, whatever name it was imported under."""
+    tree = ast.parse(source)
+    real_names: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            for bound, real in _imported(node):
+                real_names[bound] = real
+                if real.split(".")[0] in FORBIDDEN_MODULES:
+                    yield f"line {node.lineno}: imports {real}, which runs code from data"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            yield from _forbidden(node, real_names)
+
+
+def _imported(node: ast.Import | ast.ImportFrom) -> Iterator[tuple[str, str]]:
+    for alias in node.names:
+        real = alias.name if isinstance(node, ast.Import) else f"{node.module}.{alias.name}"
+        yield alias.asname or alias.name, real
+
+
+def _forbidden(call: ast.Call, real_names: dict[str, str]) -> Iterator[str]:
+    first, _, rest = dotted(call.func).partition(".")
+    real = real_names.get(first, first) + (f".{rest}" if rest else "")
+    if real in FORBIDDEN_CALLS:
+        yield f"line {call.lineno}: {real} {FORBIDDEN_CALLS[real]}"
+    for keyword in call.keywords:
+        is_true = isinstance(keyword.value, ast.Constant) and keyword.value.value is True
+        if keyword.arg in FORBIDDEN_TRUE and is_true:
+            yield f"line {call.lineno}: {keyword.arg}=True {FORBIDDEN_TRUE[keyword.arg]}"
+
+
+def test_no_code_comes_from_data() -> None:
+    files = sorted((ROOT / "src").rglob("*.py"))
+    found = {path.relative_to(ROOT).as_posix(): list(breaches(path.read_text("utf-8"))) for path in files}
+    assert {file: lines for file, lines in found.items() if lines} == {}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import pickle",
+        "from pickle import loads",
+        "def f():\n    import torch as t\n    t.load('x')",
+        "from torch import load as read\nread('x')",
+        "import yaml\nyaml.load('x', Loader=None)",
+        "eval('1')",
+        "exec('1')",
+        "import subprocess\nsubprocess.run('ls', shell=True)",
+        "import os\nos.system('ls')",
+        "import numpy as np\nnp.load('x', allow_pickle=True)",
+        "AutoModel.from_pretrained('x', trust_remote_code=True)",
+    ],
+)
+def test_the_rule_sees_what_it_forbids(source: str) -> None:
+    assert len(list(breaches(source))) == 1
+
+
+def test_the_rule_lets_look_alikes_pass() -> None:
+    assert list(breaches("import json, yaml\nmodel.eval()\njson.load(f)\nyaml.safe_load(f)\nrun(a, shell=False)")) == []
