@@ -27,7 +27,8 @@ def bert(**options: Any) -> BertTokenizer:
 def roberta(**options: Any) -> RobertaTokenizer:
     """A byte-level BPE tokenizer, several tokens for one rare character: <s> A </s></s> B </s>."""
     vocab, merges = _byte_pairs()
-    return RobertaTokenizer(vocab=vocab, merges=merges, model_max_length=512, **options)
+    options |= {"merges": merges}
+    return RobertaTokenizer(vocab=vocab, model_max_length=512, **options)
 
 
 def xlnet_like() -> PreTrainedTokenizerFast:

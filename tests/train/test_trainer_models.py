@@ -11,7 +11,7 @@ import pytest
 import torch
 from tiny_runs import FORMS, Toy, arguments, assert_same_weights, entries, tiny_bert, toy_rows, toy_trainer, weights_of
 from torch import nn
-from transformers import BertForSequenceClassification, DataCollatorWithPadding, default_data_collator
+from transformers import BertForSequenceClassification, default_data_collator
 
 import whet
 from whet.errors import ConfigError, DataError
@@ -135,13 +135,10 @@ def test_accumulated_batches_train_as_one_large_batch(tmp_path: Path) -> None:
 def test_a_head_with_a_padding_collator_learns(tmp_path: Path) -> None:
     """The label of a row says whether its first token is 7; the rows differ in length."""
 
-    class Pads:
-        def pad(self, rows: Rows, **_: Any) -> dict[str, Any]:
-            width = max(len(row["input_ids"]) for row in rows)
-            filled = [row["input_ids"] + [0] * (width - len(row["input_ids"])) for row in rows]
-            mask = [[1] * len(row["input_ids"]) + [0] * (width - len(row["input_ids"])) for row in rows]
-            labels = [row["label"] for row in rows]
-            return {name: torch.tensor(v) for name, v in (("input_ids", filled), ("attention_mask", mask), ("labels", labels))}
+    def padded(rows: Rows) -> dict[str, torch.Tensor]:
+        width = max(len(row["input_ids"]) for row in rows)
+        ids = torch.tensor([row["input_ids"] + [0] * (width - len(row["input_ids"])) for row in rows])
+        return {"input_ids": ids, "attention_mask": (ids > 0).long(), "labels": torch.tensor([r["label"] for r in rows])}
 
     rows = [{"input_ids": [7 if i % 2 else 8, *range(9, 9 + i % 5)], "label": i % 2} for i in range(16)]
     trainer = whet.Trainer(
@@ -149,7 +146,7 @@ def test_a_head_with_a_padding_collator_learns(tmp_path: Path) -> None:
         args=arguments(tmp_path, num_train_epochs=8, logging_steps=1, lr_scheduler_type="constant"),
         train_dataset=rows,
         eval_dataset=rows,
-        data_collator=DataCollatorWithPadding(Pads()),  # pyright: ignore[reportArgumentType]
+        data_collator=padded,
         compute_metrics=lambda judged: {"right": float((judged.predictions.argmax(-1) == judged.label_ids).mean())},
     )
     trainer.train()

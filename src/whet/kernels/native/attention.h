@@ -109,12 +109,12 @@ static void spread(const float* rows, const View& view, Span span, int64_t width
 WHET_INLINE void transpose4(const float* from, int64_t ld, float* to, int64_t ld_to) {
   const V4 r0 = *reinterpret_cast<const V4Mem*>(from), r1 = *reinterpret_cast<const V4Mem*>(from + ld);
   const V4 r2 = *reinterpret_cast<const V4Mem*>(from + 2 * ld), r3 = *reinterpret_cast<const V4Mem*>(from + 3 * ld);
-  const V4 a = __builtin_shufflevector(r0, r1, 0, 4, 1, 5), b = __builtin_shufflevector(r2, r3, 0, 4, 1, 5);
-  const V4 c = __builtin_shufflevector(r0, r1, 2, 6, 3, 7), d = __builtin_shufflevector(r2, r3, 2, 6, 3, 7);
-  *reinterpret_cast<V4Mem*>(to) = __builtin_shufflevector(a, b, 0, 1, 4, 5);
-  *reinterpret_cast<V4Mem*>(to + ld_to) = __builtin_shufflevector(a, b, 2, 3, 6, 7);
-  *reinterpret_cast<V4Mem*>(to + 2 * ld_to) = __builtin_shufflevector(c, d, 0, 1, 4, 5);
-  *reinterpret_cast<V4Mem*>(to + 3 * ld_to) = __builtin_shufflevector(c, d, 2, 3, 6, 7);
+  const V4 a = WHET_SHUFFLE(r0, r1, 0, 4, 1, 5), b = WHET_SHUFFLE(r2, r3, 0, 4, 1, 5);
+  const V4 c = WHET_SHUFFLE(r0, r1, 2, 6, 3, 7), d = WHET_SHUFFLE(r2, r3, 2, 6, 3, 7);
+  *reinterpret_cast<V4Mem*>(to) = WHET_SHUFFLE(a, b, 0, 1, 4, 5);
+  *reinterpret_cast<V4Mem*>(to + ld_to) = WHET_SHUFFLE(a, b, 2, 3, 6, 7);
+  *reinterpret_cast<V4Mem*>(to + 2 * ld_to) = WHET_SHUFFLE(c, d, 0, 1, 4, 5);
+  *reinterpret_cast<V4Mem*>(to + 3 * ld_to) = WHET_SHUFFLE(c, d, 2, 3, 6, 7);
 }
 
 // panels (n / kPanel, padded, kPanel): the rows (n, padded) transposed panel by panel; missing keys are zero.

@@ -132,13 +132,21 @@ WHET_INLINE void put(T* p, VF x, int n) {
 typedef float V4 __attribute__((vector_size(16)));
 typedef float V4Mem __attribute__((vector_size(16), aligned(4), may_alias));
 
+// Four of the eight floats of a and b, numbered 0..3 and 4..7 (GCC has the first form since version 12).
+#if defined(__clang__) || __GNUC__ >= 12
+#define WHET_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+typedef int32_t I4 __attribute__((vector_size(16)));
+#define WHET_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, I4{__VA_ARGS__})
+#endif
+
 WHET_INLINE float sum_of(V4 x) {
-  const V4 pairs = x + __builtin_shufflevector(x, x, 2, 3, 0, 1);
+  const V4 pairs = x + WHET_SHUFFLE(x, x, 2, 3, 0, 1);
   return pairs[0] + pairs[1];
 }
 
 WHET_INLINE float max_of(V4 x) {
-  const V4 other = __builtin_shufflevector(x, x, 2, 3, 0, 1);
+  const V4 other = WHET_SHUFFLE(x, x, 2, 3, 0, 1);
   const V4 pairs = x > other ? x : other;
   return pairs[0] > pairs[1] ? pairs[0] : pairs[1];
 }

@@ -129,7 +129,7 @@ def _check_room(questions: Questions, options: WindowOptions, room: np.ndarray, 
         return
     worst = stuck[np.argmin(room[stuck])]
     left = int(room[worst])
-    others = f"; {len(stuck) - 1} other questions are too long as well" if len(stuck) > 1 else ""
+    others = f"; in all {len(stuck)} questions are too long" if len(stuck) > 1 else ""
     shorter = f"--doc_stride {left - 1} or less, or " if left > 0 else ""
     raise ConfigError(
         what=f"question {questions.ids[worst]!r} leaves too little room for its context",
