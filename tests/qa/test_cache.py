@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import resource
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
 from pathlib import Path
@@ -186,8 +187,9 @@ def test_of_several_at_once_one_makes_the_windows(overwrite_cache, bert, tmp_pat
     count = cache.make_windows
 
     def make_when_all_wait(*args: Any, **options: Any) -> Windows:
-        while sum(n_waiting) < 3:
-            pass
+        give_up = time.monotonic() + 20
+        while sum(n_waiting) < 3 and time.monotonic() < give_up:
+            time.sleep(0.001)
         return count(*args, **options)
 
     monkeypatch.setattr(cache, "make_windows", make_when_all_wait)

@@ -33,10 +33,10 @@ def _write_model(folder: Path, *, distilled: bool) -> None:
 
     pieces = [*_SPECIAL, *_LETTERS, *(f"##{letter}" for letter in _LETTERS)]
     if distilled:
-        model = DistilBertModel(DistilBertConfig(len(pieces), n_layers=2, n_heads=2, dim=16, hidden_dim=32))
+        model = DistilBertModel(DistilBertConfig(vocab_size=len(pieces), n_layers=2, n_heads=2, dim=16, hidden_dim=32))
     else:
         shape = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 16, "intermediate_size": 32}
-        model = BertModel(BertConfig(len(pieces), **shape))
+        model = BertModel(BertConfig(vocab_size=len(pieces), **shape))
     model.save_pretrained(folder)
     BertTokenizer(vocab={piece: at for at, piece in enumerate(pieces)}).save_pretrained(folder)
 

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 import yaml
@@ -20,6 +21,14 @@ LANGUAGES = {"bash", "python", "yaml", "json", "text"}
 _LIMIT_S = 300
 
 on_every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+
+
+@pytest.fixture(scope="session")
+def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what examples name; a page works on a copy of it."""
+    folder = tmp_path_factory.mktemp("stand-ins")
+    write_stand_ins(folder)
+    return folder
 
 
 def of_language(page: Path, language: str) -> list[Block]:
@@ -59,22 +68,23 @@ def test_yaml_is_data(page: Path) -> None:
 
 
 @on_every_page
-def test_python_compiles_and_its_imports_resolve(page: Path) -> None:
-    trees = [ast.parse(at_own_lines([block]), str(page)) for block in of_language(page, "python")]
-    imports = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+def test_python_compiles_and_what_is_not_run_can_import(page: Path) -> None:
+    trees = {block: ast.parse(at_own_lines([block]), str(page)) for block in of_language(page, "python")}
+    not_run = [node for block, tree in trees.items() if not block.runs for node in ast.walk(tree)]
+    imports = [node for node in not_run if isinstance(node, ast.Import | ast.ImportFrom)]
     if imports:
         run([sys.executable, "-c", "\n".join(map(ast.unparse, imports))], ROOT)
 
 
 @pytest.mark.slow
 @on_every_page
-def test_examples_run(page: Path, tmp_path: Path) -> None:
+def test_examples_run(page: Path, tmp_path: Path, stand_ins: Path) -> None:
     """First the shell blocks, in order, then the Python blocks as one script; all in one folder of stand-ins."""
     shell = [block for block in of_language(page, "bash") if block.runs]
     python = [block for block in of_language(page, "python") if block.runs]
     if not shell and not python:
         return
-    write_stand_ins(tmp_path)
+    copytree(stand_ins, tmp_path, dirs_exist_ok=True)
     write_files(page, tmp_path)
     for block in shell:
         run(["bash", "-euxo", "pipefail", "-c", block.text], tmp_path)
@@ -92,3 +102,8 @@ def run(command: list[str], folder: Path) -> None:
         timeout=_LIMIT_S, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-4000:]
+
+
+def test_an_example_that_fails_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="no such thing"):
+        run(["bash", "-c", "echo no such thing; exit 3"], tmp_path)

@@ -9,10 +9,11 @@ from typing import Any
 from whet.data.store import RowStore
 from whet.log import logger
 from whet.tasks.qa.arguments import QaArguments
+from whet.tasks.qa.cache import cached_windows
 from whet.tasks.qa.read_hub import HubSource, read_hub
 from whet.tasks.qa.squad import read_questions
 from whet.tasks.qa.types import Questions, Windows
-from whet.tasks.qa.windows import WindowOptions, make_windows
+from whet.tasks.qa.windows import WindowOptions
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,14 @@ def read_split(qa: QaArguments, name: str) -> Questions:
 def cut(questions: Questions, tokenizer: Any, qa: QaArguments, *, with_labels: bool) -> Split:
     """Return the questions with their windows, from the cache where they are there."""
     options = WindowOptions(max_seq_length=qa.max_seq_length, doc_stride=qa.doc_stride, with_labels=with_labels)
-    return Split(questions, make_windows(questions, tokenizer, options, n_threads=qa.preprocessing_num_workers))
+    windows = cached_windows(
+        questions,
+        tokenizer,
+        options,
+        overwrite_cache=qa.overwrite_cache,
+        n_threads=qa.preprocessing_num_workers,
+    )
+    return Split(questions, windows)
 
 
 def describe(name: str, split: Split, max_seq_length: int) -> None:

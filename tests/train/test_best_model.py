@@ -1,0 +1,129 @@
+"""The best model: which it is, that it stays on the disk, and that the run ends with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_runs import Recorder, assert_same_weights, checkpoints, losing_metrics, toy_trainer, weights_of
+
+from whet.errors import EXIT_BAD_CONFIG, ConfigError
+
+
+def _run(folder: Path, scores: list[float], **changes: Any) -> tuple[Any, list[dict[str, torch.Tensor]]]:
+    """A run of one step an epoch, evaluated after each; also the weights after each."""
+    seen = Recorder(weights_of)
+    usual = {
+        "per_device_train_batch_size": 12, "num_train_epochs": len(scores), "eval_strategy": "epoch",
+        "save_strategy": "epoch", "metric_for_best_model": "score", "lr_scheduler_type": "constant",
+    }  # fmt: skip
+    trainer = toy_trainer(folder, callbacks=[seen], compute_metrics=losing_metrics(scores), **(usual | changes))
+    trainer.train()
+    return trainer, seen.kept
+
+
+def _steps(folder: Path) -> list[int]:
+    return [int(name.removeprefix("checkpoint-")) for name in checkpoints(folder)]
+
+
+@pytest.mark.parametrize(
+    ("scores", "changes", "best"),
+    [
+        ([1, 3, 2], {}, 2),
+        ([3, 1, 2], {"greater_is_better": False}, 2),
+        ([3, 1, 2], {"metric_for_best_model": "eval_score"}, 1),
+        ([1, 3, 3], {}, 2),  # of equals the first
+        ([1, 2, 3], {}, 3),
+        ([float("nan"), 1, float("nan")], {}, 2),
+    ],
+)
+def test_a_run_ends_with_its_best_weights(tmp_path: Path, scores: list[float], changes: dict[str, Any], best: int) -> None:
+    trainer, after = _run(tmp_path, scores, load_best_model_at_end=True, **changes)
+    assert_same_weights(trainer.model, after[best - 1])
+    assert (trainer.state.best_global_step, trainer.state.best_metric) == (best, scores[best - 1])
+    assert trainer.state.best_model_checkpoint == str(tmp_path / f"checkpoint-{best:08}")
+
+
+def test_without_being_told_a_run_ends_with_its_last_weights(tmp_path: Path) -> None:
+    trainer, after = _run(tmp_path, [1, 3, 2])
+    assert_same_weights(trainer.model, after[-1])
+
+
+def test_the_loss_decides_where_no_metric_is_named(tmp_path: Path) -> None:
+    trainer, after = _run(tmp_path, [1, 2, 3], metric_for_best_model=None, load_best_model_at_end=True)
+    losses = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
+    assert trainer.state.best_metric == min(losses)
+    assert_same_weights(trainer.model, after[losses.index(min(losses))])
+
+
+def test_an_evaluation_before_the_run_takes_no_part(tmp_path: Path) -> None:
+    """There is no checkpoint of step 0 to go back to."""
+    trainer, after = _run(tmp_path, [9, 1, 3, 2], eval_on_start=True, num_train_epochs=3, load_best_model_at_end=True)
+    assert trainer.state.best_global_step == 2
+    assert_same_weights(trainer.model, after[1])
+
+
+def test_of_more_evaluations_than_checkpoints_the_best_checkpoint_is_loaded(tmp_path: Path) -> None:
+    """The best evaluation, at step 1, has no checkpoint; of those at steps 2 and 4 the first was better."""
+    trainer, after = _run(
+        tmp_path, [9, 3, 1, 2], load_best_model_at_end=True, eval_strategy="steps", eval_steps=1, save_strategy="steps",
+        save_steps=2,
+    )  # fmt: skip
+    assert _steps(tmp_path) == [2, 4]
+    assert_same_weights(trainer.model, after[1])
+
+
+@pytest.mark.parametrize(
+    ("scores", "limit", "load_best", "left"),
+    [
+        ([1, 2, 3, 4], 2, False, [3, 4]),
+        ([4, 3, 2, 1], 2, False, [3, 4]),
+        ([4, 3, 2, 1], 2, True, [1, 4]),  # the best takes a place, the newest another
+        ([4, 3, 2, 1], 3, True, [1, 3, 4]),
+        ([1, 2, 3, 4], 2, True, [3, 4]),
+        ([4, 3, 2, 1], 1, True, [1, 4]),  # more than the limit, as in transformers: neither can go
+        ([1, 2, 3, 4], 1, True, [4]),
+        ([1, 2, 3, 4], None, False, [1, 2, 3, 4]),
+    ],
+)
+def test_which_checkpoints_are_kept(
+    tmp_path: Path, scores: list[float], limit: int | None, load_best: bool, left: list[int]
+) -> None:
+    _run(tmp_path, scores, save_total_limit=limit, load_best_model_at_end=load_best)
+    assert _steps(tmp_path) == left
+
+
+def test_checkpoints_of_an_earlier_longer_run_do_not_crowd_out_new_ones(tmp_path: Path) -> None:
+    """With --overwrite_output_dir the folder may hold some, of later steps than the new run will ever take."""
+    _run(tmp_path, [1, 2, 3, 4])
+    trainer, after = _run(tmp_path, [1, 2], overwrite_output_dir=True, save_total_limit=1, seed=1)
+    assert 2 in _steps(tmp_path)
+    assert_same_weights(load_file(tmp_path / "checkpoint-00000002" / "model.safetensors"), after[-1])
+    assert trainer.state.global_step == 2
+
+
+@pytest.mark.parametrize("load_best", [False, True])
+def test_saving_only_the_best(tmp_path: Path, load_best: bool) -> None:
+    trainer, after = _run(tmp_path, [2, 1, 3, 2], save_strategy="best", load_best_model_at_end=load_best)
+    assert _steps(tmp_path) == [1, 3]
+    assert_same_weights(trainer.model, after[2] if load_best else after[3])
+    assert_same_weights(load_file(tmp_path / "checkpoint-00000003" / "model.safetensors"), after[2])
+
+
+def test_a_metric_that_no_evaluation_gives_is_refused_with_those_there_are(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"(?s)metric_for_best_model names no metric.*got: f2.*eval_loss.*eval_score") as caught:
+        _run(tmp_path, [1, 2], metric_for_best_model="f2")
+    assert caught.value.exit_code == EXIT_BAD_CONFIG
+    assert "--metric_for_best_model" in caught.value.problems[0].fix
+
+
+def test_a_second_run_of_a_trainer_looks_for_its_own_best(tmp_path: Path) -> None:
+    """What the first run reached is no mark for the second, whose data may be others."""
+    scores = [5, 6, 1, 2]
+    trainer, _ = _run(tmp_path, scores, num_train_epochs=2, load_best_model_at_end=True)
+    assert trainer.state.best_metric == 6
+    trainer.train()
+    assert (trainer.state.best_metric, trainer.state.best_global_step) == (2, 2)
