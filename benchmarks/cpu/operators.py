@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from whet.kernels import fused, fused_attention, fused_optimizer
+from whet.kernels import fused, fused_attention, fused_embedding, fused_loss, fused_optimizer
 from whet.kernels.library import library
 from whet.kernels.place import Place
-from whet.kernels.reference_fused import AdamWStep, AttentionSpec, Drop, Norm
+from whet.kernels.reference_fused import AdamWStep, AttentionSpec, Drop, Norm, Tables
 
 LENGTHS = [384, 290, 240, 210, 180, 160, 146, 130, 112, 96, 80, 60]
 P = 0.1
@@ -100,6 +100,35 @@ def attention_without_dropout_pair(n: int, d: int, place: Place) -> tuple[Run, R
     return attention_pair(n, d, place, p=0.0)
 
 
+def embedding_pair(n: int, d: int, place: Place) -> tuple[Run, Run]:
+    tables, params = leaves((30522, d), (512, d), (2, d)), leaves((d,), (d,))
+    ids = [torch.randint(0, 30522, (n,)), place.positions.long(), torch.zeros(n, dtype=torch.int64)]
+    kept, drop = [fused_embedding.RowGradient(table) for table in tables], Drop(P, place, 0)
+    grad = torch.randn(n, d)
+
+    def ours() -> None:
+        given, norm = Tables(tuple(tables), (0, None, None)), Norm(params[0], params[1], 1e-12)
+        fused_embedding.embed(ids, given, norm, drop=drop, gradients=kept).backward(grad)
+        forget_gradients()
+
+    def eager() -> None:
+        total = sum(functional.embedding(i, table) for i, table in zip(ids, tables, strict=True))
+        functional.dropout(functional.layer_norm(total, (d,), *params, 1e-12), P).backward(grad)
+        forget_gradients()
+
+    def forget_gradients() -> None:
+        for tensor in (*tables, *params):
+            tensor.grad = None
+
+    return ours, eager
+
+
+def loss_pair(n: int, d: int, _place: Place) -> tuple[Run, Run]:
+    x, labels = leaves((n, d), (32000, d)), torch.randint(0, 32000, (n,))
+    eager = both_ways(lambda h, w: functional.cross_entropy(h @ w.T, labels, reduction="sum"), x)
+    return both_ways(lambda h, w: fused_loss.linear_cross_entropy(h, w, labels), x), eager
+
+
 def adamw_pair(_n: int, d: int, _place: Place) -> tuple[Run, Run]:
     shapes = [(4 * d, d), (d, 4 * d), (3 * d, d), (d, d), (d,), (d,)] * 4
     params = [torch.randn(shape).requires_grad_() for shape in shapes]
@@ -130,6 +159,8 @@ PAIRS = {
     "swiglu": swiglu_pair,
     "attention with dropout": attention_pair,
     "attention without dropout": attention_without_dropout_pair,
+    "embeddings+layernorm+dropout": embedding_pair,
+    "linear+cross entropy": loss_pair,
     "clip+adamw": adamw_pair,
 }
 

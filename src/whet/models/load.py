@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,13 +59,15 @@ def load_qa_model(source: ModelSource, *, trained: bool = False) -> Any:
     import torch
     from transformers import AutoConfig, AutoModelForQuestionAnswering
 
+    from whet.models.quiet import quiet
+
     name = source.config or source.model
     try:
         config = AutoConfig.from_pretrained(name, **source.hub_options())
     except Exception as error:
         raise _not_loaded("model configuration", name, error, "--model_name_or_path") from error
     try:
-        with _quiet():
+        with quiet():
             model, report = AutoModelForQuestionAnswering.from_pretrained(
                 source.model,
                 config=config,
@@ -95,20 +95,6 @@ def max_positions(model: Any) -> int | None:
     table = getattr(model.config, "max_position_embeddings", None)
     family = family_of(model)
     return table if table is None or family is None else table - family.position_offset(model)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep transformers' own report of loading off the terminal; whet says in one line what it amounts to."""
-    from transformers.utils import logging
-
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(before)
 
 
 def _say_what_is_new(model: Any, missing: list[str]) -> None:

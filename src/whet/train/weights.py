@@ -11,6 +11,8 @@ from safetensors.torch import load_file, load_model, save_file, save_model
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from whet.models.quiet import quiet
+
 WEIGHTS = "model.safetensors"
 _OPTIMIZER = "optimizer"
 
@@ -18,7 +20,8 @@ _OPTIMIZER = "optimizer"
 def save_weights(model: nn.Module, folder: Path) -> None:
     """Write the model: with its configuration where it is one of transformers', else its weights alone."""
     if hasattr(model, "save_pretrained"):
-        model.save_pretrained(folder, safe_serialization=True)  # pyright: ignore[reportCallIssue]
+        with quiet():
+            model.save_pretrained(folder)  # pyright: ignore[reportCallIssue]
     else:
         save_model(model, str(folder / WEIGHTS))
 

@@ -1,0 +1,126 @@
+"""The learning rate of every step, for every schedule: as the textbook says and as transformers' own Trainer has it."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+import whet
+
+_PEAK = 1e-3
+_N = 20
+"""Steps of every run here."""
+
+Rate = Callable[[int, int], float]
+"""(step, steps of warm-up) -> learning rate."""
+
+
+class Line(nn.Module):
+    """y = w x, in as few operations as can be."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        return {"loss": ((self.w * x - labels) ** 2).mean()}
+
+
+def _warm(after: Rate) -> Rate:
+    """The rate rises in a line to the peak, then follows `after`."""
+    return lambda step, warm: _PEAK * step / warm if step < warm else after(step, warm)
+
+
+def _progress(step: int, warm: int) -> float:
+    return (step - warm) / (_N - warm)
+
+
+def _polynomial(power: float, end: float) -> Rate:
+    return lambda step, warm: end + (_PEAK - end) * (1 - _progress(step, warm)) ** power
+
+
+_TEXTBOOK: dict[str, tuple[dict[str, Any], Rate]] = {
+    "linear": ({}, _warm(lambda step, warm: _PEAK * (1 - _progress(step, warm)))),
+    "cosine": ({}, _warm(lambda step, warm: _PEAK * (1 + math.cos(math.pi * _progress(step, warm))) / 2)),
+    "cosine in 3 half turns": (
+        {"lr_scheduler_kwargs": {"num_cycles": 1.5}},
+        _warm(lambda step, warm: _PEAK * (1 + math.cos(3 * math.pi * _progress(step, warm))) / 2),
+    ),
+    "constant": ({}, lambda step, warm: _PEAK),
+    "constant_with_warmup": ({}, _warm(lambda step, warm: _PEAK)),
+    "polynomial": ({}, _warm(_polynomial(1.0, 1e-7))),
+    "polynomial squared": (
+        {"lr_scheduler_kwargs": {"power": 2.0, "lr_end": 1e-4}}, _warm(_polynomial(2.0, 1e-4)),
+    ),
+    "inverse_sqrt": (
+        {"lr_scheduler_kwargs": {"timescale": 9}},
+        _warm(lambda step, warm: _PEAK / math.sqrt((step - warm + 9) / 9)),
+    ),
+}  # fmt: skip
+_WARM_UPS: dict[str, tuple[dict[str, float], int]] = {
+    "none": ({}, 0),
+    "steps": ({"warmup_steps": 6}, 6),
+    "share as steps": ({"warmup_steps": 0.17}, 4),  # 3.4, rounded up
+    "ratio": ({"warmup_ratio": 0.3}, 6),
+}
+_CASES = [
+    (schedule, warm_up)
+    for schedule in _TEXTBOOK
+    for warm_up in _WARM_UPS
+    if schedule != "constant" or warm_up == "none"
+]
+
+
+def _rates(library: Any, folder: Path, changes: dict[str, Any]) -> list[float]:
+    usual = {
+        "output_dir": str(folder), "per_device_train_batch_size": 1, "max_steps": _N, "logging_steps": 1,
+        "learning_rate": _PEAK, "use_cpu": True, "save_strategy": "no", "report_to": "none", "disable_tqdm": True,
+    }  # fmt: skip
+    args = library.TrainingArguments(**(usual | changes))
+    rows = [{"x": torch.tensor(1.0), "labels": torch.tensor(0.0)}] * 4
+    trainer = library.Trainer(model=Line(), args=args, train_dataset=rows)
+    trainer.train()
+    return [entry["learning_rate"] for entry in trainer.state.log_history if "learning_rate" in entry]
+
+
+def _settings(schedule: str, warm_up: str) -> dict[str, Any]:
+    return {"lr_scheduler_type": schedule.split()[0]} | _TEXTBOOK[schedule][0] | _WARM_UPS[warm_up][0]
+
+
+@pytest.mark.parametrize(("schedule", "warm_up"), _CASES)
+def test_the_rates_of_the_textbook(tmp_path: Path, schedule: str, warm_up: str) -> None:
+    rate, n_warm = _TEXTBOOK[schedule][1], _WARM_UPS[warm_up][1]
+    found = _rates(whet, tmp_path, _settings(schedule, warm_up))
+    assert found == pytest.approx([rate(step, n_warm) for step in range(_N)], rel=1e-9, abs=1e-18)  # float64 roundings
+
+
+@pytest.mark.skipif(importlib.util.find_spec("accelerate") is None, reason="transformers' Trainer needs accelerate")
+@pytest.mark.parametrize(("schedule", "warm_up"), [case for case in _CASES if case[1] != "ratio"])
+def test_the_rates_of_transformers(tmp_path: Path, schedule: str, warm_up: str) -> None:
+    """transformers 5 has no warmup_ratio any more: a warmup_steps below 1 took its place."""
+    settings = _settings(schedule, warm_up)
+    assert _rates(whet, tmp_path / "whet", settings) == _rates(transformers, tmp_path / "theirs", settings)
+
+
+def test_without_a_timescale_the_inverse_root_takes_the_warm_up_for_it(tmp_path: Path) -> None:
+    found = _rates(whet, tmp_path, {"lr_scheduler_type": "inverse_sqrt", "warmup_steps": 4})
+    assert found[4:] == pytest.approx([_PEAK * math.sqrt(4 / step) for step in range(4, _N)], rel=1e-9)
+
+
+def test_the_schedule_runs_over_the_steps_that_the_epochs_make(tmp_path: Path) -> None:
+    """2.5 epochs of 4 steps: the last of the 10 steps is taken at a tenth of the peak."""
+    found = _rates(whet, tmp_path, {"max_steps": -1, "num_train_epochs": 2.5})
+    assert found == pytest.approx([_PEAK * (10 - step) / 10 for step in range(10)], rel=1e-9)
+
+
+@pytest.mark.parametrize("given", [{"warmup_steps": 0}, {"warmup_ratio": 0.0}])
+def test_no_warm_up_starts_at_the_peak(tmp_path: Path, given: dict[str, float]) -> None:
+    assert _rates(whet, tmp_path, given)[0] == _PEAK

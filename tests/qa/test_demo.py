@@ -1,0 +1,73 @@
+"""The data that ships with whet, and the demonstration on it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from whet.tasks.qa.demo import DATA
+from whet.tasks.qa.squad import read_questions
+
+SPLITS = {name: json.loads((DATA / f"{name}.json").read_text("utf-8")) for name in ("train", "validation")}
+
+
+def paragraphs(split: str) -> list[dict]:
+    return [paragraph for article in SPLITS[split]["data"] for paragraph in article["paragraphs"]]
+
+
+def questions() -> list[tuple[str, dict]]:
+    return [(p["context"], qa) for split in SPLITS for p in paragraphs(split) for qa in p["qas"]]
+
+
+def test_there_is_enough_of_it() -> None:
+    n_impossible = sum(qa["is_impossible"] for _, qa in questions())
+    assert sum(len(paragraphs(split)) for split in SPLITS) >= 60
+    assert len(questions()) >= 400
+    assert 0.08 <= n_impossible / len(questions()) <= 0.12
+
+
+def test_every_answer_stands_at_its_offset() -> None:
+    for context, qa in questions():
+        assert qa["is_impossible"] == (not qa["answers"]), qa["id"]
+        for answer in qa["answers"]:
+            begin = answer["answer_start"]
+            assert context[begin : begin + len(answer["text"])] == answer["text"], qa["id"]
+
+
+def test_the_splits_share_no_paragraph_and_no_question() -> None:
+    contexts = [{p["context"] for p in paragraphs(split)} for split in SPLITS]
+    assert not contexts[0] & contexts[1]
+    ids = [qa["id"] for _, qa in questions()]
+    assert len(ids) == len(set(ids))
+    asked = [(context, qa["question"]) for context, qa in questions()]
+    assert len(asked) == len(set(asked))
+
+
+def test_the_unseen_texts_are_in_no_split() -> None:
+    unseen = json.loads((DATA / "unseen.json").read_text("utf-8"))
+    assert len(unseen) == 3
+    assert not {item["context"] for item in unseen} & {p["context"] for split in SPLITS for p in paragraphs(split)}
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_whet_reads_it(split: str) -> None:
+    read = read_questions(DATA / f"{split}.json")
+    assert len(read) == sum(len(p["qas"]) for p in paragraphs(split))
+    assert len(read.contexts) == len(paragraphs(split))
+
+
+@pytest.mark.slow
+def test_the_demonstration_runs_and_teaches(minilm_dir: Path, tmp_path: Path) -> None:
+    """A quarter of the training: enough to see the whole command, and the loss fall."""
+    command = [sys.executable, "-m", "whet", "demo", "--output_dir", str(tmp_path / "out"), "--num_train_epochs", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "F1 before training" in done.stdout
+    assert done.stdout.count("(characters") >= 3
+    history = json.loads((tmp_path / "out" / "trainer_state.json").read_text())["log_history"]
+    losses = [entry["loss"] for entry in history if "loss" in entry]
+    assert losses[-1] < losses[0] - 0.3
