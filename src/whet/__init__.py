@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from whet.config.arguments import TrainingArguments
     from whet.errors import ConfigError, DataError, WhetError
+    from whet.methods.order import optimize, restore
     from whet.train.trainer import Trainer
 
 __version__ = "0.1.0"
@@ -15,11 +16,13 @@ __version__ = "0.1.0"
 _HOME = {
     "TrainingArguments": "whet.config.arguments",
     "Trainer": "whet.train.trainer",
+    "optimize": "whet.methods.order",
+    "restore": "whet.methods.order",
     "WhetError": "whet.errors",
     "ConfigError": "whet.errors",
     "DataError": "whet.errors",
 }
-__all__ = ["ConfigError", "DataError", "Trainer", "TrainingArguments", "WhetError", "__version__"]
+__all__ = ["ConfigError", "DataError", "Trainer", "TrainingArguments", "WhetError", "__version__", "optimize", "restore"]
 
 
 def __getattr__(name: str) -> Any:

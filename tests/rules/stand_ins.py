@@ -10,7 +10,7 @@ from typing import Any
 
 MODELS = ("distilbert-base-uncased", "distilbert/distilbert-base-uncased", "bert-base-uncased")
 DATA_SETS = ("squad", "rajpurkar/squad")
-FILES = ("train.json", "validation.json", "test.json")
+FILES = ("train.json", "dev.json", "test.json")
 _SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 _LETTERS = list("abcdefghijklmnopqrstuvwxyz0123456789.,?!'\"-")
 _TEXT = "Ada found the old key under the third stone of the garden wall. She gave it to her brother on Monday."

@@ -127,7 +127,7 @@ def assert_same_weights(found: nn.Module | dict[str, Tensor], wanted: nn.Module 
     first, second = (weights_of(one) if isinstance(one, nn.Module) else one for one in (found, wanted))
     assert first.keys() == second.keys()
     different = [name for name in first if not torch.equal(first[name], second[name])]
-    assert not different
+    assert not different, f"these weights differ: {different}"
 
 
 def entries(trainer: whet.Trainer, name: str) -> list[tuple[int, Any]]:

@@ -6,7 +6,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from whet.errors import ConfigError, StorageError
+from whet.errors import ConfigError, WhetError
 
 _PACKAGE = Path(__file__).parent
 _FILE_NAME = "_native.so"
@@ -51,7 +51,7 @@ def _cmake(source: Path) -> str:
 def _run(command: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 (our own cmake calls)
     if done.returncode:
-        raise StorageError(
+        raise WhetError(
             what="the build of the native operators failed",
             got=(done.stdout + done.stderr)[-2000:],
             why=f"{' '.join(command)} ended with {done.returncode}",

@@ -81,7 +81,7 @@ class _Embed(Function):
     def forward(ctx: Any, spec: _Spec, weight: Tensor, bias: Tensor, *rest: Tensor) -> Tensor:
         ids, tables = rest[: len(rest) // 2], rest[len(rest) // 2 :]
         rows, width = ids[0].numel(), tables[0].shape[1]
-        y = torch.empty(rows, width)
+        y = torch.empty(rows, width, dtype=torch.float32)
         mean, rstd = torch.empty(2, rows, dtype=torch.float32).unbind()
         w, b = float32(weight), float32(bias)
         args = structs.Embed(rows, width, DTYPES[y.dtype], spec.eps, mask_of(spec.drop, rows))

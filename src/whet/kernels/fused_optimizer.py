@@ -26,7 +26,7 @@ def squared_norm(tensors: Sequence[Tensor]) -> float:
 
 
 class AdamWTensors:
-    """The tensors that one AdamW updates, with their addresses looked up once.
+    """The tensors that one AdamW updates.
 
     `params` are fp32 or bf16, `first` and `second` (m and v) fp32. `masters` are the fp32 values of bf16 parameters, or
     None where a parameter is its own master.
@@ -43,7 +43,6 @@ class AdamWTensors:
         self.masters = list(masters) if masters is not None else [None] * len(self.params)
         fixed = [*self.params, *self.first, *self.second, *(m for m in self.masters if m is not None)]
         self._native = _native(fixed) and all(t.dtype == torch.float32 for t in fixed[len(self.params) :])
-        self._addresses = [_addresses(group) for group in (self.params, self.first, self.second, self.masters)]
         self._sizes = _sizes(self.params)
 
     def update(self, grads: Sequence[Tensor], rates: Sequence[tuple[float, float]], step: AdamWStep) -> None:
@@ -52,7 +51,9 @@ class AdamWTensors:
             self._update_plainly(grads, rates, step)
             return
         lr, decay = ((ctypes.c_float * len(rates))(*column) for column in zip(*rates, strict=True))
-        params, first, second, masters = self._addresses
+        # looked up each time: an address may change when somebody sets `parameter.data`
+        groups = (self.params, self.first, self.second, self.masters)
+        params, first, second, masters = (_addresses(group) for group in groups)
         addresses, dtypes = _addresses(grads), _dtypes(self.params)
         args = structs.AdamW(len(grads), _at(self._sizes), _at(params), _at(dtypes), _at(addresses))
         args.first, args.second, args.masters = _at(first), _at(second), _at(masters)

@@ -14,7 +14,12 @@ DTYPES = {torch.float32: structs.FLOAT32, torch.bfloat16: structs.BFLOAT16}
 
 
 def native_for(*tensors: Tensor | None) -> Library | None:
-    """Return the library if it can work on these tensors: all on the CPU and of one dtype, fp32 or bf16."""
+    """Return the library if it can work on these tensors: all on the CPU and of one dtype, fp32 or bf16.
+
+    Under torch.compile the answer is None: the compiler cannot look into the library, but it can fuse plain torch.
+    """
+    if torch.compiler.is_compiling():
+        return None
     given = [tensor for tensor in tensors if tensor is not None]
     fits = all(tensor.device.type == "cpu" and tensor.dtype == given[0].dtype for tensor in given)
     return library() if fits and given[0].dtype in DTYPES else None

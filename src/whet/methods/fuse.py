@@ -34,8 +34,12 @@ def possible(packed: PackedModel) -> bool:
     return on_cpu and library() is not None
 
 
-def apply(packed: PackedModel) -> Applied:
-    """Put whet's operators into the model. Weights, their names and the saved form stay as they are."""
+def apply(packed: PackedModel, *, row_gradients: bool = True) -> Applied:
+    """Put whet's operators into the model. Weights, their names and the saved form stay as they are.
+
+    `row_gradients` keeps the word table's gradient between steps and touches only the rows in use; it bypasses hooks on
+    that gradient, so loops that are not whet's go without.
+    """
     native = library()
     assert native is not None
     changed: dict[str, int] = {}
@@ -45,7 +49,7 @@ def apply(packed: PackedModel) -> Applied:
             module.forward = MethodType(FORWARDS[name], module)
             changed[name] = changed.get(name, 0) + 1
         table = getattr(module, "word_embeddings", None)
-        if isinstance(table, nn.Embedding) and table.weight.requires_grad:
+        if row_gradients and isinstance(table, nn.Embedding) and table.weight.requires_grad:
             setattr(table, GRADIENT, RowGradient(table.weight))
     return Applied(changed, native.isa)
 

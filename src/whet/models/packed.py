@@ -15,10 +15,12 @@ from whet.models.families import Family, family_of
 class PlacedDropout(nn.Module):
     """Dropout whose mask is a function of (seed, step, site, row, position, channel); plain dropout outside of whet."""
 
-    def __init__(self, p: float, site: Site) -> None:
+    def __init__(self, plain: nn.Dropout, site: Site) -> None:
         super().__init__()
-        self.p = p
+        self.p = plain.p
         self.site = site
+        self.replaced = (plain,)  # in a tuple, so that it is no submodule
+        self.train(plain.training)
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.p == 0.0:
@@ -39,6 +41,8 @@ class PackedModel:
     module: nn.Module
     family: Family
     placement: Placement
+    attention_before: str
+    """The attention implementation that the model came with."""
 
     @property
     def position_offset(self) -> int:
@@ -77,16 +81,28 @@ def prepare(model: nn.Module) -> PackedModel | None:
         return None
     attention.register()
     placement = Placement()
+    before = str(model.config._attn_implementation)  # pyright: ignore[reportAttributeAccessIssue]
     _place_sites(model, family, placement)
     model.set_attn_implementation(attention.NAME)  # pyright: ignore[reportCallIssue]
-    return PackedModel(model, family, placement)
+    return PackedModel(model, family, placement, before)
+
+
+def release(packed: PackedModel) -> None:
+    """Undo `prepare`, exactly."""
+    for parent in packed.module.modules():
+        parent.__dict__.pop(attention.SITE, None)
+        for name, child in list(parent.named_children()):
+            if isinstance(child, PlacedDropout):
+                child.replaced[0].train(child.training)
+                setattr(parent, name, child.replaced[0])
+    packed.module.set_attn_implementation(packed.attention_before)  # pyright: ignore[reportCallIssue]
 
 
 def _place_sites(model: nn.Module, family: Family, placement: Placement) -> None:
     """Number every attention and every dropout in the order of the model's modules."""
     holders = [module for module in model.modules() if type(module).__name__ in family.attention]
     dropouts = [
-        (parent, name)
+        (parent, name, child.replaced[0] if isinstance(child, PlacedDropout) else child)
         for parent in model.modules()
         for name, child in parent.named_children()
         if isinstance(child, nn.Dropout | PlacedDropout)
@@ -94,5 +110,5 @@ def _place_sites(model: nn.Module, family: Family, placement: Placement) -> None
     n_sites = len(holders) + len(dropouts)
     for number, holder in enumerate(holders):
         setattr(holder, attention.SITE, Site(placement, number, n_sites))
-    for number, (parent, name) in enumerate(dropouts, start=len(holders)):
-        setattr(parent, name, PlacedDropout(getattr(parent, name).p, Site(placement, number, n_sites)))
+    for number, (parent, name, plain) in enumerate(dropouts, start=len(holders)):
+        setattr(parent, name, PlacedDropout(plain, Site(placement, number, n_sites)))

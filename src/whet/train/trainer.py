@@ -17,7 +17,7 @@ from transformers.trainer_utils import EvalPrediction, PredictionOutput, TrainOu
 from whet.config.arguments import TrainingArguments
 from whet.errors import ConfigError, DataError
 from whet.log import logger
-from whet.methods import fuse
+from whet.methods import fuse, order
 from whet.models import objective as objectives
 from whet.precision import policy
 from whet.train import evaluate, weights
@@ -60,7 +60,7 @@ class Trainer:
         self.compute_metrics = compute_metrics
         self.optimizer, self.lr_scheduler = optimizers
         self.evaluation = evaluation
-        self.model = model.to(weights.device_of(self.args.use_cpu))
+        self.model = order.restore(model).to(weights.device_of(self.args.use_cpu))
         default = default_collator(processing_class)
         self.objective = objectives.choose(self.model, data_collator, default, padded_length)
         self.precision = policy.build(self.args, self.device)

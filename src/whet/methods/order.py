@@ -1,0 +1,49 @@
+"""The methods in the order they are applied, for a model in anybody's training loop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from whet.errors import ConfigError
+from whet.log import logger
+from whet.methods import fuse, unpad
+from whet.models.families import FAMILIES
+from whet.models.packed import PackedModel, prepare, release
+
+_STATE = "whet_optimized"
+
+
+def optimize(model: nn.Module, optimizer: Any = None, dtype: torch.dtype | None = None) -> Any:
+    """Put whet's operators into a transformers model, in place; return it, or (model, optimizer) if one was given.
+
+    The call that `ipex.optimize` had: one line before a training loop of your own, or before transformers' Trainer.
+    Padded batches then run without their padding, dropout included; weights, their names and the saved form stay, so
+    an optimizer made before goes on working. `dtype=torch.bfloat16` computes the encoder's products in bfloat16 and
+    keeps the weights in float32. What was changed is logged. Raises ConfigError for a family that whet does not know.
+    """
+    packed = prepare(restore(model))
+    if packed is None:
+        raise ConfigError(
+            what="whet.optimize does not know this model",
+            got=type(model).__name__,
+            why=f"it knows encoders of the families {', '.join(FAMILIES)}",
+            fix="train it as it is, or with whet's Trainer, which runs unknown families padded",
+        )
+    applied = fuse.apply(packed, row_gradients=False) if fuse.possible(packed) else "operators in plain torch"
+    unpad.apply(packed, dtype)
+    model.__dict__[_STATE] = packed
+    logger.info("%s: no padding, %s", type(model).__name__, applied)
+    return model if optimizer is None else (model, optimizer)
+
+
+def restore(model: nn.Module) -> nn.Module:
+    """Take everything that `optimize` put into the model out again, exactly; a model without it stays as it is."""
+    packed: PackedModel | None = model.__dict__.pop(_STATE, None)
+    if packed is not None:
+        unpad.restore(packed)
+        fuse.restore(packed)
+        release(packed)
+    return model

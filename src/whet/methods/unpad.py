@@ -1,0 +1,110 @@
+"""Padded calls of an encoder run without their padding: for training loops that are not whet's."""
+
+from contextlib import AbstractContextManager, nullcontext
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from whet.errors import ConfigError
+from whet.kernels.place import Place
+from whet.models.packed import PackedModel
+
+_STATE = "whet_unpad"
+
+
+class _Calls:
+    """Numbers the training calls of one encoder: the step of their dropout masks."""
+
+    def __init__(self, packed: PackedModel, dtype: torch.dtype | None) -> None:
+        self.packed = packed
+        self.dtype = dtype
+        self.n_training = 0
+
+    def autocast(self, device: torch.device) -> AbstractContextManager[object]:
+        """Return the context in which the encoder computes."""
+        return nullcontext() if self.dtype is None else torch.autocast(device.type, self.dtype)
+
+    def place(self, mask: Tensor, *, training: bool) -> Place:
+        """Return the place of the rows under a mask (B, T) of real tokens."""
+        lengths = mask.sum(1, dtype=torch.int32)
+        starts = torch.cat([lengths.new_zeros(1), lengths.cumsum(0, dtype=torch.int32)])
+        row_slots = torch.arange(len(lengths), dtype=torch.int32)
+        positions = mask.cumsum(1, dtype=torch.int32)[mask] - 1
+        self.n_training += training
+        return Place(
+            seed=torch.initial_seed(),
+            step=self.n_training,
+            slots=row_slots.repeat_interleave(lengths),
+            positions=positions,
+            row_starts=starts,
+            row_slots=row_slots,
+        )
+
+
+def apply(packed: PackedModel, dtype: torch.dtype | None = None) -> None:
+    """Make the encoder inside the model drop padding on the way in and put it back, as zeros, on the way out.
+
+    Its products compute in `dtype`, in that of the weights where it is None. Dropout masks follow torch's initial seed and the number of training calls so far.
+    """
+    encoder = packed.module.base_model
+    assert isinstance(encoder, nn.Module)
+    setattr(encoder, _STATE, _Calls(packed, dtype))
+    encoder.forward = MethodType(_forward, encoder)
+
+
+def restore(packed: PackedModel) -> None:
+    """Take it out again, exactly."""
+    encoder = packed.module.base_model
+    assert isinstance(encoder, nn.Module)
+    encoder.__dict__.pop("forward", None)
+    encoder.__dict__.pop(_STATE, None)
+
+
+def _forward(
+    self: Any, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, *rest: Any, **options: Any
+) -> Any:
+    """Stand in for the forward of an encoder (B, T) -> hidden states (B, T, D)."""
+    asked = any(options.get(name) for name in ("output_attentions", "output_hidden_states"))
+    if rest or asked or input_ids is None or (attention_mask is not None and attention_mask.dim() != 2):
+        return type(self).forward(self, input_ids, attention_mask, *rest, **options)
+    if self.training and any(getattr(module, "gradient_checkpointing", False) for module in self.modules()):
+        raise ConfigError(
+            what="gradient checkpointing under whet.optimize",
+            why="the recomputation would not find the rows of its batch again",
+            fix="switch gradient_checkpointing off: without padding, activations take less memory anyway",
+        )
+    calls: _Calls = getattr(self, _STATE)
+    mask = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
+    place = calls.place(mask, training=self.training)
+    with calls.packed.placement.at(place), calls.autocast(mask.device):
+        packed_options = _packed_inputs(options, mask, place, calls.packed.position_offset)
+        out = type(self).forward(self, input_ids[mask][None], **packed_options)
+    return _padded(self, out, mask, as_tuple=options.get("return_dict") is False)
+
+
+def _packed_inputs(options: dict[str, Any], mask: Tensor, place: Place, offset: int) -> dict[str, Any]:
+    """Return the keyword arguments of the packed call: token columns without padding, positions that always are there."""
+    given = {name: value for name, value in options.items() if value is not None}
+    columns = {
+        name: value.expand(mask.shape)[mask][None]
+        for name, value in given.items()
+        if isinstance(value, Tensor) and value.shape[-1:] == mask.shape[-1:] and value.dim() == 2
+    }
+    return given | {"position_ids": (place.positions.long() + offset)[None]} | columns | {"return_dict": True}
+
+
+def _padded(self: Any, out: Any, mask: Tensor, *, as_tuple: bool) -> Any:
+    tokens = out.last_hidden_state.to(next(self.parameters()).dtype)  # what is behind the encoder computes in
+    out.last_hidden_state = tokens.new_zeros(*mask.shape, tokens.shape[-1]).masked_scatter(mask[..., None], tokens)
+    if out.get("pooler_output") is not None:
+        out.pooler_output = _pooled(self, out.last_hidden_state)
+    return out.to_tuple() if as_tuple else out
+
+
+def _pooled(self: Any, hidden: Tensor) -> Tensor:
+    """Return the encoder's summary of each row; ALBERT's pooler is a plain linear layer, the others' take (B, T, D)."""
+    if hasattr(self, "pooler_activation"):
+        return self.pooler_activation(self.pooler(hidden[:, 0]))
+    return self.pooler(hidden)

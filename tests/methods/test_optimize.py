@@ -1,0 +1,143 @@
+"""`whet.optimize` in somebody else's loop: the same results, exactly undone, and transformers' own Trainer runs with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AlbertConfig,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    BertConfig,
+    DistilBertConfig,
+    ElectraConfig,
+    GPT2Config,
+    RobertaConfig,
+)
+
+import whet
+
+SHAPE = {
+    "vocab_size": 120,
+    "hidden_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 80,
+    "max_position_embeddings": 64,
+}
+CONFIGS = {
+    "bert": BertConfig(**SHAPE),
+    "roberta": RobertaConfig(**SHAPE, pad_token_id=1),
+    "electra": ElectraConfig(**SHAPE, embedding_size=32),
+    "albert": AlbertConfig(**SHAPE, embedding_size=32),
+    "distilbert": DistilBertConfig(vocab_size=120, dim=48, n_layers=2, n_heads=4, hidden_dim=80),
+}
+HEADS = {"qa": AutoModelForQuestionAnswering, "classes": AutoModelForSequenceClassification}
+
+
+def model_of(family: str, head: str = "qa") -> Any:
+    torch.manual_seed(3)
+    return HEADS[head].from_config(CONFIGS[family]).eval()
+
+
+def padded_batch(family: str) -> dict[str, torch.Tensor]:
+    torch.manual_seed(5)
+    ids, mask = torch.randint(5, 120, (4, 18)), torch.ones(4, 18, dtype=torch.long)
+    mask[1, 11:], mask[3, 1:] = 0, 0
+    ids[mask == 0] = CONFIGS[family].pad_token_id
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def real_logits(output: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    if "logits" in output:
+        return output.logits
+    return torch.stack([output.start_logits, output.end_logits], -1)[batch["attention_mask"].bool()]
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("family", CONFIGS)
+def test_logits_are_those_of_the_untouched_model_and_restore_is_exact(family: str, head: str) -> None:
+    model, batch = model_of(family, head), padded_batch(family)
+    before, described, names = model(**batch), str(model), list(model.state_dict())
+    assert whet.optimize(model) is model
+    # fp32 sums in another order: a few units in the last place of logits below 1
+    torch.testing.assert_close(real_logits(model(**batch), batch), real_logits(before, batch), rtol=0, atol=2e-6)
+    assert list(model.state_dict()) == names
+    whet.restore(model)
+    assert str(model) == described
+    assert torch.equal(real_logits(model(**batch), batch), real_logits(before, batch))
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_gradients_are_those_of_the_untouched_model(family: str) -> None:
+    model, batch = model_of(family), padded_batch(family)
+
+    def gradients() -> dict[str, torch.Tensor]:
+        model.zero_grad()
+        real_logits(model(**batch), batch).square().sum().backward()
+        return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+    plain = gradients()
+    whet.optimize(model)
+    fused = gradients()
+    assert plain.keys() == fused.keys()
+    largest = max(g.norm().item() for g in plain.values())
+    for name, gradient in plain.items():  # bounds that also hold for biases whose gradient is zero but for rounding
+        assert (gradient - fused[name]).norm().item() <= 1e-5 * (gradient.norm().item() + largest), name
+
+
+def test_bf16_computes_close_to_fp32_and_keeps_fp32_weights() -> None:
+    model, batch = model_of("bert"), padded_batch("bert")
+    before = real_logits(model(**batch), batch)
+    whet.optimize(model, dtype=torch.bfloat16)
+    # products carry 8 bits; two layers of them stay within about a hundredth of the logits' size
+    torch.testing.assert_close(real_logits(model(**batch), batch), before, rtol=0, atol=0.02 * before.abs().max().item())
+    assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
+
+
+def test_dropout_differs_from_call_to_call_and_repeats_from_the_seed() -> None:
+    model, batch = model_of("bert").train(), padded_batch("bert")
+
+    def two_calls() -> list[torch.Tensor]:
+        torch.manual_seed(11)
+        whet.optimize(model)
+        return [real_logits(model(**batch), batch) for _ in range(2)]
+
+    first, again = two_calls(), two_calls()
+    assert not torch.equal(first[0], first[1])
+    assert torch.equal(first[0], again[0])
+    assert torch.equal(first[1], again[1])
+
+
+def test_with_an_optimizer_it_returns_both() -> None:
+    model = model_of("bert")
+    optimizer = torch.optim.AdamW(model.parameters())
+    assert whet.optimize(model, optimizer=optimizer, dtype=torch.bfloat16) == (model, optimizer)
+
+
+def test_an_unknown_family_is_refused_by_name() -> None:
+    model = AutoModelForSequenceClassification.from_config(GPT2Config(n_layer=1, n_head=2, n_embd=16, vocab_size=50))
+    with pytest.raises(whet.ConfigError, match="GPT2ForSequenceClassification"):
+        whet.optimize(model)
+
+
+def test_gradient_checkpointing_is_refused() -> None:
+    model = model_of("bert").train()
+    for module in model.modules():  # what the switch sets, under the older and the newer name of the method
+        if hasattr(module, "gradient_checkpointing"):
+            module.gradient_checkpointing = True
+    whet.optimize(model)
+    with pytest.raises(whet.ConfigError, match="gradient checkpointing"):
+        model(**padded_batch("bert"))
+
+
+def test_a_saved_folder_holds_nothing_of_whet(tmp_path: Path) -> None:
+    model, batch = model_of("bert"), padded_batch("bert")
+    before = real_logits(model(**batch), batch)
+    whet.optimize(model).save_pretrained(tmp_path)
+    assert "whet" not in (tmp_path / "config.json").read_text()
+    loaded = AutoModelForQuestionAnswering.from_pretrained(tmp_path).eval()
+    assert torch.equal(real_logits(loaded(**batch), batch), before)

@@ -1,0 +1,122 @@
+"""Tiny random models of each family, rows of tokens that they can learn from, and short runs on them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForQuestionAnswering
+
+import whet
+from whet.data.store import RowStore
+from whet.methods import fuse
+from whet.models.objective import PackedSpans
+
+FAMILIES = ("albert", "bert", "distilbert", "electra", "roberta", "xlm-roberta")
+VOCABULARY = 200
+FIRST_WORD = 10
+"""Token ids below it are left to padding and special tokens."""
+START_MARK, END_MARK = 198, 199
+
+_SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "max_position_embeddings": 80,
+    "initializer_range": 0.1,  # wide enough that tokens matter from the first step on
+}
+_OWN_SIZES: dict[str, dict[str, Any]] = {
+    "albert": {"embedding_size": 16, "num_hidden_groups": 1},
+    "distilbert": {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64},
+    "electra": {"embedding_size": 16},
+}
+
+
+def tiny_model(family: str, *, dropout: float = 0.0, seed: int = 0, **changes: Any) -> Any:
+    """Return a new question answering model of the family in float32, the same each time."""
+    torch.manual_seed(seed)
+    rates = {"dropout": dropout, "attention_dropout": dropout, "qa_dropout": dropout}
+    if family != "distilbert":
+        rates = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
+    sizes = _SIZES | _OWN_SIZES.get(family, {}) | rates | changes
+    return AutoModelForQuestionAnswering.from_config(AutoConfig.for_model(family, **sizes))
+
+
+def tiny_rows(n_rows: int, family: str = "bert", *, lengths: tuple[int, int] = (6, 40), seed: int = 1) -> RowStore:
+    """Return rows of random tokens whose answers stand between two marks, with segments where the family has them."""
+    numbers = np.random.default_rng(seed)
+    row_lengths = numbers.integers(lengths[0], lengths[1] + 1, n_rows)
+    starts = np.concatenate([[0], np.cumsum(row_lengths)]).astype(np.int64)
+    ids = numbers.integers(FIRST_WORD, START_MARK, starts[-1])
+    first = numbers.integers(0, row_lengths - 1)
+    last = numbers.integers(first + 1, row_lengths)
+    ids[starts[:-1] + first], ids[starts[:-1] + last] = START_MARK, END_MARK
+    tokens = {"input_ids": ids}
+    if family in ("albert", "bert", "electra"):
+        positions = np.arange(starts[-1]) - np.repeat(starts[:-1], row_lengths)
+        tokens["token_type_ids"] = (positions > np.repeat(row_lengths // 3, row_lengths)).astype(np.int64)
+    return RowStore(row_starts=starts, tokens=tokens, labels={"start_positions": first, "end_positions": last})
+
+
+def padded(rows: Sequence[Mapping[str, Any]], pad_id: int, length: int | None = None) -> dict[str, Tensor]:
+    """Return the rows below each other as everybody else's models take them: padded on the right, with a mask."""
+    length = length or max(len(row["input_ids"]) for row in rows)
+    batch: dict[str, Tensor] = {}
+    for name, value in rows[0].items():
+        if isinstance(value, int):
+            batch[name] = torch.tensor([row[name] for row in rows])
+            continue
+        fill = pad_id if name == "input_ids" else 0
+        batch[name] = torch.tensor([row[name] + [fill] * (length - len(row[name])) for row in rows])
+    n_tokens = torch.tensor([len(row["input_ids"]) for row in rows])
+    return batch | {"attention_mask": (torch.arange(length) < n_tokens[:, None]).long()}
+
+
+class Pad:
+    """A tokenizer as far as a Trainer is concerned: it pads, and leaves no file behind."""
+
+    def __init__(self, pad_id: int = 0, length: int | None = None) -> None:
+        self.pad_id = pad_id
+        self.length = length
+
+    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+        return padded(rows, self.pad_id, self.length)
+
+
+def arguments(folder: Path, **changes: Any) -> whet.TrainingArguments:
+    """Return the settings of a short run that logs each step and saves nothing, unless told otherwise."""
+    usual: dict[str, Any] = {
+        "output_dir": str(folder),
+        "use_cpu": True,
+        "per_device_train_batch_size": 4,
+        "learning_rate": 5e-4,
+        "lr_scheduler_type": "linear",
+        "warmup_steps": 3,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "disable_tqdm": True,
+    }
+    return whet.TrainingArguments(**(usual | changes))
+
+
+def unfuse(trainer: whet.Trainer) -> whet.Trainer:
+    """Take whet's native operators out of the trainer's model, so that plain torch runs in their place."""
+    assert isinstance(trainer.objective, PackedSpans)
+    fuse.restore(trainer.objective.model)
+    return trainer
+
+
+def losses(trainer: Any) -> list[float]:
+    """Return the loss of each step of a run that logged each step."""
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+def weights_of(model: torch.nn.Module) -> dict[str, Tensor]:
+    """Return a copy of the model's weights by name."""
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}

@@ -1,0 +1,189 @@
+"""A checkpoint on the disk: what is in it, how damage is found, and what is used instead."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import xxhash
+from safetensors.torch import load_file
+from tiny_runs import assert_same_weights, checkpoints, read_json, span_rows, tiny_bert, toy_trainer, weights_of
+from transformers import BertForQuestionAnswering, TrainerState
+
+import whet
+from whet.errors import EXIT_IO, StorageError
+from whet.train import checkpoint
+
+_MANIFEST = "MANIFEST.json"
+_TWO, _FOUR = "checkpoint-00000002", "checkpoint-00000004"
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """The folder of a run of 4 steps with checkpoints after 2 and 4."""
+    toy_trainer(tmp_path, max_steps=4, save_strategy="steps", save_steps=2).train()
+    assert checkpoints(tmp_path) == [_TWO, _FOUR]
+    return tmp_path
+
+
+def _digest(path: Path) -> str:
+    return xxhash.xxh3_128(path.read_bytes()).hexdigest()
+
+
+def test_what_is_in_it(saved: Path) -> None:
+    folder = saved / _FOUR
+    names = {path.name for path in folder.iterdir()}
+    assert {"model.safetensors", "optimizer.safetensors", "trainer_state.json", "training_args.json", _MANIFEST} <= names
+    assert {path.suffix for path in folder.iterdir()} == {".safetensors", ".json"}  # no pickle
+    for path in folder.glob("*.json"):
+        read_json(path)
+    assert load_file(folder / "optimizer.safetensors")
+    state = TrainerState.load_from_json(str(folder / "trainer_state.json"))
+    assert (state.global_step, state.max_steps) == (4, 4)
+
+
+def test_the_manifest_names_size_and_checksum_of_every_file(saved: Path) -> None:
+    folder = saved / _FOUR
+    manifest = read_json(folder / _MANIFEST)
+    wanted = {
+        path.name: {"bytes": path.stat().st_size, "xxh3_128": _digest(path)}
+        for path in folder.iterdir()
+        if path.name != _MANIFEST
+    }
+    assert manifest["files"] == wanted
+    assert (manifest["schema"], manifest["step"], manifest["world_size"]) == (1, 4, 1)
+    assert len(manifest["checksum"]) == 32
+
+
+def test_nothing_else_is_left_in_the_folder(saved: Path) -> None:
+    assert sorted(path.name for path in saved.iterdir()) == [_TWO, _FOUR]
+
+
+def test_a_checkpoint_of_a_model_of_transformers_loads_as_a_model(tmp_path: Path) -> None:
+    trainer = whet.Trainer(
+        model=tiny_bert(),
+        args=whet.TrainingArguments(output_dir=str(tmp_path), use_cpu=True, save_strategy="epoch", num_train_epochs=1),
+        train_dataset=span_rows(),
+    )
+    trainer.train()
+    (folder,) = tmp_path.glob("checkpoint-*")
+    assert_same_weights(BertForQuestionAnswering.from_pretrained(folder), trainer.model)
+
+
+def _flipped(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def _truncated(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def _other_digest(path: Path) -> None:
+    """A manifest that fits a changed file, but not its own checksum."""
+    weights = path.with_name("model.safetensors")
+    _flipped(weights)
+    manifest = json.loads(path.read_text("utf-8"))
+    manifest["files"][weights.name]["xxh3_128"] = _digest(weights)
+    path.write_text(json.dumps(manifest), "utf-8")
+
+
+def _linked(path: Path) -> None:
+    shutil.move(path, path.parent.parent / "elsewhere")
+    path.symlink_to(path.parent.parent / "elsewhere")
+
+
+_FILES = ["model.safetensors", "optimizer.safetensors", "optimizer.json", "trainer_state.json", "training_args.json"]
+_DAMAGE: dict[str, tuple[str, Callable[[Path], Any]]] = {
+    **{f"a flipped bit in {name}": (name, _flipped) for name in [*_FILES, _MANIFEST]},
+    **{f"no {name}": (name, Path.unlink) for name in [*_FILES, _MANIFEST]},
+    **{f"{name} cut short": (name, _truncated) for name in ["model.safetensors", "trainer_state.json"]},
+    "a file more": ("more.json", lambda path: path.write_text("{}", "utf-8")),
+    "a folder more": ("more", Path.mkdir),
+    "a link in place of a file": ("model.safetensors", _linked),
+    "an empty manifest": (_MANIFEST, lambda path: path.write_text("", "utf-8")),
+    "a manifest that is a list": (_MANIFEST, lambda path: path.write_text("[]", "utf-8")),
+    "a manifest without files": (_MANIFEST, lambda path: path.write_text('{"checksum": "0"}', "utf-8")),
+    "a manifest that is no text": (_MANIFEST, lambda path: path.write_bytes(b"\xff\xfe\x00")),
+    "a manifest that was changed": (_MANIFEST, _other_digest),
+}
+
+
+@pytest.mark.parametrize("name", sorted(_DAMAGE))
+def test_damage_is_found_and_the_checkpoint_before_is_used(
+    saved: Path, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    file, damage = _DAMAGE[name]
+    kept = weights_of(toy_trainer(saved).model) | load_file(saved / _TWO / "model.safetensors")
+    damage(saved / _FOUR / file)
+    with pytest.raises(StorageError, match=rf"(?s){_FOUR} is no whole checkpoint.*got: .*why: .*fix: .*auto") as caught:
+        toy_trainer(saved, max_steps=4).train(resume_from_checkpoint=str(saved / _FOUR))
+    assert caught.value.exit_code == EXIT_IO
+
+    trainer = toy_trainer(saved, max_steps=2)
+    with caplog.at_level(logging.INFO, logger="whet"):
+        trainer.train(resume_from_checkpoint="auto")
+    assert_same_weights(trainer.model, kept)
+    passed_over, resumed = [m for m in caplog.messages if "checkpoint-" in m and "saved" not in m]
+    assert _FOUR in passed_over
+    assert "damaged" in passed_over
+    assert _TWO in resumed
+
+
+def test_a_checkpoint_under_another_steps_name_is_damaged(saved: Path) -> None:
+    """The newest is told by the step in its name, so the name has to be true."""
+    (saved / _TWO).rename(saved / "checkpoint-00000009")
+    assert checkpoint.newest(saved) == saved / _FOUR
+
+
+def test_the_newest_is_told_by_its_step_and_by_no_clock(saved: Path) -> None:
+    for path in [saved / _TWO, *(saved / _TWO).iterdir()]:
+        path.touch()
+    (saved / "checkpoint-00000008").symlink_to(saved / _TWO)
+    (saved / "checkpoint-99").mkdir()  # another program's
+    (saved / ".checkpoint-00000010.partial").mkdir()
+    assert checkpoint.newest(saved) == saved / _FOUR
+
+
+def test_steps_sort_as_numbers(tmp_path: Path) -> None:
+    for step in (9, 10, 123456789):
+        checkpoint.save(tmp_path, step, lambda folder: (folder / "a.json").write_text("{}", "utf-8"), {}) 
+    assert [checkpoint.step_of(folder) for folder in checkpoint.every(tmp_path)] == [9, 10, 123456789]
+    assert checkpoint.newest(tmp_path) == tmp_path / "checkpoint-123456789"
+
+
+def test_auto_without_a_good_checkpoint_starts_at_the_beginning(saved: Path, caplog: pytest.LogCaptureFixture) -> None:
+    wanted = load_file(saved / _FOUR / "model.safetensors")
+    for name in (_TWO, _FOUR):
+        (saved / name / "optimizer.json").unlink()
+    trainer = toy_trainer(saved, max_steps=4)
+    trainer.train(resume_from_checkpoint=True)
+    assert_same_weights(trainer.model, wanted)
+    assert [name for text in caplog.messages for name in (_TWO, _FOUR) if name in text] == [_FOUR, _TWO]
+
+
+@pytest.mark.parametrize("path", ["nowhere", "checkpoint-00000003"])
+def test_a_checkpoint_that_is_not_there_is_refused(saved: Path, path: str) -> None:
+    with pytest.raises(StorageError, match=path):
+        toy_trainer(saved).train(resume_from_checkpoint=str(saved / path))
+
+
+def test_saving_again_replaces_the_whole_folder(saved: Path) -> None:
+    (saved / _TWO / "old.json").write_text("{}", "utf-8")
+    toy_trainer(saved, max_steps=2, save_strategy="steps", save_steps=2).train()
+    assert checkpoint.problems_of(saved / _TWO) == []
+
+
+def test_what_a_killed_run_left_half_written_goes_away(saved: Path) -> None:
+    left = saved / ".checkpoint-00000006.partial"
+    left.mkdir()
+    (left / "model.safetensors").write_bytes(b"half")
+    toy_trainer(saved, max_steps=6, save_strategy="steps", save_steps=2).train(resume_from_checkpoint="auto")
+    assert sorted(path.name for path in saved.iterdir()) == [_TWO, _FOUR, "checkpoint-00000006"]
+    assert checkpoint.problems_of(saved / "checkpoint-00000006") == []
