@@ -120,3 +120,16 @@ def losses(trainer: Any) -> list[float]:
 def weights_of(model: torch.nn.Module) -> dict[str, Tensor]:
     """Return a copy of the model's weights by name."""
     return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+def assert_same_weights(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], within: float) -> None:
+    """Every weight differs by no more than this, but for those on which the loss does not depend.
+
+    A number added to all logits of a row, or to all scores of a query, cancels in the softmax: so the gradient of the
+    head's bias, of the last norm's bias and of the key biases is 0, and what is computed for it is rounding alone.
+    AdamW divides a gradient by its own size, and so makes steps of any size from it.
+    """
+    idle = ("key.bias", "k_lin.bias", "qa_outputs.bias", "layer.1.output.LayerNorm.bias", "layer.1.output_layer_norm.bias")
+    assert found.keys() == wanted.keys()
+    gaps = {name: float((found[name] - wanted[name]).abs().max()) for name in found if not name.endswith(idle)}
+    assert {name: gap for name, gap in gaps.items() if gap > within} == {}

@@ -165,15 +165,15 @@ PAIRS = {
 }
 
 
-def alternate(pair: tuple[Run, Run], rounds: int) -> tuple[list[float], list[float]]:
+def alternate(pair: tuple[Run, Run], rounds: int, clock: Callable[[], float]) -> tuple[list[float], list[float]]:
     """Return the seconds of both, measured in turns so that a busy moment hits them alike."""
     times: tuple[list[float], list[float]] = ([], [])
     for i in range(rounds + 2):
         for run, seconds in zip(pair, times, strict=True):
-            start = time.perf_counter()
+            start = clock()
             run()
             if i >= 2:  # the first two warm caches and buffers
-                seconds.append(time.perf_counter() - start)
+                seconds.append(clock() - start)
     return times
 
 
@@ -183,16 +183,18 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=384)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall", help="cpu: for a busy machine, one thread")
     parser.add_argument("--only", default="", help="run the operators whose name contains this")
     parser.add_argument("--json", action="store_true", help="print all measured seconds")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     found, place = library(), place_of(LENGTHS)
+    clock = time.process_time if args.clock == "cpu" else time.perf_counter
     print(f"width {args.width}, {args.threads} threads, instruction set {found.isa if found else 'none: plain torch'}")
     for name, make in PAIRS.items():
         if args.only not in name:
             continue
-        ours, eager = alternate(make(sum(LENGTHS), args.width, place), args.rounds)
+        ours, eager = alternate(make(sum(LENGTHS), args.width, place), args.rounds, clock)
         mid, mid_eager = statistics.median(ours), statistics.median(eager)
         ratio = statistics.median(e / o for o, e in zip(ours, eager, strict=True))
         print(f"{name:28s} {mid * 1e3:8.2f} ms   eager {mid_eager * 1e3:8.2f} ms   {ratio:5.1f}x", flush=True)

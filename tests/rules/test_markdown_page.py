@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-
 from documented_commands import check_command
 from markdown_page import at_own_lines, blocks, commands
+
 from whet.errors import ConfigError
 
 PAGE = """# Title

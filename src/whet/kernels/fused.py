@@ -61,7 +61,8 @@ def gated_act(gate: Tensor, up: Tensor, kind: Kind) -> Tensor:
 def gated_act_joined(x: Tensor, kind: Kind) -> Tensor:
     """Return act(gate) * up for x (..., 2 F) that holds gate and up side by side; its gradient is one tensor, too."""
     if native_for(x) is None:
-        return reference.gated_act(*x.chunk(2, dim=-1), kind)
+        gate, up = x.chunk(2, dim=-1)
+        return reference.gated_act(gate, up, kind)
     return _GatedAct.apply(_KINDS[kind], x).view(*x.shape[:-1], -1)
 
 
@@ -73,7 +74,7 @@ class _Dropout(Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         return _masked(grads[0], ctx.drop), None
 
 
@@ -114,7 +115,7 @@ class _AddNorm(Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: Tensor | None, dsum_in: Tensor | None) -> tuple[Any, ...]:
+    def backward(ctx: Any, dy: Tensor | None, dsum_in: Tensor | None) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         total, mean, rstd, weight = ctx.saved_tensors
         linear_dtype, has_bias = ctx.params
         width, rows = total.shape[-1], rows_of(total)
@@ -148,13 +149,13 @@ class _BiasAct(Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         x, bias = ctx.saved_tensors
         dy, dx, b = grads[0].contiguous(), torch.empty_like(x), float32(bias)
         dbias = None if bias is None else _floats(x.shape[-1])
         args = structs.BiasAct(rows_of(x), x.shape[-1], DTYPES[x.dtype], ctx.kind)
         call("bias_act_backward", _point(args, x=x, bias=b, dy=dy, dx=dx, dbias=dbias))
-        return dx, None if dbias is None else dbias.to(bias.dtype), None
+        return dx, None if bias is None or dbias is None else dbias.to(bias.dtype), None
 
 
 class _GatedAct(Function):
@@ -170,7 +171,7 @@ class _GatedAct(Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         gate, up = _halves(ctx.saved_tensors)
         dy, width = grads[0].contiguous(), gate.shape[-1]
         found = tuple(torch.empty(t.shape, dtype=t.dtype) for t in ctx.saved_tensors)

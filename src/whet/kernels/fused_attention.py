@@ -31,7 +31,8 @@ def attend_joined(qkv: Tensor, spec: AttentionSpec) -> Tensor:
     It is read in place, and its gradient comes as one tensor, ready for the product's backward.
     """
     if native_for(qkv) is None:
-        return reference.attend(*qkv.unbind(1), spec)
+        q, k, v = qkv.unbind(1)
+        return reference.attend(q, k, v, spec)
     return _Attend.apply(spec, qkv)
 
 
@@ -49,7 +50,7 @@ class _Attend(Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         *tensors, out, lse = ctx.saved_tensors
         dout = grads[0] if grads[0].stride(-1) == 1 else grads[0].contiguous()
         found = tuple(torch.empty(t.shape, dtype=t.dtype) for t in tensors)

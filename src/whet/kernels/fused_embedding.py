@@ -94,7 +94,7 @@ class _Embed(Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         weight, mean, rstd, *rest = ctx.saved_tensors
         ids, tables = rest[: len(rest) // 2], rest[len(rest) // 2 :]
         dy, w = grads[0].contiguous(), float32(weight)
@@ -122,8 +122,9 @@ def _table_gradients(ctx: Any, ids: Sequence[Tensor], tables: Sequence[Tensor], 
             if wanted[i] and row_gradient is not None:
                 row_gradient.add(table_ids, dsum, padding)
             continue
-        found.append(torch.zeros_like(table))
-        _scatter(found[-1], table_ids, dsum, padding)
+        dense = torch.zeros_like(table)
+        _scatter(dense, table_ids, dsum, padding)
+        found.append(dense)
     return found
 
 

@@ -49,7 +49,7 @@ class _LinearCrossEntropy(Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         dhidden, dweight = (None if grad is None else grad * grads[0].to(grad.dtype) for grad in ctx.saved_tensors)
         return dhidden, dweight, None
 
