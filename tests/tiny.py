@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 from transformers import AutoConfig, AutoModelForQuestionAnswering
 
 import whet
@@ -87,6 +88,15 @@ class Pad:
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         return padded(rows, self.pad_id, self.length)
+
+
+def masked_loss(model: torch.nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    """Return the mean cross entropy of starts and ends for a padded batch, padding left out of the softmax."""
+    inputs = {name: value for name, value in batch.items() if not name.endswith("_positions")}
+    output, padding = model(**inputs), batch["attention_mask"] == 0
+    sides = ((output.start_logits, "start_positions"), (output.end_logits, "end_positions"))
+    losses = [cross_entropy(logits.masked_fill(padding, -torch.inf), batch[name]) for logits, name in sides]
+    return (losses[0] + losses[1]) / 2
 
 
 def arguments(folder: Path, **changes: Any) -> whet.TrainingArguments:

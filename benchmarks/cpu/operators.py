@@ -19,7 +19,7 @@ from torch.nn import functional
 from whet.kernels import fused, fused_attention, fused_embedding, fused_loss, fused_optimizer
 from whet.kernels.library import library
 from whet.kernels.place import Place
-from whet.kernels.reference_fused import AdamWStep, AttentionSpec, Drop, Norm, Tables
+from whet.kernels.reference import AdamWStep, AttentionSpec, Drop, Norm, Tables
 
 LENGTHS = [384, 290, 240, 210, 180, 160, 146, 130, 112, 96, 80, 60]
 P = 0.1

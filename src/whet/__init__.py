@@ -22,7 +22,16 @@ _HOME = {
     "ConfigError": "whet.errors",
     "DataError": "whet.errors",
 }
-__all__ = ["ConfigError", "DataError", "Trainer", "TrainingArguments", "WhetError", "__version__", "optimize", "restore"]
+__all__ = [
+    "ConfigError",
+    "DataError",
+    "Trainer",
+    "TrainingArguments",
+    "WhetError",
+    "__version__",
+    "optimize",
+    "restore",
+]
 
 
 def __getattr__(name: str) -> Any:

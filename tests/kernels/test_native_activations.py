@@ -13,7 +13,7 @@ from native_support import (
     relative,
 )
 
-from whet.kernels import fused, reference_fused
+from whet.kernels import fused, reference
 
 need_native()
 KINDS = ["gelu", "gelu_tanh", "silu"]
@@ -29,7 +29,7 @@ def random(*shape, dtype=torch.float32):
 def test_bias_and_activation(n, width, dtype, kind):
     inputs = [random(n, width, dtype=dtype), random(width)]
     assert_near_float64(
-        lambda x, b: fused.bias_act(x, b, kind), lambda x, b: reference_fused.bias_act(x, b, kind), inputs
+        lambda x, b: fused.bias_act(x, b, kind), lambda x, b: reference.bias_act(x, b, kind), inputs
     )
 
 
@@ -39,7 +39,7 @@ def test_gated_activation(n, width, dtype, kind):
     x = random(n, 2 * width, dtype=dtype)
 
     def textbook(joined):
-        return reference_fused.gated_act(*joined.chunk(2, dim=-1), kind)
+        return reference.gated_act(*joined.chunk(2, dim=-1), kind)
 
     assert_near_float64(lambda joined: fused.gated_act_joined(joined, kind), textbook, [x])
     assert_near_float64(lambda joined: fused.gated_act(*joined.chunk(2, dim=-1), kind), textbook, [x])
@@ -50,7 +50,7 @@ def test_each_value_is_right_not_only_the_sum(kind):
     """Every value within 8 ulp where it is not tiny, and no more than 1e-6 off anywhere; slopes within 3e-6."""
     x = torch.linspace(-14, 14, 200_001).view(1, -1)
     found = outputs_and_gradients(lambda a: fused.bias_act(a, None, kind), [x])
-    exact = outputs_and_gradients(lambda a: reference_fused.bias_act(a, None, kind), [x.double()])
+    exact = outputs_and_gradients(lambda a: reference.bias_act(a, None, kind), [x.double()])
     error = (found[0] - exact[0]).abs()
     plain = x.abs() > 1e-3
     assert float((error / exact[0].abs())[plain & (x > -2)].max()) < 8 * 2**-23

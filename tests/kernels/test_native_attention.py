@@ -14,8 +14,8 @@ from native_support import (
     relative,
 )
 
-from whet.kernels import fused_attention, reference_fused
-from whet.kernels.reference_fused import AttentionSpec, Drop
+from whet.kernels import fused_attention, reference
+from whet.kernels.reference import AttentionSpec, Drop
 
 need_native()
 LENGTHS = st.lists(st.integers(1, 130), min_size=1, max_size=4)
@@ -46,7 +46,7 @@ def test_joined_projections(lengths, heads, head_width, dtype, causal, p):
     spec = spec_of(lengths, p=p, causal=causal)
     assert_near_float64(
         lambda x: fused_attention.attend_joined(x, spec),
-        lambda x: reference_fused.attend(*x.unbind(1), spec),
+        lambda x: reference.attend(*x.unbind(1), spec),
         [joined(lengths, heads, head_width, dtype)],
     )
 
@@ -58,7 +58,7 @@ def test_query_heads_share_keys(lengths, group, causal, p):
     q, k, v = joined(lengths, 2 * group, 24).unbind(1)
     inputs = [q, k[:, ::group], v[:, ::group]]
     assert_near_float64(
-        lambda *x: fused_attention.attend(*x, spec), lambda *x: reference_fused.attend(*x, spec), inputs
+        lambda *x: fused_attention.attend(*x, spec), lambda *x: reference.attend(*x, spec), inputs
     )
 
 
@@ -67,7 +67,7 @@ def test_rows_longer_than_a_block_of_keys(causal):
     spec = spec_of([1100, 3], p=0.1, causal=causal)
     assert_near_float64(
         lambda x: fused_attention.attend_joined(x, spec),
-        lambda x: reference_fused.attend(*x.unbind(1), spec),
+        lambda x: reference.attend(*x.unbind(1), spec),
         [joined([1100, 3], 1, 16)],
     )
 
@@ -75,7 +75,7 @@ def test_rows_longer_than_a_block_of_keys(causal):
 def test_large_scores_do_not_overflow():
     lengths, spec = [600], spec_of([600], scale=200.0)
     x = joined(lengths, 1, 16)
-    exact = reference_fused.attend(*x.double().unbind(1), spec)
+    exact = reference.attend(*x.double().unbind(1), spec)
     found = fused_attention.attend_joined(x, spec)
     assert torch.isfinite(found).all()
     assert relative(found, exact) < 2e-3  # scores reach 5000, where one ulp is 5e-4

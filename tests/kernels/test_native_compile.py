@@ -4,7 +4,7 @@ import torch
 from native_support import need_native, place_of
 
 from whet.kernels import fused
-from whet.kernels.reference_fused import Drop, Norm
+from whet.kernels.reference import Drop, Norm
 
 need_native()
 

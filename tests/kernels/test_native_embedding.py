@@ -13,9 +13,9 @@ from native_support import (
     quick,
 )
 
-from whet.kernels import fused_embedding, reference_fused
+from whet.kernels import fused_embedding, reference
 from whet.kernels.fused_embedding import RowGradient
-from whet.kernels.reference_fused import Drop, Norm, Tables
+from whet.kernels.reference import Drop, Norm, Tables
 
 need_native()
 ENTRIES = (50, 130, 2)
@@ -43,7 +43,7 @@ def embedded_by(module, ids, drop):
 def test_up_to_three_tables(n, width, n_tables, p):
     ids, tensors = case(n, width, n_tables)
     drop = Drop(p, place_of([n]), 1)
-    assert_near_float64(embedded_by(fused_embedding, ids, drop), embedded_by(reference_fused, ids, drop), tensors)
+    assert_near_float64(embedded_by(fused_embedding, ids, drop), embedded_by(reference, ids, drop), tensors)
 
 
 def test_the_padding_entry_gets_no_gradient():

@@ -13,14 +13,14 @@ from native_support import need_native, place_of
 
 from whet.errors import ConfigError
 from whet.kernels import build, fused, library, reference
-from whet.kernels.reference_fused import Drop
+from whet.kernels.reference import Drop
 
 need_native()
 
 _PROBE = """
 import json, torch
 from whet.kernels.library import library
-from whet.kernels import fused, reference_fused as plain
+from whet.kernels import fused, reference as plain
 x = torch.linspace(-3, 3, 1000).view(10, 100)
 norm = plain.Norm(torch.linspace(0, 1, 100), None, 1e-5)
 results = [fused.bias_act(x, None, "gelu"), fused.add_norm(x, None, norm)[0]]
@@ -60,7 +60,7 @@ def test_plain_torch_runs_where_the_library_is_absent(monkeypatch, tmp_path, cap
             fused.dropout(torch.ones(4, 8), Drop(0.5, place, 1))
     finally:
         library.library.cache_clear()
-    assert torch.equal(found, reference.dropout(torch.ones(4, 8), 0.5, place, 0))
+    assert torch.equal(found, reference.dropout(torch.ones(4, 8), Drop(0.5, place, 0)))
     assert len(caplog.records) == 1
 
 

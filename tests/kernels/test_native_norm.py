@@ -14,8 +14,8 @@ from native_support import (
 )
 from torch.nn import functional
 
-from whet.kernels import fused, reference_fused
-from whet.kernels.reference_fused import Drop, Norm
+from whet.kernels import fused, reference
+from whet.kernels.reference import Drop, Norm
 
 need_native()
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16])
@@ -42,7 +42,7 @@ def test_everything_at_once(n, width, dtype, rms, p):
 
         return run
 
-    assert_near_float64(run_by(fused), run_by(reference_fused), inputs_of(n, width, dtype))
+    assert_near_float64(run_by(fused), run_by(reference), inputs_of(n, width, dtype))
 
 
 @quick
@@ -53,7 +53,7 @@ def test_norm_alone(n, width, dtype, rms, biased):
     def run_by(module):
         return lambda x, w, b=None: module.add_norm(x, None, Norm(w, b, 1e-5, rms))[0]
 
-    assert_near_float64(run_by(fused), run_by(reference_fused), [x, weight, bias] if biased else [x, weight])
+    assert_near_float64(run_by(fused), run_by(reference), [x, weight, bias] if biased else [x, weight])
 
 
 def test_it_is_the_layer_norm_of_torch():

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from native_support import assert_same_on_two_threads, need_native, quick
 
-from whet.kernels import fused_optimizer, reference_fused
+from whet.kernels import fused_optimizer, reference
 from whet.kernels.fused_optimizer import AdamWTensors
-from whet.kernels.reference_fused import AdamWStep
+from whet.kernels.reference import AdamWStep
 
 need_native()
 SIZES = st.lists(st.integers(1, 70_000), min_size=1, max_size=4)
@@ -37,7 +37,7 @@ def train(sizes, dtype, masters):
         step = AdamWStep(0.9, 0.999, 1e-8, number, grad_scale=0.5)
         tensors.update(grads, rates, step)
         wide = [grad.double() for grad in grads]
-        reference_fused.adamw(list(zip(exact, wide, *moments, strict=True)), rates, step)
+        reference.adamw(list(zip(exact, wide, *moments, strict=True)), rates, step)
     return params, fp32, exact
 
 
@@ -74,7 +74,7 @@ def test_it_is_the_adamw_of_torch():
 @given(sizes=SIZES, dtype=st.sampled_from([torch.float32, torch.bfloat16]))
 def test_squared_norm(sizes, dtype):
     tensors = random(sizes, 3, dtype)
-    exact = reference_fused.squared_norm(tensors)
+    exact = reference.squared_norm(tensors)
     assert math.isclose(fused_optimizer.squared_norm(tensors), exact, rel_tol=1e-6)  # fp32 sums of at most 128 squares
 
 

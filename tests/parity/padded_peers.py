@@ -44,23 +44,9 @@ class Curve:
     grad_norms: list[float] = field(default_factory=list)
 
 
-def loss_of_real_tokens(output: Any, batch: dict[str, Tensor]) -> Tensor:
-    """Return the mean of the cross entropies of starts and ends, with padding left out of the softmax."""
-    padding = batch["attention_mask"] == 0
-    sides = ((output.start_logits, "start_positions"), (output.end_logits, "end_positions"))
-    losses = [nn.functional.cross_entropy(x.masked_fill(padding, -torch.inf), batch[name]) for x, name in sides]
-    return sum(losses, torch.zeros(())) / 2
-
-
 def own_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     """Return the loss that the model computes itself."""
     return model(**batch).loss
-
-
-def masked_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    """Return the loss over real tokens alone."""
-    inputs = {name: value for name, value in batch.items() if not name.endswith("_positions")}
-    return loss_of_real_tokens(model(**inputs), batch)
 
 
 Loss = Callable[[nn.Module, dict[str, Tensor]], Tensor]

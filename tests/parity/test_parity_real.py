@@ -7,7 +7,8 @@ import json
 from pathlib import Path
 
 import pytest
-from padded_peers import SETTINGS, masked_loss, textbook_run, whet_run
+from padded_peers import SETTINGS, textbook_run, whet_run
+from tiny import masked_loss
 
 from whet import TrainingArguments
 from whet.tasks.qa.arguments import QaArguments

@@ -10,13 +10,12 @@ from padded_peers import (
     HAS_ACCELERATE,
     SETTINGS,
     Curve,
-    masked_loss,
     own_loss,
     textbook_run,
     transformers_run,
     whet_run,
 )
-from tiny import FAMILIES, assert_same_weights, tiny_model, tiny_rows, weights_of
+from tiny import FAMILIES, assert_same_weights, masked_loss, tiny_model, tiny_rows, weights_of
 
 # A run is one long sum in float32 done in another order; seen: 3e-7 relative after 50 steps. A wrong mask, position,
 # schedule, decay or clip moves the loss of the second step by more than 1e-4.

@@ -34,12 +34,22 @@ def answers(folder: Path, asked: list[dict[str, Any]]) -> dict[str, Found]:
     return {question["id"]: _answer(model, tokenizer, question) for question in asked}
 
 
-def _answer(model: Any, tokenizer: Any, question: Mapping[str, Any]) -> Found:
-    rows = tokenizer(
+def n_windows(folder: Path, asked: list[dict[str, Any]]) -> int:
+    """Return how many rows the questions take."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    return sum(len(_rows(tokenizer, question)["input_ids"]) for question in asked)
+
+
+def _rows(tokenizer: Any, question: Mapping[str, Any]) -> Any:
+    return tokenizer(
         question["question"], question["context"], truncation="only_second", max_length=MAX_SEQ_LENGTH,
         stride=DOC_STRIDE, return_overflowing_tokens=True, return_offsets_mapping=True, padding="max_length",
         return_tensors="pt",
     )  # fmt: skip
+
+
+def _answer(model: Any, tokenizer: Any, question: Mapping[str, Any]) -> Found:
+    rows = _rows(tokenizer, question)
     with torch.no_grad():
         output = model(**{name: rows[name] for name in ("input_ids", "token_type_ids", "attention_mask")})
     hidden = rows["attention_mask"] == 0

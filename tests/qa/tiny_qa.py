@@ -71,13 +71,13 @@ def questions_of(document: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def trained_tokenizer() -> BertTokenizer:
-    """A WordPiece tokenizer whose pieces are learnt from the corpus."""
+    """A WordPiece tokenizer whose pieces are learnt from the corpus: so many that each word is one of them."""
     texts = [text for q in questions_of(squad()) for text in (q["context"], q["question"])]
     raw = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     raw.normalizer = normalizers.BertNormalizer(lowercase=True)
     raw.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    raw.train_from_iterator(texts, trainers.WordPieceTrainer(vocab_size=160, special_tokens=special, show_progress=False))
+    raw.train_from_iterator(texts, trainers.WordPieceTrainer(vocab_size=1000, special_tokens=special, show_progress=False))
     return BertTokenizer(vocab=raw.get_vocab(), model_max_length=64)
 
 

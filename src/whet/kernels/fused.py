@@ -1,6 +1,6 @@
 """Dropout, normalisation and activations as native operators with their gradients.
 
-Each one runs `reference_fused` where the native library is absent or does not take the tensors (another
+Each one runs `reference` where the native library is absent or does not take the tensors (another
 device or dtype). Masks and all results are the same for any number of threads.
 """
 
@@ -13,10 +13,9 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from whet.kernels import reference_fused as reference
-from whet.kernels import structs
+from whet.kernels import reference, structs
 from whet.kernels.native_call import DTYPES, call, float32, mask_of, native_for, ptr, rows_of
-from whet.kernels.reference_fused import Drop, Kind, Norm
+from whet.kernels.reference import Drop, Kind, Norm
 
 _Args = TypeVar("_Args", bound=ctypes.Structure)
 _KINDS = {"gelu": structs.GELU_ERF, "gelu_tanh": structs.GELU_TANH, "silu": structs.SILU}

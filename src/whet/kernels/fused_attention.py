@@ -7,11 +7,10 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from whet.kernels import reference_fused as reference
-from whet.kernels import structs
+from whet.kernels import reference, structs
 from whet.kernels.native_call import DTYPES, call, native_for, ptr
 from whet.kernels.random import keep_threshold
-from whet.kernels.reference_fused import AttentionSpec
+from whet.kernels.reference import AttentionSpec
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:

@@ -9,10 +9,9 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from whet.kernels import reference_fused as reference
-from whet.kernels import structs
+from whet.kernels import reference, structs
 from whet.kernels.native_call import DTYPES, call, float32, mask_of, native_for, ptr
-from whet.kernels.reference_fused import Drop, Norm, Tables
+from whet.kernels.reference import Drop, Norm, Tables
 
 _MOST_TABLES = 3
 

@@ -7,8 +7,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from whet.kernels import reference_fused as reference
-from whet.kernels import structs
+from whet.kernels import reference, structs
 from whet.kernels.native_call import DTYPES, call, native_for, ptr
 
 _CHUNK_BYTES = 32 * 2**20  # logits at a time: a few hundred rows of a common vocabulary, enough for full-speed products

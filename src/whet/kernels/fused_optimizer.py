@@ -7,11 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whet.kernels import reference_fused as reference
-from whet.kernels import structs
+from whet.kernels import reference, structs
 from whet.kernels.library import library
 from whet.kernels.native_call import DTYPES, call
-from whet.kernels.reference_fused import AdamWStep
+from whet.kernels.reference import AdamWStep
 
 
 def squared_norm(tensors: Sequence[Tensor]) -> float:

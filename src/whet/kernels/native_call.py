@@ -8,7 +8,7 @@ from torch import Tensor
 from whet.kernels import structs
 from whet.kernels.library import Library, library
 from whet.kernels.random import keep_threshold
-from whet.kernels.reference_fused import Drop
+from whet.kernels.reference import Drop
 
 DTYPES = {torch.float32: structs.FLOAT32, torch.bfloat16: structs.BFLOAT16}
 

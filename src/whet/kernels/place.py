@@ -1,7 +1,7 @@
 """Where in a run a forward pass stands: what dropout masks are keyed by and which rows attention may see."""
 
-from contextlib import contextmanager
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from torch import Tensor

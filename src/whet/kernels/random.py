@@ -45,7 +45,7 @@ def attention_bits(
 
 
 def _bits(key: tuple[int, int], c1: Tensor, c2: Tensor, c3: Tensor, width: int) -> Tensor:
-    """Return (..., width) words, where the leading shape is the broadcast of c1, c2, c3 (each ends in a 1-dim or is 0-d)."""
+    """Return (..., width) words; the leading shape is the broadcast of c1, c2, c3 (each ends in a 1-dim or is 0-d)."""
     n_blocks = -(-width // _BLOCK)
     c0 = torch.arange(n_blocks * LANES, device=c1.device)
     words = _philox(c0, c1, c2, c3, key)

@@ -46,7 +46,8 @@ class _Calls:
 def apply(packed: PackedModel, dtype: torch.dtype | None = None) -> None:
     """Make the encoder inside the model drop padding on the way in and put it back, as zeros, on the way out.
 
-    Its products compute in `dtype`, in that of the weights where it is None. Dropout masks follow torch's initial seed and the number of training calls so far.
+    Its products compute in `dtype`, in that of the weights where it is None. Dropout masks follow torch's initial seed
+    and the number of training calls so far.
     """
     encoder = packed.module.base_model
     assert isinstance(encoder, nn.Module)
@@ -85,7 +86,7 @@ def _forward(
 
 
 def _packed_inputs(options: dict[str, Any], mask: Tensor, place: Place, offset: int) -> dict[str, Any]:
-    """Return the keyword arguments of the packed call: token columns without padding, positions that always are there."""
+    """Return the packed call's keyword arguments: token columns without padding, positions that always are there."""
     given = {name: value for name, value in options.items() if value is not None}
     columns = {
         name: value.expand(mask.shape)[mask][None]

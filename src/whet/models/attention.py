@@ -7,8 +7,9 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from whet.kernels import ops
+from whet.kernels.fused_attention import attend as attend_rows
 from whet.kernels.place import Site
+from whet.kernels.reference import AttentionSpec, Drop
 
 NAME = "whet"
 SITE = "whet_site"
@@ -32,9 +33,11 @@ def attend(
     site: Site | None = getattr(module, SITE, None)
     if site is None or site.place is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
-    scale = options.get("scaling") or query.shape[-1] ** -0.5
-    qkv = (query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1))
-    return ops.packed_attention(qkv, scale=scale, p=options.get("dropout", 0.0), site=site)[None], None
+    p = options.get("dropout", 0.0)
+    drop = Drop(p, site.place, site.use()) if p > 0.0 else None
+    spec = AttentionSpec(site.place.row_starts, options.get("scaling") or query.shape[-1] ** -0.5, drop=drop)
+    q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    return attend_rows(q, k, v, spec)[None], None
 
 
 def mask(*args: Any, attention_mask: Tensor | None = None, **options: Any) -> Tensor | None:

@@ -16,7 +16,7 @@ from whet.kernels.fused import add_norm, bias_act
 from whet.kernels.fused_attention import attend_joined
 from whet.kernels.fused_embedding import RowGradient, embed
 from whet.kernels.place import Place, Site
-from whet.kernels.reference_fused import AttentionSpec, Drop, Kind, Norm, Tables
+from whet.kernels.reference import AttentionSpec, Drop, Kind, Norm, Tables
 
 GRADIENT = "whet_gradient"
 """Attribute of an embedding table that holds its RowGradient."""

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from whet.data.batch import Batch
-from whet.kernels import ops
+from whet.kernels.fused import dropout
 from whet.kernels.place import Place, Placement, Site
+from whet.kernels.reference import Drop
 from whet.models import attention
 from whet.models.families import Family, family_of
 
@@ -28,7 +29,7 @@ class PlacedDropout(nn.Module):
         place = self.site.place
         if place is None or x.shape[:-1].numel() != len(place.slots):
             return nn.functional.dropout(x, self.p)
-        return ops.dropout(x, self.p, self.site)
+        return dropout(x, Drop(self.p, place, self.site.use()))
 
     def extra_repr(self) -> str:
         return f"p={self.p}, site={self.site.number}"
