@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -14,8 +16,9 @@ from transformers import AutoConfig, AutoModelForQuestionAnswering
 
 import whet
 from whet.data.store import RowStore
+from whet.kernels import native_call
+from whet.kernels.library import library
 from whet.methods import fuse
-from whet.models.objective import PackedSpans
 
 FAMILIES = ("albert", "bert", "distilbert", "electra", "roberta", "xlm-roberta")
 VOCABULARY = 200
@@ -115,11 +118,22 @@ def arguments(folder: Path, **changes: Any) -> whet.TrainingArguments:
     return whet.TrainingArguments(**(usual | changes))
 
 
-def unfuse(trainer: whet.Trainer) -> whet.Trainer:
-    """Take whet's native operators out of the trainer's model, so that plain torch runs in their place."""
-    assert isinstance(trainer.objective, PackedSpans)
-    fuse.restore(trainer.objective.model)
-    return trainer
+@contextmanager
+def plain_torch() -> Iterator[None]:
+    """Run the block as on a machine without the native library: every operator in plain torch."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (native_call, fuse):
+            patch.setattr(module, "library", lambda: None)
+        yield
+
+
+@pytest.fixture(params=["native", "plain-torch"])
+def operators(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Run the test with the native operators, and without them."""
+    if request.param == "native" and library() is None:
+        pytest.skip("the native operators are not built here (python -m whet.kernels.build)")
+    with plain_torch() if request.param == "plain-torch" else nullcontext():
+        yield
 
 
 def losses(trainer: Any) -> list[float]:
@@ -139,7 +153,13 @@ def assert_same_weights(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor
     head's bias, of the last norm's bias and of the key biases is 0, and what is computed for it is rounding alone.
     AdamW divides a gradient by its own size, and so makes steps of any size from it.
     """
-    idle = ("key.bias", "k_lin.bias", "qa_outputs.bias", "layer.1.output.LayerNorm.bias", "layer.1.output_layer_norm.bias")
+    idle = (
+        "key.bias",
+        "k_lin.bias",
+        "qa_outputs.bias",
+        "layer.1.output.LayerNorm.bias",
+        "layer.1.output_layer_norm.bias",
+    )
     assert found.keys() == wanted.keys()
     gaps = {name: float((found[name] - wanted[name]).abs().max()) for name in found if not name.endswith(idle)}
     assert {name: gap for name, gap in gaps.items() if gap > within} == {}

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import arguments, losses, tiny_model, weights_of
 from transformers import BertTokenizer
 
 import whet
+from tiny import arguments, losses, tiny_model, weights_of
 from whet.tasks.qa.arguments import QaArguments
 from whet.tasks.qa.job import QaJob
 from whet.tasks.qa.splits import read_split

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import arguments, assert_same_weights, losses, padded, tiny_model, tiny_rows, unfuse, weights_of
 from torch import Tensor
 from transformers import MPNetConfig, MPNetForQuestionAnswering, TrainerCallback
 
 import whet
+from tiny import arguments, assert_same_weights, losses, padded, plain_torch, tiny_model, tiny_rows, weights_of
 
 FAMILIES = ("albert", "bert", "distilbert", "roberta")
 N_STEPS = 14
@@ -81,9 +81,10 @@ def test_resumed_is_uninterrupted(tmp_path: Path, uninterrupted: dict[str, Ended
 
 
 def test_resumed_on_plain_torch_is_uninterrupted(tmp_path: Path) -> None:
-    whole = ended(unfuse(trainer_of(tmp_path / "whole")))
-    ended(unfuse(trainer_of(tmp_path / "cut", stop=5)))
-    assert_identical(ended(unfuse(trainer_of(tmp_path / "cut", seed=9)), "auto"), whole)
+    with plain_torch():
+        whole = ended(trainer_of(tmp_path / "whole"))
+        ended(trainer_of(tmp_path / "cut", stop=5))
+        assert_identical(ended(trainer_of(tmp_path / "cut", seed=9), "auto"), whole)
 
 
 @pytest.mark.parametrize(

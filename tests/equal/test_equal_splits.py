@@ -4,25 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+
+import whet
 from tiny import (
     FAMILIES,
     arguments,
     assert_same_weights,
     losses,
     padded,
+    plain_torch,
     tiny_model,
     tiny_rows,
-    unfuse,
     weights_of,
 )
-from torch import Tensor
-
-import whet
 from whet.models.objective import Objective
 from whet.precision.policy import Float32
 from whet.train import step
@@ -42,7 +43,7 @@ class Run:
     weights: dict[str, Tensor]
 
 
-def run(folder: Path, family: str = "bert", *, plain: bool = False, rows: Any = None, **changes: Any) -> Run:
+def run(folder: Path, family: str = "bert", *, rows: Any = None, **changes: Any) -> Run:
     """Train with dropout on shuffled rows, over the end of an epoch whose last step is short."""
     usual = {"per_device_train_batch_size": 12, "max_steps": N_STEPS, "weight_decay": 0.01, "seed": 5}
     trainer = whet.Trainer(
@@ -51,8 +52,6 @@ def run(folder: Path, family: str = "bert", *, plain: bool = False, rows: Any = 
         train_dataset=tiny_rows(75, family) if rows is None else rows,
     )
     assert trainer.objective.packed
-    if plain:
-        unfuse(trainer)
     trainer.train()
     return Run(losses(trainer), weights_of(trainer.model))
 
@@ -96,22 +95,22 @@ def test_accumulation_does_not_change_the_curve(
 @pytest.mark.parametrize("family", FAMILIES)
 def test_native_operators_do_not_change_the_curve(tmp_path: Path, whole_steps: dict[str, Run], family: str) -> None:
     """The masks of the native operators are those of plain torch, and the rest agrees to rounding."""
-    assert_same_run(run(tmp_path, family, plain=True), whole_steps[family])
+    with plain_torch():
+        assert_same_run(run(tmp_path, family), whole_steps[family])
 
 
-@pytest.mark.parametrize("plain", [False, True], ids=["as-is", "plain-torch"])
+@pytest.mark.usefixtures("operators")
 @pytest.mark.parametrize("family", ["bert", "albert"])
-def test_twice_the_same_run_is_the_same_in_every_bit(tmp_path: Path, family: str, plain: bool) -> None:
-    assert_identical(run(tmp_path, family, plain=plain), run(tmp_path, family, plain=plain))
+def test_twice_the_same_run_is_the_same_in_every_bit(tmp_path: Path, family: str) -> None:
+    assert_identical(run(tmp_path, family), run(tmp_path, family))
 
 
-@pytest.mark.usefixtures("threads")
-@pytest.mark.parametrize("plain", [False, True], ids=["as-is", "plain-torch"])
-def test_threads_do_not_change_the_curve(tmp_path: Path, plain: bool) -> None:
+@pytest.mark.usefixtures("threads", "operators")
+def test_threads_do_not_change_the_curve(tmp_path: Path) -> None:
     torch.set_num_threads(1)
-    one = run(tmp_path, plain=plain)
+    one = run(tmp_path)
     torch.set_num_threads(2)
-    assert_same_run(run(tmp_path, plain=plain), one)
+    assert_same_run(run(tmp_path), one)
 
 
 @pytest.mark.parametrize("length", [None, 64], ids=["to-the-longest", "to-64"])
@@ -154,7 +153,7 @@ def test_uneven_packings_give_one_gradient(tmp_path: Path, family: str) -> None:
 def _gradient(trainer: whet.Trainer, cuts: list[int]) -> dict[str, Tensor]:
     """Return the gradient of the step over all rows, cut into micro-batches at these places."""
     objective: Objective = trainer.objective
-    pieces = [range(first, end) for first, end in zip(cuts[:-1], cuts[1:], strict=True)]
+    pieces = [range(first, end) for first, end in pairwise(cuts)]
     batches = [objective.batch(trainer.train_dataset, list(piece), piece.start) for piece in pieces]
     step.gradients(objective, batches, Float32(), seed=5, step=3)
     found = {name: p.grad.clone() for name, p in trainer.model.named_parameters() if p.grad is not None}

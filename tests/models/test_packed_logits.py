@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import FAMILIES, arguments, masked_loss, padded, tiny_model, tiny_rows, unfuse
 from torch import Tensor, nn
 
 import whet
+from tiny import FAMILIES, arguments, masked_loss, padded, tiny_model, tiny_rows
 from whet.data.store import RowStore
 from whet.precision.policy import Float32
 from whet.train import step
@@ -20,14 +20,14 @@ from whet.train import step
 # Logits are of size 0.5; each is rounded some dozen times in float32 on its way; seen: 1e-6.
 TOLERANCE = 1e-5
 
-operators = pytest.mark.parametrize("plain", [False, True], ids=["as-is", "plain-torch"])
+operators = pytest.mark.usefixtures("operators")
 
 
-def trainer_of(folder: Path, model: Any, plain: bool = False) -> whet.Trainer:
+def trainer_of(folder: Path, model: Any) -> whet.Trainer:
     """Return a trainer whose model whet has prepared."""
     trainer = whet.Trainer(model=model, args=arguments(folder))
     assert trainer.objective.packed
-    return unfuse(trainer) if plain else trainer
+    return trainer
 
 
 def padded_logits(model: nn.Module, rows: RowStore, pad_id: int) -> list[np.ndarray]:
@@ -42,10 +42,10 @@ def padded_logits(model: nn.Module, rows: RowStore, pad_id: int) -> list[np.ndar
 
 @operators
 @pytest.mark.parametrize("family", FAMILIES)
-def test_packed_logits_are_the_padded_ones(tmp_path: Path, family: str, plain: bool) -> None:
+def test_packed_logits_are_the_padded_ones(tmp_path: Path, family: str) -> None:
     rows, untouched = tiny_rows(11, family), tiny_model(family)
     wanted = padded_logits(untouched, rows, untouched.config.pad_token_id)
-    found = trainer_of(tmp_path, tiny_model(family, dropout=0.1), plain).predict(rows).predictions
+    found = trainer_of(tmp_path, tiny_model(family, dropout=0.1)).predict(rows).predictions
     assert all(np.ptp(side[:, :6]) > 0.1 for side in wanted)
     np.testing.assert_allclose(found, wanted, rtol=0, atol=TOLERANCE)
 
@@ -72,11 +72,11 @@ def test_rows_without_segments(tmp_path: Path, family: str) -> None:
 
 @operators
 @pytest.mark.parametrize("family", FAMILIES)
-def test_packed_gradients_are_the_padded_ones(tmp_path: Path, family: str, plain: bool) -> None:
+def test_packed_gradients_are_the_padded_ones(tmp_path: Path, family: str) -> None:
     """Without dropout; in two micro-batches against one padded batch whose padding is masked in the loss."""
     rows, untouched = tiny_rows(8, family), tiny_model(family).train()
     masked_loss(untouched, padded(list(rows), untouched.config.pad_token_id)).backward()
-    trainer = trainer_of(tmp_path, tiny_model(family), plain)
+    trainer = trainer_of(tmp_path, tiny_model(family))
     trainer.model.train()
     batches = [trainer.objective.batch(rows, range(first, first + 4), first) for first in (0, 4)]
     step.gradients(trainer.objective, batches, Float32(), seed=0, step=0)
@@ -111,16 +111,15 @@ def test_a_frozen_table_gets_no_gradient(tmp_path: Path, frozen_by: str) -> None
 
 
 @operators
-def test_a_model_may_have_a_second_trainer(tmp_path: Path, plain: bool) -> None:
+def test_a_model_may_have_a_second_trainer(tmp_path: Path) -> None:
     """One to evaluate, one to train: the second finds the model as the first did."""
     rows, model = tiny_rows(9), tiny_model("bert", dropout=0.1)
-    first = trainer_of(tmp_path, model, plain).predict(rows).predictions
-    np.testing.assert_array_equal(trainer_of(tmp_path, model, plain).predict(rows).predictions, first)
+    first = trainer_of(tmp_path, model).predict(rows).predictions
+    np.testing.assert_array_equal(trainer_of(tmp_path, model).predict(rows).predictions, first)
     trained = [tiny_model("bert", dropout=0.1), tiny_model("bert", dropout=0.1)]
-    trainer_of(tmp_path, trained[1], plain)
+    trainer_of(tmp_path, trained[1])
     for one in trained:
-        trainer = whet.Trainer(model=one, args=arguments(tmp_path, max_steps=4), train_dataset=rows)
-        (unfuse(trainer) if plain else trainer).train()
+        whet.Trainer(model=one, args=arguments(tmp_path, max_steps=4), train_dataset=rows).train()
     assert all(torch.equal(a, b) for a, b in zip(trained[0].parameters(), trained[1].parameters(), strict=True))
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 import transformers
-from tiny import Pad
 from torch import Tensor, nn
 
 import whet
+from tiny import Pad
 from whet.data.store import RowStore
 
 HAS_ACCELERATE = importlib.util.find_spec("accelerate") is not None

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from padded_peers import SETTINGS, textbook_run, whet_run
-from tiny import masked_loss
 
+from tiny import masked_loss
 from whet import TrainingArguments
 from whet.tasks.qa.arguments import QaArguments
 from whet.tasks.qa.job import QaJob

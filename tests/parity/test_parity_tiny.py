@@ -15,6 +15,7 @@ from padded_peers import (
     transformers_run,
     whet_run,
 )
+
 from tiny import FAMILIES, assert_same_weights, masked_loss, tiny_model, tiny_rows, weights_of
 
 # A run is one long sum in float32 done in another order; seen: 3e-7 relative after 50 steps. A wrong mask, position,

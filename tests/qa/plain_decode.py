@@ -58,7 +58,9 @@ def _answer(model: Any, tokenizer: Any, question: Mapping[str, Any]) -> Found:
         (
             (score, question["context"][first:last])
             for row in range(len(starts))
-            for score, first, last in _spans(starts[row], ends[row], rows["offset_mapping"][row], rows.sequence_ids(row))
+            for score, first, last in _spans(
+                starts[row], ends[row], rows["offset_mapping"][row], rows.sequence_ids(row)
+            )
         ),
         reverse=True,
     )

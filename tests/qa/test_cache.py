@@ -224,6 +224,14 @@ def test_where_no_folder_can_be_made_the_windows_are_not_kept(bert, tmp_path, n_
     assert [line for line in caplog.messages if "not cached" in line]
 
 
+def test_where_the_file_cannot_be_put_the_windows_are_not_kept(bert, tmp_path, caplog):
+    """Something else has its name; what was written until then is removed."""
+    (tmp_path / f"windows-{windows_key(_questions(), bert, _OPTIONS)}.safetensors").mkdir()
+    cached_windows(_questions(), bert, _OPTIONS, cache_dir=tmp_path)
+    assert [line for line in caplog.messages if "not cached" in line]
+    assert [path for path in tmp_path.iterdir() if path.is_file() and path.stat().st_size] == []
+
+
 def test_on_a_full_disk_the_windows_are_not_kept(bert, tmp_path, caplog):
     """The system refuses files over 1,000 bytes, as it refuses any on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -234,8 +242,7 @@ def test_on_a_full_disk_the_windows_are_not_kept(bert, tmp_path, caplog):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     _assert_same(found, make_windows(_questions(), bert, _OPTIONS))
     assert [line for line in caplog.messages if "not cached" in line]
-    assert not _files(tmp_path)
-    assert not list(tmp_path.glob("*.unfinished"))
+    assert [path for path in tmp_path.iterdir() if path.stat().st_size] == []
 
 
 def test_the_cache_lies_where_the_user_keeps_caches(monkeypatch, tmp_path, bert, n_made):

@@ -124,7 +124,7 @@ def test_the_settings_are_kept(trained: Path) -> None:
 
 @pytest.mark.parametrize("version", ["v1", "v2"])
 def test_the_saved_model_gives_the_answers_written(version: str, request: pytest.FixtureRequest) -> None:
-    """Decoded by other code, from transformers' own padded model. Equal to float32 rounding, so near ties may differ."""
+    """By other code, from transformers' own padded model; equal to float32 rounding, so near ties may go apart."""
     folder = request.getfixturevalue("trained" if version == "v1" else "trained_v2")
     asked = questions_of(squad(version_2=version == "v2"))
     wanted = plain_decode.answers(folder, asked)
@@ -211,9 +211,7 @@ def test_only_the_first_samples_of_each_part(encoder: Path, data: Path, tmp_path
     assert load(tmp_path / "out", "all_results.json")["train_samples"] == _n_windows(encoder, 2)
 
 
-def test_evaluated_and_saved_during_training_and_ended_with_the_best(
-    encoder: Path, data: Path, tmp_path: Path
-) -> None:
+def test_evaluated_and_saved_during_training_and_ended_with_the_best(encoder: Path, data: Path, tmp_path: Path) -> None:
     words = command(
         encoder, tmp_path / "out", "--do_train", "--do_eval", "--load_best_model_at_end", train_file=data / "v1.json",
         validation_file=data / "v1.json", num_train_epochs=3, eval_strategy="epoch", save_strategy="epoch",
@@ -276,6 +274,7 @@ def _saving(encoder: Path, data: Path, folder: Path, **changes: Any) -> list[str
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_killed_run_resumes_to_the_same_bits(encoder: Path, data: Path, tmp_path: Path) -> None:
     """Killed as soon as it has saved once, wherever that is; the model drops out at 0.1."""
     assert run(_saving(encoder, data, tmp_path / "whole", max_steps=40, save_steps=5)) == 0
@@ -294,6 +293,7 @@ def test_a_killed_run_resumes_to_the_same_bits(encoder: Path, data: Path, tmp_pa
     assert all(equal(first[name], second[name]) for name in first)
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_the_run_with_74_and_the_checkpoint_before_stays(
     encoder: Path, data: Path, tmp_path: Path
 ) -> None:

@@ -168,6 +168,12 @@ def test_the_limit_keeps_the_first_questions(write, limit, tmp_path):
     assert [some.context(i) for i in range(len(some))] == [whole.context(i) for i in range(len(some))]
 
 
+def test_keys_of_other_levels_do_no_harm(tmp_path):
+    articles = [article | {"question": "of the quiz", "context": None} for article in _articles()]
+    (tmp_path / "more.json").write_text(json.dumps({"data": articles, "answers": 4, "licence": "none"}))
+    assert list(read_questions(tmp_path / "more.json").ids) == ["q1", "q2", "q3", "q4"]
+
+
 def test_a_file_of_one_line_may_be_json_lines(tmp_path):
     (tmp_path / "one.json").write_text(json.dumps(_rows()[0]))
     assert list(read_questions(tmp_path / "one.json").ids) == ["q1"]

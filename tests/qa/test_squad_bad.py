@@ -175,6 +175,8 @@ _KINDS: dict[str, tuple[str | bytes, str]] = {
     "start with a fraction": (_answer(start=15.0), "answer_start of 'sung' is a number with a fraction"),
     "start as a text": (_answer(start="15"), "answer_start of 'sung' is a text"),
     "start true": (_answer(start=True), "answer_start of 'sung' is true or false"),
+    "start true, and right as 1": (_answer(text=" Pop", start=True), "answer_start of ' Pop' is true or false"),
+    "negative start, and right from the end": (_answer(text="Yes.", start=-4), f"{_PLACE}(.*\n)*.*-4 is outside"),
     "huge start": (_answer(start=10**30), f"{_PLACE}(.*\n)*.*outside of it"),
     "start of 4,000 digits": (_answer(start=10**4000), f"{_PLACE}: an answer does not stand"),
     "start past the end": (_answer(start=47), rf"{_PLACE}.*\n.*the context ends at 47, and 47 is outside"),

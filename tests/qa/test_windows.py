@@ -12,6 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
+from whet.tasks.qa import pair_template
 from whet.tasks.qa import windows as windows_module
 from whet.tasks.qa.encode import rust_tokenizer
 from whet.tasks.qa.squad import read_questions
@@ -208,6 +209,12 @@ def test_tokens_that_share_the_character_of_the_answer_are_labelled_in_order():
     assert first < last
     for position in (first, last):
         assert windows.spans[position - windows.context_first[0]].tolist() == [3, 4]
+
+
+def test_rows_beyond_the_first_block_are_put_together_alike(monkeypatch):
+    monkeypatch.setattr(pair_template, "_ROWS_AT_ONCE", 3)
+    windows = _assert_as_the_tokenizer(_tokenizer("bert"), _SOME, WindowOptions(max_seq_length=50, doc_stride=5))
+    assert len(windows) > 9
 
 
 def test_without_labels_there_are_none(tokenizer):

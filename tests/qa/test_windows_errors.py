@@ -64,9 +64,11 @@ def test_questions_that_fill_the_row_are_refused_and_counted(bert):
     make_windows(questions, bert, WindowOptions(max_seq_length=44, doc_stride=0))
 
 
-def test_a_tokenizer_that_joins_two_texts_in_another_way_is_refused():
+@pytest.mark.parametrize("context", ["The caves.", "Who?"], ids=["other text", "same text"])
+@pytest.mark.parametrize("make", [tiny_tokenizers.reversing, tiny_tokenizers.repeating, tiny_tokenizers.adding])
+def test_a_tokenizer_that_joins_two_texts_in_another_way_is_refused(make, context):
     with pytest.raises(ConfigError, match="joins question and context in a way that is not known"):
-        make_windows(_questions("Who?"), tiny_tokenizers.reversing(), WindowOptions())
+        make_windows(_questions("Who?", context=context), make(), WindowOptions())
 
 
 def test_questions_without_any_token_are_a_data_error(bert):

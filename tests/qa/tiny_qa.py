@@ -77,7 +77,9 @@ def trained_tokenizer() -> BertTokenizer:
     raw.normalizer = normalizers.BertNormalizer(lowercase=True)
     raw.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    raw.train_from_iterator(texts, trainers.WordPieceTrainer(vocab_size=1000, special_tokens=special, show_progress=False))
+    raw.train_from_iterator(
+        texts, trainers.WordPieceTrainer(vocab_size=1000, special_tokens=special, show_progress=False)
+    )
     return BertTokenizer(vocab=raw.get_vocab(), model_max_length=64)
 
 

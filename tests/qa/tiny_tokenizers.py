@@ -54,6 +54,28 @@ def reversing() -> PreTrainedTokenizerFast:
     return fast(raw)
 
 
+def repeating() -> PreTrainedTokenizerFast:
+    """Puts the first text at both ends."""
+    raw = _byte_level()
+    raw.post_processor = processors.TemplateProcessing(
+        single="$A", pair="$A </s> $B </s> $A", special_tokens=[("</s>", 2)]
+    )
+    return fast(raw)
+
+
+def adding() -> PreTrainedTokenizerFast:
+    """Adds a token in Python to what its Rust part returns."""
+    return _Adding(tokenizer_object=_byte_level(), model_max_length=512)
+
+
+class _Adding(PreTrainedTokenizerFast):
+    def __call__(self, *texts: Any, **options: Any) -> Any:
+        encoded = super().__call__(*texts, **options)
+        encoded["input_ids"].append(2)
+        encoded["token_type_ids"].append(0)
+        return encoded
+
+
 def fast(raw: Tokenizer, **options: Any) -> PreTrainedTokenizerFast:
     """The raw tokenizer as one of transformers."""
     names = ["input_ids", "token_type_ids", "attention_mask"]

@@ -48,7 +48,7 @@ def _refused(limit: int, work: Callable[..., Any], *given: Any) -> dict[str, Any
         return {}
     except WhetError as error:
         return {"exit": error.exit_code, "message": str(error)}
-    except Exception as error:  # noqa: BLE001 - what it is, is what the test asks
+    except Exception as error:
         return {"raised": type(error).__name__, "message": str(error)}
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))

@@ -40,7 +40,9 @@ def _steps(folder: Path) -> list[int]:
         ([float("nan"), 1, float("nan")], {}, 2),
     ],
 )
-def test_a_run_ends_with_its_best_weights(tmp_path: Path, scores: list[float], changes: dict[str, Any], best: int) -> None:
+def test_a_run_ends_with_its_best_weights(
+    tmp_path: Path, scores: list[float], changes: dict[str, Any], best: int
+) -> None:
     trainer, after = _run(tmp_path, scores, load_best_model_at_end=True, **changes)
     assert_same_weights(trainer.model, after[best - 1])
     assert (trainer.state.best_global_step, trainer.state.best_metric) == (best, scores[best - 1])
@@ -114,7 +116,9 @@ def test_saving_only_the_best(tmp_path: Path, load_best: bool) -> None:
 
 
 def test_a_metric_that_no_evaluation_gives_is_refused_with_those_there_are(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"(?s)metric_for_best_model names no metric.*got: f2.*eval_loss.*eval_score") as caught:
+    with pytest.raises(
+        ConfigError, match=r"(?s)metric_for_best_model names no metric.*got: f2.*eval_loss.*eval_score"
+    ) as caught:
         _run(tmp_path, [1, 2], metric_for_best_model="f2")
     assert caught.value.exit_code == EXIT_BAD_CONFIG
     assert "--metric_for_best_model" in caught.value.problems[0].fix

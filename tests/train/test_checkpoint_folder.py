@@ -38,7 +38,13 @@ def _digest(path: Path) -> str:
 def test_what_is_in_it(saved: Path) -> None:
     folder = saved / _FOUR
     names = {path.name for path in folder.iterdir()}
-    assert {"model.safetensors", "optimizer.safetensors", "trainer_state.json", "training_args.json", _MANIFEST} <= names
+    assert {
+        "model.safetensors",
+        "optimizer.safetensors",
+        "trainer_state.json",
+        "training_args.json",
+        _MANIFEST,
+    } <= names
     assert {path.suffix for path in folder.iterdir()} == {".safetensors", ".json"}  # no pickle
     for path in folder.glob("*.json"):
         read_json(path)
@@ -153,7 +159,7 @@ def test_the_newest_is_told_by_its_step_and_by_no_clock(saved: Path) -> None:
 
 def test_steps_sort_as_numbers(tmp_path: Path) -> None:
     for step in (9, 10, 123456789):
-        checkpoint.save(tmp_path, step, lambda folder: (folder / "a.json").write_text("{}", "utf-8"), {}) 
+        checkpoint.save(tmp_path, step, lambda folder: (folder / "a.json").write_text("{}", "utf-8"), {})
     assert [checkpoint.step_of(folder) for folder in checkpoint.every(tmp_path)] == [9, 10, 123456789]
     assert checkpoint.newest(tmp_path) == tmp_path / "checkpoint-123456789"
 

@@ -62,7 +62,9 @@ def test_the_optimizer_does_not_see_it(tmp_path: Path) -> None:
     with_it = _trainer(tmp_path, 3, lr_scheduler_type="constant")
     with_it.train()
     rows = _rows(3)
-    without = toy_trainer(tmp_path, model=Spoilt("nan"), train_dataset=rows[:8] + rows[12:], lr_scheduler_type="constant")
+    without = toy_trainer(
+        tmp_path, model=Spoilt("nan"), train_dataset=rows[:8] + rows[12:], lr_scheduler_type="constant"
+    )
     without.train()
     assert_same_weights(with_it.model, without.model)
 
@@ -98,7 +100,9 @@ def test_two_in_a_row_are_borne(tmp_path: Path) -> None:
 def test_three_in_a_row_end_the_run(tmp_path: Path) -> None:
     seen = Recorder(weights_of)
     trainer = _trainer(tmp_path, 1, 3, 4, 5, callbacks=[seen])
-    with pytest.raises(NonFiniteError, match=r"(?s)3 steps in a row.*got: loss nan.*step 5.*why: .*fix: .*--learning_rate") as caught:
+    with pytest.raises(
+        NonFiniteError, match=r"(?s)3 steps in a row.*got: loss nan.*step 5.*why: .*fix: .*--learning_rate"
+    ) as caught:
         trainer.train()
     assert caught.value.exit_code == EXIT_NON_FINITE
     assert_same_weights(trainer.model, seen.kept[1])

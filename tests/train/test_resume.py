@@ -74,7 +74,9 @@ CASES = {
     "cosine with warm-up": Case(changes={"lr_scheduler_type": "cosine", "warmup_steps": 5}),
     "bf16": Case(model=tiny_bert, rows=span_rows, changes={"bf16": True}),
     "evaluated": Case(
-        model=tiny_bert, rows=span_rows, changes={"eval_strategy": "steps", "eval_steps": 2, "metric_for_best_model": "loss"}
+        model=tiny_bert,
+        rows=span_rows,
+        changes={"eval_strategy": "steps", "eval_steps": 2, "metric_for_best_model": "loss"},
     ),
     "own optimizer": Case(optimizers=lambda model: (_sgd(model), None)),
     "own schedule": Case(optimizers=_sgd_in_stairs),
@@ -106,7 +108,9 @@ def _figures(trainer: whet.Trainer) -> list[dict[str, Any]]:
 
 def _optimizer_bits(trainer: whet.Trainer) -> dict[str, Any]:
     state = trainer.optimizer.state_dict()["state"]
-    return {f"{p}.{name}": v for p, values in state.items() for name, v in values.items() if isinstance(v, torch.Tensor)}
+    return {
+        f"{p}.{name}": v for p, values in state.items() for name, v in values.items() if isinstance(v, torch.Tensor)
+    }
 
 
 @pytest.mark.parametrize("name", sorted(CASES))
@@ -118,7 +122,9 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path, name: str, how: 
     folder = tmp_path / "resumed"
     folder.mkdir()
     (tmp_path / "whole" / "checkpoint-00000004").rename(folder / "checkpoint-00000004")
-    resumed = _trainer(case, folder, resume_from_checkpoint="auto" if how == "auto" else str(folder / "checkpoint-00000004"))
+    resumed = _trainer(
+        case, folder, resume_from_checkpoint="auto" if how == "auto" else str(folder / "checkpoint-00000004")
+    )
     resumed.train()
     assert_same_weights(resumed.model, whole.model)
     assert_same_weights(_optimizer_bits(resumed), _optimizer_bits(whole))
@@ -132,7 +138,12 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path, name: str, how: 
 def test_dropout_is_at_work_in_these_runs(tmp_path: Path) -> None:
     """Another seed moves the masks alone (rows in order), and with them the weights."""
     for name in ("plain module", "packed spans", "padded spans", "tied weights"):
-        runs = [_trainer(CASES[name], tmp_path / f"{seed}", seed=seed, train_sampling_strategy="sequential", save_strategy="no") for seed in (1, 2)]
+        runs = [
+            _trainer(
+                CASES[name], tmp_path / f"{seed}", seed=seed, train_sampling_strategy="sequential", save_strategy="no"
+            )
+            for seed in (1, 2)
+        ]
         for run in runs:
             run.train()
         first, second = (torch.cat([p.detach().flatten() for p in run.model.parameters()]) for run in runs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -53,16 +54,23 @@ def test_how_many_steps(tmp_path: Path, n_rows: int, changes: dict[str, Any], n_
 def test_an_epoch_visits_each_row_once_and_each_epoch_in_another_order(tmp_path: Path) -> None:
     batches = Batches(10)
     toy_trainer(
-        tmp_path, train_dataset=batches.rows, data_collator=batches, num_train_epochs=2, train_sampling_strategy="random"
+        tmp_path,
+        train_dataset=batches.rows,
+        data_collator=batches,
+        num_train_epochs=2,
+        train_sampling_strategy="random",
     ).train()
     assert [len(batch) for batch in batches.seen] == [4, 4, 2, 4, 4, 2]
-    first, second = sum(batches.seen[:3], []), sum(batches.seen[3:], [])
+    first, second = (list(chain.from_iterable(part)) for part in (batches.seen[:3], batches.seen[3:]))
     assert sorted(first) == sorted(second) == list(range(10))
     assert first != second
     assert first != list(range(10))
 
 
-@pytest.mark.parametrize(("seeds", "same"), [(({}, {}), True), (({}, {"seed": 1}), False), (({"data_seed": 42}, {"data_seed": 42, "seed": 1}), True)])
+@pytest.mark.parametrize(
+    ("seeds", "same"),
+    [(({}, {}), True), (({}, {"seed": 1}), False), (({"data_seed": 42}, {"data_seed": 42, "seed": 1}), True)],
+)
 def test_the_order_follows_from_the_seed(tmp_path: Path, seeds: tuple[dict[str, int], ...], same: bool) -> None:
     orders = []
     for seed in seeds:

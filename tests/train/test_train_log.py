@@ -40,16 +40,16 @@ _RUNS: dict[str, dict[str, Any]] = {
 
 
 def _history(library: Any, folder: Path, changes: dict[str, Any]) -> list[dict[str, Any]]:
-    """The log history of a run over 21 rows (20 where batches are accumulated), 4 a batch, in their order.
+    """The log history of a run over 21 rows (24 where batches are accumulated), 4 a batch, in their order.
 
     Where accumulated batches differ in size transformers takes the mean of their means for such a model, and whet the
-    mean over their rows: so here they do not differ.
+    mean over their rows; and it counts epochs in batches, whet in steps: so here each step has as many of one size.
     """
     args = library.TrainingArguments(
         output_dir=str(folder), per_device_train_batch_size=4, train_sampling_strategy="sequential", use_cpu=True,
         learning_rate=1e-2, save_strategy="no", report_to="none", disable_tqdm=True, **changes,
     )  # fmt: skip
-    rows = toy_rows(20 if "gradient_accumulation_steps" in changes else 21)
+    rows = toy_rows(24 if "gradient_accumulation_steps" in changes else 21)
     trainer = library.Trainer(model=Toy(), args=args, train_dataset=rows, eval_dataset=rows[:6])
     trainer.train()
     return trainer.state.log_history

@@ -1,4 +1,4 @@
-"""Callbacks with the methods of transformers' TrainerCallback: they are told everything, and their wishes are honoured."""
+"""Callbacks with the methods of transformers' TrainerCallback: told everything, and their wishes are honoured."""
 
 from __future__ import annotations
 
@@ -184,7 +184,9 @@ def test_long_silences_are_broken(
     assert lines[5]["eta_s"] == 0.0
 
 
-def test_a_bar_on_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bar_on_a_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     _run(tmp_path, eval_strategy="epoch")
     shown = capsys.readouterr().out

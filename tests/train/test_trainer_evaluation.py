@@ -99,7 +99,9 @@ def test_span_predictions_are_the_models_logits_filled_up(tmp_path: Path) -> Non
         n_tokens = len(row["input_ids"])
         with torch.no_grad():
             wanted = alone(torch.tensor([row["input_ids"]]))
-        np.testing.assert_allclose(row_start[:n_tokens], wanted.start_logits[0], atol=1e-5)  # float32, other order of sums
+        np.testing.assert_allclose(
+            row_start[:n_tokens], wanted.start_logits[0], atol=1e-5
+        )  # float32, other order of sums
         np.testing.assert_allclose(row_end[:n_tokens], wanted.end_logits[0], atol=1e-5)
         assert (row_start[n_tokens:] == -100).all()
         assert (row_end[n_tokens:] == -100).all()
@@ -108,10 +110,10 @@ def test_span_predictions_are_the_models_logits_filled_up(tmp_path: Path) -> Non
 def test_rows_of_a_span_model_may_carry_what_it_does_not_read(tmp_path: Path) -> None:
     """As the features of the guides' script do: where tokens stand, and the question's id."""
     plain = span_rows()
-    rich = [row | {"example_id": f"q{i}", "offset_mapping": [(0, 1)] * len(row["input_ids"])} for i, row in enumerate(plain)]
-    trainers = [
-        whet.Trainer(model=tiny_bert(), args=arguments(tmp_path), train_dataset=rows) for rows in (plain, rich)
+    rich = [
+        row | {"example_id": f"q{i}", "offset_mapping": [(0, 1)] * len(row["input_ids"])} for i, row in enumerate(plain)
     ]
+    trainers = [whet.Trainer(model=tiny_bert(), args=arguments(tmp_path), train_dataset=rows) for rows in (plain, rich)]
     for trainer in trainers:
         trainer.train()
     assert_same_weights(trainers[1].model, trainers[0].model)

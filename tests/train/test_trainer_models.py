@@ -11,7 +11,7 @@ import pytest
 import torch
 from tiny_runs import FORMS, Toy, arguments, assert_same_weights, entries, tiny_bert, toy_rows, toy_trainer, weights_of
 from torch import nn
-from transformers import BertForSequenceClassification, default_data_collator
+from transformers import BertForSequenceClassification, GPT2Config, GPT2LMHeadModel, default_data_collator
 
 import whet
 from whet.errors import ConfigError, DataError
@@ -45,11 +45,13 @@ FORMS_OF_DATA: dict[str, Callable[[Rows], Any]] = {
 }
 
 
-def by_hand(rows: Rows, optimizer_of: Callable[[nn.Module], torch.optim.Optimizer], rate: Callable[[int], float]) -> Toy:
+def by_hand(
+    rows: Rows, optimizer_of: Callable[[nn.Module], torch.optim.Optimizer], rate: Callable[[int], float]
+) -> Toy:
     """The textbook's loop: 4 rows a step, gradient norm at most 1, learning rate `rate(step)`."""
     model = Toy()
     optimizer = optimizer_of(model)
-    for step in range(0, len(rows) // 4):
+    for step in range(len(rows) // 4):
         batch = rows[4 * step : 4 * step + 4]
         inputs = {name: torch.stack([row[name] for row in batch]) for name in ("x", "labels")}
         optimizer.param_groups[0]["lr"] = rate(step)
@@ -109,7 +111,10 @@ def test_a_collator_of_the_users_own_makes_the_batches(tmp_path: Path) -> None:
 
     def doubled(rows: Rows) -> dict[str, Any]:
         seen.append(len(rows))
-        return {"x": torch.stack([2 * row["x"] for row in rows]), "labels": torch.stack([row["labels"] for row in rows])}
+        return {
+            "x": torch.stack([2 * row["x"] for row in rows]),
+            "labels": torch.stack([row["labels"] for row in rows]),
+        }
 
     trainer = toy_trainer(tmp_path, train_dataset=toy_rows(10), data_collator=doubled)
     trainer.train()
@@ -132,13 +137,39 @@ def test_accumulated_batches_train_as_one_large_batch(tmp_path: Path) -> None:
     assert_close(parts.model, whole.model)
 
 
+def test_accumulated_batches_of_next_words_train_as_one_large_batch(tmp_path: Path) -> None:
+    """A causal model predicts each token from those before it: the first label of a row is no target."""
+    rows = []
+    for i, ids in enumerate(torch.randint(5, 50, (8, 10), generator=torch.Generator().manual_seed(1))):
+        hidden = torch.arange(10) < 6 if i % 4 == 0 else torch.arange(10) > i
+        rows.append({"input_ids": ids, "labels": ids.masked_fill(hidden, -100)})
+    losses = []
+    for size in (4, 2, 1):
+        torch.manual_seed(0)
+        sizes = {"vocab_size": 50, "n_positions": 16, "n_embd": 16, "n_layer": 1, "n_head": 2}
+        still = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": 1, "eos_token_id": 1}
+        model = GPT2LMHeadModel(GPT2Config(**sizes, **still))
+        trainer = toy_trainer(
+            tmp_path, model=model, train_dataset=rows, data_collator=default_data_collator, logging_steps=1,
+            per_device_train_batch_size=size, gradient_accumulation_steps=4 // size,
+        )  # fmt: skip
+        trainer.train()
+        losses.append([loss for _, loss in entries(trainer, "loss")])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)  # float32, other order of sums
+    assert losses[2] == pytest.approx(losses[0], rel=1e-5)
+
+
 def test_a_head_with_a_padding_collator_learns(tmp_path: Path) -> None:
     """The label of a row says whether its first token is 7; the rows differ in length."""
 
     def padded(rows: Rows) -> dict[str, torch.Tensor]:
         width = max(len(row["input_ids"]) for row in rows)
         ids = torch.tensor([row["input_ids"] + [0] * (width - len(row["input_ids"])) for row in rows])
-        return {"input_ids": ids, "attention_mask": (ids > 0).long(), "labels": torch.tensor([r["label"] for r in rows])}
+        return {
+            "input_ids": ids,
+            "attention_mask": (ids > 0).long(),
+            "labels": torch.tensor([r["label"] for r in rows]),
+        }
 
     rows = [{"input_ids": [7 if i % 2 else 8, *range(9, 9 + i % 5)], "label": i % 2} for i in range(16)]
     trainer = whet.Trainer(
@@ -223,7 +254,9 @@ def test_callbacks_may_be_none(tmp_path: Path) -> None:
 def test_a_span_model_with_a_collator_of_the_users_own_uses_the_models_loss(tmp_path: Path) -> None:
     rows = [{"input_ids": [5, 6 + i, 7, 8], "start_positions": 1, "end_positions": 2} for i in range(8)]
     model = tiny_bert(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-    trainer = toy_trainer(tmp_path, model=model, train_dataset=rows, eval_dataset=rows, data_collator=default_data_collator)
+    trainer = toy_trainer(
+        tmp_path, model=model, train_dataset=rows, eval_dataset=rows, data_collator=default_data_collator
+    )
     trainer.train()
     model.eval()
     with torch.no_grad():

@@ -9,13 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import (
-    BertConfig,
-    BertForMaskedLM,
-    BertForQuestionAnswering,
-    BertForSequenceClassification,
-    TrainerCallback,
-)
+from transformers import BertConfig, BertForQuestionAnswering, TrainerCallback
 from transformers.modeling_outputs import SequenceClassifierOutput
 
 import whet
@@ -112,7 +106,7 @@ def arguments(folder: Path | str, **changes: Any) -> whet.TrainingArguments:
 def toy_trainer(folder: Path | str, *, model: nn.Module | None = None, **changes: Any) -> whet.Trainer:
     """A trainer of a `Toy`; what Trainer itself takes goes there, everything else into the settings."""
     own = ("train_dataset", "eval_dataset", "data_collator", "compute_metrics", "callbacks", "optimizers")
-    given = {name: changes.pop(name) for name in own if name in changes}
+    given: dict[str, Any] = {name: changes.pop(name) for name in own if name in changes}
     given = {"train_dataset": toy_rows(), "eval_dataset": toy_rows(6)} | given
     return whet.Trainer(model=Toy() if model is None else model, args=arguments(folder, **changes), **given)
 
@@ -185,24 +179,9 @@ def span_rows(n: int = 12) -> list[dict[str, Any]]:
     return rows
 
 
-def class_rows(n: int = 12) -> list[dict[str, Any]]:
-    """Token rows whose label says whether their second token is above 27."""
-    return [
-        {"input_ids": row["input_ids"], "label": int(row["input_ids"][1] > 27)} for row in span_rows(n)
-    ]
-
-
 def masked_rows(n: int = 12) -> list[dict[str, Any]]:
     """Rows of one length with labels for some of their tokens."""
     numbers = torch.Generator().manual_seed(5)
     ids = torch.randint(5, 50, (n, 10), generator=numbers)
     labels = torch.where(torch.rand(n, 10, generator=numbers) < 0.4, ids, -100)
     return [{"input_ids": row, "labels": label} for row, label in zip(ids, labels, strict=True)]
-
-
-HEADS: dict[str, tuple[type, Callable[[int], list[dict[str, Any]]]]] = {
-    "question answering": (BertForQuestionAnswering, span_rows),
-    "classes": (BertForSequenceClassification, class_rows),
-    "masked words": (BertForMaskedLM, masked_rows),
-}
-"""Heads of a model, with rows that they learn from."""

@@ -1,4 +1,4 @@
-"""Run by test_trackers.py as a process of its own: a run that reports to one tracker, in the folder it is started in."""
+"""Run by test_trackers.py as a process of its own: a run that reports to one tracker, in the working directory."""
 
 from __future__ import annotations
 
