@@ -16,7 +16,8 @@ NATIVE   := CMakeLists.txt $(wildcard src/whet/kernels/native/*)
 CODE     := src tests benchmarks
 # A progress bar for people; without a terminal only errors are worth their lines.
 PIP      := $(BIN)/python -m pip install --disable-pip-version-check $(shell test -t 2 || echo -qq)
-PYTEST   := $(BIN)/python -m pytest
+# Waiting threads of small models would otherwise spin, and make the tests several times slower on a busy machine.
+PYTEST   := OMP_WAIT_POLICY=passive $(BIN)/python -m pytest
 # Marks that a step of the set-up ended well. A new version of torch is a new mark.
 HAS_VENV  := $(VENV)/.made
 HAS_TORCH := $(VENV)/.has-$(subst ==,-,$(TORCH))

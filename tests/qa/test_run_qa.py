@@ -85,7 +85,7 @@ def test_20_questions_are_learnt_by_heart(trained: Path) -> None:
     assert results["eval_f1"] > 80
     best = load(trained, "eval_predictions.json")
     right = [best[q["id"]].casefold() == q["answers"][0]["text"].casefold() for q in questions_of(squad())]
-    assert results["eval_exact_match"] == pytest.approx(100 * sum(right) / 20)  # every answer here is one word
+    assert results["eval_exact_match"] == pytest.approx(100 * sum(right) / 20)  # there are no articles in them
 
 
 def test_no_answer_is_learnt_too(trained_v2: Path) -> None:

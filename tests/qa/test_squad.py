@@ -221,9 +221,9 @@ def test_a_hundred_thousand_answers_to_one_question_are_read_fast(tmp_path):
     answers = [{"text": "One", "answer_start": 0}] * 100_000
     question = {"id": "a", "question": "What?", "answers": answers}
     path.write_text(json.dumps({"data": [{"paragraphs": [{"context": "One.", "qas": [question]}]}]}))
-    began = time.perf_counter()
+    began = time.process_time()
     assert len(read_questions(path).answers[0].texts) == 100_000
-    assert time.perf_counter() - began < 2  # the goal for any one file of this size; takes about 0.1 s
+    assert time.process_time() - began < 2  # the goal for any one file of this size; takes about 0.1 s
 
 
 def test_xquad_is_read_whole(xquad_dir):

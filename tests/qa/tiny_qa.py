@@ -15,7 +15,7 @@ MAX_SEQ_LENGTH, DOC_STRIDE = 40, 12
 """Small enough that every context takes several windows."""
 
 _PEOPLE = ["Mira", "Tovan", "Elsi", "Borin", "Cadda"]
-_PLACES = ["Tarn", "Oldwick", "Venn", "Marrow", "Skelby"]
+_PLACES = ["Upper Tarn", "Oldwick", "Venn on Sea", "Marrow Hill", "Skelby"]
 _ISLANDS = ["Hesper", "Nool", "Carra", "Ilvane", "Quay"]
 _BUILDERS = ["Odo", "Runa", "Pell", "Sigrid", "Wat"]
 _THINGS = ["boat", "mill", "cart", "kiln", "loom"]

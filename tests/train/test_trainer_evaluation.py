@@ -60,10 +60,11 @@ def test_evaluation_of_another_data_set_under_another_name(tmp_path: Path) -> No
     assert trainer.state.log_history[-1]["held_out_loss"] == metrics["held_out_loss"]
 
 
-def test_evaluation_changes_nothing(tmp_path: Path) -> None:
+def test_evaluation_drops_nothing_out_and_changes_nothing(tmp_path: Path) -> None:
     model = Toy(dropout=0.5)
     trainer = toy_trainer(tmp_path, model=model)
-    assert trainer.evaluate()["eval_loss"] == trainer.evaluate()["eval_loss"]
+    without = toy_trainer(tmp_path).evaluate()["eval_loss"]
+    assert trainer.evaluate()["eval_loss"] == trainer.evaluate()["eval_loss"] == without
     assert model.training
     assert_same_weights(model, Toy())
 
