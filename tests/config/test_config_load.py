@@ -98,7 +98,12 @@ def test_all_problems_of_files_and_flags_come_together(tmp_path: Path) -> None:
         "--config", path, "--config", missing, "--epochs", "3", "--doc_strid", "3", "--bf16", "--max_steps"
     )
     text = "\n".join(said)
-    assert len(said) == 7
+    assert len(said) == 10
+    assert [one.split("\n")[0] for one in said[7:]] == [
+        "no model is named",
+        "no data is named",
+        "there is nothing to do",
+    ]
     assert f"learning_rat in {path} is unknown" in text
     assert f"seed in {path} does not fit" in text
     assert f"whet does not honour fp16 in {path}" in text

@@ -89,6 +89,7 @@ _RUN = {
     "do_train_has_train_file": ({**_FILES, "test_file": "t.json"}, {"do_train": True}),
     "do_eval_has_validation_file": ({**_FILES, "train_file": "t.json"}, {"do_eval": True}),
     "do_predict_has_test_file": ({**_FILES, "train_file": "t.json"}, {"do_predict": True}),
+    "best_metric_is_known": ({}, {"metric_for_best_model": "rouge"}),
 }
 _SINGLE = [
     *((TrainingArguments, {}, rule, _TRAINING) for rule in TRAINING_RULES),

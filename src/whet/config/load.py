@@ -33,11 +33,12 @@ def load(command: Command, argv: Sequence[str]) -> Loaded:
     if "help" in words.wants:
         return Loaded(text=render(command))
     taken = _take_all(words, command)
-    refuse(taken.problems)
     drafts = [draft(part, _share(taken.values, part)) for part in command.parts]
     if "print_config" in words.wants:
+        refuse(taken.problems)
         return Loaded(text=as_yaml(drafts), notes=taken.notes)
-    refuse([*(problem for one in drafts for problem in broken_rules(one)), *command.check(*drafts)])
+    rules = [*(problem for one in drafts for problem in broken_rules(one)), *command.check(*drafts)]
+    refuse([*taken.problems, *rules])
     return Loaded(settings=tuple(drafts), notes=taken.notes)
 
 

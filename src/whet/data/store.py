@@ -42,7 +42,7 @@ class RowStore:
         """Tokens of each row, (rows,) int64."""
         return np.diff(self.row_starts)
 
-    def take(self, rows: Sequence[int]) -> RowStore:
+    def take(self, rows: Sequence[int] | np.ndarray) -> RowStore:
         """Return these rows, in this order, as a store of their own."""
         index = np.asarray(rows, dtype=np.int64)
         lengths = self.lengths[index]

@@ -22,7 +22,8 @@ def _from_zero(_: nn.Module) -> int:
 
 def _after_padding(model: nn.Module) -> int:
     """RoBERTa's embeddings number positions from padding_idx + 1 (fairseq's make_positions)."""
-    return int(model.config.pad_token_id) + 1  # pyright: ignore[reportAttributeAccessIssue]
+    padding_id: int = model.config.pad_token_id  # pyright: ignore
+    return padding_id + 1
 
 
 FAMILIES: dict[str, Family] = {

@@ -39,6 +39,13 @@ def squad_metrics(questions: Questions, predictions: Predictions, *, version_2: 
     return _version_2(questions, predictions) if version_2 else _version_1(questions, predictions)
 
 
+def check_scorable(questions: Questions, *, version_2: bool) -> None:
+    """Raise DataError where these questions cannot be scored, before anything was predicted."""
+    without = [name for name, answers in zip(questions.ids, questions.answers, strict=True) if not answers.texts]
+    if without and not version_2:
+        raise DataError.of([_no_answer(without, len(questions))])
+
+
 def normalise(text: str) -> str:
     """Return the text in lower case, without ASCII punctuation and English articles, words apart by one space."""
     return " ".join(_ARTICLE.sub(" ", text.lower().translate(_WITHOUT_PUNCTUATION)).split())
@@ -129,10 +136,17 @@ def _mismatches(questions: Questions, predictions: Predictions) -> list[Problem]
 def _wrong_version(questions: Questions, predictions: Predictions, *, version_2: bool) -> list[Problem]:
     if not version_2:
         without = [name for name, answers in zip(questions.ids, questions.answers, strict=True) if not answers.texts]
-        why, fix = "SQuAD v1.1 asks only what has an answer", "add --version_2_with_negative"
-        what = f"{len(without)} of {len(questions)} questions have no reference answer"
-    else:
-        without = [name for name in questions.ids if name not in (predictions.null_odds or {})]
-        why, fix = "the best thresholds are sought over them", "decode with version_2_with_negative"
-        what = f"{len(without)} of {len(questions)} questions have no null odds"
+        return [_no_answer(without, len(questions))] if without else []
+    without = [name for name in questions.ids if name not in (predictions.null_odds or {})]
+    why, fix = "the best thresholds are sought over them", "decode with version_2_with_negative"
+    what = f"{len(without)} of {len(questions)} questions have no null odds"
     return [Problem(what=what, got=without[:5], why=why, fix=fix)] if without else []
+
+
+def _no_answer(without: list[str], n_questions: int) -> Problem:
+    return Problem(
+        what=f"{len(without)} of {n_questions} questions have no reference answer",
+        got=without[:5],
+        why="SQuAD v1.1 asks only what has an answer",
+        fix="add --version_2_with_negative",
+    )

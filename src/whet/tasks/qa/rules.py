@@ -13,6 +13,14 @@ if TYPE_CHECKING:
     from whet.tasks.qa.arguments import AskArguments, QaArguments
 
 
+V1_METRICS = ("exact_match", "f1")
+V2_METRICS = (
+    *("exact", "f1", "HasAns_exact", "HasAns_f1", "NoAns_exact", "NoAns_f1"),
+    *("best_exact", "best_f1"),
+)
+"""Figures of `squad_metrics` by which a model may be called best."""
+
+
 def names_a_model(qa: "QaArguments") -> Problem | None:
     """Everything begins with pretrained weights."""
     if qa.model_name_or_path.strip():
@@ -174,6 +182,20 @@ def work_has_its_file(work: str, flag: str) -> Rule:
     return rule
 
 
+def best_metric_is_known(qa: "QaArguments", args: TrainingArguments) -> Problem | None:
+    """Told before the training, not at its first evaluation."""
+    wanted = args.metric_for_best_model
+    known = V2_METRICS if qa.version_2_with_negative else V1_METRICS
+    if wanted is None or wanted.removeprefix("eval_") in known:
+        return None
+    return Problem(
+        what="metric_for_best_model names no metric",
+        got=wanted,
+        why=f"the evaluation of answers gives {', '.join(known)}",
+        fix="use one of these in --metric_for_best_model, such as f1",
+    )
+
+
 def check_run(qa: "QaArguments", args: TrainingArguments) -> list[Problem]:
     """Return what is wrong between the options of the task and those of the training."""
     return broken(RUN_RULES, qa, args)
@@ -205,7 +227,7 @@ QA_RULES: tuple[Rule, ...] = (
     at_least("max_train_samples", 1, "training on no row is no training"),
     at_least("max_eval_samples", 1, "an evaluation of no row has no result"),
     at_least("max_predict_samples", 1, "predicting for no row gives nothing"),
-    at_least("preprocessing_num_workers", 1, "one process does the work at least"),
+    at_least("preprocessing_num_workers", 1, "one thread does the work at least"),
     *SPAN_RULES,
     at_least("n_best_size", 1, "at least one answer must be looked at"),
 )
@@ -223,6 +245,7 @@ DEMO_RULES: tuple[Rule, ...] = (
 )
 RUN_RULES: tuple[Rule, ...] = (
     does_something,
+    best_metric_is_known,
     work_has_its_file("do_train", "train_file"),
     work_has_its_file("do_eval", "validation_file"),
     work_has_its_file("do_predict", "test_file"),

@@ -9,6 +9,7 @@ from whet.config.arguments import TrainingArguments
 from whet.config.rules import require_output_dir
 from whet.config.settings import refuse
 from whet.tasks.qa.arguments import QaArguments
+from whet.tasks.qa.metrics import check_scorable
 from whet.tasks.qa.rules import check_run
 from whet.tasks.qa.splits import read_split
 
@@ -22,6 +23,8 @@ def run_qa(qa: QaArguments, args: TrainingArguments) -> int:
     folder = require_output_dir(args.output_dir, may_hold_files)
     wanted = {"train": args.do_train, "validation": args.do_eval, "test": args.do_predict}
     questions = {name: read_split(qa, name) for name, want in wanted.items() if want}
+    if "validation" in questions:
+        check_scorable(questions["validation"], version_2=qa.version_2_with_negative)
 
     from whet.tasks.qa.job import QaJob
     from whet.tasks.qa.summary import show

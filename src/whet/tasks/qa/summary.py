@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -23,13 +24,9 @@ _SHOWN = {
 
 def show(metrics: Mapping[str, float], folder: Path, total_s: float) -> None:
     """Print what the run reached, how fast, and where its files are."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(show_header=False, box=None, padding=(0, 2))
-    for name, (words, form) in _SHOWN.items():
-        if name in metrics:
-            table.add_row(words, form.format(metrics[name]))
-    table.add_row("everything", f"{total_s:,.1f} s")
-    table.add_row("files in", str(folder))
-    Console(soft_wrap=True).print(table)
+    rows = [(words, form.format(metrics[name])) for name, (words, form) in _SHOWN.items() if name in metrics]
+    rows += [("everything", f"{total_s:,.1f} s"), ("files in", str(folder))]
+    # Where standard output is no terminal it holds JSON lines, so the words for people go to standard error.
+    out = sys.stdout if sys.stdout.isatty() else sys.stderr
+    for words, figure in rows:
+        print(f"  {words:<22}{figure}", file=out)

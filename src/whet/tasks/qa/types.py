@@ -88,7 +88,7 @@ class Predictions:
 
     best: dict[str, str]
     nbest: dict[str, list[dict[str, float | str]]]
-    spans: dict[str, list[tuple[int, int]]]
+    spans: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     """Where each entry of `nbest` stands in its context: first character, one past the last. Empty: no place."""
     null_odds: dict[str, float] | None = None
     """Score of "no answer" minus the best answer's; only with --version_2_with_negative."""
