@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from tiny_runs import Recorder, assert_same_weights, checkpoints, losing_metrics
 from whet.errors import EXIT_BAD_CONFIG, ConfigError
 
 
-def _run(folder: Path, scores: list[float], **changes: Any) -> tuple[Any, list[dict[str, torch.Tensor]]]:
+def _run(folder: Path, scores: Sequence[float], **changes: Any) -> tuple[Any, list[dict[str, torch.Tensor]]]:
     """A run of one step an epoch, evaluated after each; also the weights after each."""
     seen = Recorder(weights_of)
     usual = {
@@ -68,14 +69,19 @@ def test_an_evaluation_before_the_run_takes_no_part(tmp_path: Path) -> None:
     assert_same_weights(trainer.model, after[1])
 
 
-def test_of_more_evaluations_than_checkpoints_the_best_checkpoint_is_loaded(tmp_path: Path) -> None:
-    """The best evaluation, at step 1, has no checkpoint; of those at steps 2 and 4 the first was better."""
+@pytest.mark.parametrize(("scores", "best"), [([9, 3, 1, 2], 1), ([1, 2, 9, 3], 3)])
+def test_where_the_best_evaluation_has_no_checkpoint_nothing_is_loaded(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, scores: list[float], best: int
+) -> None:
+    """As in transformers; steps 2 and 4 are saved, and the log tells which would have been the best."""
     trainer, after = _run(
-        tmp_path, [9, 3, 1, 2], load_best_model_at_end=True, eval_strategy="steps", eval_steps=1, save_strategy="steps",
+        tmp_path, scores, load_best_model_at_end=True, eval_strategy="steps", eval_steps=1, save_strategy="steps",
         save_steps=2,
     )  # fmt: skip
     assert _steps(tmp_path) == [2, 4]
-    assert_same_weights(trainer.model, after[1])
+    assert_same_weights(trainer.model, after[3])
+    (told,) = [text for text in caplog.messages if "load_best_model_at_end" in text]
+    assert f"of step {best}, has no checkpoint; nothing is loaded" in told
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,12 @@ from transformers import (
     BertForMaskedLM,
     DebertaV2Config,
     DebertaV2ForQuestionAnswering,
+    TrainerCallback,
     default_data_collator,
 )
 
 import whet
-from whet.errors import WhetError
+from whet.errors import ConfigError
 
 
 def _unknown_family() -> nn.Module:
@@ -63,6 +64,11 @@ def _sgd_in_one_cycle(model: nn.Module) -> tuple[Any, Any]:
     return optimizer, torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.05, total_steps=8)
 
 
+def _sgd_at_milestones(model: nn.Module) -> tuple[Any, Any]:
+    optimizer = _sgd(model)
+    return optimizer, torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones=[2, 6], gamma=0.5)
+
+
 CASES = {
     "plain module": Case(),
     "packed spans": Case(model=tiny_bert, rows=span_rows),
@@ -80,6 +86,8 @@ CASES = {
     ),
     "own optimizer": Case(optimizers=lambda model: (_sgd(model), None)),
     "own schedule": Case(optimizers=_sgd_in_stairs),
+    "own schedule with milestones": Case(optimizers=_sgd_at_milestones),
+    "saved between two logs": Case(changes={"logging_steps": 3}),
     "own cyclic schedule": Case(optimizers=_sgd_in_one_cycle),
 }
 _RUN = {
@@ -107,6 +115,7 @@ def _figures(trainer: whet.Trainer) -> list[dict[str, Any]]:
 
 
 def _optimizer_bits(trainer: whet.Trainer) -> dict[str, Any]:
+    assert trainer.optimizer is not None
     state = trainer.optimizer.state_dict()["state"]
     return {
         f"{p}.{name}": v for p, values in state.items() for name, v in values.items() if isinstance(v, torch.Tensor)
@@ -175,8 +184,29 @@ def test_a_run_resumed_for_longer_goes_on(tmp_path: Path) -> None:
 def test_a_run_that_would_not_go_on_as_it_began_is_refused(tmp_path: Path, changes: dict[str, int]) -> None:
     """Other rows a step, or another order: step 4 of this run is another place than step 4 of that one."""
     _trainer(CASES["plain module"], tmp_path).train()
-    with pytest.raises(WhetError, match="checkpoint"):
+    with pytest.raises(ConfigError, match=r"(?s)checkpoint-00000008 cannot go on.*got: .* in the checkpoint -> .* now"):
         _trainer(CASES["plain module"], tmp_path, max_steps=12, resume_from_checkpoint="auto", **changes).train()
+
+
+def test_an_epoch_that_was_left_early_stays_left(tmp_path: Path) -> None:
+    """The second step of the first epoch was its last; the run goes on with the second epoch's rows."""
+
+    class Leaves(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            control.should_epoch_stop |= state.global_step == 2
+
+    def trainer(**changes: Any) -> whet.Trainer:
+        made = _trainer(CASES["plain module"], tmp_path, max_steps=9, **changes)
+        made.events.callbacks.append(Leaves())
+        return made
+
+    whole = trainer()
+    whole.train()
+    assert whole.state.global_step == 8
+    resumed = trainer(resume_from_checkpoint=str(tmp_path / "checkpoint-00000004"))
+    resumed.train()
+    assert_same_weights(resumed.model, whole.model)
+    assert _figures(resumed) == _figures(whole)
 
 
 def test_best_checkpoint_is_found_after_a_resume(tmp_path: Path) -> None:

@@ -91,6 +91,15 @@ def test_a_trainer_is_one_run_in_the_tracker(tmp_path: Path, before: str) -> Non
     assert len(list((tmp_path / "runs").rglob("*tfevents*"))) == 1
 
 
+@pytest.mark.parametrize("failed", [False, True])
+def test_a_closed_tracker_may_be_closed_again_and_begins_anew(tmp_path: Path, failed: bool) -> None:
+    trainer = _run(tmp_path)
+    trainer.close(failed)
+    trainer.close(failed)
+    trainer.evaluate()
+    assert len(_scalars(tmp_path / "runs")["eval/loss"]) == 3
+
+
 def test_the_settings_are_kept_with_the_run(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from whet.data.columns import Columns
 from whet.data.store import RowStore
 from whet.errors import DataError
 
@@ -74,26 +75,28 @@ def pack(rows: RowStore, *, first_slot: int, position_offset: int, padded_length
     )
 
 
-def rows_of(dataset: Any, indices: Sequence[int] | np.ndarray) -> RowStore:
+def rows_of(dataset: Any, indices: Sequence[int] | np.ndarray, columns: Columns | None = None) -> RowStore:
     """Return these rows of a map-style data set as a store: columns as long as `input_ids`, and one number a row.
 
-    Rows that carry an `attention_mask` lose what it masks. Raises DataError for a row that is not of that form.
+    Rows that carry an `attention_mask` lose what it masks, and all rows what is none of `columns`. Raises DataError for
+    a row that is not of that form, or whose columns are not those of the first.
     """
     if isinstance(dataset, RowStore):
         return dataset.take(indices)
-    rows = [_without_padding(dataset[int(index)], int(index)) for index in indices]
-    names = [name for name in rows[0] if name != "attention_mask"]
-    token_names = [name for name in names if np.ndim(rows[0][name]) == 1]
-    label_names = [name for name in names if np.ndim(rows[0][name]) == 0]
+    given = ((int(index), dataset[int(index)]) for index in indices)
+    rows = [_without_padding(row if columns is None else columns.of(row), index) for index, row in given]
+    _require_alike(rows, indices)
+    token_names = [name for name, value in rows[0].items() if value.ndim == 1]
+    label_names = [name for name, value in rows[0].items() if value.ndim == 0]
     starts = np.concatenate([[0], np.cumsum([len(row["input_ids"]) for row in rows])]).astype(np.int64)
     return RowStore(
         row_starts=starts,
-        tokens={name: np.concatenate([np.asarray(row[name]) for row in rows]) for name in token_names},
+        tokens={name: np.concatenate([row[name] for row in rows]) for name in token_names},
         labels={name: np.asarray([int(row[name]) for row in rows]) for name in label_names},
     )
 
 
-def _without_padding(row: Mapping[str, Any], index: int) -> dict[str, Any]:
+def _without_padding(row: Mapping[str, Any], index: int) -> dict[str, np.ndarray]:
     if "input_ids" not in row:
         raise DataError(
             what=f"row {index} of the data set has no input_ids",
@@ -110,15 +113,32 @@ def _without_padding(row: Mapping[str, Any], index: int) -> dict[str, Any]:
             fix="pad on the right, or not at all: whet needs no padding",
         )
     columns = {name: np.asarray(value) for name, value in row.items() if name != "attention_mask"}
-    odd = [name for name, value in columns.items() if value.ndim > 1 or (value.ndim == 1 and len(value) != n_tokens)]
+    odd = [name for name, value in columns.items() if not _is_whole(value) or value.shape not in ((), (n_tokens,))]
     if odd:
         raise DataError(
             what=f"row {index} of the data set has a column that is no token row",
-            got={name: columns[name].shape for name in odd},
-            why=f"each column holds one number a token ({n_tokens} here) or one number a row",
+            got={name: f"{columns[name].dtype} {columns[name].shape}" for name in odd},
+            why=f"each column holds one whole number a token ({n_tokens} here) or one number a row",
             fix="drop the column, or give a data_collator of your own",
         )
     return {name: value[mask] if value.ndim else value for name, value in columns.items()}
+
+
+def _is_whole(column: np.ndarray) -> bool:
+    """Return whether the column holds whole numbers, or nothing."""
+    return column.dtype.kind in "biu" or column.size == 0
+
+
+def _require_alike(rows: Sequence[Mapping[str, np.ndarray]], indices: Sequence[int] | np.ndarray) -> None:
+    kinds = [{name: value.ndim for name, value in row.items()} for row in rows]
+    for index, kind in zip(indices, kinds, strict=True):
+        if kind != kinds[0]:
+            raise DataError(
+                what=f"row {index} of the data set has other columns than row {indices[0]}",
+                got=sorted(name for name in kind.keys() | kinds[0].keys() if kind.get(name) != kinds[0].get(name)),
+                why="rows of one batch are laid end to end, column by column",
+                fix="give every row the same columns, each with one number a token or one a row",
+            )
 
 
 def _moved(value: Any, device: torch.device) -> Any:

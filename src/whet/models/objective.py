@@ -10,12 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from whet.data.batch import Batch, pack, rows_of
+from whet.data.columns import Columns, read_by
+from whet.data.store import RowStore
 from whet.errors import ConfigError, DataError
 from whet.kernels.random import stream_key
 from whet.models.packed import PackedModel, prepare
 
 SPAN_LABELS = ("start_positions", "end_positions")
 IGNORED = -100
+_TOKEN_COLUMNS = frozenset({"input_ids", "token_type_ids"})
+_NEXT_WORD_HEADS = ("ForCausalLM", "LMHeadModel")
 Collate = Callable[[list[Any]], Mapping[str, Any]]
 
 
@@ -85,10 +89,14 @@ class PackedSpans(SpanObjective):
     def __init__(self, model: PackedModel, padded_length: int | None = None) -> None:
         self.model = model
         self.padded_length = padded_length
+        read = read_by(model.module) or _TOKEN_COLUMNS
+        self.columns = Columns(["attention_mask", *SPAN_LABELS, *(read & _TOKEN_COLUMNS)])
 
     def batch(self, dataset: Any, rows: Sequence[int] | np.ndarray, first_slot: int) -> Batch:
+        found = rows_of(dataset, rows, self.columns)
+        _require_answers(found, rows)
         return pack(
-            rows_of(dataset, rows),
+            found,
             first_slot=first_slot,
             position_offset=self.model.position_offset,
             padded_length=self.padded_length,
@@ -118,7 +126,8 @@ class PaddedSpans(SpanObjective):
         return _seeded(self.model, batch, seed, step)
 
     def span_logits(self, output: Any, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        mask = batch.inputs["attention_mask"].bool()
+        mask = batch.inputs.get("attention_mask")  # rows of one length may come without
+        mask = torch.ones_like(batch.inputs["input_ids"], dtype=torch.bool) if mask is None else mask.bool()
         row_starts = torch.cat([mask.new_zeros(1, dtype=torch.int32), mask.sum(1, dtype=torch.int32).cumsum(0)])
         return output.start_logits[mask], output.end_logits[mask], row_starts
 
@@ -136,10 +145,14 @@ class OwnLoss:
         return _collated(self.collate, [dataset[int(row)] for row in rows], first_slot, ())
 
     def count(self, batch: Batch) -> int:
-        """Return the targets that the model's mean runs over: token labels other than -100, or else the rows."""
+        """Return the targets that the model's mean runs over: token labels other than -100, or else the rows.
+
+        A model of next words compares each token with the label after it: a row's first label is no target.
+        """
         labels = batch.inputs.get("labels")
         if isinstance(labels, Tensor) and not labels.is_floating_point() and labels.dim() > 1:
-            return int((labels != IGNORED).sum())
+            first = 1 if type(self.model).__name__.endswith(_NEXT_WORD_HEADS) else 0
+            return int((labels[:, first:] != IGNORED).sum())
         return batch.n_rows
 
     def forward(self, batch: Batch, *, seed: int, step: int) -> Any:
@@ -158,6 +171,22 @@ class OwnLoss:
             for value in found
             if isinstance(value, Tensor) and value.dim() > 0 and len(value) == batch.n_rows
         )
+
+
+def _require_answers(found: RowStore, indices: Sequence[int] | np.ndarray) -> None:
+    """Raise DataError for a row whose answer does not begin and end at tokens of its own: its loss would be NaN."""
+    for name in SPAN_LABELS:
+        places = found.labels.get(name)
+        if places is None:
+            continue
+        (bad,) = np.nonzero((places < 0) | (places >= found.lengths))
+        if len(bad):
+            raise DataError(
+                what=f"row {indices[bad[0]]} of the data set has no answer in it",
+                got=f"{name} {places[bad[0]]} in a row of {found.lengths[bad[0]]} tokens",
+                why="an answer begins and ends at a token of its row",
+                fix=f"mend {name}, or let it point at the row's first token where there is no answer",
+            )
 
 
 def _seeded(model: nn.Module, batch: Batch, seed: int, step: int) -> Any:

@@ -4,14 +4,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-_NORMS = ("norm", "layernorm", "rmsnorm")
+_NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, _BatchNorm)
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Return the trainable parameters in two groups, with decay and without, for any torch optimizer.
 
-    As the guides do it: no decay on biases and on the parameters of normalisation layers.
+    As transformers does it: no decay on what has "bias" in its name, nor on the parameters of normalisation layers.
     """
     spared = set(_spared(model))
     trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
@@ -24,7 +25,8 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
 
 def _spared(model: nn.Module) -> Iterator[str]:
     for prefix, module in model.named_modules():
-        is_norm = any(word in type(module).__name__.lower() for word in _NORMS)
-        for name, _ in module.named_parameters(recurse=False):
-            if is_norm or name.endswith("bias"):
-                yield f"{prefix}.{name}" if prefix else name
+        # The end of the name tells the norms of the model families, such as LlamaRMSNorm.
+        is_norm = isinstance(module, _NORMS) or type(module).__name__.endswith("Norm")
+        for name, _ in module.named_parameters(prefix=prefix, recurse=False):
+            if is_norm or "bias" in name.lower():
+                yield name

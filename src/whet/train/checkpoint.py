@@ -11,11 +11,12 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import xxhash
+from safetensors import SafetensorError
 
 from whet.errors import StorageError
 from whet.log import logger
@@ -47,14 +48,15 @@ def save(output_dir: Path, step: int, write: Callable[[Path], None], facts: Mapp
             shutil.rmtree(target)
         staging.rename(target)
         _sync(output_dir)
-    except OSError as error:
-        shutil.rmtree(staging, ignore_errors=True)
+    except (OSError, SafetensorError) as error:
         raise StorageError(
             what=f"the checkpoint of step {step} cannot be written",
             got=str(error),
             why="a checkpoint counts only when all of it is on the disk; earlier ones are untouched",
             fix=f"free space on the disk of --output_dir {output_dir}, or lower --save_total_limit",
         ) from error
+    finally:  # whatever ended the writing
+        shutil.rmtree(staging, ignore_errors=True)
     return target
 
 
@@ -68,6 +70,8 @@ def problems_of(folder: Path) -> list[str]:
         return [f"{MANIFEST}: {error or type(error).__name__}"]
     if seal != _digest_of(manifest):
         return [f"{MANIFEST}: does not match its own checksum"]
+    if _NAME.fullmatch(folder.name) and manifest.get("step") != step_of(folder):
+        return [f"{MANIFEST}: is of step {manifest.get('step')}"]
     present = {path.name for path in folder.iterdir()} - {MANIFEST}
     odd = [f"{name}: is not in the manifest" for name in sorted(present - set(files))]
     return odd + [line for name, facts in files.items() if (line := _file_problem(folder / name, facts))]
@@ -111,19 +115,30 @@ def step_of(folder: Path) -> int:
     return int(match.group(1))
 
 
-def rotate(output_dir: Path, keep: int | None, protected: Path | None) -> None:
-    """Remove the oldest checkpoints beyond `keep`, by step number; the protected one and the newest always stay."""
+def rotate(folders: Sequence[Path], keep: int | None, protected: Path | None) -> None:
+    """Remove the oldest of one run's checkpoints beyond `keep`; the protected one and the newest always stay.
+
+    `folders` are the checkpoints of the run, oldest step first.
+    """
     if keep is None:
         return
-    folders = every(output_dir)
     kept = {path.name for path in folders[-max(keep, 1) :]}
-    if protected is not None and protected.name not in kept and keep > 1:
+    if protected is not None and protected.name not in kept and 1 < keep <= len(folders):
         kept.discard(folders[-keep].name)  # the best one takes a place among the kept, as in transformers
     if protected is not None:
         kept.add(protected.name)
     for folder in folders:
         if folder.name not in kept:
             shutil.rmtree(folder)
+
+
+def remove_all(output_dir: Path) -> None:
+    """Remove the checkpoints of an earlier run; the log says how many there were."""
+    folders = every(output_dir)
+    for folder in folders:
+        shutil.rmtree(folder)
+    if folders:
+        logger.info("removed %d checkpoints of an earlier run from %s", len(folders), output_dir)
 
 
 def _seal(staging: Path, step: int, facts: Mapping[str, Any]) -> None:

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import json
-import math
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from transformers import TrainerState
+import numpy as np
+from torch.optim import Optimizer
+from transformers import TrainerControl, TrainerState
 from transformers.trainer_utils import TrainOutput
 
-from whet.errors import ConfigError, NonFiniteError
+from whet.data.batch import Batch
+from whet.errors import NonFiniteError
 from whet.log import logger
 from whet.optim import registry, schedule
-from whet.train import checkpoint, plan, step, weights
+from whet.train import best, checkpoint, plan, resume, step, weights
 from whet.train.meter import Meter, speed
 
 if TYPE_CHECKING:
     from whet.train.trainer import Trainer
 
 MAX_NONFINITE_STEPS = 3
-_STATE = "trainer_state.json"
 
 
 class Fit:
@@ -30,68 +31,105 @@ class Fit:
         self.trainer = trainer
         self.args = trainer.args
         self.plan = plan.make(self.args, len(trainer.train_dataset))
-        self.optimizer = trainer.optimizer or registry.build(trainer.model, self.args)
-        self.scheduler = trainer.lr_scheduler or schedule.build(self.optimizer, self.args, self.plan.n_steps)
+        optimizer, scheduler = trainer.given_optimizers
+        self.optimizer = registry.build(trainer.model, self.args) if optimizer is None else optimizer
+        if scheduler is None:
+            _forget_schedule(self.optimizer)
+            scheduler = schedule.build(self.optimizer, self.args, self.plan.n_steps)
+        self.scheduler = scheduler
         self.parameters = [parameter for parameter in trainer.model.parameters() if parameter.requires_grad]
+        self.flos_per_token = 6.0 * weights.count_without_embeddings(trainer.model)
         self.meter = Meter()
         self.n_bad_in_a_row = 0
+        self.n_left_out = 0
+        """Steps of epochs that a callback ended early."""
+        self.folders: list[Path] = []
+        """The checkpoints of this run, oldest first."""
         trainer.optimizer, trainer.lr_scheduler = self.optimizer, self.scheduler
+        trainer.state = TrainerState(train_batch_size=self.args.per_device_train_batch_size)
+        trainer.events.control = TrainerControl()
 
     @property
     def state(self) -> TrainerState:
         """The counters, in transformers' form."""
         return self.trainer.state
 
-    def run(self, resume: str | bool | None) -> TrainOutput:
+    @property
+    def place(self) -> int:
+        """Steps of the plan that are behind the run: those taken and those left out."""
+        return self.state.global_step + self.n_left_out
+
+    @property
+    def ended(self) -> bool:
+        """Whether the plan is done, or a callback wants to stop."""
+        return self.place >= self.plan.n_steps or self.trainer.events.control.should_training_stop
+
+    def run(self, asked: str | bool | None) -> TrainOutput:
         """Run the steps that are left; return the last step, the mean loss and the figures."""
-        self._begin(resume)
+        self._begin(asked)
         self._send("on_train_begin")
         try:
-            while self.state.global_step < self.plan.n_steps and not self.trainer.events.control.should_training_stop:
+            if self.args.eval_on_start and self.state.global_step == 0:
+                self.trainer.evaluate()
+            while not self.ended:
                 self._one_step()
+            best.load(self.trainer.model, self.args, self.state)
+            return self._finish()
         finally:
             self._send("on_train_end")
-        self._load_best()
-        return self._finish()
 
-    def _begin(self, resume: str | bool | None) -> None:
-        state = self.state
+    def _begin(self, asked: str | bool | None) -> None:
+        state, output_dir = self.state, Path(self.args.output_dir)
         state.max_steps, state.num_train_epochs = self.plan.n_steps, self.plan.n_epochs
-        state.logging_steps = self.plan.log_every or 0
-        state.eval_steps, state.save_steps = self.plan.eval_every or 0, self.plan.save_every or 0
-        state.global_step, state.epoch = 0, 0.0
-        folder = self._resume_from(resume)
+        state.logging_steps = self.plan.log.every
+        state.eval_steps, state.save_steps = self.plan.evaluate.every, self.plan.save.every
+        state.global_step, state.epoch, state.total_flos = 0, 0.0, 0.0
+        folder = resume.folder_to_resume(asked, output_dir)
         if folder is not None:
-            self._restore(folder)
+            resume.restore(self, folder)
+        elif self.args.overwrite_output_dir:
+            checkpoint.remove_all(output_dir)
         self.trainer.model.train()
-        if self.args.eval_on_start:
-            self._evaluate()
 
     def _one_step(self) -> None:
-        order, done = self.plan.order, self.state.global_step
-        if done % order.steps_per_epoch == 0:
+        order, place = self.plan.order, self.place
+        if place % order.steps_per_epoch == 0:
             self._send("on_epoch_begin")
         self._send("on_step_begin")
-        rows = order.rows(done)
-        size = self.args.per_device_train_batch_size
-        micro_batches = [
-            self.trainer.objective.batch(self.trainer.train_dataset, rows[i : i + size], i).to(self.trainer.device)
-            for i in range(0, len(rows), size)
-        ]
-        loss = step.gradients(
-            self.trainer.objective, micro_batches, self.trainer.precision, seed=self.args.seed, step=done
-        )
+        batches = self._batches(order.rows(place))
         rate = self.optimizer.param_groups[0]["lr"]
-        result = step.update(self.parameters, self.optimizer, loss, self.args.max_grad_norm)
-        self.scheduler.step()
-        self.meter.add(micro_batches, result, rate)
-        self.state.global_step = done + 1
-        self.state.epoch = order.epoch(done + 1)
+        result = self._update(batches)
+        self.meter.add(batches, result, rate)
+        self.state.total_flos += self.flos_per_token * sum(batch.n_computed for batch in batches)
+        self.state.global_step += 1
+        self.state.epoch = order.epoch(self.place)
         self._watch(result)
         self._send("on_step_end")
-        if (done + 1) % order.steps_per_epoch == 0:
-            self._send("on_epoch_end")
-        self._between_steps(done + 1)
+        self._between_steps(epoch_ends=self._end_epoch())
+
+    def _batches(self, rows: np.ndarray) -> list[Batch]:
+        trainer, size = self.trainer, self.args.per_device_train_batch_size
+        return [
+            trainer.objective.batch(trainer.train_dataset, rows[i : i + size], i).to(trainer.device)
+            for i in range(0, len(rows), size)
+        ]
+
+    def _update(self, batches: list[Batch]) -> step.StepResult:
+        """Take the optimizer's step and the schedule's: the rate follows the step's number, applied or not."""
+        loss = step.gradients(
+            self.trainer.objective, batches, self.trainer.precision, seed=self.args.seed, step=self.state.global_step,
+            between=lambda: self._send("on_substep_end"),
+        )  # fmt: skip
+        result = step.clip(self.parameters, loss, self.args.max_grad_norm)
+        if result.applied:
+            self._send("on_pre_optimizer_step")
+            self.optimizer.step()
+            self._send("on_optimizer_step")
+        self.optimizer.zero_grad(set_to_none=True)
+        with warnings.catch_warnings():  # torch counts a first step that was not applied as a mistake
+            warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
+            self.scheduler.step()
+        return result
 
     def _watch(self, result: step.StepResult) -> None:
         """Stop after several non-finite steps in a row; none of them was applied."""
@@ -109,99 +147,48 @@ class Fit:
                 fix="lower --learning_rate, raise --warmup_steps, or look at the rows of these steps",
             )
 
-    def _between_steps(self, done: int) -> None:
-        control, ended = self.trainer.events.control, done == self.plan.n_steps
-        if (
-            self.plan.due(self.plan.log_every, done)
-            or control.should_log
-            or (done == 1 and self.args.logging_first_step)
-        ):
-            self._log()
-        last_epoch_ends = ended and self.args.eval_strategy == "epoch"
-        evaluated = None
-        if self.plan.due(self.plan.eval_every, done) or control.should_evaluate or last_epoch_ends:
-            evaluated = self._evaluate()
-        self._save_if_due(done, better=evaluated is not None and self._is_better(evaluated), ended=ended)
+    def _end_epoch(self) -> bool:
+        """Tell of the epoch's end, and return whether it is one: its last step, the run's, or a callback's wish."""
+        n_steps = self.plan.order.steps_per_epoch
+        if self.trainer.events.control.should_epoch_stop:
+            self.n_left_out += -self.place % n_steps
+        ends = self.place % n_steps == 0 or self.ended
+        if ends:
+            self._send("on_epoch_end")
+        return ends
 
-    def _save_if_due(self, done: int, *, better: bool, ended: bool) -> None:
-        strategy = self.args.save_strategy
-        regular = self.plan.due(self.plan.save_every, done) or (ended and strategy in ("steps", "epoch"))
-        if not (better if strategy == "best" else regular) and not self.trainer.events.control.should_save:
-            return
-        if better:
-            self.state.best_model_checkpoint = str(Path(self.args.output_dir) / checkpoint.folder_name(done))
-        self._save(done)
-        checkpoint.rotate(Path(self.args.output_dir), self.args.save_total_limit, self._best_folder())
+    def _between_steps(self, *, epoch_ends: bool) -> None:
+        """Log, evaluate, save, in this order: a checkpoint holds all that was found out at its step."""
+        control, done, complete = self.trainer.events.control, self.state.global_step, self.place >= self.plan.n_steps
+        first = done == 1 and self.args.logging_first_step
+        if self.plan.log.due(done, epoch_ends) or control.should_log or first:
+            self._log()
+        better = False
+        last = complete and self.plan.evaluate.strategy == "steps"
+        if self.plan.evaluate.due(done, epoch_ends) or self.trainer.events.control.should_evaluate or last:
+            better = best.is_better(self.args, self.state, self.trainer.evaluate())
+        strategy = self.plan.save.strategy
+        regular = self.plan.save.due(done, epoch_ends) or (complete and strategy == "steps")
+        if (better if strategy == "best" else regular) or self.trainer.events.control.should_save:
+            self._save(done, better=better)
 
     def _log(self) -> None:
-        self.trainer.log(
-            {
-                "loss": self.meter.window_loss(),
-                "grad_norm": self.meter.grad_norm,
-                "learning_rate": self.meter.learning_rate,
-            }
-        )
+        meter = self.meter
+        figures = {"loss": meter.window_loss(), "grad_norm": meter.grad_norm, "learning_rate": meter.learning_rate}
+        self.trainer.log(figures)
 
-    def _evaluate(self) -> dict[str, float]:
-        return self.trainer.evaluate()
-
-    def _is_better(self, metrics: dict[str, float]) -> bool:
-        """Return whether these metrics beat the best so far, and remember them if so."""
-        wanted = self.args.metric_for_best_model
-        if wanted is None:
-            return False
-        name = wanted if wanted.startswith("eval_") else f"eval_{wanted}"
-        if name not in metrics:
-            raise unknown_metric(wanted, metrics)
-        sign = 1.0 if self.args.greater_is_better else -1.0
-        best = self.state.best_metric
-        if math.isnan(metrics[name]) or (best is not None and sign * metrics[name] <= sign * best):
-            return False
-        self.state.best_metric, self.state.best_global_step = metrics[name], self.state.global_step
-        return True
-
-    def _best_folder(self) -> Path | None:
-        best = self.state.best_model_checkpoint
-        return Path(best) if best and self.args.load_best_model_at_end else None
-
-    def _save(self, done: int) -> None:
-        def write(folder: Path) -> None:
-            self.trainer.save_model(str(folder))
-            weights.save_optimizer(self.optimizer, folder)
-            meter = {"loss_total": self.meter.loss_total, "n_losses": self.meter.n_losses}
-            (folder / "meter.json").write_text(json.dumps(meter), "utf-8")
-            self.state.save_to_json(str(folder / _STATE))
-
-        folder = checkpoint.save(Path(self.args.output_dir), done, write, {"world_size": 1})
+    def _save(self, done: int, *, better: bool) -> None:
+        output_dir, state = Path(self.args.output_dir), self.state
+        folder = output_dir / checkpoint.folder_name(done)
+        if better:
+            state.best_model_checkpoint = str(folder)
+        self.folders = [*(path for path in self.folders if path != folder), folder]
+        checkpoint.save(output_dir, done, lambda staging: resume.save(self, staging), {"world_size": 1})
         logger.info("saved %s", folder)
         self._send("on_save")
-
-    def _resume_from(self, resume: str | bool | None) -> Path | None:
-        if not resume or resume == "no":
-            return None
-        if resume is True or resume == "auto":
-            return checkpoint.newest(Path(self.args.output_dir))
-        return checkpoint.require_good(Path(str(resume)))
-
-    def _restore(self, folder: Path) -> None:
-        """Put back weights, optimizer, schedule and counters; data order and masks follow from the step's number."""
-        weights.load_weights(self.trainer.model, folder)
-        weights.load_optimizer(self.optimizer, folder)
-        kept = TrainerState.load_from_json(str(folder / _STATE))
-        for name in ("global_step", "epoch", "log_history", "best_metric", "best_global_step", "best_model_checkpoint"):
-            setattr(self.state, name, getattr(kept, name))
-        meter = json.loads((folder / "meter.json").read_text("utf-8"))
-        self.meter.loss_total, self.meter.n_losses = meter["loss_total"], meter["n_losses"]
-        self.scheduler.last_epoch = self.state.global_step - 1
-        self.scheduler.step()
-        logger.info("resuming after step %d from %s", self.state.global_step, folder)
-
-    def _load_best(self) -> None:
-        best = self._best_folder()
-        if best is not None:
-            weights.load_weights(self.trainer.model, checkpoint.require_good(best))
-            logger.info("loaded the best model (%s %.4f) from %s",
-                        self.args.metric_for_best_model, self.state.best_metric, best)  # fmt: skip
+        protected = state.best_model_checkpoint if self.args.load_best_model_at_end else None
+        checkpoint.rotate(self.folders, self.args.save_total_limit, Path(protected) if protected else None)
+        self.folders = [path for path in self.folders if path.exists()]
 
     def _finish(self) -> TrainOutput:
         meter, seconds = self.meter, self.meter.elapsed_s
@@ -220,11 +207,7 @@ class Fit:
         )
 
 
-def unknown_metric(wanted: str, metrics: dict[str, float]) -> Exception:
-    """Return the error for a metric that no evaluation gives."""
-    return ConfigError(
-        what="metric_for_best_model names no metric",
-        got=wanted,
-        why=f"this evaluation gives {', '.join(sorted(metrics))}",
-        fix="name one of these in --metric_for_best_model (with or without eval_)",
-    )
+def _forget_schedule(optimizer: Optimizer) -> None:
+    """Put back the rates that an earlier run's schedule began with."""
+    for group in optimizer.param_groups:
+        group["lr"] = group.pop("initial_lr", group["lr"])

@@ -29,7 +29,8 @@ class Meter:
     learning_rate: float = 0.0
     """The rate of the last step."""
     last_loss: float = float("nan")
-    _window: list[float] = field(default_factory=list)
+    window: list[float] = field(default_factory=list)
+    """Losses of the steps since the last log."""
 
     def add(self, batches: Sequence[Batch], result: StepResult, learning_rate: float) -> None:
         """Count one optimizer step, taken at this learning rate."""
@@ -41,7 +42,7 @@ class Meter:
         self.n_tokens += sum(batch.n_tokens for batch in batches)
         self.n_computed += sum(batch.n_computed for batch in batches)
         self.n_padded += sum(batch.n_padded for batch in batches)
-        self._window.append(result.loss)
+        self.window.append(result.loss)
         if result.applied:
             self.loss_total += result.loss
             self.n_losses += 1
@@ -50,7 +51,7 @@ class Meter:
 
     def window_loss(self) -> float:
         """Return the mean loss of the steps since the last call (NaN where one of them was), and start anew."""
-        losses, self._window = self._window, []
+        losses, self.window = self.window, []
         return sum(losses) / len(losses) if losses else float("nan")
 
     @property

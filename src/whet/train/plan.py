@@ -7,26 +7,43 @@ from dataclasses import dataclass
 
 from whet.config.arguments import TrainingArguments
 from whet.data.order import StepOrder
+from whet.errors import DataError
+
+
+@dataclass(frozen=True)
+class Rhythm:
+    """When something happens that has a strategy."""
+
+    strategy: str
+    every: int
+    """Steps between two times; those of an epoch for "epoch", 0 where the strategy has no rhythm."""
+
+    def due(self, done: int, epoch_ends: bool) -> bool:
+        """Return whether it happens after `done` steps."""
+        return epoch_ends if self.strategy == "epoch" else self.every > 0 and done % self.every == 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunPlan:
-    """The steps of a run. Each `*_every` is in steps; None: never."""
+    """The steps of a run, and when it logs, evaluates and saves."""
 
     order: StepOrder
     n_steps: int
     n_epochs: int
-    log_every: int | None
-    eval_every: int | None
-    save_every: int | None
-
-    def due(self, every: int | None, step: int) -> bool:
-        """Return whether something that happens every so many steps happens after step `step` (counted from 1)."""
-        return every is not None and step % every == 0
+    log: Rhythm
+    evaluate: Rhythm
+    save: Rhythm
 
 
 def make(args: TrainingArguments, n_rows: int) -> RunPlan:
-    """Return the plan of a run over `n_rows` rows."""
+    """Return the plan of a run over `n_rows` rows; raises DataError where they do not fill one step, and must."""
+    if args.dataloader_drop_last and n_rows < args.train_rows_per_step:
+        raise DataError(
+            what="the training set does not fill one step",
+            got=f"{n_rows} rows, {args.train_rows_per_step} a step",
+            why="dataloader_drop_last leaves out a step with too few rows: nothing would be left",
+            fix="lower --per_device_train_batch_size or --gradient_accumulation_steps, or drop no step",
+        )
     order = StepOrder(
         n_rows=n_rows,
         rows_per_step=args.train_rows_per_step,
@@ -39,15 +56,15 @@ def make(args: TrainingArguments, n_rows: int) -> RunPlan:
         order=order,
         n_steps=n_steps,
         n_epochs=math.ceil(n_steps / order.steps_per_epoch),
-        log_every=_every(args.logging_strategy, args.logging_steps, n_steps, order),
-        eval_every=_every(args.eval_strategy, args.eval_steps or args.logging_steps, n_steps, order),
-        save_every=_every(args.save_strategy, args.save_steps, n_steps, order),
+        log=_rhythm(args.logging_strategy, args.logging_steps, n_steps, order),
+        evaluate=_rhythm(args.eval_strategy, args.eval_steps or args.logging_steps, n_steps, order),
+        save=_rhythm(args.save_strategy, args.save_steps, n_steps, order),
     )
 
 
-def _every(strategy: str, steps: float, n_steps: int, order: StepOrder) -> int | None:
+def _rhythm(strategy: str, steps: float, n_steps: int, order: StepOrder) -> Rhythm:
     if strategy == "epoch":
-        return order.steps_per_epoch
+        return Rhythm(strategy, order.steps_per_epoch)
     if strategy == "steps":
-        return math.ceil(steps * n_steps) if 0 < steps < 1 else int(steps)
-    return None
+        return Rhythm(strategy, math.ceil(steps * n_steps) if 0 < steps < 1 else int(steps))
+    return Rhythm(strategy, 0)

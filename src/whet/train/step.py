@@ -1,11 +1,10 @@
 """One optimizer step."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from whet.data.batch import Batch
 from whet.models.objective import Objective
@@ -24,14 +23,25 @@ class StepResult:
     """False where loss or gradient were not finite: the weights are as before."""
 
 
-def gradients(objective: Objective, batches: Sequence[Batch], precision: Precision, *, seed: int, step: int) -> Tensor:
+def gradients(
+    objective: Objective,
+    batches: Sequence[Batch],
+    precision: Precision,
+    *,
+    seed: int,
+    step: int,
+    between: Callable[[], None] = lambda: None,
+) -> Tensor:
     """Leave in .grad the gradient of the mean loss over the step's targets; return that mean, () float32.
 
     The loss is a sum over targets divided by their count over all micro-batches: never a mean of means.
+    `between` is called after each micro-batch but the last.
     """
     n_valid = max(sum(objective.count(batch) for batch in batches), 1)
     total = torch.zeros(())
-    for batch in batches:
+    for number, batch in enumerate(batches):
+        if number:
+            between()
         with precision.forward():
             output = objective.forward(batch, seed=seed, step=step)
             loss = objective.loss_sum(output, batch) / n_valid
@@ -40,12 +50,9 @@ def gradients(objective: Objective, batches: Sequence[Batch], precision: Precisi
     return total
 
 
-def update(parameters: Sequence[nn.Parameter], optimizer: Optimizer, loss: Tensor, max_grad_norm: float) -> StepResult:
-    """Clip the gradient, take the optimizer's step, clear the gradient. A non-finite step is not taken."""
+def clip(parameters: Sequence[nn.Parameter], loss: Tensor, max_grad_norm: float) -> StepResult:
+    """Clip the gradient; return what the step will be: a non-finite one must not be taken."""
     limit = max_grad_norm if max_grad_norm > 0 else float("inf")
     norm = nn.utils.clip_grad_norm_(parameters, limit)
     finite = bool(torch.isfinite(loss) & torch.isfinite(norm))
-    if finite:
-        optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
     return StepResult(loss=float(loss), grad_norm=float(norm), applied=finite)

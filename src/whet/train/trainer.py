@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 from torch.optim import Optimizer
 from transformers import TrainerState
 from transformers.trainer_utils import EvalPrediction, PredictionOutput, TrainOutput
 
 from whet.config.arguments import TrainingArguments
-from whet.errors import ConfigError, DataError
+from whet.errors import ConfigError, DataError, StorageError
 from whet.log import logger
 from whet.methods import fuse, order
 from whet.models import objective as objectives
@@ -27,6 +28,7 @@ from whet.train.collate import default_collator
 from whet.train.fit import Fit
 from whet.train.meter import speed
 
+_LABELS = ("labels", "label", *objectives.SPAN_LABELS)
 Evaluation = Callable[["Trainer", Any], dict[str, float]]
 """Judges the trainer's model on a data set; returns metrics without a prefix."""
 
@@ -47,7 +49,7 @@ class Trainer:
         eval_dataset: Any = None,
         processing_class: Any = None,
         compute_metrics: Callable[[EvalPrediction], Mapping[str, float]] | None = None,
-        callbacks: Sequence[Any] = (),
+        callbacks: Sequence[Any] | None = None,
         optimizers: tuple[Optimizer | None, Any] = (None, None),
         *,
         evaluation: Evaluation | None = None,
@@ -58,16 +60,18 @@ class Trainer:
         self.eval_dataset = eval_dataset
         self.processing_class = processing_class
         self.compute_metrics = compute_metrics
+        self.given_optimizers = optimizers
         self.optimizer, self.lr_scheduler = optimizers
         self.evaluation = evaluation
         self.model = order.restore(model).to(weights.device_of(self.args.use_cpu))
-        default = default_collator(processing_class)
+        default = default_collator(processing_class, self.model)
         self.objective = objectives.choose(self.model, data_collator, default, padded_length)
         self.precision = policy.build(self.args, self.device)
         self._fuse()
         self.state = TrainerState(train_batch_size=self.args.per_device_train_batch_size)
         shown = progress.for_this_output(bar=not self.args.disable_tqdm)
-        self.events = Events(self.args, [shown, *trackers.build(self.args), *callbacks], model=self.model)
+        self.events = Events(self.args, [shown, *trackers.build(self.args), *(callbacks or ())], model=self.model)
+        self.events.send("on_init_end", self.state)
 
     @property
     def device(self) -> torch.device:
@@ -93,16 +97,19 @@ class Trainer:
         else:
             metrics = self._judge(dataset, keep_logits=self.compute_metrics is not None)[1]
         metrics |= speed("", time.perf_counter() - started_s, len(dataset), self._n_eval_batches(dataset))
-        named = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
+        named = _prefixed(metrics, metric_key_prefix)
         self.log(named)
         self.events.send("on_evaluate", self.state, metrics=named)
         return named
 
     def predict(self, test_dataset: Any, metric_key_prefix: str = "test") -> PredictionOutput:
         """Return the model's predictions (rows, ...), the labels where there are any, and the metrics."""
+        started_s = time.perf_counter()
         prediction, metrics = self._judge(test_dataset, keep_logits=True)
         assert prediction is not None
-        named = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
+        metrics |= speed("", time.perf_counter() - started_s, len(test_dataset), self._n_eval_batches(test_dataset))
+        named = _prefixed(metrics, metric_key_prefix)
+        self.events.send("on_predict", self.state, metrics=named)
         return PredictionOutput(prediction.predictions, prediction.label_ids, named)
 
     def forward_batches(self, dataset: Any) -> Any:
@@ -111,9 +118,24 @@ class Trainer:
         return evaluate.forward_batches(self.model, self.objective, dataset, n_rows, self.precision)
 
     def save_model(self, output_dir: str | None = None) -> None:
-        """Write weights, configuration, tokenizer and training arguments, as files that transformers loads."""
+        """Write weights, configuration, tokenizer and training arguments, as files that transformers loads.
+
+        Raises StorageError (exit 74) where the disk refuses.
+        """
         folder = Path(output_dir or self.args.output_dir)
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self.write_model(folder)
+        except (OSError, SafetensorError) as error:
+            raise StorageError(
+                what=f"the model cannot be written to {folder}",
+                got=str(error),
+                why="a model counts only when all of it is on the disk",
+                fix="free space there, or use another --output_dir",
+            ) from error
+
+    def write_model(self, folder: Path) -> None:
+        """Write the files of `save_model` into a folder that is there; errors of the disk come through as they are."""
         weights.save_weights(self.model, folder)
         if self.processing_class is not None:
             self.processing_class.save_pretrained(folder)
@@ -133,6 +155,12 @@ class Trainer:
             path = folder / "all_results.json"
             earlier = json.loads(path.read_text("utf-8")) if path.exists() else {}
             _write_json(path, earlier | dict(metrics))
+
+    def close(self, failed: bool = False) -> None:
+        """End the runs of the trackers, as failed ones where they know such; a later log would begin new ones."""
+        for callback in self.events.callbacks:
+            if isinstance(callback, trackers.Tracker):
+                callback.close(failed)
 
     def log(self, logs: dict[str, float]) -> None:
         """Put figures into the log history and show them."""
@@ -175,7 +203,8 @@ class Trainer:
         metrics = {"loss": loss_sum / n_targets} if n_targets else {}
         if not keep_logits:
             return None, metrics
-        prediction = EvalPrediction(evaluate.stack(kept), evaluate.stack(labels) if labels else None)
+        stacked: Any = evaluate.stack(labels) if labels else None  # transformers gives None too
+        prediction = EvalPrediction(evaluate.stack(kept), stacked)
         if self.compute_metrics is not None and labels:
             metrics |= dict(self.compute_metrics(prediction))
         return prediction, metrics
@@ -184,8 +213,14 @@ class Trainer:
         return -(-len(dataset) // self.args.per_device_eval_batch_size)
 
 
+def _prefixed(metrics: Mapping[str, float], prefix: str) -> dict[str, float]:
+    """Return the metrics under `prefix_name`; those that carry the prefix already keep their names."""
+    start = f"{prefix}_"
+    return {name if name.startswith(start) else start + name: value for name, value in metrics.items()}
+
+
 def _labels_of(batch: Any) -> list[Any]:
-    found = dict(batch.labels) or {name: batch.inputs[name] for name in ("labels", "label") if name in batch.inputs}
+    found = dict(batch.labels) or {name: batch.inputs[name] for name in _LABELS if name in batch.inputs}
     return [value for value in found.values() if isinstance(value, torch.Tensor)]
 
 

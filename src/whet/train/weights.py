@@ -79,6 +79,12 @@ def count_bytes(model: nn.Module) -> int:
     return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
 
 
+def count_without_embeddings(model: nn.Module) -> int:
+    """Return the count of the model's parameters that take part in matrix products: all but embedding tables."""
+    tables = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Embedding)}
+    return sum(parameter.numel() for name, parameter in model.named_parameters() if name not in tables)
+
+
 def device_of(use_cpu: bool) -> torch.device:
     """Return the device to train on: the first GPU unless the CPU was asked for or there is none."""
     return torch.device("cuda" if torch.cuda.is_available() and not use_cpu else "cpu")

@@ -55,6 +55,15 @@ class QaJob:
 
     def run(self) -> dict[str, float]:
         """Train, evaluate and predict as asked; write every file; return all metrics."""
+        try:
+            return self._work()
+        except BaseException:
+            self.trainer.close(failed=True)
+            raise
+        finally:
+            self.trainer.close()
+
+    def _work(self) -> dict[str, float]:
         if self.args.do_eval:
             self.trainer.evaluation = self.judge("eval")
         if self.args.do_train:

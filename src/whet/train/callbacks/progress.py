@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from typing import Any
@@ -29,7 +30,7 @@ class JsonLines(TrainerCallback):
 
     def _write(self, facts: dict[str, Any]) -> None:
         self._last_s = time.perf_counter()
-        sys.stdout.write(json.dumps(facts) + "\n")
+        sys.stdout.write(json.dumps({name: _finite(value) for name, value in facts.items()}) + "\n")
         sys.stdout.flush()
 
 
@@ -70,13 +71,19 @@ class Bar(TrainerCallback):
             self._bar.console.print(f"step {state.global_step}: {text}")
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._bar.stop()
-        self._bar = None
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
 
 
 def for_this_output(*, bar: bool) -> TrainerCallback:
     """Return the bar for a terminal if one is wanted, JSON lines for anything else."""
     return Bar() if bar and sys.stdout.isatty() else JsonLines()
+
+
+def _finite(value: Any) -> Any:
+    """Return the value, or None for NaN and the infinities, which JSON does not have."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _facts(state: Any, meter: Meter) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,12 @@ from whet.config.arguments import TrainingArguments
 from whet.optional import require
 
 Write = Callable[[Mapping[str, float], int], None]
-Close = Callable[[], None]
+Close = Callable[[bool], None]
+"""Ends the tracker's run; True: it failed."""
 
 
 class Tracker(TrainerCallback):
-    """Sends the numbers of each log entry to one tracker; starts it at the first step, closes it at the last."""
+    """Sends the numbers of each log entry to one tracker, which the first of them or training starts, until `close`."""
 
     def __init__(self, start: Callable[[TrainingArguments], tuple[Write, Close]]) -> None:
         self._start = start
@@ -24,7 +26,8 @@ class Tracker(TrainerCallback):
         self._close: Close | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._write, self._close = self._start(args)
+        if self._write is None:
+            self._write, self._close = self._start(args)
 
     def on_log(self, args: Any, state: Any, control: Any, *, logs: Mapping[str, Any], **_: Any) -> None:
         if self._write is None:  # an evaluation without training
@@ -32,10 +35,10 @@ class Tracker(TrainerCallback):
         numbers = {renamed(name): float(value) for name, value in logs.items() if isinstance(value, int | float)}
         self._write(numbers, state.global_step)
 
-    def close(self) -> None:
-        """End the tracker's run."""
+    def close(self, failed: bool = False) -> None:
+        """End the tracker's run, as a failed one where the tracker knows such."""
         if self._close is not None:
-            self._close()
+            self._close(failed)
             self._write = self._close = None
 
 
@@ -45,8 +48,8 @@ def build(args: TrainingArguments) -> list[Tracker]:
 
 
 def renamed(name: str) -> str:
-    """Return the tracker's name of a figure, as transformers gives it: eval/..., train/..."""
-    for split in ("eval_", "test_", "train_"):
+    """Return the tracker's name of a figure, as transformers gives it: eval/..., test/..., all else train/..."""
+    for split in ("eval_", "test_"):
         if name.startswith(split):
             return f"{split[:-1]}/{name.removeprefix(split)}"
     return f"train/{name}"
@@ -66,7 +69,7 @@ def _tensorboard(_: TrainingArguments) -> Callable[[TrainingArguments], tuple[Wr
                 writer.add_scalar(name, value, step)
             writer.flush()
 
-        return write, writer.close
+        return write, lambda failed: writer.close()
 
     return start
 
@@ -78,8 +81,14 @@ def _wandb_like(package: str) -> Callable[[TrainingArguments], Callable[[Trainin
         module = require(package, needed_for=f"--report_to {package}", install=package)
 
         def start(args: TrainingArguments) -> tuple[Write, Close]:
-            module.init(project="whet", name=args.run_name, config=args.to_dict())
-            return lambda numbers, step: module.log(dict(numbers), step=step), module.finish
+            chosen = package == "wandb" and os.environ.get("WANDB_PROJECT")  # wandb reads it by itself
+            project = {} if chosen else {"project": "whet"}
+            module.init(**project, name=args.run_name, config=args.to_dict())
+
+            def close(failed: bool) -> None:
+                module.finish(**({"exit_code": int(failed)} if package == "wandb" else {}))
+
+            return lambda numbers, step: module.log(dict(numbers), step=step), close
 
         return start
 
@@ -92,7 +101,11 @@ def _mlflow(_: TrainingArguments) -> Callable[[TrainingArguments], tuple[Write, 
     def start(args: TrainingArguments) -> tuple[Write, Close]:
         module.start_run(run_name=args.run_name)
         module.log_params({name: str(value)[:500] for name, value in args.to_dict().items()})
-        return lambda numbers, step: module.log_metrics(dict(numbers), step=step), module.end_run
+
+        def close(failed: bool) -> None:
+            module.end_run(status="FAILED" if failed else "FINISHED")
+
+        return lambda numbers, step: module.log_metrics(dict(numbers), step=step), close
 
     return start
 
