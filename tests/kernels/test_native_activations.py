@@ -28,9 +28,7 @@ def random(*shape, dtype=torch.float32):
 @given(n=st.integers(1, 70), width=st.integers(1, 150), dtype=DTYPES, kind=st.sampled_from(KINDS))
 def test_bias_and_activation(n, width, dtype, kind):
     inputs = [random(n, width, dtype=dtype), random(width)]
-    assert_near_float64(
-        lambda x, b: fused.bias_act(x, b, kind), lambda x, b: reference.bias_act(x, b, kind), inputs
-    )
+    assert_near_float64(lambda x, b: fused.bias_act(x, b, kind), lambda x, b: reference.bias_act(x, b, kind), inputs)
 
 
 @quick

@@ -57,9 +57,7 @@ def test_query_heads_share_keys(lengths, group, causal, p):
     spec = spec_of(lengths, p=p, causal=causal)
     q, k, v = joined(lengths, 2 * group, 24).unbind(1)
     inputs = [q, k[:, ::group], v[:, ::group]]
-    assert_near_float64(
-        lambda *x: fused_attention.attend(*x, spec), lambda *x: reference.attend(*x, spec), inputs
-    )
+    assert_near_float64(lambda *x: fused_attention.attend(*x, spec), lambda *x: reference.attend(*x, spec), inputs)
 
 
 @pytest.mark.parametrize("causal", [False, True])

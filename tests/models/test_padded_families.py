@@ -109,6 +109,30 @@ def test_rows_of_one_length_need_no_mask(tmp_path: Path) -> None:
     assert curves[0] == pytest.approx(curves[1], rel=1e-6)
 
 
+def test_rows_padded_on_the_left_are_refused(tmp_path: Path) -> None:
+    """Their answers point at places in the padded row; as in a packed batch, they must not point at another token."""
+    rows = [
+        {
+            "input_ids": [1] * 3 + row["input_ids"],
+            "attention_mask": [0] * 3 + [1] * len(row["input_ids"]),
+            "start_positions": row["start_positions"] // 2 + 3,
+            "end_positions": row["start_positions"] // 2 + 4,
+        }
+        for row in tiny_rows(4, "roberta", lengths=(20, 20))
+    ]
+    trainer = whet.Trainer(model=unknown_model("mpnet"), args=arguments(tmp_path, max_steps=1), train_dataset=rows)
+    with pytest.raises(whet.DataError, match="padded on the left"):
+        trainer.train()
+
+
+def test_rows_that_nobody_can_pad_are_refused(tmp_path: Path) -> None:
+    """Of different lengths, without a tokenizer: the error says what to give."""
+    rows = tiny_rows(4, "roberta")
+    trainer = whet.Trainer(model=unknown_model("mpnet"), args=arguments(tmp_path, max_steps=1), train_dataset=rows)
+    with pytest.raises(whet.WhetError, match="processing_class"):
+        trainer.train()
+
+
 def test_a_collator_of_the_users_own_is_used(tmp_path: Path) -> None:
     """Then batches are what the collator makes of the rows, and the loss is the model's own."""
     rows, model = tiny_rows(4), tiny_model("bert")

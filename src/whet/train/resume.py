@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
+from torch.optim.lr_scheduler import LambdaLR
 from transformers import TrainerState
 
 from whet.config.arguments import TrainingArguments
@@ -66,6 +67,10 @@ def restore(fit: Fit, folder: Path) -> None:
     weights.load_optimizer(fit.optimizer, folder)
     # The rates are in the optimizer's groups: a step of the schedule here would be one too many.
     fit.scheduler.load_state_dict(_alike(_read(folder / _SCHEDULER), fit.scheduler.state_dict()))
+    if isinstance(fit.scheduler, LambdaLR):  # a function of the step: a longer run has another rate here
+        rates = zip(fit.optimizer.param_groups, fit.scheduler.base_lrs, fit.scheduler.lr_lambdas, strict=True)
+        for group, base, share in rates:
+            group["lr"] = base * share(fit.scheduler.last_epoch)
     kept = TrainerState.load_from_json(str(folder / _STATE))
     for name in _COUNTERS:
         setattr(fit.state, name, getattr(kept, name))
