@@ -120,7 +120,9 @@ class PaddedSpans(SpanObjective):
         self.collate = collate
 
     def batch(self, dataset: Any, rows: Sequence[int] | np.ndarray, first_slot: int) -> Batch:
-        return _collated(self.collate, [dataset[int(row)] for row in rows], first_slot, SPAN_LABELS)
+        taken = [dataset[int(row)] for row in rows]
+        rows_of(taken, range(len(taken)))  # only to refuse what packed batches refuse
+        return _collated(self.collate, taken, first_slot, SPAN_LABELS)
 
     def forward(self, batch: Batch, *, seed: int, step: int) -> Any:
         return _seeded(self.model, batch, seed, step)
