@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -50,7 +51,7 @@ class Objective(Protocol):
         ...
 
 
-class SpanObjective:
+class SpanObjective(ABC):
     """What packed and padded question answering share: cross entropy of each row's start and end over its own tokens.
 
     Unlike in transformers' heads, padding takes no part in the softmax: the loss does not depend on it.
@@ -67,9 +68,9 @@ class SpanObjective:
             )
         return batch.n_rows
 
+    @abstractmethod
     def span_logits(self, output: Any, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Return start and end logits (N,) of the real tokens, rows end to end, and where rows begin (rows + 1,)."""
-        raise NotImplementedError
 
     def loss_sum(self, output: Any, batch: Batch) -> Tensor:
         start, end, row_starts = self.span_logits(output, batch)
