@@ -13,6 +13,8 @@ from transformers import TrainerCallback
 from whet.train.meter import Meter
 
 INTERVAL_S = 10.0
+_MAIN_FIGURES = ("loss", "accuracy", "exact_match", "exact", "f1")
+"""What a person is shown of an evaluation; the log holds all of it."""
 
 
 class JsonLines(TrainerCallback):
@@ -63,9 +65,7 @@ class Bar(TrainerCallback):
         self._bar.update(self._task, completed=state.global_step, facts=text)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, *, metrics: dict[str, float], **_: Any) -> None:
-        shown = {
-            name: value for name, value in metrics.items() if name.endswith(("loss", "f1", "exact_match", "exact"))
-        }
+        shown = {name: value for name, value in metrics.items() if name.removeprefix("eval_") in _MAIN_FIGURES}
         if self._bar is not None and shown:
             text = "  ".join(f"{name} {value:.2f}" for name, value in shown.items())
             self._bar.console.print(f"step {state.global_step}: {text}")
