@@ -142,3 +142,29 @@ def test_a_saved_folder_holds_nothing_of_whet(tmp_path: Path) -> None:
     assert "whet" not in (tmp_path / "config.json").read_text()
     loaded = AutoModelForQuestionAnswering.from_pretrained(tmp_path).eval()
     assert torch.equal(real_logits(loaded(**batch), batch), before)
+
+
+def test_transformers_own_trainer_trains_the_same(tmp_path: Path) -> None:
+    """Without dropout, its losses on padded batches are the same with and without whet's operators."""
+    pytest.importorskip("accelerate", reason="transformers' Trainer needs accelerate")
+    from transformers import Trainer, TrainingArguments
+
+    batch = padded_batch("bert")
+    rows = [{name: column[i].tolist() for name, column in batch.items()} | {"labels": i % 2} for i in range(4)]
+
+    def losses(folder: str, change: Any) -> list[float]:
+        torch.manual_seed(3)
+        config = BertConfig(**SHAPE, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+        model = AutoModelForSequenceClassification.from_config(config)
+        change(model)
+        args = TrainingArguments(
+            output_dir=str(tmp_path / folder), max_steps=10, per_device_train_batch_size=2, learning_rate=1e-3,
+            logging_steps=1, report_to="none", use_cpu=True, disable_tqdm=True, save_strategy="no",
+        )  # fmt: skip
+        trainer = Trainer(model=model, args=args, train_dataset=rows)
+        trainer.train()
+        return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+    plain, changed = losses("plain", lambda model: None), losses("whet", whet.optimize)
+    assert len(plain) == 10
+    assert changed == pytest.approx(plain, rel=1e-4)  # the log rounds; ten steps carry fp32 rounding on
