@@ -74,11 +74,6 @@ def _restored(group: dict[str, Any]) -> dict[str, Any]:
     return {name: tuple(value) if name == "betas" else value for name, value in group.items()}
 
 
-def count_bytes(model: nn.Module) -> int:
-    """Return the bytes of the model's parameters."""
-    return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-
-
 def count_without_embeddings(model: nn.Module) -> int:
     """Return the count of the model's parameters that take part in matrix products: all but embedding tables."""
     tables = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Embedding)}

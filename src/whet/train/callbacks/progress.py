@@ -97,4 +97,4 @@ def _facts(state: Any, meter: Meter) -> dict[str, Any]:
         "tokens_per_s": round(meter.tokens_per_s),
         "padding_avoided": round(meter.padding_avoided_frac, 3),
         "eta_s": round(left, 1),
-    }
+    } | ({"steps_not_applied": meter.n_skipped} if meter.n_skipped else {})
