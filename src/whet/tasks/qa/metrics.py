@@ -41,9 +41,9 @@ def squad_metrics(questions: Questions, predictions: Predictions, *, version_2: 
 
 def check_scorable(questions: Questions, *, version_2: bool) -> None:
     """Raise DataError where these questions cannot be scored, before anything was predicted."""
-    without = [name for name, answers in zip(questions.ids, questions.answers, strict=True) if not answers.texts]
-    if without and not version_2:
-        raise DataError.of([_no_answer(without, len(questions))])
+    problems = [] if version_2 else _no_answer(questions)
+    if problems:
+        raise DataError.of(problems)
 
 
 def normalise(text: str) -> str:
@@ -135,18 +135,15 @@ def _mismatches(questions: Questions, predictions: Predictions) -> list[Problem]
 
 def _wrong_version(questions: Questions, predictions: Predictions, *, version_2: bool) -> list[Problem]:
     if not version_2:
-        without = [name for name, answers in zip(questions.ids, questions.answers, strict=True) if not answers.texts]
-        return [_no_answer(without, len(questions))] if without else []
+        return _no_answer(questions)
     without = [name for name in questions.ids if name not in (predictions.null_odds or {})]
     why, fix = "the best thresholds are sought over them", "decode with version_2_with_negative"
     what = f"{len(without)} of {len(questions)} questions have no null odds"
     return [Problem(what=what, got=without[:5], why=why, fix=fix)] if without else []
 
 
-def _no_answer(without: list[str], n_questions: int) -> Problem:
-    return Problem(
-        what=f"{len(without)} of {n_questions} questions have no reference answer",
-        got=without[:5],
-        why="SQuAD v1.1 asks only what has an answer",
-        fix="add --version_2_with_negative",
-    )
+def _no_answer(questions: Questions) -> list[Problem]:
+    without = [name for name, answers in zip(questions.ids, questions.answers, strict=True) if not answers.texts]
+    what = f"{len(without)} of {len(questions)} questions have no reference answer"
+    why, fix = "SQuAD v1.1 asks only what has an answer", "add --version_2_with_negative"
+    return [Problem(what=what, got=without[:5], why=why, fix=fix)] if without else []
