@@ -10,29 +10,29 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from whet.kernels.fused import add_norm, bias_act
 from whet.kernels.fused_attention import attend_joined
 from whet.kernels.fused_embedding import RowGradient, embed
 from whet.kernels.place import Place, Site
+from whet.kernels.product import linear
 from whet.kernels.reference import AttentionSpec, Drop, Kind, Norm, Tables
 
 GRADIENT = "whet_gradient"
 """Attribute of an embedding table that holds its RowGradient."""
 
 
-def _residual_norm(x: Tensor, linear: nn.Linear, residual: Tensor, norm: nn.LayerNorm, drop: Drop | None) -> Tensor:
-    """Return LayerNorm(residual + dropout(linear(x)))."""
-    product = functional.linear(x, linear.weight).to(residual.dtype)
+def _residual_norm(x: Tensor, dense: nn.Linear, residual: Tensor, norm: nn.LayerNorm, drop: Drop | None) -> Tensor:
+    """Return LayerNorm(residual + dropout(dense(x)))."""
+    product = linear(x, dense.weight).to(residual.dtype)
     weights = Norm(norm.weight, norm.bias, norm.eps)
-    return add_norm(product, residual, weights, linear_bias=linear.bias, drop=drop)[0]
+    return add_norm(product, residual, weights, linear_bias=dense.bias, drop=drop)[0]
 
 
 def _joined(x: Tensor, *linears: nn.Linear) -> Tensor:
     """Return the linears' results side by side: one product instead of several."""
-    weight = torch.cat([linear.weight for linear in linears])
-    return functional.linear(x, weight, torch.cat([linear.bias for linear in linears]))
+    weight = torch.cat([part.weight for part in linears])
+    return linear(x, weight, torch.cat([part.bias for part in linears]))
 
 
 def _attention(module: Any, joined: Tensor, heads: int, site: Site, place: Place, p: float) -> Tensor:
@@ -116,7 +116,7 @@ def bert_output(self: Any, hidden_states: Tensor, input_tensor: Tensor) -> Tenso
 
 def bert_intermediate(self: Any, hidden_states: Tensor) -> Tensor:
     """BertIntermediate, and that of RoBERTa, XLM-R and ELECTRA."""
-    product = functional.linear(hidden_states, self.dense.weight)
+    product = linear(hidden_states, self.dense.weight)
     return bias_act(product, self.dense.bias, _kind(self.intermediate_act_fn))
 
 
@@ -129,7 +129,7 @@ def distilbert_block(self: Any, hidden_states: Tensor, *rest: Any, **options: An
     joined = _joined(hidden_states, attention.q_lin, attention.k_lin, attention.v_lin)
     seen = _attention(attention, joined, attention.n_heads, attention.whet_site, place, attention.dropout.p)
     hidden_states = _residual_norm(seen, attention.out_lin, hidden_states, self.sa_layer_norm, None)
-    inner = bias_act(functional.linear(hidden_states, ffn.lin1.weight), ffn.lin1.bias, _kind(ffn.activation))
+    inner = bias_act(linear(hidden_states, ffn.lin1.weight), ffn.lin1.bias, _kind(ffn.activation))
     return _residual_norm(inner, ffn.lin2, hidden_states, self.output_layer_norm, _drop(ffn.dropout))
 
 
@@ -149,7 +149,7 @@ def albert_layer(self: Any, hidden_states: Tensor, *rest: Any, **options: Any) -
     if self.attention.whet_site.place is None:
         return type(self).forward(self, hidden_states, *rest, **options)
     seen, _ = self.attention(hidden_states, *rest, **options)
-    inner = bias_act(functional.linear(seen, self.ffn.weight), self.ffn.bias, _kind(self.activation))
+    inner = bias_act(linear(seen, self.ffn.weight), self.ffn.bias, _kind(self.activation))
     return _residual_norm(inner, self.ffn_output, seen, self.full_layer_layer_norm, None)
 
 
