@@ -1,4 +1,4 @@
-"""The three products of a linear layer by the two libraries that torch carries: GFLOP/s of MKL and of oneDNN.
+"""The three products of a linear layer: GFLOP/s of MKL and oneDNN, which torch carries, and of whet's own operator.
 
     python benchmarks/cpu/products.py
 
@@ -17,6 +17,8 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+
+from whet.kernels.product import weight_gradient
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from machine import facts
@@ -41,6 +43,7 @@ def routes(width: int, inner: int) -> dict[str, Callable[[], Tensor]]:
         "input onednn": lambda: onednn(grad, weight.t()),
         "weight mkl": lambda: torch.mm(grad.t(), x),
         "weight onednn": lambda: onednn(grad.t(), x.t()),
+        "weight whet": lambda: weight_gradient(grad, x, bias=False)[0],
     }
 
 

@@ -31,6 +31,12 @@ class Dropout(ctypes.Structure):
     _fields_ = _fields(("rows width", c_int64), ("dtype reserved", c_int32), ("mask", Mask), ("x y", c_void_p))
 
 
+class WeightGradient(ctypes.Structure):
+    """Arguments of `whet_weight_gradient`."""
+
+    _fields_ = _fields(("rows width out", c_int64), ("dy x dweight dbias", c_void_p))
+
+
 class AddNorm(ctypes.Structure):
     """Arguments of `whet_add_norm`."""
 
@@ -152,6 +158,7 @@ class CrossEntropy(ctypes.Structure):
 
 OPERATORS: dict[str, type[ctypes.Structure]] = {
     "dropout": Dropout,
+    "weight_gradient": WeightGradient,
     "add_norm": AddNorm,
     "add_norm_backward": AddNormBackward,
     "bias_act": BiasAct,

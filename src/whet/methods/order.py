@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from whet.errors import ConfigError
+from whet.kernels import allocator
 from whet.log import logger
 from whet.methods import fuse, unpad
 from whet.models.families import FAMILIES
@@ -32,6 +33,8 @@ def optimize(model: nn.Module, optimizer: Any = None, dtype: torch.dtype | None 
             why=f"it knows encoders of the families {', '.join(FAMILIES)}",
             fix="train it as it is, or with whet's Trainer, which runs unknown families padded",
         )
+    if fuse.possible(packed):
+        allocator.keep_freed_memory()
     applied = fuse.apply(packed, row_gradients=False) if fuse.possible(packed) else "operators in plain torch"
     unpad.apply(packed, dtype)
     model.__dict__[_STATE] = packed

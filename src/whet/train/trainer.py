@@ -17,6 +17,7 @@ from transformers.trainer_utils import EvalPrediction, PredictionOutput, TrainOu
 
 from whet.config.arguments import TrainingArguments
 from whet.errors import ConfigError, DataError, StorageError
+from whet.kernels import allocator
 from whet.log import logger
 from whet.methods import fuse, order
 from whet.models import objective as objectives
@@ -67,6 +68,8 @@ class Trainer:
         default = default_collator(processing_class, self.model)
         self.objective = objectives.choose(self.model, data_collator, default, padded_length)
         self.precision = policy.build(self.args, self.device)
+        if self.device.type == "cpu":
+            allocator.keep_freed_memory()
         self._fuse()
         self.state = TrainerState(train_batch_size=self.args.per_device_train_batch_size)
         shown = progress.for_this_output(bar=not self.args.disable_tqdm)

@@ -19,6 +19,15 @@ struct Mask {
   const int32_t* position;  // (rows,)
 };
 
+// dweight = dy' x, dbias = the sum of dy's rows; all fp32, rows tokens of `out` and of `width`.
+struct WeightGradient {
+  int64_t rows, width, out;
+  const float* dy;
+  const float* x;
+  float* dweight;
+  float* dbias;  // null: not wanted
+};
+
 struct Dropout {
   int64_t rows, width;
   int32_t dtype, reserved;
@@ -190,6 +199,7 @@ struct CrossEntropy {
 
 #define WHET_OPERATORS(X)                      \
   X(dropout, Dropout)                          \
+  X(weight_gradient, WeightGradient)           \
   X(add_norm, AddNorm)                         \
   X(add_norm_backward, AddNormBackward)        \
   X(bias_act, BiasAct)                         \

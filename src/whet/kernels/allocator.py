@@ -1,0 +1,64 @@
+"""Memory that training frees and takes again at every step stays with the process, instead of going back and forth.
+
+glibc returns large blocks to the system as soon as they are freed, and takes zeroed pages for the next ones: a page
+fault for every 4 KiB, a tenth of a training step and more. Whoever wants another allocator names it in LD_PRELOAD.
+"""
+
+import ctypes
+import os
+import sys
+from functools import cache
+from pathlib import Path
+
+from whet.hardware.memory import limit_bytes
+from whet.log import logger
+
+SWITCH = "WHET_KEEP_MEMORY"
+"""Environment variable: 0 leaves the allocator as it is."""
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # mallopt(3)
+_LARGEST_BLOCK = 1 << 30
+_STEP = 64 << 20
+_NEVER = (1 << 31) - 1
+_HUGE_PAGE = 2 << 20
+_MADV_HUGEPAGE = 14
+_THP = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+@cache
+def keep_freed_memory() -> bool:
+    """Tell this process's allocator to keep what is freed, in huge pages where the system gives them on request.
+
+    Done once, for the whole process; the log says so. Returns False, and changes nothing, where it cannot be done or is
+    not wanted: another allocator, another system than Linux with glibc, WHET_KEEP_MEMORY=0.
+    """
+    if os.environ.get(SWITCH) == "0" or "malloc" in os.environ.get("LD_PRELOAD", "") or sys.platform != "linux":
+        return False
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(libc, "gnu_get_libc_version") or not hasattr(libc, "mallopt"):
+        return False
+    wanted = ((_MMAP_THRESHOLD, _LARGEST_BLOCK), (_TRIM_THRESHOLD, _NEVER), (_TOP_PAD, _STEP))
+    if not all(libc.mallopt(name, value) for name, value in wanted):
+        return False
+    where = ", in huge pages" if _reserve_huge_pages(libc) else ""
+    logger.info("this process keeps the memory it frees for its next step%s (%s=0: it does not)", where, SWITCH)
+    return True
+
+
+def _reserve_huge_pages(libc: ctypes.CDLL) -> bool:
+    """Grow the heap by a block that is freed at once, and ask for huge pages there; no page is touched by it."""
+    try:
+        if "[madvise]" not in _THP.read_text("utf-8"):
+            return "[always]" in _THP.read_text("utf-8")
+    except OSError:
+        return False
+    size = min((limit_bytes() or 0) // 4, 3 << 30, _LARGEST_BLOCK - _STEP)
+    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    libc.free.argtypes = [ctypes.c_void_p]
+    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    block = libc.malloc(size)
+    if not block:
+        return False
+    first = -(-block // _HUGE_PAGE) * _HUGE_PAGE
+    advised = libc.madvise(first, (block + size - first) // _HUGE_PAGE * _HUGE_PAGE, _MADV_HUGEPAGE)
+    libc.free(block)
+    return advised == 0

@@ -1,0 +1,110 @@
+"""Linear layers: whichever way a product takes, it is the textbook's, forward and backward."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from native_support import need_native
+
+from whet.kernels import product
+
+need_native()
+
+SIZES = st.integers(1, 90)
+# Sums of up to 900 products of normal numbers, in fp32: errors grow like the root of their number times 2^-24.
+RELATIVE = 2e-6
+
+
+def relative_error(found: torch.Tensor, exact: torch.Tensor) -> float:
+    return float((found.detach().double() - exact.detach()).norm() / exact.norm().clamp_min(1e-30))
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(rows=st.integers(1, 900), width=SIZES, out=SIZES, seed=st.integers(0, 9))
+def test_weight_gradient_is_the_textbooks(rows: int, width: int, out: int, seed: int) -> None:
+    torch.manual_seed(seed)
+    grad, x = torch.randn(rows, out), torch.randn(rows, width)
+    dweight, dbias = product.weight_gradient(grad, x, bias=True)
+    assert dbias is not None
+    assert relative_error(dweight, grad.double().t() @ x.double()) < RELATIVE
+    # A sum of normal numbers may come out near 0, so its error is measured against the numbers' own size.
+    assert (dbias.double() - grad.double().sum(0)).norm() < RELATIVE * grad.double().norm() * out**0.5
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 4), (1, 1, 1), (385, 385, 29), (769, 32, 14), (50, 1000, 5)])
+def test_edges_of_the_blocks(shape: tuple[int, int, int]) -> None:
+    rows, width, out = shape
+    grad, x = torch.randn(rows, out), torch.randn(rows, width)
+    dweight, dbias = product.weight_gradient(grad, x, bias=True)
+    torch.testing.assert_close(dweight, (grad.double().t() @ x.double()).float(), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(dbias, grad.double().sum(0).float(), rtol=1e-4, atol=1e-4)
+
+
+def test_same_bits_for_any_number_of_threads() -> None:
+    grad, x = torch.randn(700, 60), torch.randn(700, 800)
+    before = torch.get_num_threads()
+    found = []
+    try:
+        for n_threads in (1, 2, 3):
+            torch.set_num_threads(n_threads)
+            found.append(product.weight_gradient(grad, x, bias=True))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
+
+
+@pytest.mark.parametrize("route", ["mkl", "onednn"])
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_both_routes_give_torchs_linear(monkeypatch: pytest.MonkeyPatch, route: str, with_bias: bool) -> None:
+    if route == "onednn" and not torch.backends.mkldnn.is_available():
+        pytest.skip("this torch has no oneDNN")
+    monkeypatch.setenv(product.CHOICE, route)
+    product.by_onednn.cache_clear()
+    assert product.by_onednn() == (route == "onednn")
+    x = torch.randn(2, 130, 128, requires_grad=True)
+    weight = torch.randn(96, 128, requires_grad=True)
+    bias = torch.randn(96, requires_grad=True) if with_bias else None
+    assert x.numel() * 96 >= product._SMALL  # large enough to be sent on
+    leaves = [leaf for leaf in (x, weight, bias) if leaf is not None]
+    y = product.linear(x, weight, bias)
+    grads = torch.autograd.grad(y.sin().sum(), leaves)
+    product.by_onednn.cache_clear()
+    doubles = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    exact = torch.nn.functional.linear(*doubles)
+    expected = torch.autograd.grad(exact.sin().sum(), doubles)
+    assert relative_error(y, exact) < RELATIVE
+    # sin of numbers around 10: their rounding errors are ten times those of a number around 1
+    assert all(relative_error(a, b) < 10 * RELATIVE for a, b in zip(grads, expected, strict=True))
+
+
+def test_frozen_parts_get_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(product.CHOICE, "onednn")
+    product.by_onednn.cache_clear()
+    x, weight = torch.randn(300, 128), torch.randn(64, 128, requires_grad=True)
+    product.linear(x, weight).sum().backward()
+    frozen = torch.randn(64, 128)
+    y = product.linear(x.requires_grad_(), frozen)
+    y.sum().backward()
+    product.by_onednn.cache_clear()
+    assert weight.grad is not None
+    assert frozen.grad is None
+    assert x.grad is not None
+
+
+def test_the_environment_chooses() -> None:
+    code = "from whet.kernels.product import by_onednn; print(by_onednn())"
+    for asked, answer in (("mkl", "False"), ("onednn", "True")):
+        found = subprocess.run(
+            [sys.executable, "-c", code], env={"PATH": "", "WHET_PRODUCTS": asked, **_python_path()},
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        assert found.stdout.strip() == answer
+
+
+def _python_path() -> dict[str, str]:
+    import os
+
+    return {name: value for name, value in os.environ.items() if name in ("PYTHONPATH", "HOME", "LD_LIBRARY_PATH")}
