@@ -14,12 +14,14 @@ from whet.kernels import product
 need_native()
 
 SIZES = st.integers(1, 90)
-# Sums of up to 900 products of normal numbers, in fp32: errors grow like the root of their number times 2^-24.
+# Sums of up to 900 products in fp32: errors grow like the root of their number times 2^-24, in units of the sum of the
+# products' sizes (the sum itself may come out near 0).
 RELATIVE = 2e-6
 
 
 def relative_error(found: torch.Tensor, exact: torch.Tensor) -> float:
-    return float((found.detach().double() - exact.detach()).norm() / exact.norm().clamp_min(1e-30))
+    found, exact = found.detach().double(), exact.detach()
+    return float((found - exact).norm() / exact.norm().clamp_min(1e-30))
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
@@ -29,9 +31,9 @@ def test_weight_gradient_is_the_textbooks(rows: int, width: int, out: int, seed:
     grad, x = torch.randn(rows, out), torch.randn(rows, width)
     dweight, dbias = product.weight_gradient(grad, x, bias=True)
     assert dbias is not None
-    assert relative_error(dweight, grad.double().t() @ x.double()) < RELATIVE
-    # A sum of normal numbers may come out near 0, so its error is measured against the numbers' own size.
-    assert (dbias.double() - grad.double().sum(0)).norm() < RELATIVE * grad.double().norm() * out**0.5
+    error = (dweight.double() - grad.double().t() @ x.double()).abs()
+    assert (error <= RELATIVE * (grad.double().abs().t() @ x.double().abs())).all()
+    assert ((dbias.double() - grad.double().sum(0)).abs() <= RELATIVE * grad.double().abs().sum(0)).all()
 
 
 @pytest.mark.parametrize("shape", [(0, 3, 4), (1, 1, 1), (385, 385, 29), (769, 32, 14), (50, 1000, 5)])
