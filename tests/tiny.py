@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForQuestionAnswering
 
 import whet
 from whet.data.store import RowStore
-from whet.kernels import native_call
+from whet.kernels import fused_optimizer, native_call
 from whet.kernels.library import library
 from whet.methods import fuse
 
@@ -122,7 +122,7 @@ def arguments(folder: Path, **changes: Any) -> whet.TrainingArguments:
 def plain_torch() -> Iterator[None]:
     """Run the block as on a machine without the native library: every operator in plain torch."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (native_call, fuse):
+        for module in (native_call, fused_optimizer, fuse):
             patch.setattr(module, "library", lambda: None)
         yield
 

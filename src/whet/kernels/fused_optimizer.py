@@ -24,6 +24,16 @@ def squared_norm(tensors: Sequence[Tensor]) -> float:
     return result.value
 
 
+def gradient_norm(grads: Sequence[Tensor]) -> float:
+    """Return the Euclidean norm over all elements of all tensors, wherever they are and of whatever dtype."""
+    if not grads:
+        return 0.0
+    if not _native(grads):
+        norms = torch._foreach_norm(list(grads))
+        return float(torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms])))
+    return squared_norm(grads) ** 0.5
+
+
 class AdamWTensors:
     """The tensors that one AdamW updates.
 

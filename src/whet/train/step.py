@@ -1,5 +1,6 @@
 """One optimizer step."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -7,8 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from whet.data.batch import Batch
+from whet.kernels.fused_optimizer import gradient_norm
 from whet.models.objective import Objective
 from whet.precision.policy import Precision
+
+_SMALL = 1e-6
+"""Added to the norm before the division, as torch's clip_grad_norm_ does."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +56,13 @@ def gradients(
 
 
 def clip(parameters: Sequence[nn.Parameter], loss: Tensor, max_grad_norm: float) -> StepResult:
-    """Clip the gradient; return what the step will be: a non-finite one must not be taken."""
-    limit = max_grad_norm if max_grad_norm > 0 else float("inf")
-    norm = nn.utils.clip_grad_norm_(parameters, limit)
-    finite = bool(torch.isfinite(loss) & torch.isfinite(norm))
-    return StepResult(loss=float(loss), grad_norm=float(norm), applied=finite)
+    """Scale the gradient down to max_grad_norm (0: leave it); return what the step will be.
+
+    A non-finite step must not be taken; its gradient stays as it is.
+    """
+    grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    norm = gradient_norm(grads)
+    finite = bool(torch.isfinite(loss)) and math.isfinite(norm)
+    if finite and 0 < max_grad_norm < norm + _SMALL:
+        torch._foreach_mul_(grads, max_grad_norm / (norm + _SMALL))
+    return StepResult(loss=float(loss), grad_norm=norm, applied=finite)
