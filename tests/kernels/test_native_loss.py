@@ -72,3 +72,27 @@ def test_losses_do_not_depend_on_threads():
         return [fused_loss._losses_and_gradient(logits, labels, losses, differentiate=True), losses]
 
     assert_same_on_two_threads(lambda: loss_of(hidden @ weight.T))
+
+
+@quick
+@given(lengths=st.lists(st.integers(1, 70), min_size=1, max_size=9), seed=st.integers(0, 5))
+def test_rows_of_any_length_give_the_textbook_loss(lengths, seed):
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.tensor([int(torch.randint(0, n, (1,), generator=generator)) for n in lengths])
+    starts = torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32)
+    logits = 3 * torch.randn(sum(lengths), generator=generator)
+    weights = torch.rand(len(lengths), generator=generator)
+    assert_near_float64(
+        lambda x: fused_loss.row_cross_entropy(x, labels, starts) * weights.to(x.dtype),
+        lambda x: reference.row_cross_entropy(x, labels, starts) * weights.to(x.dtype),
+        [logits],
+    )
+
+
+def test_a_row_of_one_token_has_no_loss():
+    logits = torch.tensor([5.0, -2.0], requires_grad=True)
+    losses = fused_loss.row_cross_entropy(logits, torch.tensor([0, 0]), torch.tensor([0, 1, 2], dtype=torch.int32))
+    losses.sum().backward()
+    assert losses.tolist() == [0.0, 0.0]
+    assert logits.grad is not None
+    assert logits.grad.tolist() == [0.0, 0.0]

@@ -29,8 +29,7 @@ def gradient_norm(grads: Sequence[Tensor]) -> float:
     if not grads:
         return 0.0
     if not _native(grads):
-        norms = torch._foreach_norm(list(grads))
-        return float(torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms])))
+        return float(torch.nn.utils.get_total_norm(grads))
     return squared_norm(grads) ** 0.5
 
 

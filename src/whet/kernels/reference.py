@@ -133,6 +133,19 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tens
     return functional.cross_entropy(logits, labels.clamp_min(-1), ignore_index=-1, reduction="sum")
 
 
+def row_cross_entropy(logits: Tensor, labels: Tensor, row_starts: Tensor) -> Tensor:
+    """Return -log softmax(logits of the row)[label] for each row; logits (N,), labels and result (rows,)."""
+    rows = _wide(to_rows(logits, row_starts, -torch.inf))
+    return functional.cross_entropy(rows, labels, reduction="none")
+
+
+def to_rows(flat: Tensor, row_starts: Tensor, fill: float) -> Tensor:
+    """Return the rows of `flat` (N,) one below the other, (rows, longest), filled up with `fill`."""
+    lengths = row_starts.diff()
+    rows = flat.new_full((len(lengths), int(lengths.max())), fill)
+    return rows.masked_scatter(torch.arange(rows.shape[1], device=flat.device) < lengths[:, None], flat)
+
+
 def squared_norm(tensors: Sequence[Tensor]) -> float:
     """Return the sum of the squares of all elements of all tensors."""
     return float(sum(tensor.double().square().sum() for tensor in tensors))

@@ -156,6 +156,14 @@ class CrossEntropy(ctypes.Structure):
     )
 
 
+class RowCrossEntropy(ctypes.Structure):
+    """Arguments of `whet_row_cross_entropy`."""
+
+    _fields_ = _fields(
+        ("n_rows", c_int64), ("dtype differentiate", c_int32), ("row_starts logits labels losses", c_void_p)
+    )
+
+
 OPERATORS: dict[str, type[ctypes.Structure]] = {
     "dropout": Dropout,
     "weight_gradient": WeightGradient,
@@ -173,4 +181,5 @@ OPERATORS: dict[str, type[ctypes.Structure]] = {
     "embed_backward": EmbedBackward,
     "scatter": Scatter,
     "cross_entropy": CrossEntropy,
+    "row_cross_entropy": RowCrossEntropy,
 }

@@ -14,7 +14,9 @@ from whet.data.batch import Batch, pack, rows_of
 from whet.data.columns import Columns, read_by
 from whet.data.store import RowStore
 from whet.errors import ConfigError, DataError
+from whet.kernels.fused_loss import row_cross_entropy
 from whet.kernels.random import stream_key
+from whet.kernels.reference import to_rows
 from whet.models.packed import PackedModel, prepare
 
 SPAN_LABELS = ("start_positions", "end_positions")
@@ -74,12 +76,12 @@ class SpanObjective(ABC):
 
     def loss_sum(self, output: Any, batch: Batch) -> Tensor:
         start, end, row_starts = self.span_logits(output, batch)
-        losses = _row_cross_entropy(start, batch.labels["start_positions"], row_starts)
-        return (losses + _row_cross_entropy(end, batch.labels["end_positions"], row_starts)).sum() / 2
+        losses = row_cross_entropy(start, batch.labels["start_positions"], row_starts)
+        return (losses + row_cross_entropy(end, batch.labels["end_positions"], row_starts)).sum() / 2
 
     def logits(self, output: Any, batch: Batch) -> tuple[np.ndarray, ...]:
         start, end, row_starts = self.span_logits(output, batch)
-        return tuple(_to_rows(side, row_starts, IGNORED).float().cpu().numpy() for side in (start, end))
+        return tuple(to_rows(side, row_starts, IGNORED).float().cpu().numpy() for side in (start, end))
 
 
 class PackedSpans(SpanObjective):
@@ -213,18 +215,6 @@ def _collated(collate: Collate, rows: list[Any], first_slot: int, label_names: S
         n_computed=n_computed,
         n_padded=n_computed,
     )
-
-
-def _row_cross_entropy(logits: Tensor, targets: Tensor, row_starts: Tensor) -> Tensor:
-    """Return -log softmax(logits of the row)[target] for each row; logits (N,), targets and result (rows,)."""
-    return nn.functional.cross_entropy(_to_rows(logits, row_starts, -torch.inf).float(), targets, reduction="none")
-
-
-def _to_rows(flat: Tensor, row_starts: Tensor, fill: float) -> Tensor:
-    """Return the rows of `flat` (N,) one below the other, (rows, longest), filled up with `fill`."""
-    lengths = row_starts.diff()
-    rows = flat.new_full((len(lengths), int(lengths.max())), fill)
-    return rows.masked_scatter(torch.arange(rows.shape[1], device=flat.device) < lengths[:, None], flat)
 
 
 def loss_of(output: Any) -> Tensor:

@@ -197,6 +197,17 @@ struct CrossEntropy {
   float* losses;
 };
 
+// Cross entropy over rows of different lengths, (row_starts[r], row_starts[r + 1]) of the logits, which become their own
+// gradient. labels count from the row's start.
+struct RowCrossEntropy {
+  int64_t n_rows;
+  int32_t dtype, differentiate;
+  const int32_t* row_starts;  // (n_rows + 1,)
+  void* logits;
+  const int64_t* labels;
+  float* losses;
+};
+
 #define WHET_OPERATORS(X)                      \
   X(dropout, Dropout)                          \
   X(weight_gradient, WeightGradient)           \
@@ -213,7 +224,8 @@ struct CrossEntropy {
   X(embed, Embed)                              \
   X(embed_backward, EmbedBackward)             \
   X(scatter, Scatter)                          \
-  X(cross_entropy, CrossEntropy)
+  X(cross_entropy, CrossEntropy)               \
+  X(row_cross_entropy, RowCrossEntropy)
 
 // What one instruction set offers.
 struct Table {

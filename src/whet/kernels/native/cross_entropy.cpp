@@ -58,7 +58,18 @@ void run(const CrossEntropy& a) {
     a.losses[r] = row_loss(static_cast<T*>(a.logits) + r * a.stride, a.width, a.labels[r], a.differentiate != 0);
 }
 
+template <class T>
+void run(const RowCrossEntropy& a) {
+#pragma omp parallel for schedule(static)
+  for (int64_t r = 0; r < a.n_rows; ++r) {
+    const int64_t first = a.row_starts[r], end = a.row_starts[r + 1];
+    a.losses[r] = row_loss(static_cast<T*>(a.logits) + first, end - first, a.labels[r], a.differentiate != 0);
+  }
+}
+
 }  // namespace
+
+void row_cross_entropy(const RowCrossEntropy& a) { a.dtype == kBfloat16 ? run<bf16>(a) : run<float>(a); }
 
 void cross_entropy(const CrossEntropy& a) { a.dtype == kBfloat16 ? run<bf16>(a) : run<float>(a); }
 

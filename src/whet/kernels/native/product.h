@@ -1,7 +1,8 @@
 // Small matrix products out of cache: C (m, n) = or += A (m, depth) B (depth, n), for the blocks of attention.
 //
 // B and C are rows of n floats, n a multiple of W, with leading dimensions ldb and ldc. A may lie either way: element
-// (i, k) is a[i * row + k * col]. Tiles of kTileRows x (NV vectors) stay in registers over the whole depth.
+// (i, k) is a[i * row + k * col]. Tiles of rows x (NV vectors) stay in registers over the whole depth; narrow ones are
+// taller, so that each value that is read serves as many sums.
 #pragma once
 
 #include "vec.h"
@@ -9,8 +10,8 @@
 namespace whet {
 namespace WHET_ISA {
 
-constexpr int kTileRows = 6;
 constexpr int kTileVectors = kRegisters == 32 ? 4 : 2;
+constexpr int tile_rows(int n_vectors) { return kRegisters == 32 && n_vectors <= 2 ? 12 : 6; }
 
 struct Left {
   const float* a;
@@ -25,7 +26,7 @@ struct Block {
 template <int M, int NV>
 static inline void tile(Left l, const float* b, int64_t ldb, Block c, int64_t depth, bool add) {
   VF sum[M][NV];
-#pragma GCC unroll 8
+#pragma GCC unroll 12
   for (int i = 0; i < M; ++i)
 #pragma GCC unroll 4
     for (int j = 0; j < NV; ++j) sum[i][j] = add ? load(c.data + i * c.ld + j * W) : VF{};
@@ -33,34 +34,35 @@ static inline void tile(Left l, const float* b, int64_t ldb, Block c, int64_t de
     VF right[NV];
 #pragma GCC unroll 4
     for (int j = 0; j < NV; ++j) right[j] = load(b + k * ldb + j * W);
-#pragma GCC unroll 8
+#pragma GCC unroll 12
     for (int i = 0; i < M; ++i) {
       const VF left = splat(l.a[i * l.row + k * l.col]);
 #pragma GCC unroll 4
       for (int j = 0; j < NV; ++j) sum[i][j] += left * right[j];
     }
   }
-#pragma GCC unroll 8
+#pragma GCC unroll 12
   for (int i = 0; i < M; ++i)
 #pragma GCC unroll 4
     for (int j = 0; j < NV; ++j) store(c.data + i * c.ld + j * W, sum[i][j]);
 }
 
+// All rows that M-high tiles can serve; the rest is left to lower ones.
+template <int M, int NV>
+static inline void rows_of_tiles(int64_t& m, Left& l, const float* b, int64_t ldb, Block& c, int64_t depth, bool add) {
+  for (; m >= M; m -= M) {
+    tile<M, NV>(l, b, ldb, c, depth, add);
+    l.a += M * l.row;
+    c.data += M * c.ld;
+  }
+}
+
 template <int NV>
 static void panel(int64_t m, Left l, const float* b, int64_t ldb, Block c, int64_t depth, bool add) {
-  for (; m >= kTileRows; m -= kTileRows) {
-    tile<kTileRows, NV>(l, b, ldb, c, depth, add);
-    l.a += kTileRows * l.row;
-    c.data += kTileRows * c.ld;
-  }
-  switch (m) {
-    case 5: return tile<5, NV>(l, b, ldb, c, depth, add);
-    case 4: return tile<4, NV>(l, b, ldb, c, depth, add);
-    case 3: return tile<3, NV>(l, b, ldb, c, depth, add);
-    case 2: return tile<2, NV>(l, b, ldb, c, depth, add);
-    case 1: return tile<1, NV>(l, b, ldb, c, depth, add);
-    default: return;
-  }
+  rows_of_tiles<tile_rows(NV), NV>(m, l, b, ldb, c, depth, add);
+  rows_of_tiles<4, NV>(m, l, b, ldb, c, depth, add);
+  rows_of_tiles<2, NV>(m, l, b, ldb, c, depth, add);
+  rows_of_tiles<1, NV>(m, l, b, ldb, c, depth, add);
 }
 
 struct Size {
