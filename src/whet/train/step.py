@@ -12,9 +12,6 @@ from whet.kernels.fused_optimizer import gradient_norm
 from whet.models.objective import Objective
 from whet.precision.policy import Precision
 
-_SMALL = 1e-6
-"""Added to the norm before the division, as torch's clip_grad_norm_ does."""
-
 
 @dataclass(frozen=True)
 class StepResult:
@@ -63,6 +60,6 @@ def clip(parameters: Sequence[nn.Parameter], loss: Tensor, max_grad_norm: float)
     grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
     norm = gradient_norm(grads)
     finite = bool(torch.isfinite(loss)) and math.isfinite(norm)
-    if finite and 0 < max_grad_norm < norm + _SMALL:
-        torch._foreach_mul_(grads, max_grad_norm / (norm + _SMALL))
+    if finite and 0 < max_grad_norm < norm + 1e-6:  # the small number that torch adds before it divides
+        nn.utils.clip_grads_with_norm_(parameters, max_grad_norm, torch.tensor(norm))
     return StepResult(loss=float(loss), grad_norm=norm, applied=finite)
