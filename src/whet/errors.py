@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+MASK = "***"
+"""What is printed in place of a secret."""
+_USER_INFO = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+:/{1,2})[^/\s@]+@")  # one slash is left where it became a path
+_SECRET_NAMES = re.compile(r"(?:^|_)(?:TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$", re.IGNORECASE)
+_SHORTEST_SECRET = 8
 
 EXIT_OK = 0
 EXIT_OTHER = 1
@@ -30,7 +38,7 @@ class Problem:
 
     def __str__(self) -> str:
         got = [] if self.got is None else [f"  got: {_short(self.got)}"]
-        return "\n".join([self.what, *got, f"  why: {self.why}", f"  fix: {self.fix}"])
+        return hide_secrets("\n".join([self.what, *got, f"  why: {self.why}", f"  fix: {self.fix}"]))
 
 
 class WhetError(Exception):
@@ -80,6 +88,18 @@ class NonFiniteError(WhetError):
     """The training produced NaN or infinity and was stopped."""
 
     exit_code = EXIT_NON_FINITE
+
+
+def hide_secrets(text: str) -> str:
+    """Return the text without the name and password of an address, and without what the environment keeps secret.
+
+    A variable is taken for a secret by its name: HF_TOKEN, WANDB_API_KEY, DB_PASSWORD. Names such as cls_token stay.
+    """
+    text = _USER_INFO.sub(rf"\1{MASK}@", text)
+    for name, value in os.environ.items():
+        if len(value) >= _SHORTEST_SECRET and value in text and _SECRET_NAMES.search(name):
+            text = text.replace(value, MASK)
+    return text
 
 
 def _short(value: object, limit: int = 300) -> str:

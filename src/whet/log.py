@@ -5,7 +5,16 @@ from __future__ import annotations
 import logging
 import sys
 
+from whet.errors import hide_secrets
+
 logger = logging.getLogger("whet")
+
+
+class _Discreet(logging.Formatter):
+    """Plain lines, and tracebacks, that show no secret."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return hide_secrets(super().format(record))
 
 
 def set_up(level: int = logging.INFO) -> None:
@@ -13,6 +22,6 @@ def set_up(level: int = logging.INFO) -> None:
     logger.setLevel(level)
     if not logger.handlers:
         handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(logging.Formatter("whet: %(message)s"))
+        handler.setFormatter(_Discreet("whet: %(message)s"))
         logger.addHandler(handler)
         logger.propagate = False

@@ -26,9 +26,12 @@ _RUN_QA_DEFAULTS = {
 """As read in the guides' run_qa.py."""
 
 
+_OWN = {"skip_bad": False}
+
+
 def test_the_options_and_defaults_of_run_qa() -> None:
     qa = QaArguments(model_name_or_path="m", train_file="t.json")
-    assert qa.to_dict() == {**_RUN_QA_DEFAULTS, "model_name_or_path": "m", "train_file": "t.json"}
+    assert qa.to_dict() == {**_RUN_QA_DEFAULTS, **_OWN, "model_name_or_path": "m", "train_file": "t.json"}
 
 
 def test_python_m_whet_ends_with_the_exit_code_and_the_errors_on_stderr() -> None:

@@ -128,7 +128,7 @@ def test_all_broken_rules_of_task_and_training_come_together() -> None:
     ("name", "text", "why"),
     [
         ("run.yaml", "seed: 1\nseed: 2\n", "seed more than once"),
-        ("run.json", '{"seed": 1, "seed": 2}', "seed more than once"),
+        ("run.json", '{"seed": 1, "seed": 2}', "'seed' more than once"),
         ("run.yaml", "seed: [1\n", "line 2"),
         ("run.json", '{"seed": }', "line 1"),
         ("run.yaml", "- seed\n", "it holds a list"),

@@ -10,10 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from whet.config.aliases import Alias
-from whet.errors import Problem
-
-MASK = "***"
-"""What is printed in place of a secret."""
+from whet.errors import MASK, Problem, hide_secrets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +43,9 @@ class Option:
 
     def shown(self, value: object) -> object:
         """Return the value as it may be printed."""
-        return MASK if self.secret and value is not None else value
+        if self.secret and value is not None:
+            return MASK
+        return hide_secrets(value) if isinstance(value, str) else value
 
 
 def spec_of(cls: type) -> Spec:

@@ -1,14 +1,22 @@
-"""Load a question answering model and its tokenizer: safetensors and JSON only, no code from the folder, ever."""
+"""Load a question answering model and its tokenizer: safetensors and JSON only, no code from the folder, ever.
+
+Every folder is checked before transformers sees it (`folder_check`, `config_check`, `tensor_check`), and transformers
+gets the settings that were checked; it does not read config.json again.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from whet.errors import ConfigError, WhetError
 from whet.log import logger
+from whet.models.config_check import check_tokenizer_config, checked_config
 from whet.models.families import family_of
+from whet.models.folder_check import CONFIG, check_folder
+from whet.models.hub_folder import local_folder
+from whet.models.tensor_check import check_weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,27 +28,35 @@ class ModelSource:
     tokenizer: str | None = None
     cache_dir: str | None = None
     revision: str = "main"
-    token: str | None = None
+    token: str | None = field(default=None, repr=False)
 
-    def hub_options(self) -> dict[str, Any]:
-        """Return the keyword arguments that every from_pretrained call gets."""
-        return {
-            "cache_dir": self.cache_dir,
-            "revision": self.revision,
-            "token": self.token,
-            "trust_remote_code": False,
-        }
+    def folder(self, part: str) -> Path:
+        """Return the checked folder of `model`, `config` or `tokenizer`; a name on the hub is downloaded first."""
+        folder = local_folder(self.name(part), part, cache_dir=self.cache_dir, revision=self.revision, token=self.token)
+        check_folder(folder)
+        return folder
+
+    def name(self, part: str) -> str:
+        """Return what was named for this part."""
+        return {"config": self.config, "tokenizer": self.tokenizer}.get(part) or self.model
 
 
 def load_tokenizer(source: ModelSource) -> Any:
-    """Return the tokenizer; raises ConfigError where it cannot be loaded."""
+    """Return the tokenizer; raises ConfigError where it cannot be loaded or has tokens that the model does not."""
     from transformers import AutoTokenizer
 
-    name = source.tokenizer or source.model
+    name = source.name("tokenizer")
     try:
-        return AutoTokenizer.from_pretrained(name, use_fast=True, **source.hub_options())
+        folder = source.folder("tokenizer")
+        check_tokenizer_config(folder)
+        own = _config(folder, name) if (folder / CONFIG).exists() else None
+        tokenizer = AutoTokenizer.from_pretrained(folder, config=own, local_files_only=True, trust_remote_code=False)
+        if tokenizer.is_fast:  # others are refused where they would be used
+            _check_ids(tokenizer, source, own)
+        tokenizer.name_or_path = name  # not where a download happens to lie
     except Exception as error:
         raise _not_loaded("tokenizer", name, error, "--tokenizer_name") from error
+    return tokenizer
 
 
 def load_qa_model(source: ModelSource, *, trained: bool = False) -> Any:
@@ -49,25 +65,30 @@ def load_qa_model(source: ModelSource, *, trained: bool = False) -> Any:
     Raises ConfigError where it cannot be loaded, or, if it has to be `trained` already, where weights are missing.
     """
     import torch
-    from transformers import AutoConfig, AutoModelForQuestionAnswering
+    from transformers import AutoModelForQuestionAnswering
 
     from whet.models.quiet import quiet
 
-    name = source.config or source.model
+    name = source.name("config")
     try:
-        config = AutoConfig.from_pretrained(name, **source.hub_options())
+        config = _config(source.folder("config"), name)
     except Exception as error:
         raise _not_loaded("model configuration", name, error, "--model_name_or_path") from error
     try:
+        folder = source.folder("model")
+        check_weights(folder, config.to_dict())
         with quiet():
             model, report = AutoModelForQuestionAnswering.from_pretrained(
-                source.model,
+                folder,
                 config=config,
                 use_safetensors=True,
                 dtype=torch.float32,
                 output_loading_info=True,
-                **source.hub_options(),
+                local_files_only=True,
+                trust_remote_code=False,
             )
+        model.config.name_or_path = model.name_or_path = source.model  # not where a download happens to lie
+        _check_finite(model, source.model)
     except Exception as error:
         raise _not_loaded("model", source.model, error, "--model_name_or_path") from error
     missing = sorted(report["missing_keys"])
@@ -87,6 +108,45 @@ def max_positions(model: Any) -> int | None:
     table = getattr(model.config, "max_position_embeddings", None)
     family = family_of(model)
     return table if table is None or family is None else table - family.position_offset(model)
+
+
+def _config(folder: Path, name: str) -> Any:
+    from transformers import CONFIG_MAPPING
+
+    values = checked_config(folder)
+    return CONFIG_MAPPING[values.pop("model_type")].from_dict(values, name_or_path=name)
+
+
+def _check_ids(tokenizer: Any, source: ModelSource, own: Any) -> None:
+    """Refuse a tokenizer that gives ids for which the model has no embedding."""
+    if source.tokenizer or source.config or own is None:
+        folder = source.folder("config")
+        own = _config(folder, source.model) if (folder / CONFIG).exists() else None
+    n_known = getattr(own, "vocab_size", None)
+    if n_known is None:
+        return
+    token, largest = max(tokenizer.get_vocab().items(), key=lambda pair: pair[1], default=("", -1))
+    if largest >= n_known:
+        raise ConfigError(
+            what="the tokenizer has tokens that the model does not know",
+            got=f"{token!r} is token {largest:,}",
+            why=f"the model has embeddings for {n_known:,} tokens (vocab_size), counted from 0",
+            fix="name the model and the tokenizer that were trained together: --model_name_or_path, --tokenizer_name",
+        )
+
+
+def _check_finite(model: Any, name: str) -> None:
+    """Refuse weights that are not numbers: no training mends them."""
+    import torch
+
+    bad = [weight for weight, values in model.named_parameters() if not torch.isfinite(values).all()]
+    if bad:
+        raise ConfigError(
+            what="the model has weights that are NaN or infinite",
+            got=f"{len(bad)} tensors: {', '.join(bad)}",
+            why="whatever is computed with them is NaN too",
+            fix="use the checkpoint before the training went wrong, or another model",
+        )
 
 
 def _say_what_is_new(model: Any, missing: list[str]) -> None:

@@ -45,6 +45,9 @@ class QaArguments:
     """File with the questions to evaluate on, in any format of train_file."""
     test_file: str | None = None
     """File with the questions to predict answers for, in any format of train_file."""
+    skip_bad: bool = False
+    """Leave bad questions out instead of ending the run at them. They are counted in the results; the log names
+    the first, train_left_out.json (eval, predict) each with its reason. A file that cannot be read ends the run."""
     max_train_samples: int | None = None
     """Use only this many of the first questions for training. null: all."""
     max_eval_samples: int | None = None

@@ -39,9 +39,10 @@ def no_cycle_search() -> Iterator[None]:
 class Collector:
     """Questions in the making: every context is kept once, every problem is counted, the first few are kept."""
 
-    def __init__(self, source: str, *, limit: int | None, require_answers: bool) -> None:
+    def __init__(self, source: str, *, limit: int | None, require_answers: bool, skip_bad: bool = False) -> None:
         self.source = source
         self.require_answers = require_answers
+        self._skip_bad = skip_bad
         self._limit = limit
         self._ids: dict[str, Place] = {}
         self._titles: list[str] = []
@@ -51,6 +52,7 @@ class Collector:
         self._contexts: dict[str, int] = {}
         self._problems: list[Problem] = []
         self._n_problems = 0
+        self._n_left_out = 0
         self._n_seen = 0
 
     @property
@@ -94,16 +96,17 @@ class Collector:
             return self.reject(problem, place)
         return self.add(row, context=context, title=title, place=place)
 
-    def reject(self, problem: Rejected, place: Place) -> None:
-        """Count a problem, and keep it if it is one of the first."""
+    def reject(self, problem: Rejected, place: Place, n_questions: int = 1) -> None:
+        """Count a problem and the questions that it spoils; keep it if it is one of the first, or if all are named."""
         self._n_problems += 1
-        if len(self._problems) < MAX_SHOWN:
+        self._n_left_out += n_questions
+        if self._skip_bad or len(self._problems) < MAX_SHOWN:
             self._problems.append(problem.at(f"{self.source}: {place()}"))
 
     def finish(self) -> Questions:
         """Return the questions; raise one DataError that tells the problems, or that there is nothing at all."""
-        if self._n_problems:
-            raise DataError.of([*self._problems, *self._summary()])
+        if self._n_problems and not (self._skip_bad and self._ids):
+            raise DataError.of([*self._problems[:MAX_SHOWN], *self._summary()])
         if not self._ids:
             raise DataError(
                 what=f"{self.source}: there is no question in it",
@@ -117,6 +120,8 @@ class Collector:
             context_of=np.asarray(self._context_of, dtype=np.int64),
             contexts=list(self._contexts),
             titles=self._titles if any(self._titles) else (),
+            left_out=self._problems,
+            n_left_out=self._n_left_out,
         )
 
     def _summary(self) -> list[Problem]:
@@ -129,7 +134,7 @@ class Collector:
             Problem(
                 what=f"{self.source}: {found}{more}{none}",
                 why="a run on what is left would be a run on other data than you named",
-                fix="correct the data",
+                fix="correct the data" + (", or leave these out: --skip_bad" if self._ids else ""),
             )
         ]
 

@@ -14,7 +14,7 @@ from whet.models.load import ModelSource, load_qa_model, load_tokenizer, max_pos
 from whet.tasks.qa.answer import Judge
 from whet.tasks.qa.arguments import QaArguments
 from whet.tasks.qa.decode import DecodeOptions
-from whet.tasks.qa.splits import Split, cut, describe
+from whet.tasks.qa.splits import Split, cut, describe, write_left_out
 from whet.tasks.qa.types import Questions
 from whet.tasks.qa.windows import check_max_length
 from whet.train.trainer import Trainer
@@ -92,7 +92,11 @@ class QaJob:
         self.trainer.save_state()
 
     def _record(self, prefix: str, metrics: dict[str, Any]) -> None:
-        metrics = metrics | {f"{prefix}_samples": len(self.splits[_SPLIT_OF[prefix]].rows)}
+        split = self.splits[_SPLIT_OF[prefix]]
+        metrics = metrics | {f"{prefix}_samples": len(split.rows)}
+        if split.questions.n_left_out:
+            metrics[f"{prefix}_questions_left_out"] = split.questions.n_left_out
+        write_left_out(split.questions, Path(self.args.output_dir) / f"{prefix}_left_out.json")
         if self.trainer.state.epoch is not None:
             metrics["epoch"] = self.trainer.state.epoch
         self.trainer.save_metrics(prefix, metrics)

@@ -28,10 +28,12 @@ class HubSource:
     """The hub's token; True takes the one that `hf auth login` stored."""
 
 
-def read_hub(source: HubSource, split: str, limit: int | None = None, *, require_answers: bool = True) -> Questions:
+def read_hub(
+    source: HubSource, split: str, limit: int | None = None, *, require_answers: bool = True, skip_bad: bool = False
+) -> Questions:
     """Return the questions of one split, checked as `read_questions` checks a file. No code of the data set is run."""
     name = f"data set {source.dataset_name!r}, split {split!r}"
-    collector = Collector(name, limit=limit, require_answers=require_answers)
+    collector = Collector(name, limit=limit, require_answers=require_answers, skip_bad=skip_bad)
     dataset = _load(source, split, name)
     rows = len(dataset) if limit is None else min(limit, len(dataset))
     try:

@@ -19,7 +19,7 @@ def read_nested(articles: Sequence[Any], collector: Collector) -> None:
         try:
             paragraphs, title = _list_field(article, "paragraphs"), title_field(article)
         except Rejected as problem:
-            collector.reject(problem, partial(_article_place, a, article))
+            collector.reject(problem, partial(_article_place, a, article), _n_questions(article))
             continue
         for p, paragraph in enumerate(paragraphs):
             _read_paragraph(paragraph, f"data[{a}].paragraphs[{p}]", title, collector)
@@ -29,7 +29,7 @@ def _read_paragraph(paragraph: Any, path: str, title: str, collector: Collector)
     try:
         questions, context = _list_field(paragraph, "qas"), text_field(paragraph, "context")
     except Rejected as problem:
-        return collector.reject(problem, partial(_paragraph_place, path, title))
+        return collector.reject(problem, partial(_paragraph_place, path, title), _n_questions(paragraph))
     for q, question in enumerate(questions):
         if collector.full:
             return None
@@ -50,6 +50,16 @@ def _list_field(owner: Any, name: str) -> list[Any]:
             fix=f"write {name} as a list",
         )
     return value
+
+
+def _n_questions(part: Any) -> int:
+    """Return how many questions an article or a paragraph holds, as far as it can be read."""
+    if not isinstance(part, Mapping):
+        return 0
+    qas, paragraphs = part.get("qas"), part.get("paragraphs")
+    if isinstance(qas, list):
+        return len(qas)
+    return sum(map(_n_questions, paragraphs)) if isinstance(paragraphs, list) else 0
 
 
 def _article_place(index: int, article: Any) -> str:

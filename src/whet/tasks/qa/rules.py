@@ -3,11 +3,10 @@
 from typing import TYPE_CHECKING, Any
 
 from whet.config.arguments import TrainingArguments
-from whet.config.options import MASK
 from whet.config.ranges import Rule, above, at_least, seed
 from whet.config.rules import output_dir_has_a_name
 from whet.config.settings import broken
-from whet.errors import Problem
+from whet.errors import MASK, Problem
 
 if TYPE_CHECKING:
     from whet.tasks.qa.arguments import AskArguments, QaArguments

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from whet.data.store import RowStore
 from whet.log import logger
 from whet.tasks.qa.arguments import QaArguments
 from whet.tasks.qa.cache import cached_windows
+from whet.tasks.qa.collect import MAX_SHOWN
 from whet.tasks.qa.read_hub import HubSource, read_hub
 from whet.tasks.qa.squad import read_questions
 from whet.tasks.qa.types import Questions, Windows
@@ -35,7 +37,7 @@ def read_split(qa: QaArguments, name: str) -> Questions:
     file = {"train": qa.train_file, "validation": qa.validation_file, "test": qa.test_file}[name]
     need = name != "test"
     if file is not None:
-        return read_questions(Path(file), limit=limit, require_answers=need)
+        return _told(name, read_questions(Path(file), limit=limit, require_answers=need, skip_bad=qa.skip_bad))
     assert qa.dataset_name is not None
     source = HubSource(
         dataset_name=qa.dataset_name,
@@ -43,7 +45,26 @@ def read_split(qa: QaArguments, name: str) -> Questions:
         cache_dir=None if qa.cache_dir is None else Path(qa.cache_dir),
         token=qa.token,
     )
-    return read_hub(source, name, limit, require_answers=need)
+    return _told(name, read_hub(source, name, limit, require_answers=need, skip_bad=qa.skip_bad))
+
+
+def write_left_out(questions: Questions, path: Path) -> None:
+    """Write which questions were left out and why, one object each; no file where none was."""
+    if questions.left_out:
+        told = [asdict(problem) | {"got": None if problem.got is None else str(problem.got)[:300]}
+                for problem in questions.left_out]  # fmt: skip
+        path.write_text(json.dumps(told, indent=2) + "\n", "utf-8")
+
+
+def _told(name: str, questions: Questions) -> Questions:
+    """Log what was left out of the split."""
+    if questions.left_out:
+        logger.warning("%s: %d questions are bad and were left out:", name, questions.n_left_out)
+    for problem in questions.left_out[:MAX_SHOWN]:
+        logger.warning("  %s", problem.what)
+    if len(questions.left_out) > MAX_SHOWN:
+        logger.warning("  and %d problems more", len(questions.left_out) - MAX_SHOWN)
+    return questions
 
 
 def cut(questions: Questions, tokenizer: Any, qa: QaArguments, *, with_labels: bool) -> Split:

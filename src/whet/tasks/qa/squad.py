@@ -18,15 +18,17 @@ _TELLING = {"context", "question", "answers"}
 _HEADER_CHARS = 10_000
 
 
-def read_questions(path: Path, *, limit: int | None = None, require_answers: bool = True) -> Questions:
+def read_questions(
+    path: Path, *, limit: int | None = None, require_answers: bool = True, skip_bad: bool = False
+) -> Questions:
     """Return the questions of a file, the first `limit` of them if a limit is given.
 
     Read are SQuAD's nested JSON (1.1 and 2.0); one row a question, with the columns id, context, question, answers and
     perhaps title, as {"data": [...]}, JSON lines, CSV (the answers as JSON text) or Parquet. Without `require_answers`
     the answers may be missing. Everything is checked before anything is returned: DataError tells the first problems,
-    each with its place, and how many there are.
+    each with its place, and how many there are. With `skip_bad` the result holds the good questions and names the bad.
     """
-    collector = Collector(str(path), limit=limit, require_answers=require_answers)
+    collector = Collector(str(path), limit=limit, require_answers=require_answers, skip_bad=skip_bad)
     data = read_bytes(Path(path))
     try:
         with no_cycle_search():

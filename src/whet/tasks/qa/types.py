@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from whet.data.store import RowStore
+from whet.errors import Problem
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,10 @@ class Questions:
     """Index into `contexts` of each question's context, (questions,) int64."""
     contexts: Sequence[str]
     titles: Sequence[str] = field(default_factory=tuple)
+    left_out: Sequence[Problem] = ()
+    """What was wrong with those that `skip_bad` left out, each with its place; empty without it."""
+    n_left_out: int = 0
+    """How many questions that were: a problem of a paragraph or an article takes all of its questions along."""
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -1,0 +1,155 @@
+"""JSON, read strictly: what Python's parser lets pass or trips over is refused with the place where it stands."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+_OR_STRING = r'"(?:[^"\\]|\\.)*+"|'
+_CLOSING_BRACE = re.compile(_OR_STRING + r"(?P<found>\})", re.DOTALL)
+_CONSTANT = re.compile(_OR_STRING + r"(?P<found>NaN|-?Infinity)", re.DOTALL)
+_LONG_NUMBER = re.compile(_OR_STRING + r"(?P<found>-?\d{1000,})", re.DOTALL)
+
+
+class BadJson(Exception):  # noqa: N818 - whoever reads a file makes a WhetError of it
+    """Text that is not JSON, told without the name of its file."""
+
+    def __init__(self, what: str, *, why: str, fix: str, got: object = None) -> None:
+        super().__init__(what)
+        self.what = what
+        self.why = why
+        self.fix = fix
+        self.got = got
+
+
+def parse_whole(text: str) -> Any:
+    """Return the one JSON value that the text holds; raise BadJson if there is none or more than that."""
+    value, end = parse(text, skip_space(text))
+    rest = skip_space(text, end)
+    if rest != len(text):
+        raise BadJson(
+            f"{place_in(text, rest)}: the JSON ends here, but the file goes on",
+            got=text[rest : rest + 40],
+            why="the file is one JSON document",
+            fix="remove what follows",
+        )
+    return value
+
+
+def parse(text: str, start: int = 0) -> tuple[Any, int]:
+    """Return the JSON value that begins at `start` and the index of what follows it; raise BadJson if there is none.
+
+    Refused as well: NaN and Infinity, a key that stands twice in one object, numbers too long for Python, and nesting
+    too deep for it. The text may hold more after the value; the caller decides what that means.
+    """
+    try:
+        return _DECODER.raw_decode(text, start)
+    except json.JSONDecodeError as error:
+        raise BadJson(
+            f"{place_in(text, error.pos)}: not JSON: {error.msg}",
+            got=text[max(error.pos - 20, 0) : error.pos + 20] or "the end of the text",
+            why="a file that begins like JSON has to be JSON to its end",
+            fix="write the file again, or mend this place (python -m json.tool FILE checks it)",
+        ) from None
+    except RecursionError:
+        raise BadJson(
+            "objects or lists are nested too deep to be read",
+            got=text[start : start + 40],
+            why="what is read here lies a few levels deep",
+            fix="look for a list or an object that holds itself, and write the file again",
+        ) from None
+    except _ConstantError as error:
+        _refuse_constant(text, start, str(error))
+    except _DuplicateKeyError as error:
+        _refuse_duplicate(text, start, str(error))
+    except ValueError as error:
+        _refuse_long_number(text, start, str(error))
+
+
+def skip_space(text: str, start: int = 0) -> int:
+    """Return the index of the first character from `start` on that is not white space of JSON."""
+    match = _SPACE.match(text, start)
+    return match.end() if match else start
+
+
+def place_in(text: str, index: int) -> str:
+    """Return the line and column of this character, both counted from 1."""
+    return f"line {text.count(chr(10), 0, index) + 1}, column {index - text.rfind(chr(10), 0, index)}"
+
+
+class _ConstantError(Exception):
+    pass
+
+
+class _DuplicateKeyError(Exception):
+    pass
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise _ConstantError(name)
+
+
+def _unique_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        counts = Counter(name for name, _ in pairs)
+        raise _DuplicateKeyError(counts.most_common(1)[0][0])
+    return found
+
+
+_SPACE = re.compile(r"[ \t\n\r]*")
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique_keys, parse_constant=_no_constant)
+
+
+def _refuse_constant(text: str, start: int, name: str) -> NoReturn:
+    raise BadJson(
+        f"{place_in(text, _nth(_CONSTANT, text, start, 1))}: {name} is not JSON",
+        why="JSON has no such number; only some programs write it",
+        fix="write a number, or leave the field out",
+    )
+
+
+def _refuse_long_number(text: str, start: int, message: str) -> NoReturn:
+    raise BadJson(
+        f"{place_in(text, _nth(_LONG_NUMBER, text, start, 1))}: a number has too many digits",
+        got=message,
+        why="no number that is read here is so large",
+        fix="correct the number",
+    )
+
+
+def _refuse_duplicate(text: str, start: int, key: str) -> NoReturn:
+    where = place_in(text, _nth(_CLOSING_BRACE, text, start, _objects_before_duplicate(text, start)))
+    raise BadJson(
+        f"the object that ends at {where} has the key {key!r} more than once",
+        why="it is not known which of the two values is meant",
+        fix="keep one of them",
+    )
+
+
+def _objects_before_duplicate(text: str, start: int) -> int:
+    """Read once more, to count the objects that end before the one with the duplicate, and that one with them."""
+    n_ended = 0
+
+    def count(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+        nonlocal n_ended
+        n_ended += 1
+        return _unique_keys(pairs)
+
+    try:
+        json.JSONDecoder(object_pairs_hook=count).raw_decode(text, start)
+    except _DuplicateKeyError:
+        return n_ended
+    raise AssertionError("the second reading found no duplicate key")
+
+
+def _nth(pattern: re.Pattern[str], text: str, start: int, n: int) -> int:
+    """Return where the n-th match outside strings begins; the patterns match strings too, so as to skip them."""
+    for match in pattern.finditer(text, start):
+        n -= match["found"] is not None
+        if n == 0:
+            return match.start()
+    return start

@@ -1,0 +1,54 @@
+"""What is installed with whet is what the design names, at the versions without known holes; the rest is optional."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+_PROJECT = tomllib.loads((Path(__file__).resolve().parents[2] / "pyproject.toml").read_text("utf-8"))["project"]
+_DESIGN = {"torch", "transformers", "tokenizers", "datasets", "safetensors", "peft", "jsonargparse", "rich", "psutil",
+           "filelock", "xxhash"}  # fmt: skip
+_COME_WITH_THEM = {"numpy", "pyyaml", "pyarrow", "huggingface-hub"}
+"""Imported by name, and needed by those of the design anyhow: torch, jsonargparse, datasets, transformers."""
+_OPTIONAL = {"bitsandbytes", "kubernetes", "matplotlib", "tensorboard", "wandb", "mlflow", "trackio"}
+_FLOORS = {"torch": "2.11", "safetensors": "0.8", "transformers": "5.17", "sentencepiece": "0.2.1"}
+
+
+def _name(requirement: Requirement) -> str:
+    return re.sub(r"[-_.]+", "-", requirement.name).lower()
+
+
+def _floor(requirement: Requirement) -> Version:
+    return max(Version(one.version) for one in requirement.specifier if one.operator in (">=", "==", "~="))
+
+
+_CORE = {_name(one): one for one in map(Requirement, _PROJECT["dependencies"])}
+_EXTRAS = {
+    extra: {_name(one): one for one in map(Requirement, words)}
+    for extra, words in _PROJECT["optional-dependencies"].items()
+}
+
+
+def test_no_more_is_installed_than_the_design_names() -> None:
+    odd = _CORE.keys() - _DESIGN - _COME_WITH_THEM
+    print(f"\nruntime dependencies: {len(_CORE)}, beyond the design: {len(odd)}")
+    assert odd == set()
+
+
+def test_what_is_optional_stands_behind_an_extra() -> None:
+    assert _CORE.keys() & _OPTIONAL == set()
+    for extra, packages in _EXTRAS.items():
+        if extra != "dev":
+            assert packages.keys() <= _OPTIONAL | _DESIGN | {"whet"}, extra
+
+
+def test_no_version_with_a_known_hole_is_allowed() -> None:
+    everything = [*_CORE.items(), *(pair for packages in _EXTRAS.values() for pair in packages.items())]
+    low = [f"{one}" for name, one in everything if name in _FLOORS and _floor(one) < Version(_FLOORS[name])]
+    assert low == []
+    assert {"torch", "safetensors", "transformers"} <= _CORE.keys()
+    assert all(any(one.operator == ">=" for one in requirement.specifier) for requirement in _CORE.values())

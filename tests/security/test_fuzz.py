@@ -1,0 +1,180 @@
+"""Whatever the four parsers are given, they read it or refuse it in our words: 2,000 made and 20,000 damaged inputs.
+
+No process is forked: a test that takes long is told by its own clock. Seeds are fixed, so a failure comes again.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xxhash
+from bad_squad import document
+from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import strategies as st
+from safetensors.numpy import save_file
+
+from whet.config.files import read_config
+from whet.errors import WhetError
+from whet.models.config_check import check_tokenizer_config, checked_config
+from whet.models.folder_check import check_folder
+from whet.models.tensor_check import check_weights
+from whet.tasks.qa.squad import read_questions
+from whet.train import checkpoint
+
+N_MADE, N_DAMAGED = 2_000, 20_000
+_HANG_S = 2.0
+_STEP = checkpoint.folder_name(3)
+_CONFIG = {"model_type": "bert", "vocab_size": 30, "hidden_size": 8, "num_hidden_layers": 1, "dtype": "float32"}
+_TOKENIZER = {"tokenizer_class": "BertTokenizer", "cls_token": "[CLS]", "added_tokens_decoder": {"0": {"content": "a"}}}
+_NAMES = ("data", "paragraphs", "qas", "context", "id", "question", "answers", "text", "answer_start", "files", "bytes",
+          "checksum", "step", "schema", "model_type", "vocab_size", "auto_map", "sub", "seed", "token", "weight_map",
+          "metadata", "dtype", "shape", "data_offsets", "xxh3_128", "vocab_file", "fast_tokenizer_files")  # fmt: skip
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.sampled_from(["bert", "../x"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(_NAMES), inner, max_size=5),
+    max_leaves=20,
+)
+
+
+def _read_data(path: Path) -> None:
+    """Read the questions of a file."""
+    read_questions(path / "data.json")
+
+
+def _read_config(path: Path) -> None:
+    for name in ("run.json", "run.yaml"):
+        read_config(str(path / name))
+
+
+def _read_manifest(path: Path) -> None:
+    checkpoint.problems_of(path / _STEP)
+    checkpoint.newest(path)
+
+
+def _read_model(path: Path) -> None:
+    check_folder(path)
+    check_tokenizer_config(path)
+    check_weights(path, checked_config(path))
+
+
+Parser = tuple[Callable[[Path], None], tuple[str, ...]]
+PARSERS: dict[str, Parser] = {
+    "data": (_read_data, ("data.json",)),
+    "config": (_read_config, ("run.json", "run.yaml")),
+    "manifest": (_read_manifest, (f"{_STEP}/MANIFEST.json",)),
+    "model folder": (_read_model, ("config.json", "tokenizer_config.json", "model.safetensors.index.json")),
+}
+_DAMAGED: dict[str, tuple[str, ...]] = {
+    "data": ("data.json",),
+    "config": ("run.json", "run.yaml"),
+    "manifest": (f"{_STEP}/MANIFEST.json", f"{_STEP}/weights.safetensors", f"{_STEP}/state.json"),
+    "model folder": ("config.json", "tokenizer_config.json", "model.safetensors"),
+}
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> Path:
+    """A folder with a good input of every parser."""
+    (tmp_path / "data.json").write_text(json.dumps(document()), "utf-8")
+    (tmp_path / "run.json").write_text('{"seed": 3, "learning_rate": 1e-4, "report_to": ["none"]}', "utf-8")
+    (tmp_path / "run.yaml").write_text("seed: 3\nlearning_rate: 1e-4\nreport_to:\n- none\ntoken: 'x'\n", "utf-8")
+    (tmp_path / "config.json").write_text(json.dumps(_CONFIG), "utf-8")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(_TOKENIZER), "utf-8")
+    tensors = {"embeddings.weight": np.zeros((30, 8), np.float32), "bias": np.zeros(8, np.float32)}
+    save_file(tensors, tmp_path / "model.safetensors")
+
+    def write(folder: Path) -> None:
+        save_file(tensors, folder / "weights.safetensors")
+        (folder / "state.json").write_text('{"step": 3}', "utf-8")
+
+    checkpoint.save(tmp_path, 3, write, {"world_size": 1})
+    for parse, _ in PARSERS.values():
+        parse(tmp_path)
+    return tmp_path
+
+
+@contextmanager
+def _ours_and_fast(counts: dict[str, int]) -> Iterator[None]:
+    began_s = time.process_time()
+    try:
+        yield
+        counts["read"] += 1
+    except WhetError as error:
+        counts["refused"] += 1
+        counts["without its parts"] += not all(problem.why and problem.fix for problem in error.problems)
+    took_s = time.process_time() - began_s
+    assert took_s < _HANG_S, took_s
+
+
+@pytest.mark.parametrize("name", PARSERS)
+def test_anything_that_json_can_say(name: str, good: Path) -> None:
+    parse, files = PARSERS[name]
+    counts = {"read": 0, "refused": 0, "without its parts": 0}
+    if name == "model folder":
+        (good / "model.safetensors").unlink()
+
+    @seed(20261121)
+    @settings(max_examples=N_MADE // len(PARSERS), deadline=None, database=None,
+              suppress_health_check=list(HealthCheck))  # fmt: skip
+    @given(value=_VALUES | st.dictionaries(st.sampled_from(_NAMES), _VALUES, max_size=6), which=st.integers(0, 9))
+    def try_one(value: Any, which: int) -> None:
+        file = files[which % len(files)]
+        if name == "manifest" and isinstance(value, dict) and which < 5:  # a forger knows how to compute a checksum
+            value["checksum"] = xxhash.xxh3_128(json.dumps(value, sort_keys=True).encode()).hexdigest()
+        if file == "config.json" and isinstance(value, dict):
+            value = _CONFIG | value
+        (good / file).write_text(json.dumps(value), "utf-8")
+        with _ours_and_fast(counts):
+            parse(good)
+
+    try_one()
+    print(f"\n{name}: {sum(counts.values())} made inputs, {counts}")
+    assert counts["without its parts"] == 0
+    assert sum(counts.values()) >= N_MADE // len(PARSERS)
+    assert counts["refused"] > 0 or name == "manifest"
+
+
+def _damage(numbers: random.Random, raw: bytes) -> bytes:
+    data = bytearray(raw)
+    for _ in range(numbers.randint(1, 4)):
+        at = numbers.randrange(len(data) + 1)
+        kind = numbers.randrange(4)
+        if kind == 0 and at < len(data):
+            data[at] ^= 1 << numbers.randrange(8)
+        elif kind == 1:
+            del data[at : at + numbers.randint(1, 8)]
+        elif kind == 2:
+            data[at:at] = numbers.choice([b'"', b"{", b"]", b"\n", b"\0", b"\xff", b"[" * 50, b"9" * 40, b": &a *a "])
+        else:
+            data[at : at + 4] = numbers.randbytes(4)
+    return bytes(data)
+
+
+@pytest.mark.reliability
+@pytest.mark.parametrize("name", PARSERS)
+def test_good_inputs_with_damaged_bytes(name: str, good: Path) -> None:
+    parse, numbers = PARSERS[name][0], random.Random(f"whet {name}")
+    originals = {file: (good / file).read_bytes() for file in _DAMAGED[name]}
+    counts = {"read": 0, "refused": 0, "without its parts": 0}
+    passed_over = 0
+    for n in range(N_DAMAGED // len(PARSERS)):
+        file = _DAMAGED[name][n % len(originals)]
+        damaged = _damage(numbers, originals[file])
+        (good / file).write_bytes(damaged)
+        with _ours_and_fast(counts):
+            parse(good)
+            if name == "manifest" and damaged != originals[file] and checkpoint.newest(good) is None:
+                passed_over += 1
+        (good / file).write_bytes(originals[file])
+    print(f"\n{name}: {sum(counts.values())} damaged inputs, {counts}, {passed_over} checkpoints passed over")
+    assert counts["without its parts"] == 0
+    assert sum(counts.values()) == N_DAMAGED // len(PARSERS)
+    assert counts["refused"] > 0 or passed_over > 0
