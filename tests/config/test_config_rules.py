@@ -90,6 +90,7 @@ _RUN = {
     "do_eval_has_validation_file": ({**_FILES, "train_file": "t.json"}, {"do_eval": True}),
     "do_predict_has_test_file": ({**_FILES, "train_file": "t.json"}, {"do_predict": True}),
     "best_metric_is_known": ({}, {"metric_for_best_model": "rouge"}),
+    "profile_has_steps": ({}, {"do_eval": True, "profile": True}),
 }
 _SINGLE = [
     *((TrainingArguments, {}, rule, _TRAINING) for rule in TRAINING_RULES),

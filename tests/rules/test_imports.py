@@ -21,6 +21,7 @@ LIGHT = [
     "config/**/*.py",
     "cli/**/*.py",
     "hardware/**/*.py",
+    "doctor/**/*.py",
     "launch/**/*.py",
     "kubernetes/**/*.py",
     "tasks/qa/arguments.py",

@@ -13,6 +13,7 @@ COMMANDS = {
     "qa": "train, evaluate and predict with a question answering model",
     "ask": "put questions to a trained model",
     "demo": "see training work, without a download",
+    "doctor": "see what this machine can do for training, and what could be better",
 }
 _INTERRUPTED = 128 + 2  # what shells report for SIGINT
 _PIPE_CLOSED = 128 + 13  # and for SIGPIPE
@@ -27,7 +28,7 @@ _HELP = "\n".join(
         "Usage: whet COMMAND [--OPTION VALUE ...]",
         "",
         "Commands:",
-        *(f"  {name:<6}{text}" for name, text in COMMANDS.items()),
+        *(f"  {name:<8}{text}" for name, text in COMMANDS.items()),
         "",
         "  whet COMMAND --help   every option of a command",
         "  whet --version        the version",

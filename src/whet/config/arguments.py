@@ -165,6 +165,9 @@ class TrainingArguments:
     """Folder for TensorBoard's files. null: runs, inside output_dir."""
     disable_tqdm: bool = False
     """Show no progress bar."""
+    profile: bool = False
+    """Show where the time of a training step goes: matrix products, attention, norms, optimizer, data and so on. Five
+    steps are profiled after two of warm-up, fewer in a shorter run; then training goes on as without it."""
 
     @property
     def train_rows_per_step(self) -> int:

@@ -3,39 +3,59 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
-_PROC = Path("/proc")
-_CGROUP = Path("/sys/fs/cgroup")
+from whet.hardware.cgroup import ROOT, folders, read_lines, read_words
 
 
-def limit_bytes() -> int | None:
-    """Return the memory this process may use: the machine's, or less where a cgroup sets a limit; None if unknown."""
-    known = [limit for limit in (_machine_bytes(), _cgroup_bytes()) if limit]
+def limit_bytes(root: Path = ROOT) -> int | None:
+    """Return the memory this process may use: the machine's, or less where a cgroup sets a limit; None if unknown.
+
+    `root` is where /proc and /sys are, here and below.
+    """
+    known = [limit for limit in (machine_bytes(root), cgroup_bytes(root)) if limit]
     return min(known, default=None)
 
 
-def resident_bytes() -> int | None:
-    """Return the memory that this process holds now, None where the system does not tell."""
-    return _kilobytes(_PROC / "self" / "status", "VmRSS")
-
-
-def peak_bytes() -> int | None:
-    """Return the most memory that this process has held so far, None where the system does not tell."""
-    return _kilobytes(_PROC / "self" / "status", "VmHWM")
-
-
-def _machine_bytes() -> int | None:
+def machine_bytes(root: Path = ROOT) -> int | None:
+    """Return the machine's memory, None if unknown."""
+    found = _kilobytes(root / "proc/meminfo", "MemTotal")
+    if found is not None:
+        return found
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError):
         return None
 
 
-def _cgroup_bytes() -> int | None:
-    """Return the smallest limit on the way from this process's cgroup (v2, else v1) to the root."""
-    limits = [_limit(folder / name) for folder in _cgroup_folders() for name in _LIMIT_FILES]
-    return min((limit for limit in limits if limit is not None), default=None)
+def cgroup_bytes(root: Path = ROOT) -> int | None:
+    """Return the smallest limit on the way from this process's cgroup (v2, else v1) to the root; None: no limit."""
+    return min((limit for _, limit in _limits(root)), default=None)
+
+
+def available_bytes(root: Path = ROOT) -> int | None:
+    """Return what can be allocated now without swapping: on the machine, and within each cgroup's limit."""
+    free = [limit - _in_use(folder) for folder, limit in _limits(root)]
+    on_machine = _kilobytes(root / "proc/meminfo", "MemAvailable")
+    known = [*free, *([] if on_machine is None else [on_machine])]
+    return max(min(known), 0) if known else None
+
+
+def resident_bytes(root: Path = ROOT) -> int | None:
+    """Return the memory that this process holds now, None where the system does not tell."""
+    return _kilobytes(root / "proc/self/status", "VmRSS")
+
+
+def peak_bytes(root: Path = ROOT) -> int | None:
+    """Return the most memory that this process has held so far, None where the system does not tell."""
+    return _kilobytes(root / "proc/self/status", "VmHWM")
+
+
+def huge_pages(root: Path = ROOT) -> str | None:
+    """Return who gets transparent huge pages: `always`, `madvise` (who asks) or `never`; None if unknown."""
+    words = read_words(root / "sys/kernel/mm/transparent_hugepage/enabled")
+    return next((word.strip("[]") for word in words if word.startswith("[")), None)
 
 
 _LIMIT_FILES = ("memory.max", "memory.limit_in_bytes")
@@ -43,33 +63,27 @@ _NO_LIMIT = 1 << 60
 """cgroup v1 writes a number near 2^63 where there is no limit."""
 
 
-def _cgroup_folders() -> list[Path]:
-    try:
-        lines = (_PROC / "self" / "cgroup").read_text("utf-8").splitlines()
-    except OSError:
-        return []
-    folders: list[Path] = []
-    for line in lines:
-        _, controllers, place = line.split(":", 2)
-        if controllers in ("", "memory"):
-            root = _CGROUP / controllers if controllers else _CGROUP
-            inside = place.strip("/")
-            folders += [root / inside, *(root / parent for parent in Path(inside).parents)]
-    return folders
+def _limits(root: Path) -> Iterator[tuple[Path, int]]:
+    """Yield (folder, limit) of each cgroup around this process that has one."""
+    for folder in folders("memory", root):
+        for name in _LIMIT_FILES:
+            limit = _number(folder / name)
+            if limit is not None and limit < _NO_LIMIT:
+                yield folder, limit
 
 
-def _limit(path: Path) -> int | None:
-    try:
-        text = path.read_text("utf-8").strip()
-    except OSError:
-        return None
-    return int(text) if text.isdigit() and int(text) < _NO_LIMIT else None
+def _in_use(folder: Path) -> int:
+    """Return what the cgroup holds, without file pages that the kernel would give back."""
+    held = _number(folder / "memory.current") or _number(folder / "memory.usage_in_bytes") or 0
+    stats = dict(line.split()[:2] for line in read_lines(folder / "memory.stat") if len(line.split()) > 1)
+    return held - int(stats.get("total_inactive_file", stats.get("inactive_file", "0")))
+
+
+def _number(path: Path) -> int | None:
+    words = read_words(path)
+    return int(words[0]) if words and words[0].isdigit() else None
 
 
 def _kilobytes(path: Path, name: str) -> int | None:
-    try:
-        lines = path.read_text("utf-8").splitlines()
-    except OSError:
-        return None
-    found = [line.split() for line in lines if line.startswith(f"{name}:")]
+    found = [line.split() for line in read_lines(path) if line.startswith(f"{name}:")]
     return int(found[0][1]) * 1024 if found else None

@@ -35,7 +35,7 @@ class Library:
 def library() -> Library | None:
     """Return the library, or None where there is none for this machine (one log line says why)."""
     assert torch.__version__  # loaded before, see above
-    path = next((path for path in _places() if path.exists()), None)
+    path = find()
     if path is None:
         _LOG.warning("no native operators here, plain torch runs instead (build them: python -m whet.kernels.build)")
         return None
@@ -44,6 +44,11 @@ def library() -> Library | None:
     except (OSError, AttributeError, ValueError) as error:
         _LOG.warning("the native operators in %s cannot be used, plain torch runs instead: %s", path, error)
         return None
+
+
+def find() -> Path | None:
+    """Return the library's file, whether or not it can be used; None where there is none."""
+    return next((path for path in _places() if path.exists()), None)
 
 
 def _places() -> Iterator[Path]:

@@ -4,6 +4,8 @@ import ctypes
 
 import torch
 from torch import Tensor
+from torch._C._autograd import _profiler_enabled
+from torch.profiler import record_function
 
 from whet.kernels import structs
 from whet.kernels.library import Library, library
@@ -31,10 +33,14 @@ def ptr(tensor: Tensor | None) -> int | None:
 
 
 def call(name: str, args: ctypes.Structure) -> None:
-    """Run one operator of the library."""
+    """Run one operator of the library, under its name where a profiler looks on: it cannot see into ctypes."""
     found = library()
     assert found is not None  # callers ask native_for first
-    found.call(name, args)
+    if _profiler_enabled():
+        with record_function(f"whet::{name}"):
+            found.call(name, args)
+    else:
+        found.call(name, args)
 
 
 def mask_of(drop: Drop | None, n_rows: int) -> structs.Mask:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch.optim import Optimizer
+from torch.profiler import record_function
 from transformers import TrainerControl, TrainerState
 from transformers.trainer_utils import TrainOutput
 
@@ -107,6 +108,7 @@ class Fit:
         self._send("on_step_end")
         self._between_steps(epoch_ends=self._end_epoch())
 
+    @record_function("whet::data")
     def _batches(self, rows: np.ndarray) -> list[Batch]:
         trainer, size = self.trainer, self.args.per_device_train_batch_size
         return [

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.profiler import record_function
 
 from whet.data.batch import Batch
 from whet.kernels.fused_optimizer import gradient_norm
@@ -46,12 +47,14 @@ def gradients(
             between()
         with precision.forward():
             output = objective.forward(batch, seed=seed, step=step)
-            loss = objective.loss_sum(output, batch) / n_valid
+            with record_function("whet::loss"):
+                loss = objective.loss_sum(output, batch) / n_valid
         precision.backward(loss)
         total = total.to(loss.device) + loss.detach()
     return total
 
 
+@record_function("whet::optimizer")
 def clip(parameters: Sequence[nn.Parameter], loss: Tensor, max_grad_norm: float) -> StepResult:
     """Scale the gradient down to max_grad_norm (0: leave it); return what the step will be.
 

@@ -23,7 +23,7 @@ from whet.methods import fuse, order
 from whet.models import objective as objectives
 from whet.precision import policy
 from whet.train import evaluate, weights
-from whet.train.callbacks import progress, trackers
+from whet.train.callbacks import profile, progress, trackers
 from whet.train.callbacks.events import Events
 from whet.train.collate import default_collator
 from whet.train.fit import Fit
@@ -73,7 +73,8 @@ class Trainer:
         self._fuse()
         self.state = TrainerState(train_batch_size=self.args.per_device_train_batch_size)
         shown = progress.for_this_output(bar=not self.args.disable_tqdm)
-        self.events = Events(self.args, [shown, *trackers.build(self.args), *(callbacks or ())], model=self.model)
+        own = [*profile.build(self.args), shown, *trackers.build(self.args)]
+        self.events = Events(self.args, [*own, *(callbacks or ())], model=self.model)
         self.events.send("on_init_end", self.state)
 
     @property

@@ -195,6 +195,18 @@ def best_metric_is_known(qa: "QaArguments", args: TrainingArguments) -> Problem 
     )
 
 
+def profile_has_steps(qa: "QaArguments", args: TrainingArguments) -> Problem | None:
+    """A run without training has none."""
+    if not args.profile or args.do_train:
+        return None
+    return Problem(
+        what="profile has nothing to look at",
+        got="profile without do_train",
+        why="it shows where the time of training steps goes",
+        fix="add --do_train, or leave --profile out",
+    )
+
+
 def check_run(qa: "QaArguments", args: TrainingArguments) -> list[Problem]:
     """Return what is wrong between the options of the task and those of the training."""
     return broken(RUN_RULES, qa, args)
@@ -245,6 +257,7 @@ DEMO_RULES: tuple[Rule, ...] = (
 RUN_RULES: tuple[Rule, ...] = (
     does_something,
     best_metric_is_known,
+    profile_has_steps,
     work_has_its_file("do_train", "train_file"),
     work_has_its_file("do_eval", "validation_file"),
     work_has_its_file("do_predict", "test_file"),

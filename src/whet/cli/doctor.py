@@ -1,0 +1,25 @@
+"""`whet doctor`: what this machine and this installation can do for training."""
+
+from whet.config.command import Command
+from whet.doctor.arguments import DoctorArguments
+
+
+def _run(asked: DoctorArguments) -> int:
+    from whet.doctor.run import run_doctor
+
+    return run_doctor(asked)
+
+
+COMMAND = Command(
+    name="whet doctor",
+    summary=(
+        "Show what this machine and this installation can do for training: cores, instruction sets, memory, threads,"
+        " native operators, rates of matrix products. What could be better comes as advice with a command. The exit"
+        " code is 1 if something is broken: torch cannot compute, transformers is missing, or the library of native"
+        " operators is there and cannot be used."
+    ),
+    usage="[--OPTION VALUE ...]",
+    examples=("whet doctor", "whet doctor --kernels", "whet doctor --json --no_measure"),
+    parts=(DoctorArguments,),
+    run=_run,
+)

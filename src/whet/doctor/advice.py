@@ -1,0 +1,255 @@
+"""What could be better on this machine, and the command for it: one function a piece of advice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from whet.doctor.findings import Findings, Machine, Native, Software
+from whet.errors import Problem
+
+_GIB = 2**30
+_LITTLE_MEMORY_BYTES = 2 * _GIB
+_LITTLE_DISK_BYTES = 5 * _GIB
+"""A few checkpoints of a BERT-base-size model: weights and two moments of AdamW, 1.3 GB each."""
+_REINSTALL_TORCH = "run: pip install --force-reinstall torch (on a machine without GPU its CPU build)"
+_KNOWN_ISAS = (None, "v4", "v3", "baseline")
+
+
+def broken(found: Findings) -> list[Problem]:
+    """Return what keeps training from working as it should: any of it makes the exit code 1."""
+    software = [rule(found.software) for rule in _SOFTWARE_BROKEN] if found.software else []
+    torch_fails = found.software is not None and found.software.torch_error is not None
+    native = [] if torch_fails else [native_works(found.native)]
+    return [problem for problem in [*software, *native] if problem is not None]
+
+
+def advice(found: Findings) -> list[Problem]:
+    """Return what costs speed or may end a run; training works all the same."""
+    problems = [rule(found.native) for rule in _NATIVE_RULES]
+    if found.machine is not None:
+        problems += [rule(found.machine) for rule in _MACHINE_RULES]
+    if found.machine is not None and found.software is not None:
+        problems += [rule(found.machine, found.software) for rule in _THREAD_RULES]
+    return [problem for problem in problems if problem is not None]
+
+
+def torch_works(software: Software) -> Problem | None:
+    """Without torch there is no training."""
+    if software.torch_error is None:
+        return None
+    return Problem(
+        what="torch cannot compute here",
+        got=software.torch_error,
+        why="every model runs on it",
+        fix=_REINSTALL_TORCH,
+    )
+
+
+def transformers_is_there(software: Software) -> Problem | None:
+    """Models come from it."""
+    if software.transformers is not None:
+        return None
+    return Problem(
+        what="transformers is missing", why="models and tokenizers come from it", fix="run: pip install transformers"
+    )
+
+
+def native_works(native: Native) -> Problem | None:
+    """A library that is there has to serve."""
+    if native.error is None:
+        return None
+    if native.path is None:
+        return Problem(
+            what="the native operators cannot be loaded",
+            got=native.error,
+            why="they are loaded after torch, whose threads they share",
+            fix=_REINSTALL_TORCH,
+        )
+    return Problem(
+        what=f"the native operators in {native.path} cannot be used",
+        got=native.error,
+        why="plain torch runs instead, slower in all that is between the matrix products",
+        fix=how_to_build(native),
+    )
+
+
+def native_is_there(native: Native) -> Problem | None:
+    """Plain torch is the slower version of them."""
+    if native.path is not None or native.error is not None:
+        return None
+    return Problem(
+        what="there are no native operators",
+        why="plain torch runs instead, slower in all that is between the matrix products",
+        fix=how_to_build(native),
+    )
+
+
+def isa_is_known(native: Native) -> Problem | None:
+    """An unknown word would be passed over in silence."""
+    if native.asked_isa in _KNOWN_ISAS:
+        return None
+    return Problem(
+        what="WHET_ISA names no instruction set",
+        got=native.asked_isa,
+        why="it limits the native operators to v3 or baseline; any other word has no effect",
+        fix="run: unset WHET_ISA",
+    )
+
+
+def isa_is_the_best(native: Native) -> Problem | None:
+    """A lesser set is for tests and comparisons."""
+    if native.isa in (None, native.best_isa) or native.asked_isa not in ("v3", "baseline"):
+        return None
+    return Problem(
+        what=f"the native operators use {native.isa}",
+        got=f"WHET_ISA={native.asked_isa}",
+        why=f"this processor has {native.best_isa}, with wider registers",
+        fix="run: unset WHET_ISA",
+    )
+
+
+def how_to_build(native: Native) -> str:
+    """Return the command that makes the library, and what has to be installed for it."""
+    if native.source_tree is None:
+        return "reinstall with a C++ compiler at hand: pip install --force-reinstall --no-deps --no-binary whet whet"
+    missing = ["a C++ compiler (apt install g++)"] if native.compiler is None else []
+    missing += ["cmake (pip install cmake)"] if native.cmake is None else []
+    first = f"install {' and '.join(missing)}, then " if missing else ""
+    return f"{first}run: python -m whet.kernels.build"
+
+
+def memory_is_free(machine: Machine) -> Problem | None:
+    """A run that gets no memory is killed."""
+    free = machine.memory_available_bytes
+    if free is None or free >= _LITTLE_MEMORY_BYTES:
+        return None
+    return Problem(
+        what="little memory is free",
+        got=f"{free / _GIB:.1f} GiB",
+        why="weights, gradients and moments of a BERT-base-size model take 1.6 GiB, and its batches come on top",
+        fix="end other programs, raise the container's limit, or lower --per_device_train_batch_size",
+    )
+
+
+def disk_is_free(machine: Machine) -> Problem | None:
+    """Checkpoints go to the disk."""
+    if machine.disk_free_bytes >= _LITTLE_DISK_BYTES:
+        return None
+    return Problem(
+        what="little space is free in the current folder",
+        got=f"{machine.disk_free_bytes / _GIB:.1f} GiB in {machine.folder}",
+        why="a checkpoint of a BERT-base-size model takes 1.3 GB, and a run keeps all of them unless told",
+        fix="add --save_total_limit 2, or name another disk in --output_dir",
+    )
+
+
+def huge_pages_are_allowed(machine: Machine) -> Problem | None:
+    """Large tensors in small pages cost lookups."""
+    if machine.huge_pages != "never":
+        return None
+    return Problem(
+        what="transparent huge pages are switched off",
+        got="never",
+        why="no program can ask for them, so that large tensors lie in pages of 4 KiB",
+        fix="run as root: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
+    )
+
+
+def one_numa_node(machine: Machine) -> Problem | None:
+    """Memory of another node is farther away."""
+    if machine.numa_nodes < 2:
+        return None
+    return Problem(
+        what="this process spans several NUMA nodes",
+        got=machine.numa_nodes,
+        why="memory of another node answers later than that of a thread's own; what is faster depends on the model",
+        fix="compare with one node: numactl --cpunodebind=0 --membind=0 whet qa ...",
+    )
+
+
+def not_too_many_threads(machine: Machine, software: Software) -> Problem | None:
+    """Threads that share a core slow each other down."""
+    if software.threads is None or software.threads <= machine.usable_cores:
+        return None
+    return Problem(
+        what="torch starts more threads than there are cores for it",
+        got=f"{software.threads} threads, {_cores(machine)}",
+        why="an operator waits for its last thread, and threads that share a core take turns",
+        fix=f"run: export OMP_NUM_THREADS={machine.usable_cores}",
+    )
+
+
+def not_too_few_threads(machine: Machine, software: Software) -> Problem | None:
+    """Idle cores train nothing."""
+    if software.threads is None or software.threads >= machine.usable_cores:
+        return None
+    asked = {name: value for name, value in software.settings.items() if name.endswith("NUM_THREADS")}
+    why = " and ".join(f"{name}={value}" for name, value in asked.items()) or "torch chose so"
+    return Problem(
+        what="torch leaves cores idle",
+        got=f"{software.threads} of {_cores(machine)} ({why})",
+        why="one process trains on as many cores as it has threads",
+        fix=f"run: export OMP_NUM_THREADS={machine.usable_cores}, unless the other cores are for other work",
+    )
+
+
+def waiting_is_passive(machine: Machine, software: Software) -> Problem | None:
+    """OpenMP's threads wait by running, which on a shared machine takes time from those that work."""
+    policy = software.settings.get("OMP_WAIT_POLICY", "").lower()
+    quota = machine.quota_cores is not None and machine.quota_cores < machine.usable_cpus
+    busy = machine.load is not None and machine.load > machine.usable_cores + 0.5
+    if policy == "passive" or (software.threads or 1) < 2 or not (quota or busy):
+        return None
+    shared = f"a load of {machine.load:.1f}" if busy else f"a quota of {machine.quota_cores:g} cores"
+    return Problem(
+        what="OpenMP's threads wait busily on a shared machine",
+        got=f"{shared}, OMP_WAIT_POLICY={policy or 'unset'}",
+        why="a thread that waits keeps its core for a while, and the one that it waits for may not get it",
+        fix="run: export OMP_WAIT_POLICY=passive",
+    )
+
+
+def one_openmp(machine: Machine, software: Software) -> Problem | None:
+    """Two pools of threads share the same cores."""
+    if len(software.openmp) < 2:
+        return None
+    return Problem(
+        what="several OpenMP libraries are loaded",
+        got=", ".join(software.openmp),
+        why="each has threads of its own, and all of them wait on the same cores",
+        fix="look at LD_PRELOAD; run: pip install --force-reinstall torch, then python -m whet.kernels.build",
+    )
+
+
+def gpus_are_used(machine: Machine, software: Software) -> Problem | None:
+    """A torch for CPUs does not see the GPU."""
+    if not machine.nvidia_gpus or software.gpus or software.torch_error is not None:
+        return None
+    return Problem(
+        what="torch cannot use the GPU of this machine",
+        got=f"{', '.join(machine.nvidia_gpus)}; torch {software.torch}",
+        why="this build of torch is without CUDA, or the driver is older than it needs",
+        fix="run: pip install --force-reinstall torch (the build with CUDA); nvidia-smi tells the driver's version",
+    )
+
+
+def _cores(machine: Machine) -> str:
+    cores = f"{machine.usable_cores} core" + ("s" if machine.usable_cores != 1 else "")
+    return cores if machine.quota_cores is None else f"{cores} (the cgroup grants {machine.quota_cores:g})"
+
+
+_SOFTWARE_BROKEN: tuple[Callable[[Software], Problem | None], ...] = (torch_works, transformers_is_there)
+_NATIVE_RULES: tuple[Callable[[Native], Problem | None], ...] = (native_is_there, isa_is_known, isa_is_the_best)
+_MACHINE_RULES: tuple[Callable[[Machine], Problem | None], ...] = (
+    memory_is_free,
+    disk_is_free,
+    huge_pages_are_allowed,
+    one_numa_node,
+)
+_THREAD_RULES: tuple[Callable[[Machine, Software], Problem | None], ...] = (
+    not_too_many_threads,
+    not_too_few_threads,
+    waiting_is_passive,
+    one_openmp,
+    gpus_are_used,
+)

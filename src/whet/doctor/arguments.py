@@ -1,0 +1,35 @@
+"""What `whet doctor` is asked."""
+
+from dataclasses import dataclass
+
+from whet.config.ranges import Rule
+from whet.config.settings import checked
+from whet.errors import Problem
+
+
+def kernels_are_not_measured(asked: "DoctorArguments") -> Problem | None:
+    """The part about the native operators holds no rates to leave out."""
+    if not asked.kernels or asked.measure:
+        return None
+    return Problem(
+        what="no_measure has no effect here",
+        got="kernels and no_measure",
+        why="with --kernels nothing is measured anyway",
+        fix="leave --no_measure out",
+    )
+
+
+_RULES: tuple[Rule, ...] = (kernels_are_not_measured,)
+
+
+@checked(headings={"kernels": "Doctor"}, rules=_RULES)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DoctorArguments:
+    """What is looked at, and how it is shown."""
+
+    kernels: bool = False
+    """Look only at the native operators: which library, which instruction set, or why there is none."""
+    measure: bool = True
+    """Measure the rates of matrix products and of memory, for a few seconds. --no_measure leaves it out."""
+    json: bool = False
+    """Print one JSON object with everything, for machines."""

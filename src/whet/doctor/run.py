@@ -1,0 +1,29 @@
+"""`whet doctor`: look, advise, print."""
+
+from __future__ import annotations
+
+import sys
+
+from whet.doctor import advice, machine, native, rates, show, software
+from whet.doctor.arguments import DoctorArguments
+from whet.doctor.findings import Findings
+from whet.errors import EXIT_OK, EXIT_OTHER
+
+
+def run_doctor(asked: DoctorArguments) -> int:
+    """Print what this machine can do; return 0, or 1 where something is broken: torch, transformers, the library."""
+    found = examine(asked)
+    broken, more = advice.broken(found), advice.advice(found)
+    text = show.as_json(found, broken, more) if asked.json else show.as_text(found, broken, more)
+    sys.stdout.write(f"{text}\n")
+    return EXIT_OTHER if broken else EXIT_OK
+
+
+def examine(asked: DoctorArguments) -> Findings:
+    """Return what was asked for; the native library is loaded before the OpenMP libraries are counted."""
+    its_library = native.examine()
+    if asked.kernels:
+        return Findings(machine=None, software=None, native=its_library, rates=None)
+    installed = software.examine()
+    measured = rates.measure() if asked.measure and installed.torch_error is None else None
+    return Findings(machine=machine.examine(), software=installed, native=its_library, rates=measured)

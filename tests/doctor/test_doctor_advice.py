@@ -1,0 +1,115 @@
+"""Advice for machines that are not at hand: each finding that is not right gives its command, and only then."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from whet.cli.main import run
+from whet.doctor import advice
+from whet.doctor.findings import Findings, Machine, Native, Rates, Software
+from whet.doctor.show import as_text
+
+_MACHINE = Machine(
+    processor="P", usable_cpus=16, usable_cores=8, quota_cores=None, numa_nodes=1, instruction_sets=["AVX2"],
+    lacking=["AVX-512"], load=0.2, memory_bytes=2**35, memory_limit_bytes=None, memory_available_bytes=2**34,
+    huge_pages="madvise", folder="/data", disk_free_bytes=2**40, nvidia_gpus=[],
+)  # fmt: skip
+_SOFTWARE = Software(
+    python="3.12.0", whet="1", torch="2.13.0+cpu", torch_error=None, transformers="5.23.0", packages={},
+    not_installed=["wandb"], threads=8, settings={}, openmp=["/a/libgomp.so.1"], gpus=[],
+)  # fmt: skip
+_NATIVE = Native(
+    path="/a/_native.so", isa="x86-64-v3", best_isa="x86-64-v3", error=None, asked_isa=None, source_tree=None,
+    cmake=None, compiler=None,
+)  # fmt: skip
+
+
+def _findings(**changes: Any) -> Findings:
+    """A good machine with these facts changed, whichever record they belong to."""
+    parts = []
+    for record in (_MACHINE, _SOFTWARE, _NATIVE):
+        own = {name: value for name, value in changes.items() if name in record.__dataclass_fields__}
+        parts.append(replace(record, **own))
+    return Findings(machine=parts[0], software=parts[1], native=parts[2], rates=None)
+
+
+def test_a_good_machine_needs_nothing() -> None:
+    found = _findings()
+    assert advice.broken(found) == advice.advice(found) == []
+    assert as_text(found, [], []).endswith("nothing to mend")
+
+
+@pytest.mark.parametrize(
+    ("changes", "fix"),
+    [
+        ({"threads": 16}, "export OMP_NUM_THREADS=8"),
+        ({"threads": 8, "usable_cores": 2, "quota_cores": 2.0, "settings": {"OMP_WAIT_POLICY": "passive"}},
+         "export OMP_NUM_THREADS=2"),
+        ({"threads": 2}, "export OMP_NUM_THREADS=8"),
+        ({"load": 12.0}, "export OMP_WAIT_POLICY=passive"),
+        ({"quota_cores": 8.0}, "export OMP_WAIT_POLICY=passive"),
+        ({"openmp": ["/a/libgomp.so.1", "/b/libiomp5.so"]}, "LD_PRELOAD"),
+        ({"memory_available_bytes": 2**30}, "--per_device_train_batch_size"),
+        ({"disk_free_bytes": 2**31}, "--save_total_limit 2"),
+        ({"huge_pages": "never"}, "transparent_hugepage/enabled"),
+        ({"numa_nodes": 2}, "numactl"),
+        ({"nvidia_gpus": ["NVIDIA A100"]}, "CUDA"),
+        ({"path": None, "isa": None}, "--no-binary whet"),
+        ({"asked_isa": "avx2"}, "unset WHET_ISA"),
+    ],
+)  # fmt: skip
+def test_one_thing_that_is_not_right_gives_one_piece_of_advice(changes: dict[str, Any], fix: str) -> None:
+    found = _findings(**changes)
+    (problem,) = advice.advice(found)
+    assert fix in problem.fix
+    assert advice.broken(found) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"torch_error": "ImportError: x", "threads": None}, "torch cannot compute here"),
+        ({"torch_error": "ImportError: x", "threads": None, "isa": None, "error": "no torch"}, "torch cannot compute"),
+        ({"path": None, "isa": None, "error": "torch cannot be loaded: x"}, "cannot be loaded"),
+        ({"transformers": None}, "transformers is missing"),
+        ({"isa": None, "error": "wrong ELF class"}, "cannot be used"),
+    ],
+)
+def test_what_counts_as_broken(changes: dict[str, Any], what: str) -> None:
+    found = _findings(**changes)
+    (problem,) = advice.broken(found)
+    assert what in problem.what
+    assert advice.advice(found) == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"load": 12.0, "settings": {"OMP_WAIT_POLICY": "PASSIVE"}},
+        {"load": 12.0, "threads": 1, "usable_cores": 1},
+        {"nvidia_gpus": ["NVIDIA A100"], "gpus": ["NVIDIA A100, 80 GiB"]},
+        {"load": None, "huge_pages": None, "memory_available_bytes": None, "numa_nodes": 0},
+        {"asked_isa": "v4"},
+    ],
+)
+def test_what_is_right_gives_none(changes: dict[str, Any]) -> None:
+    assert advice.advice(_findings(**changes)) == []
+
+
+@pytest.mark.parametrize(
+    ("bf16", "says"), [(120.0, "--bf16 can pay"), (40.0, "leave --bf16 out"), (None, "not possible")]
+)
+def test_the_rates_say_whether_bf16_pays(bf16: float | None, says: str) -> None:
+    rates = Rates(
+        shape=(1, 2, 3), fp32_mm_gflops=50.0, fp32_onednn_gflops=80.0, bf16_mm_gflops=bf16, bf16_onednn_gflops=bf16,
+        int8_gops=None, copy_gb_per_s=9.0, seconds=1.0,
+    )  # fmt: skip
+    assert says in as_text(replace(_findings(), rates=rates), [], [])
+
+
+def test_no_measure_with_kernels_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["doctor", "--kernels", "--no_measure"]) == 78
+    assert "no_measure has no effect here" in capsys.readouterr().err

@@ -1,0 +1,118 @@
+"""Memory limits: this machine's own, and those of cgroups of both versions in a folder made to look like one."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import resource
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from whet.hardware import memory
+
+_GIB = 2**30
+
+
+def _root(folder: Path, cgroup: str, files: dict[str, str]) -> Path:
+    """A /proc with 8 GiB of memory, 6 of them free, and the files of /sys/fs/cgroup."""
+    texts = {f"sys/fs/cgroup/{name}": text for name, text in files.items()}
+    texts |= {
+        "proc/self/cgroup": cgroup,
+        "proc/meminfo": f"MemTotal: {8 * 2**20} kB\nMemFree: 1 kB\nMemAvailable: {6 * 2**20} kB\n",
+    }
+    for name, text in texts.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+def test_the_machines_memory_is_what_free_says() -> None:
+    """The first column of `free`, which has its own reading of the same file."""
+    shown = subprocess.run(["free", "-b"], capture_output=True, text=True, check=False)
+    if shown.returncode:
+        pytest.skip("there is no free here")
+    total = int(shown.stdout.splitlines()[1].split()[1])
+    assert memory.machine_bytes() == total
+    assert memory.machine_bytes() == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def test_the_limit_is_not_above_the_machine() -> None:
+    limit, free = memory.limit_bytes(), memory.available_bytes()
+    assert limit is not None
+    assert free is not None
+    assert 0 <= free <= limit <= (memory.machine_bytes() or 0)
+
+
+def test_what_is_touched_is_resident_and_the_peak_stays() -> None:
+    """64 MiB, written and given back; half of it allows for what other code frees meanwhile."""
+    before = memory.resident_bytes()
+    assert before is not None
+    with mmap.mmap(-1, 64 * 2**20) as block:
+        block.write(b"\1" * len(block))
+        held = memory.resident_bytes() or 0
+        assert held - before > 32 * 2**20
+    peak = memory.peak_bytes()
+    assert peak is not None
+    assert peak >= held
+    # the kernel's own count, in KiB; it may move between the two readings
+    assert peak == pytest.approx(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "files", "limit"),
+    [
+        ("0::/a/b\n", {"a/b/memory.max": f"{2 * _GIB}\n"}, 2 * _GIB),
+        ("0::/a/b\n", {"a/b/memory.max": "max\n", "a/memory.max": f"{3 * _GIB}\n"}, 3 * _GIB),
+        ("0::/a/b\n", {"a/b/memory.max": f"{2 * _GIB}\n", "a/memory.max": f"{_GIB}\n"}, _GIB),
+        ("0::/\n", {"memory.max": f"{_GIB}\n"}, _GIB),
+        ("0::/\n", {"memory.max": "max\n"}, None),
+        ("0::/a\n", {}, None),
+        ("5:cpu:/x\n4:memory:/x\n0::/\n", {"memory/x/memory.limit_in_bytes": f"{_GIB}\n"}, _GIB),
+        ("4:memory:/x\n", {"memory/memory.limit_in_bytes": f"{_GIB}\n"}, _GIB),
+        ("4:memory:/x\n", {"memory/x/memory.limit_in_bytes": "9223372036854771712\n"}, None),
+        ("4:cpu:/x\n", {"cpu/x/memory.max": f"{_GIB}\n"}, None),
+        ("0::/a\n", {"a/memory.max": f"{16 * _GIB}\n"}, 16 * _GIB),
+    ],
+)
+def test_limits_of_cgroups(tmp_path: Path, cgroup: str, files: dict[str, str], limit: int | None) -> None:
+    root = _root(tmp_path, cgroup, files)
+    assert memory.cgroup_bytes(root) == limit
+    assert memory.limit_bytes(root) == min(limit or 8 * _GIB, 8 * _GIB)
+
+
+def test_free_is_what_is_left_of_the_cgroups_limit(tmp_path: Path) -> None:
+    """Pages of files that nobody uses any more count as free: the kernel gives them back."""
+    files = {"a/memory.max": f"{4 * _GIB}", "a/memory.current": f"{3 * _GIB}", "a/memory.stat": "anon 7\n"}
+    root = _root(tmp_path, "0::/a", files)
+    assert memory.available_bytes(root) == _GIB
+    (root / "sys/fs/cgroup/a/memory.stat").write_text(f"anon 7\ninactive_file {2 * _GIB}\n")
+    assert memory.available_bytes(root) == 3 * _GIB
+    (root / "sys/fs/cgroup/a/memory.max").write_text("max")
+    assert memory.available_bytes(root) == 6 * _GIB
+
+
+def test_free_in_a_cgroup_of_version_1(tmp_path: Path) -> None:
+    files = {"x/memory.limit_in_bytes": f"{4 * _GIB}", "x/memory.usage_in_bytes": f"{3 * _GIB}"}
+    files |= {"x/memory.stat": f"inactive_file 0\ntotal_inactive_file {_GIB}\n"}
+    root = _root(tmp_path, "4:memory:/x", {f"memory/{name}": text for name, text in files.items()})
+    assert memory.available_bytes(root) == 2 * _GIB
+
+
+@pytest.mark.parametrize(
+    ("text", "found"), [("always [madvise] never\n", "madvise"), ("always madvise [never]\n", "never"), ("", None)]
+)
+def test_huge_pages(tmp_path: Path, text: str, found: str | None) -> None:
+    path = tmp_path / "sys/kernel/mm/transparent_hugepage/enabled"
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    assert memory.huge_pages(tmp_path) == found
+
+
+def test_a_system_that_tells_nothing(tmp_path: Path) -> None:
+    assert memory.resident_bytes(tmp_path) is None
+    assert memory.peak_bytes(tmp_path) is None
+    assert memory.cgroup_bytes(tmp_path) is None
+    assert memory.available_bytes(tmp_path) is None
+    assert memory.huge_pages(tmp_path) is None
