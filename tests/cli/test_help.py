@@ -71,7 +71,7 @@ def test_types_and_defaults_are_shown() -> None:
     for line in (
         "  --model_name_or_path TEXT  [required]",
         "  --learning_rate NUMBER  [default: 5e-05]",
-        "  --bf16 true|false  [default: false]",
+        "  --bf16 true|false  [default: null]",
         "  --eval_steps NUMBER  [default: null]",
         "  --eval_strategy no|steps|epoch  [default: no]",
         "  --report_to none|all|tensorboard|wandb|mlflow|trackio,...  [default: none]",

@@ -92,7 +92,7 @@ def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_all_problems_of_files_and_flags_come_together(tmp_path: Path) -> None:
-    path = _write(tmp_path / "run.yaml", learning_rat=1, seed="abc", fp16=True)
+    path = _write(tmp_path / "run.yaml", learning_rat=1, seed="abc", bf16_full_eval=True)
     missing = str(tmp_path / "missing.yaml")
     said = _problems(
         "--config", path, "--config", missing, "--epochs", "3", "--doc_strid", "3", "--bf16", "--max_steps"
@@ -106,7 +106,7 @@ def test_all_problems_of_files_and_flags_come_together(tmp_path: Path) -> None:
     ]
     assert f"learning_rat in {path} is unknown" in text
     assert f"seed in {path} does not fit" in text
-    assert f"whet does not honour fp16 in {path}" in text
+    assert f"whet does not honour bf16_full_eval in {path}" in text
     assert missing in text
     assert "--epochs is unknown" in text
     assert "did you mean --doc_stride?" in text

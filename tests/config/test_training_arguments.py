@@ -16,10 +16,12 @@ _OTHER_DEFAULTS = {
     "disable_tqdm": "theirs is None, which they turn into False",
     "report_to": "theirs is the text none, which they turn into an empty list",
     "optim": "theirs depends on torch; checked apart",
+    "bf16": "theirs is False, which does not tell whether it was given; as precision says",
+    "fp16": "theirs is False, which does not tell whether it was given; as precision says",
 }
 _OLDER = {"overwrite_output_dir", "warmup_ratio", "logging_dir"}
 """Fields of transformers 4 that whet keeps."""
-_OWN = {"profile"}
+_OWN = {"profile", "precision"}
 """Fields that transformers does not have."""
 
 
@@ -70,9 +72,9 @@ def test_the_guides_calls_construct() -> None:
 
 
 def test_every_problem_is_reported_at_once() -> None:
-    text = _problems(learning_rat=1e-5, fp16=True, seed="abc", bf16="perhaps", eval_strategy="daily")
+    text = _problems(learning_rat=1e-5, fp16_full_eval=True, seed="abc", bf16="perhaps", eval_strategy="daily")
     assert "did you mean learning_rate?" in text
-    assert "whet does not honour fp16" in text
+    assert "whet does not honour fp16_full_eval" in text
     assert "give seed a whole number, such as 42" in text
     assert "bf16 takes true or false" in text
     assert "eval_strategy takes one of no, steps, epoch" in text

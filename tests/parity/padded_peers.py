@@ -98,7 +98,7 @@ def textbook_run(model: Any, rows: RowStore, _: Path, loss: Loss) -> Curve:
 
 def whet_run(model: Any, rows: RowStore, folder: Path, **changes: Any) -> Curve:
     """Train the model with whet."""
-    args = whet.TrainingArguments(output_dir=str(folder), **(SETTINGS | changes))
+    args = whet.TrainingArguments(output_dir=str(folder), **(SETTINGS | {"precision": "fp32"} | changes))
     trainer = whet.Trainer(model=model, args=args, train_dataset=rows)
     assert trainer.objective.packed
     trainer.train()

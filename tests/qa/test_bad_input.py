@@ -231,7 +231,9 @@ _BAD_CONFIG: dict[str, tuple[Callable[[Attempt], Any], str]] = {
     "a word for a number": (
         lambda a: a.options.update(learning_rate="fast"), r"--learning_rate does not fit.*got: fast.*such as 5e-05",
     ),
-    "a setting that is not honoured": (lambda a: a.words.append("--fp16"), r"does not honour --fp16.*use --bf16"),
+    "a setting that is not honoured": (
+        lambda a: a.words.append("--fp16_full_eval"), r"does not honour --fp16_full_eval.*use --fp16",
+    ),
     "nothing to do": (lambda a: a.words.clear(), r"there is nothing to do.*--do_train"),
     "data twice": (lambda a: a.options.update(train_file="t.json", dataset_name="squad"), r"data is named twice"),
 }  # fmt: skip

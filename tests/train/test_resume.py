@@ -79,6 +79,7 @@ CASES = {
     "unfused optimizer": Case(changes={"optim": "adamw_torch"}),
     "cosine with warm-up": Case(changes={"lr_scheduler_type": "cosine", "warmup_steps": 5}),
     "bf16": Case(model=tiny_bert, rows=span_rows, changes={"bf16": True}),
+    "fp16": Case(model=tiny_bert, rows=span_rows, changes={"fp16": True}),
     "evaluated": Case(
         model=tiny_bert,
         rows=span_rows,

@@ -51,13 +51,13 @@ NOT_HONOURED: frozenset[str] = frozenset(
     dataloader_multiprocessing_context dataloader_num_workers dataloader_persistent_workers dataloader_pin_memory
     dataloader_prefetch_factor ddp_broadcast_buffers ddp_bucket_cap_mb ddp_find_unused_parameters ddp_static_graph
     ddp_timeout debug deepspeed enable_jit_checkpoint eval_accumulation_steps eval_delay eval_do_concat_batches
-    eval_use_gather_object fp16 fp16_full_eval fsdp fsdp_config full_determinism gradient_checkpointing
+    eval_use_gather_object fp16_full_eval fsdp fsdp_config full_determinism gradient_checkpointing
     gradient_checkpointing_kwargs hub_always_push hub_model_id hub_private_repo hub_revision hub_strategy hub_token
     ignore_data_skip include_for_metrics include_num_input_tokens_seen label_names label_smoothing_factor
     length_column_name liger_kernel_config local_rank log_level log_level_replica log_on_each_node
     logging_nan_inf_filter neftune_noise_alpha optim_args optim_target_modules parallelism_config
     prediction_loss_only project push_to_hub remove_unused_columns restore_callback_states_from_checkpoint
-    save_on_each_node save_only_model skip_memory_metrics tf32 torch_compile torch_compile_backend
+    save_on_each_node save_only_model skip_memory_metrics torch_compile torch_compile_backend
     torch_compile_mode torch_empty_cache_steps trackio_bucket_id trackio_space_id trackio_static_space_id
     use_cache use_liger_kernel
     """.split()  # noqa: SIM905 - one name a line, or one line of 600 columns, reads worse
@@ -76,9 +76,11 @@ NOT_HONOURED_OLD: frozenset[str] = frozenset(
 """Fields that transformers had in releases 4.26 to 4.57, gone since, that whet does not carry out."""
 
 _HINTS: Mapping[str, str] = {
-    "fp16": "use --bf16, which needs no loss scaling",
-    "fp16_full_eval": "use --bf16, which evaluation uses too",
-    "bf16_full_eval": "use --bf16, which evaluation uses too",
+    "fp16_full_eval": "use --fp16, which evaluation computes in too; the weights stay float32",
+    "bf16_full_eval": "use --bf16, which evaluation computes in too; the weights stay float32",
+    "half_precision_backend": "use --bf16 or --fp16: both run through torch's own autocast, the only backend left",
+    "fp16_backend": "use --fp16: it runs through torch's own autocast, the only backend left",
+    "fp16_opt_level": "use --fp16, which is what apex's level O1 was: products in fp16, weights in float32",
     "group_by_length": "rows are packed end to end without padding, so grouping them would save nothing",
     "remove_unused_columns": "whet always leaves out what the model does not read",
     "save_safetensors": "whet always writes safetensors",

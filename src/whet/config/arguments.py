@@ -10,6 +10,7 @@ from typing import Any, Literal
 from whet.config.aliases import ALIASES, REFUSED
 from whet.config.options import printable
 from whet.config.rules import TRAINING_RULES
+from whet.config.rules_precision import PRECISION_RULES, settled
 from whet.config.settings import checked
 
 Interval = Literal["no", "steps", "epoch"]
@@ -37,7 +38,7 @@ def _settle(values: dict[str, Any]) -> dict[str, Any]:
     if values["greater_is_better"] is None and values["metric_for_best_model"]:
         values["greater_is_better"] = not values["metric_for_best_model"].endswith("loss")
     values["report_to"] = _trackers(tuple(values["report_to"]))
-    return values
+    return values | settled(values)
 
 
 def _trackers(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -55,7 +56,9 @@ def _is_installed(package: str) -> bool:
     return found is not None and found.origin is not None
 
 
-@checked(headings=_HEADINGS, rules=TRAINING_RULES, settle=_settle, aliases=ALIASES, refused=REFUSED)
+@checked(
+    headings=_HEADINGS, rules=(*TRAINING_RULES, *PRECISION_RULES), settle=_settle, aliases=ALIASES, refused=REFUSED
+)
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingArguments:
     """How a model is trained, evaluated, saved and logged.
@@ -84,9 +87,18 @@ class TrainingArguments:
     """Random seed of the row order alone. null: the same as seed."""
     use_cpu: bool = False
     """Run on the CPU even where there is a GPU."""
-    bf16: bool = False
-    """Compute matrix products in bfloat16 and keep the weights in float32. Meant for processors with bf16 instructions
-    (AMX, AVX-512 BF16, GPUs since Ampere); each factor is rounded to 2 or 3 decimal digits."""
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """Number format of the matrix products; the weights are float32 in each. auto: times fp32 and bf16 on your model
+    and rows at the start of the training and takes bf16 where it is clearly faster; the log shows both times."""
+    bf16: bool | None = None
+    """The same as precision bf16: matrix products in bfloat16, each factor rounded to 2 or 3 decimal digits. Meant for
+    processors with bf16 instructions (AMX, AVX-512 BF16, GPUs since Ampere). false: auto may not choose it."""
+    fp16: bool | None = None
+    """The same as precision fp16: matrix products in float16, which holds 3 decimal digits, but no numbers above 65504;
+    losses are scaled up, and gradients down again. Meant for GPUs older than Ampere."""
+    tf32: bool | None = None
+    """Let float32 products round their factors to 3 decimal digits on the tensor cores of a GPU (since Ampere). null:
+    as torch is set."""
 
     per_device_train_batch_size: int = 8
     """Rows in one forward and backward pass. More fill the machine better, and take more memory."""

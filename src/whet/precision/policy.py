@@ -1,30 +1,52 @@
-"""In which number format the forward pass computes; the weights stay float32 (the master copy)."""
+"""In which number format the products compute; the weights stay float32 (the master copy)."""
 
+import json
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.amp import GradScaler
 
 from whet.config.arguments import TrainingArguments
+from whet.log import logger
+from whet.precision import device as devices
 
 
 class Precision(Protocol):
-    """The seam of the step: how to run a forward pass and a backward pass."""
+    """The seam of the step: how a forward and a backward pass run, and what their gradients need after."""
 
     name: str
+    """fp32, bf16 or fp16; auto before a training run has decided."""
 
     def forward(self) -> AbstractContextManager[object]:
         """Return the context of a forward pass."""
         ...
 
     def backward(self, loss: Tensor) -> None:
-        """Leave the gradients of `loss` in .grad."""
+        """Add the gradients of `loss` to .grad, perhaps times a scale."""
+        ...
+
+    def unscale(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Take the scale out of .grad again, once a step."""
+        ...
+
+    def adapt(self) -> bool:
+        """Adapt the scale to the step's gradients; return whether it was too high for them and could still fall."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """Return what a resumed run needs, ready for JSON."""
+        ...
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on from what `state` returned."""
         ...
 
 
 class Float32:
-    """Compute in the format that the weights are stored in: nothing to do."""
+    """Compute in the format of the weights: nothing to do."""
 
     name = "fp32"
 
@@ -34,11 +56,29 @@ class Float32:
     def backward(self, loss: Tensor) -> None:
         loss.backward()
 
+    def unscale(self, parameters: Sequence[nn.Parameter]) -> None:
+        pass
+
+    def adapt(self) -> bool:
+        return False
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        pass
+
+
+class Undecided(Float32):
+    """What `auto` is until a training run has decided: fp32."""
+
+    name = "auto"
+
 
 class BFloat16(Float32):
     """Matrix products in bfloat16 through torch's autocast; norms, softmax and losses in float32."""
 
-    name = "bf16 compute, fp32 weights"
+    name = "bf16"
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -47,6 +87,72 @@ class BFloat16(Float32):
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
 
 
+class Float16:
+    """Matrix products in float16 through torch's autocast, with a loss scale that keeps small gradients above zero.
+
+    The scale halves when a gradient overflows and doubles after 2,000 steps without one (Micikevicius et al. 2018,
+    arXiv:1710.03740, section 3.2).
+    """
+
+    name = "fp16"
+    lowest_scale = 1.0
+    """Gradients that overflow without any scale are no fault of the scale."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._scaler = GradScaler(device.type)
+        self._bearer: torch.optim.Optimizer | None = None
+
+    def forward(self) -> AbstractContextManager[object]:
+        return torch.autocast(self.device.type, dtype=torch.float16)
+
+    def backward(self, loss: Tensor) -> None:
+        self._scaler.scale(loss).backward()
+
+    def unscale(self, parameters: Sequence[nn.Parameter]) -> None:
+        # The scaler finds gradients through an optimizer only; this one covers all that are clipped, and never steps.
+        self._bearer = self._bearer or torch.optim.SGD(parameters, lr=0.0)
+        self._scaler.unscale_(self._bearer)
+
+    def adapt(self) -> bool:
+        before = self._scaler.get_scale()
+        self._scaler.update()
+        after = self._scaler.get_scale()
+        if after >= before:
+            return False
+        logger.info("fp16: a gradient overflowed; the loss scale falls from %g to %g", before, after)
+        return before > self.lowest_scale
+
+    def state(self) -> dict[str, Any]:
+        return self._scaler.state_dict()
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self._scaler.load_state_dict(state)
+
+
 def build(args: TrainingArguments, device: torch.device) -> Precision:
-    """Return the precision that was asked for."""
-    return BFloat16(device) if args.bf16 else Float32()
+    """Return the precision that was asked for; raises ConfigError where the device cannot compute in it."""
+    devices.require(args.precision, args.tf32, device)
+    if args.tf32 is not None:
+        devices.set_tf32(args.tf32, device)
+    return make(args.precision, device)
+
+
+def make(name: str, device: torch.device) -> Precision:
+    """Return a fresh precision of this name."""
+    if name == "bf16":
+        return BFloat16(device)
+    if name == "fp16":
+        return Float16(device)
+    return Float32() if name == "fp32" else Undecided()
+
+
+def as_run(args: TrainingArguments, precision: Precision) -> str:
+    """Return the settings as JSON text, with what `auto` came to where a training run has decided."""
+    ran = {name: precision.name == name for name in ("bf16", "fp16")} if precision.name != "auto" else {}
+    return json.dumps(args.to_dict() | {"precision": precision.name} | ran, indent=2)
+
+
+def in_checkpoint(settings: dict[str, Any]) -> str:
+    """Return the precision of a run from the settings in its checkpoint; older ones only say bf16."""
+    return settings.get("precision") or ("bf16" if settings.get("bf16") else "fp32")

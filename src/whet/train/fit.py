@@ -16,7 +16,8 @@ from whet.data.batch import Batch
 from whet.errors import NonFiniteError
 from whet.log import logger
 from whet.optim import registry, schedule
-from whet.train import best, checkpoint, plan, resume, step, weights
+from whet.precision import formats
+from whet.train import best, checkpoint, plan, probe, resume, step, weights
 from whet.train.meter import Meter, speed
 
 if TYPE_CHECKING:
@@ -86,6 +87,8 @@ class Fit:
         state.eval_steps, state.save_steps = self.plan.evaluate.every, self.plan.save.every
         state.global_step, state.epoch, state.total_flos = 0, 0.0, 0.0
         folder = resume.folder_to_resume(asked, output_dir)
+        kept = None if folder is None else resume.precision_of(folder)
+        self.trainer.precision = probe.settle(self.trainer, self.plan.order.rows(self.place), kept)
         if folder is not None:
             resume.restore(self, folder)
         elif self.args.overwrite_output_dir:
@@ -122,10 +125,12 @@ class Fit:
             self.trainer.objective, batches, self.trainer.precision, seed=self.args.seed, step=self.state.global_step,
             between=lambda: self._send("on_substep_end"),
         )  # fmt: skip
-        result = step.clip(self.parameters, loss, self.args.max_grad_norm)
+        result = step.clip(self.parameters, loss, self.args.max_grad_norm, self.trainer.precision)
         if result.applied:
             self._send("on_pre_optimizer_step")
             self.optimizer.step()
+            if self.meter.n_steps == self.meter.n_skipped:  # the first one here: now the optimizer has its state
+                logger.info("%s", formats.describe(self.trainer.model, self.trainer.precision, self.optimizer))
             self._send("on_optimizer_step")
         self.optimizer.zero_grad(set_to_none=True)
         with warnings.catch_warnings():  # torch counts a first step that was not applied as a mistake
@@ -135,6 +140,8 @@ class Fit:
 
     def _watch(self, result: step.StepResult) -> None:
         """Stop after several non-finite steps in a row; none of them was applied."""
+        if result.rescaled:
+            return
         self.n_bad_in_a_row = 0 if result.applied else self.n_bad_in_a_row + 1
         if not result.applied:
             logger.warning(

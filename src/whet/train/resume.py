@@ -16,6 +16,7 @@ from transformers import TrainerState
 from whet.config.arguments import TrainingArguments
 from whet.errors import ConfigError
 from whet.log import logger
+from whet.precision.policy import in_checkpoint
 from whet.train import checkpoint, weights
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ _COUNTERS = (
 _SAME = (
     "seed", "train_sampling_strategy", "dataloader_drop_last", "learning_rate", "lr_scheduler_type",
     "lr_scheduler_kwargs", "warmup_steps", "warmup_ratio", "optim", "adam_beta1", "adam_beta2", "adam_epsilon",
-    "weight_decay", "max_grad_norm", "bf16",
+    "weight_decay", "max_grad_norm", "tf32",
 )  # fmt: skip
 """Settings that change the curve; how far it goes may change."""
 
@@ -55,9 +56,15 @@ def save(fit: Fit, folder: Path) -> None:
         "n_bad_in_a_row": fit.n_bad_in_a_row,
         "n_left_out": fit.n_left_out,
         "checkpoints": [path.name for path in fit.folders],
+        "precision": fit.trainer.precision.state(),
     }
     _write(folder / _RUN, run)
     fit.state.save_to_json(str(folder / _STATE))
+
+
+def precision_of(folder: Path) -> str:
+    """Return the precision that the checkpoint's run computes in: what `auto` came to."""
+    return in_checkpoint(_read(folder / _ARGUMENTS))
 
 
 def restore(fit: Fit, folder: Path) -> None:
@@ -78,6 +85,7 @@ def restore(fit: Fit, folder: Path) -> None:
     meter.loss_total, meter.n_losses = run["loss_total"], run["n_losses"]
     meter.window = [float(loss) for loss in run["window"]]
     fit.n_bad_in_a_row, fit.n_left_out = run["n_bad_in_a_row"], run["n_left_out"]
+    fit.trainer.precision.load_state(run.get("precision", {}))  # older checkpoints are never of fp16
     fit.folders = _own(folder, run["checkpoints"], Path(fit.args.output_dir))
     logger.info("resuming after step %d from %s", fit.state.global_step, folder)
 
@@ -92,6 +100,8 @@ def _own(folder: Path, names: list[str], output_dir: Path) -> list[Path]:
 
 def _require_same(args: TrainingArguments, folder: Path) -> None:
     before, now = _curve(_read(folder / _ARGUMENTS)), _curve(args.to_dict())
+    if args.precision == "auto":  # takes what the checkpoint has
+        del now["precision"]
     changed = [name for name in now if before.get(name) != now[name]]
     if changed:
         raise ConfigError(
@@ -102,10 +112,11 @@ def _require_same(args: TrainingArguments, folder: Path) -> None:
         )
 
 
-def _curve(values: Mapping[str, Any]) -> dict[str, Any]:
+def _curve(values: dict[str, Any]) -> dict[str, Any]:
     """Return the settings that change the curve, from all of them."""
     data_seed = values.get("data_seed")
     return {name: values.get(name) for name in _SAME} | {
+        "precision": in_checkpoint(values),
         "data_seed": values.get("seed") if data_seed is None else data_seed,
         "per_device_train_batch_size * gradient_accumulation_steps": values.get("per_device_train_batch_size", 0)
         * values.get("gradient_accumulation_steps", 0),

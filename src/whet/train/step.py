@@ -24,6 +24,8 @@ class StepResult:
     """Euclidean norm of the gradient before clipping."""
     applied: bool
     """False where loss or gradient were not finite: the weights are as before."""
+    rescaled: bool = False
+    """Not applied, and no failure: the loss scale of fp16 was too high, and has been lowered."""
 
 
 def gradients(
@@ -55,14 +57,15 @@ def gradients(
 
 
 @record_function("whet::optimizer")
-def clip(parameters: Sequence[nn.Parameter], loss: Tensor, max_grad_norm: float) -> StepResult:
-    """Scale the gradient down to max_grad_norm (0: leave it); return what the step will be.
+def clip(parameters: Sequence[nn.Parameter], loss: Tensor, max_grad_norm: float, precision: Precision) -> StepResult:
+    """Unscale the gradient, scale it down to max_grad_norm (0: leave it); return what the step will be.
 
-    A non-finite step must not be taken; its gradient stays as it is.
+    A non-finite step must not be taken.
     """
-    grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    norm = gradient_norm(grads)
+    precision.unscale(parameters)
+    norm = gradient_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
     finite = bool(torch.isfinite(loss)) and math.isfinite(norm)
     if finite and 0 < max_grad_norm < norm + 1e-6:  # the small number that torch adds before it divides
         nn.utils.clip_grads_with_norm_(parameters, max_grad_norm, torch.tensor(norm))
-    return StepResult(loss=float(loss), grad_norm=norm, applied=finite)
+    rescaled = precision.adapt() and bool(torch.isfinite(loss))
+    return StepResult(loss=float(loss), grad_norm=norm, applied=finite, rescaled=rescaled)

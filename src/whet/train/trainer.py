@@ -21,7 +21,7 @@ from whet.kernels import allocator
 from whet.log import logger
 from whet.methods import fuse, order
 from whet.models import objective as objectives
-from whet.precision import policy
+from whet.precision import formats, policy
 from whet.train import evaluate, weights
 from whet.train.callbacks import profile, progress, trackers
 from whet.train.callbacks.events import Events
@@ -64,7 +64,10 @@ class Trainer:
         self.given_optimizers = optimizers
         self.optimizer, self.lr_scheduler = optimizers
         self.evaluation = evaluation
+        self.clock = time.perf_counter
+        """What times the precisions that `auto` compares."""
         self.model = order.restore(model).to(weights.device_of(self.args.use_cpu))
+        formats.raise_to_float32(self.model)
         default = default_collator(processing_class, self.model)
         self.objective = objectives.choose(self.model, data_collator, default, padded_length)
         self.precision = policy.build(self.args, self.device)
@@ -143,7 +146,7 @@ class Trainer:
         weights.save_weights(self.model, folder)
         if self.processing_class is not None:
             self.processing_class.save_pretrained(folder)
-        (folder / "training_args.json").write_text(self.args.to_json_string() + "\n", "utf-8")
+        (folder / "training_args.json").write_text(policy.as_run(self.args, self.precision) + "\n", "utf-8")
 
     def save_state(self) -> None:
         """Write trainer_state.json: the counters and the log history, in transformers' form."""

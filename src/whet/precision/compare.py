@@ -1,0 +1,43 @@
+"""Which of two number formats is faster here: timed passes in turns, and what follows from them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+MARGIN = 1.15
+"""bf16 must be this many times as fast as fp32: less is within what a busy machine adds, and bf16 costs digits."""
+LEAST_FLOP = 1e9
+"""Products of fewer operations take a few milliseconds on one core; the time of such a pass is that of its calls."""
+N_ROUNDS = 5
+BUDGET_S = 15.0
+"""No further round begins after this time: a pass is then so long that noise hardly moves it."""
+
+
+@dataclass(frozen=True)
+class Times:
+    """How long one pass takes in fp32 and in another format; medians."""
+
+    fp32_s: float
+    other_s: float
+    n_rounds: int
+
+    @property
+    def speedup(self) -> float:
+        """How many times as fast as fp32 the other format is."""
+        return self.fp32_s / self.other_s
+
+
+def alternate(fp32: Callable[[], None], other: Callable[[], None], clock: Callable[[], float]) -> Times:
+    """Return how long the two passes take, run in turns; the first of each counts only where it used up the time."""
+    rounds: list[Sequence[float]] = []
+    while len(rounds) <= N_ROUNDS and sum(map(sum, rounds)) < BUDGET_S:
+        rounds.append([_seconds(one, clock) for one in (fp32, other)])
+    counted = rounds[1:] or rounds
+    fp32_s, other_s = (median(column) for column in zip(*counted, strict=True))
+    return Times(fp32_s, other_s, len(counted))
+
+
+def _seconds(one: Callable[[], None], clock: Callable[[], float]) -> float:
+    started_s = clock()
+    one()
+    return max(clock() - started_s, 1e-9)

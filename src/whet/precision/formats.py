@@ -1,0 +1,50 @@
+"""Which number formats a run keeps and computes in: fp32 master weights, and the line that says so at its start."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from whet.log import logger
+from whet.precision.device import uses_tf32
+from whet.precision.policy import Precision
+
+_SHORT = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+_HALF = (torch.bfloat16, torch.float16)
+
+
+def raise_to_float32(model: nn.Module) -> None:
+    """Make half-precision weights and buffers float32, in place; the log says how many there were.
+
+    Updates smaller than a weight's last bit (2^-9 of it in bf16) would be lost in it: usual learning rates make such
+    updates. Parameters stay the same objects, so an optimizer made before goes on working.
+    """
+    found = [tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.dtype in _HALF]
+    stored = ", ".join(sorted({_SHORT[tensor.dtype] for tensor in found}))
+    for tensor in found:
+        gradient, tensor.grad = tensor.grad, None
+        tensor.data = tensor.data.float()
+        tensor.grad = None if gradient is None else gradient.float()
+    if found:
+        n_weights = sum(tensor.numel() for tensor in found) / 1e6
+        logger.info("%.1f million weights came in %s and are trained in fp32: the master copy", n_weights, stored)
+
+
+def describe(model: nn.Module, precision: Precision, optimizer: Optimizer) -> str:
+    """Return the formats of weights, products and optimizer state, as they are once a step has been taken."""
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    products = "tf32" if precision.name == "fp32" and uses_tf32(device) else precision.name
+    states = (item for values in optimizer.state.values() for item in values.items())
+    kept = _formats(value for name, value in states if isinstance(value, Tensor) and name != "step")
+    return f"weights {_formats(model.parameters())}, products {products}, optimizer state {kept}"
+
+
+def _formats(tensors: Iterable[Tensor]) -> str:
+    """Return the formats by size, most bytes first: `fp32 (91 MB)`."""
+    n_bytes: Counter[str] = Counter()
+    for tensor in tensors:
+        name = _SHORT.get(tensor.dtype, str(tensor.dtype).removeprefix("torch."))
+        n_bytes[name] += tensor.numel() * tensor.element_size()
+    return " + ".join(f"{name} ({count / 1e6:.4g} MB)" for name, count in n_bytes.most_common()) or "none"

@@ -1,0 +1,151 @@
+"""`precision auto`: what is measured decides, the log says it, and a resumed run does not measure again."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from timed_runs import clock_of, measurable_model, no_clock, trainer_of
+
+from tiny import losses, tiny_model, weights_of
+from whet.config.arguments import TrainingArguments
+from whet.errors import ConfigError
+from whet.precision import compare
+
+_SAVING = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4}
+
+
+def _said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [text for text in caplog.messages if "precision auto" in text or "slower" in text]
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "training_args.json").read_text("utf-8"))
+
+
+def _same_bits(found: Any, wanted: Any) -> bool:
+    return losses(found) == losses(wanted) and all(
+        value.equal(weights_of(wanted.model)[name]) for name, value in weights_of(found.model).items()
+    )
+
+
+@pytest.mark.parametrize(
+    ("fp32_s", "bf16_s", "chosen", "speedup"),
+    [(0.6, 0.2, "bf16", "3.00"), (0.6, 0.5, "bf16", "1.20"), (0.6, 0.55, "fp32", "1.09"), (0.2, 0.6, "fp32", "0.33")],
+)
+def test_the_faster_one_is_chosen_and_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, fp32_s: float, bf16_s: float, chosen: str, speedup: str
+) -> None:
+    caplog.set_level(logging.INFO, logger="whet")
+    trainer = trainer_of(tmp_path, clock_of(fp32_s, bf16_s))
+    trainer.train()
+    (line,) = _said(caplog)
+    assert line.startswith(f"precision auto: {chosen}; bf16 runs at {speedup} times the speed of fp32, and 1.15 are")
+    assert f"fp32 {fp32_s:g} s, bf16 {bf16_s:g} s, medians of 5" in line
+    assert trainer.precision.name == chosen
+    assert any(f"products {chosen}, optimizer state fp32" in text for text in caplog.messages)
+    trainer.save_model()
+    kept = _settings(tmp_path)
+    assert (kept["precision"], kept["bf16"], kept["fp16"]) == (chosen, chosen == "bf16", False)
+    TrainingArguments(**kept)  # what was written gives the same run again
+
+
+def test_a_real_measurement_ends_in_one_of_the_two(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="whet")
+    trainer = trainer_of(tmp_path)
+    assert trainer.clock is time.perf_counter
+    trainer.train()
+    assert trainer.precision.name in ("fp32", "bf16")
+    assert len(_said(caplog)) == 1
+
+
+def test_small_products_are_not_measured(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="whet")
+    trainer = trainer_of(tmp_path, no_clock, model=tiny_model("bert"))
+    trainer.train()
+    (line,) = _said(caplog)
+    assert line == (
+        "precision auto: fp32; 512 tokens are 0.053 GFLOP of products, too few for a format to gain (below 1)"
+    )
+    assert trainer.precision.name == "fp32"
+
+
+def test_an_evaluation_alone_is_in_fp32_and_measures_nothing(tmp_path: Path) -> None:
+    rows = trainer_of(tmp_path).train_dataset
+    auto, fp32 = trainer_of(tmp_path, no_clock), trainer_of(tmp_path, no_clock, precision="fp32")
+    assert auto.evaluate(rows)["eval_loss"] == fp32.evaluate(rows)["eval_loss"]
+    bf16 = trainer_of(tmp_path, no_clock, bf16=True)
+    assert bf16.evaluate(rows)["eval_loss"] != fp32.evaluate(rows)["eval_loss"]
+    auto.save_model()
+    assert _settings(tmp_path)["precision"] == "auto"
+
+
+def test_bf16_false_leaves_nothing_to_choose(tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path, no_clock, bf16=False)
+    trainer.train()
+    assert trainer.precision.name == "fp32"
+
+
+@pytest.mark.parametrize("name", ["bf16", "fp16"])
+def test_what_was_asked_for_is_done_and_its_price_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    trainer = trainer_of(tmp_path, clock_of(0.2, 0.75), **{name: True})
+    trainer.train()
+    (line,) = _said(caplog)
+    assert line.startswith(f"--{name} is slower than fp32 here: a pass takes 3.75 times as long")
+    assert f"fp32 0.2 s, {name} 0.75 s" in line
+    assert trainer.precision.name == name
+
+
+def test_no_warning_where_it_is_faster(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    trainer_of(tmp_path, clock_of(0.6, 0.5), bf16=True).train()
+    assert _said(caplog) == []
+
+
+def test_a_resumed_run_keeps_the_choice_and_every_bit(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="whet")
+    whole = trainer_of(tmp_path, clock_of(0.6, 0.2), **_SAVING)
+    whole.train()
+    assert _settings(tmp_path / "checkpoint-00000002")["precision"] == "bf16"
+    for changes in ({}, {"bf16": True}):
+        caplog.clear()
+        resumed = trainer_of(tmp_path, no_clock, **_SAVING, **changes)
+        resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-00000002"))
+        assert _said(caplog) == ([] if changes else ["precision auto: bf16, as in the checkpoint"])
+        assert _same_bits(resumed, whole)
+
+
+def test_another_precision_than_the_checkpoints_is_refused(tmp_path: Path) -> None:
+    trainer_of(tmp_path, clock_of(0.6, 0.2), **_SAVING).train()
+    with pytest.raises(ConfigError, match="precision: bf16 in the checkpoint -> fp32 now"):
+        trainer_of(tmp_path, no_clock, **_SAVING, precision="fp32").train(resume_from_checkpoint="auto")
+
+
+def test_a_checkpoint_from_before_there_was_a_choice_says_bf16_or_not() -> None:
+    from whet.precision.policy import in_checkpoint
+
+    assert [in_checkpoint({"bf16": value}) for value in (True, False)] == ["bf16", "fp32"]
+
+
+@pytest.mark.parametrize(("pass_s", "n_rounds"), [(0.1, 5), (2.0, 3), (9.0, 1), (60.0, 1)])
+def test_long_passes_are_measured_less_often(pass_s: float, n_rounds: int) -> None:
+    """In turns, the first of each not counted, unless it has used up the time."""
+    order: list[str] = []
+    times = compare.alternate(lambda: order.append("a"), lambda: order.append("b"), clock_of(pass_s, pass_s))
+    assert times.n_rounds == n_rounds
+    assert times.speedup == pytest.approx(1.0)
+    uncounted = 2 * pass_s < compare.BUDGET_S
+    assert order == ["a", "b"] * (n_rounds + uncounted)
+
+
+def test_the_curve_is_that_of_a_run_that_was_not_measured(tmp_path: Path) -> None:
+    measured, plain = trainer_of(tmp_path, clock_of(1.0, 1.0)), trainer_of(tmp_path, no_clock, precision="fp32")
+    for trainer in (measured, plain):
+        trainer.train()
+    assert _same_bits(measured, plain)
+    assert weights_of(measurable_model())["qa_outputs.weight"].ne(weights_of(plain.model)["qa_outputs.weight"]).any()
