@@ -43,7 +43,7 @@ def run_whet(data: Path, seed: int, epochs: float, folder: Path) -> dict[str, An
     words = [
         *("--train_file", str(data / "train.json"), "--do_train", "--per_device_train_batch_size", "12"),
         *("--learning_rate", "1e-4", "--num_train_epochs", str(epochs), "--save_strategy", "no"),
-        *("--logging_steps", "25", "--seed", str(seed)),
+        *("--logging_steps", "25", "--seed", str(seed), "--precision", "fp32"),
     ]
     return whet_qa(data, MODEL, folder, *words)
 
