@@ -42,6 +42,8 @@ _OLD_VALUES = {
     "evaluate_during_training": (True, {"eval_strategy": "steps", "do_eval": True, "eval_steps": 500}),
     "per_gpu_train_batch_size": (3, {"per_device_train_batch_size": 3}),
     "per_gpu_eval_batch_size": (3, {"per_device_eval_batch_size": 3}),
+    "activation_checkpointing": (True, {"gradient_checkpointing": True}),
+    "activation_checkpointing_kwargs": ({}, {"gradient_checkpointing_kwargs": {}}),
     "use_ipex": (True, {}),
     "xpu_backend": ("ccl", {}),
     "ddp_backend": ("gloo", {}),

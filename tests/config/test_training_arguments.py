@@ -18,10 +18,13 @@ _OTHER_DEFAULTS = {
     "optim": "theirs depends on torch; checked apart",
     "bf16": "theirs is False, which does not tell whether it was given; as precision says",
     "fp16": "theirs is False, which does not tell whether it was given; as precision says",
+    "gradient_checkpointing": "theirs is None, for its newer name activation_checkpointing, which is False",
 }
 _OLDER = {"overwrite_output_dir", "warmup_ratio", "logging_dir"}
 """Fields of transformers 4 that whet keeps."""
-_OWN = {"profile", "precision"}
+_OWN = {
+    "profile", "precision", "max_tokens_per_batch", "checkpointing_policy", "activation_offload", "attn_implementation",
+}  # fmt: skip
 """Fields that transformers does not have."""
 
 

@@ -125,16 +125,6 @@ def test_an_unknown_family_is_refused_by_name() -> None:
         whet.optimize(model)
 
 
-def test_gradient_checkpointing_is_refused() -> None:
-    model = model_of("bert").train()
-    for module in model.modules():  # what the switch sets, under the older and the newer name of the method
-        if hasattr(module, "gradient_checkpointing"):
-            module.gradient_checkpointing = True
-    whet.optimize(model)
-    with pytest.raises(whet.ConfigError, match="gradient checkpointing"):
-        model(**padded_batch("bert"))
-
-
 def test_a_saved_folder_holds_nothing_of_whet(tmp_path: Path) -> None:
     model, batch = model_of("bert"), padded_batch("bert")
     before = real_logits(model(**batch), batch)

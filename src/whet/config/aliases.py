@@ -15,6 +15,8 @@ class Alias:
     """The annotation of what the older name takes."""
     convert: Callable[[Any], Any] = lambda value: value
     """Turns the older value into the field's."""
+    name: str = "an older name"
+    """What this name is, as the log calls it."""
     note: str = ""
     """Why the name has no effect, where it has none."""
 
@@ -34,6 +36,10 @@ ALIASES: Mapping[str, Alias] = {
     ),
     "per_gpu_train_batch_size": Alias(to="per_device_train_batch_size", kind=int),
     "per_gpu_eval_batch_size": Alias(to="per_device_eval_batch_size", kind=int),
+    "activation_checkpointing": Alias(to="gradient_checkpointing", kind=bool, name="the newer name"),
+    "activation_checkpointing_kwargs": Alias(
+        to="gradient_checkpointing_kwargs", kind=dict[str, Any] | None, name="the newer name"
+    ),
     "use_ipex": Alias(
         to=None, kind=bool, note="Intel's extension for PyTorch is archived since March 2026; whet has its own CPU path"
     ),
@@ -46,19 +52,19 @@ SEEN_IN = "5.23"
 
 NOT_HONOURED: frozenset[str] = frozenset(
     """
-    accelerator_config activation_checkpointing activation_checkpointing_kwargs auto_find_batch_size
+    accelerator_config auto_find_batch_size
     average_tokens_across_devices batch_eval_metrics bf16_full_eval dataloader_in_order
     dataloader_multiprocessing_context dataloader_num_workers dataloader_persistent_workers dataloader_pin_memory
     dataloader_prefetch_factor ddp_broadcast_buffers ddp_bucket_cap_mb ddp_find_unused_parameters ddp_static_graph
     ddp_timeout debug deepspeed enable_jit_checkpoint eval_accumulation_steps eval_delay eval_do_concat_batches
-    eval_use_gather_object fp16_full_eval fsdp fsdp_config full_determinism gradient_checkpointing
-    gradient_checkpointing_kwargs hub_always_push hub_model_id hub_private_repo hub_revision hub_strategy hub_token
+    eval_use_gather_object fp16_full_eval fsdp fsdp_config full_determinism
+    hub_always_push hub_model_id hub_private_repo hub_revision hub_strategy hub_token
     ignore_data_skip include_for_metrics include_num_input_tokens_seen label_names label_smoothing_factor
     length_column_name liger_kernel_config local_rank log_level log_level_replica log_on_each_node
     logging_nan_inf_filter neftune_noise_alpha optim_args optim_target_modules parallelism_config
     prediction_loss_only project push_to_hub remove_unused_columns restore_callback_states_from_checkpoint
     save_on_each_node save_only_model skip_memory_metrics torch_compile torch_compile_backend
-    torch_compile_mode torch_empty_cache_steps trackio_bucket_id trackio_space_id trackio_static_space_id
+    torch_compile_mode trackio_bucket_id trackio_space_id trackio_static_space_id
     use_cache use_liger_kernel
     """.split()  # noqa: SIM905 - one name a line, or one line of 600 columns, reads worse
 )

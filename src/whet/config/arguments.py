@@ -10,6 +10,7 @@ from typing import Any, Literal
 from whet.config.aliases import ALIASES, REFUSED
 from whet.config.options import printable
 from whet.config.rules import TRAINING_RULES
+from whet.config.rules_memory import MEMORY_RULES
 from whet.config.rules_precision import PRECISION_RULES, settled
 from whet.config.settings import checked
 
@@ -56,9 +57,10 @@ def _is_installed(package: str) -> bool:
     return found is not None and found.origin is not None
 
 
-@checked(
-    headings=_HEADINGS, rules=(*TRAINING_RULES, *PRECISION_RULES), settle=_settle, aliases=ALIASES, refused=REFUSED
-)
+_RULES = (*TRAINING_RULES, *PRECISION_RULES, *MEMORY_RULES)
+
+
+@checked(headings=_HEADINGS, rules=_RULES, settle=_settle, aliases=ALIASES, refused=REFUSED)
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingArguments:
     """How a model is trained, evaluated, saved and logged.
@@ -105,6 +107,25 @@ class TrainingArguments:
     gradient_accumulation_steps: int = 1
     """Batches whose gradients are summed before the weights change. 4 batches of 8 rows train as 1 batch of 32 rows
     does, in about a quarter of the activation memory."""
+    max_tokens_per_batch: int | None = None
+    """Most tokens in one forward and backward pass: a batch with more is cut between rows into several, and a longer
+    row runs alone. The rows of a step, and so its result, stay; only the memory gets less. null: cut by rows alone."""
+    gradient_checkpointing: bool = False
+    """Keep fewer activations and compute the rest again in backward: less memory, more time, the same result."""
+    gradient_checkpointing_kwargs: dict[str, Any] | None = None
+    """What transformers passes on to torch, as a JSON object. whet takes {"use_reentrant": false}: it works so
+    anyway."""
+    checkpointing_policy: Literal["blocks", "selective"] = "blocks"
+    """What is computed again. blocks: all but the input of each block, which keeps least. selective: only what is cheap
+    (norms, activations, dropouts, softmax); the results of matrix products are kept."""
+    activation_offload: bool = False
+    """Keep the activations in the host's memory until backward reads them. Needs a GPU."""
+    torch_empty_cache_steps: int | None = None
+    """Return unused memory every this many optimizer steps: the GPU's cache, or on a CPU freed memory to the system.
+    The log ends with what it cost. null: never."""
+    attn_implementation: Literal["whet", "eager", "sdpa", "flash_attention_2"] | None = None
+    """Which code computes attention. whet: rows end to end without padding; the others are transformers' own, on padded
+    rows. null: whet where it knows the model's family, or else as the model is."""
     num_train_epochs: float = 3.0
     """How often every row is seen. 0.5 stops after half of the rows."""
     max_steps: int = -1

@@ -87,7 +87,7 @@ def _note(name: str, alias: Alias, value: object, names: Names) -> str:
     said = names.say(name) + names.where
     if alias.to is None:
         return f"{said} has no effect: {alias.note}"
-    return f"{said} is an older name of {names.say(alias.to)}, and was taken as {_written(value)}"
+    return f"{said} is {alias.name} of {names.say(alias.to)}, and was taken as {_written(value)}"
 
 
 def _unknown(name: str, names: Names) -> Problem:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from whet.kernels import reference, structs
+from whet.kernels import reference, remake, structs
 from whet.kernels.native_call import DTYPES, call, float32, mask_of, native_for, ptr, rows_of
 from whet.kernels.reference import Drop, Kind, Norm
 
@@ -40,14 +40,19 @@ def add_norm(
         return reference.add_norm(x, residual, norm, linear_bias=linear_bias, drop=drop)
     drop = None if drop is not None and drop.p == 0.0 else drop
     y, total = _AddNorm.apply(x, residual, linear_bias, norm.weight, norm.bias, _NormSpec(norm.eps, norm.rms, drop))
-    return y, x if total is None else total
+    total = x if total is None else total
+    kept, again = total.detach(), (norm.weight, norm.bias, _NormSpec(norm.eps, norm.rms, None))
+    remake.offer(y, lambda: _AddNorm.apply(kept, None, None, *again)[0])
+    return y, total
 
 
 def bias_act(x: Tensor, bias: Tensor | None, kind: Kind) -> Tensor:
     """Return act(x + bias) of x (..., F); backward makes the bias gradient in the same pass. Keeps x."""
     if native_for(x) is None:
         return reference.bias_act(x, bias, kind)
-    return _BiasAct.apply(x, bias, _KINDS[kind])
+    y, kept = _BiasAct.apply(x, bias, _KINDS[kind]), x.detach()
+    remake.offer(y, lambda: _BiasAct.apply(kept, bias, _KINDS[kind]))
+    return y
 
 
 def gated_act(gate: Tensor, up: Tensor, kind: Kind) -> Tensor:

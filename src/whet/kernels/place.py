@@ -39,11 +39,35 @@ class Placement:
         finally:
             self.now = None
 
+    def back(self) -> "Back":
+        """Return a context that is this moment of the pass again: a recomputation meets the same places and masks."""
+        return Back(self, self.now, dict(self._calls))
+
+    def swap(self, now: Place | None, calls: dict[int, int]) -> tuple[Place | None, dict[int, int]]:
+        """Be at this moment; return the one before."""
+        before = self.now, self._calls
+        self.now, self._calls = now, calls
+        return before
+
     def site(self, number: int, n_sites: int) -> int:
         """Return the number of this use of a site: a layer that a model runs several times counts anew each time."""
         call = self._calls.get(number, 0)
         self._calls[number] = call + 1
         return number + n_sites * call
+
+
+class Back:
+    """A moment of a forward pass to go back to, any number of times."""
+
+    def __init__(self, placement: Placement, now: Place | None, calls: dict[int, int]) -> None:
+        self._placement, self._now, self._calls = placement, now, calls
+        self._left: list[tuple[Place | None, dict[int, int]]] = []
+
+    def __enter__(self) -> None:
+        self._left.append(self._placement.swap(self._now, dict(self._calls)))
+
+    def __exit__(self, *error: object) -> None:
+        self._placement.swap(*self._left.pop())
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from whet.config.arguments import TrainingArguments
 from whet.errors import ConfigError
 from whet.kernels import allocator
 from whet.log import logger
-from whet.methods import fuse, unpad
+from whet.methods import checkpointing, fuse, offload, unpad
 from whet.models.families import FAMILIES
 from whet.models.packed import PackedModel, prepare, release
 
@@ -37,16 +38,36 @@ def optimize(model: nn.Module, optimizer: Any = None, dtype: torch.dtype | None 
         allocator.keep_freed_memory()
     applied = fuse.apply(packed, row_gradients=False) if fuse.possible(packed) else "operators in plain torch"
     unpad.apply(packed, dtype)
+    checkpointing.follow(packed)
     model.__dict__[_STATE] = packed
     logger.info("%s: no padding, %s", type(model).__name__, applied)
     return model if optimizer is None else (model, optimizer)
 
 
 def restore(model: nn.Module) -> nn.Module:
-    """Take everything that `optimize` put into the model out again, exactly; a model without it stays as it is."""
+    """Take everything that this file put into the model out again, exactly; a model without it stays as it is."""
+    offload.restore(model)
+    checkpointing.restore(model)
     packed: PackedModel | None = model.__dict__.pop(_STATE, None)
     if packed is not None:
         unpad.restore(packed)
         fuse.restore(packed)
         release(packed)
     return model
+
+
+def save_memory(model: nn.Module, packed: PackedModel | None, args: TrainingArguments) -> None:
+    """Put in what the arguments ask for to keep fewer activations; the log says what it is."""
+    if args.max_tokens_per_batch is not None and packed is None:
+        raise ConfigError(
+            what="max_tokens_per_batch goes with packed batches",
+            got=f"{type(model).__name__}, whose batches run padded",
+            why="the size of a padded batch is not its tokens",
+            fix="leave --max_tokens_per_batch out, and lower --per_device_train_batch_size instead",
+        )
+    if args.gradient_checkpointing:
+        logger.info("checkpointing: %s", checkpointing.apply(model, packed, args.checkpointing_policy))
+    elif packed is not None:
+        checkpointing.follow(packed)
+    if args.activation_offload:
+        logger.info("offload: %s", offload.apply(model))

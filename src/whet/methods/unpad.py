@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whet.errors import ConfigError
 from whet.kernels.place import Place
 from whet.models.packed import PackedModel
 
@@ -70,12 +69,6 @@ def _forward(
     asked = any(options.get(name) for name in ("output_attentions", "output_hidden_states"))
     if rest or asked or input_ids is None or (attention_mask is not None and attention_mask.dim() != 2):
         return type(self).forward(self, input_ids, attention_mask, *rest, **options)
-    if self.training and any(getattr(module, "gradient_checkpointing", False) for module in self.modules()):
-        raise ConfigError(
-            what="gradient checkpointing under whet.optimize",
-            why="the recomputation would not find the rows of its batch again",
-            fix="switch gradient_checkpointing off: without padding, activations take less memory anyway",
-        )
     calls: _Calls = getattr(self, _STATE)
     mask = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
     place = calls.place(mask, training=self.training)

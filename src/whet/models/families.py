@@ -14,6 +14,8 @@ class Family:
     """The first position id of a row."""
     attention: tuple[str, ...]
     """Class names of the modules that call transformers' AttentionInterface."""
+    blocks: tuple[str, ...]
+    """Class names of the modules that the model is a stack of."""
 
 
 def _from_zero(_: nn.Module) -> int:
@@ -27,12 +29,12 @@ def _after_padding(model: nn.Module) -> int:
 
 
 FAMILIES: dict[str, Family] = {
-    "albert": Family(_from_zero, ("AlbertAttention",)),
-    "bert": Family(_from_zero, ("BertSelfAttention",)),
-    "distilbert": Family(_from_zero, ("DistilBertSelfAttention",)),
-    "electra": Family(_from_zero, ("ElectraSelfAttention",)),
-    "roberta": Family(_after_padding, ("RobertaSelfAttention",)),
-    "xlm-roberta": Family(_after_padding, ("XLMRobertaSelfAttention",)),
+    "albert": Family(_from_zero, ("AlbertAttention",), ("AlbertLayer",)),
+    "bert": Family(_from_zero, ("BertSelfAttention",), ("BertLayer",)),
+    "distilbert": Family(_from_zero, ("DistilBertSelfAttention",), ("TransformerBlock",)),
+    "electra": Family(_from_zero, ("ElectraSelfAttention",), ("ElectraLayer",)),
+    "roberta": Family(_after_padding, ("RobertaSelfAttention",), ("RobertaLayer",)),
+    "xlm-roberta": Family(_after_padding, ("XLMRobertaSelfAttention",), ("XLMRobertaLayer",)),
 }
 
 

@@ -11,12 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from whet.kernels import remake
 from whet.kernels.fused import add_norm, bias_act
 from whet.kernels.fused_attention import attend_joined
 from whet.kernels.fused_embedding import RowGradient, embed
 from whet.kernels.place import Place, Site
 from whet.kernels.product import linear
 from whet.kernels.reference import AttentionSpec, Drop, Kind, Norm, Tables
+from whet.models.ending import Ending, end
 
 GRADIENT = "whet_gradient"
 """Attribute of an embedding table that holds its RowGradient."""
@@ -29,9 +31,20 @@ def _residual_norm(x: Tensor, dense: nn.Linear, residual: Tensor, norm: nn.Layer
     return add_norm(product, residual, weights, linear_bias=dense.bias, drop=drop)[0]
 
 
+def _block_end(x: Tensor, dense: nn.Linear, residual: Tensor, norm: nn.LayerNorm, drop: Drop | None) -> Tensor:
+    """Return what `_residual_norm` does; a checkpoint may leave it out of its block."""
+    weights = Norm(norm.weight, norm.bias, norm.eps)
+    return end(linear(x, dense.weight), residual, Ending(dense.bias, weights, drop))
+
+
 def _joined(x: Tensor, *linears: nn.Linear) -> Tensor:
     """Return the linears' results side by side: one product instead of several."""
-    weight = torch.cat([part.weight for part in linears])
+
+    def together() -> Tensor:
+        return torch.cat([part.weight for part in linears])
+
+    weight = together()
+    remake.offer(weight, together)
     return linear(x, weight, torch.cat([part.bias for part in linears]))
 
 
@@ -108,10 +121,17 @@ def bert_self_attention(self: Any, hidden_states: Tensor, *rest: Any, **options:
 
 
 def bert_output(self: Any, hidden_states: Tensor, input_tensor: Tensor) -> Tensor:
-    """BertSelfOutput and BertOutput, and those of RoBERTa, XLM-R and ELECTRA."""
+    """BertSelfOutput, and that of RoBERTa, XLM-R and ELECTRA."""
     if self.dropout.site.place is None:
         return type(self).forward(self, hidden_states, input_tensor)
     return _residual_norm(hidden_states, self.dense, input_tensor, self.LayerNorm, _drop(self.dropout))
+
+
+def bert_block_output(self: Any, hidden_states: Tensor, input_tensor: Tensor) -> Tensor:
+    """BertOutput, and that of RoBERTa, XLM-R and ELECTRA."""
+    if self.dropout.site.place is None:
+        return type(self).forward(self, hidden_states, input_tensor)
+    return _block_end(hidden_states, self.dense, input_tensor, self.LayerNorm, _drop(self.dropout))
 
 
 def bert_intermediate(self: Any, hidden_states: Tensor) -> Tensor:
@@ -130,7 +150,7 @@ def distilbert_block(self: Any, hidden_states: Tensor, *rest: Any, **options: An
     seen = _attention(attention, joined, attention.n_heads, attention.whet_site, place, attention.dropout.p)
     hidden_states = _residual_norm(seen, attention.out_lin, hidden_states, self.sa_layer_norm, None)
     inner = bias_act(linear(hidden_states, ffn.lin1.weight), ffn.lin1.bias, _kind(ffn.activation))
-    return _residual_norm(inner, ffn.lin2, hidden_states, self.output_layer_norm, _drop(ffn.dropout))
+    return _block_end(inner, ffn.lin2, hidden_states, self.output_layer_norm, _drop(ffn.dropout))
 
 
 def albert_attention(self: Any, hidden_states: Tensor, *rest: Any, **options: Any) -> tuple[Tensor, None]:
@@ -150,7 +170,7 @@ def albert_layer(self: Any, hidden_states: Tensor, *rest: Any, **options: Any) -
         return type(self).forward(self, hidden_states, *rest, **options)
     seen, _ = self.attention(hidden_states, *rest, **options)
     inner = bias_act(linear(seen, self.ffn.weight), self.ffn.bias, _kind(self.activation))
-    return _residual_norm(inner, self.ffn_output, seen, self.full_layer_layer_norm, None)
+    return _block_end(inner, self.ffn_output, seen, self.full_layer_layer_norm, None)
 
 
 _BERT_PARTS: dict[str, Callable[..., Any]] = {
@@ -158,8 +178,10 @@ _BERT_PARTS: dict[str, Callable[..., Any]] = {
     "SelfAttention": bert_self_attention,
     "SelfOutput": bert_output,
     "Intermediate": bert_intermediate,
-    "Output": bert_output,
+    "Output": bert_block_output,
 }
+
+_ENDING = (bert_block_output, distilbert_block, albert_layer)
 
 FORWARDS: dict[str, Callable[..., Any]] = {
     f"{family}{part}": forward
@@ -173,3 +195,6 @@ FORWARDS: dict[str, Callable[..., Any]] = {
     "AlbertLayer": albert_layer,
 }
 """The forward that stands in for each transformers class, by class name."""
+
+ENDS = frozenset(name for name, forward in FORWARDS.items() if forward in _ENDING)
+"""Class names of the modules that end a block."""

@@ -17,6 +17,7 @@ from whet.errors import ConfigError, DataError
 from whet.kernels.fused_loss import row_cross_entropy
 from whet.kernels.random import stream_key
 from whet.kernels.reference import to_rows
+from whet.models import attention, implementation
 from whet.models.packed import PackedModel, prepare
 
 SPAN_LABELS = ("start_positions", "end_positions")
@@ -31,6 +32,11 @@ class Objective(Protocol):
 
     packed: bool
     """Whether batches run without padding."""
+
+    @property
+    def packed_model(self) -> PackedModel | None:
+        """The model, where it reads batches without padding."""
+        ...
 
     def batch(self, dataset: Any, rows: Sequence[int] | np.ndarray, first_slot: int) -> Batch:
         """Return these rows of the data set as a micro-batch."""
@@ -90,7 +96,7 @@ class PackedSpans(SpanObjective):
     packed = True
 
     def __init__(self, model: PackedModel, padded_length: int | None = None) -> None:
-        self.model = model
+        self.model = self.packed_model = model
         self.padded_length = padded_length
         read = read_by(model.module) or _TOKEN_COLUMNS
         self.columns = Columns(["attention_mask", *SPAN_LABELS, *(read & _TOKEN_COLUMNS)])
@@ -117,6 +123,7 @@ class PaddedSpans(SpanObjective):
     """Extractive question answering for models that only know padded batches."""
 
     packed = False
+    packed_model = None
 
     def __init__(self, model: nn.Module, collate: Collate) -> None:
         self.model = model
@@ -141,6 +148,7 @@ class OwnLoss:
     """Any module that returns its own mean loss, on batches that a collator pads."""
 
     packed = False
+    packed_model = None
 
     def __init__(self, model: nn.Module, collate: Collate) -> None:
         self.model = model
@@ -235,13 +243,23 @@ def loss_of(output: Any) -> Tensor:
 
 
 def choose(
-    model: nn.Module, collate: Collate | None, default_collate: Collate, padded_length: int | None = None
+    model: nn.Module,
+    collate: Collate | None,
+    default_collate: Collate,
+    padded_length: int | None = None,
+    attn: str | None = None,
 ) -> Objective:
     """Return how this model trains: without padding wherever its family and its head are known.
 
-    A collator of the user's own is honoured: its batches are padded, and the model's own loss is used.
+    A collator of the user's own is honoured: its batches are padded, and the model's own loss is used. So is the code
+    that is to compute attention, `attn`: with any but whet's own, batches are padded.
     """
-    if collate is not None or not type(model).__name__.endswith("ForQuestionAnswering"):
+    if attn not in (None, attention.NAME):
+        implementation.use(model, attn)
+    spans = collate is None and type(model).__name__.endswith("ForQuestionAnswering")
+    packed = prepare(model) if spans and attn in (None, attention.NAME) else None
+    if attn == attention.NAME and packed is None:
+        raise implementation.not_known(model)
+    if not spans:
         return OwnLoss(model, collate or default_collate)
-    packed = prepare(model)
     return PaddedSpans(model, default_collate) if packed is None else PackedSpans(packed, padded_length)

@@ -12,6 +12,7 @@ from torch.profiler import record_function
 from transformers import TrainerControl, TrainerState
 from transformers.trainer_utils import TrainOutput
 
+from whet.data import budget
 from whet.data.batch import Batch
 from whet.errors import NonFiniteError
 from whet.log import logger
@@ -113,10 +114,10 @@ class Fit:
 
     @record_function("whet::data")
     def _batches(self, rows: np.ndarray) -> list[Batch]:
-        trainer, size = self.trainer, self.args.per_device_train_batch_size
+        trainer, size, most_tokens = self.trainer, self.args.per_device_train_batch_size, self.args.max_tokens_per_batch
         return [
-            trainer.objective.batch(trainer.train_dataset, rows[i : i + size], i).to(trainer.device)
-            for i in range(0, len(rows), size)
+            trainer.objective.batch(trainer.train_dataset, rows[i:j], i).to(trainer.device)
+            for i, j in budget.cuts(trainer.train_dataset, rows, size, most_tokens)
         ]
 
     def _update(self, batches: list[Batch]) -> step.StepResult:

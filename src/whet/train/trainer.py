@@ -23,7 +23,7 @@ from whet.methods import fuse, order
 from whet.models import objective as objectives
 from whet.precision import formats, policy
 from whet.train import evaluate, weights
-from whet.train.callbacks import profile, progress, trackers
+from whet.train.callbacks import empty_cache, profile, progress, trackers
 from whet.train.callbacks.events import Events
 from whet.train.collate import default_collator
 from whet.train.fit import Fit
@@ -69,14 +69,17 @@ class Trainer:
         self.model = order.restore(model).to(weights.device_of(self.args.use_cpu))
         formats.raise_to_float32(self.model)
         default = default_collator(processing_class, self.model)
-        self.objective = objectives.choose(self.model, data_collator, default, padded_length)
+        self.objective = objectives.choose(
+            self.model, data_collator, default, padded_length, attn=self.args.attn_implementation
+        )
         self.precision = policy.build(self.args, self.device)
         if self.device.type == "cpu":
             allocator.keep_freed_memory()
         self._fuse()
+        order.save_memory(self.model, self.objective.packed_model, self.args)
         self.state = TrainerState(train_batch_size=self.args.per_device_train_batch_size)
         shown = progress.for_this_output(bar=not self.args.disable_tqdm)
-        own = [*profile.build(self.args), shown, *trackers.build(self.args)]
+        own = [*profile.build(self.args), shown, *trackers.build(self.args), *empty_cache.build(self.args, self.device)]
         self.events = Events(self.args, [*own, *(callbacks or ())], model=self.model)
         self.events.send("on_init_end", self.state)
 
@@ -180,7 +183,10 @@ class Trainer:
         """Put the fused operators in where they can serve, and say how batches will run."""
         name = getattr(getattr(self.model, "config", None), "model_type", type(self.model).__name__)
         if not isinstance(self.objective, objectives.PackedSpans):
-            logger.info("batches run padded: whet does not know %s with this head and collator without padding", name)
+            why = "whet does not know %s with this head and collator without padding"
+            if self.args.attn_implementation is not None:
+                why = "attention that is not whet's does not know rows end to end (%s)"
+            logger.info(f"batches run padded: {why}", name)
             return
         fused = fuse.apply(self.objective.model) if fuse.possible(self.objective.model) else "operators in plain torch"
         logger.info("batches run without padding (%s), %s", name, fused)

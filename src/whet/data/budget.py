@@ -1,0 +1,34 @@
+"""Where the rows of a step are cut into micro-batches: by rows, and by tokens where these have a limit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from whet.data.batch import rows_of
+from whet.data.columns import Columns
+from whet.data.store import RowStore
+
+
+def cuts(dataset: Any, rows: np.ndarray, most_rows: int, most_tokens: int | None) -> list[tuple[int, int]]:
+    """Return the micro-batches of a step as places (first, behind the last) in `rows`, in order and without gaps.
+
+    None has more than `most_rows` rows, nor more than `most_tokens` tokens unless it is one row alone.
+    """
+    if most_tokens is None:
+        return [(first, min(first + most_rows, len(rows))) for first in range(0, len(rows), most_rows)]
+    found, first, n_tokens = [], 0, 0
+    for place, length in enumerate(_lengths(dataset, rows).tolist()):
+        if place > first and (place - first == most_rows or n_tokens + length > most_tokens):
+            found.append((first, place))
+            first, n_tokens = place, 0
+        n_tokens += length
+    return [*found, (first, len(rows))]
+
+
+def _lengths(dataset: Any, rows: np.ndarray) -> np.ndarray:
+    """Return how many real tokens each row has."""
+    if isinstance(dataset, RowStore):
+        return dataset.lengths[rows]
+    return rows_of(dataset, rows, Columns(["input_ids", "attention_mask"])).lengths

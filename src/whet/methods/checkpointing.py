@@ -1,0 +1,208 @@
+"""Activation checkpointing: backward computes again what the forward pass did not keep (Chen et al. 2016)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from types import MethodType
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from whet.errors import ConfigError
+from whet.kernels.place import Placement
+from whet.kernels.remake import Remaking
+from whet.methods import fuse, products
+from whet.models.ending import Ending, without
+from whet.models.fused import ENDS
+from whet.models.packed import PackedModel
+
+Policy = Literal["blocks", "selective"]
+_STATE = "whet_checkpointing"
+_INNER = "whet_inner_forward"
+_Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
+
+
+@dataclass
+class _State:
+    """What was changed in a model, to put it back."""
+
+    forwards: list[tuple[nn.Module, Any]] = field(default_factory=list)
+    """Modules that got a forward of their own, with the one that they had (None: that of their class)."""
+    theirs: bool = False
+    """Whether transformers' own checkpointing was switched on."""
+
+
+@dataclass(frozen=True)
+class _How:
+    """How a block runs."""
+
+    policy: Policy
+    placement: Placement | None
+    """Where the forward pass of a packed model stands."""
+    wanted: bool | None = True
+    """Whether it is computed again; None: as transformers' own switch in the block says."""
+    but_its_end: bool = False
+    """Whether the block ends as `models/ending.py` has it, so that its last product need not be computed again."""
+
+
+def apply(model: nn.Module, packed: PackedModel | None, policy: Policy) -> str:
+    """Make the model compute activations again in backward; return what was done, for the log.
+
+    blocks keeps the input of each block. selective keeps the results of matrix products as well, and attention's where
+    the operators are native, and computes again what lies between them. Losses and gradients stay as they are.
+    Raises ConfigError for a model without blocks.
+    """
+    restore(model)
+    state = model.__dict__.setdefault(_STATE, _State())
+    if packed is not None and _runs_fused(model, packed):
+        blocks = policy == "blocks"
+        _put_blocks(state, model, packed, _How("blocks", packed.placement, wanted=blocks, but_its_end=blocks))
+        _put_forward(state, model, _remaking)
+        return _IN_WORDS[policy] if blocks else "norms, activations and casts are computed again in backward"
+    if packed is None and isinstance(model, PreTrainedModel) and model.supports_gradient_checkpointing:
+        state.theirs = not any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
+        _enable_theirs(model, partial(_contexts, _How(policy, None)))
+        return _IN_WORDS[policy]
+    _put_blocks(state, model, packed, _How(policy, packed.placement if packed else None))
+    return _IN_WORDS[policy]
+
+
+def follow(packed: PackedModel) -> None:
+    """Make a packed model compute its blocks again where transformers' own switch in them is on, and only there.
+
+    Left to itself, a block would be computed again without knowing which rows it stood at.
+    """
+    restore(packed.module)
+    state = packed.module.__dict__.setdefault(_STATE, _State())
+    _put_blocks(state, packed.module, packed, _How("blocks", packed.placement, wanted=None))
+
+
+def restore(model: nn.Module) -> None:
+    """Undo `apply` and `follow`, exactly; a model without them stays as it is."""
+    state: _State | None = model.__dict__.pop(_STATE, None)
+    if state is None:
+        return
+    for module, before in reversed(state.forwards):
+        del module.__dict__[_INNER]
+        module.__dict__.pop("forward", None)
+        if before is not None:
+            module.forward = before
+    if state.theirs:
+        assert isinstance(model, PreTrainedModel)
+        disable = getattr(model, "activation_checkpointing_disable", None) or model.gradient_checkpointing_disable
+        disable()
+
+
+_IN_WORDS = {
+    "blocks": "each block is computed again in backward",
+    "selective": "all but the products with weights is computed again in backward",
+}
+
+
+def _put_blocks(state: _State, model: nn.Module, packed: PackedModel | None, how: _How) -> None:
+    for block in _blocks(model, packed):
+        _put_forward(state, block, partial(_block, how))
+
+
+def _put_forward(state: _State, module: nn.Module, forward: Callable[..., Any]) -> None:
+    before = module.__dict__.get("forward")
+    state.forwards.append((module, before))
+    module.__dict__[_INNER] = before or _own_forward(module)
+    module.forward = MethodType(forward, module)
+
+
+def _own_forward(module: nn.Module) -> Callable[..., Any]:
+    """Return the forward of the module's class, without the checkpoint that transformers puts around its blocks."""
+    forward = type(module).forward
+    if isinstance(module, GradientCheckpointingLayer):
+        forward = getattr(forward, "__wrapped__", forward)
+    return MethodType(forward, module)
+
+
+def _remaking(self: Any, *args: Any, **options: Any) -> Any:
+    """Stand in for the forward of a whole model that has native operators."""
+    with Remaking() if _keeps(self) else nullcontext():
+        return self.__dict__[_INNER](*args, **options)
+
+
+def _block(how: _How, self: Any, *args: Any, **options: Any) -> Any:
+    """Stand in for the forward of a block; outside of a pass of whet, a packed block is as its class has it."""
+    if how.placement is not None and how.placement.now is None:
+        return type(self).forward(self, *args, **options)
+    run = self.__dict__[_INNER]
+    wanted = getattr(self, "gradient_checkpointing", False) if how.wanted is None else how.wanted
+    if not (wanted and _keeps(self)):
+        return run(*args, **options)
+    again = partial(checkpoint, use_reentrant=False, context_fn=partial(_contexts, how))
+    if not how.but_its_end:
+        return again(run, *args, **options)
+    found: list[Ending] = []
+    product, residual = again(without(run, found), *args, **options)
+    return found[0].finish(product, residual)
+
+
+def _runs_fused(model: nn.Module, packed: PackedModel) -> bool:
+    """Return whether every block ends in a fused operator."""
+    ends = [module for module in model.modules() if type(module).__name__ in ENDS]
+    return fuse.possible(packed) and bool(ends) and all("forward" in module.__dict__ for module in ends)
+
+
+def _keeps(module: nn.Module) -> bool:
+    """Return whether a forward pass of the module keeps something for a backward pass."""
+    return module.training and torch.is_grad_enabled()
+
+
+def _contexts(how: _How) -> _Contexts:
+    """Return the contexts of a block's forward pass and of its recomputation."""
+    forward, again = products.contexts() if how.policy == "selective" else (nullcontext(), nullcontext())
+    return forward, again if how.placement is None else _Both(how.placement.back(), again)
+
+
+class _Both:
+    """Two contexts as one that can be entered again, for a graph that is kept for a second backward pass."""
+
+    def __init__(self, *contexts: AbstractContextManager[Any]) -> None:
+        self._contexts = contexts
+        self._stacks: list[ExitStack] = []
+
+    def __enter__(self) -> None:
+        stack = ExitStack()
+        for context in self._contexts:
+            stack.enter_context(context)
+        self._stacks.append(stack)
+
+    def __exit__(self, *error: Any) -> None:
+        self._stacks.pop().__exit__(*error)
+
+
+def _enable_theirs(model: PreTrainedModel, contexts: Callable[[], _Contexts]) -> None:
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False, "context_fn": contexts})
+
+
+def _blocks(model: nn.Module, packed: PackedModel | None) -> Sequence[nn.Module]:
+    """Return the modules that the model is a stack of: those of its family, or else the members of its module lists."""
+    if packed is not None:
+        return [module for module in model.modules() if type(module).__name__ in packed.family.blocks]
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList) and _is_stack(module)]
+    inner = {id(below) for one in lists for block in one for below in block.modules()}
+    found = [block for one in lists if id(one) not in inner for block in one]
+    if not found:
+        raise ConfigError(
+            what="gradient_checkpointing finds no blocks in this model",
+            got=type(model).__name__,
+            why="it computes whole blocks again, and the model has no list of two or more modules of one class",
+            fix="leave --gradient_checkpointing out, or call torch.utils.checkpoint inside the model",
+        )
+    return found
+
+
+def _is_stack(modules: nn.ModuleList) -> bool:
+    return len(modules) > 1 and len({type(module) for module in modules}) == 1

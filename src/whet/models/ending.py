@@ -1,0 +1,68 @@
+"""How a block ends: dropout, residual and norm behind its last product, which a checkpoint may leave out of its block.
+
+Left out, the norm keeps its own sum for backward, and backward need not compute the block's last product again: nobody
+reads it. The next block's input is the norm of that sum, so that no more is kept than without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from whet.kernels.fused import add_norm
+from whet.kernels.reference import Drop, Norm
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What comes behind a block's last product."""
+
+    linear_bias: Tensor
+    norm: Norm
+    drop: Drop | None
+
+    def finish(self, product: Tensor, residual: Tensor) -> Tensor:
+        """Return LayerNorm(residual + dropout(product + bias))."""
+        product = product.to(residual.dtype)
+        return add_norm(product, residual, self.norm, linear_bias=self.linear_bias, drop=self.drop)[0]
+
+
+Taken = list[tuple[Ending, Tensor]]
+_TAKEN: ContextVar[Taken | None] = ContextVar("whet_taken_endings", default=None)
+
+
+def end(product: Tensor, residual: Tensor, ending: Ending) -> Tensor:
+    """Return the block's result, or within `taking` its last product, the rest being left to the taker."""
+    taken = _TAKEN.get()
+    if taken is None:
+        return ending.finish(product, residual)
+    taken.append((ending, residual))
+    return product
+
+
+@contextmanager
+def taking() -> Iterator[Taken]:
+    """Run a block without its end; yields where the end and its residual will be."""
+    taken: Taken = []
+    token = _TAKEN.set(taken)
+    try:
+        yield taken
+    finally:
+        _TAKEN.reset(token)
+
+
+def without(run: Callable[..., Tensor], found: list[Ending]) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Return the block `run` without its end: it gives the last product and the residual; the end goes to `found`."""
+
+    def part(*args: object, **options: object) -> tuple[Tensor, Tensor]:
+        with taking() as taken:
+            product = run(*args, **options)
+        ((ending, residual),) = taken
+        found[:] = [ending]
+        return product, residual
+
+    return part

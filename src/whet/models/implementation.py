@@ -1,0 +1,55 @@
+"""Which code computes a model's attention, for models that run padded."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from whet.errors import ConfigError
+from whet.log import logger
+
+_FIX = "use --attn_implementation sdpa or eager, or leave it out"
+
+
+def use(model: nn.Module, name: str) -> None:
+    """Make the model compute attention with transformers' implementation of this name.
+
+    Raises ConfigError where the model or the machine cannot.
+    """
+    if name == "flash_attention_2":
+        _require_flash()
+    if not isinstance(model, PreTrainedModel):
+        raise _refused(name, type(model).__name__, "only models of transformers have a choice of attention")
+    try:
+        model.set_attn_implementation(name)
+    except (ValueError, ImportError) as error:
+        raise _refused(name, type(model).__name__, " ".join(str(error).split())[:500]) from error
+    found = model.config._attn_implementation
+    if found != name:
+        raise _refused(name, type(model).__name__, f"transformers kept {found} for this model")
+    logger.info("attention: transformers' own %s, asked for by attn_implementation", name)
+
+
+def not_known(model: nn.Module) -> ConfigError:
+    """Return the error for a model that whet's own attention is asked of, and that whet does not know."""
+    return ConfigError(
+        what="whet's attention does not serve this model",
+        got=type(model).__name__,
+        why="it serves question answering models of the families that whet knows, with whet's own collator",
+        fix="leave --attn_implementation out: the model then runs padded, with its own attention",
+    )
+
+
+def _require_flash() -> None:
+    missing = [] if torch.cuda.is_available() else ["GPU that torch can use"]
+    if importlib.util.find_spec("flash_attn") is None:
+        missing.append("package flash-attn")
+    if missing:
+        raise _refused("flash_attention_2", f"no {' and no '.join(missing)}", "its kernels come in a package for GPUs")
+
+
+def _refused(name: str, got: str, why: str) -> ConfigError:
+    return ConfigError(what=f"attn_implementation {name} cannot be used here", got=got, why=why, fix=_FIX)

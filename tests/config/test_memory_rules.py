@@ -1,0 +1,39 @@
+"""What saves memory: which settings go together, and which are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from whet import ConfigError, TrainingArguments
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"checkpointing_policy": "selective"}, "checkpointing_policy without gradient_checkpointing"),
+        ({"gradient_checkpointing_kwargs": {"use_reentrant": False}}, "without gradient_checkpointing"),
+        ({"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}}, "holds what"),
+        ({"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"debug": True}}, "holds what"),
+        ({"activation_offload": True, "use_cpu": True}, "activation_offload goes with a GPU"),
+        (
+            {"activation_offload": True, "gradient_checkpointing": True, "checkpointing_policy": "selective"},
+            "does not go with selective",
+        ),
+        ({"torch_empty_cache_steps": 0}, "torch_empty_cache_steps is below 1"),
+        ({"max_tokens_per_batch": 0}, "max_tokens_per_batch is below 1"),
+        ({"attn_implementation": "flash_attention_2"}, "does not compute in float32"),
+        ({"attn_implementation": "sdpa", "max_tokens_per_batch": 100}, "goes with packed batches"),
+        ({"attn_implementation": "flash"}, "attn_implementation does not fit"),
+    ],
+)
+def test_it_is_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        TrainingArguments(**given)
+
+
+def test_the_names_of_both_generations_are_taken() -> None:
+    old = TrainingArguments(gradient_checkpointing=True, gradient_checkpointing_kwargs={"use_reentrant": False})
+    new = TrainingArguments(activation_checkpointing=True, activation_checkpointing_kwargs={"use_reentrant": False})
+    assert old == new
