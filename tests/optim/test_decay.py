@@ -17,6 +17,9 @@ from whet.optim import registry
 from whet.optim.groups import parameter_groups
 
 _OPTIMIZERS = ["adamw_torch", "adamw_torch_fused"]
+_DECOUPLED = [
+    *_OPTIMIZERS, "adamw_hf", "adamw_anyprecision", "adamw_whet", "adamw_whet_8bit", "adafactor", "muon", "lion_32bit",
+]  # fmt: skip
 
 
 class Layers(nn.Module):
@@ -43,7 +46,7 @@ def _args(folder: Path, **changes: Any) -> whet.TrainingArguments:
     return whet.TrainingArguments(output_dir=str(folder), use_cpu=True, save_strategy="no", max_steps=1, **changes)
 
 
-@pytest.mark.parametrize("optim", _OPTIMIZERS)
+@pytest.mark.parametrize("optim", _DECOUPLED)
 def test_one_step_without_a_gradient_is_the_decay(tmp_path: Path, optim: str) -> None:
     """w <- (1 - rate * decay) w (Loshchilov and Hutter 2019, algorithm 2, line 12), for weights alone."""
     torch.manual_seed(0)

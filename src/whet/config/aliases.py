@@ -61,7 +61,7 @@ NOT_HONOURED: frozenset[str] = frozenset(
     hub_always_push hub_model_id hub_private_repo hub_revision hub_strategy hub_token
     ignore_data_skip include_for_metrics include_num_input_tokens_seen label_names label_smoothing_factor
     length_column_name liger_kernel_config local_rank log_level log_level_replica log_on_each_node
-    logging_nan_inf_filter neftune_noise_alpha optim_args optim_target_modules parallelism_config
+    logging_nan_inf_filter neftune_noise_alpha optim_target_modules parallelism_config
     prediction_loss_only project push_to_hub remove_unused_columns restore_callback_states_from_checkpoint
     save_on_each_node save_only_model skip_memory_metrics torch_compile torch_compile_backend
     torch_compile_mode trackio_bucket_id trackio_space_id trackio_static_space_id
@@ -90,7 +90,7 @@ _HINTS: Mapping[str, str] = {
     "group_by_length": "rows are packed end to end without padding, so grouping them would save nothing",
     "remove_unused_columns": "whet always leaves out what the model does not read",
     "save_safetensors": "whet always writes safetensors",
-    "adafactor": "--optim lists what there is",
+    "adafactor": "use --optim adafactor",
     "local_rank": "whet runs one process",
 }
 

@@ -11,6 +11,7 @@ from whet.config.aliases import ALIASES, REFUSED
 from whet.config.options import printable
 from whet.config.rules import TRAINING_RULES
 from whet.config.rules_memory import MEMORY_RULES
+from whet.config.rules_optimizer import OPTIMIZER_RULES
 from whet.config.rules_precision import PRECISION_RULES, settled
 from whet.config.settings import checked
 
@@ -57,7 +58,7 @@ def _is_installed(package: str) -> bool:
     return found is not None and found.origin is not None
 
 
-_RULES = (*TRAINING_RULES, *PRECISION_RULES, *MEMORY_RULES)
+_RULES = (*TRAINING_RULES, *PRECISION_RULES, *MEMORY_RULES, *OPTIMIZER_RULES)
 
 
 @checked(headings=_HEADINGS, rules=_RULES, settle=_settle, aliases=ALIASES, refused=REFUSED)
@@ -146,8 +147,15 @@ class TrainingArguments:
     """Optimizer steps over which the learning rate rises from 0 to its highest. Below 1: a share of the run."""
     warmup_ratio: float = 0.0
     """The warm-up as a share of the run, 0 to 1; the older way to write a warmup_steps below 1."""
-    optim: Literal["adamw_torch", "adamw_torch_fused"] = "adamw_torch_fused"
-    """Optimizer. Both are AdamW; the fused one updates all weights in one pass over memory."""
+    optim: str = "adamw_torch_fused"
+    """Optimizer: adamw_torch, adamw_torch_fused, adamw_hf, adamw_apex_fused, adamw_anyprecision, adamw_whet,
+    adamw_whet_8bit, adamw_bnb_8bit (adamw_8bit), adamw_torch_8bit, adamw_torch_4bit, adafactor, muon, lion_32bit,
+    adagrad, rmsprop, sgd, or one that a package offers."""
+    optim_args: str | None = None
+    """Options of the optimizer as key=value,key=value, such as momentum=0.9 for sgd. null: its usual ones."""
+    optimizer_in_backward: bool = False
+    """Update each weight as soon as its gradient is there and free the gradient, inside the backward pass. Saves the
+    memory of the gradients; needs max_grad_norm 0 and no accumulation."""
     weight_decay: float = 0.0
     """How much of itself each weight loses a step, times the learning rate. Biases and norms are left out."""
     adam_beta1: float = 0.9

@@ -151,7 +151,7 @@ def _read_str(value: object) -> str:
         value = os.fspath(value)
     if not isinstance(value, str):
         raise ValueError(value)
-    return value
+    return str.__str__(value)  # an enum that equals its text becomes that text
 
 
 def _read_dict(value: object) -> dict[str, Any]:

@@ -15,11 +15,11 @@ from whet.kernels.reference import AdamWStep
 
 def squared_norm(tensors: Sequence[Tensor]) -> float:
     """Return the sum of the squares of all elements of all tensors, summed in double: the same for any thread count."""
-    if not _native(tensors):
+    if not native(tensors):
         return reference.squared_norm(tensors)
     result = ctypes.c_double()
-    grads, sizes, dtypes = _addresses(tensors), _sizes(tensors), _dtypes(tensors)
-    args = structs.GradNorm(len(tensors), _at(grads), _at(sizes), _at(dtypes), ctypes.pointer(result))
+    grads, sizes, dtypes = addresses(tensors), sizes_of(tensors), dtypes_of(tensors)
+    args = structs.GradNorm(len(tensors), array_at(grads), array_at(sizes), array_at(dtypes), ctypes.pointer(result))
     call("grad_norm", args)
     return result.value
 
@@ -28,7 +28,7 @@ def gradient_norm(grads: Sequence[Tensor]) -> float:
     """Return the Euclidean norm over all elements of all tensors, wherever they are and of whatever dtype."""
     if not grads:
         return 0.0
-    if not _native(grads):
+    if not native(grads):
         return float(torch.nn.utils.get_total_norm(grads))
     return squared_norm(grads) ** 0.5
 
@@ -50,22 +50,21 @@ class AdamWTensors:
         self.params, self.first, self.second = list(params), list(first), list(second)
         self.masters = list(masters) if masters is not None else [None] * len(self.params)
         fixed = [*self.params, *self.first, *self.second, *(m for m in self.masters if m is not None)]
-        self._native = _native(fixed) and all(t.dtype == torch.float32 for t in fixed[len(self.params) :])
-        self._sizes = _sizes(self.params)
+        self._native = native(fixed) and all(t.dtype == torch.float32 for t in fixed[len(self.params) :])
+        self._sizes = sizes_of(self.params)
 
     def update(self, grads: Sequence[Tensor], rates: Sequence[tuple[float, float]], step: AdamWStep) -> None:
         """Update parameters, masters and moments in place; `rates` holds (learning rate, weight decay) a tensor."""
-        if not (self._native and _native(grads) and _dtypes(grads)[:] == _dtypes(self.params)[:]):
+        if not (self._native and native(grads) and dtypes_of(grads)[:] == dtypes_of(self.params)[:]):
             self._update_plainly(grads, rates, step)
             return
         lr, decay = ((ctypes.c_float * len(rates))(*column) for column in zip(*rates, strict=True))
         # looked up each time: an address may change when somebody sets `parameter.data`
-        groups = (self.params, self.first, self.second, self.masters)
-        params, first, second, masters = (_addresses(group) for group in groups)
-        addresses, dtypes = _addresses(grads), _dtypes(self.params)
-        args = structs.AdamW(len(grads), _at(self._sizes), _at(params), _at(dtypes), _at(addresses))
-        args.first, args.second, args.masters = _at(first), _at(second), _at(masters)
-        args.learning_rates, args.weight_decays = _at(lr), _at(decay)
+        held = [addresses(group) for group in (self.params, grads, self.first, self.second, self.masters)]
+        dtypes = dtypes_of(self.params)
+        args = structs.AdamW(len(grads), array_at(self._sizes), array_at(held[0]), array_at(dtypes))
+        args.grads, args.first, args.second, args.masters = map(array_at, held[1:])
+        args.learning_rates, args.weight_decays = array_at(lr), array_at(decay)
         args.beta1, args.beta2, args.eps, args.grad_scale = step.beta1, step.beta2, step.eps, step.grad_scale
         args.correction1, args.correction2 = 1 - step.beta1**step.step, 1 - step.beta2**step.step
         call("adamw", args)
@@ -79,22 +78,27 @@ class AdamWTensors:
                     param.copy_(master)
 
 
-def _native(tensors: Sequence[Tensor]) -> bool:
+def native(tensors: Sequence[Tensor]) -> bool:
+    """Return whether the native operators can work on all of these, each fp32 or bf16."""
     fits = all(t.device.type == "cpu" and t.dtype in DTYPES and t.is_contiguous() for t in tensors)
     return fits and library() is not None
 
 
-def _addresses(tensors: Sequence[Tensor | None]) -> Any:
+def addresses(tensors: Sequence[Tensor | None]) -> Any:
+    """Return a C array of where the tensors' data lie; null for None."""
     return (ctypes.c_void_p * len(tensors))(*(None if t is None else t.data_ptr() for t in tensors))
 
 
-def _sizes(tensors: Sequence[Tensor]) -> Any:
+def sizes_of(tensors: Sequence[Tensor]) -> Any:
+    """Return a C array of the tensors' counts of elements."""
     return (ctypes.c_int64 * len(tensors))(*(t.numel() for t in tensors))
 
 
-def _dtypes(tensors: Sequence[Tensor]) -> Any:
+def dtypes_of(tensors: Sequence[Tensor]) -> Any:
+    """Return a C array of the tensors' dtypes, in the numbers of native/args.h."""
     return (ctypes.c_int32 * len(tensors))(*(DTYPES[t.dtype] for t in tensors))
 
 
-def _at(array: Any) -> int:
+def array_at(array: Any) -> int:
+    """Return the address of a C array, which the caller keeps alive."""
     return ctypes.addressof(array)

@@ -110,8 +110,20 @@ class AdamW(ctypes.Structure):
     _fields_ = _fields(
         ("n_tensors", c_int64),
         ("sizes params dtypes grads first second masters learning_rates weight_decays", c_void_p),
-        ("beta1 beta2 eps grad_scale", c_float),
-        ("correction1 correction2", c_double),
+        ("eps grad_scale", c_float),
+        ("beta1 beta2 correction1 correction2", c_double),
+    )
+
+
+class AdamW8bit(ctypes.Structure):
+    """Arguments of `whet_adamw_8bit`."""
+
+    _fields_ = _fields(
+        ("n_tensors", c_int64),
+        ("sizes params dtypes grads first second first_scales second_scales masters", c_void_p),
+        ("learning_rates weight_decays", c_void_p),
+        ("eps grad_scale", c_float),
+        ("beta1 beta2 correction1 correction2", c_double),
     )
 
 
@@ -177,6 +189,7 @@ OPERATORS: dict[str, type[ctypes.Structure]] = {
     "attention_backward": Attention,
     "grad_norm": GradNorm,
     "adamw": AdamW,
+    "adamw_8bit": AdamW8bit,
     "embed": Embed,
     "embed_backward": EmbedBackward,
     "scatter": Scatter,

@@ -1,46 +1,83 @@
 """Optimizers by their `--optim` names."""
 
-from collections.abc import Callable
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from whet.config.arguments import TrainingArguments
-from whet.errors import ConfigError
-from whet.optim.groups import parameter_groups
+from whet.config.optimizer_names import OPTIONS, options, plugged_in
+from whet.errors import ConfigError, WhetError
+from whet.optim import adafactor, adamw_torch, anyprecision, bitsandbytes, lion, muon, native, plain, torchao
+from whet.optim.recipe import Recipe, Request, Shapes
 
-
-def _adamw_torch(model: nn.Module, args: TrainingArguments, *, fused: bool) -> Optimizer:
-    """Decoupled weight decay (Loshchilov and Hutter 2019, algorithm 2), torch's implementation."""
-    return torch.optim.AdamW(
-        parameter_groups(model, args.weight_decay),
-        lr=args.learning_rate,
-        betas=(args.adam_beta1, args.adam_beta2),
-        eps=args.adam_epsilon,
-        fused=fused,
-    )
-
-
-OPTIMIZERS: dict[str, Callable[[nn.Module, TrainingArguments], Optimizer]] = {
-    "adamw_torch": lambda model, args: _adamw_torch(model, args, fused=False),
-    "adamw_torch_fused": lambda model, args: _adamw_torch(model, args, fused=True),
+RECIPES: Mapping[str, Recipe] = {
+    "adamw_torch": adamw_torch.PLAIN,
+    "adamw_torch_fused": adamw_torch.FUSED,
+    "adamw_hf": adamw_torch.HF,
+    "adamw_apex_fused": adamw_torch.APEX,
+    "adamw_anyprecision": anyprecision.RECIPE,
+    "adamw_whet": native.RECIPE,
+    "adamw_whet_8bit": native.RECIPE_8BIT,
+    "adamw_bnb_8bit": bitsandbytes.RECIPE,
+    "adamw_8bit": bitsandbytes.RECIPE,
+    "adamw_torch_8bit": torchao.RECIPE_8BIT,
+    "adamw_torch_4bit": torchao.RECIPE_4BIT,
+    "adafactor": adafactor.RECIPE,
+    "muon": muon.RECIPE,
+    "lion_32bit": lion.RECIPE,
+    "adagrad": plain.ADAGRAD,
+    "rmsprop": plain.RMSPROP,
+    "sgd": plain.SGD,
 }
+assert RECIPES.keys() == OPTIONS.keys(), "config/optimizer_names.py lists the same names"
 
 
 def build(model: nn.Module, args: TrainingArguments) -> Optimizer:
     """Return the optimizer that `args.optim` names, over the model's trainable parameters."""
-    if args.optim not in OPTIMIZERS:
-        raise ConfigError(
-            what="unknown optimizer",
-            got=args.optim,
-            why=f"whet has {', '.join(OPTIMIZERS)}",
-            fix="use one of these in --optim, or pass optimizers=(optimizer, None) to Trainer",
-        )
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ConfigError(
             what="nothing to train",
             why="no parameter of the model requires a gradient",
             fix="set requires_grad on the parameters to train",
         )
-    return OPTIMIZERS[args.optim](model, args)
+    request = Request(model, args, options(args.optim, args.optim_args))
+    try:
+        if args.optim in RECIPES:
+            return RECIPES[args.optim].build(request)
+        return plugged_in()[args.optim].load()(model, args, dict(request.options))
+    except WhetError:
+        raise
+    except (ValueError, TypeError, RuntimeError, ImportError) as error:
+        raise ConfigError(
+            what=f"the optimizer {args.optim} cannot be built",
+            got=f"optim_args={args.optim_args}: {error}",
+            why="it refuses these settings, this model or this machine",
+            fix="change --optim_args, or use another --optim",
+        ) from error
+
+
+def state_bytes(optim: str, shapes: Shapes, optim_args: str | None = None, dtype: torch.dtype = torch.float32) -> int:
+    """Return what the state of this optimizer takes in memory, for parameters of these shapes and this dtype.
+
+    Nothing is allocated. Muon counts every matrix as its own: give embedding tables as vectors.
+    """
+    return RECIPES[optim].state_bytes(shapes, options(optim, optim_args), dtype.itemsize)
+
+
+def model_state_bytes(model: nn.Module, args: TrainingArguments) -> int | None:
+    """Return what the optimizer's state will take for this model; None for a plug-in, which does not say."""
+    if args.optim not in RECIPES:
+        return None
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    matrices = muon.matrices(model) if args.optim == "muon" else {id(parameter) for parameter in trained}
+    total = 0
+    for dtype in {parameter.dtype for parameter in trained}:
+        ours = [parameter for parameter in trained if parameter.dtype == dtype]
+        shapes = [tuple(p.shape) if id(p) in matrices else (prod(p.shape),) for p in ours]
+        total += state_bytes(args.optim, shapes, args.optim_args, dtype)
+    return total

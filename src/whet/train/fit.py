@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from whet.data import budget
 from whet.data.batch import Batch
 from whet.errors import NonFiniteError
 from whet.log import logger
-from whet.optim import registry, schedule
+from whet.optim import in_backward, registry, schedule
 from whet.precision import formats
 from whet.train import best, checkpoint, plan, probe, resume, step, weights
 from whet.train.meter import Meter, speed
@@ -40,6 +41,7 @@ class Fit:
             _forget_schedule(self.optimizer)
             scheduler = schedule.build(self.optimizer, self.args, self.plan.n_steps)
         self.scheduler = scheduler
+        self.in_backward = in_backward.InBackward(self.optimizer) if self.args.optimizer_in_backward else None
         self.parameters = [parameter for parameter in trainer.model.parameters() if parameter.requires_grad]
         self.flos_per_token = 6.0 * weights.count_without_embeddings(trainer.model)
         self.meter = Meter()
@@ -79,6 +81,8 @@ class Fit:
             best.load(self.trainer.model, self.args, self.state)
             return self._finish()
         finally:
+            if self.in_backward is not None:
+                self.in_backward.remove()
             self._send("on_train_end")
 
     def _begin(self, asked: str | bool | None) -> None:
@@ -102,7 +106,7 @@ class Fit:
             self._send("on_epoch_begin")
         self._send("on_step_begin")
         batches = self._batches(order.rows(place))
-        rate = self.optimizer.param_groups[0]["lr"]
+        rate = float(self.optimizer.param_groups[0]["lr"])
         result = self._update(batches)
         self.meter.add(batches, result, rate)
         self.state.total_flos += self.flos_per_token * sum(batch.n_computed for batch in batches)
@@ -127,6 +131,9 @@ class Fit:
             between=lambda: self._send("on_substep_end"),
         )  # fmt: skip
         result = step.clip(self.parameters, loss, self.args.max_grad_norm, self.trainer.precision)
+        if self.in_backward is not None:
+            norm, whole = self.in_backward.finish()
+            result = replace(result, grad_norm=norm, applied=result.applied and whole)
         if result.applied:
             self._send("on_pre_optimizer_step")
             self.optimizer.step()

@@ -29,7 +29,7 @@ _COUNTERS = (
 _SAME = (
     "seed", "train_sampling_strategy", "dataloader_drop_last", "learning_rate", "lr_scheduler_type",
     "lr_scheduler_kwargs", "warmup_steps", "warmup_ratio", "optim", "adam_beta1", "adam_beta2", "adam_epsilon",
-    "weight_decay", "max_grad_norm", "tf32", "attn_implementation",
+    "weight_decay", "max_grad_norm", "tf32", "attn_implementation", "optim_args",
 )  # fmt: skip
 """Settings that change the curve; how far it goes may change."""
 

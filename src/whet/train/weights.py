@@ -40,17 +40,11 @@ def load_weights(model: nn.Module, folder: Path) -> None:
 def save_optimizer(optimizer: Optimizer, folder: Path) -> None:
     """Write the optimizer's state: tensors to safetensors, numbers to JSON."""
     state = optimizer.state_dict()
-    tensors = {
-        f"{parameter}.{name}": value.contiguous()
-        for parameter, values in state["state"].items()
-        for name, value in values.items()
-        if isinstance(value, Tensor)
-    }
+    tensors: dict[str, Tensor] = {}
     numbers = {
-        str(parameter): {name: value for name, value in values.items() if not isinstance(value, Tensor)}
-        for parameter, values in state["state"].items()
+        str(parameter): _take_tensors(values, f"{parameter}", tensors) for parameter, values in state["state"].items()
     }
-    save_file(tensors, folder / f"{_OPTIMIZER}.safetensors")
+    save_file(_apart(tensors), folder / f"{_OPTIMIZER}.safetensors")
     rest = {"param_groups": [_plain(group) for group in state["param_groups"]], "state": numbers}
     (folder / f"{_OPTIMIZER}.json").write_text(json.dumps(rest, indent=2) + "\n", "utf-8")
 
@@ -60,10 +54,35 @@ def load_optimizer(optimizer: Optimizer, folder: Path) -> None:
     rest = json.loads((folder / f"{_OPTIMIZER}.json").read_text("utf-8"))
     state: dict[int, dict[str, Any]] = {int(parameter): dict(values) for parameter, values in rest["state"].items()}
     for name, tensor in load_file(folder / f"{_OPTIMIZER}.safetensors").items():
-        parameter, _, key = name.partition(".")
-        state.setdefault(int(parameter), {})[key] = tensor
+        parameter, *within, key = name.split(".")
+        values = state.setdefault(int(parameter), {})
+        for part in within:
+            values = values.setdefault(part, {})
+        values[key] = tensor
     groups = [_restored(group) for group in rest["param_groups"]]
     optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def _take_tensors(values: dict[str, Any], place: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """Return the values without tensors, which are put into `tensors` under their place."""
+    rest: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Tensor):
+            tensors[f"{place}.{name}"] = value.contiguous()
+        else:
+            rest[name] = _take_tensors(value, f"{place}.{name}", tensors) if isinstance(value, dict) else value
+    return rest
+
+
+def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors with copies of those that share memory: safetensors takes each memory once."""
+    seen: set[int] = set()
+    found = {}
+    for name, tensor in tensors.items():
+        memory = tensor.untyped_storage().data_ptr()
+        found[name] = tensor.clone() if memory in seen else tensor
+        seen.add(memory)
+    return found
 
 
 def _plain(group: dict[str, Any]) -> dict[str, Any]:
@@ -71,7 +90,8 @@ def _plain(group: dict[str, Any]) -> dict[str, Any]:
 
 
 def _restored(group: dict[str, Any]) -> dict[str, Any]:
-    return {name: tuple(value) if name == "betas" else value for name, value in group.items()}
+    lists = {name: value for name, value in group.items() if isinstance(value, list) and name != "params"}
+    return group | {name: tuple(value) for name, value in lists.items()}  # JSON knows no tuples
 
 
 def count_without_embeddings(model: nn.Module) -> int:

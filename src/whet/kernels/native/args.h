@@ -141,8 +141,28 @@ struct AdamW {
   float* const* masters;        // fp32 copy of a bf16 parameter; null array or null entry: params are the master
   const float* learning_rates;  // (n_tensors,)
   const float* weight_decays;   // (n_tensors,)
-  float beta1, beta2, eps, grad_scale;
+  float eps, grad_scale;
+  double beta1, beta2;
   double correction1, correction2;  // 1 - beta ** step
+};
+
+// The same with moments of 8 bits: codes of the dynamic map (Dettmers et al. 2022) times a scale for each 256 elements of
+// a tensor, the last block shorter. Parameters are of dtypes[i], as in AdamW.
+struct AdamW8bit {
+  int64_t n_tensors;
+  const int64_t* sizes;
+  void* const* params;
+  const int32_t* dtypes;
+  const void* const* grads;
+  uint8_t* const* first;         // codes of m, signed map
+  uint8_t* const* second;        // codes of v, unsigned map
+  float* const* first_scales;    // (blocks,)
+  float* const* second_scales;   // (blocks,)
+  float* const* masters;
+  const float* learning_rates;
+  const float* weight_decays;
+  float eps, grad_scale;
+  double beta1, beta2, correction1, correction2;
 };
 
 // y = dropout(LayerNorm(word[ids] + position[position_ids] + type[type_ids])), tables fp32.
@@ -221,6 +241,7 @@ struct RowCrossEntropy {
   X(attention_backward, Attention)             \
   X(grad_norm, GradNorm)                       \
   X(adamw, AdamW)                              \
+  X(adamw_8bit, AdamW8bit)                     \
   X(embed, Embed)                              \
   X(embed_backward, EmbedBackward)             \
   X(scatter, Scatter)                          \

@@ -1,54 +1,13 @@
 // The gradient norm and AdamW over all tensors of a model in one call each.
 #include <cstdlib>
 
+#include "adamw.h"
 #include "operators.h"
-#include "vec.h"
+#include "pieces.h"
 
 namespace whet {
 namespace WHET_ISA {
 namespace {
-
-constexpr int64_t kChunk = 32768;  // elements a piece of work: large enough to stream, small enough to balance
-
-// Tensors of any size cut into chunks; finds the tensor of a chunk.
-class Pieces {
- public:
-  Pieces(const int64_t* sizes, int64_t n_tensors)
-      : sizes_(sizes),
-        n_tensors_(n_tensors),
-        first_(static_cast<int64_t*>(std::malloc(static_cast<size_t>(n_tensors + 1) * sizeof(int64_t)))) {
-    first_[0] = 0;
-    for (int64_t i = 0; i < n_tensors; ++i) first_[i + 1] = first_[i] + (sizes[i] + kChunk - 1) / kChunk;
-  }
-  ~Pieces() { std::free(first_); }
-  Pieces(const Pieces&) = delete;
-  Pieces& operator=(const Pieces&) = delete;
-
-  struct Piece {
-    int64_t tensor, begin, n;
-  };
-
-  int64_t count() const { return first_[n_tensors_]; }
-
-  Piece operator[](int64_t chunk) const {
-    int64_t low = 0, high = n_tensors_ - 1;
-    while (low < high) {
-      const int64_t middle = (low + high) / 2;
-      if (first_[middle + 1] > chunk)
-        high = middle;
-      else
-        low = middle + 1;
-    }
-    const int64_t begin = (chunk - first_[low]) * kChunk;
-    const int64_t rest = sizes_[low] - begin;
-    return {low, begin, rest < kChunk ? rest : kChunk};
-  }
-
- private:
-  const int64_t* sizes_;
-  const int64_t n_tensors_;
-  int64_t* first_;
-};
 
 template <class T>
 double squares(const T* x, int64_t n) {
@@ -72,22 +31,6 @@ double squares(const T* x, int64_t n) {
   return total;
 }
 
-struct Rates {
-  float take1, keep2, take2, eps, grad_scale, decay, step, root_scale;
-};
-
-struct Moments {
-  VF m, v;
-};
-
-WHET_INLINE VF adamw_step(VF p, VF g, Moments& state, const Rates& r) {
-  g = g * splat(r.grad_scale);
-  state.m = state.m + (g - state.m) * splat(r.take1);
-  state.v = state.v * splat(r.keep2) + g * g * splat(r.take2);
-  const VF root = square_root(state.v) * splat(r.root_scale) + splat(r.eps);
-  return p * splat(r.decay) - splat(r.step) * state.m / root;
-}
-
 template <class T>
 void update(const AdamW& a, Pieces::Piece piece, const Rates& rates) {
   const int64_t i = piece.tensor;
@@ -104,18 +47,6 @@ void update(const AdamW& a, Pieces::Piece piece, const Rates& rates) {
     if (master) put(master + c, next, n);
     put(param + c, next, n);
   });
-}
-
-Rates rates_of(const AdamW& a, int64_t tensor) {
-  const double lr = a.learning_rates[tensor];
-  return {1.0f - a.beta1,
-          a.beta2,
-          1.0f - a.beta2,
-          a.eps,
-          a.grad_scale,
-          static_cast<float>(1.0 - lr * a.weight_decays[tensor]),
-          static_cast<float>(lr / a.correction1),
-          static_cast<float>(1.0 / __builtin_sqrt(a.correction2))};
 }
 
 }  // namespace

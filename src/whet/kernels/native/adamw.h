@@ -1,0 +1,39 @@
+// AdamW (Loshchilov and Hutter 2019) on a vector, whatever the moments are stored as.
+#pragma once
+
+#include "vec.h"
+
+namespace whet {
+namespace WHET_ISA {
+
+struct Rates {
+  float take1, keep2, take2, eps, grad_scale, decay, step, root_scale;
+};
+
+struct Moments {
+  VF m, v;
+};
+
+WHET_INLINE VF adamw_step(VF p, VF g, Moments& state, const Rates& r) {
+  g = g * splat(r.grad_scale);
+  state.m = state.m + (g - state.m) * splat(r.take1);
+  state.v = state.v * splat(r.keep2) + g * g * splat(r.take2);
+  const VF root = square_root(state.v) * splat(r.root_scale) + splat(r.eps);
+  return p * splat(r.decay) - splat(r.step) * state.m / root;
+}
+
+template <class Args>
+Rates rates_of(const Args& a, int64_t tensor) {
+  const double lr = a.learning_rates[tensor];
+  return {static_cast<float>(1.0 - a.beta1),
+          static_cast<float>(a.beta2),
+          static_cast<float>(1.0 - a.beta2),
+          a.eps,
+          a.grad_scale,
+          static_cast<float>(1.0 - lr * a.weight_decays[tensor]),
+          static_cast<float>(lr / a.correction1),
+          static_cast<float>(1.0 / __builtin_sqrt(a.correction2))};
+}
+
+}  // namespace WHET_ISA
+}  // namespace whet

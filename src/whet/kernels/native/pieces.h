@@ -1,0 +1,55 @@
+// Tensors of any size cut into chunks of work.
+#pragma once
+
+#include <cstdint>
+#include <cstdlib>
+
+#include "vec.h"
+
+namespace whet {
+namespace WHET_ISA {
+
+constexpr int64_t kChunk = 32768;  // elements a piece of work: large enough to stream, small enough to balance
+
+// Tensors of any size cut into chunks; finds the tensor of a chunk.
+class Pieces {
+ public:
+  Pieces(const int64_t* sizes, int64_t n_tensors)
+      : sizes_(sizes),
+        n_tensors_(n_tensors),
+        first_(static_cast<int64_t*>(std::malloc(static_cast<size_t>(n_tensors + 1) * sizeof(int64_t)))) {
+    first_[0] = 0;
+    for (int64_t i = 0; i < n_tensors; ++i) first_[i + 1] = first_[i] + (sizes[i] + kChunk - 1) / kChunk;
+  }
+  ~Pieces() { std::free(first_); }
+  Pieces(const Pieces&) = delete;
+  Pieces& operator=(const Pieces&) = delete;
+
+  struct Piece {
+    int64_t tensor, begin, n;
+  };
+
+  int64_t count() const { return first_[n_tensors_]; }
+
+  Piece operator[](int64_t chunk) const {
+    int64_t low = 0, high = n_tensors_ - 1;
+    while (low < high) {
+      const int64_t middle = (low + high) / 2;
+      if (first_[middle + 1] > chunk)
+        high = middle;
+      else
+        low = middle + 1;
+    }
+    const int64_t begin = (chunk - first_[low]) * kChunk;
+    const int64_t rest = sizes_[low] - begin;
+    return {low, begin, rest < kChunk ? rest : kChunk};
+  }
+
+ private:
+  const int64_t* sizes_;
+  const int64_t n_tensors_;
+  int64_t* first_;
+};
+
+}  // namespace WHET_ISA
+}  // namespace whet

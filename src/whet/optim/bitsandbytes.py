@@ -1,0 +1,35 @@
+"""AdamW with 8-bit moments of the package bitsandbytes (Dettmers et al. 2022, arXiv:2110.02861)."""
+
+from __future__ import annotations
+
+from math import prod
+
+from torch.optim import Optimizer
+
+from whet.log import logger
+from whet.optim.recipe import Options, Recipe, Request, Shapes
+from whet.optional import require
+
+_BLOCK = 256
+_MAP_BYTES = 4 * 256
+_MIN_8BIT_SIZE = 4096
+
+
+def build(request: Request) -> Optimizer:
+    """Return bitsandbytes' AdamW; parameters below min_8bit_size numbers keep moments of 32 bits."""
+    package = require("bitsandbytes", needed_for="--optim adamw_bnb_8bit", install="'whet[bitsandbytes]'")
+    smallest = int(request.options.get("min_8bit_size", _MIN_8BIT_SIZE))
+    logger.info("optim adamw_bnb_8bit: parameters below %d numbers keep moments of 32 bits", smallest)
+    return package.optim.AdamW(request.groups, **request.adam, optim_bits=8, min_8bit_size=smallest)
+
+
+def state_bytes(shapes: Shapes, options: Options, _itemsize: int) -> int:
+    """Two codes an element and two scales a block, one pair of maps for all; two fp32 moments for small parameters."""
+    smallest = int(options.get("min_8bit_size", _MIN_8BIT_SIZE))
+    sizes = [prod(shape) for shape in shapes]
+    large = [size for size in sizes if size >= smallest]
+    small = sum(8 * size for size in sizes if size < smallest)
+    return small + sum(2 * size + 8 * -(-size // _BLOCK) for size in large) + (2 * _MAP_BYTES if large else 0)
+
+
+RECIPE = Recipe(build=build, state_bytes=state_bytes)

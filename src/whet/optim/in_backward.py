@@ -1,0 +1,77 @@
+"""A step inside backward: each parameter is updated as soon as its gradient is complete, and the gradient is freed.
+
+At no moment are there gradients of all parameters (Lv et al. 2023, arXiv:2306.09782, section 3.1). Any torch optimizer
+serves: the hook of a parameter calls its step with that parameter alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from whet.log import logger
+
+
+class InBackward:
+    """The hooks that let an optimizer take its steps during the backward pass, until `remove`."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self._squares: list[Tensor] = []
+        self._n_left_out = 0
+        parameters = [(number, p) for number, group in enumerate(optimizer.param_groups) for p in group["params"]]
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(lambda p, number=number: self._take(p, number))
+            for number, parameter in parameters
+        ]
+
+    def remove(self) -> None:
+        """Take the hooks away: backward leaves gradients again."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def finish(self) -> tuple[float, bool]:
+        """End the step: return the norm of all its gradients, and whether none had to be left out for not being finite.
+
+        Gradients that did not come through autograd are still there; the optimizer's own step uses them.
+        """
+        left = [p.grad for group in self._optimizer.param_groups for p in group["params"] if p.grad is not None]
+        squares = [*self._squares, *(_square(grad) for grad in left)]
+        norm = math.sqrt(float(sum(squares))) if squares else 0.0
+        whole = self._n_left_out == 0 and math.isfinite(norm)
+        if self._n_left_out:
+            logger.warning("%d gradients were not finite and left out; the others were used", self._n_left_out)
+        self._squares, self._n_left_out = [], 0
+        return norm, whole
+
+    @torch.no_grad()
+    def _take(self, parameter: Any, number: int) -> None:
+        square = _square(parameter.grad)
+        self._squares.append(square)
+        if torch.isfinite(square):
+            with _alone(self._optimizer, parameter, number):
+                self._optimizer.step()
+        else:
+            self._n_left_out += 1
+        parameter.grad = None
+
+
+def _square(grad: Tensor) -> Tensor:
+    return grad.detach().norm(dtype=torch.float32).square().double()
+
+
+@contextmanager
+def _alone(optimizer: Optimizer, parameter: Tensor, number: int) -> Iterator[None]:
+    """Let the optimizer see this parameter of this group only."""
+    groups, group = optimizer.param_groups, optimizer.param_groups[number]
+    members, group["params"], optimizer.param_groups = group["params"], [parameter], [group]
+    try:
+        yield
+    finally:
+        group["params"], optimizer.param_groups = members, groups

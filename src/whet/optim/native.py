@@ -1,0 +1,157 @@
+"""whet's own AdamW on the CPU: all tensors of the model in one native call, with moments of 32 or of 8 bits.
+
+Parameters in bf16 keep an fp32 master in the state; decay and steps reach the master, the parameter is its rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from whet.kernels.fused_optimizer import AdamWTensors
+from whet.kernels.fused_optimizer_8bit import AdamW8bitTensors
+from whet.kernels.reference import AdamWStep
+from whet.kernels.reference_8bit import BLOCK, Codes
+from whet.optim.recipe import Options, Recipe, Request, Shapes, keep_dtypes, require_cpu
+
+State = dict[str, Any]
+
+
+@dataclass
+class Due:
+    """Parameters that take a step with the same constants."""
+
+    step: AdamWStep
+    parameters: list[Tensor] = field(default_factory=list)
+    states: list[State] = field(default_factory=list)
+    rates: list[tuple[float, float]] = field(default_factory=list)
+    """(learning rate, weight decay) a parameter."""
+
+
+class WhetAdamW(Optimizer):
+    """AdamW (Loshchilov and Hutter 2019, algorithm 2); torch's state names, moments in fp32."""
+
+    def __init__(self, params: Any, lr: float, betas: tuple[float, float], eps: float) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0})
+        keep_dtypes(self)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Update every parameter that has a gradient."""
+        loss = None if closure is None else torch.enable_grad()(closure)()
+        for due in _due(self, _begin):
+            first, second = ([state[name] for state in due.states] for name in ("exp_avg", "exp_avg_sq"))
+            _update(due, lambda flat, masters, m=first, v=second: AdamWTensors(flat, m, v, masters))
+        return loss
+
+
+class WhetAdamW8bit(Optimizer):
+    """AdamW with block-wise 8-bit moments (Dettmers et al. 2022, arXiv:2110.02861), for tensors of every size.
+
+    The state holds codes (uint8) and for each 256 of them a scale (fp32). A positive second moment is never rounded to
+    zero: where it is far below the block's largest, the step is smaller than AdamW's, not larger.
+    """
+
+    def __init__(self, params: Any, lr: float, betas: tuple[float, float], eps: float) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0})
+        keep_dtypes(self)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Update every parameter that has a gradient."""
+        loss = None if closure is None else torch.enable_grad()(closure)()
+        for due in _due(self, _begin_8bit):
+            first = [Codes(s["exp_avg"], s["exp_avg_scale"], signed=True) for s in due.states]
+            second = [Codes(s["exp_avg_sq"], s["exp_avg_sq_scale"], signed=False) for s in due.states]
+            _update(due, lambda flat, masters, m=first, v=second: AdamW8bitTensors(flat, m, v, masters))
+        return loss
+
+
+def _due(optimizer: Optimizer, begin: Callable[[Tensor], State]) -> Iterator[Due]:
+    """Yield the parameters that have a gradient: all at once, unless some have missed steps or groups differ."""
+    found: dict[tuple[Any, ...], Due] = {}
+    for group in optimizer.param_groups:
+        (beta1, beta2), eps = group["betas"], group["eps"]
+        rate = (float(group["lr"]), float(group["weight_decay"]))
+        for parameter in group["params"]:
+            if parameter.grad is None:
+                continue
+            state: State = optimizer.state[parameter]
+            if not state:
+                state |= begin(parameter)
+            state["step"] += 1
+            key = (beta1, beta2, eps, state["step"])
+            due = found.get(key) or found.setdefault(key, Due(AdamWStep(*key)))
+            due.parameters.append(parameter)
+            due.states.append(state)
+            due.rates.append(rate)
+    yield from found.values()
+
+
+def _update(due: Due, tensors: Callable[[list[Tensor], list[Tensor | None]], Any]) -> None:
+    """Take the step, on copies where a parameter's numbers do not lie in their order."""
+    flat = [parameter.detach().contiguous() for parameter in due.parameters]
+    grads = [parameter.grad.contiguous() for parameter in due.parameters if parameter.grad is not None]
+    tensors(flat, [state.get("master") for state in due.states]).update(grads, due.rates, due.step)
+    for parameter, updated in zip(due.parameters, flat, strict=True):
+        if updated.data_ptr() != parameter.data_ptr():
+            parameter.copy_(updated)
+
+
+def _with_master(parameter: Tensor, state: State) -> State:
+    if parameter.dtype != torch.float32:
+        state["master"] = parameter.detach().float().contiguous()
+    return state
+
+
+def _begin(parameter: Tensor) -> State:
+    moments = {name: torch.zeros(parameter.shape, dtype=torch.float32) for name in ("exp_avg", "exp_avg_sq")}
+    return _with_master(parameter, {"step": 0, **moments})
+
+
+def _begin_8bit(parameter: Tensor) -> State:
+    state: State = {"step": 0}
+    for name in ("exp_avg", "exp_avg_sq"):
+        state[name] = torch.zeros(parameter.shape, dtype=torch.uint8)
+        state[f"{name}_scale"] = torch.zeros(_n_blocks(parameter.shape), dtype=torch.float32)
+    return _with_master(parameter, state)
+
+
+def _n_blocks(shape: Any) -> int:
+    return -(-prod(shape) // BLOCK)
+
+
+def build(request: Request) -> Optimizer:
+    """Return the native AdamW; a ConfigError where the parameters are not its kind."""
+    require_cpu(request, "adamw_whet", "adamw_torch_fused")
+    return WhetAdamW(request.groups, **request.adam)
+
+
+def build_8bit(request: Request) -> Optimizer:
+    """Return the native AdamW of 8 bits; a ConfigError where the parameters are not its kind."""
+    require_cpu(request, "adamw_whet_8bit", "adamw_bnb_8bit")
+    return WhetAdamW8bit(request.groups, **request.adam)
+
+
+def state_bytes(shapes: Shapes, _options: Options, itemsize: int) -> int:
+    """Two moments in fp32, and the fp32 master of a narrower parameter."""
+    return sum((8 + _master_bytes(itemsize)) * prod(shape) for shape in shapes)
+
+
+def state_bytes_8bit(shapes: Shapes, _options: Options, itemsize: int) -> int:
+    """Two codes an element and two scales a block, and the fp32 master of a narrower parameter."""
+    return sum((2 + _master_bytes(itemsize)) * prod(shape) + 8 * _n_blocks(shape) for shape in shapes)
+
+
+def _master_bytes(itemsize: int) -> int:
+    return 4 if itemsize < 4 else 0
+
+
+RECIPE = Recipe(build=build, state_bytes=state_bytes)
+RECIPE_8BIT = Recipe(build=build_8bit, state_bytes=state_bytes_8bit)

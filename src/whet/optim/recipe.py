@@ -1,0 +1,88 @@
+"""What an optimizer of the registry is: how it is built, and what its state weighs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from whet.config.arguments import TrainingArguments
+from whet.errors import ConfigError
+from whet.optim.groups import parameter_groups
+
+Options = Mapping[str, Any]
+"""What `optim_args` says, read."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be optimised, and how."""
+
+    model: nn.Module
+    args: TrainingArguments
+    options: Options = field(default_factory=dict)
+
+    @property
+    def groups(self) -> list[dict[str, Any]]:
+        """The trainable parameters: with decay, and without."""
+        return parameter_groups(self.model, self.args.weight_decay)
+
+    @property
+    def adam(self) -> dict[str, Any]:
+        """What every AdamW takes."""
+        args = self.args
+        betas = (args.adam_beta1, args.adam_beta2)
+        return {"lr": args.learning_rate, "betas": betas, "eps": args.adam_epsilon}
+
+
+Shapes = Sequence[Sequence[int]]
+StateBytes = Callable[[Shapes, Options, int], int]
+"""(shapes of the parameters, options, bytes of one of their numbers) -> bytes of all tensors of the state."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """One optimizer."""
+
+    build: Callable[[Request], Optimizer]
+    state_bytes: StateBytes
+
+
+STEP_BYTES = 4
+"""torch's optimizers count steps in a float32 tensor, one a parameter."""
+
+
+def keep_dtypes(optimizer: Optimizer) -> None:
+    """Let `load_state_dict` keep the dtype of every tensor; torch would cast all of them to the parameter's."""
+    loaded: dict[str, Any] = {}
+
+    def before(_: Optimizer, state_dict: dict[str, Any]) -> None:
+        loaded.update(state_dict)
+
+    def after(optimizer: Optimizer) -> None:
+        names = [name for group in loaded["param_groups"] for name in group["params"]]
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        for name, parameter in zip(names, parameters, strict=True):
+            for key, value in loaded["state"].get(name, {}).items():
+                if isinstance(value, Tensor):
+                    optimizer.state[parameter][key] = value.to(parameter.device, copy=True)
+        loaded.clear()
+
+    optimizer.register_load_state_dict_pre_hook(before)
+    optimizer.register_load_state_dict_post_hook(after)
+
+
+def require_cpu(request: Request, name: str, instead: str) -> None:
+    """Raise a ConfigError where a parameter that trains is not on the CPU, or is of a dtype that has no master."""
+    for group in request.groups:
+        for parameter in group["params"]:
+            if parameter.device.type != "cpu" or parameter.dtype.itemsize > 4:
+                raise ConfigError(
+                    what=f"{name} cannot update these parameters",
+                    got=f"{parameter.dtype} on {parameter.device}",
+                    why="its operator works on the CPU, with numbers of 32 or 16 bits",
+                    fix=f"use --optim {instead}",
+                )

@@ -1,0 +1,174 @@
+"""Names of optimizers: every one of transformers' is built or refused with its package; packages may offer others."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from optimizer_runs import PACKAGES, Layers, arguments, cases, take_steps
+from torch import nn
+from transformers.training_args import OptimizerNames
+
+from whet.config.optimizer_names import ELSEWHERE, ENTRY_POINTS, NO_BETAS, NO_EPSILON, OPTIONS, plugged_in
+from whet.errors import ConfigError
+from whet.optim import registry
+
+_USUAL = [name for name in OPTIONS if name not in PACKAGES]
+
+
+@pytest.mark.parametrize("name", sorted(one.value for one in OptimizerNames))
+def test_every_name_of_transformers_has_an_answer(name: str) -> None:
+    if name in OPTIONS:
+        assert arguments(name).optim == name
+        return
+    with pytest.raises(ConfigError) as caught:
+        arguments(name)
+    (problem,) = caught.value.problems
+    assert ELSEWHERE[name] in problem.why
+    assert f"install {ELSEWHERE[name]}" in problem.fix
+
+
+def test_what_is_elsewhere_is_of_transformers() -> None:
+    assert ELSEWHERE.keys() <= {one.value for one in OptimizerNames}
+    assert not ELSEWHERE.keys() & OPTIONS.keys()
+
+
+def test_the_enum_of_transformers_is_taken() -> None:
+    assert type(arguments(OptimizerNames.ADAFACTOR).optim) is str
+    assert arguments(OptimizerNames.ADAFACTOR) == arguments("adafactor")
+
+
+@pytest.mark.parametrize("optim", cases(name for name in registry.RECIPES if name != "adamw_apex_fused"))
+def test_every_optimizer_learns(optim: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+    x = torch.randn(64, 8)
+    optimizer = registry.build(model, arguments(optim, weight_decay=0.0))
+    losses = []
+    with torch.compiler.set_stance("force_eager"):
+        for _ in range(80):
+            loss = (model(x).squeeze(-1) - x.sum(-1)).square().mean()
+            losses.append(float(loss.detach()))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert losses[-1] < 0.6 * losses[0]
+
+
+def test_a_missing_package_is_named() -> None:
+    missing = [name for name, package in PACKAGES.items() if package != "apex" and cases([name])[0].marks[0].args[0]]
+    for name in missing:
+        with pytest.raises(ConfigError, match=rf"(?s){PACKAGES[name]}.*pip install"):
+            registry.build(Layers(), arguments(name))
+
+
+@pytest.mark.skipif("apex" in sys.modules, reason="apex is here")
+def test_without_apex_its_equal_is_named() -> None:
+    with pytest.raises(ConfigError) as caught:
+        registry.build(Layers(), arguments("adamw_apex_fused"))
+    assert "adamw_torch_fused" in caught.value.problems[0].fix
+
+
+def test_an_older_name_says_what_it_became(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="whet"):
+        registry.build(Layers(), arguments("adamw_hf"))
+    assert "adamw_torch computes the same" in caplog.text
+
+
+def test_a_misspelled_name_is_guessed() -> None:
+    with pytest.raises(ConfigError, match="did you mean --optim lion_32bit"):
+        arguments("lion_32bits")
+
+
+@pytest.mark.parametrize("optim", _USUAL)
+def test_an_unknown_option_is_refused(optim: str) -> None:
+    with pytest.raises(ConfigError, match=rf"(?s)optim_args.*got: rank=8.*{optim} takes"):
+        arguments(optim, optim_args="rank=8")
+
+
+@pytest.mark.parametrize("given", ["momentum", "momentum=", "=0.9", "momentum=0.9,momentum=0.8", "momentum=0.9;x"])
+def test_what_is_not_pairs_is_refused(given: str) -> None:
+    with pytest.raises(ConfigError, match="optim_args"):
+        arguments("sgd", optim_args=given)
+
+
+def test_options_of_a_wrong_type_are_refused_all_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        arguments("sgd", optim_args="momentum=much,nesterov=0.5,rank=8")
+    (problem,) = caught.value.problems
+    assert all(one in str(problem.got) for one in ("momentum=much", "nesterov=0.5", "rank=8"))
+
+
+def test_options_are_written_as_in_transformers() -> None:
+    args = arguments("sgd", optim_args="momentum=0.9, nesterov=True")
+    (group,) = {(g["momentum"], g["nesterov"]) for g in registry.build(Layers(), args).param_groups}
+    assert group == (0.9, True)
+
+
+def test_what_the_optimizer_itself_refuses_is_a_config_error() -> None:
+    with pytest.raises(ConfigError, match="optimizer sgd cannot be built"):
+        registry.build(Layers(), arguments("sgd", optim_args="nesterov=true"))  # it needs a momentum
+
+
+@pytest.mark.parametrize("optim", sorted(NO_EPSILON))
+def test_settings_that_it_does_not_read_are_refused(optim: str) -> None:
+    with pytest.raises(ConfigError, match=f"{optim} does not read adam_epsilon"):
+        arguments(optim, adam_epsilon=1e-6)
+    if optim in NO_BETAS:
+        with pytest.raises(ConfigError, match=f"{optim} does not read adam_beta1"):
+            arguments(optim, adam_beta1=0.8)
+
+
+@pytest.mark.parametrize("optim", [name for name in _USUAL if name not in NO_BETAS])
+def test_settings_that_it_reads_change_its_steps(optim: str) -> None:
+    def after(**changes: Any) -> torch.Tensor:
+        model = Layers()
+        take_steps(model, registry.build(model, arguments(optim, **changes)), range(3))
+        return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+    usual = after()
+    changes = [{"adam_beta1": 0.5}, {"adam_beta2": 0.5}, {"learning_rate": 1e-3}]
+    changes += [] if optim in NO_EPSILON else [{"adam_epsilon": 1e-3}]
+    assert not [change for change in changes if torch.equal(after(**change), usual)]
+
+
+@pytest.fixture
+def plug_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An installed package that offers two optimizers, one under a name of transformers."""
+    (tmp_path / "steady_optimizers.py").write_text(
+        "import torch\n"
+        "from whet.optim.groups import parameter_groups\n"
+        "def build(model, args, options):\n"
+        "    groups = parameter_groups(model, args.weight_decay)\n"
+        "    return torch.optim.NAdam(groups, lr=args.learning_rate, momentum_decay=float(options['decay']))\n"
+    )
+    info = tmp_path / "steady_optimizers-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: steady-optimizers\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        f"[{ENTRY_POINTS}]\nsteady = steady_optimizers:build\nlomo = steady_optimizers:build\n"
+        "sgd = steady_optimizers:build\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    plugged_in.cache_clear()
+    yield
+    plugged_in.cache_clear()
+    sys.modules.pop("steady_optimizers", None)
+
+
+@pytest.mark.usefixtures("plug_in")
+@pytest.mark.parametrize("name", ["steady", "lomo"])
+def test_a_package_offers_an_optimizer(name: str) -> None:
+    optimizer = registry.build(Layers(), arguments(name, optim_args="decay=0.01"))
+    assert isinstance(optimizer, torch.optim.NAdam)
+    assert [group["momentum_decay"] for group in optimizer.param_groups] == [0.01, 0.01]
+
+
+@pytest.mark.usefixtures("plug_in")
+def test_a_package_does_not_replace_what_whet_has() -> None:
+    assert isinstance(registry.build(Layers(), arguments("sgd")), torch.optim.SGD)

@@ -1,0 +1,63 @@
+"""Six steps are three steps, a state that was written and read, and three more: bit for bit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from optimizer_runs import Layers, arguments, cases, take_steps
+from safetensors.torch import load_file
+
+from whet.optim import registry
+from whet.train.weights import load_optimizer, save_optimizer
+
+OPTIM_ARGS = {
+    "sgd": "momentum=0.9,nesterov=true",
+    "rmsprop": "momentum=0.9,centered=true",
+    "adamw_anyprecision": "use_kahan_summation=true,momentum_dtype=bfloat16",
+    "adafactor": "beta1=0.9",
+}
+_NAMES = [name for name in registry.RECIPES if name != "adamw_apex_fused"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("plainly", [True, False])
+@pytest.mark.parametrize("optim", cases(_NAMES))
+def test_a_state_goes_through_files(tmp_path: Path, optim: str, plainly: bool, dtype: torch.dtype) -> None:
+    args = arguments(optim, optim_args=None if plainly else OPTIM_ARGS.get(optim))
+    whole, stopped = Layers(dtype), Layers(dtype)
+    take_steps(whole, registry.build(whole, args), range(6))
+    first = registry.build(stopped, args)
+    take_steps(stopped, first, range(3))
+    save_optimizer(first, tmp_path)
+    second = registry.build(stopped, args)
+    load_optimizer(second, tmp_path)
+    take_steps(stopped, second, range(3, 6))
+    for one, other in zip(whole.parameters(), stopped.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_what_lies_in_the_files(tmp_path: Path) -> None:
+    """Codes stay codes: a checkpoint of 8-bit moments is as small as the state."""
+    model = Layers()
+    optimizer = registry.build(model, arguments("adamw_whet_8bit"))
+    take_steps(model, optimizer, range(2))
+    save_optimizer(optimizer, tmp_path)
+    tensors = load_file(tmp_path / "optimizer.safetensors")
+    assert {t.dtype for name, t in tensors.items() if name.endswith(("exp_avg", "exp_avg_sq"))} == {torch.uint8}
+    saved = sum(t.numel() * t.element_size() for t in tensors.values())
+    assert saved == registry.model_state_bytes(model, arguments("adamw_whet_8bit"))
+    assert {values["step"] for values in json.loads((tmp_path / "optimizer.json").read_text())["state"].values()} == {2}
+
+
+def test_loading_leaves_the_given_state_alone(tmp_path: Path) -> None:
+    model, args = Layers(), arguments("adamw_whet")
+    first, second = registry.build(model, args), registry.build(model, args)
+    take_steps(model, first, range(2))
+    kept = first.state_dict()
+    before = kept["state"][0]["exp_avg"].clone()
+    second.load_state_dict(kept)
+    take_steps(model, second, range(2, 4))
+    assert torch.equal(kept["state"][0]["exp_avg"], before)
