@@ -30,19 +30,25 @@ PEERS     := .venv-peers
 HAS_PEERS := $(PEERS)/.has-peers
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast check format bench-cpu clean lint types layers
+.PHONY: help demo test test-fast test-reliability soak check format bench-cpu clean lint types layers
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(HAS_WHET) ## See training work: a small model learns to answer questions, without a GPU
 	@$(BIN)/whet demo $(ARGS)
 
 test: lint types layers ## Check the code, then run every test
-	@$(PYTEST) $(ARGS)
+	@$(PYTEST) -m "not reliability" $(ARGS)
 
 test-fast: $(HAS_TOOLS) ## Run the tests that are not marked slow
-	@$(PYTEST) -m "not slow" $(ARGS)
+	@$(PYTEST) -m "not slow and not reliability" $(ARGS)
+
+test-reliability: $(HAS_TOOLS) ## Stop, kill and starve real runs, and see that nothing is lost: up to 15 minutes
+	@OMP_NUM_THREADS=1 $(PYTEST) -m reliability $(ARGS)
+
+soak: $(HAS_TOOLS) ## The same with many more trials and steps: a night
+	@OMP_NUM_THREADS=1 WHET_SOAK=1 $(PYTEST) -m reliability $(ARGS)
 
 check: lint types layers ## Check style, types, import layers, sizes and the examples of the docs
 	@$(PYTEST) tests/rules

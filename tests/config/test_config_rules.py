@@ -50,6 +50,9 @@ _TRAINING = {
     "best_needs_a_metric": {"save_strategy": "best", "eval_strategy": "steps"},
     "trackers_or_none": {"report_to": ("none", "wandb")},
     "logging_dir_is_read": {"logging_dir": "logs"},
+    "max_nonfinite_steps_at_least_1": {"max_nonfinite_steps": 0},
+    "spike_is_above_the_median": {"max_loss_spike": 1.0},
+    "memory_limit_gb_at_least_0": {"memory_limit_gb": -0.5},
 }
 _GOOD_QA = {"model_name_or_path": "m", "dataset_name": "squad"}
 _QA = {
@@ -146,6 +149,7 @@ def test_a_broken_rule_between_task_and_training_says_everything(rule: Any) -> N
         {"save_strategy": "no", "save_steps": 0, "logging_strategy": "no", "logging_steps": 0},
         {"logging_dir": "logs", "report_to": "tensorboard"},
         {"seed": 2**32 - 1, "save_total_limit": 1},
+        {"max_nonfinite_steps": 1, "max_loss_spike": 1.5, "memory_limit_gb": 0},
     ],
     ids=str,
 )  # fmt: skip

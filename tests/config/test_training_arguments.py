@@ -19,12 +19,13 @@ _OTHER_DEFAULTS = {
     "bf16": "theirs is False, which does not tell whether it was given; as precision says",
     "fp16": "theirs is False, which does not tell whether it was given; as precision says",
     "gradient_checkpointing": "theirs is None, for its newer name activation_checkpointing, which is False",
+    "enable_jit_checkpoint": "theirs is False; ours is on for the command line, off for a library",
 }
 _OLDER = {"overwrite_output_dir", "warmup_ratio", "logging_dir"}
 """Fields of transformers 4 that whet keeps."""
 _OWN = {
     "profile", "precision", "max_tokens_per_batch", "checkpointing_policy", "activation_offload", "attn_implementation",
-    "optimizer_in_backward",
+    "optimizer_in_backward", "max_nonfinite_steps", "max_loss_spike", "memory_limit_gb",
 }  # fmt: skip
 """Fields that transformers does not have."""
 

@@ -256,7 +256,7 @@ def test_weights_that_turn_to_nan_end_the_run_with_70(encoder: Path, data: Path,
         encoder, tmp_path / "out", "--do_train", train_file=data / "v1.json", learning_rate=1e30, max_grad_norm=0
     )
     assert run(words) == 70
-    assert "model.safetensors" not in files(tmp_path / "out")
+    assert not (tmp_path / "out").exists()  # nothing was worth keeping, so nothing is there
 
 
 def _process(words: list[str], **how: Any) -> Any:

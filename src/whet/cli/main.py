@@ -8,6 +8,7 @@ from typing import NoReturn
 
 from whet import __version__
 from whet.errors import EXIT_BAD_CONFIG, EXIT_OK, ConfigError, WhetError
+from whet.train import stop
 
 COMMANDS = {
     "qa": "train, evaluate and predict with a question answering model",
@@ -38,7 +39,13 @@ _HELP = "\n".join(
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and end the process with its exit code."""
-    sys.exit(run(sys.argv[1:] if argv is None else argv))
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] != ["qa"]:
+        sys.exit(run(words))
+    stop.install()  # before all that takes time, such as importing torch
+    code = run(words)
+    stop.ignore()  # what there was to do is done: a signal that comes now changes nothing
+    sys.exit(code)
 
 
 def run(argv: Sequence[str]) -> int:
@@ -50,6 +57,10 @@ def run(argv: Sequence[str]) -> int:
 
         complain(error)
         return error.exit_code
+    except stop.Stopped as stopped:
+        from whet.cli.again import tell
+
+        return tell(stopped, argv)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return _INTERRUPTED

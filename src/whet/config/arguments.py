@@ -167,6 +167,16 @@ class TrainingArguments:
     max_grad_norm: float = 1.0
     """Gradients whose overall norm is larger are scaled down to it. 0: off."""
 
+    max_nonfinite_steps: int = 3
+    """End the run, with exit code 70, after this many steps in a row whose loss or gradient is not finite (or whose
+    loss is a spike, see max_loss_spike). None of them changes a weight; each is counted and logged."""
+    max_loss_spike: float | None = None
+    """Do not apply a step whose loss is more than this many times the median loss of the steps before it (the last 32,
+    once there are 8). Such steps are counted and logged. null: off."""
+    memory_limit_gb: float | None = None
+    """Memory in GiB that this process may hold. Near the limit the run saves a checkpoint and stops with exit code 75,
+    and says what to change. null: what the machine or the cgroup allows. 0: no watch."""
+
     eval_strategy: Interval = "no"
     """When to evaluate during training: never, every eval_steps, or after every epoch."""
     eval_steps: int | float | None = None
@@ -184,6 +194,10 @@ class TrainingArguments:
     save_total_limit: int | None = None
     """Keep this many of the newest checkpoints and delete older ones; the best one always stays with
     load_best_model_at_end. null: keep all."""
+    enable_jit_checkpoint: bool | None = None
+    """On SIGTERM, SIGINT or SIGUSR1 save a checkpoint, whatever save_strategy says, and leave with exit code 75. The
+    unfinished step is done again after resuming; no finished one is lost. null: whet qa does so, a Trainer in another
+    program does not, so that Ctrl-C there stays that program's."""
     load_best_model_at_end: bool = False
     """End with the checkpoint that evaluated best, not with the last weights."""
     metric_for_best_model: str | None = None

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whet.config.ranges import Rule, at_least, below_one, seed, whole_or_share
+from whet.config.rules_reliability import RELIABILITY_RULES
 from whet.errors import ConfigError, OutputError, Problem
 
 if TYPE_CHECKING:
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
 _SCHEDULER_KWARGS = {"cosine": {"num_cycles"}, "polynomial": {"lr_end", "power"}, "inverse_sqrt": {"timescale"}}
 """What each schedule takes beside the number of steps; the others take nothing."""
+LOCK_NAME = ".whet.lock"
+"""The file in output_dir that a run holds locked. It does not count: a run that was killed leaves it behind."""
 _LR_END = 1e-7
 """Where transformers' polynomial schedule ends by default."""
 
@@ -236,7 +239,7 @@ def check_output_dir(path: str | Path, overwrite: bool) -> Problem | None:
     folder = Path(path)
     if problem := _unwritable(folder):
         return problem
-    if overwrite or not os.path.isdir(folder) or not os.listdir(folder):  # noqa: PTH112, PTH208 - see _unwritable
+    if overwrite or not os.path.isdir(folder) or not {*os.listdir(folder)} - {LOCK_NAME}:  # noqa: PTH112, PTH208
         return None
     return Problem(
         what="output_dir is not empty",
@@ -308,4 +311,5 @@ TRAINING_RULES: tuple[Rule, ...] = (
     best_needs_a_metric,
     trackers_or_none,
     logging_dir_is_read,
+    *RELIABILITY_RULES,
 )

@@ -3,10 +3,27 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from whet.hardware.cgroup import ROOT, folders, read_lines, read_words
+
+
+@dataclass(frozen=True)
+class Room:
+    """What a limit allows, and how much of it is taken."""
+
+    used_bytes: int
+    """What the kernel cannot take back by itself: what is in its file cache does not count."""
+    limit_bytes: int
+    of: str
+    """Whose limit it is."""
+
+    @property
+    def left_bytes(self) -> int:
+        """What can still be had before the kernel ends a process; below 0 where the limit is already passed."""
+        return self.limit_bytes - self.used_bytes
 
 
 def limit_bytes(root: Path = ROOT) -> int | None:
@@ -36,7 +53,7 @@ def cgroup_bytes(root: Path = ROOT) -> int | None:
 
 def available_bytes(root: Path = ROOT) -> int | None:
     """Return what can be allocated now without swapping: on the machine, and within each cgroup's limit."""
-    free = [limit - _in_use(folder) for folder, limit in _limits(root)]
+    free = [room.left_bytes for folder in limited_cgroups(root) if (room := cgroup_room(folder)) is not None]
     on_machine = _kilobytes(root / "proc/meminfo", "MemAvailable")
     known = [*free, *([] if on_machine is None else [on_machine])]
     return max(min(known), 0) if known else None
@@ -58,25 +75,63 @@ def huge_pages(root: Path = ROOT) -> str | None:
     return next((word.strip("[]") for word in words if word.startswith("[")), None)
 
 
+def rooms(cgroups: Sequence[Path] | None = None, root: Path = ROOT) -> list[Room]:
+    """Return the limits on this process: the machine's and its cgroups', with what all processes under each take now.
+
+    `cgroups` are those of `limited_cgroups`, for a caller who looks often: looking them up takes longer than looking.
+    """
+    groups = limited_cgroups(root) if cgroups is None else cgroups
+    found = [_machine_room(root), *(cgroup_room(folder) for folder in groups)]
+    return [room for room in found if room is not None]
+
+
+def limited_cgroups(root: Path = ROOT) -> list[Path]:
+    """Return the folders of the cgroups around this process that limit its memory; they stay the same in a run."""
+    return list(dict.fromkeys(folder for folder, _ in _limits(root)))
+
+
+def cgroup_room(folder: Path) -> Room | None:
+    """Return what the cgroup of this folder allows and takes; None where it sets no limit or does not tell."""
+    limit = _limit_in(folder)
+    used = next((size for name in _USE_FILES if (size := _number(folder / name)) is not None), None)
+    if limit is None or used is None:
+        return None
+    return Room(max(used - _file_cache_bytes(folder), 0), limit, f"the cgroup {folder}")
+
+
 _LIMIT_FILES = ("memory.max", "memory.limit_in_bytes")
+_USE_FILES = ("memory.current", "memory.usage_in_bytes")
+_CACHE = ("inactive_file", "active_file", "slab_reclaimable")
+"""What the kernel drops before it ends a process. cgroup v1 has a `total_` before each, with the groups inside."""
 _NO_LIMIT = 1 << 60
 """cgroup v1 writes a number near 2^63 where there is no limit."""
+
+
+def _machine_room(root: Path) -> Room | None:
+    """Return the machine's memory; what could be swapped out counts as free."""
+    path = root / "proc/meminfo"
+    total, available = _kilobytes(path, "MemTotal"), _kilobytes(path, "MemAvailable")
+    if total is None or available is None:
+        return None
+    return Room(total - available - (_kilobytes(path, "SwapFree") or 0), total, "this machine")
 
 
 def _limits(root: Path) -> Iterator[tuple[Path, int]]:
     """Yield (folder, limit) of each cgroup around this process that has one."""
     for folder in folders("memory", root):
-        for name in _LIMIT_FILES:
-            limit = _number(folder / name)
-            if limit is not None and limit < _NO_LIMIT:
-                yield folder, limit
+        if (limit := _limit_in(folder)) is not None:
+            yield folder, limit
 
 
-def _in_use(folder: Path) -> int:
-    """Return what the cgroup holds, without file pages that the kernel would give back."""
-    held = _number(folder / "memory.current") or _number(folder / "memory.usage_in_bytes") or 0
-    stats = dict(line.split()[:2] for line in read_lines(folder / "memory.stat") if len(line.split()) > 1)
-    return held - int(stats.get("total_inactive_file", stats.get("inactive_file", "0")))
+def _limit_in(folder: Path) -> int | None:
+    limits = [limit for name in _LIMIT_FILES if (limit := _number(folder / name)) is not None and limit < _NO_LIMIT]
+    return min(limits, default=None)
+
+
+def _file_cache_bytes(folder: Path) -> int:
+    pairs = [line.split() for line in read_lines(folder / "memory.stat")]
+    found = {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
+    return sum(found.get(f"total_{name}", found.get(name, 0)) for name in _CACHE)
 
 
 def _number(path: Path) -> int | None:

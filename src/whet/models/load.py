@@ -12,6 +12,7 @@ from typing import Any
 
 from whet.errors import ConfigError, WhetError
 from whet.log import logger
+from whet.models import finite
 from whet.models.config_check import check_tokenizer_config, checked_config
 from whet.models.families import family_of
 from whet.models.folder_check import CONFIG, check_folder
@@ -88,7 +89,6 @@ def load_qa_model(source: ModelSource, *, trained: bool = False) -> Any:
                 trust_remote_code=False,
             )
         model.config.name_or_path = model.name_or_path = source.model  # not where a download happens to lie
-        _check_finite(model, source.model)
     except Exception as error:
         raise _not_loaded("model", source.model, error, "--model_name_or_path") from error
     missing = sorted(report["missing_keys"])
@@ -99,6 +99,7 @@ def load_qa_model(source: ModelSource, *, trained: bool = False) -> Any:
             why=f"its folder holds no weights for {', '.join(missing)}",
             fix="train it first: whet qa --model_name_or_path ... --do_train --output_dir out, then use the folder out",
         )
+    _require_finite(model, source.model)
     _say_what_is_new(model, missing)
     return model
 
@@ -135,17 +136,13 @@ def _check_ids(tokenizer: Any, source: ModelSource, own: Any) -> None:
         )
 
 
-def _check_finite(model: Any, name: str) -> None:
-    """Refuse weights that are not numbers: no training mends them."""
-    import torch
-
-    bad = [weight for weight, values in model.named_parameters() if not torch.isfinite(values).all()]
-    if bad:
+def _require_finite(model: Any, name: str) -> None:
+    if found := finite.not_finite(model):
         raise ConfigError(
-            what="the model has weights that are NaN or infinite",
-            got=f"{len(bad)} tensors: {', '.join(bad)}",
-            why="whatever is computed with them is NaN too",
-            fix="use the checkpoint before the training went wrong, or another model",
+            what="the model's weights are not finite",
+            got=f"{name}: {finite.shown(found)}",
+            why="one NaN or infinity in the weights makes every answer and every gradient one",
+            fix="name another model in --model_name_or_path: this one was saved after its training had failed",
         )
 
 

@@ -10,6 +10,7 @@ from torch import nn
 from whet.data.batch import Batch
 from whet.models.objective import IGNORED, Objective
 from whet.precision.policy import Precision
+from whet.train import stop
 
 
 def forward_batches(
@@ -26,6 +27,7 @@ def forward_batches(
             with torch.no_grad(), precision.forward():
                 output = objective.forward(batch, seed=0, step=0)
             yield batch, output
+            stop.check()
     finally:
         model.train(was_training)
 

@@ -15,17 +15,15 @@ from transformers.trainer_utils import TrainOutput
 
 from whet.data import budget
 from whet.data.batch import Batch
-from whet.errors import NonFiniteError
 from whet.log import logger
 from whet.optim import in_backward, registry, schedule
 from whet.precision import formats
-from whet.train import best, checkpoint, plan, probe, resume, step, weights
+from whet.train import best, checkpoint, guard, plan, probe, resume, step, weights
+from whet.train.leave import Edges
 from whet.train.meter import Meter, speed
 
 if TYPE_CHECKING:
     from whet.train.trainer import Trainer
-
-MAX_NONFINITE_STEPS = 3
 
 
 class Fit:
@@ -50,6 +48,10 @@ class Fit:
         """Steps of epochs that a callback ended early."""
         self.folders: list[Path] = []
         """The checkpoints of this run, oldest first."""
+        self.pending: dict[str, bool] | None = None
+        """What was due at the step of a checkpoint when the run left, and is done after resuming."""
+        self.spikes = guard.SpikeGuard(self.args.max_loss_spike)
+        self.edges = Edges(self)
         trainer.optimizer, trainer.lr_scheduler = self.optimizer, self.scheduler
         trainer.state = TrainerState(train_batch_size=self.args.per_device_train_batch_size)
         trainer.events.control = TrainerControl()
@@ -75,14 +77,19 @@ class Fit:
         self._send("on_train_begin")
         try:
             if self.args.eval_on_start and self.state.global_step == 0:
-                self.trainer.evaluate()
+                self.edges.evaluate()
+            self.edges.take_up()
             while not self.ended:
+                self.edges.cross()
                 self._one_step()
+            self.edges.cross()
+            guard.require_finite(self.trainer.model, None, "at the end of the training")
             best.load(self.trainer.model, self.args, self.state)
             return self._finish()
         finally:
             if self.in_backward is not None:
                 self.in_backward.remove()
+            self.optimizer.zero_grad(set_to_none=True)  # of a step that was broken off
             self._send("on_train_end")
 
     def _begin(self, asked: str | bool | None) -> None:
@@ -98,6 +105,7 @@ class Fit:
             resume.restore(self, folder)
         elif self.args.overwrite_output_dir:
             checkpoint.remove_all(output_dir)
+        guard.require_finite(self.trainer.model, self.optimizer, "before the first step")
         self.trainer.model.train()
 
     def _one_step(self) -> None:
@@ -128,12 +136,13 @@ class Fit:
         """Take the optimizer's step and the schedule's: the rate follows the step's number, applied or not."""
         loss = step.gradients(
             self.trainer.objective, batches, self.trainer.precision, seed=self.args.seed, step=self.state.global_step,
-            between=lambda: self._send("on_substep_end"),
+            between=self._between_batches,
         )  # fmt: skip
         result = step.clip(self.parameters, loss, self.args.max_grad_norm, self.trainer.precision)
         if self.in_backward is not None:
             norm, whole = self.in_backward.finish()
             result = replace(result, grad_norm=norm, applied=result.applied and whole)
+        result = self.spikes.judge(result)
         if result.applied:
             self._send("on_pre_optimizer_step")
             self.optimizer.step()
@@ -146,23 +155,19 @@ class Fit:
             self.scheduler.step()
         return result
 
+    def _between_batches(self) -> None:
+        self._send("on_substep_end")
+        self.edges.cross()
+
     def _watch(self, result: step.StepResult) -> None:
-        """Stop after several non-finite steps in a row; none of them was applied."""
+        """Stop after several steps in a row that were not finite, or spikes; none of them was applied."""
         if result.rescaled:
             return
         self.n_bad_in_a_row = 0 if result.applied else self.n_bad_in_a_row + 1
         if not result.applied:
-            logger.warning(
-                "step %d was not applied: loss %s, gradient norm %s",
-                self.state.global_step, result.loss, result.grad_norm,
-            )  # fmt: skip
-        if self.n_bad_in_a_row >= MAX_NONFINITE_STEPS:
-            raise NonFiniteError(
-                what=f"{self.n_bad_in_a_row} steps in a row were not finite",
-                got=f"loss {result.loss}, gradient norm {result.grad_norm} at step {self.state.global_step}",
-                why="the weights would turn to NaN; they are as the last good step left them",
-                fix="lower --learning_rate, raise --warmup_steps, or look at the rows of these steps",
-            )
+            guard.tell(self.state.global_step, result, self.args.max_loss_spike)
+        if self.n_bad_in_a_row >= self.args.max_nonfinite_steps:
+            raise guard.too_many(self.n_bad_in_a_row, self.state.global_step, result)
 
     def _end_epoch(self) -> bool:
         """Tell of the epoch's end, and return whether it is one: its last step, the run's, or a callback's wish."""
@@ -176,14 +181,19 @@ class Fit:
 
     def _between_steps(self, *, epoch_ends: bool) -> None:
         """Log, evaluate, save, in this order: a checkpoint holds all that was found out at its step."""
-        control, done, complete = self.trainer.events.control, self.state.global_step, self.place >= self.plan.n_steps
+        done = self.state.global_step
         first = done == 1 and self.args.logging_first_step
-        if self.plan.log.due(done, epoch_ends) or control.should_log or first:
+        if self.plan.log.due(done, epoch_ends) or self.trainer.events.control.should_log or first:
             self._log()
+        self._judge_and_save(epoch_ends=epoch_ends)
+
+    def _judge_and_save(self, *, epoch_ends: bool) -> None:
+        control, done, complete = self.trainer.events.control, self.state.global_step, self.place >= self.plan.n_steps
         better = False
         last = complete and self.plan.evaluate.strategy == "steps"
-        if self.plan.evaluate.due(done, epoch_ends) or self.trainer.events.control.should_evaluate or last:
-            better = best.is_better(self.args, self.state, self.trainer.evaluate())
+        if self.plan.evaluate.due(done, epoch_ends) or control.should_evaluate or last:
+            due = {"epoch_ends": epoch_ends, "evaluate": control.should_evaluate, "save": control.should_save}
+            better = best.is_better(self.args, self.state, self.edges.evaluate(**due))
         strategy = self.plan.save.strategy
         regular = self.plan.save.due(done, epoch_ends) or (complete and strategy == "steps")
         if (better if strategy == "best" else regular) or self.trainer.events.control.should_save:
@@ -196,6 +206,7 @@ class Fit:
 
     def _save(self, done: int, *, better: bool) -> None:
         output_dir, state = Path(self.args.output_dir), self.state
+        guard.require_finite(self.trainer.model, self.optimizer, f"after step {done}")
         folder = output_dir / checkpoint.folder_name(done)
         if better:
             state.best_model_checkpoint = str(folder)
@@ -209,12 +220,16 @@ class Fit:
 
     def _finish(self) -> TrainOutput:
         meter, seconds = self.meter, self.meter.elapsed_s
-        metrics = speed("train_", seconds, meter.n_rows, meter.n_steps) | {
-            "train_tokens_per_second": round(meter.tokens_per_s, 1),
-            "train_padding_avoided": round(meter.padding_avoided_frac, 4),
-            "total_flos": self.state.total_flos,
-            "train_loss": meter.mean_loss,
-        }
+        metrics = (
+            speed("train_", seconds, meter.n_rows, meter.n_steps)
+            | {
+                "train_tokens_per_second": round(meter.tokens_per_s, 1),
+                "train_padding_avoided": round(meter.padding_avoided_frac, 4),
+                "total_flos": self.state.total_flos,
+                "train_loss": meter.mean_loss,
+            }
+            | ({"train_steps_not_applied": meter.n_skipped} if meter.n_skipped else {})
+        )
         self.trainer.log(metrics)
         return TrainOutput(self.state.global_step, meter.mean_loss, metrics | {"epoch": self.state.epoch or 0.0})
 

@@ -55,6 +55,9 @@ def save(fit: Fit, folder: Path) -> None:
         "window": [loss if math.isfinite(loss) else str(loss) for loss in meter.window],  # JSON has no NaN
         "n_bad_in_a_row": fit.n_bad_in_a_row,
         "n_left_out": fit.n_left_out,
+        "n_skipped": meter.n_skipped,
+        "losses": list(fit.spikes.losses),
+        "pending": fit.pending,
         "checkpoints": [path.name for path in fit.folders],
         "precision": fit.trainer.precision.state(),
     }
@@ -86,6 +89,8 @@ def restore(fit: Fit, folder: Path) -> None:
     meter.window = [float(loss) for loss in run["window"]]
     fit.n_bad_in_a_row, fit.n_left_out = run["n_bad_in_a_row"], run["n_left_out"]
     fit.trainer.precision.load_state(run.get("precision", {}))  # older checkpoints are never of fp16
+    meter.n_skipped, fit.pending = run.get("n_skipped", 0), run.get("pending")
+    fit.spikes.losses.extend(run.get("losses", []))
     fit.folders = _own(folder, run["checkpoints"], Path(fit.args.output_dir))
     logger.info("resuming after step %d from %s", fit.state.global_step, folder)
 

@@ -42,7 +42,8 @@ def gradients(
     The loss is a sum over targets divided by their count over all micro-batches: never a mean of means.
     `between` is called after each micro-batch but the last.
     """
-    n_valid = max(sum(objective.count(batch) for batch in batches), 1)
+    n_targets = sum(objective.count(batch) for batch in batches)
+    n_valid = max(n_targets, 1)
     total = torch.zeros(())
     for number, batch in enumerate(batches):
         if number:
@@ -53,7 +54,7 @@ def gradients(
                 loss = objective.loss_sum(output, batch) / n_valid
         precision.backward(loss)
         total = total.to(loss.device) + loss.detach()
-    return total
+    return total if n_targets else total + float("nan")  # nothing was learnt: 0 / 0, not a loss of 0
 
 
 @record_function("whet::optimizer")

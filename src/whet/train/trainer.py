@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ from whet.log import logger
 from whet.methods import fuse, order
 from whet.models import objective as objectives
 from whet.precision import formats, policy
-from whet.train import evaluate, weights
+from whet.train import evaluate, leave, weights
 from whet.train.callbacks import empty_cache, profile, progress, trackers
 from whet.train.callbacks.events import Events
 from whet.train.collate import default_collator
@@ -96,7 +97,8 @@ class Trainer:
                 why="there is nothing to learn from",
                 fix="pass train_dataset, or check --train_file",
             )
-        return Fit(self).run(resume_from_checkpoint or self.args.resume_from_checkpoint)
+        with leave.watched(self.args):
+            return Fit(self).run(resume_from_checkpoint or self.args.resume_from_checkpoint)
 
     def evaluate(self, eval_dataset: Any = None, metric_key_prefix: str = "eval") -> dict[str, float]:
         """Return the metrics of the model on the data set (default: `eval_dataset`), each under `prefix_name`."""
@@ -242,4 +244,12 @@ def _has_labels(batch: Any) -> bool:
 
 
 def _write_json(path: Path, values: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(dict(values), indent=4, sort_keys=True) + "\n", "utf-8")
+    told = {name: _json_number(value) for name, value in values.items()}
+    path.write_text(json.dumps(told, indent=4, sort_keys=True) + "\n", "utf-8")
+
+
+def _json_number(value: Any) -> Any:
+    """Return the value; NaN and the infinities, which JSON does not have, as text."""
+    if not isinstance(value, float) or math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

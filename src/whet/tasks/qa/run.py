@@ -6,29 +6,37 @@ import time
 
 from whet import log
 from whet.config.arguments import TrainingArguments
-from whet.config.rules import require_output_dir
 from whet.config.settings import refuse
 from whet.tasks.qa.arguments import QaArguments
 from whet.tasks.qa.metrics import check_scorable
 from whet.tasks.qa.rules import check_run
 from whet.tasks.qa.splits import read_split
+from whet.train import lock, stop
 
 
 def run_qa(qa: QaArguments, args: TrainingArguments) -> int:
     """Run the command; return its exit code. Whatever is wrong with folder or data is raised before torch is loaded."""
     log.set_up()
     refuse(check_run(qa, args))
-    started_s = time.perf_counter()
+    if args.enable_jit_checkpoint is False:
+        stop.restore()
     may_hold_files = args.overwrite_output_dir or bool(args.resume_from_checkpoint) or not args.do_train
-    folder = require_output_dir(args.output_dir, may_hold_files)
+    started_s = time.perf_counter()
+    with lock.output_folder(args.output_dir, may_hold_files) as folder:
+        metrics = _run(qa, args)
+
+        from whet.tasks.qa.summary import show
+
+        show(metrics, folder, time.perf_counter() - started_s)
+    return 0
+
+
+def _run(qa: QaArguments, args: TrainingArguments) -> dict[str, float]:
     wanted = {"train": args.do_train, "validation": args.do_eval, "test": args.do_predict}
     questions = {name: read_split(qa, name) for name, want in wanted.items() if want}
     if "validation" in questions:
         check_scorable(questions["validation"], version_2=qa.version_2_with_negative)
 
     from whet.tasks.qa.job import QaJob
-    from whet.tasks.qa.summary import show
 
-    metrics = QaJob.prepare(qa, args, questions).run()
-    show(metrics, folder, time.perf_counter() - started_s)
-    return 0
+    return QaJob.prepare(qa, args, questions).run()

@@ -1,0 +1,44 @@
+"""What a run that was stopped says: where it saved, and the command that goes on."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+
+from whet.config.options import MASK, options_of
+from whet.train.stop import Stopped
+
+
+def tell(stopped: Stopped, argv: Sequence[str]) -> int:
+    """Print one line about it, and return the exit code."""
+    how = f"; go on with: {command(argv, stopped.again)}" if stopped.again else ""
+    print(f"whet: {stopped}{how}", file=sys.stderr)
+    return int(str(stopped.code))
+
+
+def command(argv: Sequence[str], again: Mapping[str, object]) -> str:
+    """Return the command line as it was, secrets masked, with these settings added: of two values the later holds."""
+    added = [word for name, value in again.items() for word in (f"--{name}", _text(value))]
+    return shlex.join(["whet", *_masked(argv), *added])
+
+
+def _masked(argv: Sequence[str]) -> list[str]:
+    secrets = {option.name for part in _parts(argv[0]) for option in options_of(part).values() if option.secret}
+    words: list[str] = []
+    hide = False
+    for word in argv:
+        name, equals, _ = word.lstrip("-").partition("=")
+        is_secret = word.startswith("-") and name.replace("-", "_") in secrets
+        words.append(MASK if hide else f"{word.partition('=')[0]}={MASK}" if is_secret and equals else word)
+        hide = is_secret and not equals
+    return words
+
+
+def _parts(command_name: str) -> tuple[type, ...]:
+    return import_module(f"whet.cli.{command_name}").COMMAND.parts
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,149 @@
+"""What watches a run: its memory, and losses that jump."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from whet.config.arguments import TrainingArguments
+from whet.errors import NonFiniteError
+from whet.hardware import memory
+from whet.hardware.memory import Room
+from whet.log import logger
+from whet.models import finite
+from whet.train.step import StepResult
+
+EVERY_S = 0.05
+"""A look reads some files of the kernel, about 0.1 ms: no more often than this."""
+WARN_FRAC, WARN_OWN_FRAC = 0.15, 0.5
+STOP_FRAC, STOP_OWN_FRAC = 0.05, 0.25
+"""Room is scarce where less of the limit is left, and less than this part of what the process itself holds: on a
+machine full of other programs a small run goes on."""
+LOSSES, FEWEST_LOSSES = 32, 8
+"""Losses that a spike is compared with, and how many it takes."""
+
+
+@dataclass
+class MemoryGuard:
+    """Looks, between micro-batches, at what the limits on this process leave."""
+
+    rooms: Callable[[], Sequence[Room]]
+    resident: Callable[[], int | None] = memory.resident_bytes
+    peak: Callable[[], int | None] = memory.peak_bytes
+
+    def __post_init__(self) -> None:
+        self._peak_before = self.peak() or 0
+        self._next_s = 0.0
+        self._warned = False
+
+    def look(self) -> str | None:
+        """Return how little room there is if the run has to stop, else None; log a warning once before that."""
+        now_s = time.monotonic()
+        if now_s < self._next_s:
+            return None
+        self._next_s = now_s + EVERY_S
+        holds = self.resident()
+        if holds is None:
+            return None
+        more = self._more_at_peak(holds)
+        for room in self.rooms():
+            left = room.left_bytes - more
+            if left < min(STOP_FRAC * room.limit_bytes, STOP_OWN_FRAC * (holds + more)):
+                return _told(room, left, more)
+            if not self._warned and left < min(WARN_FRAC * room.limit_bytes, WARN_OWN_FRAC * (holds + more)):
+                self._warned = True
+                logger.warning("memory is getting scarce: %s", _told(room, left, more))
+        return None
+
+    def _more_at_peak(self, holds: int) -> int:
+        """Return how much more than now a micro-batch has taken: between two of them their activations are gone.
+
+        A peak from before the run, such as that of loading the model, does not come again.
+        """
+        peak = self.peak() or 0
+        return max(peak - holds, 0) if peak > self._peak_before else 0
+
+
+def memory_guard(args: TrainingArguments) -> MemoryGuard | None:
+    """Return the guard that the arguments ask for: by the system's limits, by a limit of its own, or none."""
+    if args.memory_limit_gb == 0:
+        return None
+    if args.memory_limit_gb is None:
+        cgroups = memory.limited_cgroups()
+        return MemoryGuard(lambda: memory.rooms(cgroups))
+    limit = int(args.memory_limit_gb * 2**30)
+    return MemoryGuard(lambda: [Room(memory.resident_bytes() or 0, limit, "memory_limit_gb")])
+
+
+def _told(room: Room, left_bytes: int, more_bytes: int) -> str:
+    used = room.used_bytes + more_bytes
+    return (
+        f"{_mib(used)} of {_mib(room.limit_bytes)} that {room.of} allows are in use at the highest, "
+        f"{_mib(max(left_bytes, 0))} are left"
+    )
+
+
+def _mib(n_bytes: float) -> str:
+    return f"{n_bytes / 2**20:,.0f} MiB"
+
+
+class SpikeGuard:
+    """Takes out steps whose loss is many times the usual one."""
+
+    def __init__(self, limit: float | None, losses: Sequence[float] = ()) -> None:
+        self.limit = limit
+        self.losses: deque[float] = deque(losses, maxlen=LOSSES)
+        """Those of the last applied steps."""
+
+    def judge(self, result: StepResult) -> StepResult:
+        """Return the result, as one that is not to be applied where its loss is a spike."""
+        if self.limit is None or not result.applied:
+            return result
+        if len(self.losses) >= FEWEST_LOSSES and result.loss > self.limit * statistics.median(self.losses):
+            return replace(result, applied=False)
+        self.losses.append(result.loss)
+        return result
+
+
+def tell(step: int, result: StepResult, limit: float | None) -> None:
+    """Log a step that was not applied."""
+    if is_finite(result):
+        logger.warning(
+            "step %d was not applied: loss %s is more than %s times the median of the steps before it",
+            step, result.loss, limit,
+        )  # fmt: skip
+    else:
+        logger.warning("step %d was not applied: loss %s, gradient norm %s", step, result.loss, result.grad_norm)
+
+
+def too_many(n_steps: int, step: int, result: StepResult) -> NonFiniteError:
+    """Return the error that ends a run after so many steps in a row that were not applied."""
+    spike = is_finite(result)
+    return NonFiniteError(
+        what=f"{n_steps} steps in a row were " + ("loss spikes" if spike else "not finite"),
+        got=f"loss {result.loss}, gradient norm {result.grad_norm} at step {step}",
+        why="the weights would " + ("be thrown off" if spike else "turn to NaN") + "; they are as the last good step"
+        " left them",
+        fix="lower --learning_rate, raise --warmup_steps, or look at the rows of these steps",
+    )  # fmt: skip
+
+
+def is_finite(result: StepResult) -> bool:
+    """Return whether loss and gradient are numbers."""
+    return math.isfinite(result.loss) and math.isfinite(result.grad_norm)
+
+
+def require_finite(model: Any, optimizer: Any, when: str) -> None:
+    """Raise NonFiniteError (exit 70) where a weight, or what the optimizer keeps of it, is no number."""
+    if found := finite.not_finite(model, optimizer):
+        raise NonFiniteError(
+            what=f"the weights are not finite {when}",
+            got=finite.shown(found),
+            why="such a model answers nothing, and what is saved of it would be of no use; it was not saved",
+            fix="go on from an earlier checkpoint with a lower --learning_rate, or look for what changed the weights",
+        )

@@ -1,0 +1,100 @@
+"""Leaving a run between two micro-batches, so that it can go on as if it had not stopped.
+
+A checkpoint holds whole optimizer steps. Where a run leaves inside a step, the step's gradients are dropped, and all
+its micro-batches are done again after resuming, with the same rows and masks: bit for bit the same step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from whet.config.arguments import TrainingArguments
+from whet.errors import EXIT_OTHER, EXIT_STOPPED_AND_SAVED
+from whet.log import logger
+from whet.train import checkpoint, guard, lock, stop
+from whet.train.stop import Stopped
+
+if TYPE_CHECKING:
+    from whet.train.fit import Fit
+
+
+class Edges:
+    """The places of a run where it may leave: each micro-batch ends at one."""
+
+    def __init__(self, fit: Fit) -> None:
+        self.fit = fit
+        self.memory = guard.memory_guard(fit.args)
+
+    def cross(self) -> None:
+        """Go on, or save and leave: because of a signal, or because memory runs out."""
+        if name := stop.asked():
+            self.leave(f"stopped by {name}", {})
+        if self.memory is not None and (scarce := self.memory.look()):
+            self._leave_for_memory(scarce)
+
+    def evaluate(self, **due: bool) -> dict[str, float]:
+        """Evaluate; a signal in between leaves with a checkpoint that remembers what was `due` at this step."""
+        try:
+            return self.fit.trainer.evaluate()
+        except Stopped:
+            self.fit.pending = due
+            self.leave(f"stopped by {stop.asked()} during the evaluation", {})
+            raise
+
+    def leave(self, why: str, again: dict[str, object], *, code: int = EXIT_STOPPED_AND_SAVED) -> None:
+        """Save what is done, where it is not saved yet, and raise Stopped."""
+        fit = self.fit
+        fit.optimizer.zero_grad(set_to_none=True)
+        done = fit.state.global_step
+        if done == 0:
+            what = f"{why} before the first step was done: nothing was lost, start again with the same command"
+            raise Stopped(what, again, code)
+        if fit.trainer.events.control.should_training_stop:
+            fit.pending = (fit.pending or {}) | {"stop": True}
+        folder = Path(fit.args.output_dir) / checkpoint.folder_name(done)
+        if fit.pending or folder not in fit.folders:
+            fit._save(done, better=False)
+        what = f"{why} after step {done}: saved in {folder}, no completed step is lost"
+        raise Stopped(what, {"resume_from_checkpoint": "auto"} | again, code)
+
+    def take_up(self) -> None:
+        """Do what a checkpoint says was due when the run left."""
+        due, self.fit.pending = self.fit.pending, None
+        if not due:
+            return
+        control = self.fit.trainer.events.control
+        control.should_training_stop = due.get("stop", False)
+        if "epoch_ends" in due:
+            control.should_evaluate, control.should_save = due["evaluate"], due["save"]
+            self.fit._judge_and_save(epoch_ends=due["epoch_ends"])
+
+    def _leave_for_memory(self, scarce: str) -> None:
+        """Leave before the kernel ends the process; a run that came no step further in it fails, as it would again."""
+        args = self.fit.args
+        rows, times = args.per_device_train_batch_size, args.gradient_accumulation_steps
+        again: dict[str, object] = {}
+        if rows % 2 == 0:  # the same rows make a step: the loss curve stays
+            again = {"per_device_train_batch_size": rows // 2, "gradient_accumulation_steps": times * 2}
+        code = EXIT_STOPPED_AND_SAVED if self.fit.meter.n_steps else EXIT_OTHER
+        self.leave(f"stopped, as memory runs out ({scarce}; smaller batches take less)", again, code=code)
+
+
+@contextlib.contextmanager
+def watched(args: TrainingArguments) -> Iterator[None]:
+    """Train within the block: hear signals if asked to, and be alone in the output folder if anything is saved."""
+    writes = args.save_strategy != "no" or args.enable_jit_checkpoint
+    alone = lock.locked_if_possible(Path(args.output_dir)) if writes else contextlib.nullcontext()
+    with stop.listening(args.enable_jit_checkpoint), alone:
+        try:
+            yield
+        except Stopped as stopped:
+            if args.enable_jit_checkpoint:
+                logger.warning("%s%s", stopped, _settings(stopped.again))
+            raise
+
+
+def _settings(again: dict[str, Any]) -> str:
+    return "; go on with " + ", ".join(f"{name}={value!r}" for name, value in again.items()) if again else ""
