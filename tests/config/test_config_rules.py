@@ -10,6 +10,7 @@ import pytest
 from whet import ConfigError, TrainingArguments
 from whet.config.options import MASK, options_of
 from whet.config.rules import TRAINING_RULES, check_output_dir, require_output_dir
+from whet.config.rules_saving import SAVING_RULES
 from whet.config.settings import draft
 from whet.errors import OutputError, Problem
 from whet.tasks.qa.arguments import AskArguments, DemoArguments, QaArguments
@@ -53,6 +54,9 @@ _TRAINING = {
     "max_nonfinite_steps_at_least_1": {"max_nonfinite_steps": 0},
     "spike_is_above_the_median": {"max_loss_spike": 1.0},
     "memory_limit_gb_at_least_0": {"memory_limit_gb": -0.5},
+    "interval_is_a_time": {"save_strategy": "time", "save_interval_s": 0.0},
+    "allowed_changes_are_known": {"resume_allow_changes": ("output_dir",)},
+    "some_saves_to_delay": {"save_async": True, "save_strategy": "no"},
 }
 _GOOD_QA = {"model_name_or_path": "m", "dataset_name": "squad"}
 _QA = {
@@ -96,7 +100,7 @@ _RUN = {
     "profile_has_steps": ({}, {"do_eval": True, "profile": True}),
 }
 _SINGLE = [
-    *((TrainingArguments, {}, rule, _TRAINING) for rule in TRAINING_RULES),
+    *((TrainingArguments, {}, rule, _TRAINING) for rule in TRAINING_RULES + SAVING_RULES),
     *((QaArguments, _GOOD_QA, rule, _QA) for rule in QA_RULES),
     *((AskArguments, _GOOD_ASK, rule, _ASK) for rule in ASK_RULES),
     *((DemoArguments, {}, rule, _DEMO) for rule in DEMO_RULES),

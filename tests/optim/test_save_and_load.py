@@ -11,7 +11,8 @@ from optimizer_runs import Layers, arguments, cases, take_steps
 from safetensors.torch import load_file
 
 from whet.optim import registry
-from whet.train.weights import load_optimizer, save_optimizer
+from whet.train import weights
+from whet.train.weights import load_optimizer
 
 OPTIM_ARGS = {
     "sgd": "momentum=0.9,nesterov=true",
@@ -20,6 +21,12 @@ OPTIM_ARGS = {
     "adafactor": "beta1=0.9",
 }
 _NAMES = [name for name in registry.RECIPES if name != "adamw_apex_fused"]
+
+
+def save_optimizer(optimizer, folder):
+    """As a checkpoint does it."""
+    weights.save_moments(weights.optimizer_tensors(optimizer), folder)
+    (folder / weights.OPTIMIZER_NUMBERS).write_text(weights.optimizer_numbers(optimizer), "utf-8")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

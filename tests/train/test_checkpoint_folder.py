@@ -164,14 +164,22 @@ def test_steps_sort_as_numbers(tmp_path: Path) -> None:
     assert checkpoint.newest(tmp_path) == tmp_path / "checkpoint-123456789"
 
 
-def test_auto_without_a_good_checkpoint_starts_at_the_beginning(saved: Path, caplog: pytest.LogCaptureFixture) -> None:
-    wanted = load_file(saved / _FOUR / "model.safetensors")
+def test_auto_with_damaged_checkpoints_alone_does_not_start_anew(saved: Path) -> None:
     for name in (_TWO, _FOUR):
         (saved / name / "optimizer.json").unlink()
     trainer = toy_trainer(saved, max_steps=4)
-    trainer.train(resume_from_checkpoint=True)
-    assert_same_weights(trainer.model, wanted)
-    assert [name for text in caplog.messages for name in (_TWO, _FOUR) if name in text] == [_FOUR, _TWO]
+    with pytest.raises(
+        StorageError, match=rf"(?s)none of the 2 checkpoints.*{_FOUR}: optimizer.json.*{_TWO}"
+    ) as caught:
+        trainer.train(resume_from_checkpoint=True)
+    assert caught.value.exit_code == EXIT_IO
+    assert trainer.state.log_history == []
+
+
+def test_auto_without_any_checkpoint_says_that_it_starts_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="whet"):
+        toy_trainer(tmp_path, max_steps=1).train(resume_from_checkpoint="auto")
+    assert f"there is no checkpoint in {tmp_path}: the run starts at its first step" in caplog.messages
 
 
 @pytest.mark.parametrize("path", ["nowhere", "checkpoint-00000003"])
@@ -193,3 +201,59 @@ def test_what_a_killed_run_left_half_written_goes_away(saved: Path) -> None:
     toy_trainer(saved, max_steps=6, save_strategy="steps", save_steps=2).train(resume_from_checkpoint="auto")
     assert sorted(path.name for path in saved.iterdir()) == [_TWO, _FOUR, "checkpoint-00000006"]
     assert checkpoint.problems_of(saved / "checkpoint-00000006") == []
+
+
+def test_the_checkpoint_before_goes_only_when_the_new_one_reads_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Something cuts a file short just after the new folder got its name; one checkpoint was to be kept."""
+    real = checkpoint.sync
+
+    def sync(path: Path) -> None:
+        real(path)
+        if (tmp_path / _TWO).is_dir():
+            _truncated(tmp_path / _TWO / "model.safetensors")
+
+    monkeypatch.setattr(checkpoint, "sync", sync)
+    trainer = toy_trainer(tmp_path, max_steps=2, save_strategy="steps", save_steps=1, save_total_limit=1)
+    with pytest.raises(StorageError, match=r"(?s)step 2 cannot be written.*model.safetensors: \d+ bytes"):
+        trainer.train()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-00000001"]
+    assert checkpoint.problems_of(tmp_path / "checkpoint-00000001") == []
+
+
+def test_a_save_killed_while_it_replaces_a_step_loses_nothing(saved: Path) -> None:
+    """The folder of step 4 was moved aside, and the new one had not come yet."""
+    (saved / _FOUR).rename(saved / f".{_FOUR}.replaced")
+    (saved / f".{_FOUR}.partial").mkdir()
+    (saved / f".{_TWO}.removed").mkdir()
+    toy_trainer(saved, max_steps=4).train(resume_from_checkpoint="auto")
+    assert sorted(path.name for path in saved.iterdir()) == [_TWO, _FOUR]
+    assert checkpoint.newest(saved) == saved / _FOUR
+
+
+def test_clearing_up_follows_no_link(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    (elsewhere / "mine").write_text("x", "utf-8")
+    for name in (f".{_TWO}.partial", f".{_TWO}.removed", "checkpoint-00000001"):
+        (saved / name).symlink_to(elsewhere)
+    checkpoint.tidy(saved)
+    checkpoint.rotate([saved / "checkpoint-00000001", saved / _TWO, saved / _FOUR], 1, None)
+    checkpoint.remove_all(saved)
+    assert (elsewhere / "mine").exists()
+
+
+class _LikeATokenizer:
+    """Tells of a full disk as the tokenizers package does."""
+
+    def save_pretrained(self, folder: Path) -> None:
+        raise Exception("No space left on device (os error 28)")
+
+
+def test_a_tokenizer_that_does_not_fit(tmp_path: Path) -> None:
+    trainer = toy_trainer(tmp_path / "run", max_steps=1, save_strategy="steps", save_steps=1)
+    trainer.processing_class = _LikeATokenizer()
+    with pytest.raises(StorageError, match="No space left"):
+        trainer.train()
+    with pytest.raises(StorageError, match="No space left"):
+        trainer.save_model(str(tmp_path / "model"))

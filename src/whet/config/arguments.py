@@ -13,6 +13,7 @@ from whet.config.rules import TRAINING_RULES
 from whet.config.rules_memory import MEMORY_RULES
 from whet.config.rules_optimizer import OPTIMIZER_RULES
 from whet.config.rules_precision import PRECISION_RULES, settled
+from whet.config.rules_saving import SAVING_RULES
 from whet.config.settings import checked
 
 Interval = Literal["no", "steps", "epoch"]
@@ -39,6 +40,7 @@ def _settle(values: dict[str, Any]) -> dict[str, Any]:
         values["metric_for_best_model"] = values["metric_for_best_model"] or "loss"
     if values["greater_is_better"] is None and values["metric_for_best_model"]:
         values["greater_is_better"] = not values["metric_for_best_model"].endswith("loss")
+    values["resume_allow_changes"] = tuple(dict.fromkeys(values["resume_allow_changes"]))
     values["report_to"] = _trackers(tuple(values["report_to"]))
     return values | settled(values)
 
@@ -58,7 +60,7 @@ def _is_installed(package: str) -> bool:
     return found is not None and found.origin is not None
 
 
-_RULES = (*TRAINING_RULES, *PRECISION_RULES, *MEMORY_RULES, *OPTIMIZER_RULES)
+_RULES = (*TRAINING_RULES, *PRECISION_RULES, *MEMORY_RULES, *OPTIMIZER_RULES, *SAVING_RULES)
 
 
 @checked(headings=_HEADINGS, rules=_RULES, settle=_settle, aliases=ALIASES, refused=REFUSED)
@@ -84,6 +86,9 @@ class TrainingArguments:
     resume_from_checkpoint: str | None = None
     """Go on where an earlier run stopped. auto: from the newest intact checkpoint in output_dir. A path: from that
     checkpoint."""
+    resume_allow_changes: Sequence[str] = field(default=(), metadata={"kind": tuple[str, ...]})
+    """Settings that may differ from those of the checkpoint a run goes on from, such as learning_rate,optim; model,
+    data, dtype and rows_per_step can be named too. Every other difference stops the run before it starts."""
     seed: int = 42
     """Random seed of new weights, dropout and, without data_seed, row order. Same seed and settings: same run."""
     data_seed: int | None = None
@@ -187,10 +192,19 @@ class TrainingArguments:
     per_device_eval_batch_size: int = 8
     """Rows in one forward pass of an evaluation. No gradients are kept, so it may be larger than for training."""
 
-    save_strategy: Literal["no", "steps", "epoch", "best"] = "steps"
-    """When to write a checkpoint: never, every save_steps, after every epoch, or at each new best evaluation."""
+    save_strategy: Literal["no", "steps", "epoch", "time", "best"] = "steps"
+    """When to write a checkpoint: never, every save_steps, after every epoch, every save_interval_s, or at each new
+    best evaluation."""
     save_steps: int | float = 500
     """Optimizer steps between checkpoints, for save_strategy steps. Below 1: a share of the run."""
+    save_interval_s: float = 600.0
+    """Seconds between checkpoints, for save_strategy time. A checkpoint is written after the step in which they end."""
+    save_async: bool = False
+    """Copy weights and optimizer state in memory and write the checkpoint while training goes on. Takes as much memory
+    as a checkpoint has bytes; the files are those of a save that waits."""
+    save_error_policy: Literal["stop", "continue"] = "stop"
+    """What a checkpoint that cannot be written means: the end of the run (exit code 74), or a warning, and the next
+    one is tried. Earlier checkpoints stay whole either way."""
     save_total_limit: int | None = None
     """Keep this many of the newest checkpoints and delete older ones; the best one always stays with
     load_best_model_at_end. null: keep all."""

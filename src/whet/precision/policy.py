@@ -1,7 +1,7 @@
 """In which number format the products compute; the weights stay float32 (the master copy)."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
@@ -153,6 +153,6 @@ def as_run(args: TrainingArguments, precision: Precision) -> str:
     return json.dumps(args.to_dict() | {"precision": precision.name} | ran, indent=2)
 
 
-def in_checkpoint(settings: dict[str, Any]) -> str:
+def in_checkpoint(settings: Mapping[str, Any]) -> str:
     """Return the precision of a run from the settings in its checkpoint; older ones only say bf16."""
     return settings.get("precision") or ("bf16" if settings.get("bf16") else "fp32")

@@ -2,29 +2,29 @@
 
 `checkpoint-00001234/` holds tensors as safetensors and everything else as JSON; `MANIFEST.json` is written last and
 carries a checksum of itself. The newest checkpoint is the one with the highest step that verifies: no time stamp, no
-link and no clock takes part in the decision.
+link and no clock takes part in the decision. A folder that has to go is renamed out of sight first, so that nothing
+half deleted carries a checkpoint's name.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import xxhash
 from safetensors import SafetensorError
 
 from whet.errors import StorageError
 from whet.log import logger
+from whet.train import manifest
+from whet.train.manifest import sync
 
-MANIFEST = "MANIFEST.json"
-SCHEMA = 1
-_NAME = re.compile(r"checkpoint-(\d{8,})")
-_CHUNK_BYTES = 1 << 22
+MANIFEST = manifest.MANIFEST
+_NAME = re.compile(r"checkpoint-(\d{8,18})")
+_HIDDEN = re.compile(r"\.(checkpoint-\d{8,18})\.(partial|replaced|removed)")
 
 
 def folder_name(step: int) -> str:
@@ -37,54 +37,100 @@ def save(output_dir: Path, step: int, write: Callable[[Path], None], facts: Mapp
 
     Raises StorageError (exit 74) where the disk refuses; the staging folder is removed, earlier checkpoints stay.
     """
-    target = output_dir / folder_name(step)
-    staging = output_dir / f".{target.name}.partial"
-    try:
-        shutil.rmtree(staging, ignore_errors=True)
-        staging.mkdir(parents=True)
-        write(staging)
-        _seal(staging, step, facts)
-        if target.exists():
-            shutil.rmtree(target)
-        staging.rename(target)
-        _sync(output_dir)
-    except (OSError, SafetensorError) as error:
-        raise StorageError(
-            what=f"the checkpoint of step {step} cannot be written",
-            got=str(error),
-            why="a checkpoint counts only when all of it is on the disk; earlier ones are untouched",
-            fix=f"free space on the disk of --output_dir {output_dir}, or lower --save_total_limit",
-        ) from error
-    finally:  # whatever ended the writing
-        shutil.rmtree(staging, ignore_errors=True)
-    return target
+    staged = Staged(output_dir, step)
+    staged.put(write)
+    return staged.publish(facts)
+
+
+class Staged:
+    """A checkpoint that is being written, out of sight until it is published; whatever goes wrong removes it."""
+
+    def __init__(self, output_dir: Path, step: int) -> None:
+        self.step = step
+        self.target = output_dir / folder_name(step)
+        self._staging = _hidden(self.target, "partial")
+        self._replaced = _hidden(self.target, "replaced")
+        with self._or_nothing():
+            self._make_room(output_dir)
+
+    def put(self, write: Callable[[Path], None]) -> None:
+        """Let `write(folder)` put files into the staging folder."""
+        with self._or_nothing():
+            write(self._staging)
+
+    def publish(self, facts: Mapping[str, Any]) -> Path:
+        """Seal the files and give the folder its name; return it when what is there now reads as it was written."""
+        with self._or_nothing():
+            manifest.seal(self._staging, self.step, facts)
+            if self.target.is_dir() and not self.target.is_symlink():
+                self.target.rename(self._replaced)
+            self._staging.rename(self.target)
+            sync(self.target.parent)
+            problems = manifest.problems_of(self.target, self.step, light=True)
+            if problems:
+                self.target.rename(self._staging)  # it goes away with it
+                raise OSError("; ".join(problems))
+        shutil.rmtree(self._replaced, ignore_errors=True)
+        return self.target
+
+    def _make_room(self, output_dir: Path) -> None:
+        if not output_dir.is_dir():
+            output_dir.mkdir(parents=True)
+            sync(output_dir.parent)
+        shutil.rmtree(self._staging, ignore_errors=True)
+        if self.target.exists():  # else it is what a killed save was about to replace, and the only copy
+            shutil.rmtree(self._replaced, ignore_errors=True)
+        self._staging.mkdir()
+
+    @contextmanager
+    def _or_nothing(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            shutil.rmtree(self._staging, ignore_errors=True)
+            if self.target.exists():
+                shutil.rmtree(self._replaced, ignore_errors=True)
+            else:
+                with suppress(OSError):
+                    self._replaced.rename(self.target)
+            if not isinstance(error, OSError | SafetensorError):
+                raise
+            raise StorageError(
+                what=f"the checkpoint of step {self.step} cannot be written",
+                got=str(error),
+                why="a checkpoint counts only when all of it is on the disk; earlier ones are untouched",
+                fix=f"free space on the disk of --output_dir {self.target.parent}, or lower --save_total_limit; "
+                "--save_error_policy continue goes on without it",
+            ) from error
 
 
 def problems_of(folder: Path) -> list[str]:
     """Return what is wrong with a checkpoint folder, one line each; empty when every byte is as it was written."""
-    try:
-        manifest = json.loads((folder / MANIFEST).read_text("utf-8"))
-        files: dict[str, dict[str, Any]] = manifest["files"]
-        seal = manifest.pop("checksum")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return [f"{MANIFEST}: {error or type(error).__name__}"]
-    if seal != _digest_of(manifest):
-        return [f"{MANIFEST}: does not match its own checksum"]
-    if _NAME.fullmatch(folder.name) and manifest.get("step") != step_of(folder):
-        return [f"{MANIFEST}: is of step {manifest.get('step')}"]
-    present = {path.name for path in folder.iterdir()} - {MANIFEST}
-    odd = [f"{name}: is not in the manifest" for name in sorted(present - set(files))]
-    return odd + [line for name, facts in files.items() if (line := _file_problem(folder / name, facts))]
+    return manifest.problems_of(folder, step_of(folder) if _NAME.fullmatch(folder.name) else None)
 
 
 def newest(output_dir: Path) -> Path | None:
-    """Return the checkpoint with the highest step that verifies; the log names each damaged one passed over."""
-    for folder in reversed(every(output_dir)):
+    """Return the checkpoint with the highest step that verifies; the log names each damaged one passed over.
+
+    None where there is no checkpoint at all. Raises StorageError where there are some, and none of them verifies.
+    """
+    folders = every(output_dir)
+    for folder in reversed(folders):
         problems = problems_of(folder)
         if not problems:
             return folder
-        logger.warning("%s is damaged and was passed over: %s", folder, "; ".join(problems[:3]))
-    return None
+        logger.warning(
+            "%s is damaged and was passed over, the checkpoint before it is tried: %s", folder, "; ".join(problems[:3])
+        )
+    if not folders:
+        return None
+    raise StorageError(
+        what=f"none of the {len(folders)} checkpoints in {output_dir} is whole",
+        got="; ".join(f"{folder.name}: {problems_of(folder)[0]}" for folder in folders[:-4:-1]),
+        why="a run that was to go on does not start anew without being told to",
+        fix="put a whole checkpoint back, or start anew: leave --resume_from_checkpoint out and add "
+        "--overwrite_output_dir",
+    )
 
 
 def require_good(folder: Path) -> Path:
@@ -118,10 +164,11 @@ def step_of(folder: Path) -> int:
 def rotate(folders: Sequence[Path], keep: int | None, protected: Path | None) -> None:
     """Remove the oldest of one run's checkpoints beyond `keep`; the protected one and the newest always stay.
 
-    `folders` are the checkpoints of the run, oldest step first.
+    `folders` are the checkpoints of the run, oldest step first. What cannot be removed stays, with a warning.
     """
     if keep is None:
         return
+    folders = sorted(folders, key=step_of)
     kept = {path.name for path in folders[-max(keep, 1) :]}
     if protected is not None and protected.name not in kept and 1 < keep <= len(folders):
         kept.discard(folders[-keep].name)  # the best one takes a place among the kept, as in transformers
@@ -129,55 +176,42 @@ def rotate(folders: Sequence[Path], keep: int | None, protected: Path | None) ->
         kept.add(protected.name)
     for folder in folders:
         if folder.name not in kept:
-            shutil.rmtree(folder)
+            _remove(folder)
 
 
 def remove_all(output_dir: Path) -> None:
     """Remove the checkpoints of an earlier run; the log says how many there were."""
     folders = every(output_dir)
     for folder in folders:
-        shutil.rmtree(folder)
+        _remove(folder)
     if folders:
         logger.info("removed %d checkpoints of an earlier run from %s", len(folders), output_dir)
 
 
-def _seal(staging: Path, step: int, facts: Mapping[str, Any]) -> None:
-    files = {}
-    for path in sorted(staging.iterdir()):
-        _sync(path)
-        files[path.name] = {"bytes": path.stat().st_size, "xxh3_128": _checksum(path)}
-    manifest = {"schema": SCHEMA, "step": step, **facts, "files": files}
-    text = json.dumps(manifest | {"checksum": _digest_of(manifest)}, indent=2, sort_keys=True)
-    (staging / MANIFEST).write_text(text + "\n", "utf-8")
-    _sync(staging / MANIFEST)
-    _sync(staging)
+def tidy(output_dir: Path) -> None:
+    """Take away what a killed run left half written or half deleted, and put back what it had not yet replaced."""
+    if not output_dir.is_dir():
+        return
+    for path in sorted(output_dir.iterdir()):
+        match = _HIDDEN.fullmatch(path.name)
+        if match is None or path.is_symlink() or not path.is_dir():
+            continue
+        place = output_dir / match.group(1)
+        if match.group(2) == "replaced" and not place.exists() and not problems_of(path):
+            path.rename(place)
+        else:
+            shutil.rmtree(path, ignore_errors=True)
 
 
-def _file_problem(path: Path, facts: Mapping[str, Any]) -> str | None:
-    if path.is_symlink() or not path.is_file():
-        return f"{path.name}: is missing or no plain file"
-    size = path.stat().st_size
-    if size != facts.get("bytes"):
-        return f"{path.name}: {size} bytes, the manifest says {facts.get('bytes')}"
-    return None if _checksum(path) == facts.get("xxh3_128") else f"{path.name}: does not match its checksum"
+def _hidden(folder: Path, state: str) -> Path:
+    return folder.with_name(f".{folder.name}.{state}")
 
 
-def _checksum(path: Path) -> str:
-    digest = xxhash.xxh3_128()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
-def _digest_of(manifest: Mapping[str, Any]) -> str:
-    return xxhash.xxh3_128(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-
-
-def _sync(path: Path) -> None:
-    """Wait until the file, or the folder's list of names, is on the disk."""
-    handle = os.open(path, os.O_RDONLY)
+def _remove(folder: Path) -> None:
+    out_of_sight = _hidden(folder, "removed")
+    shutil.rmtree(out_of_sight, ignore_errors=True)
     try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        folder.rename(out_of_sight)
+        shutil.rmtree(out_of_sight)
+    except OSError as error:
+        logger.warning("%s cannot be removed: %s", folder, error)

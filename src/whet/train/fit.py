@@ -18,7 +18,7 @@ from whet.data.batch import Batch
 from whet.log import logger
 from whet.optim import in_backward, registry, schedule
 from whet.precision import formats
-from whet.train import best, checkpoint, guard, plan, probe, resume, step, weights
+from whet.train import best, checkpoint, guard, plan, probe, resume, saving, space, step, weights
 from whet.train.leave import Edges
 from whet.train.meter import Meter, speed
 
@@ -46,11 +46,10 @@ class Fit:
         self.n_bad_in_a_row = 0
         self.n_left_out = 0
         """Steps of epochs that a callback ended early."""
-        self.folders: list[Path] = []
-        """The checkpoints of this run, oldest first."""
         self.pending: dict[str, bool] | None = None
         """What was due at the step of a checkpoint when the run left, and is done after resuming."""
         self.spikes = guard.SpikeGuard(self.args.max_loss_spike)
+        self.saver = saving.Saver(self)
         self.edges = Edges(self)
         trainer.optimizer, trainer.lr_scheduler = self.optimizer, self.scheduler
         trainer.state = TrainerState(train_batch_size=self.args.per_device_train_batch_size)
@@ -83,6 +82,7 @@ class Fit:
                 self.edges.cross()
                 self._one_step()
             self.edges.cross()
+            self.saver.wait()
             guard.require_finite(self.trainer.model, None, "at the end of the training")
             best.load(self.trainer.model, self.args, self.state)
             return self._finish()
@@ -90,6 +90,7 @@ class Fit:
             if self.in_backward is not None:
                 self.in_backward.remove()
             self.optimizer.zero_grad(set_to_none=True)  # of a step that was broken off
+            self.saver.close()
             self._send("on_train_end")
 
     def _begin(self, asked: str | bool | None) -> None:
@@ -98,6 +99,7 @@ class Fit:
         state.logging_steps = self.plan.log.every
         state.eval_steps, state.save_steps = self.plan.evaluate.every, self.plan.save.every
         state.global_step, state.epoch, state.total_flos = 0, 0.0, 0.0
+        self.saver.begin()
         folder = resume.folder_to_resume(asked, output_dir)
         kept = None if folder is None else resume.precision_of(folder)
         self.trainer.precision = probe.settle(self.trainer, self.plan.order.rows(self.place), kept)
@@ -106,9 +108,11 @@ class Fit:
         elif self.args.overwrite_output_dir:
             checkpoint.remove_all(output_dir)
         guard.require_finite(self.trainer.model, self.optimizer, "before the first step")
+        space.check(self)
         self.trainer.model.train()
 
     def _one_step(self) -> None:
+        self.saver.check()
         order, place = self.plan.order, self.place
         if place % order.steps_per_epoch == 0:
             self._send("on_epoch_begin")
@@ -192,31 +196,21 @@ class Fit:
         better = False
         last = complete and self.plan.evaluate.strategy == "steps"
         if self.plan.evaluate.due(done, epoch_ends) or control.should_evaluate or last:
+            self.saver.wait()
             due = {"epoch_ends": epoch_ends, "evaluate": control.should_evaluate, "save": control.should_save}
             better = best.is_better(self.args, self.state, self.edges.evaluate(**due))
-        strategy = self.plan.save.strategy
-        regular = self.plan.save.due(done, epoch_ends) or (complete and strategy == "steps")
-        if (better if strategy == "best" else regular) or self.trainer.events.control.should_save:
-            self._save(done, better=better)
+        due_now = self.saver.due(done, epoch_ends=epoch_ends, complete=complete, better=better)
+        if due_now or self.trainer.events.control.should_save:
+            self.saver.save(done, better=better)
 
     def _log(self) -> None:
         meter = self.meter
         figures = {"loss": meter.window_loss(), "grad_norm": meter.grad_norm, "learning_rate": meter.learning_rate}
         self.trainer.log(figures)
 
-    def _save(self, done: int, *, better: bool) -> None:
-        output_dir, state = Path(self.args.output_dir), self.state
-        guard.require_finite(self.trainer.model, self.optimizer, f"after step {done}")
-        folder = output_dir / checkpoint.folder_name(done)
-        if better:
-            state.best_model_checkpoint = str(folder)
-        self.folders = [*(path for path in self.folders if path != folder), folder]
-        checkpoint.save(output_dir, done, lambda staging: resume.save(self, staging), {"world_size": 1})
-        logger.info("saved %s", folder)
+    def announce_save(self) -> None:
+        """Tell of a checkpoint that is on the disk."""
         self._send("on_save")
-        protected = state.best_model_checkpoint if self.args.load_best_model_at_end else None
-        checkpoint.rotate(self.folders, self.args.save_total_limit, Path(protected) if protected else None)
-        self.folders = [path for path in self.folders if path.exists()]
 
     def _finish(self) -> TrainOutput:
         meter, seconds = self.meter, self.meter.elapsed_s

@@ -55,9 +55,14 @@ class Edges:
         if fit.trainer.events.control.should_training_stop:
             fit.pending = (fit.pending or {}) | {"stop": True}
         folder = Path(fit.args.output_dir) / checkpoint.folder_name(done)
-        if fit.pending or folder not in fit.folders:
-            fit._save(done, better=False)
-        what = f"{why} after step {done}: saved in {folder}, no completed step is lost"
+        fit.saver.wait()
+        if fit.pending or folder not in fit.saver.folders:
+            fit.saver.save(done, better=False)
+            fit.saver.wait()
+        kept = f"saved in {folder}, no completed step is lost"
+        what = (
+            f"{why} after step {done}: {kept if folder in fit.saver.folders else 'its checkpoint could not be written'}"
+        )
         raise Stopped(what, {"resume_from_checkpoint": "auto"} | again, code)
 
     def take_up(self) -> None:

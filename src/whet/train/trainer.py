@@ -149,8 +149,7 @@ class Trainer:
     def write_model(self, folder: Path) -> None:
         """Write the files of `save_model` into a folder that is there; errors of the disk come through as they are."""
         weights.save_weights(self.model, folder)
-        if self.processing_class is not None:
-            self.processing_class.save_pretrained(folder)
+        weights.save_processing(self.processing_class, folder)
         (folder / "training_args.json").write_text(policy.as_run(self.args, self.precision) + "\n", "utf-8")
 
     def save_state(self) -> None:

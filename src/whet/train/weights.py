@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,45 @@ from whet.models.quiet import quiet
 
 WEIGHTS = "model.safetensors"
 _OPTIMIZER = "optimizer"
+OPTIMIZER_NUMBERS = f"{_OPTIMIZER}.json"
+_SHAPED = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "sum"}
+"""State of torch's optimizers that has the parameter's shape."""
 
 
-def save_weights(model: nn.Module, folder: Path) -> None:
-    """Write the model: with its configuration where it is one of transformers', else its weights alone."""
+def save_weights(model: nn.Module, folder: Path, tensors: Mapping[str, Tensor] | None = None) -> None:
+    """Write the model: with its configuration where it is one of transformers', else its weights alone.
+
+    `tensors` are written in place of the model's own state.
+    """
+    state = dict(model.state_dict() if tensors is None else tensors)
     if hasattr(model, "save_pretrained"):
         with quiet():
-            model.save_pretrained(folder)  # pyright: ignore[reportCallIssue]
+            model.save_pretrained(folder, state_dict=state)  # pyright: ignore[reportCallIssue]
     else:
-        save_model(model, str(folder / WEIGHTS))
+        save_model(_State(state), str(folder / WEIGHTS))  # pyright: ignore[reportArgumentType]
+
+
+class _State:
+    """As much of a module as `save_model` looks at."""
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        self._tensors = tensors
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return self._tensors
+
+
+def save_processing(processing: Any, folder: Path) -> None:
+    """Write the files of a tokenizer, if there is one; OSError where the disk refuses."""
+    if processing is None:
+        return
+    try:
+        processing.save_pretrained(folder)
+    except Exception as error:
+        # tokenizers tells of a full disk in a plain Exception
+        if type(error) is not Exception:
+            raise
+        raise OSError(str(error)) from error
 
 
 def load_weights(model: nn.Module, folder: Path) -> None:
@@ -37,21 +68,30 @@ def load_weights(model: nn.Module, folder: Path) -> None:
     model.load_state_dict(tensors)
 
 
-def save_optimizer(optimizer: Optimizer, folder: Path) -> None:
-    """Write the optimizer's state: tensors to safetensors, numbers to JSON."""
-    state = optimizer.state_dict()
+def optimizer_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
+    """Return the tensors of the optimizer's state, as `parameter.name`; a dict within adds its own name."""
     tensors: dict[str, Tensor] = {}
-    numbers = {
-        str(parameter): _take_tensors(values, f"{parameter}", tensors) for parameter, values in state["state"].items()
-    }
-    save_file(_apart(tensors), folder / f"{_OPTIMIZER}.safetensors")
+    for parameter, values in optimizer.state_dict()["state"].items():
+        _take_tensors(values, f"{parameter}", tensors)
+    return tensors
+
+
+def optimizer_numbers(optimizer: Optimizer) -> str:
+    """Return the rest of the optimizer's state as JSON text: numbers, and the groups of its parameters."""
+    state = optimizer.state_dict()
+    numbers = {str(parameter): _take_tensors(values, "", {}) for parameter, values in state["state"].items()}
     rest = {"param_groups": [_plain(group) for group in state["param_groups"]], "state": numbers}
-    (folder / f"{_OPTIMIZER}.json").write_text(json.dumps(rest, indent=2) + "\n", "utf-8")
+    return json.dumps(rest, indent=2) + "\n"
+
+
+def save_moments(tensors: Mapping[str, Tensor], folder: Path) -> None:
+    """Write the tensors of an optimizer's state; its numbers are written as `OPTIMIZER_NUMBERS`."""
+    save_file(_apart(tensors), folder / f"{_OPTIMIZER}.safetensors")
 
 
 def load_optimizer(optimizer: Optimizer, folder: Path) -> None:
-    """Put back the state that `save_optimizer` wrote, into an optimizer over the same parameters."""
-    rest = json.loads((folder / f"{_OPTIMIZER}.json").read_text("utf-8"))
+    """Put back the state that was written, into an optimizer over the same parameters; ValueError for any other."""
+    rest = json.loads((folder / OPTIMIZER_NUMBERS).read_text("utf-8"))
     state: dict[int, dict[str, Any]] = {int(parameter): dict(values) for parameter, values in rest["state"].items()}
     for name, tensor in load_file(folder / f"{_OPTIMIZER}.safetensors").items():
         parameter, *within, key = name.split(".")
@@ -59,6 +99,7 @@ def load_optimizer(optimizer: Optimizer, folder: Path) -> None:
         for part in within:
             values = values.setdefault(part, {})
         values[key] = tensor
+    _require_shapes(optimizer, state)
     groups = [_restored(group) for group in rest["param_groups"]]
     optimizer.load_state_dict({"state": state, "param_groups": groups})
 
@@ -74,7 +115,7 @@ def _take_tensors(values: dict[str, Any], place: str, tensors: dict[str, Tensor]
     return rest
 
 
-def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors with copies of those that share memory: safetensors takes each memory once."""
     seen: set[int] = set()
     found = {}
@@ -83,6 +124,18 @@ def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         found[name] = tensor.clone() if memory in seen else tensor
         seen.add(memory)
     return found
+
+
+def _require_shapes(optimizer: Optimizer, state: Mapping[int, Mapping[str, Any]]) -> None:
+    """Torch checks no shapes here; its optimizers would run over memory that is not theirs."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for index, values in state.items():
+        if not 0 <= index < len(parameters):
+            raise ValueError(f"the optimizer has {len(parameters)} parameters, its saved state one of number {index}")
+        shape = tuple(parameters[index].shape)
+        for name in _SHAPED & values.keys():
+            if isinstance(values[name], Tensor) and tuple(values[name].shape) != shape:
+                raise ValueError(f"parameter {index} is {shape}, its saved {name} {tuple(values[name].shape)}")
 
 
 def _plain(group: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,124 @@
+"""The seal of a checkpoint folder: `MANIFEST.json` names every file with its size and checksum, and seals itself.
+
+Nothing here follows a link, waits on a pipe or leaves the folder: a folder from elsewhere may hold anything.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import xxhash
+
+MANIFEST = "MANIFEST.json"
+SCHEMA = 1
+_CHUNK_BYTES = 1 << 22
+_MOST_MANIFEST_BYTES = 16 << 20
+_LIGHT_BYTES = 1 << 16
+"""Files up to this size are read again even where a light look is asked for."""
+
+
+def seal(folder: Path, step: int, facts: Mapping[str, Any]) -> None:
+    """Put every file of the folder on the disk, then the manifest that names them, then the folder's list of names."""
+    files = {}
+    for path in sorted(folder.iterdir()):
+        sync(path)
+        files[path.name] = {"bytes": path.stat().st_size, "xxh3_128": _checksum(path)}
+    manifest = {"schema": SCHEMA, "step": step, **facts, "files": files}
+    text = json.dumps(manifest | {"checksum": digest_of(manifest)}, indent=2, sort_keys=True)
+    (folder / MANIFEST).write_text(text + "\n", "utf-8")
+    sync(folder / MANIFEST)
+    sync(folder)
+
+
+def problems_of(folder: Path, step: int | None = None, *, light: bool = False) -> list[str]:
+    """Return what is wrong with a sealed folder, one line each; empty when every byte is as it was written.
+
+    `step` is what the manifest has to be of. A light look compares the sizes of large files, not their content.
+    """
+    try:
+        manifest = json.loads(_read_plain(folder / MANIFEST))
+        files: dict[str, dict[str, Any]] = manifest["files"]
+        checksum = manifest.pop("checksum")
+        if checksum != digest_of(manifest):
+            return [f"{MANIFEST}: does not match its own checksum"]
+        odd = _odd_facts(manifest, step) + [f"{name!r}: is no file name" for name in files if not _is_name(name)]
+        if odd:
+            return odd
+        present = {path.name for path in folder.iterdir()} - {MANIFEST}
+        odd = [f"{name}: is not in the manifest" for name in sorted(present - set(files))]
+        return odd + [line for name, facts in files.items() if (line := _file_problem(folder / name, facts, light))]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        return [f"{MANIFEST}: {error or type(error).__name__}"]
+
+
+def sync(path: Path) -> None:
+    """Wait until the file, or the folder's list of names, is on the disk."""
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def digest_of(values: Mapping[str, Any]) -> str:
+    """Return the checksum of plain values, whatever their order."""
+    return xxhash.xxh3_128(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def _odd_facts(manifest: Mapping[str, Any], step: int | None) -> list[str]:
+    odd = [] if manifest.get("schema") == SCHEMA else [f"{MANIFEST}: is of schema {manifest.get('schema')!r}"]
+    if step is not None and manifest.get("step") != step:
+        odd.append(f"{MANIFEST}: is of step {manifest.get('step')!r}")
+    return odd
+
+
+def _is_name(name: str) -> bool:
+    """Return whether this names a file in the folder itself, and not the manifest."""
+    return name not in ("", ".", "..", MANIFEST) and not {"/", "\\", "\0"} & set(name)
+
+
+def _file_problem(path: Path, facts: Mapping[str, Any], light: bool) -> str | None:
+    try:
+        with _open_plain(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size != facts.get("bytes"):
+                return f"{path.name}: {size} bytes, the manifest says {facts.get('bytes')}"
+            if light and size > _LIGHT_BYTES:
+                return None
+            return None if _digest(file) == facts.get("xxh3_128") else f"{path.name}: does not match its checksum"
+    except OSError as error:
+        return f"{path.name}: is missing or no plain file ({error.strerror})"
+
+
+def _open_plain(path: Path) -> BinaryIO:
+    """Open a plain file; OSError for a link, a pipe, a device or a folder, without waiting on any."""
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(None, "not a plain file", str(path))
+    return os.fdopen(handle, "rb")
+
+
+def _read_plain(path: Path) -> str:
+    with _open_plain(path) as file:
+        data = file.read(_MOST_MANIFEST_BYTES + 1)
+    if len(data) > _MOST_MANIFEST_BYTES:
+        raise ValueError(f"more than {_MOST_MANIFEST_BYTES} bytes")
+    return data.decode("utf-8")
+
+
+def _checksum(path: Path) -> str:
+    with _open_plain(path) as file:
+        return _digest(file)
+
+
+def _digest(file: BinaryIO) -> str:
+    digest = xxhash.xxh3_128()
+    while chunk := file.read(_CHUNK_BYTES):
+        digest.update(chunk)
+    return digest.hexdigest()

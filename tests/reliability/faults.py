@@ -1,0 +1,89 @@
+"""Saves with one fault each: which there are, and what is left on the disk after one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+from harness import Fault, Server, calls_in, same_folder, traced
+from trials import OUT
+
+from whet.train import checkpoint
+
+ONE, TWO = "checkpoint-00000001", "checkpoint-00000002"
+
+
+@dataclass(frozen=True)
+class After:
+    """What a save with a fault left behind."""
+
+    code: int
+    said: str
+    newest: str | None
+    """Name of the checkpoint that would be taken, where its bytes are those of the step; None for anything else."""
+    first_is_whole: bool
+    left: tuple[str, ...]
+    """Names in the output folder that are no checkpoints."""
+    injected: bool
+    """Whether the trace shows that the fault took place."""
+
+
+class Saves:
+    """Saves of a second checkpoint beside a first, each in a folder of its own."""
+
+    def __init__(self, server: Server, place: Path) -> None:
+        self.server, self.place, self._names = server, place, count()
+        self.good: dict[str, Path] = {}
+
+    def calls(self, how: str) -> dict[str, int]:
+        """Return how often a save uses each system call; keeps the folder of this save without a fault as `good`."""
+        folder = self._folder(how)
+        with traced(self.server, folder, None, how=how) as release:
+            assert release() == 0
+        self.good[how] = folder / OUT
+        return calls_in(folder / "trace")
+
+    def with_fault(self, how: str, fault: Fault) -> After:
+        """Save with this fault."""
+        folder = self._folder(how)
+        with traced(self.server, folder, fault, how=how) as release:
+            code = release()
+        trace = (folder / "trace").read_text("utf-8", errors="replace")
+        return self._after(how, folder, code, "(INJECTED)" in trace or "killed by SIGKILL" in trace)
+
+    def with_small_files(self, how: str, limit_bytes: int) -> After:
+        """Save where no file may grow beyond the limit."""
+        folder = self._folder(how)
+        code = self.server.run("save_once", folder=str(folder), how=how, limit_bytes=limit_bytes)
+        return self._after(how, folder, code, True)
+
+    def _folder(self, how: str) -> Path:
+        folder = self.place / f"{next(self._names)}"
+        shutil.copytree(self.server.prepared / how, folder)
+        return folder
+
+    def _after(self, how: str, folder: Path, code: int, injected: bool) -> After:
+        out = folder / OUT
+        said = folder / "said.json"
+        first = self.server.prepared / how / OUT / ONE
+        found = checkpoint.newest(out)
+        wanted = {ONE: first, TWO: self.good[how] / TWO}.get(found.name) if found else None
+        after = After(
+            code=code,
+            said=json.loads(said.read_text("utf-8")) if said.exists() else "",
+            newest=found.name if found and wanted and not same_folder(found, wanted) else None,
+            first_is_whole=(out / ONE).is_dir() and not same_folder(out / ONE, first),
+            left=tuple(sorted(path.name for path in out.iterdir() if path.name not in (ONE, TWO))),
+            injected=injected,
+        )
+        shutil.rmtree(folder)
+        return after
+
+
+def sweep(calls: dict[str, int], errors: Sequence[str | None]) -> list[Fault]:
+    """Return a fault for every use of every call, and every error."""
+    return [Fault(call, k, error) for call, n in sorted(calls.items()) for k in range(1, n + 1) for error in errors]

@@ -1,0 +1,34 @@
+"""R2: SIGKILL at every system call of a save that changes the disk; the newest good checkpoint loads, always."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from faults import ONE, TWO, Saves, sweep
+from harness import Fault, Server, at_once, count, ptrace_works
+
+pytestmark = pytest.mark.reliability
+
+
+@pytest.mark.parametrize("how", ["plain", "rotated"])
+def test_killed_at_every_system_call(server: Server, tmp_path: Path, how: str) -> None:
+    if not ptrace_works():
+        pytest.skip("strace is missing, or may not trace here; hook mode is test_kill.py's kills inside a save")
+    saves = Saves(server, tmp_path)
+    kills = sweep(saves.calls(how), [None])
+    seen: dict[str | None, int] = {}
+
+    def survives(kill: Fault) -> bool:
+        after = saves.with_fault(how, kill)
+        seen[after.newest] = seen.get(after.newest, 0) + 1
+        good = after.code == -9 and after.injected and after.newest is not None
+        if not good:
+            print(kill.injection, after)
+        return good
+
+    results = at_once(survives, kills)
+    print(f"{how}: loads the old step {seen.get(ONE, 0)}, the new one {seen.get(TWO, 0)}, broken {seen.get(None, 0)}")
+    assert seen.get(ONE)
+    assert seen.get(TWO)
+    count(f"killed at every system call ({how}), one whole checkpoint loads", results, len(kills))

@@ -1,0 +1,76 @@
+"""R3: after a power cut, by the model of crash_model.py, the checkpoint of the old step or of the new one loads."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+from crash_model import Event, Log, crash_state, recorded
+from harness import count, same_folder, trials_of
+from trials import OUT, trainer
+
+from whet.train import checkpoint
+from whet.train.fit import Fit
+
+pytestmark = pytest.mark.reliability
+
+ONE, TWO = "checkpoint-00000001", "checkpoint-00000002"
+_STAGED = f".{TWO}.partial"
+
+
+@pytest.fixture(scope="module", params=[None, 1], ids=["all kept", "one kept"])
+def save(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Log]:
+    """What was there before a save, what is there after it with nothing rotated, and the log of the save."""
+    folder = tmp_path_factory.mktemp("power")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        fit = Fit(trainer(max_steps=2, save_steps=1, save_total_limit=request.param))
+        fit._begin(None)
+        fit._one_step()
+        shutil.copytree(OUT, "before")
+        fit.saver.due = lambda *_, **__: False
+        fit._one_step()
+        with recorded(folder / OUT) as log:
+            fit.saver.save(2, better=False)
+        shutil.copytree(f"{OUT}/{TWO}", "new")
+    return folder / "before", folder / "new", log
+
+
+def test_every_file_is_synced_before_its_folder_gets_its_name(save: tuple[Path, Path, Log]) -> None:
+    _, new, log = save
+    renamed = log.events.index(Event("rename", _STAGED, TWO))
+    staged = {f"{_STAGED}/{path.name}" for path in new.iterdir()}
+    last_data = {event.path: index for index, event in enumerate(log.events[:renamed]) if event.kind == "data"}
+    last_sync = {event.path: index for index, event in enumerate(log.events[:renamed]) if event.kind == "sync"}
+    assert staged <= last_data.keys()
+    assert [path for path in staged if last_sync.get(path, -1) < last_data[path]] == []
+    assert last_sync[_STAGED] > max(last_sync[path] for path in staged)
+    after = log.events[renamed + 1 :]
+    parent_synced = after.index(Event("sync", "."))
+    removals = [index for index, event in enumerate(after) if event.kind in ("remove", "rmdir", "rename")]
+    assert all(index > parent_synced for index in removals), "an old checkpoint goes before the new one is safe"
+
+
+def test_old_or_new_and_never_a_mix(save: tuple[Path, Path, Log], tmp_path: Path) -> None:
+    before, new, log = save
+    n, chance = trials_of(250), random.Random(3)  # for each of two ways to save: 500
+    loaded = {ONE: 0, TWO: 0}
+
+    def whole(index: int) -> bool:
+        place = tmp_path / f"{index}"
+        said = crash_state(log, lambda to: shutil.copytree(before, to), place, chance)
+        found = checkpoint.newest(place)
+        good = found is not None and not same_folder(found, {ONE: before / ONE, TWO: new}[found.name])
+        if found is None or not good:
+            print(f"state {index}: {said}: {found}")
+        else:
+            loaded[found.name] += 1
+        shutil.rmtree(place)
+        return good
+
+    results = [whole(index) for index in range(n)]
+    print(f"old {loaded[ONE]}, new {loaded[TWO]}")
+    assert min(loaded.values()) > 0
+    count("crash states that load the old step or the new one", results, n)
