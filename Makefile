@@ -48,7 +48,7 @@ test-reliability: $(HAS_TOOLS) ## Stop, kill and starve real runs, and see that 
 	@OMP_NUM_THREADS=1 $(PYTEST) -m reliability $(ARGS)
 
 soak: $(HAS_TOOLS) ## The same with many more trials and steps: a night
-	@OMP_NUM_THREADS=1 WHET_SOAK=1 $(PYTEST) -m reliability $(ARGS)
+	@OMP_NUM_THREADS=1 WHET_SOAK=1 WHET_RELIABILITY_TIMES=20 $(PYTEST) -m reliability $(ARGS)
 
 check: lint types layers ## Check style, types, import layers, sizes and the examples of the docs
 	@$(PYTEST) tests/rules

@@ -104,8 +104,8 @@ def _other_model() -> torch.nn.Module:
     return tiny_model("bert", dropout=0.2, hidden_size=16, intermediate_size=32)
 
 
-def _half() -> torch.nn.Module:
-    return tiny_model("bert", dropout=0.1, hidden_size=16, intermediate_size=32).to(torch.bfloat16)
+def _double() -> torch.nn.Module:
+    return tiny_model("bert", dropout=0.1, hidden_size=16, intermediate_size=32).double()
 
 
 _CHANGES: dict[str, tuple[dict[str, Any], str]] = {
@@ -113,7 +113,7 @@ _CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "seed": ({"seed": 7}, "seed: 42 in the checkpoint -> 7 now"),
     "data": ({"rows": tiny_rows(30, seed=9)}, "data.digest: "),
     "model": ({"model": _other_model}, "model.config.hidden_dropout_prob: 0.1 in the checkpoint -> 0.2 now"),
-    "dtype": ({"model": _half}, "dtype: float32 in the checkpoint -> bfloat16 now"),
+    "dtype": ({"model": _double}, "dtype: float32 in the checkpoint -> float64 now"),
     "optim": ({"optim": "adamw_torch"}, "optim: adamw_torch_fused in the checkpoint -> adamw_torch now"),
     "learning_rate": ({"learning_rate": 1e-4}, "learning_rate: 0.0005 in the checkpoint -> 0.0001 now"),
 }

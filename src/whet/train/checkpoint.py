@@ -65,7 +65,7 @@ class Staged:
             if self.target.is_dir() and not self.target.is_symlink():
                 self.target.rename(self._replaced)
             self._staging.rename(self.target)
-            sync(self.target.parent)
+            sync(self.target.parent.resolve())  # the folder may be named by a link; nothing in it may be one
             problems = manifest.problems_of(self.target, self.step, light=True)
             if problems:
                 self.target.rename(self._staging)  # it goes away with it
@@ -76,7 +76,7 @@ class Staged:
     def _make_room(self, output_dir: Path) -> None:
         if not output_dir.is_dir():
             output_dir.mkdir(parents=True)
-            sync(output_dir.parent)
+            sync(output_dir.parent.resolve())
         shutil.rmtree(self._staging, ignore_errors=True)
         if self.target.exists():  # else it is what a killed save was about to replace, and the only copy
             shutil.rmtree(self._replaced, ignore_errors=True)
