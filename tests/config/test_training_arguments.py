@@ -18,6 +18,7 @@ _OTHER_DEFAULTS = {
     "optim": "theirs depends on torch; checked apart",
     "bf16": "theirs is False, which does not tell whether it was given; as precision says",
     "fp16": "theirs is False, which does not tell whether it was given; as precision says",
+    "dataloader_pin_memory": "theirs is True, which does not tell whether it was given",
     "gradient_checkpointing": "theirs is None, for its newer name activation_checkpointing, which is False",
     "enable_jit_checkpoint": "theirs is False; ours is on for the command line, off for a library",
 }

@@ -52,10 +52,10 @@ SEEN_IN = "5.23"
 
 NOT_HONOURED: frozenset[str] = frozenset(
     """
-    accelerator_config auto_find_batch_size
+    accelerator_config
     average_tokens_across_devices batch_eval_metrics bf16_full_eval dataloader_in_order
-    dataloader_multiprocessing_context dataloader_num_workers dataloader_persistent_workers dataloader_pin_memory
-    dataloader_prefetch_factor ddp_broadcast_buffers ddp_bucket_cap_mb ddp_find_unused_parameters ddp_static_graph
+    dataloader_multiprocessing_context
+    ddp_broadcast_buffers ddp_bucket_cap_mb ddp_find_unused_parameters ddp_static_graph
     ddp_timeout debug deepspeed eval_accumulation_steps eval_delay eval_do_concat_batches
     eval_use_gather_object fp16_full_eval fsdp fsdp_config full_determinism
     hub_always_push hub_model_id hub_private_repo hub_revision hub_strategy hub_token

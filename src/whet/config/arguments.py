@@ -10,6 +10,7 @@ from typing import Any, Literal
 from whet.config.aliases import ALIASES, REFUSED
 from whet.config.options import printable
 from whet.config.rules import TRAINING_RULES
+from whet.config.rules_loading import LOADING_RULES
 from whet.config.rules_memory import MEMORY_RULES
 from whet.config.rules_optimizer import OPTIMIZER_RULES
 from whet.config.rules_precision import PRECISION_RULES, settled
@@ -60,7 +61,7 @@ def _is_installed(package: str) -> bool:
     return found is not None and found.origin is not None
 
 
-_RULES = (*TRAINING_RULES, *PRECISION_RULES, *MEMORY_RULES, *OPTIMIZER_RULES, *SAVING_RULES)
+_RULES = (*TRAINING_RULES, *PRECISION_RULES, *MEMORY_RULES, *OPTIMIZER_RULES, *SAVING_RULES, *LOADING_RULES)
 
 
 @checked(headings=_HEADINGS, rules=_RULES, settle=_settle, aliases=ALIASES, refused=REFUSED)
@@ -116,6 +117,9 @@ class TrainingArguments:
     max_tokens_per_batch: int | None = None
     """Most tokens in one forward and backward pass: a batch with more is cut between rows into several, and a longer
     row runs alone. The rows of a step, and so its result, stay; only the memory gets less. null: cut by rows alone."""
+    auto_find_batch_size: bool = False
+    """Before training, find how many rows fit into memory at a time, up to per_device_train_batch_size, by passes over
+    the longest rows. Where fewer fit, more batches are accumulated: each step keeps its rows."""
     gradient_checkpointing: bool = False
     """Keep fewer activations and compute the rest again in backward: less memory, more time, the same result."""
     gradient_checkpointing_kwargs: dict[str, Any] | None = None
@@ -140,6 +144,17 @@ class TrainingArguments:
     """Order of the rows: shuffled anew for every epoch, or as they stand in the data."""
     dataloader_drop_last: bool = False
     """Leave out the last step of an epoch where too few rows are left to fill it."""
+    dataloader_num_workers: int = 0
+    """Threads that make batches ahead while the model computes. The data set must allow several of them to read at
+    once, and draw no random numbers. 0: each batch is made when its turn comes."""
+    dataloader_prefetch_factor: int | None = None
+    """Batches that each worker makes ahead. null: 2, where there are workers."""
+    dataloader_pin_memory: bool | None = None
+    """Keep batches in memory that a GPU copies from while it computes. null: with a GPU. On a CPU it does nothing, and
+    true is noted in the log."""
+    dataloader_persistent_workers: bool = False
+    """Let workers make the next epoch's first batches while an epoch ends, with its evaluation and checkpoint. Without
+    it they end with each epoch. Needs dataloader_num_workers."""
     learning_rate: float = 5e-5
     """Highest learning rate of the run; the schedule moves below it. 2e-5 to 5e-5 is usual for fine-tuning encoders."""
     lr_scheduler_type: Schedule = "linear"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -39,14 +39,22 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """Return the batch on the device."""
-        if device.type == "cpu":
-            return self
+        return self if device.type == "cpu" else self._each(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def pinned(self) -> Batch:
+        """Return the batch in memory that a GPU copies from by itself, while it and the program go on."""
+        return self._each(torch.Tensor.pin_memory)
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        def changed(value: Any) -> Any:
+            return change(value) if isinstance(value, Tensor) else value
+
         return replace(
             self,
-            inputs={name: _moved(value, device) for name, value in self.inputs.items()},
-            labels={name: _moved(value, device) for name, value in self.labels.items()},
-            row_starts=_moved(self.row_starts, device),
-            positions=_moved(self.positions, device),
+            inputs={name: changed(value) for name, value in self.inputs.items()},
+            labels={name: changed(value) for name, value in self.labels.items()},
+            row_starts=changed(self.row_starts),
+            positions=changed(self.positions),
         )
 
 
@@ -139,7 +147,3 @@ def _require_alike(rows: Sequence[Mapping[str, np.ndarray]], indices: Sequence[i
                 why="rows of one batch are laid end to end, column by column",
                 fix="give every row the same columns, each with one number a token or one a row",
             )
-
-
-def _moved(value: Any, device: torch.device) -> Any:
-    return value.to(device, non_blocking=True) if isinstance(value, Tensor) else value

@@ -7,18 +7,29 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from torch.optim import Optimizer
 from torch.profiler import record_function
 from transformers import TrainerControl, TrainerState
 from transformers.trainer_utils import TrainOutput
 
-from whet.data import budget
 from whet.data.batch import Batch
 from whet.log import logger
 from whet.optim import in_backward, registry, schedule
 from whet.precision import formats
-from whet.train import best, checkpoint, guard, plan, probe, resume, saving, space, step, weights
+from whet.train import (
+    batch_size,
+    best,
+    checkpoint,
+    guard,
+    loading,
+    plan,
+    probe,
+    resume,
+    saving,
+    space,
+    step,
+    weights,
+)  # fmt: skip
 from whet.train.leave import Edges
 from whet.train.meter import Meter, speed
 
@@ -51,6 +62,9 @@ class Fit:
         self.spikes = guard.SpikeGuard(self.args.max_loss_spike)
         self.saver = saving.Saver(self)
         self.edges = Edges(self)
+        self.micro_rows = self.args.per_device_train_batch_size
+        """Most rows in one forward and backward pass; auto_find_batch_size may find fewer."""
+        self.loader = loading.build(self)
         trainer.optimizer, trainer.lr_scheduler = self.optimizer, self.scheduler
         trainer.state = TrainerState(train_batch_size=self.args.per_device_train_batch_size)
         trainer.events.control = TrainerControl()
@@ -87,6 +101,7 @@ class Fit:
             best.load(self.trainer.model, self.args, self.state)
             return self._finish()
         finally:
+            self.loader.close()
             if self.in_backward is not None:
                 self.in_backward.remove()
             self.optimizer.zero_grad(set_to_none=True)  # of a step that was broken off
@@ -109,6 +124,7 @@ class Fit:
             checkpoint.remove_all(output_dir)
         guard.require_finite(self.trainer.model, self.optimizer, "before the first step")
         space.check(self)
+        state.train_batch_size = self.micro_rows = batch_size.settle(self)
         self.trainer.model.train()
 
     def _one_step(self) -> None:
@@ -117,7 +133,7 @@ class Fit:
         if place % order.steps_per_epoch == 0:
             self._send("on_epoch_begin")
         self._send("on_step_begin")
-        batches = self._batches(order.rows(place))
+        batches = self._batches(place)
         rate = float(self.optimizer.param_groups[0]["lr"])
         result = self._update(batches)
         self.meter.add(batches, result, rate)
@@ -129,12 +145,8 @@ class Fit:
         self._between_steps(epoch_ends=self._end_epoch())
 
     @record_function("whet::data")
-    def _batches(self, rows: np.ndarray) -> list[Batch]:
-        trainer, size, most_tokens = self.trainer, self.args.per_device_train_batch_size, self.args.max_tokens_per_batch
-        return [
-            trainer.objective.batch(trainer.train_dataset, rows[i:j], i).to(trainer.device)
-            for i, j in budget.cuts(trainer.train_dataset, rows, size, most_tokens)
-        ]
+    def _batches(self, place: int) -> list[Batch]:
+        return [batch.to(self.trainer.device) for batch in self.loader.take(place)]
 
     def _update(self, batches: list[Batch]) -> step.StepResult:
         """Take the optimizer's step and the schedule's: the rate follows the step's number, applied or not."""

@@ -60,6 +60,10 @@ class MemoryGuard:
                 logger.warning("memory is getting scarce: %s", _told(room, left, more))
         return None
 
+    def forget_peak(self) -> None:
+        """Leave the peak so far out of account: it was that of trials, which do not come again."""
+        self._peak_before = self.peak() or 0
+
     def _more_at_peak(self, holds: int) -> int:
         """Return how much more than now a micro-batch has taken: between two of them their activations are gone.
 

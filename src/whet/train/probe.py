@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -65,9 +65,9 @@ def measure(trainer: Trainer, rows: np.ndarray, other: str) -> Probe | None:
     """Time passes over the first of these rows in fp32 and in the other format; None where products are too small."""
     if _flop(trainer) < compare.LEAST_FLOP:
         return None
-    with _no_trace(trainer.model, trainer.device):
+    with no_trace(trainer.model, trainer.device):
         batch = _batch(trainer, rows)
-        passes = _Passes(trainer, batch)
+        passes = Passes(trainer, [batch])
         fp32, half = (partial(passes.run, policy.make(name, trainer.device)) for name in ("fp32", other))
         return Probe(other, batch.n_computed or batch.n_rows, compare.alternate(fp32, half, trainer.clock))
 
@@ -116,13 +116,13 @@ def _batch(trainer: Trainer, rows: np.ndarray) -> Batch:
     return batch.to(trainer.device)
 
 
-class _Passes(nn.Module):
+class Passes(nn.Module):
     """A step's gradients on stand-ins for the weights: they share their memory, but neither .grad nor hooks."""
 
-    def __init__(self, trainer: Trainer, batch: Batch) -> None:
+    def __init__(self, trainer: Trainer, batches: Sequence[Batch]) -> None:
         super().__init__()
         self.model = trainer.model
-        self.objective, self.batch, self.seed = trainer.objective, batch, trainer.args.seed
+        self.objective, self.batches, self.seed = trainer.objective, batches, trainer.args.seed
         trained = {name: weight for name, weight in self.named_parameters() if weight.requires_grad}
         self._weights = {name: nn.Parameter(weight.detach()) for name, weight in trained.items()}
         self._copies = {name: buffer.detach().clone() for name, buffer in self.named_buffers()}
@@ -140,7 +140,7 @@ class _Passes(nn.Module):
 
     def forward(self, precision: Precision) -> None:
         # Backward runs in here too: what it computes again (checkpointing) must meet the stand-ins as well.
-        step.gradients(self.objective, [self.batch], precision, seed=self.seed, step=0)
+        step.gradients(self.objective, self.batches, precision, seed=self.seed, step=0)
 
     @contextmanager
     def _table_gradients(self) -> Iterator[None]:
@@ -161,7 +161,7 @@ def _wait_for(device: torch.device) -> None:
 
 
 @contextmanager
-def _no_trace(model: nn.Module, device: torch.device) -> Iterator[None]:
+def no_trace(model: nn.Module, device: torch.device) -> Iterator[None]:
     """Run the block with the model in training mode; put back modes and random generators after it."""
     modes = [(module, module.training) for module in model.modules()]
     python, numpy = random.getstate(), np.random.get_state()

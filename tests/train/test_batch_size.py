@@ -1,0 +1,164 @@
+"""auto_find_batch_size: the largest micro-batch that fits, found without a trace and without running what does not."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_runs import toy_trainer
+
+import whet
+from tiny import arguments, losses, tiny_model, tiny_rows, weights_of
+from whet.hardware import memory, trim
+from whet.hardware.memory import Room
+from whet.train import batch_size
+from whet.train.guard import WARN_FRAC
+from whet.train.room import HostRoom
+
+MIB = 2**20
+LOSS_TOLERANCE = 1e-6  # as for accumulation: sums of float32 in another order
+
+
+class _Machine:
+    """Peaks that rise with the rows, and a limit."""
+
+    def __init__(self, limit: int, base: int = 300, per_row: float = 40, bend: float = 0.0) -> None:
+        self.limit, self.base, self.per_row, self.bend = limit, base, per_row, bend
+        self.ran: list[int] = []
+
+    def of(self, rows: int) -> int:
+        return int(self.base + self.per_row * rows + self.bend * rows * rows)
+
+    def peak(self, rows: int) -> int:
+        self.ran.append(rows)
+        return self.of(rows)
+
+    def fits(self, peak: int) -> bool:
+        return peak <= self.limit
+
+
+@pytest.mark.parametrize("limit", [339, 340, 380, 700, 1000, 1500, 2860, 10**6])
+@pytest.mark.parametrize("most", [1, 2, 7, 64])
+def test_the_largest_that_fits_is_found_and_nothing_larger_is_run(limit: int, most: int) -> None:
+    machine = _Machine(limit)
+    found = batch_size.largest_measured(machine.peak, machine.fits, most)
+    assert found == min(most, max((limit - 300) // 40, 0))
+    # Memory that rises in a line is foreseen after two passes: the first two alone are run blindly.
+    assert all(rows <= max(found, 2) for rows in machine.ran)
+    assert len(machine.ran) <= 6
+
+
+@pytest.mark.parametrize("bend", [-0.2, 0.5])
+def test_memory_that_bends_is_measured_again(bend: float) -> None:
+    machine = _Machine(1500, bend=bend)
+    found = batch_size.largest_measured(machine.peak, machine.fits, 64)
+    assert machine.fits(machine.of(found))
+    assert found == 64 or not machine.fits(machine.of(found + 1))
+    assert max(machine.ran) <= 4 * found
+
+
+@pytest.mark.parametrize("fits", [0, 1, 5, 23, 24])
+def test_on_a_gpu_the_size_is_halved_until_it_runs(fits: int) -> None:
+    tried: list[int] = []
+    assert batch_size.largest_tried(lambda rows: tried.append(rows) or rows <= fits, 24) == fits
+    assert tried[0] == 24
+    assert len(tried) <= 6
+
+
+def test_the_peak_of_work_is_seen_though_it_is_freed() -> None:
+    room = HostRoom(lambda: [Room(0, 2**40, "a test")], 0)
+    before = memory.resident_bytes() or 0
+    peaks = [room.peak(lambda n=n: np.ones(n * MIB, dtype=np.uint8).sum()) - before for n in (50, 200, 100)]
+    assert [round(peak / MIB, -1) for peak in peaks] == [50, 200, 100]
+
+
+def test_room_is_left_for_the_optimizer_and_before_the_guard_warns() -> None:
+    holds = memory.resident_bytes() or 0
+    room = Room(holds, 4 * holds, "a test")  # a warning comes where less than 15 % of it are left
+    for state, fits in ((0, True), (2 * holds, False)):
+        assert HostRoom(lambda: [room], state).fits(2 * holds) is fits
+    assert not HostRoom(lambda: [room], 0).fits(int(3.5 * holds))
+
+
+def _wide_trainer(folder: Path, **changes: Any) -> whet.Trainer:
+    """A model of which 32 rows take about 100 MiB more than it does itself."""
+    model = tiny_model("bert", dropout=0.1, hidden_size=64, max_position_embeddings=512)
+    usual = {"per_device_train_batch_size": 32, "max_steps": 2, "precision": "fp32"}
+    rows = tiny_rows(40, lengths=(100, 500))
+    return whet.Trainer(model=model, args=arguments(folder, **(usual | changes)), train_dataset=rows)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the system does not tell what a process holds")
+def test_fewer_rows_where_memory_ends_and_the_same_curve(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    wanted = _wide_trainer(tmp_path)
+    wanted.train()
+    if trim.why_not() is None:
+        trim.trim()()
+    # Above what the process holds there is room for 45 MiB before the guard would warn; 32 rows take about 100.
+    limit_gb = ((memory.resident_bytes() or 0) / 2**30 + 45 / 1024) / (1 - WARN_FRAC)
+    trainer = _wide_trainer(tmp_path, auto_find_batch_size=True, memory_limit_gb=limit_gb)
+    sizes: list[int] = []
+    forward = trainer.objective.forward
+    trainer.objective.forward = lambda batch, **place: sizes.append(batch.n_rows) or forward(batch, **place)
+    with caplog.at_level(logging.INFO):
+        trainer.train()
+    (told,) = [text for text in caplog.messages if text.startswith("auto_find_batch_size")]
+    found = trainer.state.train_batch_size
+    assert 1 <= found < 32, told
+    assert f"{found} of 32 rows at a time fit; {-(-32 // found)} batches make a step of 32 rows" in told
+    assert "memory_limit_gb allows" in told
+    run = sizes[-(-(-32 // found) - (-8 // found)) :]  # its two steps have 32 rows and the 8 that are left
+    assert (sum(run), max(run)) == (40, found)
+    assert losses(trainer) == pytest.approx(losses(wanted), rel=LOSS_TOLERANCE)
+    assert trainer.args.per_device_train_batch_size == 32
+
+
+def test_what_fits_stays_as_asked_for_and_leaves_no_trace(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    plain, searched = _wide_trainer(tmp_path), _wide_trainer(tmp_path, auto_find_batch_size=True)
+    plain.train()
+    with caplog.at_level(logging.INFO):
+        searched.train()
+    assert "32 rows at a time fit, as asked for" in caplog.text
+    assert losses(searched) == losses(plain)
+    after = weights_of(plain.model)
+    assert [name for name, value in weights_of(searched.model).items() if not torch.equal(value, after[name])] == []
+
+
+def test_not_even_one_row(tmp_path: Path) -> None:
+    trainer = _wide_trainer(tmp_path, auto_find_batch_size=True, memory_limit_gb=0.01)
+    with pytest.raises(whet.ConfigError, match="auto_find_batch_size finds no batch that fits"):
+        trainer.train()
+
+
+def test_any_module_and_any_rows(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    plain, searched = toy_trainer(tmp_path), toy_trainer(tmp_path, auto_find_batch_size=True)
+    plain.train()
+    with caplog.at_level(logging.INFO):
+        searched.train()
+    assert "4 rows at a time fit, as asked for" in caplog.text
+    assert all(value.equal(weights_of(plain.model)[name]) for name, value in weights_of(searched.model).items())
+
+
+def test_the_longest_rows_come_first() -> None:
+    store = tiny_rows(30)
+    longest = batch_size._longest(store, 5)
+    assert sorted(store.lengths[longest], reverse=True) == sorted(store.lengths, reverse=True)[:5]
+    assert list(batch_size._longest([dict(row) for row in store], 5)) == list(longest)  # pyright: ignore
+
+
+@pytest.mark.parametrize(
+    ("rows", "capability", "said"),
+    [
+        (8, (7, 5), None), (12, (7, 5), "multiple of 8"), (64, (8, 0), None), (32, (8, 0), "multiple of 64"),
+        (96, (9, 0), "multiple of 64"), (24, (8, 6), None),
+    ],
+)  # fmt: skip
+def test_sizes_that_a_gpu_likes(rows: int, capability: tuple[int, int], said: str | None) -> None:
+    told = batch_size.disliked(rows, capability)
+    assert (told is None) == (said is None)
+    assert said is None or said in str(told)
