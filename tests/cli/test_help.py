@@ -7,6 +7,7 @@ import time
 import pytest
 
 from whet.cli.ask import COMMAND as ASK
+from whet.cli.bench_methods import COMMAND as BENCH
 from whet.cli.demo import COMMAND as DEMO
 from whet.cli.doctor import COMMAND as DOCTOR
 from whet.cli.main import COMMANDS, run
@@ -15,7 +16,7 @@ from whet.config.command import Command
 from whet.config.help import render
 from whet.config.options import help_texts, options_of
 
-_PARTS = [part for command in (QA, ASK, DEMO, DOCTOR) for part in command.parts]
+_PARTS = [part for command in (QA, ASK, DEMO, DOCTOR, BENCH) for part in command.parts]
 
 
 @pytest.mark.parametrize(("words", "limit_s"), [(["--help"], 0.4), (["qa", "--help"], 1.0), (["ask", "-h"], 1.0)])
@@ -34,7 +35,7 @@ def test_neither_torch_nor_transformers_is_imported_before_the_work() -> None:
     code = (
         "import sys, whet.cli.main as main\n"
         "main.run(['qa', '--help']); main.run(['ask', '--help']); main.run(['demo', '--help'])\n"
-        "main.run(['doctor', '--help'])\n"
+        "main.run(['doctor', '--help']); main.run(['bench-methods', '--help'])\n"
         "main.run(['qa', '--print_config']); main.run(['qa', '--sed', '3'])\n"
         "from whet import TrainingArguments; TrainingArguments(output_dir='out', bf16=True)\n"
         "heavy = {'torch', 'transformers', 'datasets', 'numpy'} & set(sys.modules)\n"
@@ -50,7 +51,7 @@ def test_the_program_lists_its_commands(capsys: pytest.CaptureFixture[str]) -> N
     assert all(f"  {name} " in shown and text in shown for name, text in COMMANDS.items())
 
 
-@pytest.mark.parametrize("command", [QA, ASK, DEMO, DOCTOR], ids=lambda command: command.name)
+@pytest.mark.parametrize("command", [QA, ASK, DEMO, DOCTOR, BENCH], ids=lambda command: command.name)
 def test_help_begins_with_two_examples_and_shows_every_option(command: Command) -> None:
     lines = render(command, 100).splitlines()
     assert lines[0] == "Examples:"

@@ -32,4 +32,4 @@ def _check_whet(words: list[str]) -> None:
         return
     if not words or words[0] not in COMMANDS:
         raise ConfigError(what="no such command", got=words[:1], why="whet does not have it", fix="see whet --help")
-    load(import_module(f"whet.cli.{words[0]}").COMMAND, words[1:])
+    load(import_module(f"whet.cli.{words[0].replace('-', '_')}").COMMAND, words[1:])

@@ -14,6 +14,7 @@ COMMANDS = {
     "qa": "train, evaluate and predict with a question answering model",
     "ask": "put questions to a trained model",
     "demo": "see training work, without a download",
+    "bench-methods": "measure what each technique brings on your model and machine",
     "doctor": "see what this machine can do for training, and what could be better",
 }
 _INTERRUPTED = 128 + 2  # what shells report for SIGINT
@@ -29,7 +30,7 @@ _HELP = "\n".join(
         "Usage: whet COMMAND [--OPTION VALUE ...]",
         "",
         "Commands:",
-        *(f"  {name:<8}{text}" for name, text in COMMANDS.items()),
+        *(f"  {name:<15}{text}" for name, text in COMMANDS.items()),
         "",
         "  whet COMMAND --help   every option of a command",
         "  whet --version        the version",
@@ -83,7 +84,7 @@ def _dispatch(argv: list[str]) -> int:
 def _run_command(name: str, argv: list[str]) -> int:
     from whet.config.load import load
 
-    command = import_module(f"whet.cli.{name}").COMMAND
+    command = import_module(f"whet.cli.{name.replace('-', '_')}").COMMAND
     loaded = load(command, argv)
     for note in loaded.notes:
         print(f"note: {note}", file=sys.stderr)

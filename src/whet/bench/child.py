@@ -1,0 +1,138 @@
+"""One run of one technique, in a process of its own: `python -m whet.bench.child RESULT`, the settings on stdin."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import platform
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from whet import __version__, log
+from whet.config.arguments import TrainingArguments
+from whet.errors import WhetError
+from whet.hardware import memory
+from whet.models.load import load_qa_model, load_tokenizer, max_positions
+from whet.tasks.qa.arguments import QaArguments
+from whet.tasks.qa.job import source_of
+from whet.tasks.qa.splits import Split, cut, read_split
+from whet.tasks.qa.windows import check_max_length
+from whet.train.trainer import Trainer
+
+_CLEAR_REFS = Path("/proc/self/clear_refs")
+_RESET_PEAK = "5"
+
+
+class StepClock:
+    """A callback that notes when each step had ended, and its loss."""
+
+    def __init__(self) -> None:
+        self.ended_s: list[float] = []
+        self.losses: list[float] = []
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **facts: Any) -> None:
+        self.ended_s.append(time.perf_counter())
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **facts: Any) -> None:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        self.ended_s.append(time.perf_counter())
+
+    def on_log(self, args: Any, state: Any, control: Any, **facts: Any) -> None:
+        if "loss" in facts["logs"]:
+            self.losses.append(float(facts["logs"]["loss"]))
+
+    def step_s(self, warmup: int) -> list[float]:
+        """Return the seconds of each step after the warm-up: batch, step, and what the loop does between steps."""
+        return [end - start for start, end in zip(self.ended_s[warmup:-1], self.ended_s[warmup + 1 :], strict=True)]
+
+
+def main() -> None:
+    """Run what stdin describes; write what was measured, or what went wrong, to the file named on the command line."""
+    log.set_up()
+    try:
+        told = measure(json.load(sys.stdin))
+    except WhetError as error:
+        problem = error.problems[0]
+        told = {"error": problem.what, "why": problem.why}
+    except Exception as error:
+        told = {"error": f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"}
+    Path(sys.argv[1]).write_text(json.dumps(told), "utf-8")
+
+
+def measure(asked: dict[str, Any]) -> dict[str, Any]:
+    """Return times, memory and losses of one run with the settings `qa` and `args`."""
+    qa, args = QaArguments(**asked["qa"]), TrainingArguments(**asked["args"])
+    tokenizer = load_tokenizer(source_of(qa))
+    split = cut(read_split(qa, "train"), tokenizer, qa, with_labels=True)
+    held_bytes, exact = _forget_peak()
+    clock = StepClock()
+    trainer = _trainer(qa, args, tokenizer, split, clock)
+    trainer.train()
+    n_steps = len(clock.ended_s) - 1
+    return {
+        "step_s": clock.step_s(asked["warmup"]),
+        "losses": clock.losses,
+        "n_steps": n_steps,
+        "precision": trainer.precision.name,
+        "peak_bytes": _peak_bytes(trainer.device, held_bytes),
+        "peak_exact": exact,
+        "facts": _facts(trainer.device),
+    }
+
+
+def _trainer(qa: QaArguments, args: TrainingArguments, tokenizer: Any, split: Split, clock: StepClock) -> Trainer:
+    """Return the Trainer that `whet qa` would build, with the clock in it."""
+    transformers.set_seed(args.seed)  # the new weights of the head
+    model = load_qa_model(source_of(qa))
+    check_max_length(qa.max_seq_length, tokenizer, max_positions(model))
+    return Trainer(
+        model=model,
+        args=args,
+        train_dataset=split.rows,
+        processing_class=tokenizer,
+        callbacks=[clock],
+        padded_length=qa.max_seq_length if qa.pad_to_max_length else None,
+    )
+
+
+def _forget_peak() -> tuple[int, bool]:
+    """Return the memory held now; and whether the system forgot the peak so far, which reading the data may have set.
+
+    Writing 5 to clear_refs sets Linux's VmHWM back to what is held (proc(5)).
+    """
+    before = memory.peak_bytes()
+    with contextlib.suppress(OSError):
+        _CLEAR_REFS.write_text(_RESET_PEAK, "ascii")
+    held, after = memory.resident_bytes() or 0, memory.peak_bytes()
+    # A peak that is at most a little above what is held hides nothing of the run.
+    exact = before is not None and after is not None and after - held < 32 * 2**20
+    return held, exact
+
+
+def _peak_bytes(device: torch.device, held_bytes: int) -> int | None:
+    """Return the most memory that model and training took: the GPU's, or this process's above what it held before."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    peak = memory.peak_bytes()
+    return None if peak is None else peak - held_bytes
+
+
+def _facts(device: torch.device) -> dict[str, Any]:
+    return {
+        "whet": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "torch_threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+    }
+
+
+if __name__ == "__main__":
+    main()

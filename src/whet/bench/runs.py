@@ -1,0 +1,108 @@
+"""The runs behind the table: each technique in a process of its own, in alternating order, round by round."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from whet.bench.arguments import BenchArguments
+from whet.bench.techniques import Base, Technique, why_not
+from whet.config.arguments import TrainingArguments
+from whet.config.options import options_of
+from whet.errors import hide_secrets
+from whet.log import logger
+from whet.tasks.qa.arguments import QaArguments
+
+_MEASURED = {
+    "do_train": True, "do_eval": False, "do_predict": False, "eval_strategy": "no", "eval_on_start": False,
+    "save_strategy": "no", "load_best_model_at_end": False, "resume_from_checkpoint": None,
+    "overwrite_output_dir": False, "logging_strategy": "steps", "logging_steps": 1, "report_to": (),
+    "disable_tqdm": True, "profile": False,
+}  # fmt: skip
+"""What every run is told: train, log each step, and do nothing else."""
+
+
+@dataclass
+class Row:
+    """A technique and what came of it."""
+
+    technique: Technique
+    skipped: str | None = None
+    """Why it was not tried."""
+    error: str | None = None
+    """What its run ended with; it is not tried again."""
+    runs: list[dict[str, Any]] = field(default_factory=list)
+    """What each round measured (`whet.bench.child.measure`)."""
+
+    @property
+    def works(self) -> bool:
+        """Whether there is, or may yet be, something to show."""
+        return self.skipped is None and self.error is None
+
+
+def plain_settings(args: TrainingArguments, n_steps: int) -> dict[str, Any]:
+    """Return the fields of the plain run: the user's, in fp32 unless told otherwise, without saving or evaluating.
+
+    Every step is logged, since its loss is compared.
+    """
+    own: dict[str, Any] = {name: getattr(args, name) for name in options_of(TrainingArguments)}
+    precision = "fp32" if args.precision == "auto" else args.precision
+    return own | _MEASURED | {"precision": precision, "bf16": None, "fp16": None, "max_steps": n_steps}
+
+
+def measure(asked: BenchArguments, qa: QaArguments, base: Base, techniques: Sequence[Technique]) -> list[Row]:
+    """Return a row for each technique, with one run a round; the first technique is the plain one."""
+    rows = [Row(technique, skipped=why_not(technique, base)) for technique in techniques]
+    secret = {name: getattr(qa, name) for name in options_of(QaArguments)}  # goes through a pipe, not on a command line
+    for number in range(asked.rounds):
+        for row in _in_turn(rows, number):
+            changes = row.technique.changes(base)
+            logger.info("round %d of %d: %s", number + 1, asked.rounds, row.technique.name)
+            told = run_child(
+                {"qa": secret, "args": {**base.settings, **changes}, "warmup": asked.warmup}, asked.limit_s
+            )
+            row.error = told.get("error")
+            if row.error is None:
+                row.runs.append(told)
+            elif row.technique is techniques[0]:
+                return rows
+    return rows
+
+
+def _in_turn(rows: Sequence[Row], number: int) -> Iterator[Row]:
+    """Yield the rows that still work, every other round backwards: a machine that slows down is met by all alike."""
+    ordered = [rows[0], *(rows[:0:-1] if number % 2 else rows[1:])]
+    return (row for row in ordered if row.works)
+
+
+def run_child(spec: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
+    """Return what a child process measured with these settings, or {"error": its first line}."""
+    with tempfile.TemporaryDirectory(prefix="whet-bench-") as folder:
+        result = Path(folder) / "result.json"
+        words = json.dumps({**spec, "args": {**spec["args"], "output_dir": f"{folder}/run"}})
+        command = [sys.executable, "-m", "whet.bench.child", str(result)]
+        try:
+            done = subprocess.run(  # noqa: S603
+                command, input=words, capture_output=True, text=True, timeout=limit_s, check=False, errors="replace"
+            )
+        except subprocess.TimeoutExpired:
+            return {"error": f"not done after {limit_s:g} s (--limit_s)"}
+        if result.is_file():
+            return json.loads(result.read_text("utf-8"))
+        return {"error": _ending(done)}
+
+
+def _ending(done: subprocess.CompletedProcess[str]) -> str:
+    """Return how a process ended that left no result."""
+    if done.returncode < 0:
+        why = " (out of memory?)" if -done.returncode == signal.SIGKILL else ""
+        return f"ended by {signal.Signals(-done.returncode).name}{why}"
+    last = [line for line in done.stderr.splitlines() if line.strip()]
+    return hide_secrets(f"ended with exit code {done.returncode}: {last[-1] if last else 'without a word'}")

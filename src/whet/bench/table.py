@@ -1,0 +1,116 @@
+"""What the rows say together: medians beside the plain run's, and whether losses are equal where they must be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+from whet.bench.runs import Row
+
+TOLERANCE = {"fp32": 1e-4, "bf16": 2e-2, "fp16": 2e-2}
+"""Part by which losses that must be equal may differ. Sums in another order differ by 1e-7 (fp32) or 4e-3 (half
+precision) in a product; AdamW divides by gradients that are near 0 at the start, which grows that over the steps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One line of the table; None where there is nothing to say."""
+
+    name: str
+    claim: str
+    error: str | None = None
+    skipped: str | None = None
+    steps_per_s: float | None = None
+    speed_ratio: float | None = None
+    """Steps a second, divided by the plain run's of the same round."""
+    peak_bytes: int | None = None
+    """What model and training took at most, above what the process held before the model was loaded."""
+    peak_ratio: float | None = None
+    loss: float | None = None
+    """Of the last step."""
+    losses: tuple[float, ...] = ()
+    equal_to: str | None = None
+    equal: bool | None = None
+    """Whether the losses are those of `equal_to`, but for rounding."""
+    largest_difference: float | None = None
+    """Of a loss from that of `equal_to`, as a part of it."""
+    precision: str | None = None
+    runs: tuple[Mapping[str, Any], ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return every field, ready for JSON; a number that JSON does not have becomes null."""
+        told = asdict(self)
+        told["losses"] = [number(loss) for loss in self.losses]
+        told["loss"] = number(self.loss)
+        told["largest_difference"] = number(self.largest_difference)
+        told["runs"] = [{**run, "losses": [number(loss) for loss in run["losses"]]} for run in self.runs]
+        return told
+
+
+def number(value: float | None) -> float | None:
+    """Return the value if it is finite, else None."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def lines(rows: Sequence[Row]) -> list[Line]:
+    """Return the table; the first row is the plain run."""
+    by_name = {row.technique.name: row for row in rows}
+    return [_line(row, rows[0], by_name) for row in rows]
+
+
+def _line(row: Row, plain: Row, by_name: Mapping[str, Row]) -> Line:
+    one = row.technique
+    if not row.works or not row.runs:
+        return Line(name=one.name, claim=one.claim, error=row.error, skipped=row.skipped, equal_to=one.equal_to)
+    pairs = list(zip(row.runs, plain.runs, strict=False))
+    losses = tuple(row.runs[0]["losses"])
+    other = by_name[one.equal_to] if one.equal_to else None
+    differs = largest_difference(losses, other.runs[0]["losses"]) if other is not None and other.runs else None
+    allowed = TOLERANCE.get(row.runs[0]["precision"], TOLERANCE["fp32"])
+    equal = None if differs is None else differs <= allowed
+    peaks = [run["peak_bytes"] for run in row.runs if run["peak_bytes"] is not None]
+    return Line(
+        name=one.name,
+        claim=one.claim,
+        error=None if equal in (None, True) else _unequal(one.equal_to, differs),
+        steps_per_s=median(steps_per_s(run) for run in row.runs),
+        speed_ratio=median(steps_per_s(run) / steps_per_s(beside) for run, beside in pairs),
+        peak_bytes=int(median(peaks)) if peaks else None,
+        peak_ratio=_peak_ratio(pairs),
+        loss=losses[-1] if losses else None,
+        losses=losses,
+        equal_to=one.equal_to,
+        equal=equal,
+        largest_difference=differs,
+        precision=row.runs[0]["precision"],
+        runs=tuple(row.runs),
+    )
+
+
+def steps_per_s(run: Mapping[str, Any]) -> float:
+    """Return the speed of one run: all timed steps together, as some techniques work only at some steps."""
+    return len(run["step_s"]) / max(sum(run["step_s"]), 1e-9)
+
+
+def largest_difference(losses: Sequence[float], wanted: Sequence[float]) -> float:
+    """Return the largest distance of a loss from the one it must be equal to, as a part of that; infinite for NaN."""
+    if len(losses) != len(wanted) or not losses:
+        return math.inf
+    gaps = [abs(a - b) / max(abs(b), 1e-9) for a, b in zip(losses, wanted, strict=True)]
+    return math.inf if any(math.isnan(gap) for gap in gaps) else max(gaps)
+
+
+def _peak_ratio(pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> float | None:
+    known = [
+        run["peak_bytes"] / beside["peak_bytes"]
+        for run, beside in pairs
+        if run["peak_bytes"] is not None and beside["peak_bytes"]
+    ]
+    return median(known) if known else None
+
+
+def _unequal(name: str | None, differs: float | None) -> str:
+    return f"its losses must be those of {name}, and differ by up to {differs or 0:.2g} of them"

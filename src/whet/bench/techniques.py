@@ -1,0 +1,158 @@
+"""The techniques of the table: which settings each changes, what the guides say of it, what its loss must equal."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+from whet.config.arguments import TrainingArguments
+
+PLAIN = "plain"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Technique:
+    """One row of the table."""
+
+    name: str
+    changes: Callable[[Base], Mapping[str, Any]]
+    """The fields that differ from the plain run's; empty where the technique has nothing to do there."""
+    claim: str = ""
+    """What the guides say about speed and memory, in our words."""
+    equal_to: str | None = None
+    """The technique whose losses these must be equal to, but for rounding."""
+    package: str | None = None
+    """What must be installed, which is also the name of whet's extra."""
+
+
+@dataclass(frozen=True)
+class Base:
+    """The plain run."""
+
+    settings: Mapping[str, Any]
+    """Every field of `TrainingArguments`."""
+    row_tokens: int
+    """The longest row."""
+
+    @property
+    def batch_rows(self) -> int:
+        """Rows in a forward pass."""
+        return self.settings["per_device_train_batch_size"]
+
+
+def _set(**changes: Any) -> Callable[[Base], Mapping[str, Any]]:
+    return lambda _: changes
+
+
+def _smaller_batches(base: Base) -> Mapping[str, Any]:
+    """Return the same rows in four, or as many as there can be, batches each."""
+    parts = next((n for n in (4, 3, 2) if base.batch_rows % n == 0), base.batch_rows)
+    if parts == 1:
+        return {}
+    return {
+        "per_device_train_batch_size": base.batch_rows // parts,
+        "gradient_accumulation_steps": base.settings["gradient_accumulation_steps"] * parts,
+    }
+
+
+def _token_budget(base: Base) -> Mapping[str, Any]:
+    """Return a quarter of what the batch would take padded, but no less than one row."""
+    return {"max_tokens_per_batch": max(base.row_tokens, base.batch_rows * base.row_tokens // 4)}
+
+
+def _optim(name: str, claim: str = "", package: str | None = None) -> Technique:
+    return Technique(name=name, changes=_set(optim=name), claim=claim, package=package)
+
+
+TECHNIQUES: tuple[Technique, ...] = (
+    Technique(name=PLAIN, changes=_set(), claim="what the others are compared with"),
+    Technique(name="fp32", changes=_set(precision="fp32", bf16=None, fp16=None)),
+    Technique(
+        name="bf16",
+        changes=_set(precision="bf16", bf16=None, fp16=None),
+        claim="faster; on a CPU with AVX-512, bf16 instructions or AMX",
+    ),
+    Technique(
+        name="fp16",
+        changes=_set(precision="fp16", bf16=None, fp16=None),
+        claim="faster on a GPU; saves no memory by itself",
+    ),
+    Technique(name="tf32", changes=_set(tf32=True), claim="up to 3x faster, on a GPU since Ampere"),
+    Technique(
+        name="accumulation", changes=_smaller_batches, claim="less memory; larger steps than fit", equal_to=PLAIN
+    ),
+    Technique(name="token_budget", changes=_token_budget, equal_to=PLAIN),
+    Technique(
+        name="checkpointing_blocks",
+        changes=_set(gradient_checkpointing=True, checkpointing_policy="blocks"),
+        claim="about 20 % slower; less memory",
+        equal_to=PLAIN,
+    ),
+    Technique(
+        name="checkpointing_selective",
+        changes=_set(gradient_checkpointing=True, checkpointing_policy="selective"),
+        equal_to=PLAIN,
+    ),
+    _optim("adamw_torch", "the usual one: 8 bytes a parameter (24 GB for 3 billion)"),
+    _optim("adamw_torch_fused", "faster than adamw_torch"),
+    _optim("adamw_whet"),
+    _optim("adamw_whet_8bit", "8-bit states: 2 bytes a parameter (6 GB for 3 billion)"),
+    _optim("adamw_bnb_8bit", "2 bytes a parameter (6 GB for 3 billion)", "bitsandbytes"),
+    _optim("adamw_torch_8bit", "less memory than 32-bit states", "torchao"),
+    _optim("adamw_torch_4bit", "less memory than 8-bit states", "torchao"),
+    _optim("adafactor", "less memory (told there: over 12 GB for 3 billion); may converge slower"),
+    _optim("lion_32bit"),
+    _optim("muon"),
+    _optim("sgd"),
+    Technique(name="no_clipping", changes=_set(max_grad_norm=0.0)),
+    Technique(
+        name="optimizer_in_backward",
+        changes=_set(optimizer_in_backward=True, max_grad_norm=0.0),
+        equal_to="no_clipping",
+    ),
+    Technique(
+        name="attention_sdpa",
+        changes=_set(attn_implementation="sdpa"),
+        claim="faster, less memory (than eager); here padded",
+    ),
+    Technique(name="attention_eager", changes=_set(attn_implementation="eager"), claim="the plain one; here padded"),
+    Technique(
+        name="empty_cache",
+        changes=_set(torch_empty_cache_steps=4),
+        claim="about 10 % slower; avoids running out of memory",
+        equal_to=PLAIN,
+    ),
+    Technique(
+        name="dataloader_workers",
+        changes=_set(dataloader_num_workers=2),
+        claim="faster: batches are ready in time",
+        equal_to=PLAIN,
+    ),
+    Technique(name="torch_compile", changes=_set(torch_compile=True), claim="faster", equal_to=PLAIN),
+)
+
+
+def choose(only: Sequence[str], skip: Sequence[str]) -> list[Technique]:
+    """Return the techniques asked for, plain first, with those that they must be equal to."""
+    named = {one.name: one for one in TECHNIQUES}
+    wanted = {name for name in (only or named) if name not in skip}
+    wanted |= {one.equal_to for name in wanted if (one := named[name]).equal_to is not None}
+    return [one for one in TECHNIQUES if one.name in wanted | {PLAIN}]
+
+
+def why_not(technique: Technique, base: Base) -> str | None:
+    """Return why the technique cannot be measured here, None where it can be tried."""
+    changes = technique.changes(base)
+    unknown = changes.keys() - {one.name for one in dataclasses.fields(TrainingArguments)}
+    if unknown:
+        return f"this version of whet has no {', '.join(sorted(unknown))}"
+    if not changes and technique.name != PLAIN:
+        return "nothing to divide: the batch has one row"
+    if technique.name != PLAIN and all(base.settings[name] == value for name, value in changes.items()):
+        return "the plain run has it"
+    if technique.package is not None and find_spec(technique.package) is None:
+        return f"{technique.package} is not installed: pip install 'whet[{technique.package}]'"
+    return None

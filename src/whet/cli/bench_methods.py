@@ -1,0 +1,34 @@
+"""`whet bench-methods`: what each technique brings, measured on your own model and data."""
+
+from whet.bench.arguments import BenchArguments
+from whet.config.arguments import TrainingArguments
+from whet.config.command import Command
+from whet.tasks.qa.arguments import QaArguments
+
+
+def _run(asked: BenchArguments, qa: QaArguments, args: TrainingArguments) -> int:
+    from whet.bench.run import run_bench_methods
+
+    return run_bench_methods(asked, qa, args)
+
+
+COMMAND = Command(
+    name="whet bench-methods",
+    summary=(
+        "Measure what each technique brings on your own model, data and machine: steps a second, peak memory and the"
+        " loss after some steps, beside a plain run and beside what the guides say. Each run is a process of its own;"
+        " a technique that cannot run here shows why in its row. The plain run is what --precision fp32 and all other"
+        " options below make it. Where a technique must not change the loss, the table checks it, and the exit code"
+        " is 1 if one does. Writes methods.json, and methods.png where matplotlib is installed, to --output_dir. Do"
+        " nothing else on the machine meanwhile."
+    ),
+    usage="--model_name_or_path MODEL --train_file FILE [--OPTION VALUE ...]",
+    examples=(
+        "whet bench-methods --model_name_or_path distilbert-base-uncased --train_file train.json --output_dir bench",
+        "whet bench-methods bench.yaml --only checkpointing_blocks,adafactor --steps 20 --rounds 5",
+    ),
+    parts=(BenchArguments, QaArguments, TrainingArguments),
+    lone="config",
+    takes_config=True,
+    run=_run,
+)

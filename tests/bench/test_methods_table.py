@@ -1,0 +1,94 @@
+"""What the table says about runs that were measured: ratios, medians, and losses that must be equal."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from whet.bench import table
+from whet.bench.runs import Row, plain_settings, run_child
+from whet.bench.show import cells
+from whet.bench.techniques import PLAIN, TECHNIQUES, Base, choose, why_not
+from whet.config.arguments import TrainingArguments
+
+NAMED = {one.name: one for one in TECHNIQUES}
+
+
+def run(step_s: float = 0.5, peak_bytes: int = 100, losses: tuple[float, ...] = (3.0, 2.0)) -> dict[str, Any]:
+    return {
+        "step_s": [step_s, step_s], "peak_bytes": peak_bytes, "losses": list(losses), "precision": "fp32",
+    }  # fmt: skip
+
+
+def test_ratios_are_within_a_round_and_the_median_counts() -> None:
+    plain = Row(NAMED[PLAIN], runs=[run(0.5), run(1.0), run(0.5)])
+    slower = Row(NAMED["checkpointing_blocks"], runs=[run(1.0, 40), run(2.0, 40), run(5.0, 60)])
+    line = table.lines([plain, slower])[1]
+    assert (line.speed_ratio, line.steps_per_s) == (0.5, 0.5)
+    assert (line.peak_bytes, line.peak_ratio) == (40, 0.4)
+
+
+@pytest.mark.parametrize(
+    ("losses", "equal"),
+    [((3.0, 2.0), True), ((3.0, 2.00001), True), ((3.0, 2.01), False), ((3.0,), False), ((3.0, math.nan), False)],
+)
+def test_losses_that_must_be_equal_are_compared(losses: tuple[float, ...], equal: bool) -> None:
+    rows = [Row(NAMED[PLAIN], runs=[run()]), Row(NAMED["accumulation"], runs=[run(losses=losses)])]
+    line = table.lines(rows)[1]
+    shown = cells(line)
+    assert line.equal is equal
+    assert shown[-2] == ("=" if equal else "!=")
+    assert equal or shown[-1].startswith("WRONG: its losses must be those of plain")
+    json.dumps(line.to_dict(), allow_nan=False)
+
+
+def test_a_technique_that_changes_the_loss_on_purpose_is_not_judged() -> None:
+    rows = [Row(NAMED[PLAIN], runs=[run()]), Row(NAMED["adafactor"], runs=[run(losses=(3.0, 1.0))])]
+    line = table.lines(rows)[1]
+    assert line.equal is None
+    assert line.error is None
+
+
+def test_a_row_that_failed_shows_why_and_no_figure() -> None:
+    line = table.lines([Row(NAMED[PLAIN], runs=[run()]), Row(NAMED["tf32"], error="no GPU")])[1]
+    assert cells(line)[1:] == ["-", "-", "-", "-", "-", "", "CANNOT RUN: no GPU"]
+
+
+def test_what_a_technique_must_equal_runs_too() -> None:
+    assert [one.name for one in choose(["optimizer_in_backward"], [])] == [
+        PLAIN,
+        "no_clipping",
+        "optimizer_in_backward",
+    ]
+    assert "muon" not in [one.name for one in choose([], ["muon"])]
+
+
+@pytest.mark.parametrize(("rows", "split"), [(12, (3, 8)), (6, (2, 6)), (7, (1, 14))])
+def test_accumulation_keeps_the_rows_of_a_step(rows: int, split: tuple[int, int]) -> None:
+    args = TrainingArguments(per_device_train_batch_size=rows, gradient_accumulation_steps=2)
+    changes = NAMED["accumulation"].changes(Base(plain_settings(args, 5), 384))
+    assert (changes["per_device_train_batch_size"], changes["gradient_accumulation_steps"]) == split
+
+
+def test_what_cannot_be_tried_says_why() -> None:
+    base = Base(plain_settings(TrainingArguments(per_device_train_batch_size=1), 5), 384)
+    assert "one row" in str(why_not(NAMED["accumulation"], base))
+    assert why_not(NAMED["fp32"], base) == "the plain run has it"
+    assert why_not(NAMED["checkpointing_blocks"], base) is None
+    unknown = type(NAMED[PLAIN])(name="new", changes=lambda _: {"not_a_field": 1})
+    assert why_not(unknown, base) == "this version of whet has no not_a_field"
+
+
+@pytest.mark.parametrize("technique", TECHNIQUES, ids=lambda one: one.name)
+def test_settings_of_every_technique_construct_or_are_refused_by_a_rule(technique: Any) -> None:
+    base = Base(plain_settings(TrainingArguments(), 5), 384)
+    if why_not(technique, base) is None:
+        TrainingArguments(**{**base.settings, **technique.changes(base)})
+
+
+@pytest.mark.slow
+def test_a_process_that_takes_too_long_is_ended() -> None:
+    assert run_child({"qa": {}, "args": {}, "warmup": 0}, 0.05) == {"error": "not done after 0.05 s (--limit_s)"}
