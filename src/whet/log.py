@@ -25,3 +25,9 @@ def set_up(level: int = logging.INFO) -> None:
         handler.setFormatter(_Discreet("whet: %(message)s"))
         logger.addHandler(handler)
         logger.propagate = False
+
+
+def set_level(name: str) -> None:
+    """Show messages of this level and above, as `TrainingArguments.log_level` names it; passive changes nothing."""
+    if name != "passive":
+        logger.setLevel(name.upper())

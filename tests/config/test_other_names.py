@@ -1,12 +1,15 @@
 """Names from other places: what became of them, and that none of transformers' fields is overlooked."""
 
 import dataclasses
+import re
 
 import pytest
 import transformers
 
 from whet import ConfigError, TrainingArguments
-from whet.config.aliases import ALIASES, NOT_HONOURED, NOT_HONOURED_OLD, REFUSED, SEEN_IN
+from whet.config.aliases import ALIASES
+from whet.config.not_honoured import NOT_HONOURED, NOT_HONOURED_OLD, REFUSED, SEEN_IN
+from whet.config.optimizer_names import OPTIONS
 from whet.config.options import options_of
 
 _THEIRS = {field.name for field in dataclasses.fields(transformers.TrainingArguments)}
@@ -14,14 +17,14 @@ _OURS = set(options_of(TrainingArguments))
 
 
 def test_every_field_of_the_installed_transformers_is_known() -> None:
-    assert _THEIRS - _OURS - set(ALIASES) - NOT_HONOURED - NOT_HONOURED_OLD == set()
+    assert _THEIRS - _OURS - set(ALIASES) - set(REFUSED) == set()
 
 
 def test_the_list_holds_nothing_else() -> None:
     if not transformers.__version__.startswith(SEEN_IN):
         pytest.skip(f"the list was made from transformers {SEEN_IN}; installed is {transformers.__version__}")
-    assert _THEIRS - _OURS - set(ALIASES) == NOT_HONOURED
-    assert not NOT_HONOURED_OLD & _THEIRS
+    assert _THEIRS - _OURS - set(ALIASES) == set(NOT_HONOURED)
+    assert not set(NOT_HONOURED_OLD) & _THEIRS
 
 
 def test_no_name_is_both_taken_and_refused() -> None:
@@ -29,11 +32,36 @@ def test_no_name_is_both_taken_and_refused() -> None:
     assert set(ALIASES) & _OURS == set()
 
 
+@pytest.mark.parametrize("name", sorted(_THEIRS))
+def test_a_field_of_transformers_is_honoured_translated_or_refused_with_what_to_use_instead(name: str) -> None:
+    """The walk over the fields of the installed release; a name that is refused is so with any value."""
+    if name in _OURS:
+        assert name in TrainingArguments().to_dict()
+    elif name in ALIASES:
+        assert ALIASES[name].to in _OURS or ALIASES[name].note
+    else:
+        with pytest.raises(ConfigError) as caught:
+            TrainingArguments(**{name: 1})
+        assert caught.value.problems[0].fix == f"leave {name} out; {NOT_HONOURED[name]}"
+
+
 @pytest.mark.parametrize("name", sorted(REFUSED))
 def test_a_field_that_is_not_honoured_is_refused_by_name(name: str) -> None:
     with pytest.raises(ConfigError, match=f"whet does not honour {name}") as caught:
         TrainingArguments(**{name: True})
-    assert caught.value.problems[0].fix.startswith(f"leave {name} out")
+    assert caught.value.problems[0].fix == f"leave {name} out; {REFUSED[name]}"
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_what_to_use_instead_exists(name: str) -> None:
+    """One sentence, whose flags are whet's, with values that they take."""
+    hint = REFUSED[name]
+    assert 20 <= len(hint) <= 130
+    assert hint[-1] not in ".;,"
+    flags = re.findall(r"--(\w+)(?: (\w+)\b)?", hint)
+    assert {flag for flag, _ in flags} <= _OURS
+    assert name not in [flag for flag, _ in flags]
+    assert all(value in OPTIONS for flag, value in flags if flag == "optim")
 
 
 _OLD_VALUES = {

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from whet.config.aliases import ALIASES, REFUSED
+from whet.config.aliases import ALIASES
+from whet.config.not_honoured import REFUSED
 from whet.config.options import printable
 from whet.config.rules import TRAINING_RULES
 from whet.config.rules_loading import LOADING_RULES
+from whet.config.rules_logging import LOGGING_RULES
 from whet.config.rules_memory import MEMORY_RULES
 from whet.config.rules_optimizer import OPTIMIZER_RULES
 from whet.config.rules_precision import PRECISION_RULES, settled
@@ -61,7 +63,9 @@ def _is_installed(package: str) -> bool:
     return found is not None and found.origin is not None
 
 
-_RULES = (*TRAINING_RULES, *PRECISION_RULES, *MEMORY_RULES, *OPTIMIZER_RULES, *SAVING_RULES, *LOADING_RULES)
+_RULES = (
+    *TRAINING_RULES, *PRECISION_RULES, *MEMORY_RULES, *OPTIMIZER_RULES, *SAVING_RULES, *LOADING_RULES, *LOGGING_RULES,
+)  # fmt: skip
 
 
 @checked(headings=_HEADINGS, rules=_RULES, settle=_settle, aliases=ALIASES, refused=REFUSED)
@@ -241,6 +245,8 @@ class TrainingArguments:
     """Optimizer steps between logs, for logging_strategy steps. Below 1: a share of the run."""
     logging_first_step: bool = False
     """Log the first optimizer step as well."""
+    log_level: Literal["passive", "debug", "info", "warning", "error", "critical"] = "passive"
+    """Least weight of the messages that are shown. passive: as the program is set; whet qa shows info and above."""
     report_to: Sequence[str] | str = field(default=(), metadata={"kind": tuple[Tracker, ...]})
     """Trackers that get the logs, separated by commas or one flag each. all: every one that is installed."""
     run_name: str | None = None

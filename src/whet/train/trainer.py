@@ -19,7 +19,7 @@ from transformers.trainer_utils import EvalPrediction, PredictionOutput, TrainOu
 from whet.config.arguments import TrainingArguments
 from whet.errors import ConfigError, DataError, StorageError
 from whet.kernels import allocator
-from whet.log import logger
+from whet.log import logger, set_level
 from whet.methods import fuse, order
 from whet.models import objective as objectives
 from whet.precision import formats, policy
@@ -58,6 +58,7 @@ class Trainer:
         padded_length: int | None = None,
     ) -> None:
         self.args = args or TrainingArguments()
+        set_level(self.args.log_level)
         self.train_dataset = train_dataset
         self.eval_dataset = eval_dataset
         self.processing_class = processing_class

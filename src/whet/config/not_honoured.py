@@ -1,0 +1,118 @@
+"""Settings of transformers that whet does not carry out, each with what to do instead."""
+
+from collections.abc import Mapping
+
+SEEN_IN = "5.23"
+"""The release of transformers that NOT_HONOURED was compared with."""
+
+_ONE_PROCESS = "whet trains in one process, where it has nothing to steer"
+_NO_UPLOAD = "whet uploads nothing; upload output_dir after the run with huggingface_hub's upload_folder"
+_NO_SPACE = "pass Trainer a callback that calls trackio.init with it, in place of --report_to trackio"
+_LIGER = "whet's own fused operators are on wherever they know the model"
+_OTHER_SHARDING = (
+    "whet keeps the whole model on one device; --gradient_checkpointing and --optim adamw_whet_8bit save most"
+)
+
+NOT_HONOURED: Mapping[str, str] = {
+    # torch.compile
+    "torch_compile": "whet's own fused operators are on wherever they know the model",
+    "torch_compile_backend": "whet's own fused operators are on wherever they know the model",
+    "torch_compile_mode": "whet's own fused operators are on wherever they know the model",
+    # what is computed
+    "label_smoothing_factor": "pass Trainer a model whose loss is smoothed: torch's cross_entropy has label_smoothing",
+    "neftune_noise_alpha": "use --weight_decay, or more dropout in the model's configuration",
+    "optim_target_modules": "the optimizers that read it are not built in; pass one as optimizers=(it, None)",
+    "use_cache": "whet trains without a cache of keys and values; set it in the model's configuration to generate",
+    "use_liger_kernel": _LIGER,
+    "liger_kernel_config": _LIGER,
+    "bf16_full_eval": "use --bf16, which evaluation computes in too; the weights stay float32",
+    "fp16_full_eval": "use --fp16, which evaluation computes in too; the weights stay float32",
+    "full_determinism": "runs on a CPU repeat in every bit with the same --seed; on a GPU call "
+    "torch.use_deterministic_algorithms(True) before the run",
+    # data
+    "dataloader_in_order": "batches always come in the order of --train_sampling_strategy",
+    "dataloader_multiprocessing_context": "whet chooses how to prepare batches, and never forks a process with threads",
+    "remove_unused_columns": "whet always leaves out what the model does not read",
+    "label_names": "name the labels in the rows labels, label, or start_positions and end_positions",
+    "length_column_name": "rows are packed end to end without padding, so grouping them by length would save nothing",
+    # evaluation
+    "eval_delay": "use larger --eval_steps; evaluations do not change the training",
+    "prediction_loss_only": "leave compute_metrics out of Trainer: evaluation then keeps no predictions",
+    "eval_accumulation_steps": "predictions always go to the host's memory after each batch",
+    "eval_do_concat_batches": "compute_metrics always gets the rows of all batches in one array",
+    "eval_use_gather_object": _ONE_PROCESS,
+    "include_for_metrics": "take inputs from the data set, and the loss from the metrics, outside of compute_metrics",
+    "batch_eval_metrics": "judge batch by batch with Trainer's evaluation=, which gets the trainer and the data set",
+    # saving
+    "save_only_model": "use --save_strategy no for the final model alone; checkpoints always hold what resuming needs",
+    "save_on_each_node": _ONE_PROCESS,
+    "ignore_data_skip": "going on with the row where a run stopped costs no time in whet",
+    "restore_callback_states_from_checkpoint": "restore what a callback keeps in its own on_train_begin",
+    # logs
+    "log_level_replica": _ONE_PROCESS,
+    "log_on_each_node": _ONE_PROCESS,
+    "logging_nan_inf_filter": "losses are always logged as they are; what to do with those that are not finite says "
+    "--max_nonfinite_steps",
+    "include_num_input_tokens_seen": "the results always hold train_tokens_per_second; padding is not among them",
+    "skip_memory_metrics": "use --memory_limit_gb to watch the memory of a run, and --profile for its time",
+    "debug": "use --max_nonfinite_steps 1 to stop at the first step that is not finite, and --profile for time",
+    "project": _NO_SPACE,
+    "trackio_space_id": _NO_SPACE,
+    "trackio_bucket_id": _NO_SPACE,
+    "trackio_static_space_id": _NO_SPACE,
+    # upload
+    "push_to_hub": _NO_UPLOAD,
+    "hub_model_id": _NO_UPLOAD,
+    "hub_strategy": _NO_UPLOAD,
+    "hub_token": _NO_UPLOAD,
+    "hub_private_repo": _NO_UPLOAD,
+    "hub_always_push": _NO_UPLOAD,
+    "hub_revision": _NO_UPLOAD,
+    # several processes
+    "accelerator_config": "whet does not run on accelerate; batches are cut by --per_device_train_batch_size and "
+    "--gradient_accumulation_steps alone",
+    "average_tokens_across_devices": _ONE_PROCESS,
+    "ddp_broadcast_buffers": _ONE_PROCESS,
+    "ddp_bucket_cap_mb": _ONE_PROCESS,
+    "ddp_find_unused_parameters": _ONE_PROCESS,
+    "ddp_static_graph": _ONE_PROCESS,
+    "ddp_timeout": _ONE_PROCESS,
+    "local_rank": _ONE_PROCESS,
+    "deepspeed": _OTHER_SHARDING,
+    "fsdp": _OTHER_SHARDING,
+    "fsdp_config": _OTHER_SHARDING,
+    "parallelism_config": _OTHER_SHARDING,
+}
+"""Fields of transformers' TrainingArguments, as of SEEN_IN, that whet does not carry out -> what to do instead."""
+
+NOT_HONOURED_OLD: Mapping[str, str] = {
+    "adafactor": "use --optim adafactor",
+    "fp16_backend": "use --fp16: it runs through torch's own autocast, the only backend left",
+    "fp16_opt_level": "use --fp16, which is what apex's level O1 was: products in fp16, weights in float32",
+    "half_precision_backend": "use --bf16 or --fp16: both run through torch's own autocast, the only backend left",
+    "torchdynamo": "whet's own fused operators are on wherever they know the model",
+    "jit_mode_eval": "evaluation runs through whet's fused operators; torch has left TorchScript behind",
+    "group_by_length": "rows are packed end to end without padding, so grouping them would save nothing",
+    "dispatch_batches": _ONE_PROCESS,
+    "split_batches": _ONE_PROCESS,
+    "include_inputs_for_metrics": "take inputs from the data set, outside of compute_metrics",
+    "include_tokens_per_second": "the results always hold train_tokens_per_second",
+    "past_index": "no model of today carries its state from batch to batch; pass Trainer a model that does so itself",
+    "ray_scope": "run whet once for each trial of a search, and compare the eval_results.json files",
+    "save_safetensors": "whet always writes safetensors",
+    "use_legacy_prediction_loop": "there is one loop for evaluation and prediction",
+    "use_mps_device": "whet runs on CPUs and NVIDIA's GPUs; on a Mac it takes the CPU",
+    "tpu_metrics_debug": "whet runs on CPUs and NVIDIA's GPUs; on other machines it takes the CPU",
+    "tpu_num_cores": "whet runs on CPUs and NVIDIA's GPUs; on other machines it takes the CPU",
+    "push_to_hub_model_id": _NO_UPLOAD,
+    "push_to_hub_organization": _NO_UPLOAD,
+    "push_to_hub_token": _NO_UPLOAD,
+    "fsdp_min_num_params": _OTHER_SHARDING,
+    "fsdp_transformer_layer_cls_to_wrap": _OTHER_SHARDING,
+    "sharded_ddp": _OTHER_SHARDING,
+    "mp_parameters": _OTHER_SHARDING,
+}
+"""Fields that transformers had in releases 4.26 to 4.57, gone since, that whet does not carry out."""
+
+REFUSED: Mapping[str, str] = dict(sorted({**NOT_HONOURED, **NOT_HONOURED_OLD}.items()))
+"""Every name that is known but not honoured -> what to do instead."""
