@@ -5,10 +5,11 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import Any
 
-from bench import MODELS, Bench, dtype_of, turn
 from figures import Measured
 from flops import Encoder, limit_s, linears, step_flops
 from protocol import Worker
+
+from bench import MODELS, Bench, dtype_of, turn
 
 LIMIT_ROUNDS = {"minilm": 7, "distilbert": 3, "bert-base": 3, "tiny": 2}
 THREAD_ROUNDS = 5

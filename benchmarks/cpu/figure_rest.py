@@ -6,9 +6,10 @@ import statistics
 from contextlib import ExitStack
 from typing import Any
 
-from bench import MODELS, Bench, turn
 from figures import Measured
 from questions import VARIANTS, write_questions
+
+from bench import MODELS, Bench, turn
 
 EVALUATION_ROUNDS = {"minilm": 5, "distilbert": 2, "bert-base": 2, "tiny": 2}
 EVALUATED_ROWS = 48

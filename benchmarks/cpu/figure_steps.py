@@ -5,9 +5,10 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import Any
 
-from bench import MODELS, Bench, turn
 from figures import Measured
 from protocol import Worker
+
+from bench import MODELS, Bench, turn
 
 ROUNDS = {"minilm": 5, "distilbert": 3, "bert-base": 2, "tiny": 2}
 MATCHES = (("guides_bf16",), ("guides_fp32", "optimize_fp32"), ("best_fp32",), ("best_bf16",))

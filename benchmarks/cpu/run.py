@@ -21,8 +21,9 @@ from typing import Any
 import figure_limit
 import figure_rest
 import figure_steps
-from bench import HERE, MODELS, Bench
 from figures import Measured, summary, table
+
+from bench import HERE, MODELS, Bench
 
 sys.path.insert(0, str(HERE.parent))
 from machine import facts

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import logging
+import os
+import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +26,21 @@ from whet.train.room import HostRoom
 
 MIB = 2**20
 LOSS_TOLERANCE = 1e-6  # as for accumulation: sums of float32 in another order
+
+
+def in_a_process_of_its_own(test: Callable[..., None]) -> Callable[..., None]:
+    """Run the test in another process: memory that this one keeps from earlier tests would hide what it measures."""
+
+    @functools.wraps(test)
+    def run(*args: Any, **fixtures: Any) -> None:
+        if os.environ.get("WHET_TEST_ALONE"):
+            test(*args, **fixtures)
+            return
+        words = [sys.executable, "-m", "pytest", "-q", "-rs", f"{__file__}::{test.__name__}"]
+        found = subprocess.run(words, env=os.environ | {"WHET_TEST_ALONE": "1"}, capture_output=True, text=True)
+        assert found.returncode == 0, found.stdout + found.stderr
+
+    return run
 
 
 class _Machine:
@@ -70,6 +89,7 @@ def test_on_a_gpu_the_size_is_halved_until_it_runs(fits: int) -> None:
     assert len(tried) <= 6
 
 
+@in_a_process_of_its_own
 def test_the_peak_of_work_is_seen_though_it_is_freed() -> None:
     room = HostRoom(lambda: [Room(0, 2**40, "a test")], 0)
     before = memory.resident_bytes() or 0
@@ -93,6 +113,7 @@ def _wide_trainer(folder: Path, **changes: Any) -> whet.Trainer:
     return whet.Trainer(model=model, args=arguments(folder, **(usual | changes)), train_dataset=rows)
 
 
+@in_a_process_of_its_own
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the system does not tell what a process holds")
 def test_fewer_rows_where_memory_ends_and_the_same_curve(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     wanted = _wide_trainer(tmp_path)

@@ -11,6 +11,7 @@ from whet.config.aliases import ALIASES
 from whet.config.not_honoured import REFUSED
 from whet.config.options import printable
 from whet.config.rules import TRAINING_RULES
+from whet.config.rules_compile import COMPILE_RULES, compile_settled
 from whet.config.rules_loading import LOADING_RULES
 from whet.config.rules_logging import LOGGING_RULES
 from whet.config.rules_memory import MEMORY_RULES
@@ -45,7 +46,7 @@ def _settle(values: dict[str, Any]) -> dict[str, Any]:
         values["greater_is_better"] = not values["metric_for_best_model"].endswith("loss")
     values["resume_allow_changes"] = tuple(dict.fromkeys(values["resume_allow_changes"]))
     values["report_to"] = _trackers(tuple(values["report_to"]))
-    return values | settled(values)
+    return values | settled(values) | compile_settled(values)
 
 
 def _trackers(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -65,6 +66,7 @@ def _is_installed(package: str) -> bool:
 
 _RULES = (
     *TRAINING_RULES, *PRECISION_RULES, *MEMORY_RULES, *OPTIMIZER_RULES, *SAVING_RULES, *LOADING_RULES, *LOGGING_RULES,
+    *COMPILE_RULES,
 )  # fmt: skip
 
 
@@ -137,6 +139,13 @@ class TrainingArguments:
     torch_empty_cache_steps: int | None = None
     """Return unused memory every this many optimizer steps: the GPU's cache, or on a CPU freed memory to the system.
     The log ends with what it cost. null: never."""
+    torch_compile: bool = False
+    """Compile each block of the model with torch.compile: one compilation serves all layers and lengths."""
+    torch_compile_backend: str | None = None
+    """What compiles, by its name in torch._dynamo.list_backends(None). It turns torch_compile on; null: inductor."""
+    torch_compile_mode: str | None = None
+    """How hard inductor tries: default, reduce-overhead, max-autotune, max-autotune-no-cudagraphs. It turns
+    torch_compile on; null: default."""
     attn_implementation: Literal["whet", "eager", "sdpa", "flash_attention_2"] | None = None
     """Which code computes attention. whet: rows end to end without padding; the others are transformers' own, on padded
     rows. null: whet where it knows the model's family, or else as the model is."""

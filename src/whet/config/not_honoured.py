@@ -14,10 +14,6 @@ _OTHER_SHARDING = (
 )
 
 NOT_HONOURED: Mapping[str, str] = {
-    # torch.compile
-    "torch_compile": "whet's own fused operators are on wherever they know the model",
-    "torch_compile_backend": "whet's own fused operators are on wherever they know the model",
-    "torch_compile_mode": "whet's own fused operators are on wherever they know the model",
     # what is computed
     "label_smoothing_factor": "pass Trainer a model whose loss is smoothed: torch's cross_entropy has label_smoothing",
     "neftune_noise_alpha": "use --weight_decay, or more dropout in the model's configuration",

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from whet.kernels import reference, remake, structs
+from whet.kernels import graph, reference, remake, structs
 from whet.kernels.native_call import DTYPES, call, float32, mask_of, native_for, ptr, rows_of
 from whet.kernels.reference import Drop, Kind, Norm
 
@@ -23,6 +23,8 @@ _KINDS = {"gelu": structs.GELU_ERF, "gelu_tanh": structs.GELU_TANH, "silu": stru
 
 def dropout(x: Tensor, drop: Drop) -> Tensor:
     """Return x (..., D) with channels dropped and the kept ones scaled by 1 / (1 - p); no mask is stored."""
+    if graph.holds(x, drop=drop):
+        return torch.ops.whet.dropout(x, *graph.mask_arguments(drop))
     if native_for(x) is None:
         return reference.dropout(x, drop)
     return _Dropout.apply(x, drop)
@@ -36,6 +38,9 @@ def add_norm(
     `linear_bias` is the bias of the product that made x, left out there. Blocks that normalise first read both results,
     blocks that normalise last only the first. Keeps s and two numbers a row for backward.
     """
+    if residual is not None and graph.holds(x, residual, drop=drop):
+        parts = (x, residual, linear_bias, norm.weight, norm.bias, norm.eps, norm.rms)
+        return torch.ops.whet.add_norm(*parts, *graph.mask_arguments(drop))[:2]
     if native_for(x, residual) is None:
         return reference.add_norm(x, residual, norm, linear_bias=linear_bias, drop=drop)
     drop = None if drop is not None and drop.p == 0.0 else drop
@@ -48,6 +53,8 @@ def add_norm(
 
 def bias_act(x: Tensor, bias: Tensor | None, kind: Kind) -> Tensor:
     """Return act(x + bias) of x (..., F); backward makes the bias gradient in the same pass. Keeps x."""
+    if graph.holds(x):
+        return torch.ops.whet.bias_act(x, bias, _KINDS[kind])
     if native_for(x) is None:
         return reference.bias_act(x, bias, kind)
     y, kept = _BiasAct.apply(x, bias, _KINDS[kind]), x.detach()

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from whet.kernels import reference, structs
+from whet.kernels import graph, reference, structs
 from whet.kernels.native_call import DTYPES, call, native_for, ptr
 from whet.kernels.random import keep_threshold
 from whet.kernels.reference import AttentionSpec
@@ -19,6 +19,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
     The tensors may be views whose last dimension is contiguous. Backward computes the weights again, from one number a
     query and head, and the dropout mask from its key; working memory is linear in the longest row.
     """
+    if graph.in_graph(spec.drop):
+        return _in_graph(spec, q, k, v)
     if native_for(q, k, v) is None:
         return reference.attend(q, k, v, spec)
     return _Attend.apply(spec, q, k, v)
@@ -29,10 +31,19 @@ def attend_joined(qkv: Tensor, spec: AttentionSpec) -> Tensor:
 
     It is read in place, and its gradient comes as one tensor, ready for the product's backward.
     """
+    if graph.in_graph(spec.drop):
+        return _in_graph(spec, qkv, None, None)
     if native_for(qkv) is None:
         q, k, v = qkv.unbind(1)
         return reference.attend(q, k, v, spec)
     return _Attend.apply(spec, qkv)
+
+
+def _in_graph(spec: AttentionSpec, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
+    row_slots = None if spec.drop is None else spec.drop.place.row_slots
+    p, site, keys, _, _ = graph.mask_arguments(spec.drop)
+    rows = (spec.row_starts, row_slots, spec.scale, spec.causal)
+    return torch.ops.whet.attention(q, k, v, *rows, p, site, keys)[0]
 
 
 class _Attend(Function):

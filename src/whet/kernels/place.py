@@ -4,7 +4,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
+
+from whet.kernels.random import stream_key
 
 
 @dataclass(frozen=True)
@@ -21,6 +24,27 @@ class Place:
     positions: Tensor
     row_starts: Tensor
     row_slots: Tensor
+
+    def key(self, site: int) -> tuple[int, int]:
+        """Return the key words of the site's stream in this step."""
+        return stream_key(self.seed, self.step, site)
+
+
+@dataclass(frozen=True)
+class KeyedPlace(Place):
+    """A place whose keys are a tensor (sites, 2) of int64 words: a compiled graph reads them anew at each step.
+
+    Sites count from 0 within the compiled block, so that one graph serves every layer. `seed` and `step` mean nothing.
+    """
+
+    keys: Tensor
+
+    def key(self, site: int) -> tuple[int, int]:
+        """Return the site's key words; within a graph they are tensors (), which the plain operators take as well."""
+        if torch.compiler.is_compiling():
+            return self.keys[site, 0], self.keys[site, 1]  # pyright: ignore[reportReturnType]
+        low, high = self.keys[site].tolist()
+        return low, high
 
 
 class Placement:
@@ -77,6 +101,8 @@ class Site:
     placement: Placement
     number: int
     n_sites: int
+    local: int = 0
+    """Its number within a compiled block."""
 
     @property
     def place(self) -> Place | None:
@@ -85,4 +111,6 @@ class Site:
 
     def use(self) -> int:
         """Return the number of this use, for the mask's key."""
+        if isinstance(self.placement.now, KeyedPlace):
+            return self.local
         return self.placement.site(self.number, self.n_sites)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from whet.kernels.place import Place
-from whet.kernels.random import attention_bits, hidden_bits, keep_threshold, stream_key
+from whet.kernels.random import attention_bits, hidden_bits, keep_threshold
 
 Kind = Literal["gelu", "gelu_tanh", "silu"]
 
@@ -28,7 +28,7 @@ class Drop:
     @property
     def key(self) -> tuple[int, int]:
         """The key words of this site's stream in this step."""
-        return stream_key(self.place.seed, self.place.step, self.site)
+        return self.place.key(self.site)
 
     @property
     def keep_scale(self) -> float:

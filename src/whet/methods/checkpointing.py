@@ -13,12 +13,11 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from whet.errors import ConfigError
 from whet.kernels.place import Placement
 from whet.kernels.remake import Remaking
-from whet.methods import fuse, products
+from whet.methods import blocks, compiling, fuse, products
 from whet.models.ending import Ending, without
 from whet.models.fused import ENDS
 from whet.models.packed import PackedModel
@@ -61,11 +60,11 @@ def apply(model: nn.Module, packed: PackedModel | None, policy: Policy) -> str:
     """
     restore(model)
     state = model.__dict__.setdefault(_STATE, _State())
-    if packed is not None and _runs_fused(model, packed):
-        blocks = policy == "blocks"
-        _put_blocks(state, model, packed, _How("blocks", packed.placement, wanted=blocks, but_its_end=blocks))
+    if packed is not None and _runs_fused(model, packed) and not compiling.is_on(model):
+        whole = policy == "blocks"
+        _put_blocks(state, model, packed, _How("blocks", packed.placement, wanted=whole, but_its_end=whole))
         _put_forward(state, model, _remaking)
-        return _IN_WORDS[policy] if blocks else "norms, activations and casts are computed again in backward"
+        return _IN_WORDS[policy] if whole else "norms, activations and casts are computed again in backward"
     if packed is None and isinstance(model, PreTrainedModel) and model.supports_gradient_checkpointing:
         state.theirs = not any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
         _enable_theirs(model, partial(_contexts, _How(policy, None)))
@@ -114,16 +113,8 @@ def _put_blocks(state: _State, model: nn.Module, packed: PackedModel | None, how
 def _put_forward(state: _State, module: nn.Module, forward: Callable[..., Any]) -> None:
     before = module.__dict__.get("forward")
     state.forwards.append((module, before))
-    module.__dict__[_INNER] = before or _own_forward(module)
+    module.__dict__[_INNER] = before or blocks.own_forward(module)
     module.forward = MethodType(forward, module)
-
-
-def _own_forward(module: nn.Module) -> Callable[..., Any]:
-    """Return the forward of the module's class, without the checkpoint that transformers puts around its blocks."""
-    forward = type(module).forward
-    if isinstance(module, GradientCheckpointingLayer):
-        forward = getattr(forward, "__wrapped__", forward)
-    return MethodType(forward, module)
 
 
 def _remaking(self: Any, *args: Any, **options: Any) -> Any:
@@ -188,12 +179,8 @@ def _enable_theirs(model: PreTrainedModel, contexts: Callable[[], _Contexts]) ->
 
 
 def _blocks(model: nn.Module, packed: PackedModel | None) -> Sequence[nn.Module]:
-    """Return the modules that the model is a stack of: those of its family, or else the members of its module lists."""
-    if packed is not None:
-        return [module for module in model.modules() if type(module).__name__ in packed.family.blocks]
-    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList) and _is_stack(module)]
-    inner = {id(below) for one in lists for block in one for below in block.modules()}
-    found = [block for one in lists if id(one) not in inner for block in one]
+    """Return the modules that the model is a stack of."""
+    found = blocks.find(model, packed)
     if not found:
         raise ConfigError(
             what="gradient_checkpointing finds no blocks in this model",
@@ -202,7 +189,3 @@ def _blocks(model: nn.Module, packed: PackedModel | None) -> Sequence[nn.Module]
             fix="leave --gradient_checkpointing out, or call torch.utils.checkpoint inside the model",
         )
     return found
-
-
-def _is_stack(modules: nn.ModuleList) -> bool:
-    return len(modules) > 1 and len({type(module) for module in modules}) == 1

@@ -11,7 +11,7 @@ from whet.config.arguments import TrainingArguments
 from whet.errors import ConfigError
 from whet.kernels import allocator
 from whet.log import logger
-from whet.methods import checkpointing, fuse, offload, unpad
+from whet.methods import checkpointing, compiling, fuse, offload, unpad
 from whet.models.families import FAMILIES
 from whet.models.packed import PackedModel, prepare, release
 
@@ -48,6 +48,7 @@ def restore(model: nn.Module) -> nn.Module:
     """Take everything that this file put into the model out again, exactly; a model without it stays as it is."""
     offload.restore(model)
     checkpointing.restore(model)
+    compiling.restore(model)
     packed: PackedModel | None = model.__dict__.pop(_STATE, None)
     if packed is not None:
         unpad.restore(packed)
@@ -65,6 +66,8 @@ def save_memory(model: nn.Module, packed: PackedModel | None, args: TrainingArgu
             why="the size of a padded batch is not its tokens",
             fix="leave --max_tokens_per_batch out, and lower --per_device_train_batch_size instead",
         )
+    if args.torch_compile:
+        logger.info("torch.compile: %s", compiling.apply(model, packed, args))
     if args.gradient_checkpointing:
         logger.info("checkpointing: %s", checkpointing.apply(model, packed, args.checkpointing_policy))
     elif packed is not None:

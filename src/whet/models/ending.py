@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from whet.kernels.fused import add_norm
@@ -37,7 +38,7 @@ _TAKEN: ContextVar[Taken | None] = ContextVar("whet_taken_endings", default=None
 
 def end(product: Tensor, residual: Tensor, ending: Ending) -> Tensor:
     """Return the block's result, or within `taking` its last product, the rest being left to the taker."""
-    taken = _TAKEN.get()
+    taken = None if torch.compiler.is_compiling() else _TAKEN.get()  # compiled blocks have their ends
     if taken is None:
         return ending.finish(product, residual)
     taken.append((ending, residual))

@@ -1,5 +1,6 @@
 """Prepare a model for packed batches: its attention learns about rows, its dropouts become functions of their place."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -27,7 +28,7 @@ class PlacedDropout(nn.Module):
         if not self.training or self.p == 0.0:
             return x
         place = self.site.place
-        if place is None or x.shape[:-1].numel() != len(place.slots):
+        if place is None or math.prod(x.shape[:-1]) != len(place.slots):
             return nn.functional.dropout(x, self.p)
         return dropout(x, Drop(self.p, place, self.site.use()))
 

@@ -118,6 +118,8 @@ class Fit:
         folder = resume.folder_to_resume(asked, output_dir)
         kept = None if folder is None else resume.precision_of(folder)
         self.trainer.precision = probe.settle(self.trainer, self.plan.order.rows(self.place), kept)
+        if folder is None:
+            probe.tell_compiled(self.trainer, self.plan.order.rows(self.place))
         if folder is not None:
             resume.restore(self, folder)
         elif self.args.overwrite_output_dir:

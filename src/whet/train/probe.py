@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from torch.func import functional_call
 from whet.data.batch import Batch
 from whet.kernels.fused_embedding import RowGradient
 from whet.log import logger
+from whet.methods import compiling
 from whet.models.fused import GRADIENT
 from whet.precision import compare, policy
 from whet.precision.device import has_bf16
@@ -59,6 +61,26 @@ def settle(trainer: Trainer, rows: np.ndarray, kept: str | None) -> Precision:
     elif name != "fp32" and kept is None and trainer.args.precision != "auto" and trainer.device.type == "cpu":
         _warn_if_slower(name, measure(trainer, rows, name))
     return policy.make(name, trainer.device)
+
+
+def tell_compiled(trainer: Trainer, rows: np.ndarray) -> None:
+    """Time passes with compiled and with plain blocks on a CPU, and say how they compare; compiled ones stay."""
+    if trainer.device.type != "cpu" or not compiling.is_on(trainer.model):
+        return
+    with no_trace(trainer.model, trainer.device):
+        batch = _batch(trainer, rows)
+        run = partial(Passes(trainer, [batch]).run, trainer.precision)
+
+        def plain() -> None:
+            with compiling.off(trainer.model):
+                run()
+
+        times = compare.alternate(plain, run, trainer.clock)
+    slower = times.speedup < 1.0
+    text = "torch.compile runs at %.2f times the speed of plain code here (%.3g s and %.3g s for %d tokens)%s"
+    advice = "; leave --torch_compile out" if slower else ""
+    figures = (times.speedup, times.other_s, times.fp32_s, batch.n_computed or batch.n_rows, advice)
+    logger.log(logging.WARNING if slower else logging.INFO, text, *figures)
 
 
 def measure(trainer: Trainer, rows: np.ndarray, other: str) -> Probe | None:

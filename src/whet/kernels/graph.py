@@ -1,0 +1,44 @@
+"""How the operators run inside of a compiled graph: as the operators that `operators.py` registers with torch."""
+
+import torch
+from torch import Tensor
+
+from whet.kernels.place import KeyedPlace
+from whet.kernels.reference import Drop
+
+_DTYPES = (torch.float32, torch.bfloat16)
+Mask = tuple[float, int, Tensor | None, Tensor | None, Tensor | None]
+"""Probability, site, keys, slots and positions: a dropout as arguments of an operator."""
+_NOTHING: Mask = (0.0, 0, None, None, None)
+
+
+class Traced:
+    """What graphs that are traced now may hold; `methods/compiling.py` sets it."""
+
+    operators = False
+    """Whether `operators.py` has registered its operators: a graph of somebody else's holds plain torch."""
+    native = False
+    """Whether the native library is there to carry them out."""
+
+
+def holds(*tensors: Tensor | None, drop: Drop | None = None) -> bool:
+    """Return whether a graph is being traced and takes the native operator for these tensors."""
+    if not (in_graph(drop) and Traced.native):
+        return False
+    given = [tensor for tensor in tensors if tensor is not None]
+    return all(t.device.type == "cpu" and t.dtype in _DTYPES and t.dtype == given[0].dtype for t in given)
+
+
+def in_graph(drop: Drop | None) -> bool:
+    """Return whether a block is being traced, and operators can read the dropout's place."""
+    if not (torch.compiler.is_compiling() and Traced.operators):
+        return False
+    return drop is None or drop.p == 0.0 or isinstance(drop.place, KeyedPlace)
+
+
+def mask_arguments(drop: Drop | None) -> Mask:
+    """Return a dropout as arguments of an operator."""
+    if drop is None or drop.p == 0.0:
+        return _NOTHING
+    assert isinstance(drop.place, KeyedPlace)
+    return drop.p, drop.site, drop.place.keys, drop.place.slots, drop.place.positions

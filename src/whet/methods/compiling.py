@@ -1,0 +1,214 @@
+"""torch.compile of a model's blocks: one compiled graph serves all layers, and batches of any length."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from types import FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch import nn
+from torch._dynamo.backends.registry import list_backends
+from torch._inductor import list_mode_options
+from torch._inductor.cpp_builder import get_cpp_compiler
+from torch._inductor.exc import InvalidCxxCompiler
+
+from whet.config.arguments import TrainingArguments
+from whet.config.rules_compile import DEFAULT_BACKEND
+from whet.errors import ConfigError
+from whet.kernels import graph, native_call, operators
+from whet.kernels.place import KeyedPlace, Place, Placement, Site
+from whet.methods.blocks import find, own_forward
+from whet.models.attention import SITE
+from whet.models.packed import PackedModel, PlacedDropout
+
+_STATE = "whet_compiled"
+_VARIANTS = 32
+"""Graphs that torch may make of one block: training and evaluation, formats, and where models differ between layers.
+With more of them torch would give up and run plain code, without a word."""
+
+
+@dataclass
+class _State:
+    """What was changed in a model, to put it back."""
+
+    forwards: list[tuple[nn.Module, Any]] = field(default_factory=list)
+    """Modules that got a forward of their own, with the one that they had (None: that of their class)."""
+    sites: list[tuple[nn.Module, str, Site]] = field(default_factory=list)
+    """Modules whose site got a number within its block, with the site's attribute and the site."""
+    on: bool = True
+    """Whether the compiled code runs; a probe turns it off to compare."""
+
+
+@dataclass(frozen=True)
+class _Block:
+    """What runs one block."""
+
+    state: _State
+    compiled: Callable[..., Any]
+    forward: Any
+    """The block's forward without compilation: a bound method."""
+    placement: Placement | None = None
+    sites: tuple[Site, ...] = ()
+    """The block's sites, by their number within it."""
+
+
+def apply(model: nn.Module, packed: PackedModel | None, args: TrainingArguments) -> str:
+    """Compile the model's blocks, or the whole model where it has none; return what was done, for the log.
+
+    Nothing is compiled before the first pass. Weights and their names stay. Raises ConfigError for what torch, or this
+    machine, cannot do.
+    """
+    restore(model)
+    backend = args.torch_compile_backend or DEFAULT_BACKEND
+    compiled = _compiler(backend, args.torch_compile_mode, model, whole=packed is not None)
+    state = model.__dict__.setdefault(_STATE, _State())
+    blocks = find(model, packed) or [model]
+    for block in blocks:
+        _put(state, block, compiled, packed)
+    what = f"{len(blocks)} blocks" if blocks != [model] else f"{type(model).__name__} as a whole"
+    return f"{what} by {backend}{f', mode {args.torch_compile_mode}' if args.torch_compile_mode else ''}"
+
+
+def restore(model: nn.Module) -> None:
+    """Undo `apply`, exactly; a model without it stays as it is."""
+    state: _State | None = model.__dict__.pop(_STATE, None)
+    if state is None:
+        return
+    for module, before in reversed(state.forwards):
+        module.__dict__.pop("forward", None)
+        if before is not None:
+            module.forward = before
+    for module, name, site in state.sites:
+        setattr(module, name, site)
+
+
+def is_on(model: nn.Module) -> bool:
+    """Return whether the model's blocks are compiled."""
+    return _STATE in model.__dict__
+
+
+@contextmanager
+def off(model: nn.Module) -> Iterator[None]:
+    """Run the block with the model as it is without compilation."""
+    state: _State = model.__dict__[_STATE]
+    state.on = False
+    try:
+        yield
+    finally:
+        state.on = True
+
+
+def _compiler(backend: str, mode: str | None, model: nn.Module, *, whole: bool) -> Callable[..., Any]:
+    """Return the compiled form of `_run`, shared by all blocks. `whole` refuses to leave the graph within a block."""
+    _check(backend, mode, model)
+    options = None
+    if backend == DEFAULT_BACKEND:
+        # Masks of models that run padded come from torch's generator: drawn as they are without compilation.
+        options = dict(list_mode_options(mode)) if mode else {}
+        options["fallback_random"] = True
+
+    # torch keeps graphs with the code that they were made from: a copy of it holds those of this model alone.
+    own = FunctionType(_run.__code__.replace(), _run.__globals__)
+    compiled = torch.compile(own, backend=backend, options=options, dynamic=True, fullgraph=whole)
+    graph.Traced.operators = operators.REGISTERED
+
+    def limited(*given: Any, **named: Any) -> Any:
+        graph.Traced.native = native_call.library() is not None
+        with torch._dynamo.config.patch(recompile_limit=_VARIANTS, specialize_float=True):
+            return compiled(*given, **named)
+
+    return limited
+
+
+def _run(forward: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    return forward(*given, **named)
+
+
+def _check(backend: str, mode: str | None, model: nn.Module) -> None:
+    names = list_backends(None)
+    if backend not in names:
+        raise ConfigError(
+            what="torch.compile does not know this backend",
+            got=backend,
+            why=f"torch {torch.__version__} has {', '.join(names)}",
+            fix=f"use --torch_compile_backend {DEFAULT_BACKEND}, or another of these",
+        )
+    if mode is not None and mode not in list_mode_options():
+        raise ConfigError(
+            what="torch.compile does not know this mode",
+            got=mode,
+            why=f"inductor of torch {torch.__version__} has {', '.join(list_mode_options())}",
+            fix="use --torch_compile_mode default, or another of these",
+        )
+    on_cpu = all(parameter.device.type == "cpu" for parameter in model.parameters())
+    if backend == DEFAULT_BACKEND and on_cpu:
+        _require_compiler()
+
+
+def _require_compiler() -> None:
+    try:
+        get_cpp_compiler()
+    except (InvalidCxxCompiler, OSError) as error:
+        raise ConfigError(
+            what="torch.compile finds no C++ compiler",
+            got=" ".join(str(error).split())[:200],
+            why="on a CPU inductor writes C++ and compiles it before the first step",
+            fix="install g++ (apt install g++) or name one in the variable CXX, or leave --torch_compile out",
+        ) from error
+
+
+def _put(state: _State, module: nn.Module, compiled: Callable[..., Any], packed: PackedModel | None) -> None:
+    before = module.__dict__.get("forward")
+    forward = before or own_forward(module)
+    if packed is None:
+        block = _Block(state, compiled, forward)
+    else:
+        block = _Block(state, compiled, forward, packed.placement, _numbered(state, module))
+    state.forwards.append((module, before))
+    module.forward = MethodType(partial(_forward, block), module)
+
+
+def _numbered(state: _State, block: nn.Module) -> tuple[Site, ...]:
+    """Number the sites of a block from 0; return them in this order."""
+    found: list[Site] = []
+    for module in block.modules():
+        name = "site" if isinstance(module, PlacedDropout) else SITE
+        site: Site | None = module.__dict__.get(name)
+        if site is not None:
+            state.sites.append((module, name, site))
+            setattr(module, name, replace(site, local=len(found)))
+            found.append(site)
+    return tuple(found)
+
+
+def _forward(block: _Block, self: Any, *args: Any, **options: Any) -> Any:
+    """Stand in for the forward of a block; outside of a pass of whet, a packed block is as its class has it."""
+    placement = block.placement
+    place = None if placement is None else placement.now
+    if not block.state.on or (placement is not None and place is None):
+        return block.forward(*args, **options)
+    function = block.forward.__func__
+    if placement is None or place is None:
+        return block.compiled(function, self, *args, **options)
+    before = placement.swap(_keyed(place, block.sites), {})
+    try:
+        return block.compiled(function, self, *map(_no_view, args), **options)
+    finally:
+        placement.swap(*before)
+
+
+def _keyed(place: Place, sites: tuple[Site, ...]) -> KeyedPlace:
+    """Return the place with the keys of this use of the block's sites."""
+    keys = torch.tensor([place.key(site.use()) for site in sites], dtype=torch.int64)
+    # One row alone would be a size of 1, for which torch makes a graph of its own: one more slot, which nobody reads.
+    row_slots = torch.nn.functional.pad(place.row_slots, (0, 1))
+    return KeyedPlace(0, 0, place.slots, place.positions, place.row_starts, row_slots, keys)
+
+
+def _no_view(value: Any) -> Any:
+    """Return a view as a tensor of its own: the first block's input is one, and would get a graph of its own."""
+    return value.clone() if isinstance(value, torch.Tensor) and value._is_view() else value
