@@ -44,7 +44,8 @@ def _settle(values: dict[str, Any]) -> dict[str, Any]:
         values["metric_for_best_model"] = values["metric_for_best_model"] or "loss"
     if values["greater_is_better"] is None and values["metric_for_best_model"]:
         values["greater_is_better"] = not values["metric_for_best_model"].endswith("loss")
-    values["resume_allow_changes"] = tuple(dict.fromkeys(values["resume_allow_changes"]))
+    allowed = (name for words in values["resume_allow_changes"] for name in words.split(","))
+    values["resume_allow_changes"] = tuple(dict.fromkeys(allowed))
     values["report_to"] = _trackers(tuple(values["report_to"]))
     return values | settled(values) | compile_settled(values)
 
