@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from bench import Bench
 from figure_limit import products
 from figure_rest import require_same_windows
 from figure_steps import judged, match
@@ -18,6 +17,7 @@ from protocol import Worker, WorkerFailedError
 from questions import write_questions
 
 import tiny
+from bench import Bench
 
 ROWS = tiny.tiny_rows(60)
 pytestmark = pytest.mark.slow
