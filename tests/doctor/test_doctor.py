@@ -21,12 +21,20 @@ _NATIVE = library.find()
 native = pytest.mark.skipif(_NATIVE is None, reason="the native operators are not built here")
 
 
+# The finder of an editable installation comes before PYTHONPATH, and would find that one again.
+_PROGRAM = """
+import runpy, sys
+sys.meta_path[:] = [f for f in sys.meta_path if "Redirecting" not in type(f).__name__ + getattr(f, "__name__", "")]
+runpy.run_module("whet", run_name="__main__", alter_sys=True)
+"""
+
+
 def _doctor(*words: str, package: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run the command, as of another copy of the package where one is given."""
     here = {name: value for name, value in os.environ.items() if name not in ("WHET_ISA", "OMP_NUM_THREADS")}
     path = str(package or Path(whet.__file__).parents[1])
     return subprocess.run(
-        [sys.executable, "-m", "whet", "doctor", *words], env=here | {"PYTHONPATH": path} | environment,
+        [sys.executable, "-c", _PROGRAM, "doctor", *words], env=here | {"PYTHONPATH": path} | environment,
         capture_output=True, text=True, check=False,
     )  # fmt: skip
 

@@ -56,8 +56,8 @@ def test_what_is_touched_is_resident_and_the_peak_stays() -> None:
     peak = memory.peak_bytes()
     assert peak is not None
     assert peak >= held
-    # the kernel's own count, in KiB; it may move between the two readings
-    assert peak == pytest.approx(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, rel=0.05)
+    # the kernel's other count, in KiB, which nobody can set back as this one; it may move between the two readings
+    assert peak <= resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 * 1.05
 
 
 @pytest.mark.parametrize(

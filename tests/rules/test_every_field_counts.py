@@ -61,7 +61,7 @@ CASES = {
     "num_train_epochs": Case(given={"num_train_epochs": 2}, sees="steps"),
     "max_steps": Case(given={"max_steps": 1}, sees="steps"),
     "auto_find_batch_size": Case(given={"auto_find_batch_size": True}, sees="messages"),
-    "dataloader_num_workers": Case(given={"dataloader_num_workers": 2}, sees="messages"),
+    "dataloader_num_workers": Case(given={"dataloader_num_workers": 2}, sees="threads"),
     "dataloader_prefetch_factor": Case(given={"dataloader_prefetch_factor": 2}, sees="error"),
     "dataloader_persistent_workers": Case(given={"dataloader_persistent_workers": True}, sees="error"),
     "dataloader_pin_memory": Case(given={"dataloader_pin_memory": True}, sees="messages"),
