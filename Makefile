@@ -30,7 +30,7 @@ PEERS     := .venv-peers
 HAS_PEERS := $(PEERS)/.has-peers
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-reliability soak check format bench-cpu clean lint types layers
+.PHONY: help demo test test-fast test-reliability test-planted soak check format bench-cpu clean lint types layers
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +46,9 @@ test-fast: $(HAS_TOOLS) ## Run the tests that are not marked slow
 
 test-reliability: $(HAS_TOOLS) ## Stop, kill and starve real runs, and see that nothing is lost: up to 15 minutes
 	@OMP_NUM_THREADS=1 $(PYTEST) -m reliability $(ARGS)
+
+test-planted: $(HAS_TOOLS) ## See that the tests of reliability turn red where a fault is planted: 10 minutes
+	@$(BIN)/python tests/reliability/planted/run.py $(ARGS)
 
 soak: $(HAS_TOOLS) ## The same with many more trials and steps: a night
 	@OMP_NUM_THREADS=1 WHET_SOAK=1 WHET_RELIABILITY_TIMES=20 $(PYTEST) -m reliability $(ARGS)

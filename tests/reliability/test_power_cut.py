@@ -41,6 +41,8 @@ def save(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def test_every_file_is_synced_before_its_folder_gets_its_name(save: tuple[Path, Path, Log]) -> None:
     _, new, log = save
     renamed = log.events.index(Event("rename", _STAGED, TWO))
+    touched = [event for event in log.events[:renamed] if event.path.split("/")[0] == ONE]
+    assert touched == [], "an old checkpoint goes before the new one has its name"
     staged = {f"{_STAGED}/{path.name}" for path in new.iterdir()}
     last_data = {event.path: index for index, event in enumerate(log.events[:renamed]) if event.kind == "data"}
     last_sync = {event.path: index for index, event in enumerate(log.events[:renamed]) if event.kind == "sync"}

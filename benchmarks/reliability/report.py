@@ -1,0 +1,119 @@
+"""Run the tests of docs/reliability.md row by row, note what they print, and fill the page's table.
+
+    python benchmarks/reliability/report.py
+    python benchmarks/reliability/report.py --only R4 S6
+    python benchmarks/reliability/report.py --only
+
+Each row is written to results.json beside this file as it ends and replaces the one that stood there; `--only` without
+a name fills the page from what is stored. A row is green when every test of it passed. `--times` takes so many times
+the gate's number of trials where a test counts any: for a try; the page then says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from rows import ROWS, Row
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+RESULTS, PEER, PAGE = HERE / "results.json", HERE / "peer.json", ROOT / "docs" / "reliability.md"
+_BEGIN, _END = "<!-- table: benchmarks/reliability/report.py -->", "<!-- end of the table -->"
+_LONGEST_S = 1800
+_MOST_WORDS = 160
+
+
+def measure(row: Row, times: float) -> dict[str, Any]:
+    """Run the row's tests; return counts, what they printed, seconds."""
+    began_s = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder, "report.xml")
+        words = [sys.executable, "-m", "pytest", "-q", "-o", "junit_logging=system-out", f"--junitxml={report}"]
+        words += [f"tests/{test}" for test in row.tests] + (["-k", row.chosen] if row.chosen else [])
+        own = {"WHET_RELIABILITY_TIMES": str(times), "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
+        subprocess.run(words, cwd=ROOT, env=os.environ | own, timeout=_LONGEST_S, check=False)
+        cases = list(ElementTree.parse(report).getroot().iter("testcase"))
+    bad = sorted(case.get("name", "") for case in cases if any(case.find(kind) is not None for kind in _BAD))
+    skipped = sorted(case.get("name", "") for case in cases if case.find("skipped") is not None)
+    return {
+        "tests": len(cases), "passed": len(cases) - len(bad) - len(skipped), "failed": bad, "skipped": skipped,
+        "figures": [line for case in cases for line in figures(case.findtext("system-out") or "")],
+        "seconds": round(time.monotonic() - began_s, 1), "times": times, "load": round(os.getloadavg()[0], 1),
+        "at": datetime.now(UTC).isoformat(timespec="minutes"),
+    }  # fmt: skip
+
+
+_BAD = ("failure", "error")
+
+
+def figures(printed: str) -> Iterator[str]:
+    """Yield the lines that say a figure of a test, not of a run inside it."""
+    for line in printed.splitlines():
+        said = re.sub(r"^[.\sFsx]*(?=\w)", "", line).strip()
+        if re.match(r"[^{}:/]+(: | alone loads ).*\d", said) and len(said) < _MOST_WORDS:
+            yield said
+
+
+def table(results: dict[str, Any], peer: dict[str, Any]) -> str:
+    """Return the page's table."""
+    lines = ["| # | what is tested | whet: figures, as the tests print them | tests | transformers' Trainer |",
+             "|---|---|---|---|---|"]  # fmt: skip
+    for row in ROWS:
+        found = results.get(row.name)
+        said, n = ("not run: " + row.missing, "-") if row.missing else ("not run yet", "-")
+        if found:
+            said = "; ".join(found["figures"]) or "no counts: each test is a case"
+            said += f" ({found['times']:g} times the gate's trials)" if found["times"] != 1 else ""
+            n = f"{found['passed']}/{found['tests']}"
+        compared = "; ".join(peer.get("rows", {}).get(row.name, [])) or "-"
+        lines.append(f"| {row.name} | {row.what} | {_cell(said)} | {n} | {_cell(compared)} |")
+    return "\n".join(lines)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "/")
+
+
+def fill(page: Path, text: str) -> None:
+    """Put the table between the page's two marks."""
+    before, _, rest = page.read_text("utf-8").partition(_BEGIN)
+    _, _, after = rest.partition(_END)
+    page.write_text(f"{before}{_BEGIN}\n\n{text}\n\n{_END}{after}", "utf-8")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text("utf-8")) if path.exists() else {}
+
+
+def main() -> int:
+    """Run the rows, keep them, fill the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = [row.name for row in ROWS]
+    parser.add_argument("--only", nargs="*", choices=names, default=names, metavar="ROW", help=", ".join(names))
+    parser.add_argument("--times", type=float, default=1.0, help="share of the gate's number of trials")
+    given = parser.parse_args()
+    results = _read(RESULTS)
+    for row in ROWS:
+        if row.name in given.only and row.tests:
+            results[row.name] = measure(row, given.times)
+            RESULTS.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+    fill(PAGE, table(results, _read(PEER)))
+    bad = [name for name in given.only if name in results and results[name]["failed"]]
+    print(f"{len(results)} rows are in {RESULTS.name}; not green of those run now: {', '.join(bad) or 'none'}")
+    return int(bool(bad))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

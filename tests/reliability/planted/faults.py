@@ -1,0 +1,233 @@
+"""Sixteen mistakes that a change may bring into whet, each with the tests that have to turn red when it does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Edit:
+    """A piece of a file of the package, and what it becomes."""
+
+    file: str
+    old: str
+    new: str
+
+    def apply(self, package: Path) -> None:
+        """Change the file below the package's folder; ValueError unless the old piece is there exactly once."""
+        path = package / self.file
+        text = path.read_text("utf-8")
+        if (n := text.count(self.old)) != 1:
+            raise ValueError(f"{self.file} holds {self.old!r} {n} times: the fault has to be planted anew")
+        path.write_text(text.replace(self.old, self.new), "utf-8")
+
+
+@dataclass(frozen=True)
+class Planted:
+    """One mistake: `what` it is in a reader's words, its edits, the tests of which each has to fail."""
+
+    name: str
+    what: str
+    edits: tuple[Edit, ...]
+    tests: tuple[str, ...]
+
+
+_KEPT_LATER = "checkpoint.rotate([*self.earlier, self.staged.target], self.keep, self.protected)\n"
+
+PLANTED = (
+    Planted(
+        "no-fsync",
+        "files and folders are not put on the disk before the rename",
+        (Edit("train/manifest.py", "        os.fsync(handle)\n", "        pass\n"),),
+        ("reliability/test_power_cut.py::test_every_file_is_synced_before_its_folder_gets_its_name",),
+    ),
+    Planted(
+        "rename-first",
+        "the folder gets its name before it is sealed",
+        (
+            Edit("train/checkpoint.py", "            manifest.seal(self._staging, self.step, facts)\n", ""),
+            Edit(
+                "train/checkpoint.py",
+                "            self._staging.rename(self.target)\n            sync",
+                "            self._staging.rename(self.target)\n"
+                "            manifest.seal(self.target, self.step, facts)\n            sync",
+            ),
+        ),
+        ("reliability/test_power_cut.py::test_every_file_is_synced_before_its_folder_gets_its_name",),
+    ),
+    Planted(
+        "manifest-unread",
+        "a checkpoint counts as whole when it has a manifest",
+        (
+            Edit(
+                "train/checkpoint.py",
+                "    return manifest.problems_of(folder, step_of(folder) if _NAME.fullmatch(folder.name) else None)\n",
+                "    return [] if (folder / MANIFEST).exists() else [f'{MANIFEST}: is missing']\n",
+            ),
+        ),
+        ("reliability/test_damage.py::test_damage_is_found_and_the_checkpoint_before_is_used[flip_a_bit]",),
+    ),
+    Planted(
+        "checksum-of-names",
+        "the checksum is one of the file's name, not of its bytes",
+        (
+            Edit(
+                "train/manifest.py",
+                "        return _digest(file)\n",
+                "        return xxhash.xxh3_128(path.name.encode()).hexdigest()\n",
+            ),
+            Edit(
+                "train/manifest.py",
+                "None if _digest(file) == facts",
+                "None if xxhash.xxh3_128(path.name.encode()).hexdigest() == facts",
+            ),
+        ),
+        ("reliability/test_damage.py::test_damage_is_found_and_the_checkpoint_before_is_used[flip_a_bit]",),
+    ),
+    Planted(
+        "newest-by-mtime",
+        "the newest checkpoint is the one with the latest time stamp",
+        (
+            Edit(
+                "train/checkpoint.py",
+                "for path in found if path.is_dir()), key=step_of)",
+                "for path in found if path.is_dir()), key=lambda path: path.stat().st_mtime)",
+            ),
+        ),
+        ("reliability/test_clocks.py::test_the_newest_is_found_and_kept_whatever_the_times_say",),
+    ),
+    Planted(
+        "sampler-off-by-one",
+        "a resumed run goes on one batch too far",
+        (
+            Edit("data/order.py", "    drop_last: bool = False\n", "    drop_last: bool = False\n    skips: int = 0\n"),
+            Edit("data/order.py", "within = divmod(step, ", "within = divmod(step + self.skips, "),
+            Edit(
+                "train/resume.py",
+                '    logger.info("resuming after step',
+                '    object.__setattr__(fit.plan.order, "skips", 1)\n    logger.info("resuming after step',
+            ),
+        ),
+        ("reliability/test_bookkeeping.py::test_a_run_goes_on[at the end of an epoch-stops2-changes2]",),
+    ),
+    Planted(
+        "epoch-not-restored",
+        "a resumed run takes the first epoch's order again",
+        (
+            Edit("data/order.py", "    drop_last: bool = False\n", "    drop_last: bool = False\n    began: int = 0\n"),
+            Edit("data/order.py", "self.seed, epoch) if", "self.seed, epoch - self.began) if"),
+            Edit(
+                "train/resume.py",
+                '    logger.info("resuming after step',
+                '    object.__setattr__(fit.plan.order, "began", fit.place // fit.plan.order.steps_per_epoch)\n'
+                '    logger.info("resuming after step',
+            ),
+        ),
+        ("reliability/test_bookkeeping.py::test_a_run_goes_on[at the end of an epoch-stops2-changes2]",),
+    ),
+    Planted(
+        "dropout-from-global-state",
+        "dropout's seed comes from torch's global generator",
+        (Edit("models/packed.py", "        seed=seed,\n", "        seed=int(torch.randint(2**31, ())),\n"),),
+        ("reliability/test_bookkeeping.py::test_a_run_goes_on[at the end of an epoch-stops2-changes2]",),
+    ),
+    Planted(
+        "staging-reused",
+        "what a killed save left in the staging folder stays there",
+        (
+            Edit(
+                "train/checkpoint.py",
+                "        shutil.rmtree(self._staging, ignore_errors=True)\n        if self.target.exists():  # else",
+                "        if self.target.exists():  # else",
+            ),
+            Edit(
+                "train/checkpoint.py", "        self._staging.mkdir()\n", "        self._staging.mkdir(exist_ok=True)\n"
+            ),
+        ),
+        ("security/test_own_folders.py::test_nothing_outside_changes[staging folder is a link]",),
+    ),
+    Planted(
+        "rotation-first",
+        "the old checkpoint is removed before the new one is there and verifies",
+        (
+            Edit("train/saving.py", f"            {_KEPT_LATER}", ""),
+            Edit(
+                "train/saving.py",
+                "            self.staged.publish(self.facts)\n",
+                f"            {_KEPT_LATER}            self.staged.publish(self.facts)\n",
+            ),
+        ),
+        ("reliability/test_power_cut.py::test_every_file_is_synced_before_its_folder_gets_its_name[one kept]",),
+    ),
+    Planted(
+        "no-lock",
+        "the output folder is not locked",
+        (
+            Edit(
+                "train/lock.py",
+                "            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)\n        except",
+                "            pass\n        except",
+            ),
+        ),
+        (
+            "reliability/test_lock.py::test_a_killed_holder_frees_it",
+            "reliability/test_lock.py::test_two_names_of_one_folder_are_one",
+        ),
+    ),
+    Planted(
+        "nan-step-applied",
+        "a step whose loss or gradient is no number changes the weights",
+        (
+            Edit(
+                "train/step.py",
+                "    finite = bool(torch.isfinite(loss)) and math.isfinite(norm)\n",
+                "    finite = True\n",
+            ),
+        ),
+        ("reliability/test_non_finite_kinds.py::test_a_bad_step_changes_no_bit[nan loss]",),
+    ),
+    Planted(
+        "signal-dropped",
+        "a signal that comes during a step is heard and forgotten",
+        (
+            Edit(
+                "train/stop.py",
+                "    _now.asked = _now.asked or signal.Signals(number).name\n",
+                "    _now.asked = None if _now.at_edges else signal.Signals(number).name\n",
+            ),
+        ),
+        ("reliability/test_signals_library.py::test_a_trainer_that_is_told_to_listens",),
+    ),
+    Planted(
+        "link-followed",
+        "a link in a checkpoint is followed to wherever it leads",
+        (Edit("train/manifest.py", "os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK", "os.O_RDONLY | os.O_NONBLOCK"),),
+        (
+            "reliability/test_damage.py::test_what_is_no_plain_file_is_neither_followed_nor_waited_for[link-model.safetensors]",
+        ),
+    ),
+    Planted(
+        "torch-load",
+        "a file in the model's folder is read with torch.load",
+        (
+            Edit(
+                "models/load.py",
+                "        check_weights(folder, config.to_dict())\n",
+                "        check_weights(folder, config.to_dict())\n"
+                '        if (folder / "training_args.bin").exists():\n'
+                '            torch.load(folder / "training_args.bin", weights_only=False)\n',
+            ),
+        ),
+        (
+            "security/test_pickle_carriers.py::test_a_whole_run_and_its_resumption_unpickle_nothing",
+            "rules/test_safety.py::test_no_code_comes_from_data",
+        ),
+    ),
+    Planted(
+        "token-logged",
+        "the log shows texts as they are, secrets too",
+        (Edit("log.py", "return hide_secrets(super().format(record))", "return super().format(record)"),),
+        ("security/test_secrets.py::test_a_traceback_in_the_log_shows_no_secret",),
+    ),
+)
