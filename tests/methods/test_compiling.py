@@ -234,12 +234,14 @@ def test_what_torch_does_not_know_is_refused(tmp_path: Path, asked: dict[str, An
         whet.Trainer(model=tiny_model("bert"), args=arguments(tmp_path, **asked))
 
 
-def test_inductor_without_a_compiler_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch._inductor.config.cpp.cxx", ("no-such-compiler",))
-    from torch._inductor import cpp_builder
+def test_inductor_without_a_compiler_is_refused(tmp_path: Path) -> None:
+    from torch._inductor import config, cpp_builder
 
     cpp_builder.get_cpp_compiler.cache_clear() if hasattr(cpp_builder.get_cpp_compiler, "cache_clear") else None
-    with pytest.raises(whet.ConfigError, match="no C\\+\\+ compiler"):
+    with (
+        config.patch({"cpp.cxx": ("no-such-compiler",)}),
+        pytest.raises(whet.ConfigError, match="no C\\+\\+ compiler"),
+    ):
         whet.Trainer(model=tiny_model("bert"), args=arguments(tmp_path, torch_compile=True))
 
 

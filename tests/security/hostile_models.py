@@ -193,7 +193,7 @@ KINDS: dict[str, tuple[Spoil, str]] = {
     "vocabulary of a trillion": (_config(vocab_size=10**12), "vocab_size of .* does not fit"),
     "million layers": (_config(num_hidden_layers=10**6), "num_hidden_layers of .* does not fit"),
     "positions": (_config(max_position_embeddings=10**9), "max_position_embeddings of .* does not fit"),
-    "NaN": (_tensors(_nan), "NaN or infinite.*layer.1.output.dense.weight"),
+    "NaN": (_tensors(_nan), "not finite.*layer.1.output.dense.weight"),
     "whole numbers": (_tensors(_whole_numbers), "word_embeddings.weight: I64"),
     "wrong shape": (_tensors(_other_shape), "layer.0.output.dense.weight|size mismatch|mismatch"),
     "too many tokens": (_more_tokens, "'rain' is token 70,000"),

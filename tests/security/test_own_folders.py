@@ -63,11 +63,19 @@ def _linked_checkpoint(out: Path, outside: Path) -> None:
     checkpoint.rotate([*checkpoint.every(out), _save(out, 2), _save(out, 3)], 1, None)
 
 
+def _none_is_taken(out: Path) -> bool:
+    """Whether no checkpoint counts; where some are there and none is whole, that is an error."""
+    try:
+        return checkpoint.newest(out) is None
+    except StorageError:
+        return True
+
+
 def _linked_file_in_a_checkpoint(out: Path, outside: Path) -> None:
     folder = _save(out)
     (folder / "state.json").unlink()
     (folder / "state.json").symlink_to(outside / "mine.json")
-    assert checkpoint.newest(out) is None
+    assert _none_is_taken(out)
     checkpoint.rotate([folder, _save(out, 2)], 1, None)
     assert not folder.exists()
 
@@ -75,7 +83,7 @@ def _linked_file_in_a_checkpoint(out: Path, outside: Path) -> None:
 def _linked_folder_in_a_checkpoint(out: Path, outside: Path) -> None:
     folder = _save(out)
     (folder / "more").symlink_to(outside)
-    assert checkpoint.newest(out) is None
+    assert _none_is_taken(out)
     checkpoint.remove_all(out)
     assert not folder.exists()
 
@@ -102,9 +110,7 @@ def _name_with(name: str) -> Callable[[Path, Path], None]:
         told = name.replace("OUTSIDE", str(outside))
         plain = "\0" not in told and (folder / told).is_file()
         _seal(folder, {"state.json": _facts(folder / "state.json"), told: _facts(folder / told if plain else folder)})
-        if plain and checkpoint.newest(out) is not None:
-            pytest.xfail("a manifest that names a file elsewhere is checked there, not refused")
-        assert checkpoint.newest(out) is None
+        assert _none_is_taken(out)
 
     return attempt
 
@@ -113,16 +119,13 @@ def _pipe_in_a_checkpoint(out: Path, outside: Path) -> None:
     folder = _save(out)
     os.mkfifo(folder / "pipe")
     _seal(folder, {"state.json": _facts(folder / "state.json"), "pipe": {"bytes": 0, "xxh3_128": "0"}})
-    assert checkpoint.newest(out) is None
+    assert _none_is_taken(out)
 
 
 def _manifest_of_another_kind(out: Path, outside: Path) -> None:
     folder = _save(out)
     _seal(folder, ["state.json"])
-    try:
-        assert checkpoint.newest(out) is None
-    except (AttributeError, TypeError):
-        pytest.xfail("a sealed manifest whose `files` is a list is an AttributeError, not a damaged checkpoint")
+    assert _none_is_taken(out)
 
 
 CASES: dict[str, Callable[[Path, Path], None]] = {
