@@ -55,7 +55,7 @@ def test_what_is_touched_is_resident_and_the_peak_stays() -> None:
         assert held - before > 32 * 2**20
     peak = memory.peak_bytes()
     assert peak is not None
-    assert peak >= held
+    assert peak >= 0.99 * held  # the kernel adds up its threads' counts now and then, not at every page
     # the kernel's other count, in KiB, which nobody can set back as this one; it may move between the two readings
     assert peak <= resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 * 1.05
 
