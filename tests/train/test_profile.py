@@ -220,8 +220,8 @@ def test_little_is_unaccounted_for_in_a_real_model(
 ) -> None:
     """MiniLM's six layers on rows of 128 tokens, one thread, fp32: under 3 % of the time has no name.
 
-    With more threads, or faster products, the named work shrinks and Python's own time between it does not: 4.3 % with two
-    threads and 3.3 % in bf16, seen here.
+    With more threads, or faster products, the named work shrinks and Python's own time between it does not: 4.3 %
+    with two threads and 3.3 % in bf16, seen here.
     """
     from transformers import AutoModelForQuestionAnswering
 
