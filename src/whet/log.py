@@ -4,10 +4,23 @@ from __future__ import annotations
 
 import logging
 import sys
+from typing import TextIO
 
 from whet.errors import hide_secrets
 
 logger = logging.getLogger("whet")
+
+
+class _StandardError(logging.StreamHandler):
+    """Writes to what standard error is at the moment: notebooks, and tests, put another in its place."""
+
+    @property
+    def stream(self) -> TextIO:
+        return sys.stderr
+
+    @stream.setter
+    def stream(self, value: object) -> None:
+        """Nothing to keep: the base class hands over what standard error was when it was made."""
 
 
 class _Discreet(logging.Formatter):
@@ -21,7 +34,7 @@ def set_up(level: int = logging.INFO) -> None:
     """Send whet's messages to standard error, one plain line each; calling it again changes only the level."""
     logger.setLevel(level)
     if not logger.handlers:
-        handler = logging.StreamHandler(sys.stderr)
+        handler = _StandardError()
         handler.setFormatter(_Discreet("whet: %(message)s"))
         logger.addHandler(handler)
         logger.propagate = False

@@ -60,8 +60,7 @@ def test_a_padded_run_goes_through_what_was_chosen(tmp_path: Path, calls: list[s
     assert trainer.model.config._attn_implementation == name
 
 
-def test_the_log_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logger, "propagate", True)
+def test_the_log_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger.name):
         trainer_of(tmp_path, "bert", "eager")
     assert "attention: transformers' own eager, asked for by attn_implementation" in caplog.text

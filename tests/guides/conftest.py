@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from whet.log import logger
 
 for _folder in ("rules", "train"):  # the stand-ins of the docs' examples, and models and rows
     sys.path.append(str(Path(__file__).resolve().parents[1] / _folder))
@@ -31,12 +28,3 @@ def in_stand_ins(stand_ins: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     for name in ("XDG_CACHE_HOME", "HF_HOME", "HF_DATASETS_CACHE"):
         monkeypatch.setenv(name, str(tmp_path / "cache"))
     return stand_ins
-
-
-@pytest.fixture(autouse=True)
-def _log_as_it_was() -> Iterator[None]:
-    """A command that runs in this process sets up the log for a terminal."""
-    handlers, propagate, level = list(logger.handlers), logger.propagate, logger.level
-    yield
-    logger.handlers[:], logger.propagate = handlers, propagate
-    logger.setLevel(level)

@@ -1,4 +1,4 @@
-"""A tiny model to begin with, and a cache and a log that leave no traces outside of the tests."""
+"""A tiny model to begin with, and a cache that leaves no traces outside of the tests."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from whet.log import logger
 
 
 @pytest.fixture(scope="session")
@@ -31,13 +29,3 @@ def _cache_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
         del os.environ["XDG_CACHE_HOME"]
     else:
         os.environ["XDG_CACHE_HOME"] = before
-
-
-@pytest.fixture(autouse=True)
-def _log_of_its_own() -> Iterator[None]:
-    """A command that is run in this process writes its log to what standard error is in this test."""
-    handlers, propagate, level = list(logger.handlers), logger.propagate, logger.level
-    logger.handlers.clear()
-    yield
-    logger.handlers[:], logger.propagate = handlers, propagate
-    logger.setLevel(level)

@@ -40,10 +40,7 @@ def test_freed_memory_goes_back_to_the_system() -> None:
 
 
 @here
-def test_the_log_ends_with_the_cost(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(logger, "propagate", True)
+def test_the_log_ends_with_the_cost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger.name):
         toy_trainer(tmp_path, torch_empty_cache_steps=2, max_steps=5).train()
     assert "unused memory was returned 2 times: " in caplog.text
