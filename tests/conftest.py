@@ -36,7 +36,7 @@ def minilm_dir() -> Path:
 
 @pytest.fixture(autouse=True)
 def _log_of_a_library() -> Iterator[None]:
-    """Each test begins with whet's log as the library leaves it; a command that runs in it sets it up for a terminal."""
+    """Each test begins with whet's log as a library leaves it; a command that it runs sets it up for a terminal."""
     handlers, propagate, level = list(logger.handlers), logger.propagate, logger.level
     logger.handlers.clear()
     logger.propagate = True
