@@ -1,8 +1,9 @@
-"""JSON, read strictly: what Python's parser lets pass or trips over is refused with the place where it stands."""
+"""JSON, strictly: what Python's parser lets pass or trips over is refused with its place, and no NaN is written."""
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -73,6 +74,11 @@ def skip_space(text: str, start: int = 0) -> int:
     """Return the index of the first character from `start` on that is not white space of JSON."""
     match = _SPACE.match(text, start)
     return match.end() if match else start
+
+
+def number_or_null(value: Any) -> Any:
+    """Return the value, or None for NaN and the infinities, which JSON does not have."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def place_in(text: str, index: int) -> str:

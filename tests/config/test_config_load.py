@@ -198,3 +198,64 @@ def test_ask_says_all_that_is_missing() -> None:
         "no context is given",
         "no question is asked",
     ]
+
+
+def test_what_whet_does_not_carry_out_may_be_switched_off_on_every_way(tmp_path: Path) -> None:
+    path = _write(tmp_path / "run.yaml", push_to_hub=False, hub_token=None, eval_delay=0, include_for_metrics=[])
+    flags = ["--no_use_cache", "--remove_unused_columns", "--fp16_full_eval", "false", "--hub_model_id", "null"]
+    loaded = load(QA, ["--config", path, *flags, "--eval_delay", "0", *_WORK])
+    assert loaded.settings == load(QA, _WORK).settings
+    assert not loaded.notes
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["--push_to_hub"], "push_to_hub"),
+        (["--push_to_hub", "true"], "push_to_hub"),
+        (["--no_remove_unused_columns"], "remove_unused_columns"),
+        (["--eval_delay", "2"], "eval_delay"),
+        (["--hub_model_id", "me/mine"], "hub_model_id"),
+    ],
+)
+def test_switched_on_it_is_refused_still(words: list[str], name: str) -> None:
+    (said,) = _problems(*_WORK, *words)
+    assert said.startswith(f"whet does not honour --{name}\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--eval_steps 50", "eval_steps=50 has no effect: it is for eval_strategy steps, and eval_strategy is no"),
+        (
+            "--save_strategy no --save_steps 50 --save_total_limit 2",
+            "save_steps=50 has no effect: it is for save_strategy steps, and save_strategy is no; "
+            "save_total_limit=2 counts only checkpoints that a signal or a callback asks for: save_strategy is no",
+        ),
+        (
+            "--save_interval_s 60",
+            "save_interval_s=60.0 has no effect: it is for save_strategy time, and save_strategy is steps",
+        ),
+        (
+            "--logging_strategy epoch --logging_steps 5",
+            "logging_steps=5 has no effect: it is for logging_strategy steps, and logging_strategy is epoch",
+        ),
+        ("--logging_strategy epoch --logging_steps 5 --eval_strategy steps", ""),  # then evaluations come so often
+        ("--eval_strategy steps --eval_steps 50 --save_strategy time --save_interval_s 60 --save_total_limit 2", ""),
+    ],
+)
+def test_a_setting_that_its_strategy_does_not_read_is_noted(
+    words: str, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    loaded = load(QA, [*_WORK, *words.split()])
+    assert "; ".join(loaded.notes) == said
+    given = dict(zip(*[iter(word.removeprefix("--") for word in words.split())] * 2, strict=True))
+    TrainingArguments(**given)
+    assert "; ".join(caplog.messages) == said
+
+
+def test_a_printed_config_has_nothing_to_note(tmp_path: Path) -> None:
+    """It names every field; those at their defaults were not chosen."""
+    path = tmp_path / "run.yaml"
+    path.write_text(str(load(QA, [*_WORK, "--save_strategy", "no", "--print_config"]).text))
+    assert not load(QA, ["--config", str(path)]).notes

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from typing import Any
 
 import pytest
 import transformers
@@ -9,11 +10,17 @@ import transformers
 from whet import ConfigError, TrainingArguments
 from whet.config.aliases import ALIASES
 from whet.config.not_honoured import NOT_HONOURED, NOT_HONOURED_OLD, REFUSED, SEEN_IN
+from whet.config.off_values import OFF
 from whet.config.optimizer_names import OPTIONS
 from whet.config.options import options_of
 
 _THEIRS = {field.name for field in dataclasses.fields(transformers.TrainingArguments)}
 _OURS = set(options_of(TrainingArguments))
+
+
+def _on(name: str) -> bool:
+    """Return a value that asks for something."""
+    return True not in OFF.get(name, ())
 
 
 def test_every_field_of_the_installed_transformers_is_known() -> None:
@@ -34,22 +41,53 @@ def test_no_name_is_both_taken_and_refused() -> None:
 
 @pytest.mark.parametrize("name", sorted(_THEIRS))
 def test_a_field_of_transformers_is_honoured_translated_or_refused_with_what_to_use_instead(name: str) -> None:
-    """The walk over the fields of the installed release; a name that is refused is so with any value."""
+    """The walk over the fields of the installed release; a refused name is so with any value but its off one."""
     if name in _OURS:
         assert name in TrainingArguments().to_dict()
     elif name in ALIASES:
         assert ALIASES[name].to in _OURS or ALIASES[name].note
     else:
         with pytest.raises(ConfigError) as caught:
-            TrainingArguments(**{name: 1})
+            TrainingArguments(**{name: _on(name)})
         assert caught.value.problems[0].fix == f"leave {name} out; {NOT_HONOURED[name]}"
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
 def test_a_field_that_is_not_honoured_is_refused_by_name(name: str) -> None:
     with pytest.raises(ConfigError, match=f"whet does not honour {name}") as caught:
-        TrainingArguments(**{name: True})
+        TrainingArguments(**{name: _on(name)})
     assert caught.value.problems[0].fix == f"leave {name} out; {REFUSED[name]}"
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name in sorted(OFF) for value in OFF[name]])
+def test_a_value_that_asks_for_nothing_passes_in_silence(
+    name: str, value: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert name in REFUSED
+    assert TrainingArguments(**{name: list(value) if isinstance(value, tuple) else value}) == TrainingArguments()
+    assert not caplog.messages
+
+
+def test_what_switches_a_field_off_is_the_default_of_transformers() -> None:
+    """But where their default does something that whet does not, or where one process makes no difference."""
+    theirs = {field.name: field for field in dataclasses.fields(transformers.TrainingArguments)}
+    others = {
+        name
+        for name in set(OFF) & _THEIRS
+        if not _passes(name, theirs[name].default_factory() if _is_made(theirs[name]) else theirs[name].default)
+    }
+    assert others == {"logging_nan_inf_filter", "log_on_each_node", "average_tokens_across_devices"}
+
+
+def _is_made(field: Any) -> bool:
+    return field.default_factory is not dataclasses.MISSING
+
+
+def _passes(name: str, value: object) -> bool:
+    try:
+        return TrainingArguments(**{name: value}) == TrainingArguments()
+    except ConfigError:
+        return False
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))

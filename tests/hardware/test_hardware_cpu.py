@@ -94,6 +94,12 @@ def test_nodes_without_processors_are_left_out(tmp_path: Path) -> None:
 def test_arm_has_its_own_sets(tmp_path: Path) -> None:
     _put(tmp_path / "proc/cpuinfo", "processor\t: 0\nFeatures\t: fp asimd sve bf16\n")
     assert cpu.instruction_sets(tmp_path) == (["NEON", "SVE", "bf16"], ["int8 matrix"])
+    assert cpu.vendor(tmp_path) == ""  # only x86 has this line
+
+
+def test_the_vendor_is_what_the_processor_says(tmp_path: Path) -> None:
+    _put(tmp_path / "proc/cpuinfo", "processor\t: 0\nvendor_id\t: AuthenticAMD\ncpu family\t: 25\n")
+    assert cpu.vendor(tmp_path) == "AuthenticAMD"
 
 
 def test_gpus_of_the_driver(tmp_path: Path) -> None:

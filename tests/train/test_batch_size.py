@@ -21,8 +21,10 @@ from tiny import arguments, losses, tiny_model, tiny_rows, weights_of
 from whet.hardware import memory, trim
 from whet.hardware.memory import Room
 from whet.train import batch_size
-from whet.train.guard import WARN_FRAC
+from whet.train.fit import Fit
+from whet.train.guard import WARN_FRAC, MemoryGuard
 from whet.train.room import HostRoom
+from whet.train.stop import Stopped
 
 MIB = 2**20
 LOSS_TOLERANCE = 1e-6  # as for accumulation: sums of float32 in another order
@@ -183,3 +185,27 @@ def test_sizes_that_a_gpu_likes(rows: int, capability: tuple[int, int], said: st
     told = batch_size.disliked(rows, capability)
     assert (told is None) == (said is None)
     assert said is None or said in str(told)
+
+
+@pytest.mark.parametrize(
+    ("found", "asked", "again"),
+    [
+        (8, (8, 1), (4, 2)),
+        (8, (8, 3), (4, 6)),
+        (4, (8, 1), (2, 4)),  # not half of what was asked for, which is what has just been too much
+        (7, (8, 2), (2, 8)),  # 3 do not divide the 16 rows of a step
+        (3, (3, 2), (1, 6)),
+        (1, (8, 1), None),
+    ],
+)
+def test_where_memory_runs_out_later_half_of_what_was_found_is_proposed(
+    found: int, asked: tuple[int, int], again: tuple[int, int] | None, tmp_path: Path
+) -> None:
+    names = ("per_device_train_batch_size", "gradient_accumulation_steps")
+    fit = Fit(toy_trainer(tmp_path, **dict(zip(names, asked, strict=True))))
+    fit.micro_rows = found
+    full = Room(99 * MIB, 100 * MIB, "a test")
+    fit.edges.memory = MemoryGuard(rooms=lambda: [full], resident=lambda: 50 * MIB, peak=lambda: 50 * MIB)
+    with pytest.raises(Stopped) as caught:
+        fit.edges.cross()
+    assert caught.value.again == ({} if again is None else dict(zip(names, again, strict=True)))

@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any
 
 from whet.bench.runs import Row
+from whet.strict_json import number_or_null
 
 TOLERANCE = {"fp32": 1e-4, "bf16": 2e-2, "fp16": 2e-2}
 """Part by which losses that must be equal may differ. Sums in another order differ by 1e-7 (fp32) or 4e-3 (half
@@ -43,16 +44,11 @@ class Line:
     def to_dict(self) -> dict[str, Any]:
         """Return every field, ready for JSON; a number that JSON does not have becomes null."""
         told = asdict(self)
-        told["losses"] = [number(loss) for loss in self.losses]
-        told["loss"] = number(self.loss)
-        told["largest_difference"] = number(self.largest_difference)
-        told["runs"] = [{**run, "losses": [number(loss) for loss in run["losses"]]} for run in self.runs]
+        told["losses"] = [number_or_null(loss) for loss in self.losses]
+        told["loss"] = number_or_null(self.loss)
+        told["largest_difference"] = number_or_null(self.largest_difference)
+        told["runs"] = [{**run, "losses": [number_or_null(loss) for loss in run["losses"]]} for run in self.runs]
         return told
-
-
-def number(value: float | None) -> float | None:
-    """Return the value if it is finite, else None."""
-    return value if value is not None and math.isfinite(value) else None
 
 
 def lines(rows: Sequence[Row]) -> list[Line]:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from whet.config.aliases import ALIASES
 from whet.config.not_honoured import REFUSED
+from whet.config.off_values import OFF
 from whet.config.options import printable
 from whet.config.rules import TRAINING_RULES
 from whet.config.rules_compile import COMPILE_RULES, compile_settled
@@ -19,6 +20,7 @@ from whet.config.rules_optimizer import OPTIMIZER_RULES
 from whet.config.rules_precision import PRECISION_RULES, settled
 from whet.config.rules_saving import SAVING_RULES
 from whet.config.settings import checked
+from whet.config.unread import unread
 
 Interval = Literal["no", "steps", "epoch"]
 Schedule = Literal["linear", "cosine", "constant", "constant_with_warmup", "polynomial", "inverse_sqrt"]
@@ -71,7 +73,7 @@ _RULES = (
 )  # fmt: skip
 
 
-@checked(headings=_HEADINGS, rules=_RULES, settle=_settle, aliases=ALIASES, refused=REFUSED)
+@checked(headings=_HEADINGS, rules=_RULES, settle=_settle, aliases=ALIASES, refused=REFUSED, off=OFF, notes=unread)
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingArguments:
     """How a model is trained, evaluated, saved and logged.

@@ -6,6 +6,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from whet.config.aliases import Alias
+from whet.config.off_values import is_off
 from whet.config.options import Option, options_of, spec_of
 from whet.config.values import expected, read
 from whet.errors import Problem
@@ -18,6 +19,8 @@ class Names:
     options: Mapping[str, Option]
     aliases: Mapping[str, Alias]
     refused: Mapping[str, str]
+    off: Mapping[str, tuple[object, ...]]
+    """Refused names -> the values with which they pass."""
     say: Callable[[str], str] = str
     """Turns a name into how it is written: `--seed` on a command line."""
     where: str = ""
@@ -32,6 +35,7 @@ class Names:
             options={name: option for part in parts for name, option in options_of(part).items()},
             aliases={name: alias for part in parts for name, alias in spec_of(part).aliases.items()},
             refused={name: hint for part in parts for name, hint in spec_of(part).refused.items()},
+            off={name: values for part in parts for name, values in spec_of(part).off.items()},
             **how,
         )
 
@@ -57,7 +61,7 @@ def take(given: Mapping[str, object], names: Names, reader: Callable[[object, An
     taken = Taken()
     for name, value in given.items():
         if names.kind(name) is None:
-            taken.problems.append(_unknown(name, names))
+            taken.problems += [] if is_off(value, names.off.get(name, ()), reader) else [_unknown(name, names)]
             continue
         try:
             _put(taken, name, reader(value, names.kind(name)), names)

@@ -10,8 +10,9 @@ from whet.config.command import Command
 from whet.config.files import read_config
 from whet.config.given import Names, Taken, take
 from whet.config.help import render
+from whet.config.off_values import kind_of
 from whet.config.options import options_of, printable
-from whet.config.settings import broken_rules, draft, refuse
+from whet.config.settings import broken_rules, draft, notes, refuse
 from whet.config.values import read_flag
 from whet.errors import ConfigError
 
@@ -24,7 +25,7 @@ class Loaded:
     """One instance of each of the command's settings classes."""
     text: str | None = None
     notes: list[str] = field(default_factory=list)
-    """What older names became."""
+    """What older names became, and what has no effect."""
 
 
 def load(command: Command, argv: Sequence[str]) -> Loaded:
@@ -34,12 +35,13 @@ def load(command: Command, argv: Sequence[str]) -> Loaded:
         return Loaded(text=render(command))
     taken = _take_all(words, command)
     drafts = [draft(part, _share(taken.values, part)) for part in command.parts]
+    said = [*taken.notes, *(note for one in drafts for note in notes(one))]
     if "print_config" in words.wants:
         refuse(taken.problems)
-        return Loaded(text=as_yaml(drafts), notes=taken.notes)
+        return Loaded(text=as_yaml(drafts), notes=said)
     rules = [*(problem for one in drafts for problem in broken_rules(one)), *command.check(*drafts)]
     refuse([*taken.problems, *rules])
-    return Loaded(settings=tuple(drafts), notes=taken.notes)
+    return Loaded(settings=tuple(drafts), notes=said)
 
 
 def as_yaml(settings: Sequence[object]) -> str:
@@ -57,7 +59,7 @@ def as_yaml(settings: Sequence[object]) -> str:
 
 
 def _kind(names: Names, name: str) -> Any:
-    return str if name == "config" else names.kind(name)
+    return str if name == "config" else names.kind(name) or kind_of(names.off.get(name, ()))
 
 
 def _take_all(words: Words, command: Command) -> Taken:

@@ -3,7 +3,7 @@
 import ast
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from itertools import pairwise
@@ -25,6 +25,10 @@ class Spec:
     aliases: Mapping[str, Alias] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
     """Names that are known but not honoured -> what to do instead, or "" where there is nothing to say."""
+    off: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
+    """Refused names -> the values that ask for nothing, and pass."""
+    notes: Callable[[Any], Sequence[str]] = lambda _: ()
+    """What is worth saying of settings that break no rule."""
     build: Callable[..., None]
     """The dataclass's own __init__, which checks nothing."""
 

@@ -48,6 +48,11 @@ def broken(rules: Sequence[Callable[..., Problem | None]], *settings: object) ->
     return [problem for rule in rules if (problem := rule(*settings)) is not None]
 
 
+def notes(settings: object) -> list[str]:
+    """Return what its class says of this instance, beside problems."""
+    return list(spec_of(type(settings)).notes(settings))
+
+
 def refuse(problems: Sequence[Problem]) -> None:
     """Raise one ConfigError for all problems, if there is any."""
     if problems:
@@ -66,5 +71,7 @@ def _checking_init(cls: type) -> Callable[..., None]:
         defaults = {option.name: option.default for option in options_of(type(self)).values()}
         spec.build(self, **spec.settle({**defaults, **taken.values}))
         refuse(broken_rules(self))
+        for note in notes(self):
+            _log.warning("%s", note)
 
     return __init__

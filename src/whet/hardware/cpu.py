@@ -78,6 +78,11 @@ def model_name(root: Path = ROOT) -> str:
     return _cpuinfo(root, "model name") or platform.processor() or platform.machine()
 
 
+def vendor(root: Path = ROOT) -> str:
+    """Return the processor's vendor as it names itself ("GenuineIntel", "AuthenticAMD"), "" where nothing says it."""
+    return _cpuinfo(root, "vendor_id")
+
+
 def features(root: Path = ROOT) -> frozenset[str]:
     """Return the processor's feature flags, in the kernel's names."""
     return frozenset((_cpuinfo(root, "flags") or _cpuinfo(root, "Features")).split())

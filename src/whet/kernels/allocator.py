@@ -6,11 +6,10 @@ fault for every 4 KiB, a tenth of a training step and more. Whoever wants anothe
 
 import ctypes
 import os
-import sys
 from functools import cache
-from pathlib import Path
 
-from whet.hardware.memory import limit_bytes
+from whet.hardware import trim
+from whet.hardware.memory import huge_pages, limit_bytes
 from whet.log import logger
 
 SWITCH = "WHET_KEEP_MEMORY"
@@ -21,7 +20,6 @@ _STEP = 64 << 20
 _NEVER = (1 << 31) - 1
 _HUGE_PAGE = 2 << 20
 _MADV_HUGEPAGE = 14
-_THP = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 @cache
@@ -31,11 +29,9 @@ def keep_freed_memory() -> bool:
     Done once, for the whole process; the log says so. Returns False, and changes nothing, where it cannot be done or is
     not wanted: another allocator, another system than Linux with glibc, WHET_KEEP_MEMORY=0.
     """
-    if os.environ.get(SWITCH) == "0" or "malloc" in os.environ.get("LD_PRELOAD", "") or sys.platform != "linux":
+    if os.environ.get(SWITCH) == "0" or trim.why_not() is not None:
         return False
     libc = ctypes.CDLL(None, use_errno=True)
-    if not hasattr(libc, "gnu_get_libc_version") or not hasattr(libc, "mallopt"):
-        return False
     wanted = ((_MMAP_THRESHOLD, _LARGEST_BLOCK), (_TRIM_THRESHOLD, _NEVER), (_TOP_PAD, _STEP))
     if not all(libc.mallopt(name, value) for name, value in wanted):
         return False
@@ -46,11 +42,8 @@ def keep_freed_memory() -> bool:
 
 def _reserve_huge_pages(libc: ctypes.CDLL) -> bool:
     """Grow the heap by a block that is freed at once, and ask for huge pages there; no page is touched by it."""
-    try:
-        if "[madvise]" not in _THP.read_text("utf-8"):
-            return "[always]" in _THP.read_text("utf-8")
-    except OSError:
-        return False
+    if (given := huge_pages()) != "madvise":
+        return given == "always"
     size = min((limit_bytes() or 0) // 4, 3 << 30, _LARGEST_BLOCK - _STEP)
     libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
     libc.free.argtypes = [ctypes.c_void_p]

@@ -33,24 +33,24 @@ def gradient_norm(grads: Sequence[Tensor]) -> float:
     return squared_norm(grads) ** 0.5
 
 
-class AdamWTensors:
-    """The tensors that one AdamW updates.
+class Updated:
+    """Tensors that one AdamW updates: `params` fp32 or bf16, `first` and `second` (m and v) as the subclass has them.
 
-    `params` are fp32 or bf16, `first` and `second` (m and v) fp32. `masters` are the fp32 values of bf16 parameters, or
-    None where a parameter is its own master.
+    `masters` are the fp32 values of bf16 parameters, or None where a parameter is its own master.
     """
+
+    operator: str
 
     def __init__(
         self,
         params: Sequence[Tensor],
-        first: Sequence[Tensor],
-        second: Sequence[Tensor],
+        first: Sequence[Any],
+        second: Sequence[Any],
         masters: Sequence[Tensor | None] | None = None,
     ) -> None:
         self.params, self.first, self.second = list(params), list(first), list(second)
         self.masters = list(masters) if masters is not None else [None] * len(self.params)
-        fixed = [*self.params, *self.first, *self.second, *(m for m in self.masters if m is not None)]
-        self._native = native(fixed) and all(t.dtype == torch.float32 for t in fixed[len(self.params) :])
+        self._native = native([*self.params, *(m for m in self.masters if m is not None)]) and self._fits()
         self._sizes = sizes_of(self.params)
 
     def update(self, grads: Sequence[Tensor], rates: Sequence[tuple[float, float]], step: AdamWStep) -> None:
@@ -60,22 +60,51 @@ class AdamWTensors:
             return
         lr, decay = ((ctypes.c_float * len(rates))(*column) for column in zip(*rates, strict=True))
         # looked up each time: an address may change when somebody sets `parameter.data`
-        held = [addresses(group) for group in (self.params, grads, self.first, self.second, self.masters)]
-        dtypes = dtypes_of(self.params)
-        args = structs.AdamW(len(grads), array_at(self._sizes), array_at(held[0]), array_at(dtypes))
-        args.grads, args.first, args.second, args.masters = map(array_at, held[1:])
-        args.learning_rates, args.weight_decays = array_at(lr), array_at(decay)
+        tensors = {"params": self.params, "grads": grads, "masters": self.masters, **self._moments()}
+        held = {name: addresses(group) for name, group in tensors.items()}
+        held |= {"sizes": self._sizes, "dtypes": dtypes_of(self.params), "learning_rates": lr, "weight_decays": decay}
+        args = structs.OPERATORS[self.operator](len(grads))
+        for name, array in held.items():  # which outlives the call
+            setattr(args, name, array_at(array))
         args.beta1, args.beta2, args.eps, args.grad_scale = step.beta1, step.beta2, step.eps, step.grad_scale
         args.correction1, args.correction2 = 1 - step.beta1**step.step, 1 - step.beta2**step.step
-        call("adamw", args)
+        call(self.operator, args)
 
     def _update_plainly(self, grads: Sequence[Tensor], rates: Sequence[tuple[float, float]], step: AdamWStep) -> None:
         updated = [param if master is None else master for param, master in zip(self.params, self.masters, strict=True)]
-        reference.adamw(list(zip(updated, grads, self.first, self.second, strict=True)), rates, step)
+        self._refer(list(zip(updated, grads, self.first, self.second, strict=True)), rates, step)
         with torch.no_grad():
             for param, master in zip(self.params, self.masters, strict=True):
                 if master is not None:
                     param.copy_(master)
+
+    def _fits(self) -> bool:
+        """Return whether the operator can work on the moments."""
+        raise NotImplementedError
+
+    def _moments(self) -> dict[str, list[Tensor]]:
+        """Return the tensors of the moments, by their fields in the operator's arguments."""
+        raise NotImplementedError
+
+    def _refer(self, rows: list[Any], rates: Sequence[tuple[float, float]], step: AdamWStep) -> None:
+        """Update rows of (parameter or master, gradient, first, second) in plain torch."""
+        raise NotImplementedError
+
+
+class AdamWTensors(Updated):
+    """The tensors that one AdamW updates, with `first` and `second` (m and v) in fp32; masters are fp32 too."""
+
+    operator = "adamw"
+
+    def _fits(self) -> bool:
+        wide = [*self.first, *self.second, *(m for m in self.masters if m is not None)]
+        return native(wide) and all(t.dtype == torch.float32 for t in wide)
+
+    def _moments(self) -> dict[str, list[Tensor]]:
+        return {"first": self.first, "second": self.second}
+
+    def _refer(self, rows: list[Any], rates: Sequence[tuple[float, float]], step: AdamWStep) -> None:
+        reference.adamw(rows, rates, step)
 
 
 def native(tensors: Sequence[Tensor]) -> bool:

@@ -16,7 +16,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from whet.hardware.processor import vendor
+from whet.hardware.cpu import vendor
 from whet.kernels import structs
 from whet.kernels.native_call import call, native_for, ptr
 

@@ -6,7 +6,7 @@ come with optim_args relative_step=true,scale_parameter=true, learning_rate 1e-2
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import prod, sqrt
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from whet.optim.base import Stepping
 from whet.optim.recipe import Options, Recipe, Request, Shapes, keep_dtypes
 
 _USUAL = {
@@ -27,7 +28,7 @@ _USUAL = {
 }
 
 
-class Adafactor(Optimizer):
+class Adafactor(Stepping):
     """Algorithms 4 and 5 of the paper.
 
     `relative_step`: the step is min(learning rate, 1 / sqrt(t)). `scale_parameter`: it is multiplied by the parameter's
@@ -39,17 +40,8 @@ class Adafactor(Optimizer):
         super().__init__(params, {"lr": lr, "weight_decay": 0.0, **options})
         keep_dtypes(self)
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Update every parameter that has a gradient."""
-        loss = None if closure is None else torch.enable_grad()(closure)()
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._update(parameter, parameter.grad.float(), group)
-        return loss
-
     def _update(self, parameter: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
+        grad = grad.float()
         state = self.state[parameter] or self._begin(parameter, group)
         state["step"] += 1
         rate = _rate(parameter, group, state["step"])

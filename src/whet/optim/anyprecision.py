@@ -7,7 +7,6 @@ factor of 1 - 1e-6 would be 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import prod
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from whet.optim.base import Stepping
 from whet.optim.recipe import Options, Recipe, Request, Shapes, keep_dtypes
 
 _USUAL = {
@@ -26,7 +26,7 @@ _USUAL = {
 """As transformers sets them."""
 
 
-class AnyPrecisionAdamW(Optimizer):
+class AnyPrecisionAdamW(Stepping):
     """AdamW whose moments and compensation are stored in the given dtypes; it computes in fp32."""
 
     def __init__(self, params: Any, options: Options, **adam: Any) -> None:
@@ -36,17 +36,8 @@ class AnyPrecisionAdamW(Optimizer):
         self.dtypes: list[torch.dtype] = [getattr(torch, options[name]) for name in names]
         keep_dtypes(self)
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Update every parameter that has a gradient."""
-        loss = None if closure is None else torch.enable_grad()(closure)()
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._update(parameter, parameter.grad.float(), group)
-        return loss
-
     def _update(self, parameter: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
+        grad = grad.float()
         state = self.state[parameter] or self._begin(parameter)
         state["step"] += 1
         beta1, beta2 = group["betas"]

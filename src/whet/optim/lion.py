@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import prod
 from typing import Any
 
@@ -10,25 +9,16 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from whet.optim.base import Stepping
 from whet.optim.recipe import Options, Recipe, Request, Shapes, keep_dtypes
 
 
-class Lion(Optimizer):
+class Lion(Stepping):
     """One moment a parameter, as wide as it. Learning rates are 3 to 10 times smaller than AdamW's, decays larger."""
 
     def __init__(self, params: Any, lr: float, betas: tuple[float, float]) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": 0.0})
         keep_dtypes(self)
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Update every parameter that has a gradient."""
-        loss = None if closure is None else torch.enable_grad()(closure)()
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._update(parameter, parameter.grad, group)
-        return loss
 
     def _update(self, parameter: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
         state, (beta1, beta2) = self.state[parameter], group["betas"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import prod
 from typing import Any
 
@@ -10,10 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from whet.optim.base import Stepping
 from whet.optim.recipe import STEP_BYTES, Options, Recipe, Request, Shapes
 
 
-class MuonAndAdamW(Optimizer):
+class MuonAndAdamW(Stepping):
     """One optimizer over the groups of both; a group with the key ns_steps is Muon's."""
 
     def __init__(self, muon: Optimizer, adamw: Optimizer) -> None:
@@ -21,16 +21,12 @@ class MuonAndAdamW(Optimizer):
         groups = [*muon.param_groups, *adamw.param_groups]
         super().__init__([dict(group) for group in groups], {})
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Update every parameter that has a gradient."""
-        loss = None if closure is None else torch.enable_grad()(closure)()
+    def _update_all(self) -> None:
         for part, is_muon in zip(self._parts, (True, False), strict=True):
             # set each time: loading a state and a step inside backward put other lists here
             part.state = self.state
             part.param_groups = [group for group in self.param_groups if ("ns_steps" in group) == is_muon]
             part.step()
-        return loss
 
 
 def matrices(model: nn.Module) -> set[int]:

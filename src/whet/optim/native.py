@@ -18,9 +18,11 @@ from whet.kernels.fused_optimizer import AdamWTensors
 from whet.kernels.fused_optimizer_8bit import AdamW8bitTensors
 from whet.kernels.reference import AdamWStep
 from whet.kernels.reference_8bit import BLOCK, Codes
+from whet.optim.base import Stepping
 from whet.optim.recipe import Options, Recipe, Request, Shapes, keep_dtypes, require_cpu
 
 State = dict[str, Any]
+Masters = list[Tensor | None]
 
 
 @dataclass
@@ -34,43 +36,54 @@ class Due:
     """(learning rate, weight decay) a parameter."""
 
 
-class WhetAdamW(Optimizer):
-    """AdamW (Loshchilov and Hutter 2019, algorithm 2); torch's state names, moments in fp32."""
+class _AdamW(Stepping):
+    """AdamW over all tensors at once; a subclass says what its moments are."""
 
     def __init__(self, params: Any, lr: float, betas: tuple[float, float], eps: float) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0})
         keep_dtypes(self)
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Update every parameter that has a gradient."""
-        loss = None if closure is None else torch.enable_grad()(closure)()
-        for due in _due(self, _begin):
-            first, second = ([state[name] for state in due.states] for name in ("exp_avg", "exp_avg_sq"))
-            _update(due, lambda flat, masters, m=first, v=second: AdamWTensors(flat, m, v, masters))
-        return loss
+    def _update_all(self) -> None:
+        for due in _due(self, self._begin):
+            _update(due, self._tensors)
+
+    def _begin(self, parameter: Tensor) -> State:
+        raise NotImplementedError
+
+    def _tensors(self, params: list[Tensor], states: list[State], masters: Masters) -> AdamWTensors | AdamW8bitTensors:
+        raise NotImplementedError
 
 
-class WhetAdamW8bit(Optimizer):
+class WhetAdamW(_AdamW):
+    """AdamW (Loshchilov and Hutter 2019, algorithm 2); torch's state names, moments in fp32."""
+
+    def _begin(self, parameter: Tensor) -> State:
+        moments = {name: torch.zeros(parameter.shape, dtype=torch.float32) for name in ("exp_avg", "exp_avg_sq")}
+        return _with_master(parameter, {"step": 0, **moments})
+
+    def _tensors(self, params: list[Tensor], states: list[State], masters: Masters) -> AdamWTensors:
+        first, second = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq"))
+        return AdamWTensors(params, first, second, masters)
+
+
+class WhetAdamW8bit(_AdamW):
     """AdamW with block-wise 8-bit moments (Dettmers et al. 2022, arXiv:2110.02861), for tensors of every size.
 
     The state holds codes (uint8) and for each 256 of them a scale (fp32). A positive second moment is never rounded to
     zero: where it is far below the block's largest, the step is smaller than AdamW's, not larger.
     """
 
-    def __init__(self, params: Any, lr: float, betas: tuple[float, float], eps: float) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0})
-        keep_dtypes(self)
+    def _begin(self, parameter: Tensor) -> State:
+        state: State = {"step": 0}
+        for name in ("exp_avg", "exp_avg_sq"):
+            state[name] = torch.zeros(parameter.shape, dtype=torch.uint8)
+            state[f"{name}_scale"] = torch.zeros(_n_blocks(parameter.shape), dtype=torch.float32)
+        return _with_master(parameter, state)
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Update every parameter that has a gradient."""
-        loss = None if closure is None else torch.enable_grad()(closure)()
-        for due in _due(self, _begin_8bit):
-            first = [Codes(s["exp_avg"], s["exp_avg_scale"], signed=True) for s in due.states]
-            second = [Codes(s["exp_avg_sq"], s["exp_avg_sq_scale"], signed=False) for s in due.states]
-            _update(due, lambda flat, masters, m=first, v=second: AdamW8bitTensors(flat, m, v, masters))
-        return loss
+    def _tensors(self, params: list[Tensor], states: list[State], masters: Masters) -> AdamW8bitTensors:
+        first = [Codes(s["exp_avg"], s["exp_avg_scale"], signed=True) for s in states]
+        second = [Codes(s["exp_avg_sq"], s["exp_avg_sq_scale"], signed=False) for s in states]
+        return AdamW8bitTensors(params, first, second, masters)
 
 
 def _due(optimizer: Optimizer, begin: Callable[[Tensor], State]) -> Iterator[Due]:
@@ -94,11 +107,12 @@ def _due(optimizer: Optimizer, begin: Callable[[Tensor], State]) -> Iterator[Due
     yield from found.values()
 
 
-def _update(due: Due, tensors: Callable[[list[Tensor], list[Tensor | None]], Any]) -> None:
+def _update(due: Due, tensors: Callable[..., AdamWTensors | AdamW8bitTensors]) -> None:
     """Take the step, on copies where a parameter's numbers do not lie in their order."""
     flat = [parameter.detach().contiguous() for parameter in due.parameters]
     grads = [parameter.grad.contiguous() for parameter in due.parameters if parameter.grad is not None]
-    tensors(flat, [state.get("master") for state in due.states]).update(grads, due.rates, due.step)
+    masters: Masters = [state.get("master") for state in due.states]
+    tensors(flat, due.states, masters).update(grads, due.rates, due.step)
     for parameter, updated in zip(due.parameters, flat, strict=True):
         if updated.data_ptr() != parameter.data_ptr():
             parameter.copy_(updated)
@@ -108,19 +122,6 @@ def _with_master(parameter: Tensor, state: State) -> State:
     if parameter.dtype != torch.float32:
         state["master"] = parameter.detach().float().contiguous()
     return state
-
-
-def _begin(parameter: Tensor) -> State:
-    moments = {name: torch.zeros(parameter.shape, dtype=torch.float32) for name in ("exp_avg", "exp_avg_sq")}
-    return _with_master(parameter, {"step": 0, **moments})
-
-
-def _begin_8bit(parameter: Tensor) -> State:
-    state: State = {"step": 0}
-    for name in ("exp_avg", "exp_avg_sq"):
-        state[name] = torch.zeros(parameter.shape, dtype=torch.uint8)
-        state[f"{name}_scale"] = torch.zeros(_n_blocks(parameter.shape), dtype=torch.float32)
-    return _with_master(parameter, state)
 
 
 def _n_blocks(shape: Any) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 from collections import deque
@@ -116,7 +115,7 @@ class SpikeGuard:
 
 def tell(step: int, result: StepResult, limit: float | None) -> None:
     """Log a step that was not applied."""
-    if is_finite(result):
+    if result.finite:
         logger.warning(
             "step %d was not applied: loss %s is more than %s times the median of the steps before it",
             step, result.loss, limit,
@@ -127,7 +126,7 @@ def tell(step: int, result: StepResult, limit: float | None) -> None:
 
 def too_many(n_steps: int, step: int, result: StepResult) -> NonFiniteError:
     """Return the error that ends a run after so many steps in a row that were not applied."""
-    spike = is_finite(result)
+    spike = result.finite
     return NonFiniteError(
         what=f"{n_steps} steps in a row were " + ("loss spikes" if spike else "not finite"),
         got=f"loss {result.loss}, gradient norm {result.grad_norm} at step {step}",
@@ -135,11 +134,6 @@ def too_many(n_steps: int, step: int, result: StepResult) -> NonFiniteError:
         " left them",
         fix="lower --learning_rate, raise --warmup_steps, or look at the rows of these steps",
     )  # fmt: skip
-
-
-def is_finite(result: StepResult) -> bool:
-    """Return whether loss and gradient are numbers."""
-    return math.isfinite(result.loss) and math.isfinite(result.grad_norm)
 
 
 def require_finite(model: Any, optimizer: Any, when: str) -> None:

@@ -78,13 +78,21 @@ class Edges:
 
     def _leave_for_memory(self, scarce: str) -> None:
         """Leave before the kernel ends the process; a run that came no step further in it fails, as it would again."""
-        args = self.fit.args
-        rows, times = args.per_device_train_batch_size, args.gradient_accumulation_steps
-        again: dict[str, object] = {}
-        if rows % 2 == 0:  # the same rows make a step: the loss curve stays
-            again = {"per_device_train_batch_size": rows // 2, "gradient_accumulation_steps": times * 2}
+        again = smaller_batches(self.fit.micro_rows, self.fit.args.train_rows_per_step)
         code = EXIT_STOPPED_AND_SAVED if self.fit.meter.n_steps else EXIT_OTHER
         self.leave(f"stopped, as memory runs out ({scarce}; smaller batches take less)", again, code=code)
+
+
+def smaller_batches(micro_rows: int, rows_per_step: int) -> dict[str, object]:
+    """Return settings for at most half as many rows at a time, none for a single row.
+
+    As many rows as before make a step: the loss curve stays. `micro_rows` are those of now, which
+    auto_find_batch_size may have found.
+    """
+    rows = next((rows for rows in range(micro_rows // 2, 0, -1) if rows_per_step % rows == 0), None)
+    if rows is None:
+        return {}
+    return {"per_device_train_batch_size": rows, "gradient_accumulation_steps": rows_per_step // rows}
 
 
 @contextlib.contextmanager

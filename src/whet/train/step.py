@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,11 @@ class StepResult:
     """False where loss or gradient were not finite: the weights are as before."""
     rescaled: bool = False
     """Not applied, and no failure: the loss scale of fp16 was too high, and has been lowered."""
+
+    @property
+    def finite(self) -> bool:
+        """Whether loss and gradient are numbers; a step that is finite and was not applied is a loss spike."""
+        return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
 
 
 def gradients(
@@ -65,8 +70,8 @@ def clip(parameters: Sequence[nn.Parameter], loss: Tensor, max_grad_norm: float,
     """
     precision.unscale(parameters)
     norm = gradient_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
-    finite = bool(torch.isfinite(loss)) and math.isfinite(norm)
-    if finite and 0 < max_grad_norm < norm + 1e-6:  # the small number that torch adds before it divides
+    found = StepResult(loss=float(loss), grad_norm=norm, applied=False)
+    if found.finite and 0 < max_grad_norm < norm + 1e-6:  # the small number that torch adds before it divides
         nn.utils.clip_grads_with_norm_(parameters, max_grad_norm, torch.tensor(norm))
-    rescaled = precision.adapt() and bool(torch.isfinite(loss))
-    return StepResult(loss=float(loss), grad_norm=norm, applied=finite, rescaled=rescaled)
+    rescaled = precision.adapt() and math.isfinite(found.loss)
+    return replace(found, applied=found.finite, rescaled=rescaled)

@@ -1,6 +1,8 @@
 // AdamW (Loshchilov and Hutter 2019) on a vector, whatever the moments are stored as.
 #pragma once
 
+#include "args.h"
+#include "pieces.h"
 #include "vec.h"
 
 namespace whet {
@@ -33,6 +35,23 @@ Rates rates_of(const Args& a, int64_t tensor) {
           static_cast<float>(1.0 - lr * a.weight_decays[tensor]),
           static_cast<float>(lr / a.correction1),
           static_cast<float>(1.0 / __builtin_sqrt(a.correction2))};
+}
+
+// Calls update(param, piece, rates) for every piece of every tensor; `param` is the tensor's, fp32 or bf16.
+template <class Args, class Update>
+void for_params(const Args& a, Update&& update) {
+  const Pieces pieces(a.sizes, a.n_tensors);
+  const int64_t count = pieces.count();
+#pragma omp parallel for schedule(static)
+  for (int64_t chunk = 0; chunk < count; ++chunk) {
+    const Pieces::Piece piece = pieces[chunk];
+    const Rates rates = rates_of(a, piece.tensor);
+    void* param = a.params[piece.tensor];
+    if (a.dtypes[piece.tensor] == kBfloat16)
+      update(static_cast<bf16*>(param), piece, rates);
+    else
+      update(static_cast<float*>(param), piece, rates);
+  }
 }
 
 }  // namespace WHET_ISA

@@ -2,6 +2,7 @@
 #include "columns.h"
 #include "operators.h"
 #include "philox.h"
+#include "statistics.h"
 
 namespace whet {
 namespace WHET_ISA {
@@ -21,16 +22,6 @@ VF gather(const Args& a, int64_t row, float* values) {
     total += v;
   });
   return total;
-}
-
-float mean_square(const float* values, int64_t width, float mean) {
-  VF total = VF{};
-  for_vectors(width, [&](int64_t c, int n) {
-    VF d = load(values + c) - splat(mean);
-    if (n < W) d = select(lane_numbers() < splat_i(n), d, VF{});
-    total += d * d;
-  });
-  return lane_sum(total) / static_cast<float>(width);
 }
 
 template <class T>

@@ -2,6 +2,7 @@
 #include "columns.h"
 #include "operators.h"
 #include "philox.h"
+#include "statistics.h"
 
 namespace whet {
 namespace WHET_ISA {
@@ -45,16 +46,6 @@ struct Row {
     });
   }
 };
-
-float mean_square(const float* values, int64_t width, float mean) {
-  VF total = VF{};
-  for_vectors(width, [&](int64_t c, int n) {
-    VF d = load(values + c) - splat(mean);
-    if (n < W) d = select(lane_numbers() < splat_i(n), d, VF{});
-    total += d * d;
-  });
-  return lane_sum(total) / static_cast<float>(width);
-}
 
 template <class T>
 void forward(const AddNorm& a) {

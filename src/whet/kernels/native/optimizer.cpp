@@ -32,9 +32,9 @@ double squares(const T* x, int64_t n) {
 }
 
 template <class T>
-void update(const AdamW& a, Pieces::Piece piece, const Rates& rates) {
+void update(const AdamW& a, T* param, const Pieces::Piece& piece, const Rates& rates) {
   const int64_t i = piece.tensor;
-  T* param = static_cast<T*>(a.params[i]) + piece.begin;
+  param += piece.begin;
   const T* grad = static_cast<const T*>(a.grads[i]) + piece.begin;
   float *m = a.first[i] + piece.begin, *v = a.second[i] + piece.begin;
   float* master = a.masters && a.masters[i] ? a.masters[i] + piece.begin : nullptr;
@@ -70,14 +70,7 @@ void grad_norm(const GradNorm& a) {
 }
 
 void adamw(const AdamW& a) {
-  const Pieces pieces(a.sizes, a.n_tensors);
-  const int64_t count = pieces.count();
-#pragma omp parallel for schedule(static)
-  for (int64_t chunk = 0; chunk < count; ++chunk) {
-    const Pieces::Piece piece = pieces[chunk];
-    const Rates rates = rates_of(a, piece.tensor);
-    a.dtypes[piece.tensor] == kBfloat16 ? update<bf16>(a, piece, rates) : update<float>(a, piece, rates);
-  }
+  for_params(a, [&](auto* param, const Pieces::Piece& piece, const Rates& rates) { update(a, param, piece, rates); });
 }
 
 }  // namespace WHET_ISA

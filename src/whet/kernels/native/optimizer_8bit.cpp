@@ -5,7 +5,6 @@
 #include "adamw.h"
 #include "dynamic_map.h"
 #include "operators.h"
-#include "pieces.h"
 
 namespace whet {
 namespace WHET_ISA {
@@ -87,11 +86,11 @@ WHET_INLINE void pack_block(const Block<T>& b, const Unpacked& from) {
 }
 
 template <class T>
-void update(const AdamW8bit& a, Pieces::Piece piece, const Rates& rates) {
+void update(const AdamW8bit& a, T* param, const Pieces::Piece& piece, const Rates& rates) {
   const int64_t i = piece.tensor, end = piece.begin + piece.n;
   Unpacked moments;
   for (int64_t c = piece.begin; c < end; c += kBlock) {
-    const Block<T> block{static_cast<T*>(a.params[i]) + c,
+    const Block<T> block{param + c,
                          static_cast<const T*>(a.grads[i]) + c,
                          a.masters && a.masters[i] ? a.masters[i] + c : nullptr,
                          a.first[i] + c,
@@ -107,14 +106,7 @@ void update(const AdamW8bit& a, Pieces::Piece piece, const Rates& rates) {
 }  // namespace
 
 void adamw_8bit(const AdamW8bit& a) {
-  const Pieces pieces(a.sizes, a.n_tensors);
-  const int64_t count = pieces.count();
-#pragma omp parallel for schedule(static)
-  for (int64_t chunk = 0; chunk < count; ++chunk) {
-    const Pieces::Piece piece = pieces[chunk];
-    const Rates rates = rates_of(a, piece.tensor);
-    a.dtypes[piece.tensor] == kBfloat16 ? update<bf16>(a, piece, rates) : update<float>(a, piece, rates);
-  }
+  for_params(a, [&](auto* param, const Pieces::Piece& piece, const Rates& rates) { update(a, param, piece, rates); });
 }
 
 }  // namespace WHET_ISA

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 import time
 from typing import Any
 
 from transformers import TrainerCallback
 
+from whet.strict_json import number_or_null
 from whet.train.meter import Meter
 
 INTERVAL_S = 10.0
@@ -32,7 +32,7 @@ class JsonLines(TrainerCallback):
 
     def _write(self, facts: dict[str, Any]) -> None:
         self._last_s = time.perf_counter()
-        sys.stdout.write(json.dumps({name: _finite(value) for name, value in facts.items()}) + "\n")
+        sys.stdout.write(json.dumps({name: number_or_null(value) for name, value in facts.items()}) + "\n")
         sys.stdout.flush()
 
 
@@ -79,11 +79,6 @@ class Bar(TrainerCallback):
 def for_this_output(*, bar: bool) -> TrainerCallback:
     """Return the bar for a terminal if one is wanted, JSON lines for anything else."""
     return Bar() if bar and sys.stdout.isatty() else JsonLines()
-
-
-def _finite(value: Any) -> Any:
-    """Return the value, or None for NaN and the infinities, which JSON does not have."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _facts(state: Any, meter: Meter) -> dict[str, Any]:

@@ -1,0 +1,113 @@
+"""Values of fields that whet does not carry out with which there is nothing to carry out; they pass in silence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+OFF: Mapping[str, tuple[object, ...]] = {
+    # what is computed
+    "label_smoothing_factor": (0.0,),
+    "neftune_noise_alpha": (None,),
+    "optim_target_modules": (None,),
+    "use_cache": (False,),
+    "use_liger_kernel": (False,),
+    "liger_kernel_config": (None,),
+    "bf16_full_eval": (False,),
+    "fp16_full_eval": (False,),
+    "full_determinism": (False,),
+    # data
+    "dataloader_in_order": (True,),
+    "dataloader_multiprocessing_context": (None,),
+    "remove_unused_columns": (True,),
+    "label_names": (None,),
+    # evaluation
+    "eval_delay": (0.0, None),
+    "prediction_loss_only": (False,),
+    "eval_accumulation_steps": (None,),
+    "eval_do_concat_batches": (True,),
+    "eval_use_gather_object": (False,),
+    "include_for_metrics": ((),),
+    "batch_eval_metrics": (False,),
+    # saving
+    "save_only_model": (False,),
+    "save_on_each_node": (False,),
+    "ignore_data_skip": (False,),
+    "restore_callback_states_from_checkpoint": (False,),
+    # logs
+    "log_on_each_node": (False,),
+    "logging_nan_inf_filter": (False,),
+    "include_num_input_tokens_seen": (False,),  # its word "no" reads as false
+    "skip_memory_metrics": (True,),
+    "debug": ("", ()),
+    "trackio_space_id": (None,),
+    "trackio_bucket_id": (None,),
+    "trackio_static_space_id": (False, None),
+    # upload
+    "push_to_hub": (False,),
+    "hub_model_id": (None,),
+    "hub_token": (None,),
+    "hub_private_repo": (False, None),
+    "hub_always_push": (False,),
+    "hub_revision": (None,),
+    # several processes
+    "accelerator_config": (None,),
+    "average_tokens_across_devices": (False,),
+    "ddp_broadcast_buffers": (False, None),
+    "ddp_bucket_cap_mb": (None,),
+    "ddp_find_unused_parameters": (False, None),
+    "ddp_static_graph": (False, None),
+    "local_rank": (-1,),
+    "deepspeed": (None,),
+    "fsdp": (False, None, "", ()),
+    "fsdp_config": (None,),
+    "parallelism_config": (None,),
+    # older releases
+    "adafactor": (False,),
+    "fp16_backend": ("auto",),
+    "half_precision_backend": ("auto",),
+    "torchdynamo": (None,),
+    "jit_mode_eval": (False,),
+    "group_by_length": (False,),
+    "dispatch_batches": (False, None),
+    "split_batches": (False, None),
+    "include_inputs_for_metrics": (False,),
+    "include_tokens_per_second": (False,),
+    "past_index": (-1,),
+    "save_safetensors": (True,),
+    "use_legacy_prediction_loop": (False,),
+    "use_mps_device": (False,),
+    "tpu_metrics_debug": (False,),
+    "tpu_num_cores": (None,),
+    "push_to_hub_model_id": (None,),
+    "push_to_hub_organization": (None,),
+    "push_to_hub_token": (None,),
+    "fsdp_min_num_params": (0,),
+    "fsdp_transformer_layer_cls_to_wrap": (None,),
+    "sharded_ddp": (False, "", ()),
+    "mp_parameters": ("",),
+}
+"""Name -> the values that switch it off, or ask for what whet does in any case. Names without such a value are left
+out."""
+
+
+def is_off(value: object, off: tuple[object, ...], reader: Callable[[object, Any], Any]) -> bool:
+    """Return whether the value, as `reader(value, annotation)` reads it, is one of `off`."""
+    return any(_reads_as(value, one, reader) for one in off)
+
+
+def kind_of(off: tuple[object, ...]) -> Any:
+    """Return bool for a switch, whose bare flag means true; None for what always takes a value."""
+    return bool if off and isinstance(off[0], bool) else None
+
+
+def _reads_as(value: object, off: object, reader: Callable[[object, Any], Any]) -> bool:
+    try:
+        return reader(value, _KINDS[type(off)]) == off
+    except (ValueError, OverflowError):
+        return False
+
+
+_KINDS: Mapping[type, Any] = {
+    bool: bool, float: float, int: int, str: str, tuple: tuple[str, ...], type(None): str | None,
+}  # fmt: skip

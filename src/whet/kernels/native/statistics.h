@@ -1,0 +1,21 @@
+// Statistics of a row that lies in a working row, whose last vector may hold more than the row.
+#pragma once
+
+#include "vec.h"
+
+namespace whet {
+namespace WHET_ISA {
+
+// The mean of the squared distances from `mean`: the variance, or for a mean of 0 the mean square.
+static inline float mean_square(const float* values, int64_t width, float mean) {
+  VF total = VF{};
+  for_vectors(width, [&](int64_t c, int n) {
+    VF d = load(values + c) - splat(mean);
+    if (n < W) d = select(lane_numbers() < splat_i(n), d, VF{});
+    total += d * d;
+  });
+  return lane_sum(total) / static_cast<float>(width);
+}
+
+}  // namespace WHET_ISA
+}  // namespace whet
