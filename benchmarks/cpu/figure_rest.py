@@ -33,7 +33,7 @@ def run_evaluation(bench: Bench) -> tuple[list[Measured], dict[str, Any]]:
             for worker in workers.values():
                 stack.enter_context(worker)
             for number in range(bench.rounds(EVALUATION_ROUNDS[model]) + 1):
-                rows = bench.sample(number, n_all, EVALUATED_ROWS if number else 8)
+                rows = bench.sample(number, n_all, EVALUATED_ROWS)
                 rounds.append({name: turn(one, "predict", rows=rows) for name, one in workers.items()})
         raw[model] = rounds[1:]
         own = "whet_auto" if "whet_auto" in workers else "whet_fp32"

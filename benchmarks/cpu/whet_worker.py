@@ -51,7 +51,7 @@ def train(options: argparse.Namespace, model: Any, rows: RowStore, channel: Chan
         taken = asked.turn["rows"]
         return {"rows": taken, "n_tokens": int(rows.lengths[taken].sum()), "loss": known["meter"].last_loss}
 
-    gate = Gate(channel, lambda: about(trainer), asked.turn.update, facts)
+    gate = Gate(channel, lambda: about(trainer, trainer.precision.name), asked.turn.update, facts)
     trainer = whet.Trainer(model=model, args=arguments(options), train_dataset=asked, callbacks=[gate])
     trainer.train()
 
@@ -59,7 +59,7 @@ def train(options: argparse.Namespace, model: Any, rows: RowStore, channel: Chan
 def predict(options: argparse.Namespace, model: Any, rows: RowStore, channel: Channel) -> None:
     """Predict the rows of each command."""
     trainer = whet.Trainer(model=model, args=arguments(options))
-    channel.answer(**about(trainer))
+    channel.answer(**about(trainer, trainer.evaluation_precision(rows).name))
     while (command := channel.read())["do"] != "stop":
         taken = rows.take(np.asarray(command["rows"]))
         started_s = time.perf_counter()
@@ -67,11 +67,11 @@ def predict(options: argparse.Namespace, model: Any, rows: RowStore, channel: Ch
         channel.answer(seconds=time.perf_counter() - started_s, start_logit_sum=float(logits[0][:, 0].sum()))
 
 
-def about(trainer: whet.Trainer) -> dict[str, Any]:
+def about(trainer: whet.Trainer, precision: str) -> dict[str, Any]:
     """Return what the benchmark should know of this process."""
-    found, precision = library(), trainer.precision.name
+    found = library()
     return {
-        "precision": "fp32" if precision == "auto" else precision,  # auto computes in fp32 until a training has begun
+        "precision": precision,
         "instruction_set": found.isa if found else "none: plain torch",
         "n_threads": torch.get_num_threads(),
         "model": type(trainer.objective).__name__,

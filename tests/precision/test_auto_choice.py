@@ -11,12 +11,25 @@ from typing import Any
 import pytest
 from timed_runs import clock_of, measurable_model, no_clock, trainer_of
 
-from tiny import losses, tiny_model, weights_of
+from tiny import losses, tiny_model, tiny_rows, weights_of
 from whet.config.arguments import TrainingArguments
 from whet.errors import ConfigError
 from whet.precision import compare
 
 _SAVING = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4}
+
+
+_LONG = 48
+"""Rows of an evaluation that is worth a measurement, in batches of 8."""
+
+
+def _model_to_evaluate() -> Any:
+    """A BERT whose forward pass over 512 tokens is more than what is not worth a measurement."""
+    return tiny_model("bert", hidden_size=256, num_hidden_layers=4, intermediate_size=512)
+
+
+def _n_tokens_of_a_batch(rows: Any) -> int:
+    return sum(len(rows[n]["input_ids"]) for n in range(8))
 
 
 def _said(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -74,7 +87,7 @@ def test_small_products_are_not_measured(tmp_path: Path, caplog: pytest.LogCaptu
     assert trainer.precision.name == "fp32"
 
 
-def test_an_evaluation_alone_is_in_fp32_and_measures_nothing(tmp_path: Path) -> None:
+def test_a_short_evaluation_alone_is_in_fp32_and_measures_nothing(tmp_path: Path) -> None:
     rows = trainer_of(tmp_path).train_dataset
     auto, fp32 = trainer_of(tmp_path, no_clock), trainer_of(tmp_path, no_clock, precision="fp32")
     assert auto.evaluate(rows)["eval_loss"] == fp32.evaluate(rows)["eval_loss"]
@@ -82,6 +95,35 @@ def test_an_evaluation_alone_is_in_fp32_and_measures_nothing(tmp_path: Path) -> 
     assert bf16.evaluate(rows)["eval_loss"] != fp32.evaluate(rows)["eval_loss"]
     auto.save_model()
     assert _settings(tmp_path)["precision"] == "auto"
+
+
+@pytest.mark.parametrize(("fp32_s", "bf16_s", "chosen"), [(0.3, 0.1, "bf16"), (0.3, 0.29, "fp32")])
+def test_a_long_evaluation_alone_is_in_the_faster_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, fp32_s: float, bf16_s: float, chosen: str
+) -> None:
+    caplog.set_level(logging.INFO, logger="whet")
+    rows, model = tiny_rows(_LONG, lengths=(10, 20)), _model_to_evaluate()
+    wanted = trainer_of(tmp_path, no_clock, model=model, precision=chosen).evaluate(rows)
+    caplog.clear()
+    auto = trainer_of(tmp_path, clock_of(fp32_s, bf16_s), model=model)
+    weights = {name: value.clone() for name, value in weights_of(model).items()}
+    assert auto.evaluate(rows)["eval_loss"] == wanted["eval_loss"]
+    (line,) = _said(caplog)
+    assert line.startswith(f"precision auto: {chosen}; bf16 runs at ")
+    assert (
+        f"(forward of {_n_tokens_of_a_batch(rows)} tokens: fp32 {fp32_s:g} s, bf16 {bf16_s:g} s, medians of 3)" in line
+    )
+    assert all(value.equal(weights[name]) for name, value in weights_of(model).items())
+    auto.clock = no_clock
+    assert auto.evaluate(rows)["eval_loss"] == wanted["eval_loss"]  # chosen once
+
+
+def test_a_training_after_an_evaluation_chooses_for_itself(tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path, clock_of(0.3, 0.1), model=_model_to_evaluate())
+    trainer.evaluate(tiny_rows(_LONG, lengths=(10, 20)))
+    trainer.clock = clock_of(0.1, 0.3)
+    trainer.train()
+    assert trainer.precision.name == "fp32"
 
 
 def test_bf16_false_leaves_nothing_to_choose(tmp_path: Path) -> None:

@@ -27,10 +27,12 @@ class Times:
         return self.fp32_s / self.other_s
 
 
-def alternate(fp32: Callable[[], None], other: Callable[[], None], clock: Callable[[], float]) -> Times:
+def alternate(
+    fp32: Callable[[], None], other: Callable[[], None], clock: Callable[[], float], *, n_rounds: int = N_ROUNDS
+) -> Times:
     """Return how long the two passes take, run in turns; the first of each counts only where it used up the time."""
     rounds: list[Sequence[float]] = []
-    while len(rounds) <= N_ROUNDS and sum(map(sum, rounds)) < BUDGET_S:
+    while len(rounds) <= n_rounds and sum(map(sum, rounds)) < BUDGET_S:
         rounds.append([_seconds(one, clock) for one in (fp32, other)])
     counted = rounds[1:] or rounds
     fp32_s, other_s = (median(column) for column in zip(*counted, strict=True))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -30,6 +30,11 @@ if TYPE_CHECKING:
 
 _TOKENS = 512
 """Tokens of a pass, about: enough for products at full speed, few enough for seconds."""
+_FORWARD, _FORWARD_AND_BACKWARD = 2.0, 6.0
+"""Operations of the products, a weight and token, as transformers counts them."""
+_EVALUATION_ROUNDS = 3
+_PAYS = 6
+"""Batches of an evaluation below which timing takes longer than the faster format saves."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +46,12 @@ class Probe:
     n_tokens: int
     """Token places of a pass, or its rows where they hold no tokens."""
     times: compare.Times
+    passes: str = "forward + backward"
 
     def __str__(self) -> str:
         seconds = f"fp32 {self.times.fp32_s:.3g} s, {self.other} {self.times.other_s:.3g} s"
         medians = f", medians of {self.times.n_rounds}" if self.times.n_rounds > 1 else ""
-        return f"forward + backward of {self.n_tokens} tokens: {seconds}{medians}"
+        return f"{self.passes} of {self.n_tokens} tokens: {seconds}{medians}"
 
 
 def settle(trainer: Trainer, rows: np.ndarray, kept: str | None) -> Precision:
@@ -57,7 +63,8 @@ def settle(trainer: Trainer, rows: np.ndarray, kept: str | None) -> Precision:
     """
     name = trainer.precision.name
     if name == "auto":
-        name = _chosen(trainer, rows) if kept is None else _taken(kept)
+        timed = partial(measure, trainer, rows, "bf16")
+        name = _chosen(trainer, timed, _FORWARD_AND_BACKWARD) if kept is None else _taken(kept)
     elif name != "fp32" and kept is None and trainer.args.precision != "auto" and trainer.device.type == "cpu":
         _warn_if_slower(name, measure(trainer, rows, name))
     return policy.make(name, trainer.device)
@@ -68,7 +75,7 @@ def tell_compiled(trainer: Trainer, rows: np.ndarray) -> None:
     if trainer.device.type != "cpu" or not compiling.is_on(trainer.model):
         return
     with no_trace(trainer.model, trainer.device):
-        batch = _batch(trainer, rows)
+        batch = _batch(trainer, trainer.train_dataset, rows[: trainer.args.per_device_train_batch_size])
         run = partial(Passes(trainer, [batch]).run, trainer.precision)
 
         def plain() -> None:
@@ -88,15 +95,15 @@ def measure(trainer: Trainer, rows: np.ndarray, other: str) -> Probe | None:
     if _flop(trainer) < compare.LEAST_FLOP:
         return None
     with no_trace(trainer.model, trainer.device):
-        batch = _batch(trainer, rows)
+        batch = _batch(trainer, trainer.train_dataset, rows[: trainer.args.per_device_train_batch_size])
         passes = Passes(trainer, [batch])
         fp32, half = (partial(passes.run, policy.make(name, trainer.device)) for name in ("fp32", other))
         return Probe(other, batch.n_computed or batch.n_rows, compare.alternate(fp32, half, trainer.clock))
 
 
-def _flop(trainer: Trainer) -> float:
-    """Return the operations in the products of _TOKENS tokens: 6 a weight and token, as transformers counts them."""
-    return 6.0 * weights.count_without_embeddings(trainer.model) * _TOKENS
+def _flop(trainer: Trainer, passes: float = _FORWARD_AND_BACKWARD) -> float:
+    """Return the operations in the products of _TOKENS tokens."""
+    return passes * weights.count_without_embeddings(trainer.model) * _TOKENS
 
 
 def _taken(kept: str) -> str:
@@ -104,15 +111,44 @@ def _taken(kept: str) -> str:
     return kept
 
 
-def _chosen(trainer: Trainer, rows: np.ndarray) -> str:
+def too_few(trainer: Trainer, dataset: Any) -> bool:
+    """Return whether an evaluation of this data set is over before timing its formats would pay."""
+    return len(dataset) < _PAYS * trainer.args.per_device_eval_batch_size
+
+
+def settle_evaluation(trainer: Trainer, dataset: Any) -> Precision:
+    """Return the precision of an evaluation before any training, where `auto` is to choose: by timed forward passes."""
+    timed = partial(measure_evaluation, trainer, dataset, range(trainer.args.per_device_eval_batch_size))
+    return policy.make(_chosen(trainer, timed, _FORWARD), trainer.device)
+
+
+def measure_evaluation(trainer: Trainer, dataset: Any, rows: range) -> Probe | None:
+    """Time forward passes over the first of these rows in fp32 and in bf16; None where products are too small."""
+    if _flop(trainer, _FORWARD) < compare.LEAST_FLOP:
+        return None
+    with no_trace(trainer.model, trainer.device), torch.no_grad():
+        trainer.model.eval()
+        batch = _batch(trainer, dataset, rows)
+
+        def run(precision: Precision) -> None:
+            with precision.forward():
+                trainer.objective.forward(batch, seed=0, step=0)
+            _wait_for(trainer.device)
+
+        fp32, half = (partial(run, policy.make(name, trainer.device)) for name in ("fp32", "bf16"))
+        times = compare.alternate(fp32, half, trainer.clock, n_rounds=_EVALUATION_ROUNDS)
+    return Probe("bf16", batch.n_computed or batch.n_rows, times, "forward")
+
+
+def _chosen(trainer: Trainer, timed: Callable[[], Probe | None], flop: float) -> str:
     """Return what auto comes to; the log says it, and why."""
     if not has_bf16(trainer.device):
         logger.info("precision auto: fp32; this GPU has no bf16")
         return "fp32"
-    probe = measure(trainer, rows, "bf16")
+    probe = timed()
     if probe is None:
         text = "precision auto: fp32; %d tokens are %.2g GFLOP of products, too few for a format to gain (below %g)"
-        logger.info(text, _TOKENS, _flop(trainer) / 1e9, compare.LEAST_FLOP / 1e9)
+        logger.info(text, _TOKENS, _flop(trainer, flop) / 1e9, compare.LEAST_FLOP / 1e9)
         return "fp32"
     speedup = probe.times.speedup
     chosen = "bf16" if speedup >= compare.MARGIN else "fp32"
@@ -128,13 +164,12 @@ def _warn_if_slower(name: str, probe: Probe | None) -> None:
     logger.warning(text, name, 1.0 / probe.times.speedup, probe)
 
 
-def _batch(trainer: Trainer, rows: np.ndarray) -> Batch:
-    """Return the first of the rows as a batch of about _TOKENS tokens, no more rows than a batch of the run has."""
-    objective, taken = trainer.objective, rows[: trainer.args.per_device_train_batch_size]
-    batch = objective.batch(trainer.train_dataset, taken, 0)
-    if batch.n_computed > _TOKENS and len(taken) > 1:
-        fewer = max(1, len(taken) * _TOKENS // batch.n_computed)
-        batch = objective.batch(trainer.train_dataset, taken[:fewer], 0)
+def _batch(trainer: Trainer, dataset: Any, rows: Sequence[int] | np.ndarray) -> Batch:
+    """Return the first of the rows as a batch of about _TOKENS tokens."""
+    batch = trainer.objective.batch(dataset, rows, 0)
+    if batch.n_computed > _TOKENS and len(rows) > 1:
+        fewer = max(1, len(rows) * _TOKENS // batch.n_computed)
+        batch = trainer.objective.batch(dataset, rows[:fewer], 0)
     return batch.to(trainer.device)
 
 

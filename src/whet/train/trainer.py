@@ -23,7 +23,7 @@ from whet.log import logger, set_level
 from whet.methods import fuse, order
 from whet.models import objective as objectives
 from whet.precision import formats, policy
-from whet.train import evaluate, leave, weights
+from whet.train import evaluate, leave, probe, weights
 from whet.train.callbacks import empty_cache, profile, progress, trackers
 from whet.train.callbacks.events import Events
 from whet.train.collate import default_collator
@@ -75,6 +75,7 @@ class Trainer:
             self.model, data_collator, default, padded_length, attn=self.args.attn_implementation
         )
         self.precision = policy.build(self.args, self.device)
+        self._precision_before_training: policy.Precision | None = None
         if self.device.type == "cpu":
             allocator.keep_freed_memory()
         self._fuse()
@@ -128,7 +129,15 @@ class Trainer:
     def forward_batches(self, dataset: Any) -> Any:
         """Yield (batch, output) over the data set in order, without gradients; batches of the evaluation size."""
         n_rows = self.args.per_device_eval_batch_size
-        return evaluate.forward_batches(self.model, self.objective, dataset, n_rows, self.precision)
+        return evaluate.forward_batches(self.model, self.objective, dataset, n_rows, self.evaluation_precision(dataset))
+
+    def evaluation_precision(self, dataset: Any) -> policy.Precision:
+        """Return the precision of an evaluation: the training's, or what `auto` finds the faster one before it."""
+        if self.precision.name != "auto":
+            return self.precision
+        if self._precision_before_training is None and not probe.too_few(self, dataset):
+            self._precision_before_training = probe.settle_evaluation(self, dataset)
+        return self._precision_before_training or self.precision
 
     def save_model(self, output_dir: str | None = None) -> None:
         """Write weights, configuration, tokenizer and training arguments, as files that transformers loads.
