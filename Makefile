@@ -20,6 +20,9 @@ CODE     := src tests benchmarks
 PIP      := $(BIN)/python -m pip install --disable-pip-version-check $(shell test -t 2 || echo -qq)
 # Waiting threads of small models would otherwise spin, and make the tests several times slower on a busy machine.
 PYTEST   := OMP_WAIT_POLICY=passive $(BIN)/python -m pytest
+# One process a core, each with one thread; the tests of threads ask for two themselves.
+WORKERS  := $(shell n=$$(nproc); echo $$((n < 8 ? n : 8)))
+PARALLEL := OMP_NUM_THREADS=1 $(PYTEST) -n $(WORKERS) --dist worksteal
 # Marks that a step of the set-up ended well. A new version of torch is a new mark.
 HAS_VENV  := $(VENV)/.made
 HAS_TORCH := $(VENV)/.has-$(subst ==,-,$(TORCH))
@@ -39,19 +42,19 @@ demo: $(HAS_WHET) ## See training work: a small model learns to answer questions
 	@$(BIN)/whet demo $(ARGS)
 
 test: lint types layers ## Check the code, then run every test
-	@$(PYTEST) -m "not reliability" $(ARGS)
+	@$(PARALLEL) -m "not reliability" $(ARGS)
 
 test-fast: $(HAS_TOOLS) ## Run the tests that are not marked slow
-	@$(PYTEST) -m "not slow and not reliability" $(ARGS)
+	@$(PARALLEL) -m "not slow and not reliability" $(ARGS)
 
 test-reliability: $(HAS_TOOLS) ## Stop, kill and starve real runs, and see that nothing is lost: up to 15 minutes
-	@OMP_NUM_THREADS=1 $(PYTEST) -m reliability $(ARGS)
+	@$(PARALLEL) -m reliability $(ARGS)
 
 test-planted: $(HAS_TOOLS) ## See that the tests of reliability turn red where a fault is planted: 10 minutes
 	@$(BIN)/python tests/reliability/planted/run.py $(ARGS)
 
 soak: $(HAS_TOOLS) ## The same with many more trials and steps: a night
-	@OMP_NUM_THREADS=1 WHET_SOAK=1 WHET_RELIABILITY_TIMES=20 $(PYTEST) -m reliability $(ARGS)
+	@WHET_SOAK=1 WHET_RELIABILITY_TIMES=20 $(PARALLEL) -m reliability $(ARGS)
 
 check: lint types layers ## Check style, types, import layers, sizes and the examples of the docs
 	@$(PYTEST) tests/rules
