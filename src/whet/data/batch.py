@@ -14,13 +14,16 @@ from whet.data.columns import Columns
 from whet.data.store import RowStore
 from whet.errors import DataError
 
+_SHARE, _LARGEST_STEP = 32, 64
+
 
 @dataclass(frozen=True)
 class Batch:
     """What one forward pass reads.
 
     `inputs` are the model's keyword arguments, `labels` what its loss needs beside them. For packed batches
-    `row_starts` is (rows + 1,) and `positions` (N,), int32; for padded ones both are None.
+    `row_starts` is (rows + 1,) and `positions` (n_computed,), int32; for padded ones both are None. What a packed batch
+    computes behind its last row fills it up to a size that comes again (`filled_length`); no loss reads it.
     """
 
     inputs: Mapping[str, Any]
@@ -58,24 +61,36 @@ class Batch:
         )
 
 
+def filled_length(n_tokens: int) -> int:
+    """Return how many token places a packed batch of n_tokens has: at most a 32nd more, and no more than 63.
+
+    The libraries that multiply matrices build code for every number of rows that they meet, which takes a millisecond
+    and half a megabyte each time, and keep it. So few numbers should occur, as batches of other tokens follow.
+    """
+    step = min(_LARGEST_STEP, 1 << max(0, (n_tokens // _SHARE).bit_length() - 1))
+    return -(-n_tokens // step) * step
+
+
 def pack(rows: RowStore, *, first_slot: int, position_offset: int, padded_length: int | None = None) -> Batch:
     """Return the rows end to end, as a batch of one long row (1, N) with positions that start anew in each row.
 
     `position_offset` is the model family's first position id (RoBERTa counts from padding_idx + 1); `padded_length` is
     what rows would be padded to, the longest of the batch where it is None (for the log's account of padding avoided).
     """
-    lengths = rows.lengths
-    positions = np.arange(rows.row_starts[-1], dtype=np.int32) - np.repeat(rows.row_starts[:-1], lengths).astype(
-        np.int32
-    )
-    inputs = {name: torch.from_numpy(column.astype(np.int64)).unsqueeze(0) for name, column in rows.tokens.items()}
+    lengths, n_tokens = rows.lengths, int(rows.row_starts[-1])
+    n_more = filled_length(n_tokens) - n_tokens
+    in_rows = np.arange(n_tokens) - np.repeat(rows.row_starts[:-1], lengths)
+    positions = np.concatenate([in_rows, np.zeros(n_more)]).astype(np.int32)
+    # The batch's first tokens once more, all at a row's first position: what surely is a token of this model.
+    columns = {name: np.concatenate([column, column[:n_more]]) for name, column in rows.tokens.items()}
+    inputs = {name: torch.from_numpy(column.astype(np.int64)).unsqueeze(0) for name, column in columns.items()}
     inputs["position_ids"] = torch.from_numpy(positions.astype(np.int64) + position_offset).unsqueeze(0)
     return Batch(
         inputs=inputs,
         labels={name: torch.from_numpy(column.astype(np.int64)) for name, column in rows.labels.items()},
         n_rows=len(rows),
         first_slot=first_slot,
-        n_tokens=len(positions),
+        n_tokens=n_tokens,
         n_computed=len(positions),
         n_padded=len(rows) * (padded_length or int(lengths.max())),
         row_starts=torch.from_numpy(rows.row_starts.astype(np.int32)),

@@ -17,7 +17,8 @@ SWITCH = "WHET_KEEP_MEMORY"
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # mallopt(3)
 _LARGEST_BLOCK = 1 << 30
 _STEP = 64 << 20
-_NEVER = (1 << 31) - 1
+_MOST_RESERVED = 4 << 30
+_NEVER = -1  # as the manual has it: no size of free memory at the top is given back
 _HUGE_PAGE = 2 << 20
 _MADV_HUGEPAGE = 14
 
@@ -41,17 +42,21 @@ def keep_freed_memory() -> bool:
 
 
 def _reserve_huge_pages(libc: ctypes.CDLL) -> bool:
-    """Grow the heap by a block that is freed at once, and ask for huge pages there; no page is touched by it."""
+    """Grow the heap by blocks that are freed at once, and ask for huge pages there; no page is touched by it."""
     if (given := huge_pages()) != "madvise":
         return given == "always"
-    size = min((limit_bytes() or 0) // 4, 3 << 30, _LARGEST_BLOCK - _STEP)
     libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
     libc.free.argtypes = [ctypes.c_void_p]
     libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    block = libc.malloc(size)
-    if not block:
-        return False
+    size = _LARGEST_BLOCK - _STEP  # what malloc takes from the heap, one block after the other
+    n_blocks = min((limit_bytes() or 0) // 4, _MOST_RESERVED) // size
+    blocks = [block for block in (libc.malloc(size) for _ in range(n_blocks)) if block]
+    advised = [_advise_huge_pages(libc, block, size) for block in blocks]
+    for block in blocks:
+        libc.free(block)
+    return any(advised)
+
+
+def _advise_huge_pages(libc: ctypes.CDLL, block: int, size: int) -> bool:
     first = -(-block // _HUGE_PAGE) * _HUGE_PAGE
-    advised = libc.madvise(first, (block + size - first) // _HUGE_PAGE * _HUGE_PAGE, _MADV_HUGEPAGE)
-    libc.free(block)
-    return advised == 0
+    return libc.madvise(first, (block + size - first) // _HUGE_PAGE * _HUGE_PAGE, _MADV_HUGEPAGE) == 0

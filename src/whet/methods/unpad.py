@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from whet.data.batch import filled_length
 from whet.kernels.place import Place
-from whet.models.packed import PackedModel
+from whet.models.packed import PackedModel, with_filling
 
 _STATE = "whet_unpad"
 
@@ -26,16 +27,18 @@ class _Calls:
         return nullcontext() if self.dtype is None else torch.autocast(device.type, self.dtype)
 
     def place(self, mask: Tensor, *, training: bool) -> Place:
-        """Return the place of the rows under a mask (B, T) of real tokens."""
+        """Return the place of the rows under a mask (B, T) of real tokens; what fills the batch up is a row more."""
         lengths = mask.sum(1, dtype=torch.int32)
+        n_tokens = int(lengths.sum())
         starts = torch.cat([lengths.new_zeros(1), lengths.cumsum(0, dtype=torch.int32)])
-        row_slots = torch.arange(len(lengths), dtype=torch.int32)
-        positions = mask.cumsum(1, dtype=torch.int32)[mask] - 1
+        starts = with_filling(starts, n_tokens, filled_length(n_tokens))
+        row_slots = torch.arange(len(starts) - 1, dtype=torch.int32)
+        positions = nn.functional.pad(mask.cumsum(1, dtype=torch.int32)[mask] - 1, (0, int(starts[-1]) - n_tokens))
         self.n_training += training
         return Place(
             seed=torch.initial_seed(),
             step=self.n_training,
-            slots=row_slots.repeat_interleave(lengths),
+            slots=row_slots.repeat_interleave(starts.diff()),
             positions=positions,
             row_starts=starts,
             row_slots=row_slots,
@@ -74,7 +77,7 @@ def _forward(
     place = calls.place(mask, training=self.training)
     with calls.packed.placement.at(place), calls.autocast(mask.device):
         packed_options = _packed_inputs(options, mask, place, calls.packed.position_offset)
-        out = type(self).forward(self, input_ids[mask][None], **packed_options)
+        out = type(self).forward(self, _flat(input_ids, mask, place), **packed_options)
     return _padded(self, out, mask, as_tuple=options.get("return_dict") is False)
 
 
@@ -82,11 +85,17 @@ def _packed_inputs(options: dict[str, Any], mask: Tensor, place: Place, offset: 
     """Return the packed call's keyword arguments: token columns without padding, positions that always are there."""
     given = {name: value for name, value in options.items() if value is not None}
     columns = {
-        name: value.expand(mask.shape)[mask][None]
+        name: _flat(value.expand(mask.shape), mask, place)
         for name, value in given.items()
         if isinstance(value, Tensor) and value.shape[-1:] == mask.shape[-1:] and value.dim() == 2
     }
     return given | {"position_ids": (place.positions.long() + offset)[None]} | columns | {"return_dict": True}
+
+
+def _flat(column: Tensor, mask: Tensor, place: Place) -> Tensor:
+    """Return a column (B, T) without what the mask hides (1, N), filled up with its first tokens."""
+    kept = column[mask]
+    return torch.cat([kept, kept[: len(place.positions) - len(kept)]])[None]
 
 
 def _padded(self: Any, out: Any, mask: Tensor, *, as_tuple: bool) -> Any:

@@ -116,7 +116,7 @@ class PackedSpans(SpanObjective):
 
     def span_logits(self, output: Any, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         assert batch.row_starts is not None
-        return output.start_logits[0], output.end_logits[0], batch.row_starts
+        return output.start_logits[0, : batch.n_tokens], output.end_logits[0, : batch.n_tokens], batch.row_starts
 
 
 class PaddedSpans(SpanObjective):

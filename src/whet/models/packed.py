@@ -58,19 +58,25 @@ class PackedModel:
 
 
 def place_of(batch: Batch, *, seed: int, step: int) -> Place:
-    """Return the place of a packed batch in the run."""
+    """Return the place of a packed batch in the run; what fills it up is a row more."""
     assert batch.row_starts is not None
     assert batch.positions is not None
-    row_slots = torch.arange(batch.first_slot, batch.first_slot + batch.n_rows, dtype=torch.int32)
-    slots = row_slots.to(batch.positions.device).repeat_interleave(batch.row_starts.diff())
+    row_starts = with_filling(batch.row_starts, batch.n_tokens, batch.n_computed)
+    row_slots = torch.arange(batch.first_slot, batch.first_slot + len(row_starts) - 1, dtype=torch.int32)
+    slots = row_slots.to(batch.positions.device).repeat_interleave(row_starts.diff())
     return Place(
         seed=seed,
         step=step,
         slots=slots,
         positions=batch.positions,
-        row_starts=batch.row_starts,
+        row_starts=row_starts,
         row_slots=row_slots,
     )
+
+
+def with_filling(row_starts: Tensor, n_tokens: int, n_filled: int) -> Tensor:
+    """Return where rows begin (rows + 1,), with one row more where n_filled token places are more than n_tokens."""
+    return row_starts if n_filled == n_tokens else torch.cat([row_starts, row_starts.new_tensor([n_filled])])
 
 
 def prepare(model: nn.Module) -> PackedModel | None:
