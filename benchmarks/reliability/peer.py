@@ -32,6 +32,9 @@ import transformers
 from safetensors.torch import load_file
 from transformers.trainer_utils import get_last_checkpoint, rotate_checkpoints
 
+sys.path.append(str(Path(__file__).resolve().parents[2] / "tests"))
+from usage import cpu_s
+
 RESULTS = Path(__file__).with_name("peer.json")
 _LAST = f"checkpoint-{trials.N_STEPS}"
 _WEIGHTS, _OPTIMIZER = "model.safetensors", "optimizer.pt"
@@ -57,7 +60,7 @@ def kills(place: Path, n: int, chance: random.Random) -> list[str]:
     """R1: SIGKILL at a random moment, resume, compare."""
     whole, log = place / "whole", place / "log"
     child, busy_s = trials.fork(lambda: trials.go_on(whole), log), 0.0
-    while (now_s := trials.cpu_s(child)) is not None:
+    while (now_s := cpu_s(child)) is not None:
         busy_s = now_s
         time.sleep(0.002)
     assert trials.wait(child) == 0, log.read_text("utf-8")
@@ -67,7 +70,7 @@ def kills(place: Path, n: int, chance: random.Random) -> list[str]:
         began_s = trials_begin_s(busy_s)
         moment_s = chance.uniform(began_s, 0.9 * busy_s)
         child = trials.fork(lambda to=folder: trials.go_on(to), log)
-        while (used_s := trials.cpu_s(child)) is not None and used_s < moment_s:
+        while (used_s := cpu_s(child)) is not None and used_s < moment_s:
             time.sleep(0.0005)
         if used_s is not None:
             os.kill(child, signal.SIGKILL)

@@ -122,13 +122,3 @@ def wait(child: int) -> int:
         time.sleep(0.005)
     os.kill(child, signal.SIGKILL)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-def cpu_s(child: int) -> float | None:
-    """Return the processor time of a child; None once it has ended."""
-    try:
-        if Path(f"/proc/{child}/stat").read_text().rsplit(")")[1].split()[0] == "Z":
-            return None
-        return int(Path(f"/proc/{child}/schedstat").read_text().split()[0]) / 1e9
-    except (FileNotFoundError, ProcessLookupError):
-        return None

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
+from tiny_qa import save_encoder, squad, write_json
 
 from whet.cli.main import run
 from whet.errors import EXIT_BAD_CONFIG, EXIT_OK
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "qa"))
-from tiny_qa import save_encoder, squad, write_json
 
 STEPS, WARMUP = 2, 1
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ from torch import nn
 
 import whet
 from tiny import FAMILIES, arguments, losses, tiny_model, tiny_rows
+from usage import counts_memory, in_use_bytes
 from whet.kernels import remake
 from whet.kernels.library import library
 from whet.methods import checkpointing, fuse, order
@@ -21,24 +20,6 @@ from whet.models import objective
 
 WIDTH, LAYERS, ROWS = 384, 6, 6
 native = pytest.mark.skipif(library() is None, reason="the native library is not built here (no compiler)")
-
-
-class _Heap(ctypes.Structure):
-    """What glibc's mallinfo2 returns."""
-
-    _fields_ = [
-        (name, ctypes.c_size_t)
-        for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "k")
-    ]
-
-
-def in_use_bytes() -> int:
-    """Return what this process has allocated and not freed; torch's tensors on a CPU are part of it."""
-    call = ctypes.CDLL(None).mallinfo2
-    call.restype = _Heap
-    gc.collect()
-    heap = call()
-    return heap.uordblks + heap.hblkhd
 
 
 def minilm_like(family: str) -> Any:
@@ -61,7 +42,7 @@ def kept_bytes(spans: Any, family: str, *, bf16: bool = False) -> int:
 
 
 @native
-@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="counts by glibc's mallinfo2")
+@pytest.mark.skipif(not counts_memory(), reason="counts by glibc's mallinfo2")
 @pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("family", ["bert", "distilbert"])
 def test_it_saves_what_the_page_says(family: str, bf16: bool) -> None:

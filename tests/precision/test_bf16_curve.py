@@ -104,11 +104,11 @@ def test_what_the_bound_is_worth(tmp_path: Path, fp32: whet.Trainer) -> None:
 def test_a_pretrained_encoder_on_real_questions(
     minilm_dir: Path, xquad_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """100 steps of 4 windows of at most 96 tokens."""
+    """100 steps of 4 windows of at most 48 tokens."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     qa = QaArguments(
-        model_name_or_path=str(minilm_dir), train_file=str(xquad_dir / "train.json"), max_train_samples=60,
-        max_seq_length=96, doc_stride=32,
+        model_name_or_path=str(minilm_dir), train_file=str(xquad_dir / "train.json"), max_train_samples=100,
+        max_seq_length=48, doc_stride=16,
     )  # fmt: skip
     source = ModelSource(model=str(minilm_dir))
     rows = cut(read_split(qa, "train"), load_tokenizer(source), qa, with_labels=True).rows

@@ -21,11 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-for _folder in ("qa", "train"):  # their tiny corpora and models
-    sys.path.append(str(Path(__file__).resolve().parents[1] / _folder))
-
-from tiny_qa import command, save_encoder, squad, write_json  # noqa: E402 - once its folder is known
+from tiny_qa import command, save_encoder, squad, write_json
 
 SOAK = os.environ.get("WHET_SOAK") == "1"
 """Whether the night size was asked for."""

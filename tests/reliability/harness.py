@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from usage import cpu_s
+
 Trial = TypeVar("Trial")
 _HERE = Path(__file__).resolve().parent
 _AT_ONCE = 2
@@ -81,12 +83,12 @@ class Server:
         """Run a trial to its end; return its exit code."""
         return self.wait(self.start(name, **given))
 
-    def run_until(self, cpu_s: float, name: str, **given: Any) -> int:
+    def run_until(self, limit_s: float, name: str, **given: Any) -> int:
         """Run a trial and kill it with SIGKILL once it has had so much processor time."""
         child = self.start(name, **given)
-        while (used := _cpu_s(child)) is not None and used < cpu_s:
+        while (used_s := cpu_s(child)) is not None and used_s < limit_s:
             time.sleep(0.0005)
-        if used is not None:
+        if used_s is not None:
             os.kill(child, signal.SIGKILL)
         return self.wait(child)
 
@@ -171,16 +173,6 @@ def same_folder(first: Path, second: Path, *, but: tuple[str, ...] = ()) -> list
 
 def _bytes(path: Path) -> bytes | None:
     return path.read_bytes() if path.is_file() else None
-
-
-def _cpu_s(child: int) -> float | None:
-    """Return the processor time of a process; None once it has ended."""
-    try:
-        if Path(f"/proc/{child}/stat").read_text().rsplit(")")[1].split()[0] == "Z":
-            return None
-        return int(Path(f"/proc/{child}/schedstat").read_text().split()[0]) / 1e9
-    except (FileNotFoundError, ProcessLookupError):
-        return None
 
 
 def _until(true: Callable[[], bool]) -> None:

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from shutil import copytree
 
@@ -12,7 +13,7 @@ import pytest
 import yaml
 from documented_commands import check_command
 from markdown_page import Block, at_own_lines, blocks, commands
-from stand_ins import write_stand_ins
+from warm_whet import Warm
 
 from whet.errors import ConfigError
 
@@ -73,23 +74,27 @@ def test_python_compiles_and_what_is_not_run_can_import(tmp_path: Path) -> None:
         run([sys.executable, "-c", "\n".join(map(ast.unparse, imports))], tmp_path)
 
 
-@pytest.fixture(scope="session")
-def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what examples name; a page works on a copy of it."""
-    folder = tmp_path_factory.mktemp("stand-ins")
-    write_stand_ins(folder)
-    return folder
+@pytest.fixture(scope="module")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of a `whet` that begins at once: importing torch anew would be most of what an example takes."""
+    folder = tmp_path_factory.mktemp("warm")
+    made = Warm(folder, environment(folder))
+    yield made.bin
+    made.close()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", _RUNNING, ids=lambda page: page.name)
-def test_examples_run(page: Path, tmp_path: Path, stand_ins: Path) -> None:
-    """First the shell blocks, in order, then the Python blocks as one script; all in one folder of stand-ins."""
+def test_examples_run(page: Path, tmp_path: Path, stand_ins: Path, request: pytest.FixtureRequest) -> None:
+    """First the shell blocks, in order, then the Python blocks as one script; all in one folder of stand-ins.
+
+    The first page runs the installed program, as a reader would."""
+    programs = [] if page == PAGES[0] else [request.getfixturevalue("warm")]
     copytree(stand_ins, tmp_path, dirs_exist_ok=True)
     write_files(page, tmp_path)
     for block in of_language("bash", page):
         if block.runs:
-            run(["bash", "-euxo", "pipefail", "-c", block.text], tmp_path)
+            run(["bash", "-euxo", "pipefail", "-c", block.text], tmp_path, *programs)
     python = [block for block in of_language("python", page) if block.runs]
     if python:
         (tmp_path / "page.py").write_text(at_own_lines(python), "utf-8")
@@ -101,12 +106,23 @@ def test_an_example_that_fails_is_an_error(tmp_path: Path) -> None:
         run(["bash", "-c", "echo no such thing; exit 3"], tmp_path)
 
 
-def run(command: list[str], folder: Path) -> None:
-    """Run the command in the folder, with this environment's programs first and no network; fail with its output."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    offline = {"HF_HUB_OFFLINE": "1", "PIP_NO_INDEX": "1", "HF_HOME": str(folder / ".cache")}
+@pytest.mark.slow
+def test_an_example_that_whet_refuses_is_an_error(tmp_path: Path, warm: Path) -> None:
+    with pytest.raises(AssertionError, match="no_such_option"):
+        run(["bash", "-c", "whet qa --no_such_option 3"], tmp_path, warm)
+    run(["bash", "-c", "whet qa --no_such_option 3 || test $? = 78"], tmp_path, warm)
+
+
+def environment(folder: Path, *programs: Path) -> dict[str, str]:
+    """Return the environment of an example: these and this environment's programs first, and no network."""
+    path = os.pathsep.join([*map(str, programs), str(Path(sys.executable).parent), os.environ["PATH"]])
+    return os.environ | {"HF_HUB_OFFLINE": "1", "PIP_NO_INDEX": "1", "HF_HOME": str(folder / ".cache"), "PATH": path}
+
+
+def run(command: list[str], folder: Path, *programs: Path) -> None:
+    """Run the command in the folder; fail with its output."""
     done = subprocess.run(
-        command, cwd=folder, env=os.environ | offline | {"PATH": path}, stdin=subprocess.DEVNULL, check=False,
+        command, cwd=folder, env=environment(folder, *programs), stdin=subprocess.DEVNULL, check=False,
         timeout=_LIMIT_S, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-4000:]

@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 import torch
 from field_runs import Case, outcome
-from stand_ins import write_stand_ins
 from tiny_runs import tiny_bert
 
 import whet
@@ -199,10 +198,8 @@ def test_use_cpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", _BY_COMMAND)
-def test_what_the_command_is_to_do(
-    name: str, tmp_path: Path, small_things: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    copytree(small_things, tmp_path, dirs_exist_ok=True)
+def test_what_the_command_is_to_do(name: str, tmp_path: Path, stand_ins: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copytree(stand_ins, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     flag, file = _BY_COMMAND[name]
@@ -211,13 +208,6 @@ def test_what_the_command_is_to_do(
     assert run([*words, "--output_dir", "out", "--precision", "fp32"]) == 0
     results = {path.name for path in Path("out").glob("*_results.json")}
     assert results == {file, "all_results.json"}
-
-
-@pytest.fixture(scope="module")
-def small_things(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("small")
-    write_stand_ins(folder)
-    return folder
 
 
 def test_run_name_reaches_the_tracker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

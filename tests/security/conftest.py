@@ -1,4 +1,4 @@
-"""The tiny corpus and encoder of the question answering tests, and a run under watch in a process of its own."""
+"""A run under watch in a process of its own."""
 
 from __future__ import annotations
 
@@ -13,19 +13,8 @@ from typing import Any
 import pytest
 
 QA_TESTS = Path(__file__).resolve().parents[1] / "qa"
-sys.path.insert(0, str(QA_TESTS))
 
 Watch = Callable[..., dict[str, Any]]
-
-
-@pytest.fixture(scope="session")
-def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a new tiny encoder and its tokenizer."""
-    from tiny_qa import save_encoder
-
-    folder = tmp_path_factory.mktemp("encoder")
-    save_encoder(folder)
-    return folder
 
 
 @pytest.fixture

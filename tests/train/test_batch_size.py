@@ -27,22 +27,39 @@ from whet.train.room import HostRoom
 from whet.train.stop import Stopped
 
 MIB = 2**20
+_ROOT = Path(__file__).resolve().parents[2]
 LOSS_TOLERANCE = 1e-6  # as for accumulation: sums of float32 in another order
 
 
-def in_a_process_of_its_own(test: Callable[..., None]) -> Callable[..., None]:
-    """Run the test in another process: memory that this one keeps from earlier tests would hide what it measures."""
+_ALONE: list[str] = []
+"""Names of the tests that run in a process of their own: memory that this one keeps would hide what they measure."""
+
+
+def in_another_process(test: Callable[..., None]) -> Callable[..., None]:
+    """Run the test in another process, the same for all of these and started once."""
+    _ALONE.append(test.__name__)
 
     @functools.wraps(test)
     def run(*args: Any, **fixtures: Any) -> None:
         if os.environ.get("WHET_TEST_ALONE"):
             test(*args, **fixtures)
             return
-        words = [sys.executable, "-m", "pytest", "-q", "-rs", f"{__file__}::{test.__name__}"]
-        found = subprocess.run(words, env=os.environ | {"WHET_TEST_ALONE": "1"}, capture_output=True, text=True)
-        assert found.returncode == 0, found.stdout + found.stderr
+        text = _outcomes_alone()
+        assert f"PASSED {_node(test.__name__)}" in text, text
 
     return run
+
+
+@functools.cache
+def _outcomes_alone() -> str:
+    """Return what pytest says of each test that runs in another process."""
+    words = [sys.executable, "-m", "pytest", "-q", "-rA", *map(_node, _ALONE)]
+    done = subprocess.run(words, cwd=_ROOT, env=os.environ | {"WHET_TEST_ALONE": "1"}, capture_output=True, text=True)
+    return done.stdout + done.stderr
+
+
+def _node(name: str) -> str:
+    return f"{Path(__file__).relative_to(_ROOT)}::{name}"
 
 
 class _Machine:
@@ -91,7 +108,7 @@ def test_on_a_gpu_the_size_is_halved_until_it_runs(fits: int) -> None:
     assert len(tried) <= 6
 
 
-@in_a_process_of_its_own
+@in_another_process
 def test_the_peak_of_work_is_seen_though_it_is_freed() -> None:
     room = HostRoom(lambda: [Room(0, 2**40, "a test")], 0)
     before = memory.resident_bytes() or 0
@@ -115,7 +132,7 @@ def _wide_trainer(folder: Path, **changes: Any) -> whet.Trainer:
     return whet.Trainer(model=model, args=arguments(folder, **(usual | changes)), train_dataset=rows)
 
 
-@in_a_process_of_its_own
+@in_another_process
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the system does not tell what a process holds")
 def test_fewer_rows_where_memory_ends_and_the_same_curve(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     wanted = _wide_trainer(tmp_path)
