@@ -22,6 +22,7 @@ constexpr int kRows = kRegisters == 32 ? 14 : 6;  // of dW, in registers
 constexpr int kWide = 2 * W;                      // columns of dW, in registers
 constexpr int64_t kDepth = 384;                   // tokens a block
 constexpr int64_t kColumns = 384;                 // columns of dW whose block of X stays in the second-level cache
+constexpr int kStrips = 8;                        // strips of kRows rows that are packed at a time: whole cache lines
 
 // Columns [first, first + n) of rows of `width` floats, `Lanes` side by side for each token, zeros behind the n-th.
 template <int Lanes>
@@ -40,9 +41,28 @@ struct Tile {
   int rows, columns;
 };
 
+// As pack for up to kStrips strips of kRows columns that lie side by side, one strip behind the other.
+void pack_strips(const float* from, int64_t width, int64_t tokens, int64_t n, float* to) {
+  const int64_t strips = (n + kRows - 1) / kRows;
+  if (n < strips * kRows) {
+    for (int64_t s = 0; s < strips; ++s)
+      pack<kRows>(from + s * kRows, width, tokens, static_cast<int>(std::min<int64_t>(kRows, n - s * kRows)),
+                  to + s * kDepth * kRows);
+    return;
+  }
+  for (int64_t t = 0; t < tokens; ++t)
+    for (int64_t s = 0; s < strips; ++s)
+      std::memcpy(to + (s * kDepth + t) * kRows, from + t * width + s * kRows, kRows * sizeof(float));
+}
+
 // c = (or +=) left' right over the tokens of a block; left has kRows floats a token, right kWide.
 void multiply(const float* left, const float* right, int64_t tokens, Tile c, bool add) {
   VF sum[kRows][2] = {};
+  if (add)
+    for (int i = 0; i < c.rows; ++i) {
+      __builtin_prefetch(c.data + i * c.ld, 1);
+      __builtin_prefetch(c.data + i * c.ld + W, 1);
+    }
   for (int64_t t = 0; t < tokens; ++t, left += kRows, right += kWide) {
     const VF first = load(right), second = load(right + W);
 #pragma GCC unroll 16
@@ -88,8 +108,8 @@ struct Part {
 
 void run(const WeightGradient& a, Part part) {
   const int64_t panels = (part.end - part.first + kWide - 1) / kWide;
-  float* const right = scratch(static_cast<size_t>(kDepth * (panels * kWide + kRows)));
-  float* const left = right + kDepth * panels * kWide;
+  float* const right = scratch(static_cast<size_t>(kDepth * (panels * kWide + kStrips * kRows)));
+  float* const strips = right + kDepth * panels * kWide;
   for (int64_t t = 0; t < a.rows; t += kDepth) {
     const int64_t tokens = std::min(kDepth, a.rows - t);
     for (int64_t p = 0; p < panels; ++p) {
@@ -98,8 +118,11 @@ void run(const WeightGradient& a, Part part) {
       pack<kWide>(a.x + t * a.width + column, a.width, tokens, n, right + p * kDepth * kWide);
     }
     for (int64_t row = part.first_row; row < part.end_row; row += kRows) {
-      const int n = static_cast<int>(std::min<int64_t>(kRows, part.end_row - row));
-      pack<kRows>(a.dy + t * a.out + row, a.out, tokens, n, left);
+      const int64_t strip = (row - part.first_row) / kRows % kStrips, ahead = part.end_row - row;
+      const int n = static_cast<int>(std::min<int64_t>(kRows, ahead));
+      if (strip == 0)
+        pack_strips(a.dy + t * a.out + row, a.out, tokens, std::min<int64_t>(kStrips * kRows, ahead), strips);
+      const float* const left = strips + strip * kDepth * kRows;
       if (a.dbias && part.first == 0) add_columns(left, tokens, n, t > 0, a.dbias + row);
       for (int64_t p = 0; p < panels; ++p) {
         const int64_t column = part.first + p * kWide;
