@@ -19,6 +19,8 @@ HERE = Path(__file__).parent
 PAUSE_S = 0.2
 """Between two workers' turns. A thread pool that has no work spins for some milliseconds, then sleeps."""
 SEED = 42
+WARM_UP = 3
+"""Rounds of MiniLM that do not count, while memory is taken from the system: larger models have done so in one."""
 MODELS = {"minilm": "MiniLM", "distilbert": "DistilBERT size", "bert-base": "BERT-base size", "tiny": "tiny"}
 
 
@@ -45,6 +47,10 @@ class Bench:
     def rounds(self, default: int) -> int:
         """Return how many rounds to measure."""
         return self.n_rounds or default
+
+    def warm_up(self, model: str) -> int:
+        """Return how many rounds come before those that count."""
+        return WARM_UP if model == "minilm" else 1
 
     def chosen(self, *defaults: str) -> list[str]:
         """Return the models to measure."""
