@@ -1,6 +1,7 @@
 """The native operators against what eager torch offers, alternating in one process: medians and ratios.
 
     python benchmarks/cpu/operators.py --width 384 --threads 2 --rounds 15
+    python benchmarks/cpu/operators.py --only attention --rounds 40 --against OLDER/_native.so
 
 Forward and backward together, fp32, 12 rows of mixed lengths (60 to 384 tokens, 2,088 in all), dropout 0.1.
 """
@@ -10,14 +11,15 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from whet.kernels import fused, fused_attention, fused_embedding, fused_loss, fused_optimizer
-from whet.kernels.library import library
+from whet.kernels import fused, fused_attention, fused_embedding, fused_loss, fused_optimizer, native_call
+from whet.kernels.library import Library, library
 from whet.kernels.place import Place
 from whet.kernels.reference import AdamWStep, AttentionSpec, Drop, Norm, Tables
 
@@ -83,9 +85,35 @@ def swiglu_pair(n: int, d: int, _place: Place) -> tuple[Run, Run]:
     return both_ways(lambda a: fused.gated_act_joined(a, "silu"), x), both_ways(eager, x)
 
 
-def attention_pair(n: int, d: int, place: Place, p: float = P) -> tuple[Run, Run]:
+def attention_pair(n: int, d: int, place: Place, p: float = P, dtype: torch.dtype = torch.float32) -> tuple[Run, Run]:
+    qkv, ours, eager = attentions(n, d, place, p, dtype)
+    return both_ways(ours, qkv), both_ways(eager, qkv)
+
+
+def attention_without_dropout_pair(n: int, d: int, place: Place) -> tuple[Run, Run]:
+    return attention_pair(n, d, place, p=0.0)
+
+
+def attention_bf16_pair(n: int, d: int, place: Place) -> tuple[Run, Run]:
+    return attention_pair(n, d, place, dtype=torch.bfloat16)
+
+
+def attention_forward_pair(n: int, d: int, place: Place, dtype: torch.dtype = torch.float32) -> tuple[Run, Run]:
+    (qkv,), ours, eager = attentions(n, d, place, P, dtype)
+    return lambda: ours(qkv.detach()), lambda: eager(qkv.detach())
+
+
+def attention_forward_bf16_pair(n: int, d: int, place: Place) -> tuple[Run, Run]:
+    return attention_forward_pair(n, d, place, torch.bfloat16)
+
+
+Attentions = tuple[list[Tensor], Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
+
+
+def attentions(n: int, d: int, place: Place, p: float, dtype: torch.dtype) -> Attentions:
+    """Return the joined projections of 12 heads, and two ways to attend."""
     heads = 12
-    qkv = leaves((n, 3, heads, d // heads))
+    qkv = [torch.randn(n, 3, heads, d // heads, dtype=dtype).requires_grad_()]
     spec = AttentionSpec(place.row_starts, (d // heads) ** -0.5, drop=Drop(p, place, 0) if p else None)
 
     def eager(a: Tensor) -> Tensor:
@@ -93,11 +121,7 @@ def attention_pair(n: int, d: int, place: Place, p: float = P) -> tuple[Run, Run
         outs = [functional.scaled_dot_product_attention(*row, dropout_p=p)[0] for row in rows]
         return torch.cat([out.transpose(0, 1) for out in outs])
 
-    return both_ways(lambda a: fused_attention.attend_joined(a, spec), qkv), both_ways(eager, qkv)
-
-
-def attention_without_dropout_pair(n: int, d: int, place: Place) -> tuple[Run, Run]:
-    return attention_pair(n, d, place, p=0.0)
+    return qkv, lambda a: fused_attention.attend_joined(a, spec), eager
 
 
 def embedding_pair(n: int, d: int, place: Place) -> tuple[Run, Run]:
@@ -159,10 +183,27 @@ PAIRS = {
     "swiglu": swiglu_pair,
     "attention with dropout": attention_pair,
     "attention without dropout": attention_without_dropout_pair,
+    "attention in bf16": attention_bf16_pair,
+    "attention forward": attention_forward_pair,
+    "attention forward in bf16": attention_forward_bf16_pair,
     "embeddings+layernorm+dropout": embedding_pair,
     "linear+cross entropy": loss_pair,
     "clip+adamw": adamw_pair,
 }
+
+
+def under(other: Library, run: Run) -> Run:
+    """Return the same run with the operators of another library."""
+
+    def swapped() -> None:
+        ours = native_call.library
+        native_call.library = lambda: other
+        try:
+            run()
+        finally:
+            native_call.library = ours
+
+    return swapped
 
 
 def alternate(pair: tuple[Run, Run], rounds: int, clock: Callable[[], float]) -> tuple[list[float], list[float]]:
@@ -185,19 +226,25 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall", help="cpu: for a busy machine, one thread")
     parser.add_argument("--only", default="", help="run the operators whose name contains this")
+    parser.add_argument("--against", type=Path, help="another build of the library, which then runs in eager's place")
     parser.add_argument("--json", action="store_true", help="print all measured seconds")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     found, place = library(), place_of(LENGTHS)
     clock = time.process_time if args.clock == "cpu" else time.perf_counter
+    other = args.against.name if args.against else "eager"
     print(f"width {args.width}, {args.threads} threads, instruction set {found.isa if found else 'none: plain torch'}")
     for name, make in PAIRS.items():
         if args.only not in name:
             continue
-        ours, eager = alternate(make(sum(LENGTHS), args.width, place), args.rounds, clock)
+        pair = make(sum(LENGTHS), args.width, place)
+        if args.against:
+            pair = pair[0], under(Library(args.against), pair[0])
+        ours, eager = alternate(pair, args.rounds, clock)
         mid, mid_eager = statistics.median(ours), statistics.median(eager)
         ratio = statistics.median(e / o for o, e in zip(ours, eager, strict=True))
-        print(f"{name:28s} {mid * 1e3:8.2f} ms   eager {mid_eager * 1e3:8.2f} ms   {ratio:5.1f}x", flush=True)
+        best = f"best {min(ours) * 1e3:.2f} and {min(eager) * 1e3:.2f}"
+        print(f"{name:28s} {mid * 1e3:8.2f} ms   {other} {mid_eager * 1e3:8.2f} ms   {ratio:5.2f}x  {best}", flush=True)
         if args.json:
             print(json.dumps({"operator": name, "ours_s": ours, "eager_s": eager}))
 

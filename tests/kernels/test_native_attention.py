@@ -1,5 +1,10 @@
 """Packed attention, forward and backward, against the textbook in float64."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given
@@ -18,6 +23,7 @@ from whet.kernels import fused_attention, reference
 from whet.kernels.reference import AttentionSpec, Drop
 
 need_native()
+HERE = Path(__file__).parent
 LENGTHS = st.lists(st.integers(1, 130), min_size=1, max_size=4)
 LONGER = st.lists(st.integers(3, 130), min_size=1, max_size=4)  # one key alone: queries have no gradient but noise
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16])
@@ -105,3 +111,42 @@ def test_results_do_not_depend_on_threads():
     spec = spec_of(lengths, p=0.1)
     x = joined(lengths, 2, 32)
     assert_same_on_two_threads(lambda: outputs_and_gradients(lambda a: fused_attention.attend_joined(a, spec), [x]))
+
+
+def test_bf16_results_do_not_depend_on_threads():
+    lengths = [1250, 91, 1]
+    spec = spec_of(lengths, p=0.1, causal=True)
+    x = joined(lengths, 2, 32, torch.bfloat16)
+    assert_same_on_two_threads(lambda: outputs_and_gradients(lambda a: fused_attention.attend_joined(a, spec), [x]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_value_that_is_no_number_is_not_hidden(dtype):
+    """A diverged row shows, and leaves the others alone."""
+    x, spec = joined([70, 33], 2, 32, dtype), spec_of([70, 33], p=0.1)
+    clean = fused_attention.attend_joined(x, spec)
+    x[40, 1, 0, 5] = torch.nan  # a key of the first row's first head
+    found = fused_attention.attend_joined(x, spec)
+    assert found[:70, 0].isnan().all()
+    assert torch.equal(found[:70, 1], clean[:70, 1])
+    assert torch.equal(found[70:], clean[70:])
+
+
+_PROBE = """
+import torch
+from test_native_attention import joined, spec_of
+from native_support import TOLERANCE, outputs_and_gradients, relative
+from whet.kernels import fused_attention, reference
+for dtype in TOLERANCE:
+    for causal in (False, True):
+        x, spec = joined([75, 600, 2], 2, 40, dtype), spec_of([75, 600, 2], p=0.2, causal=causal)
+        found = outputs_and_gradients(lambda a: fused_attention.attend_joined(a, spec), [x])
+        exact = outputs_and_gradients(lambda a: reference.attend(*a.unbind(1), spec), [x.double()])
+        assert all(relative(a, b) < TOLERANCE[dtype] for a, b in zip(found, exact, strict=True)), (dtype, causal)
+"""
+
+
+@pytest.mark.parametrize("level", ["v4", "v3", "baseline"])
+def test_a_lesser_instruction_set_gives_right_results(level):
+    """v4 is without the dot product of bf16."""
+    subprocess.run([sys.executable, "-c", _PROBE], env={**os.environ, "WHET_ISA": level}, cwd=HERE, check=True)

@@ -1,20 +1,24 @@
 // Attention within each row, forward: blocks of queries against blocks of keys with a running softmax
 // (Milakov and Gimelshein 2018; Dao et al. 2022), so that no T x T array exists.
+#include <initializer_list>
+
 #include "attention.h"
 
 namespace whet {
 namespace WHET_ISA {
 namespace {
 
-constexpr int64_t kKeys = 512;             // keys a block
-constexpr int64_t kChunk = 8 * kQueries;   // queries a piece of work: long rows are shared by several threads
+constexpr int64_t kQueries = 36;          // queries a block, a multiple of the tile height: its scores stay near
+constexpr int64_t kKeys = 512;            // keys a block
+constexpr int64_t kRow = kKeys + 16;      // from one query's scores to the next's: no power of 2, whose lines collide
+constexpr int64_t kChunk = 16 * kQueries;  // queries a piece of work: long rows are shared by several threads
 
 struct Workspace {
-  float *key_panels, *values, *staging, *queries, *out, *weights, *top, *total, *factor;
+  float *key_panels, *values, *staging, *queries, *out, *scores, *totals, *top, *factor;
 
   static int64_t size(int64_t longest, int64_t padded) {
-    return 2 * round_up(longest, kPanel) * padded + kPanel * padded + 2 * kQueries * padded + kQueries * kKeys +
-           3 * kQueries + 9 * 16;
+    return 2 * round_up(longest, kPanel) * padded + kPanel * padded + 2 * kQueries * padded + kQueries * kRow +
+           (2 + W) * kQueries + 9 * 16;
   }
   Workspace(int64_t longest, int64_t padded) {
     Cutter cut{scratch(static_cast<size_t>(size(longest, padded)))};
@@ -23,44 +27,47 @@ struct Workspace {
     staging = cut.take(kPanel * padded);
     queries = cut.take(kQueries * padded);
     out = cut.take(kQueries * padded);
-    weights = cut.take(kQueries * kKeys);
-    top = cut.take(kQueries);
-    total = cut.take(kQueries);
-    factor = cut.take(kQueries);
+    scores = cut.take(kQueries * kRow);
+    for (float** piece : {&top, &factor}) *piece = cut.take(kQueries);
+    totals = cut.take(kQueries * W);
   }
 };
 
-// A block of keys, and of those how many one query may see.
-struct Keys {
-  int64_t first, n, limit;
+// Writes the weights of neighbouring keys as units over scores that have been read.
+struct WeightRow {
+  float* row;
+
+  WHET_INLINE_MEMBER void put(Singles, int64_t c, VF low, VF high) const {
+    store(row + c, low);
+    store(row + c + W, high);
+  }
+#if defined(__AVX512BF16__)
+  WHET_INLINE_MEMBER void put(Pairs, int64_t c, VF low, VF high) const {
+    store(row + c / 2, reinterpret_cast<VF>(_mm512_cvtne2ps_pbh(high, low)));
+  }
+#endif
 };
 
-// Turns a query's scores into exp(score - top), updates top and total, and returns what earlier sums shrink by.
-float soften(float* s, Keys keys, WeightMask& mask, float& top, float& total) {
-  const int64_t width = round_up(keys.n, kPanel);
-  VF most = splat(-kInfinity);
-  for (int64_t c = 0; c < keys.limit; c += W) most = larger(most, within(load(s + c), c, keys.limit, -kInfinity));
-  const float block_top = lane_max(most);
-  const float new_top = block_top > top ? block_top : top;
-  const float shrink = exponential(splat(top - new_top))[0];
-  VF sum = VF{};
-  int64_t c = 0;
-  for (; c < keys.limit; c += W) {
-    const VF weight = within(exponential(load(s + c) - splat(new_top)), c, keys.limit, 0.0f);
-    sum += weight;
-    store(s + c, mask.apply(weight, keys.first + c));
+// Some of a block's queries: `n` from `first` on, against `n_keys` from `key` on.
+struct Part {
+  int64_t first, n, key, n_keys;
+  bool causal;
+
+  int64_t seen(int64_t i) const {
+    const int64_t behind = first + i + 1 - key;
+    return !causal || behind > n_keys ? n_keys : behind > 0 ? behind : 0;
   }
-  for (; c < width; c += W) store(s + c, VF{});
-  total = total * shrink + lane_sum(sum);
-  top = new_top;
-  return shrink;
-}
+};
 
 template <class T>
 class Forward {
  public:
   Forward(const Attention& args, int64_t longest)
-      : a(args), padded(round_up(args.head_width, W)), w(longest, padded) {}
+      : a(args),
+        padded(round_up(args.head_width, W)),
+        depth(units<T>(args.head_width)),
+        scale(args.scale * kLog2E),
+        w(longest, padded) {}
 
   void run(const Item& item) {
     const int64_t last = smaller(item.length, item.first + kChunk);
@@ -70,37 +77,86 @@ class Forward {
 
  private:
   void pack(const Item& item, int64_t n_keys) {
-    const int64_t key_head = item.head / (a.heads / a.key_heads);
-    for (int64_t j = 0; j < n_keys; j += kPanel) {
-      const Span span{item.start + j, smaller(kPanel, n_keys - j), key_head};
-      gather<T>(a.k, span, a.head_width, 1.0f, w.staging);
-      transpose(w.staging, span.n, padded, w.key_panels + j * padded);
-    }
-    gather<T>(a.v, {item.start, n_keys, key_head}, a.head_width, 1.0f, w.values);
+    const Span keys{item.start, n_keys, item.head / (a.heads / a.key_heads)};
+    lay_in_panels<T>(a.k, keys, a.head_width, w.staging, w.key_panels);
+    lay_by_token<T>(a.v, keys, a.head_width, w.values);
   }
 
   void attend(const Item& item, int64_t first, int64_t n) {
-    gather<T>(a.q, {item.start + first, n, item.head}, a.head_width, a.scale, w.queries);
+    gather<T>(a.q, {item.start + first, n, item.head}, a.head_width, w.queries);
     for (int64_t i = 0; i < n; ++i) {
       w.top[i] = -kInfinity;
-      w.total[i] = 0.0f;
+      store(w.totals + i * W, VF{});
     }
     const int64_t end = a.causal ? first + n : item.length;
-    for (int64_t key = 0; key < end; key += kKeys) add_block(item, first, n, {key, smaller(kKeys, end - key), 0});
+    for (int64_t key = 0; key < end; key += kKeys)
+      add_block(item, {first, n, key, smaller(kKeys, end - key), a.causal != 0});
     finish(item, first, n);
   }
 
-  void add_block(const Item& item, int64_t first, int64_t n, Keys keys) {
-    scores(w.queries, n, w.key_panels, padded, keys.first, keys.n, {w.weights, kKeys});
-    for (int64_t i = 0; i < n; ++i) {
-      const int64_t query = first + i;
-      const int64_t seen = a.causal ? smaller(keys.n, query + 1 - keys.first) : keys.n;
-      WeightMask mask(a, query, item.slot, item.head);
-      w.factor[i] = soften(w.weights + i * kKeys, {keys.first, keys.n, seen}, mask, w.top[i], w.total[i]);
+  void add_block(const Item& item, Part part) {
+    scores<T>(w.queries, part.n, w.key_panels, depth, part.key, part.n_keys, {w.scores, kRow});
+    for (int64_t i = 0; i < part.n; ++i) raise_top(i, part.seen(i), part.key == 0);
+    for (int64_t j = 0; j < part.n_keys; j += kPanel) soften(item, part, j);
+    if (part.key > 0) shrink(part.n);
+    product<UnitOf<T>>({part.n, padded, units<T>(part.n_keys)}, {w.scores, kRow, 1},
+                       w.values + part.key / UnitOf<T>::n * padded, padded, {w.out, padded}, part.key > 0);
+  }
+
+  // Lets a query's top include its first n scores, and finds what earlier sums shrink by.
+  void raise_top(int64_t i, int64_t n, bool first) {
+    const float* s = w.scores + i * kRow;
+    VF most = splat(-kInfinity), other = most;
+    int64_t c = 0;
+    for (; c + 2 * W <= n; c += 2 * W) {
+      most = larger(most, load(s + c) * splat(scale));
+      other = larger(other, load(s + c + W) * splat(scale));
     }
-    if (keys.first > 0) shrink(n);
-    product({n, padded, keys.n}, {w.weights, kKeys, 1}, w.values + keys.first * padded, padded, {w.out, padded},
-            keys.first > 0);
+    for (; c < n; c += W) most = larger(most, within(load(s + c) * splat(scale), c, n, -kInfinity));
+    const float block_top = lane_max(larger(most, other));
+    const float top = block_top > w.top[i] ? block_top : w.top[i];
+    w.factor[i] = first ? 0.0f : power_of_two(splat(w.top[i] - top))[0];
+    w.top[i] = top;
+    store(w.totals + i * W, load(w.totals + i * W) * splat(w.factor[i]));
+  }
+
+  // Turns the scores of one panel into weights, with dropout, and adds them to each query's total.
+  void soften(const Item& item, Part part, int64_t j) {
+    const PanelMask mask(a, part.key + j, item.slot, item.head);
+    alignas(64) uint32_t words[kPanel];
+    const int64_t n = smaller(kPanel, part.n_keys - j);
+    for (int64_t i = 0; i < part.n; ++i) {
+      mask.draw(part.first + i, words);
+      const int64_t seen = part.seen(i) - j;
+      if (n == kPanel && seen >= kPanel)
+        soften_row(w.scores + i * kRow, j, kPanel, kPanel, {&mask, words, w.top[i], w.totals + i * W});
+      else
+        soften_row(w.scores + i * kRow, j, n, seen, {&mask, words, w.top[i], w.totals + i * W});
+    }
+  }
+
+  struct Softener {
+    const PanelMask* mask;
+    const uint32_t* words;
+    float top;
+    float* totals;
+  };
+
+  // Adds the weights of n keys, of which `seen` are seen, to the lanes of the total. Those behind become 0.
+  WHET_INLINE_MEMBER void soften_row(float* s, int64_t j, int64_t n, int64_t seen, Softener with) const {
+    VF sum = load(with.totals), weight[2];
+    for (int64_t c = 0; c < n; c += 2 * W) {
+#pragma GCC unroll 2
+      for (int h = 0; h < 2; ++h) {
+        const int64_t at = c + h * W;
+        const VF x = load(s + j + at) * splat(scale) - splat(with.top);
+        const VF found = within(power_of_two(x), at, seen, 0.0f);
+        sum += found;
+        weight[h] = with.mask->apply(found, with.words + at);
+      }
+      WeightRow{s}.put(UnitOf<T>(), j + c, weight[0], weight[1]);
+    }
+    store(with.totals, sum);
   }
 
   void shrink(int64_t n) {
@@ -114,13 +170,15 @@ class Forward {
   void finish(const Item& item, int64_t first, int64_t n) {
     for (int64_t i = 0; i < n; ++i) {
       const int64_t token = item.start + first + i;
-      spread<T>(w.out + i * padded, a.out, {token, 1, item.head}, a.head_width, a.keep_scale / w.total[i]);
-      a.lse[token * a.heads + item.head] = w.top[i] + __builtin_logf(w.total[i]);
+      const float total = lane_sum(load(w.totals + i * W));
+      spread<T>(w.out + i * padded, a.out, {token, 1, item.head}, a.head_width, a.keep_scale / total);
+      a.lse[token * a.heads + item.head] = w.top[i] * kLn2 + __builtin_logf(total);
     }
   }
 
   const Attention& a;
-  const int64_t padded;
+  const int64_t padded, depth;
+  const float scale;
   const Workspace w;
 };
 

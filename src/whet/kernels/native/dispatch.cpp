@@ -18,6 +18,13 @@ WHET_TABLE(x86_64_v3)
 #endif
 WHET_TABLE(baseline)
 
+#ifdef WHET_BF16
+namespace x86_64_v4_bf16 {
+void attention(const Attention& a);
+void attention_backward(const Attention& a);
+}
+#endif
+
 namespace {
 
 struct Isa {
@@ -43,13 +50,30 @@ bool supports_v4() {
 #endif
 }
 
-// WHET_ISA names the best set that may be used: v4, v3 or baseline. What the processor lacks is never used.
+#ifdef WHET_X86
+// The operators of x86-64-v4, with the processor's dot product of bf16 where it has one and the compiler knew it.
+const Table* best_of_v4() {
+#ifdef WHET_BF16
+  if (__builtin_cpu_supports("avx512bf16")) {
+    static Table table = x86_64_v4::table;
+    table.attention = x86_64_v4_bf16::attention;
+    table.attention_backward = x86_64_v4_bf16::attention_backward;
+    return &table;
+  }
+#endif
+  return &x86_64_v4::table;
+}
+#endif
+
+// WHET_ISA names the best set that may be used: v4 (without the dot product of bf16), v3 or baseline. What the
+// processor lacks is never used.
 Isa choose() {
 #ifdef WHET_X86
   const char* most = std::getenv("WHET_ISA");
   const bool v3_allowed = !most || std::strcmp(most, "baseline") != 0;
   const bool v4_allowed = v3_allowed && (!most || std::strcmp(most, "v3") != 0);
-  if (v4_allowed && supports_v4()) return {"x86-64-v4", &x86_64_v4::table};
+  if (v4_allowed && supports_v4())
+    return {"x86-64-v4", most && std::strcmp(most, "v4") == 0 ? &x86_64_v4::table : best_of_v4()};
   if (v3_allowed && supports_v3()) return {"x86-64-v3", &x86_64_v3::table};
   return {"x86-64", &baseline::table};
 #else

@@ -49,7 +49,7 @@ static __attribute__((noinline)) void random_block(uint32_t block, uint32_t c1, 
   VL lanes;
   for (int i = 0; i < W / 2; ++i) lanes[i] = 2 * i;
   for (int v = 0; v < kPairs; ++v) {
-    const VL first = lanes + (16ull * block + static_cast<uint64_t>(v) * W);
+    const VL first = lanes + splat_l(16ull * block + static_cast<uint64_t>(v) * W);
     const Words even = philox(first, c1, c2, c3, key);
     const Words odd = philox(first + 1, c1, c2, c3, key);
     store(words + 0 + v * W, interleave(even.c0, odd.c0));
@@ -58,6 +58,60 @@ static __attribute__((noinline)) void random_block(uint32_t block, uint32_t c1, 
     store(words + 48 + v * W, interleave(even.c3, odd.c3));
   }
 }
+
+// The words of one block under one (c2, c3) for any c1. The first three rounds hardly depend on c1, so most of them is
+// computed once here: a draw costs 9 vector products instead of 14, and gives the same words as random_block.
+class BlockDraws {
+ public:
+  BlockDraws(uint32_t block, uint32_t c2, uint32_t c3, uint64_t key)
+      : key0(static_cast<uint32_t>(key)), key1(static_cast<uint32_t>(key >> 32)) {
+    const uint64_t product = static_cast<uint64_t>(c2) * kM1;
+    after_first = static_cast<uint32_t>(product >> 32) ^ key0;
+    VL lanes;
+    for (int i = 0; i < W / 2; ++i) lanes[i] = 2 * i;
+    for (int v = 0; v < 2 * kPairs; ++v) {
+      const VL counter = lanes + splat_l(16ull * block + static_cast<uint64_t>(v / 2 * W + v % 2));
+      const VL p0 = multiply_low_words(counter, splat_l(kM0));
+      const VL p1 = multiply_low_words((p0 >> 32) ^ splat_l(c3 ^ key1), splat_l(kM1));
+      const VL c0 = (p1 >> 32) ^ splat_l(static_cast<uint32_t>(product) ^ key_0(1));
+      const VL third = multiply_low_words(c0, splat_l(kM0));
+      shared[v] = {p1 ^ splat_l(key_0(2)), p0 ^ splat_l(key_1(1)), third, (third >> 32) ^ splat_l(key_1(2))};
+    }
+  }
+
+  // words (64,) under c1.
+  WHET_INLINE_MEMBER void draw(uint32_t c1, uint32_t* words) const {
+    const uint64_t product = static_cast<uint64_t>(after_first ^ c1) * kM0;
+    const VL high = splat_l(product >> 32), low = splat_l(static_cast<uint32_t>(product));
+    for (int v = 0; v < kPairs; ++v) {
+      const Words even = finish(shared[2 * v], high, low), odd = finish(shared[2 * v + 1], high, low);
+      store(words + 0 + v * W, interleave(even.c0, odd.c0));
+      store(words + 16 + v * W, interleave(even.c1, odd.c1));
+      store(words + 32 + v * W, interleave(even.c2, odd.c2));
+      store(words + 48 + v * W, interleave(even.c3, odd.c3));
+    }
+  }
+
+ private:
+  // Of the third round: what meets the first word, the factor's part, the last word, and what meets the third word.
+  struct Shared {
+    VL first, factor, last, third;
+  };
+
+  uint32_t key_0(uint32_t round) const { return key0 + round * kWeyl0; }
+  uint32_t key_1(uint32_t round) const { return key1 + round * kWeyl1; }
+
+  WHET_INLINE_MEMBER Words finish(const Shared& s, VL high, VL low) const {
+    const VL p1 = multiply_low_words(s.factor ^ high, splat_l(kM1));
+    Words w{(p1 >> 32) ^ s.first, p1, s.third ^ low, s.last};
+#pragma GCC unroll 4
+    for (uint32_t r = 3; r < kRounds; ++r) round_of(w, key_0(r), key_1(r));
+    return w;
+  }
+
+  uint32_t key0, key1, after_first;
+  Shared shared[2 * kPairs];
+};
 
 // The dropout mask of one token of a hidden state: a function of (slot, position, channel).
 struct RowMask {

@@ -55,7 +55,19 @@ WHET_INLINE VF splat(float x) { return x - VF{}; }
 WHET_INLINE VU splat_u(uint32_t x) { return x + VU{}; }
 WHET_INLINE VI splat_i(int32_t x) { return x + VI{}; }
 WHET_INLINE VF select(VI take_first, VF first, VF second) { return take_first ? first : second; }
-WHET_INLINE VF larger(VF a, VF b) { return a > b ? a : b; }
+
+// a > b ? a : b in every lane, so b where one is NaN; compilers do not find the instruction by themselves.
+WHET_INLINE VF larger(VF a, VF b) {
+#if defined(__AVX512F__)
+  return _mm512_max_ps(a, b);
+#elif defined(__AVX2__)
+  return _mm256_max_ps(a, b);
+#elif defined(__SSE2__)
+  return _mm_max_ps(a, b);
+#else
+  return a > b ? a : b;
+#endif
+}
 
 WHET_INLINE VI lane_numbers() {
   VI lanes;

@@ -1,0 +1,68 @@
+// The pieces of work of a call to packed attention, and where their working memory lies.
+#pragma once
+
+#include <cstdlib>
+
+#include "attention_pack.h"
+
+namespace whet {
+namespace WHET_ISA {
+
+// One piece of work: a head of a row, and the queries from `first` on that belong to it.
+struct Item {
+  int64_t start, length, head, first;
+  uint32_t slot;
+};
+
+struct RowLength {
+  int64_t length, row;
+};
+
+static inline int longest_first(const void* a, const void* b) {
+  const int64_t x = static_cast<const RowLength*>(a)->length, y = static_cast<const RowLength*>(b)->length;
+  return x < y ? 1 : x > y ? -1 : 0;
+}
+
+// All pieces of a call, longest rows first, so that the last threads to finish have little left.
+class WorkList {
+ public:
+  // Cuts each of `heads` heads of each row into pieces of `chunk` queries.
+  WorkList(const Attention& a, int64_t heads, int64_t chunk) {
+    RowLength* rows = static_cast<RowLength*>(std::malloc(static_cast<size_t>(a.n_rows + 1) * sizeof(RowLength)));
+    for (int64_t r = 0; r < a.n_rows; ++r) {
+      rows[r] = {a.row_starts[r + 1] - a.row_starts[r], r};
+      count += heads * ((rows[r].length + chunk - 1) / chunk);
+      longest = rows[r].length > longest ? rows[r].length : longest;
+    }
+    std::qsort(rows, static_cast<size_t>(a.n_rows), sizeof(RowLength), longest_first);
+    items = static_cast<Item*>(std::malloc(static_cast<size_t>(count + 1) * sizeof(Item)));
+    int64_t n = 0;
+    for (int64_t i = 0; i < a.n_rows; ++i) {
+      const int64_t row = rows[i].row;
+      const uint32_t slot = a.threshold ? static_cast<uint32_t>(a.row_slots[row]) : 0;
+      for (int64_t head = 0; head < heads; ++head)
+        for (int64_t first = 0; first < rows[i].length; first += chunk)
+          items[n++] = {a.row_starts[row], rows[i].length, head, first, slot};
+    }
+    std::free(rows);
+  }
+  ~WorkList() { std::free(items); }
+  WorkList(const WorkList&) = delete;
+  WorkList& operator=(const WorkList&) = delete;
+
+  Item* items = nullptr;
+  int64_t count = 0, longest = 0;
+};
+
+// Cuts one allocation into aligned pieces.
+struct Cutter {
+  float* next;
+  float* take(int64_t n) {
+    float* piece = next;
+    next += round_up(n, 16);
+    return piece;
+  }
+};
+
+}  // namespace WHET_ISA
+}  // namespace whet
