@@ -21,7 +21,8 @@ steps it was 126 MiB."""
 
 class _Mallinfo(ctypes.Structure):
     _fields_ = [
-        (name, ctypes.c_size_t) for name in "arena ordblks smblks hblks hblkhd usm fsm uordblks ford keep".split()
+        (name, ctypes.c_size_t)
+        for name in ["arena", "ordblks", "smblks", "hblks", "hblkhd", "usm", "fsm", "uordblks", "ford", "keep"]
     ]
 
 
