@@ -17,13 +17,15 @@ SETTLED, LAST = 60, 120
 MOST_GROWTH = 48 << 20
 """Half a megabyte for each product of a size that is still new after SETTLED steps: 18 MiB here. With as many sizes as
 steps it was 126 MiB."""
+_MALLINFO2 = (
+    *("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks"),
+    *("uordblks", "fordblks", "keepcost"),
+)
+"""The numbers of glibc's mallinfo2(3)."""
 
 
 class _Mallinfo(ctypes.Structure):
-    _fields_ = [
-        (name, ctypes.c_size_t)
-        for name in ["arena", "ordblks", "smblks", "hblks", "hblkhd", "usm", "fsm", "uordblks", "ford", "keep"]
-    ]
+    _fields_ = [(name, ctypes.c_size_t) for name in _MALLINFO2]
 
 
 def _in_use() -> int:
