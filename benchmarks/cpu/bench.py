@@ -20,7 +20,7 @@ PAUSE_S = 0.2
 """Between two workers' turns. A thread pool that has no work spins for some milliseconds, then sleeps."""
 SEED = 42
 WARM_UP = 3
-"""Rounds of MiniLM that do not count, while memory is taken from the system: larger models have done so in one."""
+"""Steps that a worker of whet takes before any round: it keeps the memory that its first ones take from the system."""
 MODELS = {"minilm": "MiniLM", "distilbert": "DistilBERT size", "bert-base": "BERT-base size", "tiny": "tiny"}
 
 
@@ -47,10 +47,6 @@ class Bench:
     def rounds(self, default: int) -> int:
         """Return how many rounds to measure."""
         return self.n_rounds or default
-
-    def warm_up(self, model: str) -> int:
-        """Return how many rounds come before those that count."""
-        return WARM_UP if model == "minilm" else 1
 
     def chosen(self, *defaults: str) -> list[str]:
         """Return the models to measure."""
@@ -129,7 +125,10 @@ class Bench:
         rows = self.train_rows if mode == "train" else self.dev_rows
         words = ["--precision", precision, "--mode", mode, "--batch", self.batch if mode == "train" else 8]
         words += ["--model", self.model(model), "--rows", rows, "--folder", self.folder / "out"]
-        return self.start("whet_worker", *words, n_threads=n_threads)
+        worker = self.start("whet_worker", *words, n_threads=n_threads)
+        for number in range(WARM_UP if mode == "train" else 0):
+            worker.ask("step", rows=self.sample(-1 - number, len(self.lengths), self.batch))
+        return worker
 
     def start_whets(self, model: str, *, mode: str = "train") -> dict[str, Worker]:
         """Start whet in fp32, and in its own choice where that is something else."""

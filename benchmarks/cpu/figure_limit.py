@@ -21,17 +21,18 @@ def run(bench: Bench) -> tuple[list[Measured], dict[str, Any]]:
     """Return the part of the limit: in each round a step, then the products of the same number of tokens."""
     lines, raw = [], {}
     for model in bench.chosen("minilm", "distilbert", "bert-base"):
-        raw[model], n_warm_up = {}, bench.warm_up(model)
+        raw[model] = {}
         with ExitStack() as stack:
             gemm = stack.enter_context(bench.start("gemm_worker"))
             for name, worker in bench.start_whets(model).items():
                 stack.enter_context(worker)
-                n_rounds = bench.rounds(LIMIT_ROUNDS[model])
-                rounds = [one_round(bench, model, worker, gemm, i) for i in range(n_warm_up + n_rounds)]
-                raw[model][name] = rounds[n_warm_up:]
+                rounds = [
+                    one_round(bench, model, worker, gemm, i) for i in range(bench.rounds(LIMIT_ROUNDS[model]) + 1)
+                ]
+                raw[model][name] = rounds[1:]
                 figure = "limit_base" if model == "bert-base" else "limit"
                 words = f"whet ({'fp32' if name == 'fp32' else 'own choice'}) at the {dtype_of(worker)} rate"
-                parts = [one["limit_s"] / one["seconds"] for one in rounds[n_warm_up:]]
+                parts = [one["limit_s"] / one["seconds"] for one in rounds[1:]]
                 lines.append(Measured(figure, MODELS[model], words, parts, counts=model != "distilbert"))
     return lines, raw
 
@@ -63,15 +64,15 @@ def run_threads(bench: Bench) -> tuple[list[Measured], dict[str, Any]]:
             whets = {n: stack.enter_context(bench.start_whet(model, "fp32", n_threads=n)) for n in counts}
             gemms = {n: stack.enter_context(bench.start("gemm_worker", n_threads=n)) for n in counts}
             rounds = []
-            for number in range(bench.warm_up(model) + bench.rounds(THREAD_ROUNDS)):
+            for number in range(bench.rounds(THREAD_ROUNDS) + 1):
                 rows = bench.sample(number, len(bench.lengths), bench.batch)
                 n_tokens = int(bench.lengths[rows].sum())
                 steps = {n: turn(worker, "step", rows=rows)["seconds"] for n, worker in whets.items()}
                 encoder = bench.encoder(model)
                 plain = {n: products(gemm, encoder, n_tokens, "fp32")["seconds"] for n, gemm in gemms.items()}
                 rounds.append({"step_s": steps, "products_s": plain})
-        raw[model] = rounds[bench.warm_up(model) :]
-        values = [gain(one["step_s"]) / gain(one["products_s"]) for one in raw[model]]
+        raw[model] = rounds[1:]
+        values = [gain(one["step_s"]) / gain(one["products_s"]) for one in rounds[1:]]
         lines.append(Measured("threads", MODELS[model], f"{bench.n_threads} threads against 1", values))
     return lines, raw
 

@@ -39,21 +39,20 @@ def run(bench: Bench) -> tuple[list[Measured], dict[str, Any]]:
 
 
 def match(bench: Bench, model: str, peers: tuple[str, ...], whets: dict[str, Worker]) -> list[dict[str, Any]]:
-    """Return the rounds of a match. In each, everybody takes one step on the same rows; the first ones warm up."""
-    n_warm_up = bench.warm_up(model)
-    n_rounds = bench.rounds(ROUNDS[model]) + n_warm_up
+    """Return the rounds of a match. In each, everybody takes one step on the same rows; a first one warms up."""
+    n_rounds = bench.rounds(ROUNDS[model])
     rounds = []
     with ExitStack() as stack:
         workers = {
-            peer: stack.enter_context(bench.start_peer(peer, model, n_steps=n_rounds)) for peer in peers
+            peer: stack.enter_context(bench.start_peer(peer, model, n_steps=n_rounds + 1)) for peer in peers
         }  # fmt: skip
-        for _ in range(n_rounds):
+        for _ in range(n_rounds + 1):
             found = {peer: turn(worker, "step") for peer, worker in workers.items()}
             rows = found[peers[0]]["rows"]
             require_same_rows(found)
             found |= {f"whet_{name}": turn(worker, "step", rows=rows) for name, worker in whets.items()}
             rounds.append(found)
-    return rounds[n_warm_up:]
+    return rounds[1:]
 
 
 def require_same_rows(found: dict[str, dict[str, Any]]) -> None:
