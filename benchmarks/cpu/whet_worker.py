@@ -85,7 +85,7 @@ def main() -> None:
     parser.add_argument("--rows", type=Path, required=True)
     parser.add_argument("--folder", required=True)
     parser.add_argument("--batch", type=int, default=12)
-    parser.add_argument("--precision", choices=("auto", "fp32", "bf16"), default="auto")
+    parser.add_argument("--precision", choices=("auto", "fp32", "bf16", "int8"), default="auto")
     parser.add_argument("--mode", choices=("train", "predict"), default="train")
     options, channel = parser.parse_args(), Channel()
     set_seed(SEED)

@@ -2,6 +2,7 @@
 
     python benchmarks/xquad/run.py --data FOLDER_WITH_XQUAD --seeds 42 1 2
     python benchmarks/xquad/run.py --data FOLDER_WITH_XQUAD --seeds 42 1 2 --who transformers
+    python benchmarks/xquad/run.py --data FOLDER_WITH_XQUAD --seeds 42 1 2 --precision int8
 
 Every run is kept in results.json; a later call adds its runs and replaces those of the same seed. Both models are
 judged by the same evaluation, `whet qa --do_eval`, which tests hold equal to the official script.
@@ -15,6 +16,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +40,12 @@ def whet_qa(data: Path, model: Path, folder: Path, *words: str) -> dict[str, Any
     return json.loads((folder / "all_results.json").read_text())
 
 
-def run_whet(data: Path, seed: int, epochs: float, folder: Path) -> dict[str, Any]:
+def run_whet(data: Path, seed: int, epochs: float, folder: Path, precision: str = "fp32") -> dict[str, Any]:
     """Train and evaluate through the command line."""
     words = [
         *("--train_file", str(data / "train.json"), "--do_train", "--per_device_train_batch_size", "12"),
         *("--learning_rate", "1e-4", "--num_train_epochs", str(epochs), "--save_strategy", "no"),
-        *("--logging_steps", "25", "--seed", str(seed), "--precision", "fp32"),
+        *("--logging_steps", "25", "--seed", str(seed), "--precision", precision),
     ]
     return whet_qa(data, MODEL, folder, *words)
 
@@ -75,18 +77,22 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[42, 1, 2])
     parser.add_argument("--epochs", type=float, default=5)
     parser.add_argument("--who", choices=WHO, default="whet")
+    parser.add_argument("--precision", default="fp32", help="of whet's runs; others than fp32 are kept by their name")
     options = parser.parse_args()
+    who, run = options.who, WHO[options.who]
+    if options.precision != "fp32":
+        who, run = f"whet {options.precision}", partial(run_whet, precision=options.precision)
     for seed in options.seeds:
         with tempfile.TemporaryDirectory() as folder:
-            runs = record(options.who, seed, WHO[options.who](options.data, seed, options.epochs, Path(folder)))
+            runs = record(who, seed, run(options.data, seed, options.epochs, Path(folder)))
     for seed, found in runs.items():
         print(
-            f"{options.who}, seed {seed}: EM {found['eval_exact_match']:.1f}  F1 {found['eval_f1']:.1f}  "
+            f"{who}, seed {seed}: EM {found['eval_exact_match']:.1f}  F1 {found['eval_f1']:.1f}  "
             f"loss {found['train_loss']:.3f}  {found['train_runtime']:.0f} s"
         )
     scores = [found["eval_f1"] for found in runs.values()]
     spread = f", standard deviation {statistics.stdev(scores):.2f}" if len(scores) > 1 else ""
-    print(f"{options.who}: mean F1 {statistics.mean(scores):.2f} over {len(scores)} seeds{spread}")
+    print(f"{who}: mean F1 {statistics.mean(scores):.2f} over {len(scores)} seeds{spread}")
 
 
 if __name__ == "__main__":

@@ -11,9 +11,10 @@ from typing import Any
 from whet.bench.runs import Row
 from whet.strict_json import number_or_null
 
-TOLERANCE = {"fp32": 1e-4, "bf16": 2e-2, "fp16": 2e-2}
+TOLERANCE = {"fp32": 1e-4, "bf16": 2e-2, "fp16": 2e-2, "int8": 5e-2}
 """Part by which losses that must be equal may differ. Sums in another order differ by 1e-7 (fp32) or 4e-3 (half
-precision) in a product; AdamW divides by gradients that are near 0 at the start, which grows that over the steps."""
+precision) in a product, those of 8 bits by 1e-2, as they round at random; AdamW divides by gradients that are near 0 at
+the start, which grows that over the steps."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -80,6 +80,7 @@ TECHNIQUES: tuple[Technique, ...] = (
         changes=_set(precision="fp16", bf16=None, fp16=None),
         claim="faster on a GPU; saves no memory by itself",
     ),
+    Technique(name="int8", changes=_set(precision="int8", bf16=None, fp16=None)),
     Technique(name="tf32", changes=_set(tf32=True), claim="up to 3x faster, on a GPU since Ampere"),
     Technique(
         name="accumulation", changes=_smaller_batches, claim="less memory; larger steps than fit", equal_to=PLAIN

@@ -70,9 +70,22 @@ def tf32_has_a_gpu(args: "TrainingArguments") -> Problem | None:
     )
 
 
+def int8_is_not_compiled(args: "TrainingArguments") -> Problem | None:
+    """A compiled graph holds products of its own."""
+    if not (args.precision == "int8" and args.torch_compile):
+        return None
+    return Problem(
+        what="int8 does not go with torch_compile",
+        got="precision=int8, torch_compile=true",
+        why="the compiler cannot look into whet's products of 8 bits, and would run its own in fp32",
+        fix="leave --torch_compile out, or use --precision fp32",
+    )
+
+
 PRECISION_RULES: tuple[Rule, ...] = (
     one_half_precision,
     switch_agrees("bf16"),
     switch_agrees("fp16"),
     tf32_has_a_gpu,
+    int8_is_not_compiled,
 )

@@ -7,6 +7,9 @@ torch itself.
 """
 
 import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from typing import Any
 
@@ -25,6 +28,20 @@ _SMALL = 1 << 20
 CHOICE = "WHET_PRODUCTS"
 """Environment variable: mkl or onednn, instead of what suits the processor."""
 
+Linear = Callable[[Tensor, Tensor, Tensor | None, Sequence[Tensor]], Tensor]
+"""How linear layers multiply in a format of their own: x, weight, bias, and the parameters that make up the weight."""
+_FORMAT: ContextVar[Linear | None] = ContextVar("whet_linear_format", default=None)
+
+
+@contextmanager
+def multiplied_by(way: Linear | None) -> Iterator[None]:
+    """Run the block, a forward or a backward pass, with linear layers going this way; None: in fp32."""
+    token = _FORMAT.set(way)
+    try:
+        yield
+    finally:
+        _FORMAT.reset(token)
+
 
 @cache
 def by_onednn() -> bool:
@@ -38,8 +55,14 @@ def by_onednn() -> bool:
     return capable and vendor() not in ("GenuineIntel", "")
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return x (..., K) @ weight (M, K) transposed + bias (M,), to rounding what torch's own linear gives."""
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, parts: Sequence[Tensor] = ()) -> Tensor:
+    """Return x (..., K) @ weight (M, K) transposed + bias (M,), to rounding what torch's own linear gives.
+
+    `parts` are the parameters that the weight is made of, one below the other; none: it is one itself.
+    """
+    other = None if torch.compiler.is_compiling() else _FORMAT.get()
+    if other is not None:
+        return other(x, weight, bias, parts or (weight,))
     if not _suits(x, weight):
         return functional.linear(x, weight, bias)
     return _Linear.apply(x, weight, bias)
@@ -66,10 +89,15 @@ class _Linear(Function):
         x, weight = ctx.saved_tensors
         rows, grad = x.flatten(0, -2), grads[0].flatten(0, -2)
         need_x, need_weight, _ = ctx.needs_input_grad
-        dx = _times_transposed(grad, weight.t()).view(x.shape) if need_x else None
+        dx = input_gradient(grad, weight).view(x.shape) if need_x else None
         if not need_weight:
             return dx, None, grad.sum(0) if ctx.has_bias else None
         return dx, *weight_gradient(grad, rows, bias=ctx.has_bias)
+
+
+def input_gradient(grad: Tensor, weight: Tensor) -> Tensor:
+    """Return grad (N, M) @ weight (M, K) in fp32."""
+    return _times_transposed(grad, weight.t()) if by_onednn() else torch.mm(grad, weight)
 
 
 def weight_gradient(grad: Tensor, x: Tensor, *, bias: bool) -> tuple[Tensor, Tensor | None]:

@@ -37,6 +37,29 @@ class WeightGradient(ctypes.Structure):
     _fields_ = _fields(("rows width out", c_int64), ("dy x dweight dbias", c_void_p))
 
 
+class Int8Support(ctypes.Structure):
+    """Arguments of `whet_int8_support`."""
+
+    _fields_ = _fields(("vnni", c_void_p))
+
+
+class Int8Pack(ctypes.Structure):
+    """Arguments of `whet_int8_pack`."""
+
+    _fields_ = _fields(("depth columns block", c_int64), ("down reserved", c_int32), ("weight packed scales", c_void_p))
+
+
+class Int8Product(ctypes.Structure):
+    """Arguments of `whet_int8_product`."""
+
+    _fields_ = _fields(
+        ("rows depth columns block", c_int64),
+        ("stochastic reserved", c_int32),
+        ("key", c_uint64),
+        ("x packed scales bias y", c_void_p),
+    )
+
+
 class AddNorm(ctypes.Structure):
     """Arguments of `whet_add_norm`."""
 
@@ -179,6 +202,9 @@ class RowCrossEntropy(ctypes.Structure):
 OPERATORS: dict[str, type[ctypes.Structure]] = {
     "dropout": Dropout,
     "weight_gradient": WeightGradient,
+    "int8_support": Int8Support,
+    "int8_pack": Int8Pack,
+    "int8_product": Int8Product,
     "add_norm": AddNorm,
     "add_norm_backward": AddNormBackward,
     "bias_act": BiasAct,

@@ -45,7 +45,7 @@ def _joined(x: Tensor, *linears: nn.Linear) -> Tensor:
 
     weight = together()
     remake.offer(weight, together)
-    return linear(x, weight, torch.cat([part.bias for part in linears]))
+    return linear(x, weight, torch.cat([part.bias for part in linears]), [part.weight for part in linears])
 
 
 def _attention(module: Any, joined: Tensor, heads: int, site: Site, place: Place, p: float) -> Tensor:

@@ -12,6 +12,7 @@ from whet.precision.device import uses_tf32
 from whet.precision.policy import Precision
 
 _SHORT = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+_PRODUCTS = {"int8": "int8 (those that make gradients of weights: fp32)"}
 _HALF = (torch.bfloat16, torch.float16)
 
 
@@ -35,9 +36,10 @@ def raise_to_float32(model: nn.Module) -> None:
 def describe(model: nn.Module, precision: Precision, optimizer: Optimizer) -> str:
     """Return the formats of weights, products and optimizer state, as they are once a step has been taken."""
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    products = "tf32" if precision.name == "fp32" and uses_tf32(device) else precision.name
+    name = "tf32" if precision.name == "fp32" and uses_tf32(device) else precision.name
     states = (item for values in optimizer.state.values() for item in values.items())
     kept = _formats(value for name, value in states if isinstance(value, Tensor) and name != "step")
+    products = _PRODUCTS.get(name, name)
     return f"weights {_formats(model.parameters())}, products {products}, optimizer state {kept}"
 
 

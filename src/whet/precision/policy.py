@@ -10,15 +10,21 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 
 from whet.config.arguments import TrainingArguments
+from whet.kernels import product, product_int8
 from whet.log import logger
 from whet.precision import device as devices
+from whet.precision import int8
 
 
 class Precision(Protocol):
     """The seam of the step: how a forward and a backward pass run, and what their gradients need after."""
 
     name: str
-    """fp32, bf16 or fp16; auto before a training run has decided."""
+    """fp32, bf16, fp16 or int8; auto before a training run has decided."""
+
+    def begin(self, seed: int, step: int) -> None:
+        """Begin an optimizer step: from here to the next call the weights stay as they are."""
+        ...
 
     def forward(self) -> AbstractContextManager[object]:
         """Return the context of a forward pass."""
@@ -49,6 +55,9 @@ class Float32:
     """Compute in the format of the weights: nothing to do."""
 
     name = "fp32"
+
+    def begin(self, seed: int, step: int) -> None:
+        pass
 
     def forward(self) -> AbstractContextManager[object]:
         return nullcontext()
@@ -87,6 +96,29 @@ class BFloat16(Float32):
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
 
 
+class Int8(Float32):
+    """Products of linear layers in whole numbers of 8 bits, all else in float32; so are passes without gradients."""
+
+    name = "int8"
+
+    def __init__(self) -> None:
+        self._step: product_int8.Step | None = None
+        self._backward = int8.backward_too()
+
+    def begin(self, seed: int, step: int) -> None:
+        self._step = product_int8.Step(seed, step, backward=self._backward)
+
+    def forward(self) -> AbstractContextManager[object]:
+        return self._running() if torch.is_grad_enabled() else nullcontext()
+
+    def backward(self, loss: Tensor) -> None:
+        with self._running():  # blocks may be computed again
+            loss.backward()
+
+    def _running(self) -> AbstractContextManager[None]:
+        return product.multiplied_by(None if self._step is None else self._step.linear)
+
+
 class Float16:
     """Matrix products in float16 through torch's autocast, with a loss scale that keeps small gradients above zero.
 
@@ -102,6 +134,9 @@ class Float16:
         self.device = device
         self._scaler = GradScaler(device.type)
         self._bearer: torch.optim.Optimizer | None = None
+
+    def begin(self, seed: int, step: int) -> None:
+        pass
 
     def forward(self) -> AbstractContextManager[object]:
         return torch.autocast(self.device.type, dtype=torch.float16)
@@ -144,6 +179,9 @@ def make(name: str, device: torch.device) -> Precision:
         return BFloat16(device)
     if name == "fp16":
         return Float16(device)
+    if name == "int8":
+        int8.require(device)
+        return Int8()
     return Float32() if name == "fp32" else Undecided()
 
 

@@ -13,9 +13,7 @@ WHOLE: frozenset[Group] = frozenset(("optimizer", "data"))
 NODE = "autograd::engine::evaluate_function: "
 """What the profiler puts before the name of a backward node."""
 
-_PRODUCT = (
-    r"(^|_)(mm|bmm|addmm|baddbmm|addbmm|matmul|linear|einsum|addmv|mv)(_|$)|convolution|mkldnn|onednn|quant|int8pack"
-)
+_PRODUCT = r"(^|_)(mm|bmm|addmm|baddbmm|addbmm|matmul|linear|einsum|addmv|mv)(_|$)|convolution|mkldnn|onednn|quant|int8"
 _BY_NAME: tuple[tuple[Group, re.Pattern[str]], ...] = (
     ("optimizer", re.compile(r"^optimizer|accumulate_?grad|adam|grad_norm|zero_grad|foreach")),
     ("data", re.compile(r"^data$")),

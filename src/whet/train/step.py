@@ -47,6 +47,7 @@ def gradients(
     The loss is a sum over targets divided by their count over all micro-batches: never a mean of means.
     `between` is called after each micro-batch but the last.
     """
+    precision.begin(seed, step)
     n_targets = sum(objective.count(batch) for batch in batches)
     n_valid = max(n_targets, 1)
     total = torch.zeros(())

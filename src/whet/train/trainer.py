@@ -20,7 +20,7 @@ from whet.config.arguments import TrainingArguments
 from whet.errors import ConfigError, DataError, StorageError
 from whet.kernels import allocator
 from whet.log import logger, set_level
-from whet.methods import fuse, order
+from whet.methods import fuse, int8, order
 from whet.models import objective as objectives
 from whet.precision import formats, policy
 from whet.train import evaluate, leave, probe, weights
@@ -79,6 +79,7 @@ class Trainer:
         if self.device.type == "cpu":
             allocator.keep_freed_memory()
         self._fuse()
+        int8.require_fused(self.model, self.objective.packed_model, self.precision)
         order.save_memory(self.model, self.objective.packed_model, self.args)
         self.state = TrainerState(train_batch_size=self.args.per_device_train_batch_size)
         shown = progress.for_this_output(bar=not self.args.disable_tqdm)

@@ -228,9 +228,40 @@ struct RowCrossEntropy {
   float* losses;
 };
 
+// *vnni = whether this processor has the instruction that int8_product is fast with, in the instruction set in use.
+struct Int8Support {
+  int32_t* vnni;
+};
+
+// A weight as int8_product reads it: each block of `block` along the depth (a multiple of 64) has a scale for each column.
+// `down`: the weight is (depth, columns), not (columns, depth).
+struct Int8Pack {
+  int64_t depth, columns, block;
+  int32_t down, reserved;
+  const float* weight;
+  uint8_t* packed;  // (panels, depth padded to fours, 32), 32 columns a panel
+  float* scales;    // (blocks, panels * 32)
+};
+
+// y (rows, columns) = x (rows, depth) times the packed weight, plus bias. x is quantised by rows and blocks, rounded to
+// the nearest, or up or down at random where `stochastic`: with Philox at (key, row, element).
+struct Int8Product {
+  int64_t rows, depth, columns, block;
+  int32_t stochastic, reserved;
+  uint64_t key;
+  const float* x;
+  const uint8_t* packed;
+  const float* scales;
+  const float* bias;  // null: 0
+  float* y;
+};
+
 #define WHET_OPERATORS(X)                      \
   X(dropout, Dropout)                          \
   X(weight_gradient, WeightGradient)           \
+  X(int8_support, Int8Support)                 \
+  X(int8_pack, Int8Pack)                       \
+  X(int8_product, Int8Product)                 \
   X(add_norm, AddNorm)                         \
   X(add_norm_backward, AddNormBackward)        \
   X(bias_act, BiasAct)                         \

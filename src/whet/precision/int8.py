@@ -1,0 +1,64 @@
+"""What products in 8 bits need: a processor with the instructions, and the native operators."""
+
+import os
+
+import torch
+
+from whet.errors import ConfigError, Problem
+from whet.kernels.library import library
+from whet.kernels.product_int8 import has_vnni
+
+CHOICE = "WHET_INT8"
+"""Environment variable: forward keeps the gradient of the input in fp32, both has it in 8 bits as well."""
+INSTEAD = "use --precision auto, which takes the faster one of fp32 and bf16"
+"""What to do where there are none."""
+
+
+def backward_too() -> bool:
+    """Return whether the gradient of the input runs in 8 bits too."""
+    asked = os.environ.get(CHOICE, "both")
+    if asked in ("forward", "both"):
+        return asked == "both"
+    raise ConfigError(
+        what=f"the environment variable {CHOICE} has a value that nothing is known of",
+        got=asked,
+        why="it says which products of a linear layer run in 8 bits",
+        fix=f"set {CHOICE} to forward or both, or leave it out",
+    )
+
+
+def require(device: torch.device) -> None:
+    """Raise ConfigError where products in 8 bits cannot run, or would be slower than fp32."""
+    problem = _missing(device)
+    if problem is not None:
+        raise ConfigError.of([problem])
+
+
+def _missing(device: torch.device) -> Problem | None:
+    if device.type != "cpu":
+        return Problem(
+            what="int8 is asked for on a GPU",
+            got=f"the {device.type.upper()}",
+            why="whet's products in 8 bits are made for CPUs; GPUs have bf16 and fp16 at a higher rate than fp32",
+            fix="add --use_cpu, or use --bf16",
+        )
+    if library() is None:
+        return Problem(
+            what="int8 is asked for, and the native operators are not there",
+            got="plain torch",
+            why="torch quantises and scales in passes of their own, which cost more than 8 bits gain",
+            fix=f"run: python -m whet.kernels.build; or {INSTEAD}",
+        )
+    if not has_vnni():
+        return Problem(
+            what="int8 is asked for, and this processor has no fast products of 8 bits",
+            got=f"neither AVX-512 VNNI nor AVX-VNNI in the instruction set in use ({_isa()})",
+            why="without these instructions a product in 8 bits is no faster than one in fp32, and less exact",
+            fix=INSTEAD,
+        )
+    return None
+
+
+def _isa() -> str:
+    native = library()
+    return "none" if native is None else native.isa

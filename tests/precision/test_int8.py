@@ -1,0 +1,233 @@
+"""A run in int8 learns as one in fp32, goes on bit for bit, and evaluates in fp32; where it cannot run, it says so."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import MPNetConfig, MPNetForQuestionAnswering, TrainerCallback
+
+import whet
+from tiny import arguments, losses, padded, plain_torch, tiny_model, tiny_rows, weights_of
+from whet.errors import ConfigError
+from whet.kernels.product_int8 import has_vnni
+from whet.models.load import ModelSource, load_qa_model, load_tokenizer
+from whet.precision import policy
+from whet.precision.int8 import CHOICE
+from whet.tasks.qa.arguments import QaArguments
+from whet.tasks.qa.splits import cut, read_split
+from whet.train import step
+
+N_STEPS = 60
+WITHIN, WITHIN_REAL = 0.01, 0.06
+"""Part of an fp32 loss, of tiny models and of a real encoder, whose activations have outliers; on average a quarter of
+it. Products are off by 1 %; measured: 0.2 % and 1.7 %. Another dropout seed moves single losses by more than 100 %."""
+
+needs_vnni = pytest.mark.skipif(not has_vnni(), reason="no native operators, or no VNNI on this processor")
+
+
+class StopAfter(TrainerCallback):
+    """Ends training after one step and asks for a checkpoint of it."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == self.step:
+            control.should_training_stop = control.should_save = True
+
+
+def _trainer(folder: Path, family: str = "bert", *callbacks: TrainerCallback, **changes: Any) -> whet.Trainer:
+    usual = {"precision": "int8", "max_steps": 8, "per_device_train_batch_size": 8, "seed": 5}
+    return whet.Trainer(
+        model=tiny_model(family, dropout=0.1),
+        args=arguments(folder, **(usual | changes)),
+        train_dataset=tiny_rows(64, family),
+        callbacks=list(callbacks),
+    )
+
+
+def _trained(folder: Path, family: str = "bert", *callbacks: TrainerCallback, **changes: Any) -> whet.Trainer:
+    trainer = _trainer(folder, family, *callbacks, **changes)
+    trainer.train()
+    return trainer
+
+
+def _same(found: whet.Trainer, wanted: whet.Trainer) -> bool:
+    ours, theirs = weights_of(found.model), weights_of(wanted.model)
+    return losses(found) == losses(wanted) and all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def _assert_follows(int8: whet.Trainer, fp32: whet.Trainer, within: float) -> None:
+    gaps = [abs(a - b) / b for a, b in zip(losses(int8), losses(fp32), strict=True)]
+    assert 0.0 < max(gaps) < within
+    assert sum(gaps) / len(gaps) < within / 4
+
+
+@needs_vnni
+@pytest.mark.parametrize("family", ["bert", "albert", "distilbert"])
+def test_follows_fp32(tmp_path: Path, family: str) -> None:
+    runs = [_trained(tmp_path, family, precision=name, max_steps=N_STEPS) for name in ("int8", "fp32")]
+    _assert_follows(runs[0], runs[1], WITHIN)
+    assert losses(runs[0])[-1] < losses(runs[0])[0]
+
+
+@needs_vnni
+def test_a_pretrained_encoder_on_real_questions(
+    minilm_dir: Path, xquad_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """60 steps of 4 windows of at most 96 tokens."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    qa = QaArguments(
+        model_name_or_path=str(minilm_dir), train_file=str(xquad_dir / "train.json"), max_train_samples=60,
+        max_seq_length=96, doc_stride=32,
+    )  # fmt: skip
+    source = ModelSource(model=str(minilm_dir))
+    rows = cut(read_split(qa, "train"), load_tokenizer(source), qa, with_labels=True).rows
+    runs = []
+    for precision in ("int8", "fp32"):
+        torch.manual_seed(0)
+        args = arguments(tmp_path, precision=precision, max_steps=N_STEPS, learning_rate=5e-5, warmup_steps=10)
+        runs.append(whet.Trainer(model=load_qa_model(source), args=args, train_dataset=rows))
+        runs[-1].train()
+    _assert_follows(runs[0], runs[1], WITHIN_REAL)
+
+
+@needs_vnni
+@pytest.mark.parametrize("stop", [1, 5])
+def test_resumed_is_uninterrupted(tmp_path: Path, stop: int) -> None:
+    accumulated = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
+    whole = _trained(tmp_path / "whole", **accumulated)
+    _trained(tmp_path / "cut", "bert", StopAfter(stop), **accumulated)
+    resumed = _trainer(tmp_path / "cut", precision="auto", **accumulated)
+    resumed.train(resume_from_checkpoint="auto")
+    assert resumed.precision.name == "int8"
+    assert _same(resumed, whole)
+    kept = next((tmp_path / "cut").glob("checkpoint-*")) / "training_args.json"
+    assert json.loads(kept.read_text())["precision"] == "int8"
+
+
+@needs_vnni
+def test_resumed_in_another_precision_is_refused(tmp_path: Path) -> None:
+    _trained(tmp_path, "bert", StopAfter(2))
+    with pytest.raises(ConfigError, match="precision"):
+        _trainer(tmp_path, precision="fp32").train(resume_from_checkpoint="auto")
+
+
+@needs_vnni
+@pytest.mark.parametrize("kind", ["blocks", "selective"])
+@pytest.mark.parametrize("family", ["bert", "albert", "distilbert"])
+def test_computed_again_in_backward_is_equal_in_every_bit(tmp_path: Path, family: str, kind: str) -> None:
+    again = {"gradient_checkpointing": True, "checkpointing_policy": kind}
+    assert _same(_trained(tmp_path, family, max_steps=3, **again), _trained(tmp_path, family, max_steps=3))
+
+
+@needs_vnni
+def test_a_step_inside_backward_is_the_usual_step(tmp_path: Path) -> None:
+    usual = {"max_steps": 3, "max_grad_norm": 0.0}
+    assert _same(_trained(tmp_path, optimizer_in_backward=True, **usual), _trained(tmp_path, **usual))
+
+
+@needs_vnni
+def test_same_on_two_threads(tmp_path: Path) -> None:
+    before, runs = torch.get_num_threads(), []
+    try:
+        for n_threads in (1, 2):
+            torch.set_num_threads(n_threads)
+            runs.append(_trained(tmp_path, max_steps=3))
+    finally:
+        torch.set_num_threads(before)
+    assert _same(*runs)
+
+
+@needs_vnni
+def test_evaluation_is_in_fp32(tmp_path: Path) -> None:
+    trainer, rows = _trained(tmp_path, max_steps=2), tiny_rows(12)
+    found = trainer.predict(rows).predictions
+    plain = whet.Trainer(model=trainer.model, args=arguments(tmp_path, precision="fp32"))
+    for ours, theirs in zip(found, plain.predict(rows).predictions, strict=True):
+        assert (ours == theirs).all()
+
+
+@needs_vnni
+def test_the_input_gradient_can_stay_in_fp32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gradients = {}
+    for choice in ("forward", "both", "fp32"):
+        monkeypatch.setenv(CHOICE, choice if choice != "fp32" else "both")
+        trainer = _trainer(tmp_path, precision="fp32" if choice == "fp32" else "int8")
+        batch = trainer.objective.batch(trainer.train_dataset, range(8), 0)
+        trainer.model.train()
+        step.gradients(trainer.objective, [batch], trainer.precision, seed=1, step=0)
+        gradients[choice] = torch.cat([w.grad.flatten() for w in trainer.model.parameters() if w.grad is not None])
+    forward, both, exact = (gradients[name] for name in ("forward", "both", "fp32"))
+    assert 0 < float((forward - both).norm()) < 0.1 * float(exact.norm())
+    for found in (forward, both):
+        assert float(torch.cosine_similarity(found, exact, dim=0)) > 0.99
+    monkeypatch.setenv(CHOICE, "backward")
+    with pytest.raises(ConfigError, match="WHET_INT8"):
+        _trainer(tmp_path)
+
+
+@needs_vnni
+def test_the_log_tells_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        _trained(tmp_path, max_steps=1)
+    assert "products int8 (those that make gradients of weights: fp32)" in caplog.text
+
+
+@needs_vnni
+def test_models_that_run_padded_are_refused(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64}
+    model: nn.Module = MPNetForQuestionAnswering(MPNetConfig(vocab_size=200, max_position_embeddings=80, **sizes))
+    args = arguments(tmp_path, precision="int8")
+    with pytest.raises(ConfigError, match="none of this model's layers could run in it") as refused:
+        whet.Trainer(model=model, args=args, train_dataset=padded(list(tiny_rows(4, "mpnet")), pad_id=1))
+    assert "--precision auto" in str(refused.value)
+    sdpa = arguments(tmp_path, precision="int8", attn_implementation="sdpa")
+    with pytest.raises(ConfigError, match="none of this model's layers"):
+        whet.Trainer(model=tiny_model("bert"), args=sdpa, train_dataset=tiny_rows(4))
+
+
+def test_without_native_operators_it_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("whet.precision.int8.library", lambda: None)
+    with plain_torch(), pytest.raises(ConfigError, match="native operators are not there"):
+        policy.make("int8", torch.device("cpu"))
+
+
+def test_on_a_gpu_it_is_refused() -> None:
+    with pytest.raises(ConfigError, match="on a GPU"):
+        policy.make("int8", torch.device("cuda"))
+
+
+def test_other_formats_beside_it_are_refused() -> None:
+    for changes in ({"bf16": True}, {"fp16": True}):
+        with pytest.raises(ConfigError, match="contradict"):
+            whet.TrainingArguments(precision="int8", **changes)
+    with pytest.raises(ConfigError, match="int8 does not go with torch_compile"):
+        whet.TrainingArguments(precision="int8", torch_compile=True)
+
+
+_ASK = """
+import torch
+from whet.precision import policy
+try:
+    policy.make("int8", torch.device("cpu"))
+except Exception as error:
+    print(error)
+"""
+
+
+def test_without_vnni_it_is_refused() -> None:
+    """The instruction set that every x86-64 has knows no VNNI; so do builds without a C++ compiler."""
+    env = os.environ | {"WHET_ISA": "baseline"}
+    done = subprocess.run([sys.executable, "-c", _ASK], env=env, capture_output=True, text=True, check=True)
+    assert "no fast products of 8 bits" in done.stdout or "native operators are not there" in done.stdout
+    assert "--precision auto" in done.stdout
