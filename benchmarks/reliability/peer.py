@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -100,18 +101,26 @@ def _damage(folder: Path, kind: str, chance: random.Random) -> None:
 
 def damages(place: Path, n: int, chance: random.Random) -> list[str]:
     """R4: one file of the newest of two checkpoints is damaged; is it noticed, and is the other one used?"""
-    saved, log, said = place / "saved", place / "log", []
+    saved, log, said, n_before = place / "saved", place / "log", [], 0
     assert trials.wait(trials.fork(lambda: trials.go_on(saved, max_steps=2, save_steps=1), log)) == 0
     for kind in ("a flipped bit", "a cut file", "a missing file"):
-        n_errors = 0
+        found: Counter[str] = Counter()
         for _ in range(n // 3):
             shutil.rmtree(place / "run", ignore_errors=True)
+            log.unlink()
             shutil.copytree(saved, place / "run")
             _damage(place / "run" / "checkpoint-2", kind, chance)
             work = trials.fork(lambda: trials.go_on(place / "run", max_steps=3, save_steps=10), log)
-            n_errors += trials.wait(work) != 0
-        said.append(f"{kind}: an error {n_errors}/{n // 3}, trained on {n // 3 - n_errors}/{n // 3}")
-    return [*said, f"the checkpoint before it used: 0/{n // 3 * 3}"]
+            code = trials.wait(work)
+            found["error" if code else _BEGAN_AT[log.read_text("utf-8").count("{'loss'")]] += 1
+        counts = ", ".join(f"{how} {found[how]}/{n // 3}" for how in ("error", *_BEGAN_AT.values()) if found[how])
+        said.append(f"{kind}: {counts}")
+        n_before += found[_BEGAN_AT[2]]
+    return [*said, f"the checkpoint before it used: {n_before}/{n // 3 * 3}"]
+
+
+_BEGAN_AT = {1: "trained on from it", 2: "trained on from the one before", 3: "began anew"}
+"""Steps that a run of three did after it was given a checkpoint of the second -> where it began."""
 
 
 def signals(place: Path, n: int, chance: random.Random) -> list[str]:
@@ -193,7 +202,8 @@ def main() -> None:
             rows[name] = measure(Path(folder))
         print(name, *rows[name], sep="\n    ", flush=True)
         versions = {"transformers": transformers.__version__, "torch": torch.__version__}
-        RESULTS.write_text(json.dumps({"rows": rows, "versions": versions}, indent=1) + "\n", "utf-8")
+        at = datetime.now(UTC).isoformat(timespec="minutes")
+        RESULTS.write_text(json.dumps({"rows": rows, "versions": versions, "at": at}, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
-"""Run the tests of docs/reliability.md row by row, note what they print, and fill the page's table.
+"""Run the tests of docs/reliability.md row by row, note what they print, and fill the page's tables.
 
     python benchmarks/reliability/report.py
     python benchmarks/reliability/report.py --only R4 S6
     python benchmarks/reliability/report.py --only
 
 Each row is written to results.json beside this file as it ends and replaces the one that stood there; `--only` without
-a name fills the page from what is stored. A row is green when every test of it passed. `--times` takes so many times
-the gate's number of trials where a test counts any: for a try; the page then says so.
+a name fills the page from what is stored, also by peer.py and by `tests/reliability/planted/run.py --record`. A row is
+green when every test of it passed. `--times` takes so many times the gate's number of trials where a test counts any:
+for a try; the page then says so.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ from rows import ROWS, Row
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-RESULTS, PEER, PAGE = HERE / "results.json", HERE / "peer.json", ROOT / "docs" / "reliability.md"
-_BEGIN, _END = "<!-- table: benchmarks/reliability/report.py -->", "<!-- end of the table -->"
+RESULTS, PEER, FAULTS = HERE / "results.json", HERE / "peer.json", HERE / "planted.json"
+PAGE = ROOT / "docs" / "reliability.md"
+_END = "<!-- end of the table -->"
 _LONGEST_S = 1800
 _MOST_WORDS = 160
 
@@ -41,6 +43,7 @@ def measure(row: Row, times: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.xml")
         words = [sys.executable, "-m", "pytest", "-q", "-o", "junit_logging=system-out", f"--junitxml={report}"]
+        words += ["-n", "2", "--dist", "worksteal"]
         words += [f"tests/{test}" for test in row.tests] + (["-k", row.chosen] if row.chosen else [])
         own = {"WHET_RELIABILITY_TIMES": str(times), "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
         subprocess.run(words, cwd=ROOT, env=os.environ | own, timeout=_LONGEST_S, check=False)
@@ -49,7 +52,8 @@ def measure(row: Row, times: float) -> dict[str, Any]:
     skipped = sorted(case.get("name", "") for case in cases if case.find("skipped") is not None)
     return {
         "tests": len(cases), "passed": len(cases) - len(bad) - len(skipped), "failed": bad, "skipped": skipped,
-        "figures": [line for case in cases for line in figures(case.findtext("system-out") or "")],
+        "figures": [line for case in cases for line in figures(case.findtext("system-out") or "")]
+        + [*counted(row, [case.get("name", "") for case in cases], {*bad, *skipped})],
         "seconds": round(time.monotonic() - began_s, 1), "times": times, "load": round(os.getloadavg()[0], 1),
         "at": datetime.now(UTC).isoformat(timespec="minutes"),
     }  # fmt: skip
@@ -58,10 +62,18 @@ def measure(row: Row, times: float) -> dict[str, Any]:
 _BAD = ("failure", "error")
 
 
+def counted(row: Row, names: list[str], not_passed: set[str]) -> Iterator[str]:
+    """Yield how many of the row's counted cases passed, of all."""
+    said, pattern = row.counted
+    if said:
+        found = [name for name in names if re.search(pattern, name)]
+        yield f"{said}: {sum(name not in not_passed for name in found)}/{len(found)}"
+
+
 def figures(printed: str) -> Iterator[str]:
     """Yield the lines that say a figure of a test, not of a run inside it."""
     for line in printed.splitlines():
-        said = re.sub(r"^[.\sFsx]*(?=\w)", "", line).strip()
+        said = line.strip()
         if re.match(r"[^{}:/]+(: | alone loads ).*\d", said) and len(said) < _MOST_WORDS:
             yield said
 
@@ -79,18 +91,46 @@ def table(results: dict[str, Any], peer: dict[str, Any]) -> str:
             n = f"{found['passed']}/{found['tests']}"
         compared = "; ".join(peer.get("rows", {}).get(row.name, [])) or "-"
         lines.append(f"| {row.name} | {row.what} | {_cell(said)} | {n} | {_cell(compared)} |")
-    return "\n".join(lines)
+    return "\n".join([*lines, *_recorded(results, peer)])
+
+
+def _recorded(results: dict[str, Any], peer: dict[str, Any]) -> Iterator[str]:
+    """Yield a line about when and with what the figures were taken."""
+    if results:
+        days = sorted({found["at"][:10] for found in results.values()})
+        minutes = sum(found["seconds"] for found in results.values()) / 60
+        yield f"\nwhet: recorded {' to '.join(dict.fromkeys([days[0], days[-1]]))}, {minutes:.0f} minutes in all."
+    if peer:
+        used = ", ".join(f"{name} {version}" for name, version in peer["versions"].items())
+        yield f"Trainer: {used}, recorded {peer.get('at', 'earlier')[:10]}."
 
 
 def _cell(text: str) -> str:
     return text.replace("|", "/")
 
 
-def fill(page: Path, text: str) -> None:
-    """Put the table between the page's two marks."""
-    before, _, rest = page.read_text("utf-8").partition(_BEGIN)
+def planted(recorded: dict[str, Any]) -> str:
+    """Return the page's table of planted faults."""
+    faults = recorded.get("faults", [])
+    lines = ["| fault | what it is | planted alone | tests that have to see it | what the first of them said |",
+             "|---|---|---|---|---|"]  # fmt: skip
+    for one in faults:
+        tests = "<br>".join(f"`{test}`" for test in one["tests"])
+        said = one["said"].splitlines()[0].replace("`", "'") if one["red"] else ""
+        state = f"{'red' if one['red'] else 'NOT SEEN'}, {one['seconds']} s"
+        lines.append(f"| {one['name']} | {one['what']} | {state} | {_cell(tests)} | `{_cell(said)}` |")
+    n_red = sum(one["red"] for one in faults)
+    return "\n".join([*lines, f"\nRed: {n_red} of {len(faults)}, recorded {recorded.get('at', 'never')[:10]}."])
+
+
+def fill(page: Path, name: str, text: str) -> None:
+    """Put the table between its mark on the page and the next end of a table."""
+    begin = f"<!-- {name}: benchmarks/reliability/report.py -->"
+    before, found, rest = page.read_text("utf-8").partition(begin)
+    if not found:
+        raise ValueError(f"{page} has no line {begin}")
     _, _, after = rest.partition(_END)
-    page.write_text(f"{before}{_BEGIN}\n\n{text}\n\n{_END}{after}", "utf-8")
+    page.write_text(f"{before}{begin}\n\n{text}\n\n{_END}{after}", "utf-8")
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -109,7 +149,8 @@ def main() -> int:
         if row.name in given.only and row.tests:
             results[row.name] = measure(row, given.times)
             RESULTS.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
-    fill(PAGE, table(results, _read(PEER)))
+    fill(PAGE, "table", table(results, _read(PEER)))
+    fill(PAGE, "faults", planted(_read(FAULTS)))
     bad = [name for name in given.only if name in results and results[name]["failed"]]
     print(f"{len(results)} rows are in {RESULTS.name}; not green of those run now: {', '.join(bad) or 'none'}")
     return int(bool(bad))

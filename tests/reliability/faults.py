@@ -10,11 +10,12 @@ from itertools import count
 from pathlib import Path
 
 from harness import Fault, Server, calls_in, same_folder, traced
-from trials import OUT
+from trials import OUT, REPLACED
 
 from whet.train import checkpoint
 
 ONE, TWO = "checkpoint-00000001", "checkpoint-00000002"
+OLD, NEW = "old", "new"
 
 
 @dataclass(frozen=True)
@@ -23,8 +24,8 @@ class After:
 
     code: int
     said: str
-    newest: str | None
-    """Name of the checkpoint that would be taken, where its bytes are those of the step; None for anything else."""
+    loads: str | None
+    """What the next run would go on from: OLD or NEW where it has the very bytes of it; None for anything else."""
     first_is_whole: bool
     left: tuple[str, ...]
     """Names in the output folder that are no checkpoints."""
@@ -69,19 +70,26 @@ class Saves:
     def _after(self, how: str, folder: Path, code: int, injected: bool) -> After:
         out = folder / OUT
         said = folder / "said.json"
-        first = self.server.prepared / how / OUT / ONE
+        prepared = self.server.prepared / how / OUT
+        left = tuple(sorted(path.name for path in out.iterdir() if path.name not in (ONE, TWO)))
+        if how == REPLACED:
+            checkpoint.tidy(out)  # as every run does before it looks for a checkpoint
         found = checkpoint.newest(out)
-        wanted = {ONE: first, TWO: self.good[how] / TWO}.get(found.name) if found else None
+        states = {OLD: prepared / (TWO if how == REPLACED else ONE), NEW: self.good[how] / TWO}
         after = After(
             code=code,
             said=json.loads(said.read_text("utf-8")) if said.exists() else "",
-            newest=found.name if found and wanted and not same_folder(found, wanted) else None,
-            first_is_whole=(out / ONE).is_dir() and not same_folder(out / ONE, first),
-            left=tuple(sorted(path.name for path in out.iterdir() if path.name not in (ONE, TWO))),
+            loads=next((name for name, state in states.items() if found and _same(found, state)), None),
+            first_is_whole=_same(out / ONE, prepared / ONE),
+            left=left,
             injected=injected,
         )
         shutil.rmtree(folder)
         return after
+
+
+def _same(found: Path, wanted: Path) -> bool:
+    return found.name == wanted.name and found.is_dir() and not same_folder(found, wanted)
 
 
 def sweep(calls: dict[str, int], errors: Sequence[str | None]) -> list[Fault]:

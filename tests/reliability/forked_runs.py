@@ -1,8 +1,8 @@
 """Runs of `whet qa` in forked processes: everything heavy is imported once, so that a trial takes part of a second.
 
 What is forked is real: the program's own `main`, its handlers, its files, its exit code. A child may carry a hook,
-which tells the test over a pipe that a function was entered, and waits a moment there, so that a signal sent by the
-test lands inside.
+which tells the test over a pipe that a function was entered, and stays there until a signal sent by the test has been
+heard, or until a file is there.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tiny_qa import command, save_encoder, squad, write_json
 
 SOAK = os.environ.get("WHET_SOAK") == "1"
 """Whether the night size was asked for."""
-LIMIT_S = 120.0
+LIMIT_S = 300.0
 """A child that lives longer hangs, on however busy a machine."""
 _HEAVY = ("whet.tasks.qa.job", "whet.tasks.qa.summary", "transformers.models.bert.modeling_bert")
 
@@ -72,9 +72,9 @@ class Child:
             self.code = os.waitstatus_to_exitcode(status) if pid else None
         return self.code is not None
 
-    def wait(self, every: Callable[[], None] = lambda: None, pause_s: float = 0.005) -> int:
+    def wait(self, every: Callable[[], None] = lambda: None, pause_s: float = 0.005, limit_s: float = LIMIT_S) -> int:
         """Return the exit code, calling `every` again and again until it is there."""
-        deadline = time.monotonic() + LIMIT_S
+        deadline = time.monotonic() + limit_s
         while not self.ended():
             if time.monotonic() > deadline:
                 os.kill(self.pid, signal.SIGKILL)
@@ -139,13 +139,17 @@ def _alone(log: Path) -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
-def hook(module: str, name: str, call: int, stay_s: float = 0.03) -> Callable[[Callable[[], None]], None]:
-    """Return what makes a child tell of the given call (from 1) of a function, and stay there for a moment."""
+def hook(module: str, name: str, call: int, until: Path | None = None) -> Callable[[Callable[[], None]], None]:
+    """Return what makes a child tell of the given call (from 1) of a function, and stay there.
 
+    It goes on when the file `until` is there; without one when it has heard a signal, or after a second.
+    """
     *owners, last = name.split(".")
 
     def prepare(tell: Callable[[], None]) -> None:
         home = reduce(getattr, owners, import_module(module))
+        stop = import_module("whet.train.stop")
+        stay_s = 1.0 if until is None else LIMIT_S
         real, count = getattr(home, last), 0
 
         def hooked(*given: Any, **named: Any) -> Any:
@@ -154,8 +158,8 @@ def hook(module: str, name: str, call: int, stay_s: float = 0.03) -> Callable[[C
             if count == call:
                 tell()
                 deadline = time.monotonic() + stay_s
-                while time.monotonic() < deadline:  # a sleep would be one call; a signal is heard between two
-                    time.sleep(0.001)
+                while time.monotonic() < deadline and not (until.exists() if until else stop.asked()):
+                    time.sleep(0.001)  # a signal is heard between two of them
             return real(*given, **named)
 
         setattr(home, last, hooked)

@@ -25,6 +25,8 @@ _AT_ONCE = 2
 _LONGEST_S = 300.0
 TIMES = float(os.environ.get("WHET_RELIABILITY_TIMES", "1"))
 """How often the gate's number of trials is taken; the night run sets it."""
+SEED = int(os.environ.get("WHET_TEST_SEED", "0"))
+"""Added to the seed of all random moments and damages; the night run takes another one each night."""
 CHANGING_CALLS = (
     "openat", "write", "pwrite64", "writev", "fsync", "fdatasync", "ftruncate", "fallocate", "copy_file_range",
     "mkdir", "mkdirat", "rename", "renameat", "renameat2", "unlink", "unlinkat", "rmdir", "msync",

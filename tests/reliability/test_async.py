@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import count, same_folder, trials_of
+from harness import SEED, count, same_folder, trials_of
 from transformers import TrainerCallback
 from trials import OUT, trainer
 
@@ -25,7 +25,7 @@ _OWN_WORDS = ("training_args.json", "MANIFEST.json")
 @pytest.fixture
 def slow_disk(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """Make each save take up to 30 ms more before the tensors are written; count how many run at once."""
-    real, chance = checkpoint.Staged.put, random.Random(11)
+    real, chance = checkpoint.Staged.put, random.Random(11 + SEED)
     seen = {"now": 0, "most": 0, "behind": 0}
 
     def put(self: Any, write: Any) -> None:

@@ -8,7 +8,7 @@ from itertools import count as numbers
 from pathlib import Path
 
 import pytest
-from harness import Server, at_once, count, same_folder, trials_of
+from harness import SEED, Server, at_once, count, same_folder, trials_of
 from trials import CONFIGS, N_STEPS, OUT, SAVE_STEPS
 
 pytestmark = pytest.mark.reliability
@@ -71,7 +71,7 @@ def kills(server: Server, whole: dict[str, Path], tmp_path: Path) -> Kills:
 
 
 def test_killed_at_random_moments(kills: Kills, whole: dict[str, Path]) -> None:
-    n, chance = trials_of(40), random.Random(_SEED)
+    n, chance = trials_of(40), random.Random(_SEED + SEED)
     busy_s = {name: json.loads((whole[name] / "facts.json").read_text())["busy_s"] for name in CONFIGS}
     configs = [list(CONFIGS)[index % len(CONFIGS)] for index in range(n)]
     # A run that takes less time than the one that was measured ends before the last moments come.
@@ -80,7 +80,7 @@ def test_killed_at_random_moments(kills: Kills, whole: dict[str, Path]) -> None:
 
 
 def test_killed_inside_a_save(kills: Kills, whole: dict[str, Path]) -> None:
-    n, chance = trials_of(20), random.Random(_SEED + 1)
+    n, chance = trials_of(20), random.Random(_SEED + 1 + SEED)
     configs = [list(CONFIGS)[index % len(CONFIGS)] for index in range(n)]
     events = {name: json.loads((whole[name] / "facts.json").read_text())["events"] for name in CONFIGS}
     moments = [(config, chance.randint(1, events[config])) for config in configs]
@@ -89,7 +89,7 @@ def test_killed_inside_a_save(kills: Kills, whole: dict[str, Path]) -> None:
 
 def test_killed_ten_times_in_a_row(kills: Kills, whole: dict[str, Path]) -> None:
     """Each time at a random event inside the next save, or while the one before is cleared away."""
-    chance = random.Random(_SEED + 2)
+    chance = random.Random(_SEED + 2 + SEED)
     per_save = json.loads((whole["plain"] / "facts.json").read_text())["events"] // (N_STEPS // SAVE_STEPS)
     codes = []
     for _ in range(trials_of(1)):

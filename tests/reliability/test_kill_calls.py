@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from faults import ONE, TWO, Saves, sweep
+from faults import NEW, OLD, Saves, sweep
 from harness import Fault, Server, at_once, count, ptrace_works
 
 pytestmark = pytest.mark.reliability
 
 
-@pytest.mark.parametrize("how", ["plain", "rotated"])
+@pytest.mark.parametrize("how", ["plain", "rotated", "replaced"])
 def test_killed_at_every_system_call(server: Server, tmp_path: Path, how: str) -> None:
     if not ptrace_works():
         pytest.skip("strace is missing, or may not trace here; hook mode is test_kill.py's kills inside a save")
@@ -21,14 +21,14 @@ def test_killed_at_every_system_call(server: Server, tmp_path: Path, how: str) -
 
     def survives(kill: Fault) -> bool:
         after = saves.with_fault(how, kill)
-        seen[after.newest] = seen.get(after.newest, 0) + 1
-        good = after.code == -9 and after.injected and after.newest is not None
+        seen[after.loads] = seen.get(after.loads, 0) + 1
+        good = after.code == -9 and after.injected and after.loads is not None
         if not good:
             print(kill.injection, after)
         return good
 
     results = at_once(survives, kills)
-    print(f"{how}: loads the old step {seen.get(ONE, 0)}, the new one {seen.get(TWO, 0)}, broken {seen.get(None, 0)}")
-    assert seen.get(ONE)
-    assert seen.get(TWO)
+    print(f"{how}: loads the old one {seen.get(OLD, 0)}, the new one {seen.get(NEW, 0)}, broken {seen.get(None, 0)}")
+    assert seen.get(OLD)
+    assert seen.get(NEW)
     count(f"killed at every system call ({how}), one whole checkpoint loads", results, len(kills))

@@ -9,7 +9,7 @@ from typing import Any
 import forked_runs
 import numpy as np
 import pytest
-from forked_runs import fork
+from forked_runs import LIMIT_S, fork
 from transformers import TrainerCallback
 
 from whet.hardware import memory
@@ -20,18 +20,21 @@ N_STEPS = 50_000 if forked_runs.SOAK else 3_000
 EVERY = 50
 MOST_BYTES_A_STEP = 2**20 / 1000
 """1 MiB in 1,000 steps: a run of 100,000 steps would take 100 MiB more at its end, which no limit should notice."""
+MOST_S_A_STEP = 0.1
+"""Ten times what a step takes on a quiet machine: the night run takes many of them."""
 N_SAVES, MOST_BYTES_OF_SAVES = 20, 2 * 2**20
 _LENGTHS = (5, 8, 12, 16, 20, 26, 32, 40)
 
 
 class Watch(TrainerCallback):
-    """Notes memory, open files and threads every few steps."""
+    """Notes memory, open files and threads every so many steps."""
 
-    def __init__(self) -> None:
+    def __init__(self, every: int) -> None:
+        self.every = every
         self.seen: list[tuple[int, int, int, int]] = []
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if state.global_step % EVERY == 0:
+        if state.global_step % self.every == 0:
             held = memory.resident_bytes() or 0
             self.seen.append((state.global_step, held, _n_in("/proc/self/fd"), _n_in("/proc/self/task")))
 
@@ -52,7 +55,7 @@ def _rows() -> Any:
     return rows
 
 
-def _train(folder: Path, **changes: Any) -> list[tuple[int, int, int, int]]:
+def _train(folder: Path, every: int = EVERY, **changes: Any) -> list[tuple[int, int, int, int]]:
     """Train a tiny BERT in a child; return what was seen there."""
 
     def work() -> None:
@@ -60,14 +63,14 @@ def _train(folder: Path, **changes: Any) -> list[tuple[int, int, int, int]]:
 
         import whet
 
-        watch = Watch()
+        watch = Watch(every)
         usual = {"train_sampling_strategy": "random", "logging_strategy": "no", "gradient_accumulation_steps": 1}
         args = arguments(folder / "out", **(usual | changes))
         whet.Trainer(model=tiny_bert(), args=args, train_dataset=_rows(), callbacks=[watch]).train()
         (folder / "seen.json").write_text(json.dumps(watch.seen), "utf-8")
 
     child = fork(work, folder / "log")
-    assert child.wait() == 0, child.text()
+    assert child.wait(pause_s=0.2, limit_s=LIMIT_S + MOST_S_A_STEP * changes["max_steps"]) == 0, child.text()
     return json.loads((folder / "seen.json").read_text("utf-8"))
 
 
@@ -81,16 +84,14 @@ def test_nothing_grows_with_the_steps(tmp_path: Path) -> None:
 
 
 def test_saves_leave_nothing_behind(tmp_path: Path) -> None:
-    """20 saves after five: memory as before, and of the files only the two checkpoints that are kept."""
-    n_before = 5
-    seen = _train(
-        tmp_path, max_steps=EVERY * (n_before + N_SAVES + 1), save_strategy="steps", save_steps=EVERY,
-        save_total_limit=2,
-    )  # fmt: skip
+    """20 saves after the warm-up, which saved, too: memory as before, and of files only the two kept checkpoints."""
+    every = 15
+    n_before = WARM_UP // every
+    last = every * (n_before + N_SAVES + 1)
+    seen = _train(tmp_path, every, max_steps=last, save_strategy="steps", save_steps=every, save_total_limit=2)
     before, after = seen[n_before], seen[n_before + N_SAVES]
     print(f"{N_SAVES} saves: {(after[1] - before[1]) / 2**20:+.2f} MiB")
     assert after[1] - before[1] <= MOST_BYTES_OF_SAVES
     assert after[2:] == before[2:], "open files, threads"
-    last = EVERY * (n_before + N_SAVES + 1)
-    wanted = {f"checkpoint-{step:08d}" for step in (last - EVERY, last)}
+    wanted = {f"checkpoint-{step:08d}" for step in (last - every, last)}
     assert {path.name for path in (tmp_path / "out").iterdir()} == wanted

@@ -11,11 +11,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 from forked_runs import SOAK, Corpus, corpus, finish, hook, qa
+from harness import count, trials_of
 
 from whet.errors import OutputError, WhetError
 from whet.train import lock
@@ -23,7 +24,7 @@ from whet.train import lock
 __all__ = ["corpus"]  # a fixture
 
 pytestmark = pytest.mark.reliability
-ROUNDS = 200 if SOAK else 20
+STARTS = 200 if SOAK else 20
 _START = """
 import os, sys, time
 from pathlib import Path
@@ -45,26 +46,27 @@ except WhetError as error:
 def test_of_simultaneous_starts_exactly_one_wins(tmp_path: Path) -> None:
     """All of them at the same moment; each loser names the winner's process and host and writes nothing."""
     out = tmp_path / "out"
-    moment = time.time() + 1 + 0.1 * ROUNDS  # two cores start so many interpreters meanwhile
+    moment = time.time() + 1 + 0.1 * STARTS  # two cores start so many interpreters meanwhile
     words = [sys.executable, "-c", _START, str(out), str(moment)]
     how = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    starts = [subprocess.Popen(words, **how) for _ in range(ROUNDS)]
+    starts = [subprocess.Popen(words, **how) for _ in range(STARTS)]
     deadline = time.monotonic() + 120
     while sum(start.poll() is None for start in starts) > 1 and time.monotonic() < deadline:
         time.sleep(0.05)
     said = {start.pid: start.communicate()[0] for start in starts}
     won = [start.pid for start in starts if start.returncode == 0]
     lost = [start for start in starts if start.returncode == 73]
-    assert (len(won), len(lost)) == (1, ROUNDS - 1), said
+    assert (len(won), len(lost)) == (1, STARTS - 1), said
     named = f"process {won[0]} on {socket.gethostname()!r}"
     assert all(named in said[start.pid] for start in lost), said
     assert [path.name for path in out.iterdir()] == [f"written-by-{won[0]}"]
+    print(f"of starts at one moment sent away, the holder named: {len(lost)}/{STARTS - 1}")
 
 
 def test_a_killed_holder_frees_it(tmp_path: Path) -> None:
     """By kill -9, so that nothing of the holder's own can run; and though the children it forked live on."""
-    free = 0
-    for number in range(ROUNDS):
+    free, n = 0, trials_of(20)
+    for number in range(n):
         out = tmp_path / str(number)
         with _holder(out) as (pid, grandchild):
             with pytest.raises(OutputError, match=f"process {pid} on "), lock.output_folder(out, True):
@@ -75,7 +77,7 @@ def test_a_killed_holder_frees_it(tmp_path: Path) -> None:
             os.kill(grandchild, 0)  # it is still there
             with lock.output_folder(out, False):  # and what the killed one left does not make the folder a full one
                 free += 1
-    assert free == ROUNDS
+    count("free after its holder was killed", [True] * free, n)
 
 
 @contextmanager
@@ -96,16 +98,19 @@ def _holder(out: Path) -> Iterator[tuple[int, int]]:
     try:
         yield pid, grandchild
     finally:
-        os.kill(grandchild, signal.SIGKILL)
+        for process in (pid, grandchild):  # the test has ended the first already, unless it failed
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
 
 
 def test_the_second_run_leaves_before_it_imports_torch(corpus: Corpus, tmp_path: Path) -> None:
     """Within 2 s, most of which Python takes to start; nothing heavy has been imported by then."""
     out = tmp_path / "out"
-    first = qa(corpus.words(out), tmp_path / "log", _in_step(3))
+    first = qa(corpus.words(out), tmp_path / "log", _in_step(3, tmp_path / "go"))
     assert first.until_told()
     words = [sys.executable, "-X", "importtime", "-m", "whet", *corpus.words(out)]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
+    (tmp_path / "go").touch()
     assert done.returncode == 73, done.stderr
     assert re.search(rf"got: .*out, held by process {first.pid} on '{re.escape(socket.gethostname())}'", done.stderr)
     assert " torch" not in done.stderr, "a start that is refused costs no more than Python's own"
@@ -117,7 +122,7 @@ def test_the_second_run_leaves_before_it_imports_torch(corpus: Corpus, tmp_path:
 
 def test_a_run_resumes_in_the_folder_of_a_killed_one(corpus: Corpus, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    killed = qa(corpus.words(out), tmp_path / "log", _in_step(30))
+    killed = qa(corpus.words(out), tmp_path / "log", _in_step(30, tmp_path / "go"))
     assert killed.until_told()
     killed.kill(signal.SIGKILL)
     assert killed.wait() == -signal.SIGKILL
@@ -170,6 +175,6 @@ def _in_a_child(attempt: Callable[[], object]) -> str:
         return pipe.read()
 
 
-def _in_step(call: int) -> Callable[[Callable[[], None]], None]:
-    """In the given micro-batch, long enough for another process to come and be sent away."""
-    return hook("whet.models.objective", "PackedSpans.loss_sum", call, stay_s=8)
+def _in_step(call: int, go: Path) -> Callable[[Callable[[], None]], None]:
+    """In the given micro-batch, until the file is there: another process comes meanwhile and is sent away."""
+    return hook("whet.models.objective", "PackedSpans.loss_sum", call, go)

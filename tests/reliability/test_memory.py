@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 from forked_runs import Corpus, assert_equal_runs, corpus, finish, fork, qa, whole
+from memory_leak import MIB, leak
 
 from whet.config.arguments import TrainingArguments
 from whet.hardware import memory
@@ -17,27 +17,6 @@ from whet.hardware.memory import Room
 from whet.train import guard
 
 __all__ = ["corpus", "whole"]  # fixtures
-
-MIB = 2**20
-
-
-def _leak(megabytes: int, first_call: int = 1) -> Callable[[Callable[[], None]], None]:
-    """Return what makes a child keep so much more memory after each micro-batch, really written to."""
-
-    def prepare(_: Callable[[], None]) -> None:
-        home = import_module("whet.models.objective").PackedSpans
-        real, kept, count = home.loss_sum, [], 0
-
-        def leaking(*given: Any) -> Any:
-            nonlocal count
-            count += 1
-            if count >= first_call:
-                kept.append(bytearray(os.urandom(4096)) * (megabytes * MIB // 4096))
-            return real(*given)
-
-        home.loss_sum = leaking
-
-    return prepare
 
 
 def _limit_gb(folder: Path, room_mib: int) -> float:
@@ -51,7 +30,7 @@ def _limit_gb(folder: Path, room_mib: int) -> float:
 def test_a_run_that_grows_saves_and_leaves_and_goes_on(corpus: Corpus, whole: Path, tmp_path: Path) -> None:
     limit = _limit_gb(tmp_path, 500)
     words = corpus.words(tmp_path / "out", memory_limit_gb=limit)
-    child = qa(words, tmp_path / "log", _leak(16))
+    child = qa(words, tmp_path / "log", leak(16))
     assert child.wait() == 75, child.text()
     said = child.text()
     assert said.count("memory is getting scarce") == 1
@@ -68,7 +47,7 @@ def test_the_guard_comes_before_the_limit(corpus: Corpus, tmp_path: Path) -> Non
     limit = _limit_gb(tmp_path, 500)
 
     def prepare(tell: Callable[[], None]) -> None:
-        _leak(4)(tell)
+        leak(4)(tell)
         leave = os._exit
 
         def last(code: int) -> None:
@@ -87,7 +66,7 @@ def test_the_guard_comes_before_the_limit(corpus: Corpus, tmp_path: Path) -> Non
 @pytest.mark.reliability
 def test_without_the_guard_it_runs_on(corpus: Corpus, tmp_path: Path) -> None:
     """What the two tests above see is the guard's doing."""
-    child = qa(corpus.words(tmp_path / "out", memory_limit_gb=0, max_steps=6), tmp_path / "log", _leak(16))
+    child = qa(corpus.words(tmp_path / "out", memory_limit_gb=0, max_steps=6), tmp_path / "log", leak(16))
     assert child.wait() == 0, child.text()
 
 

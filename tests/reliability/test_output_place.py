@@ -88,9 +88,11 @@ def test_names_that_differ_in_case_alone(corpus: Corpus, tmp_path: Path) -> None
 
 def test_a_folder_that_vanishes_is_made_again(corpus: Corpus, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    child = qa(corpus.words(out), tmp_path / "log", hook("whet.models.objective", "PackedSpans.loss_sum", 20, 0.3))
+    inside = hook("whet.models.objective", "PackedSpans.loss_sum", 20, tmp_path / "go")
+    child = qa(corpus.words(out), tmp_path / "log", inside)
     assert child.until_told()
     shutil.rmtree(out)
+    (tmp_path / "go").touch()
     assert child.wait() == 0, child.text()
     assert {"model.safetensors", "checkpoint-00000024"} <= files(out)
 

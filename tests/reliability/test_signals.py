@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import re
 import shlex
@@ -14,7 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from forked_runs import SOAK, Child, Corpus, assert_equal_runs, corpus, finish, hook, qa, whole
+from forked_runs import Child, Corpus, assert_equal_runs, corpus, finish, hook, qa, whole
+from harness import SEED, trials_of
 
 __all__ = ["corpus", "whole"]  # fixtures
 
@@ -24,14 +24,13 @@ MOST_S = 10.0
 """From signal to exit: a step, a save and the teardown of Python take about 0.5 s; ten runs may share the machine."""
 N_MICRO_BATCHES = 44
 """Of 24 steps: two each, but for the short last one of each of the four epochs."""
-_NUMBERS = random.Random(int(os.environ.get("WHET_TEST_SEED", "6")))
-_TIMES = 7 if SOAK else 1
+_NUMBERS = random.Random(6 + SEED)
 _OBJECTIVE = "PackedSpans"
 
 
 def _moments(n: int, first: int, last: int) -> list[tuple[int, signal.Signals]]:
     """Random calls of a function, each with one of the signals in turn."""
-    return [(_NUMBERS.randint(first, last), SIGNALS[i % 3]) for i in range(n * _TIMES)]
+    return [(_NUMBERS.randint(first, last), SIGNALS[i % 3]) for i in range(trials_of(n))]
 
 
 def _stop(child: Child, number: int, *, again: bool = False) -> float:

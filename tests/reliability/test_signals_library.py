@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,14 @@ class Send(TrainerCallback):
         if state.global_step == self.step:
             self.step = -1  # once
             os.kill(os.getpid(), self.number)
+
+
+@pytest.fixture(autouse=True)
+def _ctrl_c() -> Iterator[None]:
+    """Ctrl-C as in a notebook: a shell starts what it puts in the background with SIGINT ignored, this process too."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def _whole(folder: Path, **changes: Any) -> Any:

@@ -31,6 +31,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "rotated": {"save_total_limit": 2},
     "odd logs": {"logging_steps": 5},
     "cosine": {"lr_scheduler_type": "cosine"},
+    "workers": {"dataloader_num_workers": 2, "dataloader_persistent_workers": True},
+    "frozen": {"max_grad_norm": 0.0},
 }
 """Kinds of run; the gate takes them in turn."""
 _PR_SET_PTRACER, _ANY = 0x59616D61, ctypes.c_ulong(-1)
@@ -39,8 +41,12 @@ _PR_SET_PTRACER, _ANY = 0x59616D61, ctypes.c_ulong(-1)
 def trainer(config: str = "plain", model: Any = None, rows: Any = None, **changes: Any) -> whet.Trainer:
     """Return a trainer of a tiny BERT with dropout that saves every third step into `out`, below the working folder."""
     usual = {"max_steps": N_STEPS, "save_strategy": "steps", "save_steps": SAVE_STEPS}
+    if model is None:
+        model = tiny_model("bert", dropout=0.1, hidden_size=16, intermediate_size=32)
+    if config == "frozen":
+        model.base_model.embeddings.requires_grad_(False)
     return whet.Trainer(
-        model=tiny_model("bert", dropout=0.1, hidden_size=16, intermediate_size=32) if model is None else model,
+        model=model,
         args=arguments(Path(OUT), **(usual | CONFIGS[config] | changes)),
         train_dataset=_ROWS if rows is None else rows,
     )
@@ -74,13 +80,15 @@ PREPARED: dict[str, Fit] = {}
 
 def prepare(folder: Path) -> None:
     """Fill `PREPARED` and leave each one's output folder in `folder`/how; done once, before any fork."""
-    for how, changes in {"plain": {}, "rotated": {"save_total_limit": 1}, "continue": _GO_ON}.items():
+    for how, changes in _WAYS.items():
         place = folder / how
         place.mkdir(parents=True)
         os.chdir(place)
-        fit = Fit(trainer(max_steps=2, save_steps=1, **changes))
+        fit = Fit(trainer(max_steps=3, save_steps=1, **changes))
         fit._begin(None)
         fit._one_step()  # saves the first
+        if how == REPLACED:
+            fit._one_step()  # and a second, with other weights than the one that will take its place
         _without_saving(fit)
         PREPARED[how] = fit
     warm = folder / "warm"
@@ -90,7 +98,11 @@ def prepare(folder: Path) -> None:
     PREPARED["plain"].saver.folders = PREPARED["plain"].saver.folders[:1]
 
 
-_GO_ON = {"save_error_policy": "continue"}
+REPLACED = "replaced"
+"""The way to save in which step 2 is there already, as after going on from an earlier checkpoint than the newest."""
+_WAYS: dict[str, dict[str, Any]] = {
+    "plain": {}, "rotated": {"save_total_limit": 1}, "continue": {"save_error_policy": "continue"}, REPLACED: {},
+}  # fmt: skip
 
 
 def _without_saving(fit: Fit) -> None:

@@ -1,12 +1,15 @@
 """Whatever the four parsers are given, they read it or refuse it in our words: 2,000 made and 20,000 damaged inputs.
 
-No process is forked: a test that takes long is told by its own clock. Seeds are fixed, so a failure comes again.
+No process is forked: a test that takes long is told by its own clock. Seeds are fixed, so a failure comes again; the
+input that failed stays in the test's folder.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import random
+import resource
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,8 +32,12 @@ from whet.models.tensor_check import check_weights
 from whet.tasks.qa.squad import read_questions
 from whet.train import checkpoint
 
-N_MADE, N_DAMAGED = 2_000, 20_000
+N_MADE = 2_000
+N_DAMAGED = round(20_000 * float(os.environ.get("WHET_RELIABILITY_TIMES", "1")))
+_SEED = int(os.environ.get("WHET_TEST_SEED", "0"))
+"""The same inputs in each run of the gate; the night run takes other ones each night, and many more."""
 _HANG_S = 2.0
+_MOST_MIB = 512
 _STEP = checkpoint.folder_name(3)
 _CONFIG = {"model_type": "bert", "vocab_size": 30, "hidden_size": 8, "num_hidden_layers": 1, "dtype": "float32"}
 _TOKENIZER = {"tokenizer_class": "BertTokenizer", "cls_token": "[CLS]", "added_tokens_decoder": {"0": {"content": "a"}}}
@@ -44,28 +51,26 @@ _VALUES = st.recursive(
 )
 
 
-def _read_data(path: Path) -> None:
+def _read_data(path: Path, file: str) -> None:
     """Read the questions of a file."""
-    read_questions(path / "data.json")
+    read_questions(path / file)
 
 
-def _read_config(path: Path) -> None:
-    for name in ("run.json", "run.yaml"):
-        read_config(str(path / name))
+def _read_config(path: Path, file: str) -> None:
+    read_config(str(path / file))
 
 
-def _read_manifest(path: Path) -> None:
-    checkpoint.problems_of(path / _STEP)
+def _read_manifest(path: Path, _: str) -> None:
     checkpoint.newest(path)
 
 
-def _read_model(path: Path) -> None:
+def _read_model(path: Path, _: str) -> None:
     check_folder(path)
     check_tokenizer_config(path)
     check_weights(path, checked_config(path))
 
 
-Parser = tuple[Callable[[Path], None], tuple[str, ...]]
+Parser = tuple[Callable[[Path, str], None], tuple[str, ...]]
 PARSERS: dict[str, Parser] = {
     "data": (_read_data, ("data.json",)),
     "config": (_read_config, ("run.json", "run.yaml")),
@@ -96,8 +101,9 @@ def good(tmp_path: Path) -> Path:
         (folder / "state.json").write_text('{"step": 3}', "utf-8")
 
     checkpoint.save(tmp_path, 3, write, {"world_size": 1})
-    for parse, _ in PARSERS.values():
-        parse(tmp_path)
+    for parse, files in PARSERS.values():
+        for file in files:
+            parse(tmp_path, file)
     return tmp_path
 
 
@@ -114,6 +120,15 @@ def _ours_and_fast(counts: dict[str, int]) -> Iterator[None]:
     assert took_s < _HANG_S, took_s
 
 
+@contextmanager
+def _small() -> Iterator[None]:
+    """See that no input takes more memory than this process has ever held, and 512 MiB."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    yield
+    grown_mib = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    assert grown_mib < _MOST_MIB, grown_mib
+
+
 @pytest.mark.parametrize("name", PARSERS)
 def test_anything_that_json_can_say(name: str, good: Path) -> None:
     parse, files = PARSERS[name]
@@ -121,7 +136,7 @@ def test_anything_that_json_can_say(name: str, good: Path) -> None:
     if name == "model folder":
         (good / "model.safetensors").unlink()
 
-    @seed(20261121)
+    @seed(20261121 + _SEED)
     @settings(max_examples=N_MADE // len(PARSERS), deadline=None, database=None,
               suppress_health_check=list(HealthCheck))  # fmt: skip
     @given(value=_VALUES | st.dictionaries(st.sampled_from(_NAMES), _VALUES, max_size=6), which=st.integers(0, 9))
@@ -133,9 +148,10 @@ def test_anything_that_json_can_say(name: str, good: Path) -> None:
             value = _CONFIG | value
         (good / file).write_text(json.dumps(value), "utf-8")
         with _ours_and_fast(counts):
-            parse(good)
+            parse(good, file)
 
-    try_one()
+    with _small():
+        try_one()
     print(f"\n{name}: {sum(counts.values())} made inputs, {counts}")
     assert counts["without its parts"] == 0
     assert sum(counts.values()) >= N_MADE // len(PARSERS)
@@ -161,20 +177,17 @@ def _damage(numbers: random.Random, raw: bytes) -> bytes:
 @pytest.mark.reliability
 @pytest.mark.parametrize("name", PARSERS)
 def test_good_inputs_with_damaged_bytes(name: str, good: Path) -> None:
-    parse, numbers = PARSERS[name][0], random.Random(f"whet {name}")
+    parse, numbers = PARSERS[name][0], random.Random(f"whet {name}" + (f" {_SEED}" if _SEED else ""))
     originals = {file: (good / file).read_bytes() for file in _DAMAGED[name]}
     counts = {"read": 0, "refused": 0, "without its parts": 0}
-    passed_over = 0
-    for n in range(N_DAMAGED // len(PARSERS)):
-        file = _DAMAGED[name][n % len(originals)]
-        damaged = _damage(numbers, originals[file])
-        (good / file).write_bytes(damaged)
-        with _ours_and_fast(counts):
-            parse(good)
-            if name == "manifest" and damaged != originals[file] and checkpoint.newest(good) is None:
-                passed_over += 1
-        (good / file).write_bytes(originals[file])
-    print(f"\n{name}: {sum(counts.values())} damaged inputs, {counts}, {passed_over} checkpoints passed over")
+    with _small():
+        for n in range(N_DAMAGED // len(PARSERS)):
+            file = _DAMAGED[name][n % len(originals)]
+            (good / file).write_bytes(_damage(numbers, originals[file]))
+            with _ours_and_fast(counts):
+                parse(good, file)
+            (good / file).write_bytes(originals[file])
+    print(f"\n{name}: {sum(counts.values())} damaged inputs, {counts}")
     assert counts["without its parts"] == 0
     assert sum(counts.values()) == N_DAMAGED // len(PARSERS)
-    assert counts["refused"] > 0 or passed_over > 0
+    assert counts["refused"] > 0

@@ -50,6 +50,7 @@ class Staged:
         self.target = output_dir / folder_name(step)
         self._staging = _hidden(self.target, "partial")
         self._replaced = _hidden(self.target, "replaced")
+        self._moved: list[tuple[Path, Path]] = []
         with self._or_nothing():
             self._make_room(output_dir)
 
@@ -59,18 +60,21 @@ class Staged:
             write(self._staging)
 
     def publish(self, facts: Mapping[str, Any]) -> Path:
-        """Seal the files and give the folder its name; return it when what is there now reads as it was written."""
+        """Seal the files and give the folder its name; return it when what is there now reads as it was written.
+
+        A checkpoint of the same step is moved aside, and goes only when every byte of the new one has been read again.
+        """
         with self._or_nothing():
             manifest.seal(self._staging, self.step, facts)
-            if self.target.is_dir() and not self.target.is_symlink():
-                self.target.rename(self._replaced)
-            self._staging.rename(self.target)
+            replaces = self.target.is_dir() and not self.target.is_symlink()
+            if replaces:
+                self._move(self.target, self._replaced)
+            self._move(self._staging, self.target)
             sync(self.target.parent.resolve())  # the folder may be named by a link; nothing in it may be one
-            problems = manifest.problems_of(self.target, self.step, light=True)
-            if problems:
-                self.target.rename(self._staging)  # it goes away with it
+            if problems := manifest.problems_of(self.target, self.step, light=not replaces):
                 raise OSError("; ".join(problems))
-        shutil.rmtree(self._replaced, ignore_errors=True)
+        if replaces:
+            _clear(self._replaced)
         return self.target
 
     def _make_room(self, output_dir: Path) -> None:
@@ -78,21 +82,22 @@ class Staged:
             output_dir.mkdir(parents=True)
             sync(output_dir.parent.resolve())
         shutil.rmtree(self._staging, ignore_errors=True)
-        if self.target.exists():  # else it is what a killed save was about to replace, and the only copy
-            shutil.rmtree(self._replaced, ignore_errors=True)
+        _settle(self.target)
         self._staging.mkdir()
+
+    def _move(self, old: Path, new: Path) -> None:
+        old.rename(new)
+        self._moved.append((old, new))
 
     @contextmanager
     def _or_nothing(self) -> Iterator[None]:
         try:
             yield
         except BaseException as error:
-            shutil.rmtree(self._staging, ignore_errors=True)
-            if self.target.exists():
-                shutil.rmtree(self._replaced, ignore_errors=True)
-            else:
+            for old, new in reversed(self._moved):
                 with suppress(OSError):
-                    self._replaced.rename(self.target)
+                    new.rename(old)
+            shutil.rmtree(self._staging, ignore_errors=True)
             if not isinstance(error, OSError | SafetensorError):
                 raise
             raise StorageError(
@@ -196,11 +201,29 @@ def tidy(output_dir: Path) -> None:
         match = _HIDDEN.fullmatch(path.name)
         if match is None or path.is_symlink() or not path.is_dir():
             continue
-        place = output_dir / match.group(1)
-        if match.group(2) == "replaced" and not place.exists() and not problems_of(path):
-            path.rename(place)
+        if match.group(2) == "replaced":
+            _settle(output_dir / match.group(1))
         else:
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _settle(place: Path) -> None:
+    """End what a killed save began that replaced a checkpoint: keep the new one where it is whole, else the old one.
+
+    Where both are damaged the one with the name stays, as any damaged checkpoint does.
+    """
+    replaced = _hidden(place, "replaced")
+    odd = replaced.is_symlink() or place.is_symlink() or (place.exists() and not place.is_dir())
+    if odd or not replaced.is_dir():
+        return
+    with suppress(OSError):  # then both stay, and the next run tries again
+        if not problems_of(replaced) and (not place.exists() or problems_of(place)):
+            if place.exists():
+                _remove(place)
+            replaced.rename(place)
+        else:
+            sync(place.parent.resolve())  # else a power cut may take the new name back, when the old one is gone
+            shutil.rmtree(replaced)
 
 
 def _hidden(folder: Path, state: str) -> Path:
@@ -212,6 +235,15 @@ def _remove(folder: Path) -> None:
     shutil.rmtree(out_of_sight, ignore_errors=True)
     try:
         folder.rename(out_of_sight)
-        shutil.rmtree(out_of_sight)
+    except OSError as error:
+        logger.warning("%s cannot be removed: %s", folder, error)
+        return
+    _clear(out_of_sight)
+
+
+def _clear(folder: Path) -> None:
+    """Remove a folder that is out of sight; what cannot be removed goes when the next run begins."""
+    try:
+        shutil.rmtree(folder)
     except OSError as error:
         logger.warning("%s cannot be removed: %s", folder, error)

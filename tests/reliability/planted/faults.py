@@ -49,8 +49,8 @@ PLANTED = (
             Edit("train/checkpoint.py", "            manifest.seal(self._staging, self.step, facts)\n", ""),
             Edit(
                 "train/checkpoint.py",
-                "            self._staging.rename(self.target)\n            sync",
-                "            self._staging.rename(self.target)\n"
+                "            self._move(self._staging, self.target)\n            sync",
+                "            self._move(self._staging, self.target)\n"
                 "            manifest.seal(self.target, self.step, facts)\n            sync",
             ),
         ),
@@ -138,8 +138,8 @@ PLANTED = (
         (
             Edit(
                 "train/checkpoint.py",
-                "        shutil.rmtree(self._staging, ignore_errors=True)\n        if self.target.exists():  # else",
-                "        if self.target.exists():  # else",
+                "        shutil.rmtree(self._staging, ignore_errors=True)\n        _settle(self.target)\n",
+                "        _settle(self.target)\n",
             ),
             Edit(
                 "train/checkpoint.py", "        self._staging.mkdir()\n", "        self._staging.mkdir(exist_ok=True)\n"
@@ -181,8 +181,8 @@ PLANTED = (
         (
             Edit(
                 "train/step.py",
-                "    finite = bool(torch.isfinite(loss)) and math.isfinite(norm)\n",
-                "    finite = True\n",
+                "    return replace(found, applied=found.finite, ",
+                "    return replace(found, applied=True, ",
             ),
         ),
         ("reliability/test_non_finite_kinds.py::test_a_bad_step_changes_no_bit[nan loss]",),

@@ -2,14 +2,18 @@
 
     python tests/reliability/planted/run.py
     python tests/reliability/planted/run.py --only no-fsync torch-load
+    python tests/reliability/planted/run.py --record benchmarks/reliability/planted.json
 
-Before that the same tests run on the copy as it is, and have to be green. A test that does not even start counts as
-neither. Ends with 1 unless every fault is seen by all the tests that are named for it.
+Before that the same tests run on the copy as it is, and have to be green. Each fault is planted alone, in a copy of
+its own, two at a time. A test that does not even start counts as neither red nor green. Ends with 1 unless every fault
+is seen by all the tests that are named for it. What is recorded fills the table in docs/reliability.md, by
+benchmarks/reliability/report.py.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import shutil
@@ -18,8 +22,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from faults import PLANTED, Planted
 
@@ -27,6 +34,7 @@ ROOT = Path(__file__).resolve().parents[3]
 _TIMES = "0.1"
 """A tenth of the trials: every fault here is seen by nearly each of them."""
 _LONGEST_S = 600
+_AT_ONCE = 2
 _OWN_FINDER = """
 import sys
 sys.meta_path[:] = [one for one in sys.meta_path if "Redirecting" not in type(one).__name__]
@@ -49,25 +57,20 @@ class Outcome:
 
 
 class Copy:
-    """The package and its tests in a folder of their own."""
+    """The package and its tests, as `source` holds them, in a folder of their own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, source: Path) -> None:
         self.root = folder
         ignored = shutil.ignore_patterns("__pycache__", "shared")
         for name in ("src", "tests", "benchmarks"):
-            shutil.copytree(ROOT / name, folder / name, ignore=ignored)
-        shutil.copy(ROOT / "pyproject.toml", folder)
-        (folder / "start").mkdir()
+            shutil.copytree(source / name, folder / name, ignore=ignored)
+        shutil.copy(source / "pyproject.toml", folder)
+        (folder / "start").mkdir(exist_ok=True)
         (folder / "start" / "sitecustomize.py").write_text(_OWN_FINDER, "utf-8")
         paths = os.pathsep.join([str(folder / "start"), str(folder / "src")])
         quick = {"WHET_RELIABILITY_TIMES": _TIMES, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
         self._environment = os.environ | quick | {"PYTHONPATH": paths, "COLUMNS": "400", "PYTHONDONTWRITEBYTECODE": "1"}
         self._require_own()
-
-    def restore(self) -> None:
-        """Put the package back as it is in the checkout."""
-        for path in (ROOT / "src").rglob("*.py"):
-            shutil.copy(path, self.root / path.relative_to(ROOT))
 
     def run(self, tests: Sequence[str]) -> Outcome:
         """Run these tests, and all cases of those that have several."""
@@ -88,46 +91,61 @@ class Copy:
             sys.exit(f"the tests would run {found.stdout.strip()}, not the copy in {self.root}: nothing is shown so")
 
 
-def is_red(copy: Copy, fault: Planted) -> bool:
-    """Plant the fault, run its tests, tell; return whether each of them saw it."""
+def seen(fault: Planted, source: Path) -> dict[str, Any]:
+    """Plant the fault in a copy and run its tests; return whether each of them saw it, and what the first one said."""
     began_s = time.monotonic()
-    try:
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Copy(Path(folder), source)
         for edit in fault.edits:
             edit.apply(copy.root / "src" / "whet")
         outcome = copy.run(fault.tests)
-    finally:
-        copy.restore()
     unseen = [test for test in fault.tests if not outcome.sees(test)]
     red = outcome.code == 1 and not unseen
-    print(f"{'red' if red else 'NOT SEEN'}: {fault.name}, {fault.what} ({time.monotonic() - began_s:.0f} s)")
-    if red:
-        told = [line for line in outcome.lines if "AssertionError" in line or "Failed: " in line] or outcome.lines
-        print(f"    {told[0][:200]}", flush=True)
-    else:
-        print(f"    exit {outcome.code}, not seen by {unseen}\n{outcome.text[-2000:]}", flush=True)
-    return red
+    lines = [line for line in outcome.lines if "AssertionError" in line or "Failed: " in line] or outcome.lines
+    said = lines[0][:200] if red else f"exit {outcome.code}, not seen by {unseen}\n{outcome.text[-2000:]}"
+    seconds = round(time.monotonic() - began_s)
+    return {"name": fault.name, "what": fault.what, "tests": fault.tests, "red": red, "said": said, "seconds": seconds}
 
 
-def main() -> int:
-    """Show that the tests are green, then that each fault turns them red."""
+def is_green(faults: Sequence[Planted], copy: Copy) -> bool:
+    """Run the tests of these faults without a fault, and tell."""
+    began_s = time.monotonic()
+    outcome = copy.run([test for fault in faults for test in fault.tests])
+    if outcome.code:
+        print(f"the tests are not green without a fault:\n{outcome.text[-4000:]}")
+        return False
+    last = outcome.text.strip().splitlines()[-1]
+    print(f"green without a fault: {last} ({time.monotonic() - began_s:.0f} s)", flush=True)
+    return True
+
+
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = [fault.name for fault in PLANTED]
     parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="NAME", help=", ".join(names))
     parser.add_argument("--no_green", action="store_true", help="leave out the run without a fault")
-    given = parser.parse_args()
+    parser.add_argument("--record", type=Path, metavar="FILE", help="write what was seen, as JSON")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Show that the tests are green, then that each fault turns them red."""
+    given = _arguments()
     wanted = [fault for fault in PLANTED if fault.name in given.only]
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Copy(Path(folder))
-        if not given.no_green:
-            began_s = time.monotonic()
-            outcome = copy.run([test for fault in wanted for test in fault.tests])
-            if outcome.code:
-                print(f"the tests are not green without a fault:\n{outcome.text[-4000:]}")
-                return 1
-            last = outcome.text.strip().splitlines()[-1]
-            print(f"green without a fault: {last} ({time.monotonic() - began_s:.0f} s)", flush=True)
-        n_red = sum([is_red(copy, fault) for fault in wanted])
-    print(f"planted faults that turn the tests red: {n_red}/{len(wanted)}")
+    results = []
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(_AT_ONCE) as pool:
+        good = Copy(Path(folder), ROOT)  # what is changed in the checkout meanwhile takes no part
+        if not given.no_green and not is_green(wanted, good):
+            return 1
+        for found in pool.map(lambda fault: seen(fault, good.root), wanted):
+            results.append(found)
+            print(f"{'red' if found['red'] else 'NOT SEEN'}: {found['name']}, {found['what']} ({found['seconds']} s)")
+            print(f"    {found['said']}", flush=True)
+    n_red = sum(found["red"] for found in results)
+    print(f"planted faults that turn the tests red, each alone: {n_red}/{len(wanted)}")
+    if given.record:
+        at = datetime.now(UTC).isoformat(timespec="minutes")
+        given.record.write_text(json.dumps({"at": at, "faults": results}, indent=1) + "\n", "utf-8")
     return int(n_red < len(wanted))
 
 

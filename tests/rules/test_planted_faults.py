@@ -1,0 +1,46 @@
+"""The planted faults of the reliability tests can still be planted: what each replaces is in the package, once."""
+
+from __future__ import annotations
+
+import runpy
+import shutil
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def _planted() -> tuple[Any, ...]:
+    """Return the faults, from their file: another one of the tests has its name."""
+    name = "planted_faults"
+    sys.modules[name] = ModuleType(name)  # a dataclass looks for the module that it is of
+    return runpy.run_path(str(ROOT / "tests" / "reliability" / "planted" / "faults.py"), run_name=name)["PLANTED"]
+
+
+PLANTED = _planted()
+
+
+@pytest.mark.parametrize("fault", PLANTED, ids=lambda fault: fault.name)
+def test_a_fault_can_be_planted(tmp_path: Path, fault: Any) -> None:
+    for edit in fault.edits:
+        path = tmp_path / edit.file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            shutil.copy(ROOT / "src" / "whet" / edit.file, path)
+        edit.apply(tmp_path)
+
+
+def test_its_tests_are_there() -> None:
+    """By file and function; a case of it is named in brackets."""
+    for fault in PLANTED:
+        for test in fault.tests:
+            file, _, name = test.partition("::")
+            assert f"def {name.partition('[')[0]}(" in (ROOT / "tests" / file).read_text("utf-8"), test
+
+
+def test_there_are_sixteen() -> None:
+    assert len({fault.name for fault in PLANTED}) == 16
