@@ -117,7 +117,7 @@ def test_a_layer_that_runs_twice_draws_anew_each_time() -> None:
     placement = Placement()
     sites = [Site(placement, number, n_sites=2) for number in (0, 1, 0, 1, 0)]
     batch = pack(tiny_rows(3), first_slot=0, position_offset=0)
-    place, x = place_of(batch, seed=SEED, step=STEP), torch.ones(batch.n_tokens, 64)
+    place, x = place_of(batch, seed=SEED, step=STEP), torch.ones(batch.n_computed, 64)
     with placement.at(place):
         uses = [dropout(x, Drop(0.3, place, site.use())) for site in sites]
     assert all(not torch.equal(one, two) for one, two in combinations(uses, 2))
