@@ -18,7 +18,7 @@ from whet.config.arguments import TrainingArguments
 from whet.train.operator_groups import GROUPS, group_of_class
 from whet.train.step_times import STEP, StepTimes
 
-WARM_UP_STEPS = 2
+WARM_UP_STEPS = 12
 """The first steps allocate memory and start threads: they tell little about the others."""
 PROFILED_STEPS = 5
 
