@@ -21,6 +21,8 @@ PAUSE_S = 0.2
 SEED = 42
 WARM_UP = 3
 """Steps that a worker of whet takes before any round: it keeps the memory that its first ones take from the system."""
+_LOOK = 64
+"""Batches among which the first of those steps takes the one with the most tokens, as a longer run has had it."""
 MODELS = {"minilm": "MiniLM", "distilbert": "DistilBERT size", "bert-base": "BERT-base size", "tiny": "tiny"}
 
 
@@ -126,9 +128,14 @@ class Bench:
         words = ["--precision", precision, "--mode", mode, "--batch", self.batch if mode == "train" else 8]
         words += ["--model", self.model(model), "--rows", rows, "--folder", self.folder / "out"]
         worker = self.start("whet_worker", *words, n_threads=n_threads)
-        for number in range(WARM_UP if mode == "train" else 0):
-            worker.ask("step", rows=self.sample(-1 - number, len(self.lengths), self.batch))
+        for rows in self.warm_up_batches() if mode == "train" else []:
+            worker.ask("step", rows=rows)
         return worker
+
+    def warm_up_batches(self) -> list[list[int]]:
+        """Return the rows of the warm-up's steps, the longest of many batches first."""
+        batches = [self.sample(-1 - number, len(self.lengths), self.batch) for number in range(_LOOK)]
+        return sorted(batches, key=lambda rows: int(self.lengths[rows].sum()), reverse=True)[:WARM_UP]
 
     def start_whets(self, model: str, *, mode: str = "train") -> dict[str, Worker]:
         """Start whet in fp32, and in its own choice where that is something else."""
