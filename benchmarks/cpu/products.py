@@ -8,6 +8,7 @@ Prints a table and writes products.json beside this file.
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
 import sys
@@ -56,6 +57,7 @@ def seconds(work: Callable[[], Tensor]) -> float:
 
 def main() -> None:
     """Measure every shape, print the table, write products.json."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     found: dict[str, dict[str, float]] = {}
     for width, inner in SHAPES:
         ways = routes(width, inner)
