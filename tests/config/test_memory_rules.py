@@ -33,6 +33,12 @@ def test_it_is_refused(given: dict[str, Any], said: str) -> None:
         TrainingArguments(**given)
 
 
+@pytest.mark.parametrize("given", [{"bf16": True}, {"fp16": True}, {"precision": "bf16"}])
+def test_flash_takes_both_half_formats_and_batches_by_tokens(given: dict[str, Any]) -> None:
+    args = TrainingArguments(attn_implementation="flash_attention_2", max_tokens_per_batch=100, **given)
+    assert args.bf16 or args.fp16
+
+
 def test_the_names_of_both_generations_are_taken() -> None:
     old = TrainingArguments(gradient_checkpointing=True, gradient_checkpointing_kwargs={"use_reentrant": False})
     new = TrainingArguments(activation_checkpointing=True, activation_checkpointing_kwargs={"use_reentrant": False})

@@ -11,8 +11,10 @@ from transformers import AttentionInterface
 
 import whet
 from tiny import FAMILIES, arguments, losses, tiny_model, tiny_rows
+from whet.kernels import attention_path
 from whet.log import logger
 from whet.models import attention
+from whet.models import objective as objectives
 
 IMPLEMENTATIONS = ("whet", "eager", "sdpa")
 # The same sums of float32 in another order, through other kernels, over six steps; seen: 4e-7.
@@ -83,10 +85,25 @@ def test_whets_own_is_refused_where_it_cannot_serve(tmp_path: Path) -> None:
         whet.Trainer(model=tiny_model("bert", is_decoder=True), args=arguments(tmp_path, attn_implementation="whet"))
 
 
+@pytest.mark.parametrize(
+    ("name", "kernel"), [(None, "auto"), ("whet", "whet"), ("flash_attention_2", "flash_attention_2")]
+)
+def test_three_names_run_packed(monkeypatch: pytest.MonkeyPatch, name: str | None, kernel: str) -> None:
+    """On a GPU they differ in what may compute; here nothing but the choice is seen."""
+    monkeypatch.setattr(attention_path, "have", lambda device: attention_path.Have(torch=True))
+    found = objectives.choose(tiny_model("bert"), None, dict, attn=name)
+    assert found.packed
+    assert found.packed_model is not None
+    assert found.packed_model.placement.kernel == kernel
+
+
 def test_flash_names_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(whet.ConfigError, match="no GPU that torch can use and no package flash-attn"):
+    with pytest.raises(whet.ConfigError, match="no GPU that torch can use"):
         trainer_of(tmp_path, "bert", "flash_attention_2", bf16=True)
+    padded = arguments(tmp_path, attn_implementation="flash_attention_2", bf16=True)
+    with pytest.raises(whet.ConfigError, match="no GPU that torch can use and no package flash-attn"):
+        whet.Trainer(model=tiny_model("bert", is_decoder=True), args=padded)
     with pytest.raises(whet.ConfigError, match="does not compute in float32"):
         arguments(tmp_path, attn_implementation="flash_attention_2")

@@ -152,8 +152,10 @@ class TrainingArguments:
     """How hard inductor tries: default, reduce-overhead, max-autotune, max-autotune-no-cudagraphs. It turns
     torch_compile on; null: default."""
     attn_implementation: Literal["whet", "eager", "sdpa", "flash_attention_2"] | None = None
-    """Which code computes attention. whet: rows end to end without padding; the others are transformers' own, on padded
-    rows. null: whet where it knows the model's family, or else as the model is."""
+    """Which code computes attention. whet: rows end to end without padding, and dropout masks that no split changes.
+    flash_attention_2: flash kernels of a GPU, without padding where whet knows the model's family. eager, sdpa:
+    transformers' own, padded. null: whet where it knows the family (a GPU then runs flash kernels where they fit, and
+    these draw their own masks), or else as the model is."""
     num_train_epochs: float = 3.0
     """How often every row is seen. 0.5 stops after half of the rows."""
     max_steps: int = -1

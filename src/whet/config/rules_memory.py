@@ -63,24 +63,24 @@ def offload_meets_what_is_kept(args: "TrainingArguments") -> Problem | None:
 
 def flash_computes_in_half(args: "TrainingArguments") -> Problem | None:
     """The flash kernels know no float32."""
-    if args.attn_implementation != "flash_attention_2" or args.bf16:
+    if args.attn_implementation != "flash_attention_2" or args.bf16 or args.fp16:
         return None
     return Problem(
         what="flash_attention_2 does not compute in float32",
-        got="attn_implementation=flash_attention_2, bf16=false",
+        got=f"attn_implementation=flash_attention_2, precision={args.precision}",
         why="its kernels take 16-bit numbers only",
-        fix="add --bf16, or use --attn_implementation sdpa",
+        fix="add --bf16 or --fp16, or use --attn_implementation sdpa",
     )
 
 
 def token_budget_is_packed(args: "TrainingArguments") -> Problem | None:
     """Padded batches are cut by rows."""
-    if args.max_tokens_per_batch is None or args.attn_implementation in (None, "whet"):
+    if args.max_tokens_per_batch is None or args.attn_implementation in (None, "whet", "flash_attention_2"):
         return None
     return Problem(
         what="max_tokens_per_batch goes with packed batches",
         got=f"max_tokens_per_batch={args.max_tokens_per_batch}, attn_implementation={args.attn_implementation}",
-        why="with another attention than whet's, batches run padded, and a padded batch's size is not its tokens",
+        why="with this attention, batches run padded, and a padded batch's size is not its tokens",
         fix="leave --attn_implementation out, or lower --per_device_train_batch_size instead",
     )
 

@@ -39,6 +39,8 @@ class Batch:
     """Token places that it would compute with every row padded."""
     row_starts: Tensor | None = None
     positions: Tensor | None = None
+    longest: int = 0
+    """Tokens of the longest row of a packed batch."""
 
     def to(self, device: torch.device) -> Batch:
         """Return the batch on the device."""
@@ -95,6 +97,7 @@ def pack(rows: RowStore, *, first_slot: int, position_offset: int, padded_length
         n_padded=len(rows) * (padded_length or int(lengths.max())),
         row_starts=torch.from_numpy(rows.row_starts.astype(np.int32)),
         positions=torch.from_numpy(positions),
+        longest=int(lengths.max()),
     )
 
 

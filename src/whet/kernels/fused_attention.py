@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from whet.kernels import graph, reference, structs
+from whet.kernels import gpu_attention, graph, reference, structs
 from whet.kernels.native_call import DTYPES, call, native_for, ptr
 from whet.kernels.random import keep_threshold
 from whet.kernels.reference import AttentionSpec
@@ -22,7 +22,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
     if graph.in_graph(spec.drop):
         return _in_graph(spec, q, k, v)
     if native_for(q, k, v) is None:
-        return reference.attend(q, k, v, spec)
+        return plain(q, k, v, spec)
     return _Attend.apply(spec, q, k, v)
 
 
@@ -35,15 +35,21 @@ def attend_joined(qkv: Tensor, spec: AttentionSpec) -> Tensor:
         return _in_graph(spec, qkv, None, None)
     if native_for(qkv) is None:
         q, k, v = qkv.unbind(1)
-        return reference.attend(q, k, v, spec)
+        return plain(q, k, v, spec)
     return _Attend.apply(spec, qkv)
+
+
+def plain(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
+    """Return what `attend` does without the native operator: a GPU's kernels, or the textbook row by row."""
+    on_gpu = q.device.type != "cpu" and not torch.compiler.is_compiling()
+    return (gpu_attention if on_gpu else reference).attend(q, k, v, spec)
 
 
 def _in_graph(spec: AttentionSpec, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
     row_slots = None if spec.drop is None else spec.drop.place.row_slots
     p, site, keys, _, _ = graph.mask_arguments(spec.drop)
     rows = (spec.row_starts, row_slots, spec.scale, spec.causal)
-    return torch.ops.whet.attention(q, k, v, *rows, p, site, keys)[0]
+    return torch.ops.whet.attention(q, k, v, *rows, p, site, keys, spec.longest, spec.kernel)[0]
 
 
 class _Attend(Function):

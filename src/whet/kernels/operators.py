@@ -2,7 +2,8 @@
 
 Each runs the code of `fused.py` or `fused_attention.py`; here are only its shapes and its gradient, as a compiler wants
 them. An operator returns as many tensors each time, none of which shares memory: an empty one stands for no result.
-Attention is one such operator in plain torch too, because it goes through its rows one by one.
+Attention is one such operator without the native library too: plain torch goes through its rows one by one, and a GPU
+has kernels of its own.
 """
 
 import math
@@ -14,9 +15,8 @@ import torch
 from torch import Tensor
 from torch.library import custom_op, register_autograd, register_fake
 
-from whet.kernels import reference
 from whet.kernels.fused import _AddNorm, _BiasAct, _masked, _NormSpec
-from whet.kernels.fused_attention import _Attend
+from whet.kernels.fused_attention import _Attend, plain
 from whet.kernels.native_call import native_for
 from whet.kernels.place import KeyedPlace
 from whet.kernels.reference import AttentionSpec, Drop
@@ -211,13 +211,22 @@ register_autograd("whet::bias_act", _act_gradient, setup_context=_keep_act)
 
 
 def _spec(
-    row_starts: Tensor, row_slots: Tensor | None, scale: float, causal: bool, p: float, site: int, keys: Tensor | None
+    row_starts: Tensor,
+    row_slots: Tensor | None,
+    scale: float,
+    causal: bool,
+    p: float,
+    site: int,
+    keys: Tensor | None,
+    longest: Tensor | None,
+    kernel: str,
 ) -> AttentionSpec:
+    asked: Any = {"longest": longest, "kernel": kernel}
     if keys is None or row_slots is None:
-        return AttentionSpec(row_starts, scale, causal)
+        return AttentionSpec(row_starts, scale, causal, **asked)
     row_slots = row_slots[: len(row_starts) - 1]  # a compiled block's have one more
     place = KeyedPlace(0, 0, row_slots, row_slots, row_starts, row_slots, keys)
-    return AttentionSpec(row_starts, scale, causal, Drop(p, place, site))
+    return AttentionSpec(row_starts, scale, causal, Drop(p, place, site), **asked)
 
 
 def _tensors(q: Tensor, k: Tensor | None, v: Tensor | None) -> tuple[Tensor, ...]:
@@ -227,7 +236,8 @@ def _tensors(q: Tensor, k: Tensor | None, v: Tensor | None) -> tuple[Tensor, ...
 
 def _plain_attention(tensors: tuple[Tensor, ...], spec: AttentionSpec) -> Tensor:
     q, k, v = tensors[0].unbind(1) if len(tensors) == 1 else tensors
-    return reference.attend(q, k, v, spec)
+    # What the graph was told: flash kernels keep the strides of q, and under autocast float32 becomes its format.
+    return plain(q, k, v, spec).to(q.dtype).contiguous()
 
 
 @contextmanager
@@ -254,9 +264,11 @@ def attention(
     p: float,
     site: int,
     keys: Tensor | None,
+    longest: Tensor | None,
+    kernel: str,
 ) -> tuple[Tensor, Tensor]:
     """Return the attention (N, H, K) within rows, and a number a query and head; q may hold all three, (N, 3, H, K)."""
-    spec, tensors = _spec(row_starts, row_slots, scale, causal, p, site, keys), _tensors(q, k, v)
+    spec, tensors = _spec(row_starts, row_slots, scale, causal, p, site, keys, longest, kernel), _tensors(q, k, v)
     if native_for(*tensors) is None:
         out = _plain_attention(tensors, spec)
         return out, out.new_empty(out.shape[:2], dtype=torch.float32)
@@ -288,9 +300,11 @@ def attention_backward(
     p: float,
     site: int,
     keys: Tensor | None,
+    longest: Tensor | None,
+    kernel: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of q, k and v; those of k and v are empty where q holds all three."""
-    spec, tensors = _spec(row_starts, row_slots, scale, causal, p, site, keys), _tensors(q, k, v)
+    spec, tensors = _spec(row_starts, row_slots, scale, causal, p, site, keys, longest, kernel), _tensors(q, k, v)
     if native_for(*tensors) is None:
         with _autograd():
             again = tuple(tensor.detach().requires_grad_() for tensor in tensors)
@@ -311,16 +325,17 @@ def _(dout: Tensor, out: Tensor, lse: Tensor, q: Tensor, k: Tensor | None, v: Te
 
 
 def _keep_attention(ctx: Any, inputs: Any, output: Any) -> None:
-    q, k, v, row_starts, row_slots, ctx.scale, ctx.causal, ctx.p, ctx.site, keys = inputs
+    q, k, v, row_starts, row_slots, ctx.scale, ctx.causal, ctx.p, ctx.site, keys, longest, ctx.kernel = inputs
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*output, q, k, v, row_starts, row_slots, keys)
+    ctx.save_for_backward(*output, q, k, v, row_starts, row_slots, keys, longest)
 
 
 def _attention_gradient(ctx: Any, dout: Tensor, _: Any) -> Any:
-    *tensors, keys = ctx.saved_tensors
-    dq, dk, dv = attention_backward(dout, *tensors, ctx.scale, ctx.causal, ctx.p, ctx.site, keys)
+    *tensors, keys, longest = ctx.saved_tensors
+    mask = (ctx.p, ctx.site, keys)
+    dq, dk, dv = attention_backward(dout, *tensors, ctx.scale, ctx.causal, *mask, longest, ctx.kernel)
     joined = tensors[3] is None
-    return dq, _or_none(dk, wanted=not joined), _or_none(dv, wanted=not joined), *(None,) * 7
+    return dq, _or_none(dk, wanted=not joined), _or_none(dv, wanted=not joined), *(None,) * 9
 
 
 register_autograd("whet::attention", _attention_gradient, setup_context=_keep_attention)

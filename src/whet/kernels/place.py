@@ -2,12 +2,16 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from whet.kernels.random import stream_key
+
+Kernel = Literal["auto", "whet", "flash_attention_2"]
+"""What attention on a GPU may run: the fastest that fits, only what keeps whet's dropout masks, only flash kernels."""
 
 
 @dataclass(frozen=True)
@@ -15,7 +19,8 @@ class Place:
     """One micro-batch of rows, end to end, and its place in the run.
 
     `slots` and `positions` (N,) say for each token its row's place in the step's global batch and its own place in the
-    row; `row_starts` (rows + 1,) where rows begin; `row_slots` (rows,) the rows' places. All int32.
+    row; `row_starts` (rows + 1,) where rows begin; `row_slots` (rows,) the rows' places. All int32. `row_slots` and
+    `longest` () stay on the CPU: the tokens of the longest row, None where nobody has counted them.
     """
 
     seed: int
@@ -24,6 +29,7 @@ class Place:
     positions: Tensor
     row_starts: Tensor
     row_slots: Tensor
+    longest: Tensor | None = field(default=None, kw_only=True)
 
     def key(self, site: int) -> tuple[int, int]:
         """Return the key words of the site's stream in this step."""
@@ -52,6 +58,7 @@ class Placement:
 
     def __init__(self) -> None:
         self.now: Place | None = None
+        self.kernel: Kernel = "auto"
         self._calls: dict[int, int] = {}
 
     @contextmanager

@@ -39,9 +39,14 @@ def attention_bits(
     key: tuple[int, int], slot: int, heads: int, n_queries: int, n_keys: int, *, device: torch.device
 ) -> Tensor:
     """Return 32 random bits a weight for the attention of one row, as (heads, queries, keys) int64."""
-    query = torch.arange(n_queries, device=device).view(1, -1, 1)
-    head = torch.arange(1, heads + 1, device=device).view(-1, 1, 1)
-    return _bits(key, query, torch.tensor(slot, device=device), head, n_keys)
+    return attention_bits_of_rows(key, torch.tensor([slot], device=device), heads, n_queries, n_keys)[0]
+
+
+def attention_bits_of_rows(key: tuple[int, int], slots: Tensor, heads: int, n_queries: int, n_keys: int) -> Tensor:
+    """Return the bits of the rows in these slots (rows,), as (rows, heads, queries, keys) int64."""
+    query = torch.arange(n_queries, device=slots.device).view(-1, 1)
+    head = torch.arange(1, heads + 1, device=slots.device).view(-1, 1, 1)
+    return _bits(key, query, slots.long().view(-1, 1, 1, 1), head, n_keys)
 
 
 def _bits(key: tuple[int, int], c1: Tensor, c2: Tensor, c3: Tensor, width: int) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from whet.kernels.place import Place
+from whet.kernels.place import Kernel, Place
 from whet.kernels.random import attention_bits, hidden_bits, keep_threshold
 
 Kind = Literal["gelu", "gelu_tanh", "silu"]
@@ -48,12 +48,17 @@ class Norm:
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """How attention runs: `row_starts` (rows + 1,) int32 says where rows begin; a row sees only itself."""
+    """How attention runs: `row_starts` (rows + 1,) int32 says where rows begin; a row sees only itself.
+
+    `longest` () is the longest row's tokens, on the CPU: a GPU need not be asked. None: it is read from `row_starts`.
+    """
 
     row_starts: Tensor
     scale: float
     causal: bool = False
     drop: Drop | None = None
+    longest: Tensor | None = None
+    kernel: Kernel = "auto"
 
 
 @dataclass(frozen=True)
@@ -77,32 +82,32 @@ class AdamWStep:
 
 def dropout(x: Tensor, drop: Drop) -> Tensor:
     """Return x (..., D) with channels dropped and the kept ones scaled by 1 / (1 - p)."""
-    return _dropped(_wide(x), drop).to(x.dtype)
+    return _dropped(wide(x), drop).to(x.dtype)
 
 
 def add_norm(
     x: Tensor, residual: Tensor | None, norm: Norm, *, linear_bias: Tensor | None = None, drop: Drop | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return (normalised(s), s) with s = residual + dropout(x + linear_bias)."""
-    s = _wide(x)
+    s = wide(x)
     if linear_bias is not None:
-        s = s + _wide(linear_bias)
+        s = s + wide(linear_bias)
     if drop is not None:
         s = _dropped(s, drop)
     if residual is not None:
-        s = s + _wide(residual)
+        s = s + wide(residual)
     s = s.to(x.dtype)
-    return _normalised(_wide(s), norm).to(x.dtype), s
+    return _normalised(wide(s), norm).to(x.dtype), s
 
 
 def bias_act(x: Tensor, bias: Tensor | None, kind: Kind) -> Tensor:
     """Return act(x + bias) of x (..., F)."""
-    return _activated(_wide(x) if bias is None else _wide(x) + _wide(bias), kind).to(x.dtype)
+    return _activated(wide(x) if bias is None else wide(x) + wide(bias), kind).to(x.dtype)
 
 
 def gated_act(gate: Tensor, up: Tensor, kind: Kind) -> Tensor:
     """Return act(gate) * up; with kind silu this is SwiGLU (Shazeer 2020)."""
-    return (_activated(_wide(gate), kind) * _wide(up)).to(gate.dtype)
+    return (_activated(wide(gate), kind) * wide(up)).to(gate.dtype)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
@@ -123,19 +128,19 @@ def embed(ids: Sequence[Tensor], tables: Tables, norm: Norm, *, drop: Drop | Non
         functional.embedding(i, table, padding_idx=padding)
         for i, table, padding in zip(ids, tables.tables, tables.padding_ids, strict=True)
     ]
-    y = _normalised(_wide(torch.stack(parts).sum(0)), norm)
+    y = _normalised(wide(torch.stack(parts).sum(0)), norm)
     return (y if drop is None else _dropped(y, drop)).to(parts[0].dtype)
 
 
 def linear_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
     """Return the summed cross entropy () of the logits hidden (N, D) @ weight (V, D)'; labels < 0 count nothing."""
-    logits = _wide(hidden @ weight.T)
+    logits = wide(hidden @ weight.T)
     return functional.cross_entropy(logits, labels.clamp_min(-1), ignore_index=-1, reduction="sum")
 
 
 def row_cross_entropy(logits: Tensor, labels: Tensor, row_starts: Tensor) -> Tensor:
     """Return -log softmax(logits of the row)[label] for each row; logits (N,), labels and result (rows,)."""
-    rows = _wide(to_rows(logits, row_starts, -torch.inf))
+    rows = wide(to_rows(logits, row_starts, -torch.inf))
     return functional.cross_entropy(rows, labels, reduction="none")
 
 
@@ -168,19 +173,20 @@ def adamw(
             param.copy_(param.to(m.dtype) * (1 - lr * decay) - lr * move)
 
 
-def _wide(x: Tensor) -> Tensor:
+def wide(x: Tensor) -> Tensor:
+    """Return x in the dtype to compute in: float64 as it is, all else in float32."""
     return x if x.dtype == torch.float64 else x.float()
 
 
 def _dropped(x: Tensor, drop: Drop) -> Tensor:
     bits = hidden_bits(drop.key, drop.place.slots, drop.place.positions, x.shape[-1])
-    return x * (bits >= keep_threshold(drop.p)).view(x.shape) * _float32(drop.keep_scale)
+    return x * (bits >= keep_threshold(drop.p)).view(x.shape) * float32(drop.keep_scale)
 
 
 def _normalised(x: Tensor, norm: Norm) -> Tensor:
     centred = x if norm.rms else x - x.mean(-1, keepdim=True)
-    y = centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + norm.eps) * _wide(norm.weight)
-    return y if norm.bias is None else y + _wide(norm.bias)
+    y = centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + norm.eps) * wide(norm.weight)
+    return y if norm.bias is None else y + wide(norm.bias)
 
 
 def _activated(x: Tensor, kind: Kind) -> Tensor:
@@ -190,16 +196,16 @@ def _activated(x: Tensor, kind: Kind) -> Tensor:
 
 
 def _attend_row(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, slot: int) -> Tensor:
-    scores = torch.einsum("ihk,jhk->hij", _wide(q), _wide(k)) * spec.scale
+    scores = torch.einsum("ihk,jhk->hij", wide(q), wide(k)) * spec.scale
     if spec.causal:
         scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf)
     weights = torch.softmax(scores, dim=-1)
     if spec.drop is not None:
         bits = attention_bits(spec.drop.key, slot, *weights.shape, device=q.device)
-        weights = weights * (bits >= keep_threshold(spec.drop.p)) * _float32(spec.drop.keep_scale)
-    return torch.einsum("hij,jhk->ihk", weights, _wide(v)).to(q.dtype)
+        weights = weights * (bits >= keep_threshold(spec.drop.p)) * float32(spec.drop.keep_scale)
+    return torch.einsum("hij,jhk->ihk", weights, wide(v)).to(q.dtype)
 
 
-def _float32(x: float) -> float:
+def float32(x: float) -> float:
     """Return x as the nearest float32, which is what the native operators multiply by."""
     return float(torch.tensor(x, dtype=torch.float32))

@@ -38,10 +38,11 @@ class _Calls:
         return Place(
             seed=torch.initial_seed(),
             step=self.n_training,
-            slots=row_slots.repeat_interleave(starts.diff()),
+            slots=row_slots.to(mask.device).repeat_interleave(starts.diff()),
             positions=positions,
             row_starts=starts,
             row_slots=row_slots,
+            longest=starts.diff().max().cpu(),
         )
 
 

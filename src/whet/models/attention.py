@@ -35,7 +35,9 @@ def attend(
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
     p = options.get("dropout", 0.0)
     drop = Drop(p, site.place, site.use()) if p > 0.0 else None
-    spec = AttentionSpec(site.place.row_starts, options.get("scaling") or query.shape[-1] ** -0.5, drop=drop)
+    scale = options.get("scaling") or query.shape[-1] ** -0.5
+    place = site.place
+    spec = AttentionSpec(place.row_starts, scale, drop=drop, longest=place.longest, kernel=site.placement.kernel)
     q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     return attend_rows(q, k, v, spec)[None], None
 

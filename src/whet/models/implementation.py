@@ -1,4 +1,4 @@
-"""Which code computes a model's attention, for models that run padded."""
+"""Which code computes a model's attention where it is not whet's, and whether the machine has it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from whet.errors import ConfigError
+from whet.kernels import attention_path
 from whet.log import logger
 
+FLASH = "flash_attention_2"
 _FIX = "use --attn_implementation sdpa or eager, or leave it out"
 
 
@@ -19,7 +21,7 @@ def use(model: nn.Module, name: str) -> None:
 
     Raises ConfigError where the model or the machine cannot.
     """
-    if name == "flash_attention_2":
+    if name == FLASH:
         _require_flash()
     if not isinstance(model, PreTrainedModel):
         raise _refused(name, type(model).__name__, "only models of transformers have a choice of attention")
@@ -31,6 +33,21 @@ def use(model: nn.Module, name: str) -> None:
     if found != name:
         raise _refused(name, type(model).__name__, f"transformers kept {found} for this model")
     logger.info("attention: transformers' own %s, asked for by attn_implementation", name)
+
+
+def require_kernels(device: torch.device) -> None:
+    """Raise ConfigError where packed batches find no flash kernels on this device."""
+    if attention_path.have(device) != attention_path.Have():
+        return
+    if not torch.cuda.is_available():
+        got = "no GPU that torch can use"
+    elif device.type != "cuda":
+        got = f"the model is on the device {device}"
+    else:
+        got = f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}, no package flash-attn"
+    raise _refused(
+        FLASH, got, "flash kernels run on NVIDIA GPUs since Ampere, by a torch built with them or flash-attn"
+    )
 
 
 def not_known(model: nn.Module) -> ConfigError:
@@ -48,7 +65,7 @@ def _require_flash() -> None:
     if importlib.util.find_spec("flash_attn") is None:
         missing.append("package flash-attn")
     if missing:
-        raise _refused("flash_attention_2", f"no {' and no '.join(missing)}", "its kernels come in a package for GPUs")
+        raise _refused(FLASH, f"no {' and no '.join(missing)}", "its kernels come in a package for GPUs")
 
 
 def _refused(name: str, got: str, why: str) -> ConfigError:

@@ -15,15 +15,23 @@ from whet.data.columns import Columns, read_by
 from whet.data.store import RowStore
 from whet.errors import ConfigError, DataError
 from whet.kernels.fused_loss import row_cross_entropy
+from whet.kernels.place import Kernel
 from whet.kernels.random import stream_key
 from whet.kernels.reference import to_rows
 from whet.models import attention, implementation
+from whet.models.families import family_of
 from whet.models.packed import PackedModel, prepare
 
 SPAN_LABELS = ("start_positions", "end_positions")
 IGNORED = -100
 _TOKEN_COLUMNS = frozenset({"input_ids", "token_type_ids"})
 _NEXT_WORD_HEADS = ("ForCausalLM", "LMHeadModel")
+_KERNELS: dict[str | None, Kernel] = {
+    None: "auto",
+    attention.NAME: "whet",
+    implementation.FLASH: "flash_attention_2",
+}
+"""What packed attention runs on a GPU, by `attn_implementation`; with another one, batches are padded."""
 Collate = Callable[[list[Any]], Mapping[str, Any]]
 
 
@@ -252,12 +260,14 @@ def choose(
     """Return how this model trains: without padding wherever its family and its head are known.
 
     A collator of the user's own is honoured: its batches are padded, and the model's own loss is used. So is the code
-    that is to compute attention, `attn`: with any but whet's own, batches are padded.
+    that is to compute attention, `attn`: with transformers' eager or sdpa, batches are padded.
     """
-    if attn not in (None, attention.NAME):
-        implementation.use(model, attn)
     spans = collate is None and type(model).__name__.endswith("ForQuestionAnswering")
-    packed = prepare(model) if spans and attn in (None, attention.NAME) else None
+    if spans and attn == implementation.FLASH and family_of(model) is not None:
+        implementation.require_kernels(next(model.parameters()).device)
+    packed = prepare(model, _KERNELS[attn]) if spans and attn in _KERNELS else None
+    if packed is None and attn not in (None, attention.NAME):
+        implementation.use(model, attn)
     if attn == attention.NAME and packed is None:
         raise implementation.not_known(model)
     if not spans:

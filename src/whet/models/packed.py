@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from whet.data.batch import Batch
 from whet.kernels.fused import dropout
-from whet.kernels.place import Place, Placement, Site
+from whet.kernels.place import Kernel, Place, Placement, Site
 from whet.kernels.reference import Drop
 from whet.models import attention
 from whet.models.families import Family, family_of
@@ -63,7 +63,8 @@ def place_of(batch: Batch, *, seed: int, step: int) -> Place:
     assert batch.positions is not None
     row_starts = with_filling(batch.row_starts, batch.n_tokens, batch.n_computed)
     row_slots = torch.arange(batch.first_slot, batch.first_slot + len(row_starts) - 1, dtype=torch.int32)
-    slots = row_slots.to(batch.positions.device).repeat_interleave(row_starts.diff())
+    on_device = row_slots.to(batch.positions.device, non_blocking=True)  # a copy that waits would stall the GPU
+    slots = on_device.repeat_interleave(row_starts.diff(), output_size=batch.n_computed)
     return Place(
         seed=seed,
         step=step,
@@ -71,24 +72,26 @@ def place_of(batch: Batch, *, seed: int, step: int) -> Place:
         positions=batch.positions,
         row_starts=row_starts,
         row_slots=row_slots,
+        longest=torch.tensor(max(batch.longest, batch.n_computed - batch.n_tokens)),
     )
 
 
 def with_filling(row_starts: Tensor, n_tokens: int, n_filled: int) -> Tensor:
     """Return where rows begin (rows + 1,), with one row more where n_filled token places are more than n_tokens."""
-    return row_starts if n_filled == n_tokens else torch.cat([row_starts, row_starts.new_tensor([n_filled])])
+    return row_starts if n_filled == n_tokens else nn.functional.pad(row_starts, (0, 1), value=n_filled)
 
 
-def prepare(model: nn.Module) -> PackedModel | None:
+def prepare(model: nn.Module, kernel: Kernel = "auto") -> PackedModel | None:
     """Change the model, once, so that it can run packed; None (and no change) where its family is not known.
 
-    Weights, their names and the saved form stay as they are.
+    Weights, their names and the saved form stay as they are. `kernel` says what its attention runs on a GPU.
     """
     family = family_of(model)
     if family is None:
         return None
     attention.register()
     placement = Placement()
+    placement.kernel = kernel
     before = str(model.config._attn_implementation)  # pyright: ignore[reportAttributeAccessIssue]
     _place_sites(model, family, placement)
     model.set_attn_implementation(attention.NAME)  # pyright: ignore[reportCallIssue]

@@ -196,7 +196,7 @@ class Trainer:
         name = getattr(getattr(self.model, "config", None), "model_type", type(self.model).__name__)
         if not isinstance(self.objective, objectives.PackedSpans):
             why = "whet does not know %s with this head and collator without padding"
-            if self.args.attn_implementation is not None:
+            if self.args.attn_implementation in ("eager", "sdpa"):
                 why = "attention that is not whet's does not know rows end to end (%s)"
             logger.info(f"batches run padded: {why}", name)
             return

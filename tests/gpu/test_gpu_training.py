@@ -1,0 +1,92 @@
+"""Training on a real GPU through packed attention: one loss curve over what must be equal there."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import whet
+from tiny import arguments, losses, tiny_model, tiny_rows
+from whet.kernels import attention_path
+from whet.log import logger
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+]
+# Products in bf16, and sums of gradients in any order: two runs of one kind differ by less over a few steps.
+TOLERANCE = 2e-2
+
+
+def curve(folder: Path, *, dropout: float = 0.1, **changes: Any) -> list[float]:
+    usual = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1, "max_steps": 6, "seed": 5}
+    args = arguments(folder, **(usual | {"use_cpu": False, "bf16": True} | changes))
+    model = tiny_model("bert", dropout=dropout)
+    trainer = whet.Trainer(model=model, args=args, train_dataset=tiny_rows(24))
+    assert trainer.device.type == "cuda"
+    assert trainer.objective.packed
+    trainer.train()
+    return losses(trainer)
+
+
+def need_flash() -> None:
+    if attention_path.have(torch.device("cuda", 0)) == attention_path.Have():
+        pytest.skip("this GPU has no flash kernels")
+
+
+@pytest.mark.parametrize("name", ["whet", "flash_attention_2"])
+def test_without_dropout_every_kernel_gives_one_curve(tmp_path: Path, name: str) -> None:
+    need_flash()
+    usual = curve(tmp_path, dropout=0.0)
+    assert curve(tmp_path, dropout=0.0, attn_implementation=name) == pytest.approx(usual, rel=TOLERANCE)
+    fp32 = curve(tmp_path, dropout=0.0, bf16=False, precision="fp32")
+    assert fp32 == pytest.approx(usual, rel=TOLERANCE)
+
+
+@pytest.mark.parametrize("policy", ["blocks", "selective"])
+def test_flash_masks_survive_recomputation(tmp_path: Path, policy: str) -> None:
+    need_flash()
+    again = curve(tmp_path, gradient_checkpointing=True, checkpointing_policy=policy)
+    assert again == pytest.approx(curve(tmp_path), rel=TOLERANCE)
+
+
+def test_whets_masks_survive_accumulation_and_are_the_cpus(tmp_path: Path) -> None:
+    fp32: dict[str, Any] = {"attn_implementation": "whet", "bf16": False, "precision": "fp32"}
+    whole = curve(tmp_path, **fp32)
+    split = curve(tmp_path, per_device_train_batch_size=2, gradient_accumulation_steps=2, **fp32)
+    assert split == pytest.approx(whole, rel=1e-4)  # float32 in another order, over six steps
+    args = arguments(tmp_path, per_device_train_batch_size=4, max_steps=6, seed=5, use_cpu=True, precision="fp32")
+    here = whet.Trainer(model=tiny_model("bert", dropout=0.1), args=args, train_dataset=tiny_rows(24))
+    here.train()
+    assert losses(here) == pytest.approx(whole, rel=1e-4)
+
+
+def test_the_log_says_whose_masks_are_drawn(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    need_flash()
+    attention_path.tell.cache_clear()
+    with caplog.at_level(logging.INFO, logger.name):
+        curve(tmp_path, max_steps=1)
+    assert "draw dropout masks of their own" in caplog.text
+
+
+def test_compiled_blocks_run_the_same_attention(tmp_path: Path) -> None:
+    need_flash()
+    pytest.importorskip("triton", reason="inductor needs triton on a GPU")
+    compiled = curve(tmp_path, dropout=0.0, torch_compile=True)
+    assert compiled == pytest.approx(curve(tmp_path, dropout=0.0), rel=TOLERANCE)
+    with_dropout = curve(tmp_path, torch_compile=True)
+    assert with_dropout == pytest.approx(curve(tmp_path), rel=TOLERANCE)
+
+
+def test_whet_optimize_runs_on_a_gpu() -> None:
+    """Padded calls of an encoder in a loop of one's own, without their padding."""
+    model = tiny_model("bert").cuda().eval()
+    ids = torch.randint(10, 190, (3, 30), device="cuda")
+    mask = torch.arange(30, device="cuda") < torch.tensor([30, 11, 22], device="cuda")[:, None]
+    wanted = model(input_ids=ids, attention_mask=mask.long()).start_logits
+    found = whet.optimize(model)(input_ids=ids, attention_mask=mask.long()).start_logits
+    torch.testing.assert_close(found[mask], wanted[mask], rtol=1e-3, atol=1e-3)  # products may be TF32 in neither

@@ -1,0 +1,101 @@
+"""Which code computes packed attention on a GPU, by a table; no GPU is needed to choose."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+
+from whet import ConfigError
+from whet.kernels import attention_path
+from whet.kernels.attention_path import Call, Have, choose
+from whet.log import logger
+
+NOTHING, TORCH, PACKAGE, BOTH = Have(), Have(torch=True), Have(package=True), Have(torch=True, package=True)
+BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
+FLASH = "flash_attention_2"
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP16])
+@pytest.mark.parametrize(
+    ("kernel", "dropping", "have", "path"),
+    [
+        ("auto", False, TORCH, "torch"),
+        ("auto", True, TORCH, "torch"),
+        ("auto", True, BOTH, "torch"),
+        ("auto", True, PACKAGE, "package"),
+        ("auto", False, NOTHING, "padded"),
+        ("auto", True, NOTHING, "padded"),
+        ("whet", False, TORCH, "torch"),
+        ("whet", False, PACKAGE, "package"),
+        ("whet", False, NOTHING, "padded"),
+        ("whet", True, BOTH, "padded"),
+        (FLASH, False, TORCH, "torch"),
+        (FLASH, True, TORCH, "torch"),
+        (FLASH, True, PACKAGE, "package"),
+        (FLASH, False, BOTH, "package"),
+    ],
+)
+def test_half_formats(kernel, dropping, have, path, dtype):
+    assert choose(kernel, Call(dtype, 64, dropping), have) == path
+
+
+@pytest.mark.parametrize("dropping", [False, True])
+@pytest.mark.parametrize("kernel", ["auto", "whet"])
+@pytest.mark.parametrize(("dtype", "width"), [(FP32, 64), (FP64, 64), (BF16, 20), (BF16, 264), (FP16, 7)])
+def test_what_flash_kernels_do_not_take_is_padded(kernel, dropping, dtype, width):
+    assert choose(kernel, Call(dtype, width, dropping), BOTH) == "padded"
+
+
+@pytest.mark.parametrize("width", [8, 32, 64, 96, 256])
+def test_widths_that_flash_kernels_take(width):
+    assert choose("auto", Call(BF16, width, dropping=True), TORCH) == "torch"
+
+
+@pytest.mark.parametrize(
+    ("call", "have"),
+    [
+        (Call(FP32, 64, dropping=False), BOTH),
+        (Call(BF16, 20, dropping=False), BOTH),
+        (Call(BF16, 64, dropping=False), NOTHING),
+    ],
+)
+def test_flash_asked_for_by_name_is_flash_or_an_error(call, have):
+    with pytest.raises(ConfigError, match="flash_attention_2 cannot compute this model's attention"):
+        choose(FLASH, call, have)
+
+
+def test_a_cpu_has_no_flash_kernels():
+    assert attention_path.have(torch.device("cpu")) == NOTHING
+
+
+@pytest.mark.parametrize(
+    ("capability", "cuda", "built", "installed", "wanted"),
+    [
+        ((8, 0), "13.0", True, False, TORCH),
+        ((9, 0), "13.0", True, True, BOTH),
+        ((8, 6), "13.0", False, True, PACKAGE),
+        ((7, 5), "13.0", True, True, NOTHING),
+        ((9, 4), None, True, True, NOTHING),  # AMD's: torch has other kernels for these, with another generator
+    ],
+)
+def test_what_a_gpu_has(monkeypatch, capability, cuda, built, installed, wanted):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: built)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if installed else None)
+    assert attention_path.have.__wrapped__(torch.device("cuda", 0)) == wanted
+
+
+def test_the_log_tells_each_way_once_and_whose_masks_are_drawn(caplog):
+    attention_path.tell.cache_clear()
+    with caplog.at_level(logging.INFO, logger.name):
+        for _ in range(3):
+            attention_path.tell("torch", dropping=True)
+            attention_path.tell("torch", dropping=False)
+            attention_path.tell("padded", dropping=False)
+    assert len(caplog.messages) == 3
+    assert "draw dropout masks of their own" in caplog.messages[0]
+    assert "--attn_implementation whet" in caplog.messages[0]
+    assert "masks" not in caplog.messages[1]
