@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from whet.config.arguments import TrainingArguments
     from whet.errors import ConfigError, DataError, WhetError
-    from whet.methods.order import optimize, restore
+    from whet.methods.order import changes, optimize, restore
     from whet.train.trainer import Trainer
 
 __version__ = "0.1.0"
@@ -16,6 +16,7 @@ __version__ = "0.1.0"
 _HOME = {
     "TrainingArguments": "whet.config.arguments",
     "Trainer": "whet.train.trainer",
+    "changes": "whet.methods.order",
     "optimize": "whet.methods.order",
     "restore": "whet.methods.order",
     "WhetError": "whet.errors",
@@ -29,6 +30,7 @@ __all__ = [
     "TrainingArguments",
     "WhetError",
     "__version__",
+    "changes",
     "optimize",
     "restore",
 ]

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny_qa import save_encoder, squad, write_json
@@ -27,11 +33,12 @@ def words(folder: Path, *more: str) -> list[str]:
 
 @pytest.mark.slow
 def test_the_table_is_printed_written_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(words(tmp_path, "--only", "accumulation,tf32")) == EXIT_OK
+    assert run(words(tmp_path, "--only", "accumulation,tf32,activation_offload,attention_flash")) == EXIT_OK
     shown = capsys.readouterr().out
     told = json.loads((tmp_path / "out/methods.json").read_text("utf-8"))
-    plain, tf32, split = told["techniques"]
-    assert [plain["name"], tf32["name"], split["name"]] == ["plain", "tf32", "accumulation"]
+    named = {line["name"]: line for line in told["techniques"]}
+    plain, split = named["plain"], named["accumulation"]
+    assert told["finished"] is True
     assert {"machine", "steps", "warmup", "rounds", "qa", "plain", "load_before"} <= told.keys()
     assert {"torch", "transformers", "whet", "processor", "torch_threads"} <= told["machine"].keys()
     for line in (plain, split):
@@ -40,11 +47,36 @@ def test_the_table_is_printed_written_and_drawn(tmp_path: Path, capsys: pytest.C
         assert line["steps_per_s"] > 0
         assert line["peak_bytes"] > 0
     assert (split["equal_to"], split["equal"]) == ("plain", True)
-    assert tf32["steps_per_s"] is None
-    assert "tf32" in tf32["error"]
-    assert "CANNOT RUN: tf32" in shown
+    for name in ("tf32", "activation_offload", "attention_flash"):  # a GPU is what they need
+        assert (named[name]["steps_per_s"], named[name]["error"]) == (None, None)
+        assert "GPU" in named[name]["skipped"]
+    assert "skipped: tf32 is asked for" in shown
+    assert "CANNOT RUN" not in shown
     assert "less memory" in shown  # the guides' claim
     assert (tmp_path / "out/methods.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_what_was_measured_before_the_command_was_killed_is_there(tmp_path: Path) -> None:
+    """Rounds without end: the file of the first runs is whole at any time."""
+    command = [sys.executable, "-m", "whet", *words(tmp_path, "--only", "sgd,muon", "--rounds", "1000")]
+    process = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
+    try:
+        told = _when_there(tmp_path / "out/methods.json", process)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    assert told["finished"] is False
+    assert len(told["techniques"][0]["losses"]) == WARMUP + STEPS
+
+
+def _when_there(path: Path, process: subprocess.Popen[bytes], limit_s: float = 120.0) -> Any:
+    ends_s = time.monotonic() + limit_s
+    while not path.is_file():
+        assert process.poll() is None
+        assert time.monotonic() < ends_s
+        time.sleep(0.1)
+    return json.loads(path.read_text("utf-8"))
 
 
 @pytest.mark.slow

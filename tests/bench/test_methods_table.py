@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 
-from whet.bench import table
+from whet.bench import runs, table
+from whet.bench.arguments import BenchArguments
 from whet.bench.runs import Row, plain_settings, run_child
 from whet.bench.show import cells
 from whet.bench.techniques import PLAIN, TECHNIQUES, Base, choose, why_not
 from whet.config.arguments import TrainingArguments
+from whet.config.optimizer_names import OPTIONS
+from whet.tasks.qa.arguments import QaArguments
 
 NAMED = {one.name: one for one in TECHNIQUES}
 
@@ -92,3 +95,34 @@ def test_settings_of_every_technique_construct_or_are_refused_by_a_rule(techniqu
 @pytest.mark.slow
 def test_a_process_that_takes_too_long_is_ended() -> None:
     assert run_child({"qa": {}, "args": {}, "warmup": 0}, 0.05) == {"error": "not done after 0.05 s (--limit_s)"}
+
+
+def test_every_optimizer_and_what_the_guides_name_has_a_row() -> None:
+    aliases = {"adamw_hf", "adamw_8bit"}
+    assert OPTIONS.keys() - NAMED.keys() == aliases
+    fields = {name for one in TECHNIQUES for name in one.changes(Base(plain_settings(TrainingArguments(), 5), 384))}
+    guides = {
+        "gradient_accumulation_steps", "gradient_checkpointing", "bf16", "fp16", "tf32", "optim", "attn_implementation",
+        "dataloader_pin_memory", "dataloader_num_workers", "torch_empty_cache_steps", "torch_compile",
+        "auto_find_batch_size", "activation_offload", "max_tokens_per_batch", "optimizer_in_backward",
+    }  # fmt: skip
+    assert guides - fields == set()
+
+
+def test_the_file_grows_with_each_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs that were ended by hand leave what was measured before; what is refused is skipped, with the reason."""
+    told = {"adafactor": {"error": "no room", "why": "w", "refused": False},
+            "sgd": {"error": "needs a GPU", "why": "its kernels run there", "refused": True}}  # fmt: skip
+    monkeypatch.setattr(runs, "run_child", lambda spec, _: told.get(spec["args"]["optim"], run()))
+    qa = QaArguments(model_name_or_path="m", train_file="t.json")
+    asked, base = BenchArguments(rounds=2), Base(plain_settings(TrainingArguments(optim="adamw_torch"), 5), 384)
+    seen: list[list[int]] = []
+    rows = runs.measure(
+        asked, qa, base, [NAMED[name] for name in (PLAIN, "sgd", "adafactor", "muon")],
+        lambda so_far: seen.append([len(row.runs) for row in so_far]),
+    )  # fmt: skip
+    assert seen == [[1, 0, 0, 0], [1, 0, 0, 0], [1, 0, 0, 0], [1, 0, 0, 1], [2, 0, 0, 1], [2, 0, 0, 2]]
+    assert [cells(line)[-1] for line in table.lines(rows)][1:3] == [
+        "skipped: needs a GPU (its kernels run there)",
+        "CANNOT RUN: no room",
+    ]

@@ -43,3 +43,8 @@ def test_the_names_of_both_generations_are_taken() -> None:
     old = TrainingArguments(gradient_checkpointing=True, gradient_checkpointing_kwargs={"use_reentrant": False})
     new = TrainingArguments(activation_checkpointing=True, activation_checkpointing_kwargs={"use_reentrant": False})
     assert old == new
+
+
+@pytest.mark.parametrize("given", [{"bf16": True}, {"fp16": True}, {"precision": "fp16"}])
+def test_flash_attention_takes_both_formats_of_16_bits(given: dict[str, Any]) -> None:
+    assert TrainingArguments(attn_implementation="flash_attention_2", **given).attn_implementation is not None

@@ -1,8 +1,8 @@
 """Training on one GPU: every setting of the guide, alone and as it grows to the whole of them, on a tiny model.
 
 Where a GPU is not at hand, what needs one is left out of the setting, and shown to be refused.
-Not covered yet, for they come with later work: LoRA through PEFT, a loop of one's own through Accelerate, mixtures of
-experts, DeepSpeed ZeRO, and a language model loaded with `device_map="auto"`.
+Not covered yet, for they come with later work: LoRA through PEFT, mixtures of experts, DeepSpeed ZeRO, and
+a language model loaded with `device_map="auto"`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import pytest
 import torch
 from tiny_runs import span_rows, tiny_bert
 from torch import nn
+from torch.utils.data import DataLoader
 
 import whet
 from whet.config.not_honoured import REFUSED
@@ -201,6 +202,42 @@ def test_an_optimizer_built_by_hand_trains(build: Any, scheduled: bool, tmp_path
     assert trainer.optimizer is optimizer
     rates = [entry["learning_rate"] for entry in trainer.state.log_history if "learning_rate" in entry]
     assert rates == [5e-4] * 8 if scheduled else pytest.approx(rates) == [1e-3 * (8 - n) / 8 for n in range(8)]
+
+
+def _losses_through_accelerate(n_parts: int, *, optimized: bool) -> list[float]:
+    """The guide's loop of one's own: the losses of two epochs over four batches, each step over `n_parts` of them."""
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    model = tiny_bert(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    if optimized:
+        model, optimizer = whet.optimize(model, optimizer=optimizer)
+    loader = DataLoader(span_rows(1) * 16, batch_size=4, collate_fn=_columns)  # pyright: ignore[reportArgumentType]
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    losses, model = [], model.train()
+    for _ in range(2):
+        for number, batch in enumerate(loader, start=1):
+            loss = model(**batch).loss / n_parts
+            accelerator.backward(loss)
+            losses.append(n_parts * loss.item())
+            if number % n_parts == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+    return losses
+
+
+def _columns(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    return {name: torch.tensor([row[name] for row in rows]) for name in rows[0]}
+
+
+@_missing("accelerate")
+@pytest.mark.parametrize("n_parts", [1, 2])
+def test_a_loop_of_ones_own_through_accelerate_trains_the_same_with_whets_operators(n_parts: int) -> None:
+    plain, found = (_losses_through_accelerate(n_parts, optimized=optimized) for optimized in (False, True))
+    assert len(plain) == 8
+    assert plain[-1] < plain[0]
+    assert found == pytest.approx(plain, rel=1e-4)  # sums in another order, over the steps
 
 
 @pytest.mark.parametrize(

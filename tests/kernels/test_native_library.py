@@ -61,7 +61,13 @@ def test_plain_torch_runs_where_the_library_is_absent(monkeypatch, tmp_path, cap
     finally:
         library.library.cache_clear()
     assert torch.equal(found, reference.dropout(torch.ones(4, 8), Drop(0.5, place, 0)))
-    assert len(caplog.records) == 1
+    (line,) = caplog.messages
+    assert f"about {library.TIMES_AS_LONG} times as long" in line
+
+
+def test_the_price_that_is_told_is_the_one_that_was_measured():
+    report = Path(__file__).resolve().parents[2] / "benchmarks/cpu/plain_torch.json"
+    assert round(json.loads(report.read_text("utf-8"))["ratio"], 1) == library.TIMES_AS_LONG
 
 
 def test_a_file_that_is_no_library_is_left_alone(monkeypatch, tmp_path, caplog):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import shutil
 from pathlib import Path
@@ -232,6 +233,25 @@ def test_what_does_not_go_together_is_refused(tmp_path: Path, asked: dict[str, A
 def test_what_torch_does_not_know_is_refused(tmp_path: Path, asked: dict[str, Any], said: str) -> None:
     with pytest.raises(whet.ConfigError, match=f"torch.compile does not know {said}"):
         whet.Trainer(model=tiny_model("bert"), args=arguments(tmp_path, **asked))
+
+
+@pytest.mark.parametrize(
+    "asked", [{"torch_compile_backend": "cudagraphs"}, {"torch_compile": True, "torch_compile_mode": "reduce-overhead"}]
+)
+def test_cuda_graphs_are_refused_on_a_cpu(tmp_path: Path, asked: dict[str, Any]) -> None:
+    """torch skips them there: the mode would do nothing, and the backend warn and do nothing."""
+    with pytest.raises(whet.ConfigError, match="CUDA graphs are asked for on the CPU"):
+        whet.Trainer(model=tiny_model("bert"), args=arguments(tmp_path, **asked))
+
+
+@pytest.mark.parametrize("backend", ["aot_eager_decomp_partition_with_mode", "dynamo_minifier_backend", "openxla"])
+def test_a_backend_that_torch_lists_and_that_fails_is_told_in_four_parts(tmp_path: Path, backend: str) -> None:
+    if backend == "openxla" and importlib.util.find_spec("torch_xla"):
+        pytest.skip("torch_xla is installed")
+    with pytest.raises(whet.ConfigError, match=f"the backend {backend} of torch.compile cannot compile") as caught:
+        trained(tmp_path, tiny_model("bert"), torch_compile_backend=backend)
+    assert "Error: " in str(caught.value.problems[0].got)  # what the backend said
+    assert "--torch_compile_backend inductor" in caught.value.problems[0].fix
 
 
 def test_inductor_without_a_compiler_is_refused(tmp_path: Path) -> None:

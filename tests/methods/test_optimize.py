@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ HEADS = {"qa": AutoModelForQuestionAnswering, "classes": AutoModelForSequenceCla
 
 def model_of(family: str, head: str = "qa") -> Any:
     torch.manual_seed(3)
-    return HEADS[head].from_config(CONFIGS[family]).eval()
+    return HEADS[head].from_config(deepcopy(CONFIGS[family])).eval()  # models write into their config
 
 
 def padded_batch(family: str) -> dict[str, torch.Tensor]:
@@ -158,3 +159,82 @@ def test_transformers_own_trainer_trains_the_same(tmp_path: Path) -> None:
     plain, changed = losses("plain", lambda model: None), losses("whet", whet.optimize)
     assert len(plain) == 10
     assert changed == pytest.approx(plain, rel=1e-4)  # the log rounds; ten steps carry fp32 rounding on
+
+
+def span_loss(output: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The mean cross entropy of the spans (0, 0), padding left out of the softmax."""
+    padding, targets = batch["attention_mask"] == 0, torch.zeros(4, dtype=torch.long)
+    sides = [logits.masked_fill(padding, -torch.inf) for logits in (output.start_logits, output.end_logits)]
+    return sum(torch.nn.functional.cross_entropy(logits, targets) for logits in sides) / 2
+
+
+def batch_padded(family: str, side: str) -> dict[str, torch.Tensor]:
+    """Rows whose padding stands elsewhere than on the right."""
+    mask = torch.ones(4, 18, dtype=torch.long)
+    mask[1, slice(7) if side == "left" else slice(4, 7)] = 0
+    torch.manual_seed(6)
+    ids = torch.where(mask == 1, torch.randint(5, 120, (4, 18)), CONFIGS[family].pad_token_id)
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize("side", ["left", "inside"])
+def test_rows_padded_elsewhere_are_understood_as_before(
+    family: str, side: str, head: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each token has the position that the untouched model gives it, and a class the place that it is read from."""
+    model, batch = model_of(family, head), batch_padded(family, side)
+    before = real_logits(model(**batch), batch)
+    whet.optimize(model)
+    for _ in range(2):
+        torch.testing.assert_close(real_logits(model(**batch), batch), before, rtol=0, atol=2e-6)
+    assert len([text for text in caplog.messages if "padded on the left" in text]) == (side == "left")
+
+
+def test_a_loss_of_real_tokens_stays_and_one_of_padding_too_does_not() -> None:
+    """What the docstring says of question answering: states at padding are zeros, so logits there are the bias."""
+    model, batch = model_of("bert"), padded_batch("bert")
+    answers = {name: torch.zeros(4, dtype=torch.long) for name in ("start_positions", "end_positions")}
+    before = model(**batch, **answers)
+    found = whet.optimize(model)(**batch, **answers)
+    assert span_loss(found, batch).item() == pytest.approx(span_loss(before, batch).item(), rel=1e-6)
+    assert found.loss.item() != pytest.approx(before.loss.item(), rel=1e-5)
+    assert torch.equal(found.start_logits[1, 11:], model.qa_outputs.bias[0].expand(7))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int8, "bf16"])
+def test_a_dtype_that_it_cannot_compute_in_is_refused_and_changes_nothing(dtype: Any) -> None:
+    model = model_of("bert")
+    described = str(model)
+    with pytest.raises(whet.ConfigError, match="computes in no such dtype") as caught:
+        whet.optimize(model, dtype=dtype)
+    assert "torch.bfloat16" in caught.value.problems[0].fix
+    assert (str(model), whet.changes(model)) == (described, None)
+
+
+def test_float32_is_computed_even_where_the_loop_asks_for_bfloat16() -> None:
+    model, batch = model_of("bert"), padded_batch("bert")
+    before = real_logits(model(**batch), batch)
+    whet.optimize(model, dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        hidden = model.bert(**batch).last_hidden_state
+    assert hidden.dtype == torch.float32
+    torch.testing.assert_close(real_logits(model(**batch), batch), before, rtol=0, atol=2e-6)
+    torch.testing.assert_close(hidden, model.bert(**batch).last_hidden_state, rtol=0, atol=0)
+
+
+def test_what_was_changed_can_be_asked(operators: None) -> None:
+    model = model_of("bert")
+    n_dropouts = sum(isinstance(module, torch.nn.Dropout) for module in model.modules())
+    assert whet.changes(model) is None
+    found = whet.changes(whet.optimize(model, dtype=torch.bfloat16))
+    assert found is not None
+    assert (found.attention_before, found.dropouts, found.dtype) == ("sdpa", n_dropouts, torch.bfloat16)
+    assert (found.isa is None) == (found.fused == {})
+    if found.fused:
+        assert {name: found.fused[name] for name in ("BertSelfOutput", "BertEmbeddings")} == {
+            "BertSelfOutput": 2,
+            "BertEmbeddings": 1,
+        }
+    assert whet.changes(whet.restore(model)) is None

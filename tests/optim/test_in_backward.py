@@ -146,3 +146,10 @@ def test_what_does_not_go_with_it_is_refused_at_once() -> None:
     assert "--gradient_accumulation_steps 1" in problem.fix
     assert "--max_grad_norm 0" in problem.fix
     assert "norm over all gradients" in problem.why
+
+
+def test_a_limit_of_tokens_is_refused_as_accumulation_is() -> None:
+    """It cuts a step into batches, each of which would take a step of its own: the losses would be others."""
+    with pytest.raises(ConfigError, match="each would take a step of its own") as caught:
+        whet.TrainingArguments(optimizer_in_backward=True, max_grad_norm=0.0, max_tokens_per_batch=100)
+    assert "leave --max_tokens_per_batch out" in caught.value.problems[0].fix

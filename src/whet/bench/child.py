@@ -15,7 +15,7 @@ import transformers
 
 from whet import __version__, log
 from whet.config.arguments import TrainingArguments
-from whet.errors import WhetError
+from whet.errors import ConfigError, WhetError
 from whet.hardware import memory
 from whet.models.load import load_qa_model, load_tokenizer, max_positions
 from whet.tasks.qa.arguments import QaArguments
@@ -59,7 +59,7 @@ def main() -> None:
         told = measure(json.load(sys.stdin))
     except WhetError as error:
         problem = error.problems[0]
-        told = {"error": problem.what, "why": problem.why}
+        told = {"error": problem.what, "why": problem.why, "refused": isinstance(error, ConfigError)}
     except Exception as error:
         told = {"error": f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"}
     Path(sys.argv[1]).write_text(json.dumps(told), "utf-8")

@@ -29,12 +29,18 @@ def run_bench_methods(asked: BenchArguments, qa: QaArguments, args: TrainingArgu
     folder = _folder(args.output_dir)
     load = cpu.load()
     base = Base(runs.plain_settings(args, asked.warmup + asked.steps), qa.max_seq_length)
-    rows = runs.measure(asked, qa, base, choose(asked.only, asked.skip))
+
+    def write(so_far: Sequence[runs.Row], *, finished: bool = False) -> None:
+        report = _report(asked, qa, base, table.lines(so_far)) | {"load_before": load, "finished": finished}
+        _write(folder / "methods.json", report)
+
+    rows = runs.measure(asked, qa, base, choose(asked.only, asked.skip), write)
     if rows[0].error is not None:
         raise _plain_failed(rows[0].error)
     found = table.lines(rows)
+    write(rows, finished=True)
     show.show(found, asked.warmup + asked.steps)
-    _write(folder / "methods.json", _report(asked, qa, base, found) | {"load_before": load})
+    print(f"written: {folder / 'methods.json'}", file=sys.stderr)
     _draw(found, f"{qa.model_name_or_path}: {asked.rounds} x {asked.steps} steps", folder / "methods.png")
     return EXIT_OTHER if any(line.equal is False for line in found) else EXIT_OK
 
@@ -67,8 +73,10 @@ def _folder(name: str) -> Path:
 
 
 def _write(path: Path, report: dict[str, Any]) -> None:
-    path.write_text(json.dumps(report, indent=2) + "\n", "utf-8")
-    print(f"written: {path}", file=sys.stderr)
+    """Write the file in one go: who ends the command keeps what was measured by then."""
+    beside = path.with_suffix(".json.part")
+    beside.write_text(json.dumps(report, indent=2) + "\n", "utf-8")
+    beside.replace(path)
 
 
 def _draw(found: Sequence[table.Line], title: str, path: Path) -> None:

@@ -7,13 +7,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from whet.bench.arguments import BenchArguments
-from whet.bench.techniques import Base, Technique, why_not
+from whet.bench.techniques import PLAIN, Base, Technique, why_not
 from whet.config.arguments import TrainingArguments
 from whet.config.options import options_of
 from whet.errors import hide_secrets
@@ -35,7 +35,7 @@ class Row:
 
     technique: Technique
     skipped: str | None = None
-    """Why it was not tried."""
+    """Why it was not tried, or refused: mostly for what this machine does not have."""
     error: str | None = None
     """What its run ended with; it is not tried again."""
     runs: list[dict[str, Any]] = field(default_factory=list)
@@ -57,8 +57,17 @@ def plain_settings(args: TrainingArguments, n_steps: int) -> dict[str, Any]:
     return own | _MEASURED | {"precision": precision, "bf16": None, "fp16": None, "max_steps": n_steps}
 
 
-def measure(asked: BenchArguments, qa: QaArguments, base: Base, techniques: Sequence[Technique]) -> list[Row]:
-    """Return a row for each technique, with one run a round; the first technique is the plain one."""
+def measure(
+    asked: BenchArguments,
+    qa: QaArguments,
+    base: Base,
+    techniques: Sequence[Technique],
+    after_run: Callable[[Sequence[Row]], None] = lambda _: None,
+) -> list[Row]:
+    """Return a row for each technique, with one run a round; the first technique is the plain one.
+
+    `after_run` sees the rows after each run, as far as they are.
+    """
     rows = [Row(technique, skipped=why_not(technique, base)) for technique in techniques]
     secret = {name: getattr(qa, name) for name in options_of(QaArguments)}  # goes through a pipe, not on a command line
     for number in range(asked.rounds):
@@ -68,12 +77,21 @@ def measure(asked: BenchArguments, qa: QaArguments, base: Base, techniques: Sequ
             told = run_child(
                 {"qa": secret, "args": {**base.settings, **changes}, "warmup": asked.warmup}, asked.limit_s
             )
-            row.error = told.get("error")
-            if row.error is None:
-                row.runs.append(told)
-            elif row.technique is techniques[0]:
+            _take(row, told)
+            if not rows[0].works:
                 return rows
+            after_run(rows)
     return rows
+
+
+def _take(row: Row, told: dict[str, Any]) -> None:
+    """Put what a run told into its row: what it measured, why whet refuses it here, or what it ended with."""
+    if "error" not in told:
+        row.runs.append(told)
+    elif told.get("refused") and row.technique.name != PLAIN:
+        row.skipped = f"{told['error']} ({told['why']})"
+    else:
+        row.error = told["error"]
 
 
 def _in_turn(rows: Sequence[Row], number: int) -> Iterator[Row]:

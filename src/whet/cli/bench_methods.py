@@ -19,7 +19,8 @@ COMMAND = Command(
         " loss after some steps, beside a plain run and beside what the guides say. Each run is a process of its own;"
         " a technique that cannot run here shows why in its row. The plain run is what --precision fp32 and all other"
         " options below make it. Where a technique must not change the loss, the table checks it, and the exit code"
-        " is 1 if one does. Writes methods.json, and methods.png where matplotlib is installed, to --output_dir. Do"
+        " is 1 if one does. Writes methods.json, anew after each run, and methods.png where matplotlib is installed, to"
+        " --output_dir. Do"
         " nothing else on the machine meanwhile."
     ),
     usage="--model_name_or_path MODEL --train_file FILE [--OPTION VALUE ...]",

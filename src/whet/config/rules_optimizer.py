@@ -98,6 +98,11 @@ def step_in_backward_is_whole(args: "TrainingArguments") -> Problem | None:
             "accumulation sums the gradients of several batches before a step",
             "use --gradient_accumulation_steps 1",
         ),
+        f"max_tokens_per_batch={args.max_tokens_per_batch}": (
+            args.max_tokens_per_batch is not None,
+            "a limit of tokens cuts a step into several batches, and each would take a step of its own",
+            "leave --max_tokens_per_batch out and lower --per_device_train_batch_size",
+        ),
         f"max_grad_norm={args.max_grad_norm}": (
             args.max_grad_norm > 0,
             "clipping needs the norm over all gradients before the first is used",

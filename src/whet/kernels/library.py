@@ -14,6 +14,9 @@ from whet.kernels import structs
 
 _LOG = logging.getLogger(__name__)
 FILE_NAME = "_native.so"
+TIMES_AS_LONG = 2.6
+"""A step of MiniLM's size in plain torch, over one with the operators: `benchmarks/cpu/plain_torch.py`."""
+_COST = f"plain torch runs instead, and a step takes about {TIMES_AS_LONG} times as long"
 
 
 class Library:
@@ -37,12 +40,12 @@ def library() -> Library | None:
     assert torch.__version__  # loaded before, see above
     path = find()
     if path is None:
-        _LOG.warning("no native operators here, plain torch runs instead (build them: python -m whet.kernels.build)")
+        _LOG.warning("no native operators here: %s (build them: python -m whet.kernels.build)", _COST)
         return None
     try:
         return Library(path)
     except (OSError, AttributeError, ValueError) as error:
-        _LOG.warning("the native operators in %s cannot be used, plain torch runs instead: %s", path, error)
+        _LOG.warning("the native operators in %s cannot be used: %s (%s)", path, _COST, error)
         return None
 
 

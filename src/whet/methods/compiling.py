@@ -11,16 +11,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._dynamo.backends.registry import list_backends
+from torch._dynamo.exc import BackendCompilerFailed
 from torch._inductor import list_mode_options
-from torch._inductor.cpp_builder import get_cpp_compiler
-from torch._inductor.exc import InvalidCxxCompiler
 
 from whet.config.arguments import TrainingArguments
 from whet.config.rules_compile import DEFAULT_BACKEND
-from whet.errors import ConfigError
 from whet.kernels import graph, native_call, operators
 from whet.kernels.place import KeyedPlace, Place, Placement, Site
+from whet.methods import compile_checks
 from whet.methods.blocks import find, own_forward
 from whet.models.attention import SITE
 from whet.models.packed import PackedModel, PlacedDropout
@@ -104,7 +102,7 @@ def off(model: nn.Module) -> Iterator[None]:
 
 def _compiler(backend: str, mode: str | None, model: nn.Module, *, whole: bool) -> Callable[..., Any]:
     """Return the compiled form of `_run`, shared by all blocks. `whole` refuses to leave the graph within a block."""
-    _check(backend, mode, model)
+    compile_checks.require(backend, mode, model)
     options = None
     if backend == DEFAULT_BACKEND:
         # Masks of models that run padded come from torch's generator: drawn as they are without compilation.
@@ -119,46 +117,16 @@ def _compiler(backend: str, mode: str | None, model: nn.Module, *, whole: bool) 
     def limited(*given: Any, **named: Any) -> Any:
         graph.Traced.native = native_call.library() is not None
         with torch._dynamo.config.patch(recompile_limit=_VARIANTS, specialize_float=True):
-            return compiled(*given, **named)
+            try:
+                return compiled(*given, **named)
+            except BackendCompilerFailed as error:
+                raise compile_checks.failed(backend, error) from error
 
     return limited
 
 
 def _run(forward: Callable[..., Any], *given: Any, **named: Any) -> Any:
     return forward(*given, **named)
-
-
-def _check(backend: str, mode: str | None, model: nn.Module) -> None:
-    names = list_backends(None)
-    if backend not in names:
-        raise ConfigError(
-            what="torch.compile does not know this backend",
-            got=backend,
-            why=f"torch {torch.__version__} has {', '.join(names)}",
-            fix=f"use --torch_compile_backend {DEFAULT_BACKEND}, or another of these",
-        )
-    if mode is not None and mode not in list_mode_options():
-        raise ConfigError(
-            what="torch.compile does not know this mode",
-            got=mode,
-            why=f"inductor of torch {torch.__version__} has {', '.join(list_mode_options())}",
-            fix="use --torch_compile_mode default, or another of these",
-        )
-    on_cpu = all(parameter.device.type == "cpu" for parameter in model.parameters())
-    if backend == DEFAULT_BACKEND and on_cpu:
-        _require_compiler()
-
-
-def _require_compiler() -> None:
-    try:
-        get_cpp_compiler()
-    except (InvalidCxxCompiler, OSError) as error:
-        raise ConfigError(
-            what="torch.compile finds no C++ compiler",
-            got=" ".join(str(error).split())[:200],
-            why="on a CPU inductor writes C++ and compiles it before the first step",
-            fix="install g++ (apt install g++) or name one in the variable CXX, or leave --torch_compile out",
-        ) from error
 
 
 def _put(state: _State, module: nn.Module, compiled: Callable[..., Any], packed: PackedModel | None) -> None:

@@ -11,11 +11,13 @@ from whet.config.arguments import TrainingArguments
 from whet.errors import ConfigError
 from whet.kernels import allocator
 from whet.log import logger
+from whet.methods import changes as what_changed
 from whet.methods import checkpointing, compiling, fuse, offload, unpad
 from whet.models.families import FAMILIES
 from whet.models.packed import PackedModel, prepare, release
 
 _STATE = "whet_optimized"
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def optimize(model: nn.Module, optimizer: Any = None, dtype: torch.dtype | None = None) -> Any:
@@ -23,9 +25,16 @@ def optimize(model: nn.Module, optimizer: Any = None, dtype: torch.dtype | None 
 
     The call that `ipex.optimize` had: one line before a training loop of your own, or before transformers' Trainer.
     Padded batches then run without their padding, dropout included; weights, their names and the saved form stay, so
-    an optimizer made before goes on working. `dtype=torch.bfloat16` computes the encoder's products in bfloat16 and
-    keeps the weights in float32. What was changed is logged. Raises ConfigError for a family that whet does not know.
+    an optimizer made before goes on working. `dtype=torch.bfloat16` (or float16) computes the encoder's products in it
+    and keeps the weights in float32. `whet.changes(model)` says what was changed, and the log does.
+
+    Hidden states of real tokens are those of the untouched model, and so is any loss of them alone. At padding they are
+    zeros: a loss that also reads these, as the span loss of transformers' question answering models does, is another
+    number than before, and its softmax is better masked. Rows padded on the left run with their padding.
+
+    Raises ConfigError for a family that whet does not know, and for another dtype.
     """
+    _require_dtype(dtype)
     packed = prepare(restore(model))
     if packed is None:
         raise ConfigError(
@@ -34,14 +43,33 @@ def optimize(model: nn.Module, optimizer: Any = None, dtype: torch.dtype | None 
             why=f"it knows encoders of the families {', '.join(FAMILIES)}",
             fix="train it as it is, or with whet's Trainer, which runs unknown families padded",
         )
+    applied = None
     if fuse.possible(packed):
         allocator.keep_freed_memory()
-    applied = fuse.apply(packed, row_gradients=False) if fuse.possible(packed) else "operators in plain torch"
+        applied = fuse.apply(packed, row_gradients=False)
     unpad.apply(packed, dtype)
     checkpointing.follow(packed)
-    model.__dict__[_STATE] = packed
-    logger.info("%s: no padding, %s", type(model).__name__, applied)
+    told = what_changed.of(packed, applied, dtype)
+    model.__dict__[_STATE] = (packed, told)
+    logger.info("%s: %s", type(model).__name__, told)
     return model if optimizer is None else (model, optimizer)
+
+
+def changes(model: nn.Module) -> what_changed.Changes | None:
+    """Return what `optimize` changed in this model; None where nothing of it is in it."""
+    state = model.__dict__.get(_STATE)
+    return None if state is None else state[1]
+
+
+def _require_dtype(dtype: Any) -> None:
+    if dtype is None or dtype in _DTYPES:
+        return
+    raise ConfigError(
+        what="whet.optimize computes in no such dtype",
+        got=repr(dtype),
+        why=f"products of the encoder run in one of {', '.join(map(str, _DTYPES))}",
+        fix="use dtype=torch.bfloat16, or leave dtype out",
+    )
 
 
 def restore(model: nn.Module) -> nn.Module:
@@ -49,8 +77,9 @@ def restore(model: nn.Module) -> nn.Module:
     offload.restore(model)
     checkpointing.restore(model)
     compiling.restore(model)
-    packed: PackedModel | None = model.__dict__.pop(_STATE, None)
-    if packed is not None:
+    state: tuple[PackedModel, what_changed.Changes] | None = model.__dict__.pop(_STATE, None)
+    if state is not None:
+        packed, _ = state
         unpad.restore(packed)
         fuse.restore(packed)
         release(packed)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from whet.data.batch import filled_length
 from whet.kernels.place import Place
+from whet.log import logger
 from whet.models.packed import PackedModel, with_filling
 
 _STATE = "whet_unpad"
@@ -21,10 +22,21 @@ class _Calls:
         self.packed = packed
         self.dtype = dtype
         self.n_training = 0
+        self.told_padded = False
+
+    def tell_padded(self) -> None:
+        """Say, once, that batches whose rows do not begin with a token run as they come."""
+        if not self.told_padded:
+            logger.warning("whet.optimize: rows padded on the left run with their padding; pad them on the right")
+        self.told_padded = True
 
     def autocast(self, device: torch.device) -> AbstractContextManager[object]:
         """Return the context in which the encoder computes."""
-        return nullcontext() if self.dtype is None else torch.autocast(device.type, self.dtype)
+        if self.dtype is None:
+            return nullcontext()
+        if self.dtype == torch.float32:
+            return torch.autocast(device.type, enabled=False)
+        return torch.autocast(device.type, self.dtype)
 
     def place(self, mask: Tensor, *, training: bool) -> Place:
         """Return the place of the rows under a mask (B, T) of real tokens; what fills the batch up is a row more."""
@@ -69,20 +81,34 @@ def restore(packed: PackedModel) -> None:
 def _forward(
     self: Any, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, *rest: Any, **options: Any
 ) -> Any:
-    """Stand in for the forward of an encoder (B, T) -> hidden states (B, T, D)."""
+    """Stand in for the forward of an encoder (B, T) -> hidden states (B, T, D).
+
+    Rows that begin with padding run padded: heads read the state there, which would be zeros.
+    """
     asked = any(options.get(name) for name in ("output_attentions", "output_hidden_states"))
     if rest or asked or input_ids is None or (attention_mask is not None and attention_mask.dim() != 2):
         return type(self).forward(self, input_ids, attention_mask, *rest, **options)
     calls: _Calls = getattr(self, _STATE)
     mask = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
+    if not bool(mask[:, 0].all()):
+        calls.tell_padded()
+        return type(self).forward(self, input_ids, attention_mask, **options)
     place = calls.place(mask, training=self.training)
     with calls.packed.placement.at(place), calls.autocast(mask.device):
-        packed_options = _packed_inputs(options, mask, place, calls.packed.position_offset)
+        packed_options = _packed_inputs(options, mask, place, _positions(input_ids, calls.packed))
         out = type(self).forward(self, _flat(input_ids, mask, place), **packed_options)
     return _padded(self, out, mask, as_tuple=options.get("return_dict") is False)
 
 
-def _packed_inputs(options: dict[str, Any], mask: Tensor, place: Place, offset: int) -> dict[str, Any]:
+def _positions(input_ids: Tensor, packed: PackedModel) -> Tensor:
+    """Return the positions (B, T) that the untouched encoder gives these places, padding between tokens included."""
+    if not packed.family.skips_padding:
+        return torch.arange(input_ids.shape[1], device=input_ids.device).expand(input_ids.shape)
+    words = input_ids != packed.position_offset - 1
+    return words.cumsum(1) * words + packed.position_offset - 1
+
+
+def _packed_inputs(options: dict[str, Any], mask: Tensor, place: Place, positions: Tensor) -> dict[str, Any]:
     """Return the packed call's keyword arguments: token columns without padding, positions that always are there."""
     given = {name: value for name, value in options.items() if value is not None}
     columns = {
@@ -90,7 +116,7 @@ def _packed_inputs(options: dict[str, Any], mask: Tensor, place: Place, offset: 
         for name, value in given.items()
         if isinstance(value, Tensor) and value.shape[-1:] == mask.shape[-1:] and value.dim() == 2
     }
-    return given | {"position_ids": (place.positions.long() + offset)[None]} | columns | {"return_dict": True}
+    return given | {"position_ids": _flat(positions, mask, place)} | columns | {"return_dict": True}
 
 
 def _flat(column: Tensor, mask: Tensor, place: Place) -> Tensor:

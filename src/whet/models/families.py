@@ -16,6 +16,8 @@ class Family:
     """Class names of the modules that call transformers' AttentionInterface."""
     blocks: tuple[str, ...]
     """Class names of the modules that the model is a stack of."""
+    skips_padding: bool = False
+    """Whether a padded call numbers tokens that are no padding; other families number columns, padding included."""
 
 
 def _from_zero(_: nn.Module) -> int:
@@ -33,8 +35,8 @@ FAMILIES: dict[str, Family] = {
     "bert": Family(_from_zero, ("BertSelfAttention",), ("BertLayer",)),
     "distilbert": Family(_from_zero, ("DistilBertSelfAttention",), ("TransformerBlock",)),
     "electra": Family(_from_zero, ("ElectraSelfAttention",), ("ElectraLayer",)),
-    "roberta": Family(_after_padding, ("RobertaSelfAttention",), ("RobertaLayer",)),
-    "xlm-roberta": Family(_after_padding, ("XLMRobertaSelfAttention",), ("XLMRobertaLayer",)),
+    "roberta": Family(_after_padding, ("RobertaSelfAttention",), ("RobertaLayer",), skips_padding=True),
+    "xlm-roberta": Family(_after_padding, ("XLMRobertaSelfAttention",), ("XLMRobertaLayer",), skips_padding=True),
 }
 
 

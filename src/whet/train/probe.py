@@ -82,6 +82,7 @@ def tell_compiled(trainer: Trainer, rows: np.ndarray) -> None:
             with compiling.off(trainer.model):
                 run()
 
+        _compile(trainer, run)
         times = compare.alternate(plain, run, trainer.clock)
     slower = times.speedup < 1.0
     text = "torch.compile runs at %.2f times the speed of plain code here (%.3g s and %.3g s for %d tokens)%s"
@@ -98,7 +99,15 @@ def measure(trainer: Trainer, rows: np.ndarray, other: str) -> Probe | None:
         batch = _batch(trainer, trainer.train_dataset, rows[: trainer.args.per_device_train_batch_size])
         passes = Passes(trainer, [batch])
         fp32, half = (partial(passes.run, policy.make(name, trainer.device)) for name in ("fp32", other))
+        _compile(trainer, fp32, half)
         return Probe(other, batch.n_computed or batch.n_rows, compare.alternate(fp32, half, trainer.clock))
+
+
+def _compile(trainer: Trainer, *passes: Callable[[], None]) -> None:
+    """Run each of the passes once where blocks are compiled: to make a graph takes longer than many passes."""
+    if compiling.is_on(trainer.model):
+        for one in passes:
+            one()
 
 
 def _flop(trainer: Trainer, passes: float = _FORWARD_AND_BACKWARD) -> float:
@@ -136,6 +145,7 @@ def measure_evaluation(trainer: Trainer, dataset: Any, rows: range) -> Probe | N
             _wait_for(trainer.device)
 
         fp32, half = (partial(run, policy.make(name, trainer.device)) for name in ("fp32", "bf16"))
+        _compile(trainer, fp32, half)
         times = compare.alternate(fp32, half, trainer.clock, n_rounds=_EVALUATION_ROUNDS)
     return Probe("bf16", batch.n_computed or batch.n_rows, times, "forward")
 
