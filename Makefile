@@ -47,7 +47,7 @@ test: lint types layers ## Check the code, then run every test
 test-fast: $(HAS_TOOLS) ## Run the tests that are not marked slow
 	@$(PARALLEL) -m "not slow and not reliability" $(ARGS)
 
-test-reliability: $(HAS_TOOLS) ## Stop, kill and starve real runs, and see that nothing is lost: up to 15 minutes
+test-reliability: $(HAS_TOOLS) ## Stop, kill and starve real runs, and see that nothing is lost: up to 15 minutes; WHET_GATE=1 skips nothing
 	@$(PARALLEL) -m reliability $(ARGS)
 
 test-planted: $(HAS_TOOLS) ## See that the tests of reliability turn red where a fault is planted: 4 minutes

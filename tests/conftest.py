@@ -7,9 +7,11 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from not_shown import open_rows
 from whet.log import logger
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # spinning threads slow each other down on a busy machine
@@ -27,6 +29,15 @@ def pytest_collection_finish() -> None:
     """What the imports left (torch, transformers: a million objects) stays; no collection goes through it again."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Tell which promises this machine could not show, and what it lacks for that: a skip is easily overlooked."""
+    lines = open_rows(terminalreporter.stats.get("skipped", []))
+    if lines:
+        terminalreporter.section("rows of docs/reliability.md that could not be shown on this machine")
+        for line in lines:
+            terminalreporter.line(line)
 
 
 @pytest.fixture(scope="session")

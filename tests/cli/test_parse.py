@@ -35,7 +35,7 @@ def test_the_options_and_defaults_of_run_qa() -> None:
 
 
 def test_python_m_whet_ends_with_the_exit_code_and_the_errors_on_stderr() -> None:
-    words = ["qa", "--model_name_or_path", "m", "--train_file", "t.json", "--do_train", "--bf61"]
+    words = ["qa", "--model_name_or_path", "m", "--train_file", __file__, "--do_train", "--bf61"]
     done = subprocess.run([sys.executable, "-m", "whet", *words], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (78, "")
     assert done.stderr.splitlines() == [

@@ -259,3 +259,37 @@ def test_a_printed_config_has_nothing_to_note(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text(str(load(QA, [*_WORK, "--save_strategy", "no", "--print_config"]).text))
     assert not load(QA, ["--config", str(path)]).notes
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("batch_size", "per_device_train_batch_size"), ("lr", "learning_rate"), ("epochs", "num_train_epochs")],
+)
+def test_a_name_from_elsewhere_leads_to_ours(name: str, meant: str) -> None:
+    (said,) = _problems(*_WORK, f"--{name}", "8")
+    assert f"did you mean --{meant}?" in said
+
+
+def test_a_refused_name_takes_its_value_along() -> None:
+    """`full_shard` is no config file."""
+    (said,) = _problems(*_WORK, "--fsdp", "full_shard")
+    assert "does not honour --fsdp" in said
+
+
+@pytest.mark.parametrize("words", [("--optim", "adamw_torch_fusd"), ("--max_train_samples", "0")])
+def test_print_config_refuses_what_a_run_would(words: tuple[str, ...]) -> None:
+    """But not what is still open, as in a template."""
+    (said,) = _problems(*words, "--print_config")
+    assert words[0].removeprefix("--") in said
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"), [([], "auto"), (["true"], "auto"), (["out/checkpoint-00000002"], "out/checkpoint-00000002")]
+)
+def test_resume_takes_a_path_or_nothing(words: list[str], meant: str) -> None:
+    assert _load(*_WORK, "--resume_from_checkpoint", *words)[1].resume_from_checkpoint == meant
+
+
+def test_resume_takes_what_transformers_takes() -> None:
+    assert TrainingArguments(resume_from_checkpoint=True).resume_from_checkpoint == "auto"
+    assert TrainingArguments(resume_from_checkpoint=False).resume_from_checkpoint is None

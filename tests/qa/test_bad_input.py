@@ -188,6 +188,19 @@ def _slow_tokenizer(attempt: Attempt) -> None:
     attempt.options["tokenizer_name"] = folder
 
 
+def _no_vocabulary(attempt: Attempt) -> None:
+    folder = attempt.copy_model()
+    for path in folder.iterdir():
+        if path.name not in ("config.json", "model.safetensors", "tokenizer_config.json"):
+            path.unlink()
+
+
+def _no_tokenizer(attempt: Attempt) -> None:
+    """transformers makes up an empty one."""
+    _no_vocabulary(attempt)
+    (attempt.model / "tokenizer_config.json").unlink()
+
+
 def _no_weights(attempt: Attempt) -> None:
     (attempt.copy_model() / "model.safetensors").unlink()
 
@@ -218,8 +231,21 @@ _BAD_CONFIG: dict[str, tuple[Callable[[Attempt], Any], str]] = {
     ),
     "a slow tokenizer": (_slow_tokenizer, r"the tokenizer is a slow one.*got: ByT5Tokenizer.*--tokenizer_name"),
     "no model there": (
-        lambda a: setattr(a, "model", a.folder / "none"), r"cannot be loaded.*got: .*none.*fix: .*model\.safetensors",
+        lambda a: setattr(a, "model", a.folder / "none"), r"--model_name_or_path: no such folder.*got: .*none.*fix: ",
     ),
+    "no configuration there": (
+        lambda a: a.options.update(config_name=a.folder / "none"), r"--config_name: no such folder.*got: .*none",
+    ),
+    "no tokenizer there": (
+        lambda a: a.options.update(tokenizer_name=a.folder / "none"), r"--tokenizer_name: no such folder.*got: .*none",
+    ),
+    "a model that is a file": (
+        lambda a: setattr(a, "model", a.model / "config.json"), r"--model_name_or_path names a file, not a folder",
+    ),
+    "no tokenizer beside the weights": (
+        _no_tokenizer, r"the tokenizer knows no words.*5 tokens, all.*special.*tokenizer\.json.*--tokenizer_name",
+    ),
+    "a tokenizer without its vocabulary": (_no_vocabulary, r"the tokenizer knows no words"),
     "no weights": (_no_weights, r"the model cannot be loaded.*got: .*model.*model\.safetensors"),
     "broken weights": (_broken_weights, r"the model cannot be loaded.*got: "),
     "no configuration": (_no_config, r"cannot be loaded.*config"),
@@ -244,6 +270,22 @@ def test_bad_configuration(attempt: Attempt, capsys: pytest.CaptureFixture[str],
     spoil, message = _BAD_CONFIG[name]
     spoil(attempt)
     assert_refused(attempt, BAD_CONFIG, message, capsys)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda a: setattr(a, "model", a.folder / "none"), "--model: no such folder"),
+        (_no_tokenizer, "the tokenizer knows no words"),
+    ],
+)
+def test_a_bad_model_to_ask(
+    attempt: Attempt, capsys: pytest.CaptureFixture[str], spoil: Callable[[Attempt], Any], message: str
+) -> None:
+    spoil(attempt)
+    (attempt.folder / "text").write_text("Mira lives here.", "utf-8")
+    assert run(["ask", str(attempt.model), "--context", str(attempt.folder / "text"), "--question", "Who?"]) == 78
+    assert message in capsys.readouterr().err
 
 
 def test_a_metric_that_no_evaluation_gives(attempt: Attempt, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from harness import Fault, Server, calls_in, same_folder, traced
+from harness import CHANGING_CALLS, Fault, Server, calls_in, same_folder, traced
 from trials import OUT, REPLACED
 
 from whet.train import checkpoint
@@ -40,13 +40,13 @@ class Saves:
         self.server, self.place, self._names = server, place, count()
         self.good: dict[str, Path] = {}
 
-    def calls(self, how: str) -> dict[str, int]:
-        """Return how often a save uses each system call; keeps the folder of this save without a fault as `good`."""
+    def calls(self, how: str, wanted: Sequence[str] = CHANGING_CALLS) -> dict[str, int]:
+        """Return how often a save uses each wanted system call; keeps its folder, without a fault, as `good`."""
         folder = self._folder(how)
         with traced(self.server, folder, None, how=how) as release:
             assert release() == 0
         self.good[how] = folder / OUT
-        return calls_in(folder / "trace")
+        return calls_in(folder / "trace", wanted)
 
     def with_fault(self, how: str, fault: Fault) -> After:
         """Save with this fault."""

@@ -14,7 +14,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import reduce
 from importlib import import_module
 from pathlib import Path
@@ -56,7 +56,13 @@ class Child:
     told: int
     """The pipe's end on which its hook tells that it is there."""
     code: int | None = None
-    seconds: dict[str, float] = field(default_factory=dict)
+    used_s: float = 0.0
+    """Processor time of all its threads, once it has ended."""
+
+    def used_so_far_s(self) -> float:
+        """Processor time of all its threads until now, to a hundredth of a second."""
+        ticks = Path(f"/proc/{self.pid}/stat").read_text("utf-8").rpartition(")")[2].split()[11:13]
+        return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
 
     def kill(self, number: int) -> None:
         if self.code is None:
@@ -68,8 +74,9 @@ class Child:
 
     def ended(self) -> bool:
         if self.code is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            pid, status, used = os.wait4(self.pid, os.WNOHANG)
             self.code = os.waitstatus_to_exitcode(status) if pid else None
+            self.used_s = used.ru_utime + used.ru_stime
         return self.code is not None
 
     def wait(self, every: Callable[[], None] = lambda: None, pause_s: float = 0.005, limit_s: float = LIMIT_S) -> int:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,6 +32,12 @@ CHANGING_CALLS = (
     "mkdir", "mkdirat", "rename", "renameat", "renameat2", "unlink", "unlinkat", "rmdir", "msync",
 )  # fmt: skip
 """System calls that leave the disk another one than before, or open what is about to."""
+
+
+NO_STRACE = ("strace is missing, or may not trace here", "the package strace and the right to trace (ptrace)")
+
+READING_CALLS = ("newfstatat", "fstat", "statx", "stat", "lstat", "getdents64", "read", "lseek", "close", "fcntl")
+"""System calls that only ask, and yet fail on a disk that is lost or a file handle that is stale."""
 
 
 def trials_of(gate: int) -> int:
@@ -142,7 +148,8 @@ def traced(server: Server, folder: Path, fault: Fault | None, **given: Any) -> I
     ready, go, log = folder / "ready", folder / "go", folder / "trace"
     child = server.start("save_once", folder=str(folder), ready=str(ready), go=str(go), **given)
     _until(ready.exists)
-    command = ["strace", "-f", "-y", "-p", str(child), "-o", str(log), "-e", f"trace={','.join(CHANGING_CALLS)}"]
+    calls = ",".join(f"?{call}" for call in (*CHANGING_CALLS, *READING_CALLS))  # ? for what not every processor has
+    command = ["strace", "-f", "-y", "-p", str(child), "-o", str(log), "-e", f"trace={calls}"]
     command += ["-e", fault.injection] if fault else []
     tracer = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert tracer.stderr is not None
@@ -157,12 +164,12 @@ def traced(server: Server, folder: Path, fault: Fault | None, **given: Any) -> I
     yield release
 
 
-def calls_in(trace: Path) -> dict[str, int]:
-    """Return how often each system call occurs in a trace."""
+def calls_in(trace: Path, wanted: Sequence[str] = CHANGING_CALLS) -> dict[str, int]:
+    """Return how often each of the wanted system calls occurs in a trace."""
     found: dict[str, int] = {}
     for line in trace.read_text("utf-8", errors="replace").splitlines():
         name = line.split("(")[0].split()[-1]
-        if name in CHANGING_CALLS:
+        if name in wanted:
             found[name] = found.get(name, 0) + 1
     return found
 

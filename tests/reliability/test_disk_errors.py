@@ -9,41 +9,57 @@ from typing import Any
 
 import pytest
 from faults import NEW, OLD, ONE, TWO, After, Saves, sweep
-from harness import Fault, Server, at_once, count, ptrace_works
+from harness import NO_STRACE, READING_CALLS, Fault, Server, at_once, count, ptrace_works
 from trials import OUT, trainer
 
 import whet
+from not_shown import not_shown
 from whet.errors import EXIT_IO, StorageError
 from whet.train import checkpoint, space
 from whet.train.fit import Fit
 
 pytestmark = pytest.mark.reliability
 
-_OUT_OF_SIGHT = f".{TWO}.replaced"
+_OUT_OF_SIGHT = ((f".{TWO}.replaced",), (f".{ONE}.removed",))
 """An old checkpoint that could not be removed once the new one was there: a warning says so, the next run does it."""
 _ERRORS = ("ENOSPC", "EDQUOT", "EIO", "EROFS")
 
 
-def _harmless(fault: Fault | int, after: After, code: int) -> bool:
-    """The first checkpoint is whole; the save failed, said so and left nothing, or it went well all the same."""
+def _harmless(fault: Fault | int, after: After, code: int, *, rotated: bool = False) -> bool:
+    """The save failed, said so and left nothing, or it went well all the same; the first checkpoint is whole, or was
+    rotated away by a good one."""
     failed = after.code == code and after.loads in (OLD, NEW)
     went_well = after.code == 0 and after.loads == NEW
     told = went_well or code == 0 or "cannot be written" in after.said
-    cleared = after.left == () or (went_well and after.left == (_OUT_OF_SIGHT,))
-    good = after.injected and (failed or went_well) and told and after.first_is_whole and cleared
+    cleared = after.left == () or (went_well and after.left in _OUT_OF_SIGHT)
+    kept = after.first_is_whole or (went_well and rotated)
+    good = after.injected and (failed or went_well) and told and kept and cleared
     if not good:
         print(fault, after)
     return good
 
 
-@pytest.mark.parametrize(("how", "error"), [*(("plain", error) for error in _ERRORS), ("replaced", "EIO")])
+@pytest.mark.parametrize(
+    ("how", "error"), [*(("plain", error) for error in _ERRORS), ("replaced", "EIO"), ("rotated", "EIO")]
+)
 def test_every_call_of_a_save_fails_once(server: Server, tmp_path: Path, how: str, error: str) -> None:
     if not ptrace_works():
-        pytest.skip("strace is missing, or may not trace here; test_full_disk.py limits file sizes instead")
+        not_shown("R5", *NO_STRACE)
     saves = Saves(server, tmp_path)
-    faults = sweep(saves.calls(how), [error])
-    results = at_once(lambda fault: _harmless(fault, saves.with_fault(how, fault), EXIT_IO), faults)
+    faults, rotated = sweep(saves.calls(how), [error]), how == "rotated"
+    results = at_once(lambda fault: _harmless(fault, saves.with_fault(how, fault), EXIT_IO, rotated=rotated), faults)
     count(f"{error} at every system call ({how}), the earlier checkpoint intact", results, len(faults))
+
+
+@pytest.mark.parametrize(("how", "error"), [("plain", "EIO"), ("replaced", "ESTALE")])
+def test_every_question_to_the_disk_fails_once(server: Server, tmp_path: Path, how: str, error: str) -> None:
+    """Calls that change nothing, as on a disk that is lost or a network folder whose handles are stale."""
+    if not ptrace_works():
+        not_shown("R5", *NO_STRACE)
+    saves = Saves(server, tmp_path)
+    faults = sweep(saves.calls(how, READING_CALLS), [error])
+    results = at_once(lambda fault: _harmless(fault, saves.with_fault(how, fault), EXIT_IO), faults)
+    count(f"{error} at every system call that reads ({how}), the earlier checkpoint intact", results, len(faults))
 
 
 def test_files_that_may_not_grow(server: Server, tmp_path: Path) -> None:

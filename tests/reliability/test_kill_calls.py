@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 from faults import NEW, OLD, Saves, sweep
-from harness import Fault, Server, at_once, count, ptrace_works
+from harness import NO_STRACE, Fault, Server, at_once, count, ptrace_works
+
+from not_shown import not_shown
 
 pytestmark = pytest.mark.reliability
 
@@ -14,7 +16,7 @@ pytestmark = pytest.mark.reliability
 @pytest.mark.parametrize("how", ["plain", "rotated", "replaced"])
 def test_killed_at_every_system_call(server: Server, tmp_path: Path, how: str) -> None:
     if not ptrace_works():
-        pytest.skip("strace is missing, or may not trace here; hook mode is test_kill.py's kills inside a save")
+        not_shown("R2", *NO_STRACE)
     saves = Saves(server, tmp_path)
     kills = sweep(saves.calls(how), [None])
     seen: dict[str | None, int] = {}

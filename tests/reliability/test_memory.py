@@ -75,7 +75,9 @@ def test_no_step_fits(corpus: Corpus, tmp_path: Path) -> None:
     """Going on in the same way would end in the same way: no 75, which asks a scheduler for just that."""
     child = qa(corpus.words(tmp_path / "out", memory_limit_gb=0.05), tmp_path / "log")
     assert child.wait() == 1, child.text()
-    assert "memory runs out" in child.text()
+    assert "error: memory runs out before the first step is done" in child.text()
+    assert "--memory_limit_gb" in child.text().partition("  fix: ")[2]
+    assert "start again with the same command" not in child.text()
     assert not (tmp_path / "out").exists()
 
 

@@ -14,6 +14,8 @@ import pytest
 from forked_runs import Child, Corpus, corpus, finish, hook, qa
 from tiny_qa import files
 
+from not_shown import not_shown
+
 __all__ = ["corpus"]  # a fixture
 
 pytestmark = pytest.mark.reliability
@@ -128,7 +130,7 @@ def test_a_disk_that_is_read_only(corpus: Corpus, tmp_path: Path) -> None:
     script = 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && exec "$@"'
     apart = ["unshare", "--mount", "sh", "-c", script, str(place)]
     if shutil.which("unshare") is None or subprocess.run([*apart, "true"], capture_output=True, check=False).returncode:
-        pytest.skip("this user may not mount anything (run as root, or allow user name spaces)")
+        not_shown("R14", "this user may not mount anything", "root, or user name spaces (unshare, of util-linux)")
     words = [*apart, sys.executable, "-m", "whet", *_short(corpus, place / "out")]
     done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 73, done.stderr

@@ -6,9 +6,11 @@ import re
 import tomllib
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+pytestmark = pytest.mark.reliability
 _PROJECT = tomllib.loads((Path(__file__).resolve().parents[2] / "pyproject.toml").read_text("utf-8"))["project"]
 _DESIGN = {"torch", "transformers", "tokenizers", "datasets", "safetensors", "peft", "jsonargparse", "rich", "psutil",
            "filelock", "xxhash"}  # fmt: skip

@@ -32,6 +32,7 @@ from whet.models.tensor_check import check_weights
 from whet.tasks.qa.squad import read_questions
 from whet.train import checkpoint
 
+pytestmark = pytest.mark.reliability
 N_MADE = 2_000
 N_DAMAGED = round(20_000 * float(os.environ.get("WHET_RELIABILITY_TIMES", "1")))
 _SEED = int(os.environ.get("WHET_TEST_SEED", "0"))
@@ -174,7 +175,6 @@ def _damage(numbers: random.Random, raw: bytes) -> bytes:
     return bytes(data)
 
 
-@pytest.mark.reliability
 @pytest.mark.parametrize("name", PARSERS)
 def test_good_inputs_with_damaged_bytes(name: str, good: Path) -> None:
     parse, numbers = PARSERS[name][0], random.Random(f"whet {name}" + (f" {_SEED}" if _SEED else ""))

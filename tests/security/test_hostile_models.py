@@ -16,6 +16,7 @@ from tiny import FAMILIES, tiny_model
 from whet.errors import EXIT_BAD_CONFIG, ConfigError
 from whet.models.load import ModelSource, load_qa_model, load_tokenizer
 
+pytestmark = pytest.mark.reliability
 N_LISTED = 20
 """Variants that the plan of the tests asks for; there are more here."""
 

@@ -11,7 +11,10 @@ from pathlib import Path
 import pytest
 from tiny_qa import command, squad, write_json
 
+from not_shown import not_shown
+
 ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.reliability
 _EMPTY = ("unshare", "-rn")
 _SUITE = ("tests/qa/test_prediction_files.py", "tests/qa/test_squad_hub.py", "tests/train/test_checkpoint_folder.py")
 
@@ -23,7 +26,7 @@ def empty_network() -> tuple[str, ...]:
         shutil.which(_EMPTY[0]) is None
         or subprocess.run([*_EMPTY, "true"], check=False, capture_output=True).returncode
     ):
-        pytest.skip("this machine allows no network namespace (unshare -rn)")
+        not_shown("S7", "unshare -rn makes no network name space", "unshare (util-linux) and user name spaces")
     return _EMPTY
 
 
@@ -46,7 +49,6 @@ def test_a_run_works_without_any_network(encoder: Path, tmp_path: Path, watched,
     assert report["result"] == [0]
 
 
-@pytest.mark.reliability
 def test_the_suite_passes_without_any_network(tmp_path: Path, empty_network) -> None:
     """A part of it, by time; the whole is `unshare -rn python -m pytest`."""
     words = [*empty_network, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *_SUITE]

@@ -16,6 +16,7 @@ from whet.cli.main import run
 from whet.errors import StorageError
 from whet.train import checkpoint
 
+pytestmark = pytest.mark.reliability
 _ONE = checkpoint.folder_name(1)
 
 

@@ -16,6 +16,8 @@ from tiny_qa import command, squad, write_json
 from whet.cli.main import run
 from whet.errors import EXIT_BAD_CONFIG, EXIT_BAD_DATA
 
+pytestmark = pytest.mark.reliability
+
 
 def test_the_carriers_are_loaded(tmp_path: Path) -> None:
     """The test can fail: those who unpickle these files do set the marker."""

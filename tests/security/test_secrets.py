@@ -12,6 +12,7 @@ from tiny_qa import command, squad, write_json
 
 from whet.errors import ConfigError, hide_secrets
 
+pytestmark = pytest.mark.reliability
 CANARIES = {
     "HF_TOKEN": "hf_CANARYaaaaaaaaaaaaaaaaaaaa1",
     "WANDB_API_KEY": "CANARYbbbbbbbbbbbbbbbbbbbbbb2",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from tiny_runs import Recorder, checkpoints, entries, losing_metrics, toy_rows, toy_trainer
 from torch import nn
 from transformers import EarlyStoppingCallback, PrinterCallback, TrainerCallback, TrainerControl
@@ -192,6 +195,27 @@ def test_a_bar_on_a_terminal(
     shown = capsys.readouterr().out
     assert "6/6" in shown
     assert "eval_loss" in shown
+
+
+@pytest.mark.parametrize(
+    ("columns", "shown", "left_out"),
+    [
+        (50, ["loss"], ["tokens/s", "lr ", "padding"]),
+        (80, ["loss", "tokens/s", "lr "], ["padding", "gone"]),
+        (120, ["loss", "tokens/s", "lr ", "padding avoided", "0:00:00 gone"], []),
+    ],
+)
+def test_a_bar_fits_its_terminal(tmp_path: Path, columns: int, shown: list[str], left_out: list[str]) -> None:
+    """The bar is a bar, and the time left is whole: figures that matter less make room."""
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=columns, color_system=None, legacy_windows=False)
+    _run(tmp_path, progress.Bar(console), learning_rate=4e-5)
+    last = next(line for line in reversed(re.split(r"[\r\n]+", screen.getvalue())) if "step 6/6" in line)
+    line = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", last)
+    assert len(line) <= columns
+    assert line.count("\N{BOX DRAWINGS HEAVY HORIZONTAL}") >= 10
+    assert re.search(r"left \d:\d\d:\d\d$", line.rstrip()), line
+    assert [part for part in (*shown, *left_out) if part in line] == shown
 
 
 @pytest.mark.parametrize("kind", [nn.Module, object])

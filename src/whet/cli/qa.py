@@ -2,6 +2,7 @@
 
 from whet.config.arguments import TrainingArguments
 from whet.config.command import Command
+from whet.errors import Problem
 from whet.tasks.qa.arguments import QaArguments
 from whet.tasks.qa.rules import check_run
 
@@ -10,6 +11,12 @@ def _run(qa: QaArguments, args: TrainingArguments) -> int:
     from whet.tasks.qa.run import run_qa
 
     return run_qa(qa, args)
+
+
+def _missing(qa: QaArguments, args: TrainingArguments) -> list[Problem]:
+    from whet.tasks.qa.places import check_places
+
+    return check_places(qa, args)
 
 
 COMMAND = Command(
@@ -27,5 +34,6 @@ COMMAND = Command(
     lone="config",
     takes_config=True,
     check=check_run,
+    places=_missing,
     run=_run,
 )

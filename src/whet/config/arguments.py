@@ -48,8 +48,15 @@ def _settle(values: dict[str, Any]) -> dict[str, Any]:
         values["greater_is_better"] = not values["metric_for_best_model"].endswith("loss")
     allowed = (name for words in values["resume_allow_changes"] for name in words.split(","))
     values["resume_allow_changes"] = tuple(dict.fromkeys(allowed))
+    values["resume_from_checkpoint"] = _checkpoint(values["resume_from_checkpoint"])
     values["report_to"] = _trackers(tuple(values["report_to"]))
     return values | settled(values) | compile_settled(values)
+
+
+def _checkpoint(asked: str | bool | None) -> str | None:
+    """Return which checkpoint is meant: true and false, as transformers takes them, are auto and none."""
+    words = {"true": "auto", "false": None, "no": None, "none": None}
+    return words.get(str(asked).lower(), str(asked))
 
 
 def _trackers(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -93,9 +100,9 @@ class TrainingArguments:
     eval_on_start, switches it on."""
     do_predict: bool = False
     """Answer the questions of the test data and write the predictions to output_dir."""
-    resume_from_checkpoint: str | None = None
-    """Go on where an earlier run stopped. auto: from the newest intact checkpoint in output_dir. A path: from that
-    checkpoint."""
+    resume_from_checkpoint: str | bool | None = None
+    """Go on where an earlier run stopped. auto, true or nothing: from the newest intact checkpoint in output_dir. A
+    path: from that checkpoint."""
     resume_allow_changes: Sequence[str] = field(default=(), metadata={"kind": tuple[str, ...]})
     """Settings that may differ from those of the checkpoint a run goes on from, such as learning_rate,optim; model,
     data, dtype and rows_per_step can be named too. Every other difference stops the run before it starts."""

@@ -9,6 +9,8 @@ from whet.errors import Problem
 
 _ALONE = ("help", "print_config")
 """Flags of the command itself, which take no value."""
+_BARE = {"resume_from_checkpoint": "auto"}
+"""Options that take a value, and mean this one where none follows."""
 
 
 @dataclass
@@ -72,7 +74,7 @@ def _switch(name: str, kind_of: Callable[[str], Any]) -> tuple[str, str | None]:
         return name[3:], "false"
     if kind_of(name) is None:
         return name, ""  # so that an unknown flag is reported as unknown, and not for its lack of a value
-    return name, "true" if is_switch(kind_of(name)) else None
+    return name, "true" if is_switch(kind_of(name)) else _BARE.get(name)
 
 
 def _is_value(word: str, bare: str | None) -> bool:

@@ -26,6 +26,8 @@ class Command:
     """Whether it reads --config files and prints --print_config."""
     check: Callable[..., list[Problem]] = lambda *_: []
     """What is wrong between the instances of `parts`."""
+    places: Callable[..., list[Problem]] = lambda *_: []
+    """What is missing on the disk, asked where something else is wrong already: else `run` tells it."""
     run: Callable[..., int]
     """Does the work with one instance of each of `parts`; returns the exit code."""
 

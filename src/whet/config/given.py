@@ -11,6 +11,19 @@ from whet.config.options import Option, options_of, spec_of
 from whet.config.values import expected, read
 from whet.errors import Problem
 
+_USUAL_NAMES = {
+    **dict.fromkeys(("batch_size", "bs", "train_batch_size"), "per_device_train_batch_size"),
+    "eval_batch_size": "per_device_eval_batch_size",
+    "lr": "learning_rate",
+    **dict.fromkeys(("epochs", "num_epochs", "n_epochs"), "num_train_epochs"),
+    **dict.fromkeys(("max_length", "max_len", "seq_length"), "max_seq_length"),
+    **dict.fromkeys(("grad_accum", "accumulation_steps"), "gradient_accumulation_steps"),
+    **dict.fromkeys(("output", "out", "out_dir"), "output_dir"),
+    "model_name": "model_name_or_path",
+    "resume": "resume_from_checkpoint",
+}
+"""What an option is called elsewhere, where its letters do not lead to it; not taken, only named."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Names:
@@ -103,7 +116,8 @@ def _unknown(name: str, names: Names) -> Problem:
             why="transformers' TrainingArguments knows it, whet does not carry it out, and never ignores a setting",
             fix=f"leave {said} out" + (f"; {names.refused[name]}" if names.refused[name] else ""),
         )
-    like = nearest(name, [*names.options, *names.aliases, *names.also])
+    meant = _USUAL_NAMES.get(name.lower())
+    like = meant if meant in names.options else nearest(name, [*names.options, *names.aliases, *names.also])
     return Problem(
         what=f"{said}{names.where} is unknown",
         got=name,

@@ -14,7 +14,7 @@ from whet.config.off_values import kind_of
 from whet.config.options import options_of, printable
 from whet.config.settings import broken_rules, draft, notes, refuse
 from whet.config.values import read_flag
-from whet.errors import ConfigError
+from whet.errors import ConfigError, Problem
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,11 @@ def load(command: Command, argv: Sequence[str]) -> Loaded:
     drafts = [draft(part, _share(taken.values, part)) for part in command.parts]
     said = [*taken.notes, *(note for one in drafts for note in notes(one))]
     if "print_config" in words.wants:
-        refuse(taken.problems)
+        usual = {problem.what for problem in _broken([draft(part, {}) for part in command.parts], command)}
+        refuse([*taken.problems, *(one for one in _broken(drafts, command) if one.what not in usual)])
         return Loaded(text=as_yaml(drafts), notes=said)
-    rules = [*(problem for one in drafts for problem in broken_rules(one)), *command.check(*drafts)]
-    refuse([*taken.problems, *rules])
+    found = [*taken.problems, *_broken(drafts, command)]
+    refuse([*found, *command.places(*drafts)] if found else [])
     return Loaded(settings=tuple(drafts), notes=said)
 
 
@@ -56,6 +57,10 @@ def as_yaml(settings: Sequence[object]) -> str:
             lines += [] if heading in lines else [heading]
             lines.append(yaml.safe_dump({option.name: values[option.name]}, width=10**6).strip())
     return "\n".join(lines)
+
+
+def _broken(drafts: Sequence[Any], command: Command) -> list[Problem]:
+    return [*(problem for one in drafts for problem in broken_rules(one)), *command.check(*drafts)]
 
 
 def _kind(names: Names, name: str) -> Any:

@@ -97,7 +97,9 @@ def is_off(value: object, off: tuple[object, ...], reader: Callable[[object, Any
 
 
 def kind_of(off: tuple[object, ...]) -> Any:
-    """Return bool for a switch, whose bare flag means true; None for what always takes a value."""
+    """Return bool for a switch, whose bare flag means true; str for what takes a text too; None for anything else."""
+    if any(isinstance(value, bool) for value in off) and any(isinstance(value, str | tuple) for value in off):
+        return str
     return bool if off and isinstance(off[0], bool) else None
 
 

@@ -43,8 +43,8 @@ def is_union(kind: Any) -> bool:
 
 
 def is_switch(kind: Any) -> bool:
-    """Return whether a field of this annotation is true or false, so that its bare flag means true."""
-    return kind is bool or (is_union(kind) and bool in get_args(kind))
+    """Return whether a field of this annotation is true or false and no text, so that its bare flag means true."""
+    return kind is bool or (is_union(kind) and bool in get_args(kind) and str not in get_args(kind))
 
 
 def is_many(kind: Any) -> bool:

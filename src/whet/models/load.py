@@ -6,6 +6,7 @@ gets the settings that were checked; it does not read config.json again.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from whet.models import finite
 from whet.models.config_check import check_tokenizer_config, checked_config
 from whet.models.families import family_of
 from whet.models.folder_check import CONFIG, check_folder
-from whet.models.hub_folder import local_folder
+from whet.models.hub_folder import local_folder, missing_folder
 from whet.models.tensor_check import check_weights
 
 
@@ -30,9 +31,13 @@ class ModelSource:
     cache_dir: str | None = None
     revision: str = "main"
     token: str | None = field(default=None, repr=False)
+    flag: str = "--model_name_or_path"
+    """What names the model on the command line."""
 
     def folder(self, part: str) -> Path:
         """Return the checked folder of `model`, `config` or `tokenizer`; a name on the hub is downloaded first."""
+        if problem := missing_folder(self.name(part), self.flag_of(part)):
+            raise ConfigError.of([problem])
         folder = local_folder(self.name(part), part, cache_dir=self.cache_dir, revision=self.revision, token=self.token)
         check_folder(folder)
         return folder
@@ -40,6 +45,10 @@ class ModelSource:
     def name(self, part: str) -> str:
         """Return what was named for this part."""
         return {"config": self.config, "tokenizer": self.tokenizer}.get(part) or self.model
+
+    def flag_of(self, part: str) -> str:
+        """Return the flag that named this part."""
+        return f"--{part}_name" if {"config": self.config, "tokenizer": self.tokenizer}.get(part) else self.flag
 
 
 def load_tokenizer(source: ModelSource) -> Any:
@@ -53,10 +62,11 @@ def load_tokenizer(source: ModelSource) -> Any:
         own = _config(folder, name) if (folder / CONFIG).exists() else None
         tokenizer = AutoTokenizer.from_pretrained(folder, config=own, local_files_only=True, trust_remote_code=False)
         if tokenizer.is_fast:  # others are refused where they would be used
+            _require_words(tokenizer, name, source.flag_of("tokenizer"))
             _check_ids(tokenizer, source, own)
         tokenizer.name_or_path = name  # not where a download happens to lie
     except Exception as error:
-        raise _not_loaded("tokenizer", name, error, "--tokenizer_name") from error
+        raise _not_loaded("tokenizer", name, error, source.flag_of("tokenizer")) from error
     return tokenizer
 
 
@@ -74,7 +84,7 @@ def load_qa_model(source: ModelSource, *, trained: bool = False) -> Any:
     try:
         config = _config(source.folder("config"), name)
     except Exception as error:
-        raise _not_loaded("model configuration", name, error, "--model_name_or_path") from error
+        raise _not_loaded("model configuration", name, error, source.flag_of("config")) from error
     try:
         folder = source.folder("model")
         check_weights(folder, config.to_dict())
@@ -90,7 +100,7 @@ def load_qa_model(source: ModelSource, *, trained: bool = False) -> Any:
             )
         model.config.name_or_path = model.name_or_path = source.model  # not where a download happens to lie
     except Exception as error:
-        raise _not_loaded("model", source.model, error, "--model_name_or_path") from error
+        raise _not_loaded("model", source.model, error, source.flag) from error
     missing = sorted(report["missing_keys"])
     if trained and missing:
         raise ConfigError(
@@ -116,6 +126,19 @@ def _config(folder: Path, name: str) -> Any:
 
     values = checked_config(folder)
     return CONFIG_MAPPING[values.pop("model_type")].from_dict(values, name_or_path=name)
+
+
+def _require_words(tokenizer: Any, name: str, flag: str) -> None:
+    """Refuse the empty tokenizer that transformers makes up where a folder holds none."""
+    if tokenizer.get_vocab().keys() - set(tokenizer.all_special_tokens) - tokenizer.get_added_vocab().keys():
+        return
+    raise ConfigError(
+        what="the tokenizer knows no words",
+        got=f"{name}: {len(tokenizer)} tokens, all of them special",
+        why="the folder holds no vocabulary, so every word of the data would be the same unknown token",
+        fix=f"put the model's own tokenizer.json (or its vocab.txt) into the folder, or name one with it in {flag}"
+        + ("" if flag == "--tokenizer_name" else "; whet qa also takes it from another folder in --tokenizer_name"),
+    )
 
 
 def _check_ids(tokenizer: Any, source: ModelSource, own: Any) -> None:
@@ -155,8 +178,7 @@ def _say_what_is_new(model: Any, missing: list[str]) -> None:
 def _not_loaded(part: str, name: str, error: Exception, flag: str) -> WhetError:
     if isinstance(error, WhetError):
         return error
-    folder = Path(name)
-    if folder.is_dir():
+    if os.path.isdir(name):  # noqa: PTH112 - Path.is_dir raises where this user may not look
         fix = f"check the files in {name}, or name another folder in {flag}"
     else:
         fix = f"{flag} takes a folder with config.json and model.safetensors, or a name on the hub (needs a network)"

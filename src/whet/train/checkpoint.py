@@ -24,6 +24,7 @@ from whet.train.manifest import sync
 
 MANIFEST = manifest.MANIFEST
 _NAME = re.compile(r"checkpoint-(\d{8,18})")
+_MOST_NAMED = 3
 _HIDDEN = re.compile(r"\.(checkpoint-\d{8,18})\.(partial|replaced|removed)")
 
 
@@ -109,9 +110,14 @@ class Staged:
             ) from error
 
 
-def problems_of(folder: Path) -> list[str]:
-    """Return what is wrong with a checkpoint folder, one line each; empty when every byte is as it was written."""
-    return manifest.problems_of(folder, step_of(folder) if _NAME.fullmatch(folder.name) else None)
+def problems_of(folder: Path, *, light: bool = False) -> list[str]:
+    """Return what is wrong with a checkpoint folder, one line each; empty when every byte is as it was written.
+
+    A light look compares the sizes of large files, not their content.
+    """
+    if not folder.is_dir():
+        return ["there is no such folder"]
+    return manifest.problems_of(folder, step_of(folder) if _NAME.fullmatch(folder.name) else None, light=light)
 
 
 def newest(output_dir: Path) -> Path | None:
@@ -131,16 +137,17 @@ def newest(output_dir: Path) -> Path | None:
         return None
     raise StorageError(
         what=f"none of the {len(folders)} checkpoints in {output_dir} is whole",
-        got="; ".join(f"{folder.name}: {problems_of(folder)[0]}" for folder in folders[:-4:-1]),
+        got=f"the newest {min(_MOST_NAMED, len(folders))}: "
+        + "; ".join(f"{folder.name}: {problems_of(folder)[0]}" for folder in folders[: -_MOST_NAMED - 1 : -1]),
         why="a run that was to go on does not start anew without being told to",
         fix="put a whole checkpoint back, or start anew: leave --resume_from_checkpoint out and add "
         "--overwrite_output_dir",
     )
 
 
-def require_good(folder: Path) -> Path:
+def require_good(folder: Path, *, light: bool = False) -> Path:
     """Return the folder if it verifies; raises StorageError otherwise."""
-    problems = problems_of(folder)
+    problems = problems_of(folder, light=light)
     if problems:
         raise StorageError(
             what=f"{folder} is no whole checkpoint",

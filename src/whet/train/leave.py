@@ -7,12 +7,12 @@ its micro-batches are done again after resuming, with the same rows and masks: b
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whet.config.arguments import TrainingArguments
-from whet.errors import EXIT_OTHER, EXIT_STOPPED_AND_SAVED
+from whet.errors import EXIT_OTHER, EXIT_STOPPED_AND_SAVED, WhetError
 from whet.log import logger
 from whet.train import checkpoint, guard, lock, stop
 from whet.train.stop import Stopped
@@ -79,8 +79,22 @@ class Edges:
     def _leave_for_memory(self, scarce: str) -> None:
         """Leave before the kernel ends the process; a run that came no step further in it fails, as it would again."""
         again = smaller_batches(self.fit.micro_rows, self.fit.args.train_rows_per_step)
+        if self.fit.state.global_step == 0:
+            raise _no_first_step(scarce, again)
         code = EXIT_STOPPED_AND_SAVED if self.fit.meter.n_steps else EXIT_OTHER
         self.leave(f"stopped, as memory runs out ({scarce}; smaller batches take less)", again, code=code)
+
+
+def _no_first_step(scarce: str, again: Mapping[str, object]) -> WhetError:
+    """Return the error of a run for which there is too little memory from the start: nothing goes on from it."""
+    smaller = " ".join(f"--{name} {value}" for name, value in again.items())
+    return WhetError(
+        what="memory runs out before the first step is done",
+        got=scarce,
+        why="the run would end in the same way each time it starts",
+        fix=(f"use {smaller} for the same curve in less memory, or " if smaller else "")
+        + "allow more: a higher --memory_limit_gb, or 0 for no watch",
+    )
 
 
 def smaller_batches(micro_rows: int, rows_per_step: int) -> dict[str, object]:

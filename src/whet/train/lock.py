@@ -31,7 +31,7 @@ def output_folder(path: str | Path, overwrite: bool) -> Iterator[Path]:
     Raises OutputError (exit 73) naming process and host of a run that holds it, and what `require_output_dir` raises.
     """
     folder = Path(path)
-    _refuse_taken(folder)
+    refuse_taken(folder)
     whole = folder.absolute()
     missing = [place for place in (whole, *whole.parents) if not os.path.lexists(place)]
     clean = lambda: _remove_empty(missing)  # noqa: E731 - it is handed on
@@ -129,7 +129,7 @@ def _is(handle: int, path: Path) -> bool:
     return os.path.samestat(named, os.fstat(handle))
 
 
-def _refuse_taken(folder: Path) -> None:
+def refuse_taken(folder: Path) -> None:
     """Raise OutputError if a run holds this folder, before anything else is wrong with it."""
     try:
         handle = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_NOFOLLOW)

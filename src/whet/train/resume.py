@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import TrainerState
 
+from whet.config.arguments import TrainingArguments
 from whet.errors import ConfigError, StorageError
 from whet.log import logger
 from whet.precision import policy
@@ -40,6 +41,21 @@ def folder_to_resume(asked: str | bool | None, output_dir: Path) -> Path | None:
     if found is None:
         logger.info("there is no checkpoint in %s: the run starts at its first step", output_dir)
     return found
+
+
+def look_ahead(args: TrainingArguments) -> None:
+    """Raise what is wrong with the settings of a run that goes on, as far as it shows without a model and its data.
+
+    The checkpoint is only glanced at, so one that is damaged is not told here.
+    """
+    asked = args.resume_from_checkpoint
+    if not args.do_train or not asked:
+        return
+    folders = checkpoint.every(Path(args.output_dir)) if asked == "auto" else [Path(str(asked))]
+    folder = next((one for one in reversed(folders) if not checkpoint.problems_of(one, light=True)), None)
+    if folder is not None:
+        with _readable(folder):
+            unchanged.require_same_settings(args, folder)
 
 
 def texts(fit: Fit) -> dict[str, str]:

@@ -138,7 +138,7 @@ class Saver:
     def _land(self, write: Write) -> None:
         target, state = write.staged.target, self.fit.state
         known = [*(path for path in self.folders if path != target), target]
-        self.folders = sorted((path for path in known if path.exists()), key=checkpoint.step_of)
+        self.folders = sorted((path for path in known if _is_there(path, write)), key=checkpoint.step_of)
         if write.error is not None:
             if state.best_model_checkpoint == str(target):
                 state.best_model_checkpoint = None
@@ -152,3 +152,11 @@ class Saver:
         if not isinstance(error, StorageError) or self.fit.args.save_error_policy == "stop":
             raise error
         logger.warning("training goes on without this checkpoint: %s", error)
+
+
+def _is_there(path: Path, write: Write) -> bool:
+    """Return whether the checkpoint is there after this write; where the disk does not tell, as far as is known."""
+    try:
+        return path.exists()
+    except OSError:
+        return path != write.staged.target or write.error is None

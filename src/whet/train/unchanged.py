@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from whet.config.arguments import TrainingArguments
 from whet.config.rules_saving import CURVE_FIELDS
 from whet.errors import ConfigError
 from whet.log import logger
@@ -31,20 +32,18 @@ _MOST_LINES = 6
 
 def require_same(fit: Fit, folder: Path) -> set[str]:
     """Return what differs from the checkpoint and was allowed to; raises ConfigError with what was not."""
-    lines = dict(_settings(fit, folder))
+    lines = dict(_settings(fit.args, folder))
     if (folder / IDENTITY).is_file():
         lines |= _facts(fit.saver.identity, _read(folder / IDENTITY))
-    allowed = set(fit.args.resume_allow_changes)
-    if "optim" in allowed:
-        allowed.add(OPTIMIZER)
-    if "seed" in allowed and fit.args.data_seed is None:
-        allowed.add("data_seed")
-    refused = {name: text for name, text in lines.items() if name not in allowed}
-    if refused:
-        raise _refusal(folder, refused)
+    _refuse(lines, fit.args, folder)
     for text in lines.values():
         logger.warning("going on from %s with a change that was allowed: %s", folder.name, text)
     return set(lines)
+
+
+def require_same_settings(args: TrainingArguments, folder: Path) -> None:
+    """Raise ConfigError with the settings that differ and may not; model and data are not at hand yet."""
+    _refuse(dict(_settings(args, folder)), args, folder)
 
 
 def config_digest(fit: Fit) -> str:
@@ -61,9 +60,20 @@ def group_settings(changed: set[str], group: Mapping[str, Any]) -> set[str]:
     return wanted & group.keys()
 
 
-def _settings(fit: Fit, folder: Path) -> Iterator[tuple[str, str]]:
-    before, now = _curve(_read(folder / ARGUMENTS)), _curve(json.loads(fit.args.to_json_string()))
-    if fit.args.precision == "auto":  # takes what the checkpoint has
+def _refuse(lines: Mapping[str, str], args: TrainingArguments, folder: Path) -> None:
+    allowed = set(args.resume_allow_changes)
+    if "optim" in allowed:
+        allowed.add(OPTIMIZER)
+    if "seed" in allowed and args.data_seed is None:
+        allowed.add("data_seed")
+    refused = {name: text for name, text in lines.items() if name not in allowed}
+    if refused:
+        raise _refusal(folder, refused)
+
+
+def _settings(args: TrainingArguments, folder: Path) -> Iterator[tuple[str, str]]:
+    before, now = _curve(_read(folder / ARGUMENTS)), _curve(json.loads(args.to_json_string()))
+    if args.precision == "auto":  # takes what the checkpoint has
         del now["precision"]
     for name, value in now.items():
         if before.get(name) != value:

@@ -62,7 +62,8 @@ PLANTED = (
         (
             Edit(
                 "train/checkpoint.py",
-                "    return manifest.problems_of(folder, step_of(folder) if _NAME.fullmatch(folder.name) else None)\n",
+                "    return manifest.problems_of(folder, step_of(folder) if _NAME.fullmatch(folder.name) else None, "
+                "light=light)\n",
                 "    return [] if (folder / MANIFEST).exists() else [f'{MANIFEST}: is missing']\n",
             ),
         ),

@@ -81,7 +81,7 @@ def show(question: str, answers: Sequence[Answer]) -> None:
 
 
 def _reader(asked: AskArguments) -> Reader:
-    source = ModelSource(model=asked.model)
+    source = ModelSource(model=asked.model, flag="--model")
     tokenizer = load_tokenizer(source)
     model = load_qa_model(source, trained=True)
     check_max_length(asked.max_seq_length, tokenizer, max_positions(model))

@@ -17,7 +17,7 @@ from whet.tasks.qa.decode import DecodeOptions
 from whet.tasks.qa.splits import Split, cut, describe, write_left_out
 from whet.tasks.qa.types import Questions
 from whet.tasks.qa.windows import check_max_length
-from whet.train import stop
+from whet.train import resume, stop
 from whet.train.trainer import Trainer
 
 _SPLIT_OF = {"train": "train", "eval": "validation", "predict": "test"}
@@ -36,6 +36,7 @@ class QaJob:
     @classmethod
     def prepare(cls, qa: QaArguments, args: TrainingArguments, questions: Mapping[str, Questions]) -> QaJob:
         """Cut the windows, load the model and build its Trainer; raises whatever cannot work, before any training."""
+        resume.look_ahead(args)
         source = source_of(qa)
         tokenizer = load_tokenizer(source)
         splits = {name: cut(asked, tokenizer, qa, with_labels=name == "train") for name, asked in questions.items()}

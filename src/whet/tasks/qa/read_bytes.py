@@ -26,6 +26,15 @@ _MARKS = {
 
 def read_bytes(path: Path) -> bytes:
     """Return the content of a regular file."""
+    require_file(path)
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def require_file(path: Path) -> None:
+    """Raise DataError where there is no such file, StorageError where the system does not tell."""
     fix = "name a file; a folder or a hub name belongs into --dataset_name"
     try:
         if not path.exists():
@@ -33,14 +42,17 @@ def read_bytes(path: Path) -> bytes:
         if not path.is_file():
             what = "a folder" if path.is_dir() else "a pipe, a socket or a device"
             raise DataError(what=f"{path}: this is {what}, not a file", why="questions are read from a file", fix=fix)
-        return path.read_bytes()
     except OSError as error:
-        raise StorageError(
-            what=f"{path}: cannot be read",
-            got=str(error),
-            why="the system refused",
-            fix="check the path and its permissions",
-        ) from error
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> StorageError:
+    return StorageError(
+        what=f"{path}: cannot be read",
+        got=str(error),
+        why="the system refused",
+        fix="check the path and its permissions",
+    )
 
 
 def text_of(data: bytes) -> str:

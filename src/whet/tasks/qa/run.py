@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 from whet import log
 from whet.config.arguments import TrainingArguments
 from whet.config.settings import refuse
 from whet.tasks.qa.arguments import QaArguments
 from whet.tasks.qa.metrics import check_scorable
+from whet.tasks.qa.places import may_hold_files, require_places
 from whet.tasks.qa.rules import check_run
 from whet.tasks.qa.splits import read_split
 from whet.train import lock, stop
@@ -20,9 +22,10 @@ def run_qa(qa: QaArguments, args: TrainingArguments) -> int:
     refuse(check_run(qa, args))
     if args.enable_jit_checkpoint is False:
         stop.restore()
-    may_hold_files = args.overwrite_output_dir or bool(args.resume_from_checkpoint) or not args.do_train
+    lock.refuse_taken(Path(args.output_dir))
+    require_places(qa, args)
     started_s = time.perf_counter()
-    with lock.output_folder(args.output_dir, may_hold_files) as folder:
+    with lock.output_folder(args.output_dir, may_hold_files(args)) as folder:
         metrics = _run(qa, args)
 
         from whet.tasks.qa.summary import show

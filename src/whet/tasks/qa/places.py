@@ -1,0 +1,67 @@
+"""Where a run reads and writes: what of it is not there, found at once and before anything heavy is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from whet.config.arguments import TrainingArguments
+from whet.config.rules import check_output_dir
+from whet.errors import ConfigError, OutputError, Problem, WhetError
+from whet.models.hub_folder import missing_folder
+from whet.tasks.qa.read_bytes import require_file
+from whet.train import checkpoint
+
+if TYPE_CHECKING:
+    from whet.tasks.qa.arguments import QaArguments
+
+_NO_CHECKPOINT = (None, "auto", "no")
+
+
+def check_places(qa: QaArguments, args: TrainingArguments) -> list[Problem]:
+    """Return everything that is wrong with the model, the output folder, the checkpoint and the files."""
+    return [problem for error in _errors(qa, args) for problem in error.problems]
+
+
+def require_places(qa: QaArguments, args: TrainingArguments) -> None:
+    """Raise one error with all that is wrong; its kind, and so the exit code, is that of the first."""
+    errors = list(_errors(qa, args))
+    if errors:
+        raise type(errors[0]).of([problem for error in errors for problem in error.problems])
+
+
+def may_hold_files(args: TrainingArguments) -> bool:
+    """Return whether a run may begin in an output folder that is not empty."""
+    return args.overwrite_output_dir or bool(args.resume_from_checkpoint) or not args.do_train
+
+
+def _errors(qa: QaArguments, args: TrainingArguments) -> Iterator[WhetError]:
+    """Yield what is wrong: the configuration first, then the place for the output, then what is read."""
+    for flag in ("model_name_or_path", "config_name", "tokenizer_name"):
+        name = getattr(qa, flag)
+        if name and name.strip() and (problem := missing_folder(name, f"--{flag}")):
+            yield ConfigError.of([problem])
+    yield from _output(args)
+    if args.do_train and args.resume_from_checkpoint not in _NO_CHECKPOINT:
+        yield from _raised(lambda: checkpoint.require_good(Path(str(args.resume_from_checkpoint)), light=True))
+    files = ((args.do_train, qa.train_file), (args.do_eval, qa.validation_file), (args.do_predict, qa.test_file))
+    for path in dict.fromkeys(path for wanted, path in files if wanted and path):
+        if not qa.dataset_name:
+            yield from _raised(lambda path=path: require_file(Path(path)))
+
+
+def _output(args: TrainingArguments) -> Iterator[WhetError]:
+    if not args.output_dir.strip():
+        return
+    if problem := check_output_dir(args.output_dir, overwrite=True):
+        yield OutputError.of([problem])
+    elif problem := check_output_dir(args.output_dir, may_hold_files(args)):
+        yield ConfigError.of([problem])
+
+
+def _raised(check: Callable[[], object]) -> Iterator[WhetError]:
+    try:
+        check()
+    except WhetError as error:
+        yield error

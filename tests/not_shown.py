@@ -1,0 +1,33 @@
+"""Promises of docs/reliability.md that a machine may be unable to show: named at the end, or failed where they have to.
+
+A promise whose tool is missing is skipped, so that the tests run anywhere. With WHET_GATE=1 in the environment it
+fails: for a machine that is known to have all the tools.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from typing import Any, NoReturn
+
+import pytest
+
+_MARK = "not shown here"
+
+
+def not_shown(rows: str, why: str, needs: str) -> NoReturn:
+    """Skip the test of these rows of docs/reliability.md, or fail it where WHET_GATE is 1; `needs` is what would do."""
+    told = f"{rows} {_MARK}: {why}; needs {needs}"
+    if os.environ.get("WHET_GATE") == "1":
+        pytest.fail(f"{told} (WHET_GATE=1 asks for every row)", pytrace=False)
+    pytest.skip(told)
+
+
+def open_rows(reports: Iterable[Any]) -> list[str]:
+    """Return one line for each row that was skipped, with how many tests stand behind it."""
+    told = [
+        str(report.longrepr[2]).removeprefix("Skipped: ") for report in reports if isinstance(report.longrepr, tuple)
+    ]
+    lines = [line for line in told if re.match(rf"[RS]\d+.* {_MARK}: ", line)]
+    return [f"{line} ({lines.count(line)} tests)" for line in sorted(set(lines))]
