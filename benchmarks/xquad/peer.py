@@ -1,9 +1,13 @@
 """Train the same job with transformers' own Trainer, padding each batch to its longest row; save the model.
 
     python benchmarks/xquad/peer.py TRAIN_FILE OUTPUT_DIR --seed 42 --epochs 5
+    python benchmarks/xquad/peer.py TRAIN_FILE OUTPUT_DIR --seed 42 --epochs 5 --optimize
 
 The windows are whet's, which tests hold equal to the guides' script; everything else is the peer's. Its padding,
 its loss, its dropout, its order of rows. `run.py --who transformers` calls this and evaluates what it saved.
+
+With --optimize, the model goes through `whet.optimize` and the loss leaves padding out: the peer's new weights and order
+of rows, whet's operators and dropout masks. A seed then differs from the peer's in the masks and the padding alone.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from transformers import (
     set_seed,
 )
 
+import whet
 from whet.tasks.qa.squad import read_questions
 from whet.tasks.qa.windows import WindowOptions, make_windows
 
@@ -45,6 +50,17 @@ class Windows(torch.utils.data.Dataset[dict[str, Any]]):
         return {name: row[name] if name.endswith("positions") else list(row[name]) for name in COLUMNS}
 
 
+class WithoutPadding(Trainer):
+    """The peer's Trainer, with a loss whose softmax runs over real tokens."""
+
+    def compute_loss(self, model: Any, inputs: dict[str, Any], *_: Any, **__: Any) -> torch.Tensor:
+        targets = [inputs.pop(f"{end}_positions") for end in ("start", "end")]
+        output = model(**inputs)
+        padding = inputs["attention_mask"] == 0
+        logits = [one.masked_fill(padding, float("-inf")) for one in (output.start_logits, output.end_logits)]
+        return sum(map(torch.nn.functional.cross_entropy, logits, targets)) / 2
+
+
 def main() -> None:
     """Train, save, write peer.json beside the model."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -53,6 +69,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--epochs", type=float, default=5)
     parser.add_argument("--max_steps", type=int, default=-1)
+    parser.add_argument("--optimize", action="store_true", help="whet.optimize, and a loss without padding")
     options = parser.parse_args()
     set_seed(options.seed)  # before the model is made: the new head is drawn from it, as in the guides' script
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
@@ -62,8 +79,9 @@ def main() -> None:
         num_train_epochs=options.epochs, max_steps=options.max_steps, save_strategy="no", logging_steps=25,
         report_to=[], use_cpu=True, disable_tqdm=True,
     )  # fmt: skip
-    trainer = Trainer(
-        model=AutoModelForQuestionAnswering.from_pretrained(MODEL),
+    model = AutoModelForQuestionAnswering.from_pretrained(MODEL)
+    trainer = (WithoutPadding if options.optimize else Trainer)(
+        model=whet.optimize(model) if options.optimize else model,
         args=args,
         train_dataset=Windows(rows),
         data_collator=DataCollatorWithPadding(tokenizer),

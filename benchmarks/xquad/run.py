@@ -2,6 +2,7 @@
 
     python benchmarks/xquad/run.py --data FOLDER_WITH_XQUAD --seeds 42 1 2
     python benchmarks/xquad/run.py --data FOLDER_WITH_XQUAD --seeds 42 1 2 --who transformers
+    python benchmarks/xquad/run.py --data FOLDER_WITH_XQUAD --seeds 42 1 2 --who optimize
     python benchmarks/xquad/run.py --data FOLDER_WITH_XQUAD --seeds 42 1 2 --precision int8
 
 Every run is kept in results.json; a later call adds its runs and replaces those of the same seed. Both models are
@@ -50,15 +51,20 @@ def run_whet(data: Path, seed: int, epochs: float, folder: Path, precision: str 
     return whet_qa(data, MODEL, folder, *words)
 
 
-def run_transformers(data: Path, seed: int, epochs: float, folder: Path) -> dict[str, Any]:
+def run_transformers(data: Path, seed: int, epochs: float, folder: Path, *more: str) -> dict[str, Any]:
     """Train with the peer's Trainer, evaluate what it saved."""
-    words = [str(data / "train.json"), str(folder / "model"), "--seed", str(seed), "--epochs", str(epochs)]
+    words = [str(data / "train.json"), str(folder / "model"), "--seed", str(seed), "--epochs", str(epochs), *more]
     subprocess.run([sys.executable, str(PEER), *words], check=True)
     found = json.loads((folder / "model" / "peer.json").read_text())
     return found | whet_qa(data, folder / "model", folder / "eval")
 
 
-WHO = {"whet": run_whet, "transformers": run_transformers}
+def run_optimize(data: Path, seed: int, epochs: float, folder: Path) -> dict[str, Any]:
+    """Train with the peer's Trainer, its model through whet.optimize and its loss without padding."""
+    return run_transformers(data, seed, epochs, folder, "--optimize")
+
+
+WHO = {"whet": run_whet, "transformers": run_transformers, "optimize": run_optimize}
 
 
 def record(who: str, seed: int, found: dict[str, Any]) -> dict[str, dict[str, Any]]:
