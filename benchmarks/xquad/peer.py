@@ -6,8 +6,8 @@
 The windows are whet's, which tests hold equal to the guides' script; everything else is the peer's. Its padding,
 its loss, its dropout, its order of rows. `run.py --who transformers` calls this and evaluates what it saved.
 
-With --optimize, the model goes through `whet.optimize` and the loss leaves padding out: the peer's new weights and order
-of rows, whet's operators and dropout masks. A seed then differs from the peer's in the masks and the padding alone.
+With --optimize, the model goes through `whet.optimize` and the loss leaves padding out: the peer's new weights and
+order of rows, whet's operators and dropout masks. A seed then differs from the peer's in the masks and the padding alone.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ class WithoutPadding(Trainer):
         output = model(**inputs)
         padding = inputs["attention_mask"] == 0
         logits = [one.masked_fill(padding, float("-inf")) for one in (output.start_logits, output.end_logits)]
-        return sum(map(torch.nn.functional.cross_entropy, logits, targets)) / 2
+        start, end = map(torch.nn.functional.cross_entropy, logits, targets)
+        return (start + end) / 2
 
 
 def main() -> None:
