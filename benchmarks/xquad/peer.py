@@ -7,7 +7,7 @@ The windows are whet's, which tests hold equal to the guides' script; everything
 its loss, its dropout, its order of rows. `run.py --who transformers` calls this and evaluates what it saved.
 
 With --optimize, the model goes through `whet.optimize` and the loss leaves padding out: the peer's new weights and
-order of rows, whet's operators and dropout masks. A seed then differs from the peer's in the masks and the padding alone.
+order of rows, whet's operators and dropout masks. A seed then differs from the peer's in masks and padding alone.
 """
 
 from __future__ import annotations
