@@ -220,9 +220,10 @@ def test_where_memory_runs_out_later_half_of_what_was_found_is_proposed(
 ) -> None:
     names = ("per_device_train_batch_size", "gradient_accumulation_steps")
     fit = Fit(toy_trainer(tmp_path, **dict(zip(names, asked, strict=True))))
-    fit.micro_rows = found
+    fit.micro_rows, fit.state.global_step = found, 1
     full = Room(99 * MIB, 100 * MIB, "a test")
     fit.edges.memory = MemoryGuard(rooms=lambda: [full], resident=lambda: 50 * MIB, peak=lambda: 50 * MIB)
     with pytest.raises(Stopped) as caught:
         fit.edges.cross()
-    assert caught.value.again == ({} if again is None else dict(zip(names, again, strict=True)))
+    changed = {} if again is None else dict(zip(names, again, strict=True))
+    assert caught.value.again == {"resume_from_checkpoint": "auto"} | changed

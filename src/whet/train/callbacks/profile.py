@@ -18,8 +18,9 @@ from whet.config.arguments import TrainingArguments
 from whet.train.operator_groups import GROUPS, group_of_class
 from whet.train.step_times import STEP, StepTimes
 
-WARM_UP_STEPS = 12
-"""The first steps allocate memory and start threads: they tell little about the others."""
+_LEAST_WARM_UP, WARM_UP_STEPS = 2, 12
+"""Steps before those: the first ones take memory from the system and start threads, so they tell little about the others.
+A run too short for all of them has fewer."""
 PROFILED_STEPS = 5
 
 
@@ -42,7 +43,7 @@ class StepProfile(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, *, model: nn.Module, **_: Any) -> None:
         n_left = state.max_steps - state.global_step
-        n_warm = max(min(WARM_UP_STEPS, n_left - 1), 0)
+        n_warm = min(max(n_left - PROFILED_STEPS, _LEAST_WARM_UP), WARM_UP_STEPS, max(n_left - 1, 0))
         self.first_step = state.global_step + n_warm + 1
         self.last_step = min(self.first_step + PROFILED_STEPS - 1, state.max_steps)
         self.n_warm = n_warm
