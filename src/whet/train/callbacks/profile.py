@@ -19,7 +19,7 @@ from whet.train.operator_groups import GROUPS, group_of_class
 from whet.train.step_times import STEP, StepTimes
 
 _LEAST_WARM_UP, WARM_UP_STEPS = 2, 12
-"""Steps before those: the first ones take memory from the system and start threads, so they tell little about the others.
+"""Steps before those: the first ones take memory from the system and start threads: they tell little about the others.
 A run too short for all of them has fewer."""
 PROFILED_STEPS = 5
 
