@@ -1,13 +1,13 @@
 """Train the same job with transformers' own Trainer, padding each batch to its longest row; save the model.
 
     python benchmarks/xquad/peer.py TRAIN_FILE OUTPUT_DIR --seed 42 --epochs 5
-    python benchmarks/xquad/peer.py TRAIN_FILE OUTPUT_DIR --seed 42 --epochs 5 --optimize
+    python benchmarks/xquad/peer.py TRAIN_FILE OUTPUT_DIR --seed 42 --epochs 5 --without_padding --optimize
 
 The windows are whet's, which tests hold equal to the guides' script; everything else is the peer's. Its padding,
 its loss, its dropout, its order of rows. `run.py --who transformers` calls this and evaluates what it saved.
 
-With --optimize, the model goes through `whet.optimize` and the loss leaves padding out: the peer's new weights and
-order of rows, whet's operators and dropout masks. A seed then differs from the peer's in masks and padding alone.
+With --without_padding, the loss is over real tokens, as whet's is. With --optimize, the model goes through
+`whet.optimize`: the peer's new weights and order of rows, whet's operators and dropout masks.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--epochs", type=float, default=5)
     parser.add_argument("--max_steps", type=int, default=-1)
-    parser.add_argument("--optimize", action="store_true", help="whet.optimize, and a loss without padding")
+    parser.add_argument("--without_padding", action="store_true", help="a loss over real tokens alone")
+    parser.add_argument("--optimize", action="store_true", help="train the model through whet.optimize")
     options = parser.parse_args()
     set_seed(options.seed)  # before the model is made: the new head is drawn from it, as in the guides' script
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
@@ -81,7 +82,7 @@ def main() -> None:
         report_to=[], use_cpu=True, disable_tqdm=True,
     )  # fmt: skip
     model = AutoModelForQuestionAnswering.from_pretrained(MODEL)
-    trainer = (WithoutPadding if options.optimize else Trainer)(
+    trainer = (WithoutPadding if options.without_padding else Trainer)(
         model=whet.optimize(model) if options.optimize else model,
         args=args,
         train_dataset=Windows(rows),

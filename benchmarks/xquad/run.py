@@ -51,7 +51,9 @@ def run_whet(data: Path, seed: int, epochs: float, folder: Path, precision: str 
     return whet_qa(data, MODEL, folder, *words)
 
 
-def run_transformers(data: Path, seed: int, epochs: float, folder: Path, *more: str) -> dict[str, Any]:
+def run_transformers(
+    data: Path, seed: int, epochs: float, folder: Path, *, more: tuple[str, ...] = ()
+) -> dict[str, Any]:
     """Train with the peer's Trainer, evaluate what it saved."""
     words = [str(data / "train.json"), str(folder / "model"), "--seed", str(seed), "--epochs", str(epochs), *more]
     subprocess.run([sys.executable, str(PEER), *words], check=True)
@@ -59,12 +61,12 @@ def run_transformers(data: Path, seed: int, epochs: float, folder: Path, *more: 
     return found | whet_qa(data, folder / "model", folder / "eval")
 
 
-def run_optimize(data: Path, seed: int, epochs: float, folder: Path) -> dict[str, Any]:
-    """Train with the peer's Trainer, its model through whet.optimize and its loss without padding."""
-    return run_transformers(data, seed, epochs, folder, "--optimize")
-
-
-WHO = {"whet": run_whet, "transformers": run_transformers, "optimize": run_optimize}
+WHO = {
+    "whet": run_whet,
+    "transformers": run_transformers,
+    "transformers_without_padding": partial(run_transformers, more=("--without_padding",)),
+    "optimize": partial(run_transformers, more=("--without_padding", "--optimize")),
+}
 
 
 def record(who: str, seed: int, found: dict[str, Any]) -> dict[str, dict[str, Any]]:
