@@ -77,6 +77,16 @@ def test_packed_with_fused_operators(tmp_path: Path, fp32: whet.Trainer) -> None
     _assert_follows(_run(tmp_path, "bert", "bf16"), fp32)
 
 
+@pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
+def test_between_blocks_lies_what_products_read(tmp_path: Path, precision: str, dtype: torch.dtype) -> None:
+    """bf16 keeps half of the bytes for backward."""
+    model, seen = tiny_model("bert", dropout=0.1), set[torch.dtype]()
+    model.bert.encoder.layer[1].register_forward_pre_hook(lambda _, inputs: seen.add(inputs[0].dtype))
+    args = arguments(tmp_path, precision=precision, max_steps=2)
+    whet.Trainer(model=model, args=args, train_dataset=tiny_rows(96, "bert")).train()
+    assert seen == {dtype}
+
+
 @pytest.mark.slow
 def test_packed_in_plain_torch(tmp_path: Path, fp32: whet.Trainer) -> None:
     with plain_torch():

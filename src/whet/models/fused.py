@@ -85,7 +85,17 @@ def _embeddings(self: Any, input_ids: Tensor, position_ids: Tensor, token_type_i
     gradients: list[RowGradient | None] = [getattr(table, GRADIENT, None) for table in tables]
     norm = Norm(self.LayerNorm.weight, self.LayerNorm.bias, self.LayerNorm.eps)
     summed = Tables(tuple(table.weight for table in tables), tuple(table.padding_idx for table in tables))
-    return embed(ids, summed, norm, drop=_drop(self.dropout), gradients=gradients)[None]
+    return _as_products_are(embed(ids, summed, norm, drop=_drop(self.dropout), gradients=gradients))[None]
+
+
+def _as_products_are(x: Tensor) -> Tensor:
+    """Return x in bf16 where the CPU's products are: what lies between blocks then needs no copies in two formats.
+
+    The norms' own arithmetic stays in fp32. fp16, whose numbers end at 65,504, keeps its sums in fp32.
+    """
+    if x.device.type != "cpu" or not torch.is_autocast_enabled("cpu"):
+        return x
+    return x.to(torch.bfloat16) if torch.get_autocast_dtype("cpu") is torch.bfloat16 else x
 
 
 def bert_embeddings(

@@ -16,14 +16,10 @@ namespace whet {
 WHET_TABLE(x86_64_v4)
 WHET_TABLE(x86_64_v3)
 #endif
-WHET_TABLE(baseline)
-
 #ifdef WHET_BF16
-namespace x86_64_v4_bf16 {
-void attention(const Attention& a);
-void attention_backward(const Attention& a);
-}
+WHET_TABLE(x86_64_v4_bf16)
 #endif
+WHET_TABLE(baseline)
 
 namespace {
 
@@ -51,21 +47,16 @@ bool supports_v4() {
 }
 
 #ifdef WHET_X86
-// The operators of x86-64-v4, with the processor's dot product of bf16 where it has one and the compiler knew it.
+// The operators of x86-64-v4, with the processor's own bf16 where it has it and the compiler knew it.
 const Table* best_of_v4() {
 #ifdef WHET_BF16
-  if (__builtin_cpu_supports("avx512bf16")) {
-    static Table table = x86_64_v4::table;
-    table.attention = x86_64_v4_bf16::attention;
-    table.attention_backward = x86_64_v4_bf16::attention_backward;
-    return &table;
-  }
+  if (__builtin_cpu_supports("avx512bf16")) return &x86_64_v4_bf16::table;
 #endif
   return &x86_64_v4::table;
 }
 #endif
 
-// WHET_ISA names the best set that may be used: v4 (without the dot product of bf16), v3 or baseline. What the
+// WHET_ISA names the best set that may be used: v4 (without the processor's own bf16), v3 or baseline. What the
 // processor lacks is never used.
 Isa choose() {
 #ifdef WHET_X86

@@ -83,16 +83,31 @@ WHET_INLINE void store(float* p, VF x) { *reinterpret_cast<VFMem*>(p) = x; }
 WHET_INLINE void store(uint32_t* p, VU x) { *reinterpret_cast<VUMem*>(p) = x; }
 
 WHET_INLINE VF load(const bf16* p) {
+#if defined(__AVX512F__)  // GCC widens by halves
+  const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return reinterpret_cast<VF>(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+#else
   const VH half = *reinterpret_cast<const VHMem*>(p);
   return reinterpret_cast<VF>(__builtin_convertvector(half, VU) << 16);
+#endif
 }
 
-// Round to nearest, ties to even; a NaN stays a (quiet) NaN.
+// Round to nearest, ties to even; a NaN stays a (quiet) NaN. The processor's own instruction takes what is below 2^-126
+// for zero.
 WHET_INLINE void store(bf16* p, VF x) {
+#if defined(__AVX512BF16__)
+  const __m256bh half = _mm512_cvtneps_pbh(x);
+  std::memcpy(p, &half, sizeof half);
+#else
   const VU bits = reinterpret_cast<VU>(x);
   const VU rounded = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
   const VU kept = (x == x) ? rounded : ((bits >> 16) | 0x40u);
+#if defined(__AVX512F__)  // GCC shuffles
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(reinterpret_cast<__m512i>(kept)));
+#else
   *reinterpret_cast<VHMem*>(p) = __builtin_convertvector(kept, VH);
+#endif
+#endif
 }
 
 // The first n < W lanes; the others read as zero and are not written.
