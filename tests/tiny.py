@@ -19,6 +19,7 @@ from whet.data.store import RowStore
 from whet.kernels import fused_optimizer, native_call
 from whet.kernels.library import library
 from whet.methods import fuse
+from whet.optim import auto
 
 FAMILIES = ("albert", "bert", "distilbert", "electra", "roberta", "xlm-roberta")
 VOCABULARY = 200
@@ -122,7 +123,7 @@ def arguments(folder: Path, **changes: Any) -> whet.TrainingArguments:
 def plain_torch() -> Iterator[None]:
     """Run the block as on a machine without the native library: every operator in plain torch."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (native_call, fused_optimizer, fuse):
+        for module in (native_call, fused_optimizer, fuse, auto):
             patch.setattr(module, "library", lambda: None)
         yield
 

@@ -65,6 +65,7 @@ def steps(size: str, folder: str) -> dict[str, Callable[[int], float]]:
     def one(precision: policy.Precision, number: int) -> float:
         loss = step.gradients(trainer.objective, [batch], precision, seed=1, step=number)
         done = step.clip(parameters, loss, 1.0, precision)
+        step.scale(parameters, done.grad_scale)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         return done.loss

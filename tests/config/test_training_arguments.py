@@ -47,7 +47,7 @@ def test_names_and_defaults_are_those_of_transformers() -> None:
 
 
 _LATER = [
-    ({}, {"output_dir": "trainer_output", "report_to": (), "disable_tqdm": False, "optim": "adamw_torch_fused"}),
+    ({}, {"output_dir": "trainer_output", "report_to": (), "disable_tqdm": False, "optim": "auto"}),
     ({"eval_strategy": "steps", "logging_steps": 25}, {"do_eval": True, "eval_steps": 25}),
     ({"eval_strategy": "steps", "eval_steps": 50}, {"do_eval": True, "eval_steps": 50}),
     ({"eval_strategy": "epoch"}, {"do_eval": True, "eval_steps": None}),

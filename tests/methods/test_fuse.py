@@ -23,6 +23,7 @@ from whet.data.store import RowStore
 from whet.kernels.library import library
 from whet.methods import fuse
 from whet.models import objective
+from whet.models.fused import GRADIENT
 
 pytestmark = pytest.mark.skipif(library() is None, reason="the native library is not built here (no compiler)")
 
@@ -114,3 +115,17 @@ def test_the_training_curve_is_that_of_plain_torch(tmp_path: Path, monkeypatch: 
     plain, plain_norms = curve(tmp_path / "plain")
     assert fused == pytest.approx(plain, rel=1e-4)
     assert fused_norms != plain_norms, "both runs took the same operators"
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_table_that_the_output_shares_gets_an_ordinary_gradient(tied: bool) -> None:
+    """It has no rows of zeros that an optimizer could pass by."""
+    model = AutoModelForQuestionAnswering.from_config(configs(0.0)["bert"])
+    table = model.get_input_embeddings()
+    if tied:
+        model.words = torch.nn.Linear(48, 120, bias=False)
+        model.words.weight = table.weight
+    packed = objective.choose(model, None, lambda _: {}).model
+    fuse.apply(packed)
+    holders = [module for module in packed.module.modules() if hasattr(module, GRADIENT)]
+    assert len(holders) == (not tied)

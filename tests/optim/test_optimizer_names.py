@@ -14,9 +14,12 @@ from optimizer_runs import PACKAGES, Layers, arguments, cases, take_steps
 from torch import nn
 from transformers.training_args import OptimizerNames
 
+from tiny import plain_torch
 from whet.config.optimizer_names import ELSEWHERE, ENTRY_POINTS, NO_BETAS, NO_EPSILON, OPTIONS, plugged_in
 from whet.errors import ConfigError
+from whet.kernels.library import library
 from whet.optim import registry
+from whet.optim.native import WhetAdamW
 
 _USUAL = [name for name in OPTIONS if name not in PACKAGES]
 
@@ -31,6 +34,15 @@ def test_every_name_of_transformers_has_an_answer(name: str) -> None:
     (problem,) = caught.value.problems
     assert ELSEWHERE[name] in problem.why
     assert f"install {ELSEWHERE[name]}" in problem.fix
+
+
+def test_auto_is_whets_adamw_where_it_can_be() -> None:
+    if library() is None:
+        pytest.skip("the native operators are not built here (python -m whet.kernels.build)")
+    assert isinstance(registry.build(Layers(), arguments("auto")), WhetAdamW)
+    assert isinstance(registry.build(Layers(torch.float64), arguments("auto")), torch.optim.AdamW)
+    with plain_torch():
+        assert isinstance(registry.build(Layers(), arguments("auto")), torch.optim.AdamW)
 
 
 def test_what_is_elsewhere_is_of_transformers() -> None:

@@ -114,7 +114,7 @@ _CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "data": ({"rows": tiny_rows(30, seed=9)}, "data.digest: "),
     "model": ({"model": _other_model}, "model.config.hidden_dropout_prob: 0.1 in the checkpoint -> 0.2 now"),
     "dtype": ({"model": _double}, "dtype: float32 in the checkpoint -> float64 now"),
-    "optim": ({"optim": "adamw_torch"}, "optim: adamw_torch_fused in the checkpoint -> adamw_torch now"),
+    "optim": ({"optim": "adamw_torch"}, "optim: auto in the checkpoint -> adamw_torch now"),
     "learning_rate": ({"learning_rate": 1e-4}, "learning_rate: 0.0005 in the checkpoint -> 0.0001 now"),
 }
 """What may change only by name -> how, and the line that tells of it."""

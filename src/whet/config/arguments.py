@@ -194,10 +194,10 @@ class TrainingArguments:
     """Optimizer steps over which the learning rate rises from 0 to its highest. Below 1: a share of the run."""
     warmup_ratio: float = 0.0
     """The warm-up as a share of the run, 0 to 1; the older way to write a warmup_steps below 1."""
-    optim: str = "adamw_torch_fused"
-    """Optimizer: adamw_torch, adamw_torch_fused, adamw_hf, adamw_apex_fused, adamw_anyprecision, adamw_whet,
-    adamw_whet_8bit, adamw_bnb_8bit (adamw_8bit), adamw_torch_8bit, adamw_torch_4bit, adafactor, muon, lion_32bit,
-    adagrad, rmsprop, sgd, or one that a package offers."""
+    optim: str = "auto"
+    """Optimizer: auto (AdamW: adamw_whet on a CPU, adamw_torch_fused elsewhere), adamw_torch, adamw_torch_fused,
+    adamw_hf, adamw_apex_fused, adamw_anyprecision, adamw_whet, adamw_whet_8bit, adamw_bnb_8bit (adamw_8bit),
+    adamw_torch_8bit, adamw_torch_4bit, adafactor, muon, lion_32bit, adagrad, rmsprop, sgd, or one of a package."""
     optim_args: str | None = None
     """Options of the optimizer as key=value,key=value, such as momentum=0.9 for sgd. null: its usual ones."""
     optimizer_in_backward: bool = False

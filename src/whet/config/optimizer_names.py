@@ -15,6 +15,7 @@ _Dtype = Literal["float32", "bfloat16", "float16"]
 _TORCHAO = {"block_size": int, "bf16_stochastic_round": bool}
 
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "auto": {},
     "adamw_torch": {},
     "adamw_torch_fused": {},
     "adamw_hf": {},

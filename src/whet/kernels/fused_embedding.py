@@ -12,6 +12,7 @@ from torch.autograd.function import once_differentiable
 from whet.kernels import reference, structs
 from whet.kernels.native_call import DTYPES, call, float32, mask_of, native_for, ptr
 from whet.kernels.reference import Drop, Norm, Tables
+from whet.kernels.rows_in_use import RowsInUse
 
 _MOST_TABLES = 3
 
@@ -20,12 +21,16 @@ class RowGradient:
     """The gradient (entries, D) of one table, kept from step to step: only rows that were touched are zeroed again.
 
     With one, backward sets or adds to `table.grad` itself, so hooks on the table's gradient do not run. Whoever writes
-    to other rows of that gradient (an all-reduce, a tied output layer) must call `forget` before the next step.
+    to other rows of that gradient (an all-reduce) must `include` them in `rows` first, and call `forget` before the
+    next step.
     """
 
     def __init__(self, table: Tensor) -> None:
         self.table = table
         self.buffer = torch.zeros_like(table, requires_grad=False)
+        self.rows = RowsInUse(table)
+        """Rows that this gradient has had anything in, in whatever step."""
+        self.rows.put_on(self.buffer)
         self._touched: list[Tensor] = []
 
     def forget(self) -> None:
@@ -41,6 +46,7 @@ class RowGradient:
             return
         clear = torch.cat(self._touched).unique() if held is None and self._touched else None
         self._touched = [ids] if held is None else [*self._touched, ids]
+        self.rows.include(ids)
         _scatter(self.buffer, ids, values, padding_id, clear)
         self.table.grad = self.buffer
 

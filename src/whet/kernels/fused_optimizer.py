@@ -11,15 +11,21 @@ from whet.kernels import reference, structs
 from whet.kernels.library import library
 from whet.kernels.native_call import DTYPES, call
 from whet.kernels.reference import AdamWStep
+from whet.kernels.rows_in_use import RowsInUse, rows_in_use
 
 
 def squared_norm(tensors: Sequence[Tensor]) -> float:
-    """Return the sum of the squares of all elements of all tensors, summed in double: the same for any thread count."""
+    """Return the sum of the squares of all elements of all tensors, summed in double: the same for any thread count.
+
+    Of a gradient that is known to be zero in most rows, only the others are read.
+    """
     if not native(tensors):
         return reference.squared_norm(tensors)
     result = ctypes.c_double()
-    grads, sizes, dtypes = addresses(tensors), sizes_of(tensors), dtypes_of(tensors)
-    args = structs.GradNorm(len(tensors), array_at(grads), array_at(sizes), array_at(dtypes), ctypes.pointer(result))
+    held = {"grads": addresses(tensors), "sizes": sizes_of(tensors), "dtypes": dtypes_of(tensors)}
+    held |= _use_of([rows_in_use(tensor) for tensor in tensors])
+    args = structs.GradNorm(len(tensors), result=ctypes.pointer(result))
+    _point(args, held)
     call("grad_norm", args)
     return result.value
 
@@ -40,6 +46,8 @@ class Updated:
     """
 
     operator: str
+    passes_by_rows = False
+    """Whether the operator can leave out the rows of a table that are not in use."""
 
     def __init__(
         self,
@@ -53,8 +61,17 @@ class Updated:
         self._native = native([*self.params, *(m for m in self.masters if m is not None)]) and self._fits()
         self._sizes = sizes_of(self.params)
 
-    def update(self, grads: Sequence[Tensor], rates: Sequence[tuple[float, float]], step: AdamWStep) -> None:
-        """Update parameters, masters and moments in place; `rates` holds (learning rate, weight decay) a tensor."""
+    def update(
+        self,
+        grads: Sequence[Tensor],
+        rates: Sequence[tuple[float, float]],
+        step: AdamWStep,
+        rows: Sequence[RowsInUse | None] | None = None,
+    ) -> None:
+        """Update parameters, masters and moments in place; `rates` holds (learning rate, weight decay) a tensor.
+
+        `rows` says for each tensor, of those without decay, outside of which rows gradient and moments are zero.
+        """
         if not (self._native and native(grads) and dtypes_of(grads)[:] == dtypes_of(self.params)[:]):
             self._update_plainly(grads, rates, step)
             return
@@ -63,9 +80,10 @@ class Updated:
         tensors = {"params": self.params, "grads": grads, "masters": self.masters, **self._moments()}
         held = {name: addresses(group) for name, group in tensors.items()}
         held |= {"sizes": self._sizes, "dtypes": dtypes_of(self.params), "learning_rates": lr, "weight_decays": decay}
+        if self.passes_by_rows:
+            held |= _use_of(rows or [None] * len(grads))
         args = structs.OPERATORS[self.operator](len(grads))
-        for name, array in held.items():  # which outlives the call
-            setattr(args, name, array_at(array))
+        _point(args, held)
         args.beta1, args.beta2, args.eps, args.grad_scale = step.beta1, step.beta2, step.eps, step.grad_scale
         args.correction1, args.correction2 = 1 - step.beta1**step.step, 1 - step.beta2**step.step
         call(self.operator, args)
@@ -95,6 +113,7 @@ class AdamWTensors(Updated):
     """The tensors that one AdamW updates, with `first` and `second` (m and v) in fp32; masters are fp32 too."""
 
     operator = "adamw"
+    passes_by_rows = True
 
     def _fits(self) -> bool:
         wide = [*self.first, *self.second, *(m for m in self.masters if m is not None)]
@@ -126,6 +145,18 @@ def sizes_of(tensors: Sequence[Tensor]) -> Any:
 def dtypes_of(tensors: Sequence[Tensor]) -> Any:
     """Return a C array of the tensors' dtypes, in the numbers of native/args.h."""
     return (ctypes.c_int32 * len(tensors))(*(DTYPES[t.dtype] for t in tensors))
+
+
+def _use_of(rows: Sequence[RowsInUse | None]) -> dict[str, Any]:
+    """Return C arrays of where the bytes of rows in use lie, null for all rows, and of the rows' widths."""
+    widths = (ctypes.c_int64 * len(rows))(*(0 if one is None else one.width for one in rows))
+    return {"rows_in_use": addresses([None if one is None else one.bytes for one in rows]), "widths": widths}
+
+
+def _point(args: ctypes.Structure, arrays: dict[str, Any]) -> None:
+    """Set the fields of args to the arrays, which the caller keeps until the call is over."""
+    for name, array in arrays.items():
+        setattr(args, name, array_at(array))
 
 
 def array_at(array: Any) -> int:

@@ -124,7 +124,11 @@ class Attention(ctypes.Structure):
 class GradNorm(ctypes.Structure):
     """Arguments of `whet_grad_norm`."""
 
-    _fields_ = _fields(("n_tensors", c_int64), ("grads sizes dtypes", c_void_p), ("result", POINTER(c_double)))
+    _fields_ = _fields(
+        ("n_tensors", c_int64),
+        ("grads sizes dtypes rows_in_use widths", c_void_p),
+        ("result", POINTER(c_double)),
+    )
 
 
 class AdamW(ctypes.Structure):
@@ -133,6 +137,7 @@ class AdamW(ctypes.Structure):
     _fields_ = _fields(
         ("n_tensors", c_int64),
         ("sizes params dtypes grads first second masters learning_rates weight_decays", c_void_p),
+        ("rows_in_use widths", c_void_p),
         ("eps grad_scale", c_float),
         ("beta1 beta2 correction1 correction2", c_double),
     )

@@ -5,7 +5,7 @@ from types import MethodType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from whet.kernels.fused_embedding import RowGradient
 from whet.kernels.library import library
@@ -49,7 +49,7 @@ def apply(packed: PackedModel, *, row_gradients: bool = True) -> Applied:
             module.forward = MethodType(FORWARDS[name], module)
             changed[name] = changed.get(name, 0) + 1
         table = getattr(module, "word_embeddings", None)
-        if row_gradients and isinstance(table, nn.Embedding) and table.weight.requires_grad:
+        if row_gradients and isinstance(table, nn.Embedding) and _trained_alone(table.weight, packed.module):
             setattr(table, GRADIENT, RowGradient(table.weight))
     return Applied(changed, native.isa)
 
@@ -59,6 +59,12 @@ def restore(packed: PackedModel) -> None:
     for module in packed.module.modules():
         module.__dict__.pop("forward", None)
         module.__dict__.pop(GRADIENT, None)
+
+
+def _trained_alone(weight: Tensor, module: nn.Module) -> bool:
+    """Return whether the weight is trained, and no output layer shares it: its gradient would have no zero rows."""
+    holders = [part for part in module.modules() if any(own is weight for own in part.parameters(recurse=False))]
+    return weight.requires_grad and len(holders) == 1
 
 
 def _has_operator(module: Any) -> bool:

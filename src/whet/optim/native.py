@@ -18,6 +18,7 @@ from whet.kernels.fused_optimizer import AdamWTensors
 from whet.kernels.fused_optimizer_8bit import AdamW8bitTensors
 from whet.kernels.reference import AdamWStep
 from whet.kernels.reference_8bit import BLOCK, Codes
+from whet.kernels.rows_in_use import RowsInUse, rows_in_use
 from whet.optim.base import Stepping
 from whet.optim.recipe import Options, Recipe, Request, Shapes, keep_dtypes, require_cpu
 
@@ -36,16 +37,25 @@ class Due:
     """(learning rate, weight decay) a parameter."""
 
 
-class _AdamW(Stepping):
+class NativeAdamW(Stepping):
     """AdamW over all tensors at once; a subclass says what its moments are."""
 
-    def __init__(self, params: Any, lr: float, betas: tuple[float, float], eps: float) -> None:
+    grad_scale = 1.0
+    """What the next step multiplies the gradient by, on its way: clipping without a pass of its own."""
+
+    def __init__(self, params: Any, lr: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0})
         keep_dtypes(self)
 
     def _update_all(self) -> None:
-        for due in _due(self, self._begin):
-            _update(due, self._tensors)
+        for due in _due(self, self._begin, self.grad_scale):
+            rows = [self._rows(one) for one in zip(due.parameters, due.states, due.rates, strict=True)]
+            _update(due, self._tensors, rows)
+        self.grad_scale = 1.0
+
+    def _rows(self, _updated: tuple[Tensor, State, tuple[float, float]]) -> RowsInUse | None:
+        """Return outside of which rows this parameter's gradient and moments are zero; None: unknown, or no matter."""
+        return None
 
     def _begin(self, parameter: Tensor) -> State:
         raise NotImplementedError
@@ -54,11 +64,33 @@ class _AdamW(Stepping):
         raise NotImplementedError
 
 
-class WhetAdamW(_AdamW):
-    """AdamW (Loshchilov and Hutter 2019, algorithm 2); torch's state names, moments in fp32."""
+class WhetAdamW(NativeAdamW):
+    """AdamW (Loshchilov and Hutter 2019, algorithm 2); torch's state names, moments in fp32.
+
+    Rows of an embedding table that never had a gradient are left alone, which is what AdamW without decay does to them.
+    """
+
+    def __init__(self, params: Any, lr: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8) -> None:
+        super().__init__(params, lr, betas, eps)
+        self._covered: dict[int, tuple[RowsInUse, Tensor]] = {}
+        """Parameter's address -> the rows that include all of its moments', and these first moments."""
+
+    def _rows(self, updated: tuple[Tensor, State, tuple[float, float]]) -> RowsInUse | None:
+        parameter, state, (_, decay) = updated
+        rows = None if parameter.grad is None else rows_in_use(parameter.grad)
+        if rows is None:
+            self._covered.pop(id(parameter), None)  # from now on, moments may be anywhere
+            return None
+        covered = self._covered.get(id(parameter))
+        if covered is None or covered[0] is not rows or covered[1] is not state["exp_avg"]:
+            for name in ("exp_avg", "exp_avg_sq"):  # as a checkpoint has them, or steps without such a gradient
+                rows.include((state[name] != 0).any(dim=1))
+            self._covered[id(parameter)] = (rows, state["exp_avg"])
+        return None if decay else rows
 
     def _begin(self, parameter: Tensor) -> State:
-        moments = {name: torch.zeros(parameter.shape, dtype=torch.float32) for name in ("exp_avg", "exp_avg_sq")}
+        blank = {"dtype": torch.float32, "device": parameter.device}
+        moments = {name: torch.zeros(parameter.shape, **blank) for name in ("exp_avg", "exp_avg_sq")}
         return _with_master(parameter, {"step": 0, **moments})
 
     def _tensors(self, params: list[Tensor], states: list[State], masters: Masters) -> AdamWTensors:
@@ -66,7 +98,7 @@ class WhetAdamW(_AdamW):
         return AdamWTensors(params, first, second, masters)
 
 
-class WhetAdamW8bit(_AdamW):
+class WhetAdamW8bit(NativeAdamW):
     """AdamW with block-wise 8-bit moments (Dettmers et al. 2022, arXiv:2110.02861), for tensors of every size.
 
     The state holds codes (uint8) and for each 256 of them a scale (fp32). A positive second moment is never rounded to
@@ -76,8 +108,10 @@ class WhetAdamW8bit(_AdamW):
     def _begin(self, parameter: Tensor) -> State:
         state: State = {"step": 0}
         for name in ("exp_avg", "exp_avg_sq"):
-            state[name] = torch.zeros(parameter.shape, dtype=torch.uint8)
-            state[f"{name}_scale"] = torch.zeros(_n_blocks(parameter.shape), dtype=torch.float32)
+            state[name] = torch.zeros(parameter.shape, dtype=torch.uint8, device=parameter.device)
+            state[f"{name}_scale"] = torch.zeros(
+                _n_blocks(parameter.shape), dtype=torch.float32, device=parameter.device
+            )
         return _with_master(parameter, state)
 
     def _tensors(self, params: list[Tensor], states: list[State], masters: Masters) -> AdamW8bitTensors:
@@ -86,7 +120,7 @@ class WhetAdamW8bit(_AdamW):
         return AdamW8bitTensors(params, first, second, masters)
 
 
-def _due(optimizer: Optimizer, begin: Callable[[Tensor], State]) -> Iterator[Due]:
+def _due(optimizer: Optimizer, begin: Callable[[Tensor], State], grad_scale: float) -> Iterator[Due]:
     """Yield the parameters that have a gradient: all at once, unless some have missed steps or groups differ."""
     found: dict[tuple[Any, ...], Due] = {}
     for group in optimizer.param_groups:
@@ -98,8 +132,8 @@ def _due(optimizer: Optimizer, begin: Callable[[Tensor], State]) -> Iterator[Due
             state: State = optimizer.state[parameter]
             if not state:
                 state |= begin(parameter)
-            state["step"] += 1
-            key = (beta1, beta2, eps, state["step"])
+            state["step"] = int(state["step"]) + 1  # a state that was torch's has a tensor there
+            key = (beta1, beta2, eps, state["step"], grad_scale)
             due = found.get(key) or found.setdefault(key, Due(AdamWStep(*key)))
             due.parameters.append(parameter)
             due.states.append(state)
@@ -107,12 +141,12 @@ def _due(optimizer: Optimizer, begin: Callable[[Tensor], State]) -> Iterator[Due
     yield from found.values()
 
 
-def _update(due: Due, tensors: Callable[..., AdamWTensors | AdamW8bitTensors]) -> None:
+def _update(due: Due, tensors: Callable[..., AdamWTensors | AdamW8bitTensors], rows: list[RowsInUse | None]) -> None:
     """Take the step, on copies where a parameter's numbers do not lie in their order."""
     flat = [parameter.detach().contiguous() for parameter in due.parameters]
     grads = [parameter.grad.contiguous() for parameter in due.parameters if parameter.grad is not None]
     masters: Masters = [state.get("master") for state in due.states]
-    tensors(flat, due.states, masters).update(grads, due.rates, due.step)
+    tensors(flat, due.states, masters).update(grads, due.rates, due.step, rows)
     for parameter, updated in zip(due.parameters, flat, strict=True):
         if updated.data_ptr() != parameter.data_ptr():
             parameter.copy_(updated)

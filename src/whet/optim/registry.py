@@ -12,10 +12,11 @@ from torch.optim import Optimizer
 from whet.config.arguments import TrainingArguments
 from whet.config.optimizer_names import OPTIONS, options, plugged_in
 from whet.errors import ConfigError, WhetError
-from whet.optim import adafactor, adamw_torch, anyprecision, bitsandbytes, lion, muon, native, plain, torchao
+from whet.optim import adafactor, adamw_torch, anyprecision, auto, bitsandbytes, lion, muon, native, plain, torchao
 from whet.optim.recipe import Recipe, Request, Shapes
 
 RECIPES: Mapping[str, Recipe] = {
+    "auto": auto.RECIPE,
     "adamw_torch": adamw_torch.PLAIN,
     "adamw_torch_fused": adamw_torch.FUSED,
     "adamw_hf": adamw_torch.HF,

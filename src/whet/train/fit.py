@@ -15,6 +15,7 @@ from transformers.trainer_utils import TrainOutput
 from whet.data.batch import Batch
 from whet.log import logger
 from whet.optim import in_backward, registry, schedule
+from whet.optim.native import NativeAdamW
 from whet.precision import formats
 from whet.train import (
     batch_size,
@@ -162,6 +163,10 @@ class Fit:
             result = replace(result, grad_norm=norm, applied=result.applied and whole)
         result = self.spikes.judge(result)
         if result.applied:
+            if isinstance(self.optimizer, NativeAdamW) and not self.trainer.events.heard("on_pre_optimizer_step"):
+                self.optimizer.grad_scale = result.grad_scale
+            else:  # whoever hears of it may look at the clipped gradient
+                step.scale(self.parameters, result.grad_scale)
             self._send("on_pre_optimizer_step")
             self.optimizer.step()
             if self.meter.n_steps == self.meter.n_skipped:  # the first one here: now the optimizer has its state

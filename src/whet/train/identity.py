@@ -17,6 +17,7 @@ from torch import Tensor, nn
 import whet
 from whet.data.store import RowStore
 from whet.kernels.library import library
+from whet.optim.native import WhetAdamW
 
 if TYPE_CHECKING:
     from whet.train.fit import Fit
@@ -37,10 +38,15 @@ def of(fit: Fit) -> dict[str, Any]:
         "weights": {name: _shape(parameter) for name, parameter in model.named_parameters()},
         "dtype": ", ".join(sorted({str(p.dtype).removeprefix("torch.") for p in model.parameters()})),
         "data": {"rows": len(fit.trainer.train_dataset), "digest": digest_of_rows(fit.trainer.train_dataset)},
-        "optimizer": f"{type(fit.optimizer).__module__}.{type(fit.optimizer).__qualname__}",
+        "optimizer": _class(torch.optim.AdamW if type(fit.optimizer) is WhetAdamW else type(fit.optimizer)),
         "environment": environment(),
     }
     return json.loads(json.dumps(facts, default=str))
+
+
+def _class(kind: type) -> str:
+    """Return the full name of an optimizer's class; whet's AdamW goes by torch's name, whose rule and state it has."""
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def environment() -> dict[str, Any]:

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from whet.errors import StorageError
 from whet.log import logger
+from whet.optim.native import NativeAdamW
 from whet.train import resume, weights
 
 if TYPE_CHECKING:
@@ -27,8 +28,9 @@ _MB = 1e6
 def forecast_bytes(fit: Fit) -> int:
     """Return the bytes of one checkpoint of this run; exact but for the log history, which grows with the run."""
     model = fit.trainer.model
-    texts = resume.texts(fit)
-    moments = optimizer_state(fit.optimizer)
+    stated = _with_state(fit.optimizer)
+    texts = resume.texts(fit) | {weights.OPTIMIZER_NUMBERS: weights.optimizer_numbers(stated or fit.optimizer)}
+    moments = _two_moments(fit.optimizer) if stated is None else weights.optimizer_tensors(stated)
     parts = [
         *(len(text.encode()) for text in texts.values()),
         _tensors_bytes(_untied(model.state_dict())),
@@ -69,23 +71,28 @@ def free_bytes(folder: Path) -> int:
     return shutil.disk_usage(place).free
 
 
-def optimizer_state(optimizer: Optimizer) -> dict[str, Tensor]:
-    """Return the state tensors that the optimizer has, or will have after a step, without memory behind the latter."""
-    found = weights.optimizer_tensors(optimizer)
-    if found:
-        return found
+def _with_state(optimizer: Optimizer) -> Optimizer | None:
+    """Return the optimizer, or if it took no step yet one like it that did; None where that is not known."""
+    if weights.optimizer_tensors(optimizer):
+        return optimizer
     try:
-        return weights.optimizer_tensors(_after_a_step(optimizer))
+        return _after_a_step(optimizer)
     except Exception:  # an optimizer that cannot work without data
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        moments = (torch.empty_like(parameter, device="meta") for parameter in parameters for _ in range(2))
-        return {f"{index}.moment": moment for index, moment in enumerate(moments)}
+        return None
+
+
+def _two_moments(optimizer: Optimizer) -> dict[str, Tensor]:
+    """Return what most optimizers keep, without memory behind it."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    moments = (torch.empty_like(parameter, device="meta") for parameter in parameters for _ in range(2))
+    return {f"{index}.moment": moment for index, moment in enumerate(moments)}
 
 
 def _after_a_step(optimizer: Optimizer) -> Optimizer:
     """Return such an optimizer after a step over parameters that have shapes and no memory."""
-    if not type(optimizer).__module__.startswith("torch.optim."):
-        raise TypeError("only torch's own optimizers are known to run without memory behind their parameters")
+    known = isinstance(optimizer, NativeAdamW) or type(optimizer).__module__.startswith("torch.optim.")
+    if not known:
+        raise TypeError("only torch's and whet's optimizers are known to run without memory behind their parameters")
     plain = {"fused": False, "foreach": False, "capturable": False}
     groups = [
         {

@@ -24,6 +24,8 @@ class StepResult:
     """Euclidean norm of the gradient before clipping."""
     applied: bool
     """False where loss or gradient were not finite: the weights are as before."""
+    grad_scale: float = 1.0
+    """What the gradient is still to be multiplied by: clipping."""
     rescaled: bool = False
     """Not applied, and no failure: the loss scale of fp16 was too high, and has been lowered."""
 
@@ -65,14 +67,23 @@ def gradients(
 
 @record_function("whet::optimizer")
 def clip(parameters: Sequence[nn.Parameter], loss: Tensor, max_grad_norm: float, precision: Precision) -> StepResult:
-    """Unscale the gradient, scale it down to max_grad_norm (0: leave it); return what the step will be.
+    """Unscale the gradient; return what the step will be, and what brings it down to max_grad_norm (0: nothing).
 
     A non-finite step must not be taken.
     """
     precision.unscale(parameters)
     norm = gradient_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
     found = StepResult(loss=float(loss), grad_norm=norm, applied=False)
+    scale = 1.0
     if found.finite and 0 < max_grad_norm < norm + 1e-6:  # the small number that torch adds before it divides
-        nn.utils.clip_grads_with_norm_(parameters, max_grad_norm, torch.tensor(norm))
+        scale = max_grad_norm / (norm + 1e-6)
     rescaled = precision.adapt() and math.isfinite(found.loss)
-    return replace(found, applied=found.finite, rescaled=rescaled)
+    return replace(found, applied=found.finite, grad_scale=scale, rescaled=rescaled)
+
+
+@record_function("whet::optimizer")
+def scale(parameters: Sequence[nn.Parameter], grad_scale: float) -> None:
+    """Multiply the gradient by grad_scale."""
+    if grad_scale != 1.0:
+        found = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        torch._foreach_mul_(found, grad_scale)  # pyright: ignore[reportPrivateImportUsage] a call a device, not a tensor

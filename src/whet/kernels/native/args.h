@@ -126,6 +126,8 @@ struct GradNorm {
   const void* const* grads;
   const int64_t* sizes;
   const int32_t* dtypes;
+  const uint8_t* const* rows_in_use;  // null entry: all; else a byte a row of widths[i], 0 where the gradient is 0
+  const int64_t* widths;
   double* result;
 };
 
@@ -141,6 +143,8 @@ struct AdamW {
   float* const* masters;        // fp32 copy of a bf16 parameter; null array or null entry: params are the master
   const float* learning_rates;  // (n_tensors,)
   const float* weight_decays;   // (n_tensors,)
+  const uint8_t* const* rows_in_use;  // null entry: all; else a byte a row of widths[i], 0 where grads, m and v are 0
+  const int64_t* widths;
   float eps, grad_scale;
   double beta1, beta2;
   double correction1, correction2;  // 1 - beta ** step

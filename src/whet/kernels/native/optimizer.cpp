@@ -55,13 +55,17 @@ void grad_norm(const GradNorm& a) {
   const Pieces pieces(a.sizes, a.n_tensors);
   const int64_t count = pieces.count();
   double* partial = static_cast<double*>(std::malloc(static_cast<size_t>(count + 1) * sizeof(double)));
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static, 1)  // in turns: a table that is hardly used would leave one thread idle
   for (int64_t chunk = 0; chunk < count; ++chunk) {
     const Pieces::Piece piece = pieces[chunk];
     const void* grad = a.grads[piece.tensor];
-    partial[chunk] = a.dtypes[piece.tensor] == kBfloat16
-                         ? squares(static_cast<const bf16*>(grad) + piece.begin, piece.n)
-                         : squares(static_cast<const float*>(grad) + piece.begin, piece.n);
+    const bool narrow = a.dtypes[piece.tensor] == kBfloat16;
+    double sum = 0.0;
+    for_rows_in_use(piece, a.rows_in_use[piece.tensor], a.widths[piece.tensor], [&](int64_t begin, int64_t n) {
+      sum += narrow ? squares(static_cast<const bf16*>(grad) + begin, n)
+                    : squares(static_cast<const float*>(grad) + begin, n);
+    });
+    partial[chunk] = sum;
   }
   double total = 0.0;
   for (int64_t chunk = 0; chunk < count; ++chunk) total += partial[chunk];
@@ -70,7 +74,12 @@ void grad_norm(const GradNorm& a) {
 }
 
 void adamw(const AdamW& a) {
-  for_params(a, [&](auto* param, const Pieces::Piece& piece, const Rates& rates) { update(a, param, piece, rates); });
+  for_params(a, [&](auto* param, const Pieces::Piece& piece, const Rates& rates) {
+    const int64_t i = piece.tensor;
+    for_rows_in_use(piece, a.rows_in_use[i], a.widths[i], [&](int64_t begin, int64_t n) {
+      update(a, param, {i, begin, n}, rates);
+    });
+  });
 }
 
 }  // namespace WHET_ISA

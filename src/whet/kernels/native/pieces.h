@@ -51,5 +51,21 @@ class Pieces {
   int64_t* first_;
 };
 
+// Calls part(begin, n) for the parts of a piece that are in use: all of it, or row by row those whose byte is not 0.
+// A row is a part of its own even where its neighbours are in use, so that sums over parts do not depend on the others.
+template <class Part>
+WHET_INLINE void for_rows_in_use(const Pieces::Piece& piece, const uint8_t* in_use, int64_t width, Part part) {
+  if (!in_use) {
+    part(piece.begin, piece.n);
+    return;
+  }
+  const int64_t end = piece.begin + piece.n;
+  for (int64_t at = piece.begin, row = at / width; at < end; ++row) {
+    const int64_t next = (row + 1) * width < end ? (row + 1) * width : end;
+    if (in_use[row]) part(at, next - at);
+    at = next;
+  }
+}
+
 }  // namespace WHET_ISA
 }  // namespace whet

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from transformers import TrainerControl, TrainerState
+from transformers import TrainerCallback, TrainerControl, TrainerState
 
 _RESETS = {
     "on_train_begin": ("should_training_stop",),
@@ -25,6 +25,12 @@ class Events:
         self.callbacks = [callback() if isinstance(callback, type) else callback for callback in callbacks]
         self.control = TrainerControl()
         self.known = known
+
+    def heard(self, event: str) -> bool:
+        """Return whether a callback does something at `event`."""
+        methods = (getattr(callback, event, None) for callback in self.callbacks)
+        nothing = getattr(TrainerCallback, event)
+        return any(method is not None and getattr(method, "__func__", method) is not nothing for method in methods)
 
     def send(self, event: str, state: TrainerState, **facts: Any) -> None:
         """Call `event` on every callback that has it."""

@@ -1,0 +1,183 @@
+"""Rows of a table that never had a gradient are passed by, and nothing else becomes another."""
+
+import copy
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from native_support import assert_same_on_two_threads, need_native, quick
+from torch import nn
+
+from whet.kernels import fused_optimizer
+from whet.kernels.fused_embedding import RowGradient
+from whet.kernels.fused_optimizer import AdamWTensors
+from whet.kernels.reference import AdamWStep
+from whet.kernels.rows_in_use import RowsInUse, rows_in_use
+from whet.optim.native import WhetAdamW
+
+need_native()
+TABLES = st.tuples(st.integers(1, 700), st.integers(1, 130))  # up to three of the pieces that threads work on
+STEP = AdamWStep(0.9, 0.999, 1e-8, 1, grad_scale=0.5)
+
+
+def table_and_gradient(n_rows, width, seed, outside=0.0):
+    """Return a table, its gradient in a fifth of the rows, and these rows."""
+    generator = torch.Generator().manual_seed(seed)
+    table, grad = torch.randn(2, n_rows, width, generator=generator).unbind()
+    rows = torch.randperm(n_rows, generator=generator)[: max(n_rows // 5, 1)]
+    use = RowsInUse(table)
+    use.include(rows)
+    others = use.bytes == 0
+    grad[others] = outside
+    return table, grad, use
+
+
+def moments(table):
+    return [torch.zeros_like(table)], [torch.zeros_like(table)]
+
+
+@quick
+@given(shape=TABLES, seed=st.integers(0, 999))
+def test_the_step_is_that_over_all_rows_bit_for_bit(shape, seed):
+    table, grad, use = table_and_gradient(*shape, seed)
+    all_rows, bias = table.clone(), torch.randn(3)
+    others = [bias, bias.clone()]
+    for tensor, other, rows in zip((table, all_rows), others, ([use, None], None), strict=True):
+        first, second = moments(tensor)
+        tensors = AdamWTensors([tensor, other], [*first, torch.zeros(3)], [*second, torch.zeros(3)])
+        tensors.update([grad, torch.ones(3)], [(1e-2, 0.0), (1e-2, 0.1)], STEP, rows)
+    assert torch.equal(table, all_rows)
+    assert torch.equal(*others)
+
+
+@quick
+@given(shape=TABLES, seed=st.integers(0, 999))
+def test_other_rows_are_not_read(shape, seed):
+    """Were they, what is not a number would spread."""
+    table, grad, use = table_and_gradient(*shape, seed, outside=math.nan)
+    AdamWTensors([table], *moments(table)).update([grad], [(1e-2, 0.0)], STEP, [use])
+    assert table.isfinite().all()
+    use.put_on(grad)
+    exact = grad[use.bytes == 1].double().square().sum()
+    assert math.isclose(fused_optimizer.squared_norm([grad]), float(exact), rel_tol=1e-6)  # fp32 sums of 2,048 at most
+
+
+def test_threads_change_nothing():
+    def run():
+        table, grad, use = table_and_gradient(3000, 70, 1)
+        use.put_on(grad)
+        AdamWTensors([table], *moments(table)).update([grad], [(1e-2, 0.0)], STEP, [use])
+        return [table, torch.tensor(fused_optimizer.squared_norm([grad]), dtype=torch.float64)]
+
+    assert_same_on_two_threads(run)
+
+
+def test_the_norm_does_not_depend_on_which_rows_are_known():
+    """A resumed run knows less: rows whose gradients were all zero. Its norm has the same bits."""
+    _, grad, use = table_and_gradient(3000, 70, 1)
+    use.put_on(grad)
+    before = fused_optimizer.squared_norm([grad])
+    use.include(torch.arange(0, 3000, 2))
+    assert fused_optimizer.squared_norm([grad]) == before
+
+
+class Words:
+    """A table of words whose gradient comes as in training, and AdamW over it."""
+
+    def __init__(self, weight_decay=0.0):
+        torch.manual_seed(0)
+        self.table = nn.Parameter(torch.randn(50, 20))
+        self.gradient = RowGradient(self.table)
+        self.optimizer = WhetAdamW([self.table], lr=1e-2, betas=(0.9, 0.999), eps=1e-8)
+        self.optimizer.param_groups[0]["weight_decay"] = weight_decay
+
+    def step(self, seed, *, dense=False):
+        generator = torch.Generator().manual_seed(seed)
+        ids, values = torch.randint(0, 12, (9,), generator=generator), torch.randn(9, 20, generator=generator)
+        self.gradient.add(ids, values, None)
+        assert self.table.grad is not None
+        if dense:  # somebody puts another tensor there
+            self.table.grad = self.table.grad + torch.randn(50, 20, generator=generator)
+        grad = self.table.grad.clone()
+        self.optimizer.step()
+        self.table.grad = None
+        return grad
+
+
+def torchs(start, grads, weight_decay=0.0):
+    """Return what torch's AdamW makes of the table."""
+    table = nn.Parameter(start)
+    optimizer = torch.optim.AdamW([table], lr=1e-2, weight_decay=weight_decay)
+    for grad in grads:
+        table.grad = grad
+        optimizer.step()
+    return table
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+@pytest.mark.parametrize("dense", [(), (0,), (2,), (1, 2)], ids=str)
+def test_it_is_torchs_adamw_whatever_gradients_come(dense, weight_decay):
+    """After a gradient in all rows, later steps move all of them, though their gradients are zero again."""
+    words = Words(weight_decay)
+    start = words.table.detach().clone()
+    grads = [words.step(seed, dense=seed in dense) for seed in range(6)]
+    torch.testing.assert_close(words.table, torchs(start, grads, weight_decay))
+
+
+def test_rows_are_passed_by():
+    words = Words()
+    words.step(1)
+    use = rows_in_use(words.gradient.buffer)
+    assert use is not None
+    assert 0 < int(use.bytes.sum()) <= 9
+
+
+def test_a_resumed_run_moves_the_rows_of_before():
+    """Their moments are in the checkpoint; the rows of a new process begin empty."""
+    whole, resumed = Words(), Words()
+    for seed in range(3):
+        whole.step(seed)
+    resumed.table.data.copy_(whole.table.data)
+    resumed.optimizer.load_state_dict(copy.deepcopy(whole.optimizer.state_dict()))
+    for seed in range(3, 6):
+        whole.step(seed)
+        resumed.step(seed)
+        assert torch.equal(whole.table, resumed.table)
+
+
+def test_a_state_loaded_on_the_way():
+    words, other = Words(), Words()
+    words.step(0)
+    for seed in range(20, 24):
+        other.step(seed)
+    words.table.data.copy_(other.table.data)
+    words.optimizer.load_state_dict(copy.deepcopy(other.optimizer.state_dict()))
+    words.step(5)
+    other.step(5)
+    assert torch.equal(words.table, other.table)
+
+
+def test_a_state_of_torchs_goes_on():
+    words = Words()
+    theirs = nn.Parameter(words.table.detach().clone())
+    optimizer = torch.optim.AdamW([theirs], lr=1e-2, weight_decay=0.0)
+    theirs.grad = torch.randn(50, 20)
+    optimizer.step()
+    words.table.data.copy_(theirs.data)
+    words.optimizer.load_state_dict(optimizer.state_dict())
+    theirs.grad = words.step(3)
+    optimizer.step()
+    torch.testing.assert_close(words.table, theirs)
+
+
+def test_torchs_goes_on_from_ours():
+    words = Words()
+    words.step(1)
+    theirs = nn.Parameter(words.table.detach().clone())
+    optimizer = torch.optim.AdamW([theirs], lr=1e-2, weight_decay=0.0, fused=True)
+    optimizer.load_state_dict(copy.deepcopy(words.optimizer.state_dict()))
+    theirs.grad = words.step(3)
+    optimizer.step()
+    torch.testing.assert_close(words.table, theirs)
