@@ -58,7 +58,7 @@ def run_transformers(
     words = [str(data / "train.json"), str(folder / "model"), "--seed", str(seed), "--epochs", str(epochs), *more]
     subprocess.run([sys.executable, str(PEER), *words], check=True)
     found = json.loads((folder / "model" / "peer.json").read_text())
-    return found | whet_qa(data, folder / "model", folder / "eval")
+    return found | whet_qa(data, folder / "model", folder / "eval", "--precision", "fp32")
 
 
 WHO = {
