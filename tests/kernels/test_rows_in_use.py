@@ -2,6 +2,7 @@
 
 import copy
 import math
+import pickle
 
 import pytest
 import torch
@@ -126,12 +127,67 @@ def test_it_is_torchs_adamw_whatever_gradients_come(dense, weight_decay):
     torch.testing.assert_close(words.table, torchs(start, grads, weight_decay))
 
 
-def test_rows_are_passed_by():
+def test_the_optimizer_passes_rows_by():
+    """What stands in other rows behind torch's back is not read, neither by the step nor by the norm."""
     words = Words()
     words.step(1)
-    use = rows_in_use(words.gradient.buffer)
-    assert use is not None
-    assert 0 < int(use.bytes.sum()) <= 9
+    words.gradient.add(torch.tensor([3]), torch.ones(1, 20), None)
+    words.gradient.buffer.numpy()[20:] = math.nan
+    assert math.isfinite(fused_optimizer.squared_norm([words.gradient.buffer]))
+    words.optimizer.step()
+    assert words.table.isfinite().all()
+
+
+def test_a_second_use_of_the_table_counts():
+    """Autograd adds to the same gradient, in rows that nobody announced; the step after begins from zero."""
+    words, start = Words(), Words().table.detach().clone()
+    grads = []
+    for number in range(4):
+        words.gradient.add(torch.tensor([1, 2]), torch.ones(2, 20), None)
+        assert words.table.grad is not None
+        if number in (0, 2):
+            words.table[30:35].square().sum().backward()
+            assert rows_in_use(words.table.grad) is None
+        grads.append(words.table.grad.clone())
+        exact = grads[-1].double().square().sum()
+        assert math.isclose(fused_optimizer.squared_norm([words.table.grad]), float(exact), rel_tol=1e-6)
+        words.optimizer.step()
+        words.table.grad = None
+    assert [bool(grad[30:35].any()) for grad in grads] == [True, False, True, False]
+    torch.testing.assert_close(words.table, torchs(start, grads))
+
+
+def test_a_second_gradient_over_the_same_table():
+    words = Words()
+    other = RowGradient(words.table)
+    words.gradient.add(torch.tensor([1]), torch.ones(1, 20), None)
+    other.add(torch.tensor([2]), torch.ones(1, 20), None)
+    assert words.table.grad is not None
+    assert math.isclose(fused_optimizer.squared_norm([words.table.grad]), 40.0)
+    before = words.table.detach().clone()
+    words.optimizer.step()
+    assert (words.table != before).any(dim=1).nonzero().flatten().tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])
+def test_a_copied_optimizer_goes_on(copied):
+    words = Words()
+    words.step(0)
+    optimizer = copied(words.optimizer)
+    ((table,),) = (group["params"] for group in optimizer.param_groups)
+    table.grad = torch.ones(50, 20)
+    before = table.detach().clone()
+    optimizer.step()
+    assert (table != before).all()
+
+
+def test_a_clipping_factor_is_for_one_step():
+    words = Words()
+    words.optimizer.grad_scale = 0.5
+    words.optimizer.register_step_post_hook(lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        words.step(0)
+    assert words.optimizer.grad_scale == 1.0
 
 
 def test_a_resumed_run_moves_the_rows_of_before():

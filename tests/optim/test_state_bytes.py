@@ -59,6 +59,16 @@ def test_the_state_takes_what_was_said(optim: str, optim_args: str | None, dtype
     assert sum(memories(dict(optimizer.state)).values()) == registry.model_state_bytes(model, args)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_auto_takes_what_was_said_with_and_without_the_library(operators: None, dtype: torch.dtype) -> None:
+    model, args = Layers(dtype), arguments("auto")
+    optimizer = registry.build(model, args)
+    take_steps(model, optimizer, range(2))
+    taken = sum(memories(dict(optimizer.state)).values())
+    assert taken == registry.model_state_bytes(model, args)
+    assert taken == registry.state_bytes("auto", [tuple(p.shape) for p in model.parameters()], dtype=dtype)
+
+
 def test_the_figures_of_the_guides() -> None:
     """A model of 3 billion parameters: AdamW 24 GB, 8-bit AdamW 6 GB, Adafactor little."""
     n = sum(torch.Size(shape).numel() for shape in LLM)

@@ -123,7 +123,9 @@ def _forecast_bytes(run: whet.Trainer) -> int:
     return space.forecast_bytes(fit)
 
 
-@pytest.mark.parametrize("changes", [{}, {"optim": "adamw_torch"}, {"bf16": True}], ids=str)
+@pytest.mark.parametrize(
+    "changes", [{}, {"optim": "adamw_torch"}, {"optim": "adamw_whet_8bit"}, {"bf16": True}], ids=str
+)
 def test_the_size_is_known_before_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: Any) -> None:
     """Within 5 %, as promised; on a real model, tensors are nearly all of it."""
     monkeypatch.chdir(tmp_path)

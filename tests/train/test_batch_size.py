@@ -169,6 +169,14 @@ def test_what_fits_stays_as_asked_for_and_leaves_no_trace(tmp_path: Path, caplog
     assert [name for name, value in weights_of(searched.model).items() if not torch.equal(value, after[name])] == []
 
 
+def test_a_table_frozen_after_the_trainer_was_made(tmp_path: Path) -> None:
+    trainer = _wide_trainer(tmp_path, auto_find_batch_size=True)
+    trainer.model.get_input_embeddings().requires_grad_(False)
+    before = trainer.model.get_input_embeddings().weight.clone()
+    trainer.train()
+    assert torch.equal(trainer.model.get_input_embeddings().weight, before)
+
+
 def test_not_even_one_row(tmp_path: Path) -> None:
     trainer = _wide_trainer(tmp_path, auto_find_batch_size=True, memory_limit_gb=0.01)
     with pytest.raises(whet.ConfigError, match="auto_find_batch_size finds no batch that fits"):

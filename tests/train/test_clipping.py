@@ -18,14 +18,29 @@ BOUND = 0.5
 
 
 class Looks(TrainerCallback):
-    """Notes the norm of the gradient that the optimizer is about to take."""
+    """Notes the norm of the gradient around the optimizer's step."""
 
     def __init__(self) -> None:
         self.norms: list[float] = []
 
-    def on_pre_optimizer_step(self, *_: Any, model: nn.Module, **__: Any) -> None:
+    def look(self, model: nn.Module) -> None:
         found = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
         self.norms.append(math.sqrt(sum(float(grad.double().square().sum()) for grad in found)))
+
+
+class Before(Looks):
+    def on_pre_optimizer_step(self, *_: Any, model: nn.Module, **__: Any) -> None:
+        self.look(model)
+
+
+class After(Looks):
+    def on_optimizer_step(self, *_: Any, model: nn.Module, **__: Any) -> None:
+        self.look(model)
+
+
+class Hook(Looks):
+    def on_train_begin(self, *_: Any, model: nn.Module, optimizer: torch.optim.Optimizer, **__: Any) -> None:
+        optimizer.register_step_pre_hook(lambda *_: self.look(model))
 
 
 def _run(folder: Path, *callbacks: TrainerCallback, **changes: Any) -> whet.Trainer:
@@ -36,9 +51,10 @@ def _run(folder: Path, *callbacks: TrainerCallback, **changes: Any) -> whet.Trai
     return trainer
 
 
+@pytest.mark.parametrize("kind", [Before, After, Hook])
 @pytest.mark.parametrize("optim", ["adamw_whet", "adamw_whet_8bit", "adamw_torch_fused"])
-def test_who_looks_sees_the_clipped_gradient_and_changes_nothing(tmp_path: Path, optim: str) -> None:
-    looks = Looks()
+def test_who_looks_sees_the_clipped_gradient_and_changes_nothing(tmp_path: Path, optim: str, kind: type[Looks]) -> None:
+    looks = kind()
     seen, unseen = _run(tmp_path / "seen", looks, optim=optim), _run(tmp_path / "unseen", optim=optim)
     assert len(looks.norms) == 8
     assert max(looks.norms) < BOUND * (1 + 1e-5)

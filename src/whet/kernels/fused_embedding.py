@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 from whet.kernels import reference, structs
 from whet.kernels.native_call import DTYPES, call, float32, mask_of, native_for, ptr
 from whet.kernels.reference import Drop, Norm, Tables
-from whet.kernels.rows_in_use import RowsInUse
+from whet.kernels.rows_in_use import RowsInUse, forget_rows, rows_in_use
 
 _MOST_TABLES = 3
 
@@ -20,9 +20,9 @@ _MOST_TABLES = 3
 class RowGradient:
     """The gradient (entries, D) of one table, kept from step to step: only rows that were touched are zeroed again.
 
-    With one, backward sets or adds to `table.grad` itself, so hooks on the table's gradient do not run. Whoever writes
-    to other rows of that gradient (an all-reduce) must `include` them in `rows` first, and call `forget` before the
-    next step.
+    With one, backward sets or adds to `table.grad` itself, so hooks on the table's gradient do not run. Others may
+    write to it, autograd for a second use of the table among them: then all of it is zeroed before the next step. Who
+    writes where torch does not see it must call `forget`.
     """
 
     def __init__(self, table: Tensor) -> None:
@@ -36,14 +36,18 @@ class RowGradient:
     def forget(self) -> None:
         """Make the next step start from an all-zero buffer."""
         self.buffer.zero_()
+        self.rows.put_on(self.buffer)
         self._touched = []
 
     def add(self, ids: Tensor, values: Tensor, padding_id: int | None) -> None:
         """Add values (N, D) to the rows `ids` of the table's gradient."""
         held = self.table.grad
         if held is not None and held.data_ptr() != self.buffer.data_ptr():
+            forget_rows(held)
             _scatter(held, ids, values, padding_id)
             return
+        if held is None and rows_in_use(self.buffer) is None:  # others wrote to it in the step before
+            self.forget()
         clear = torch.cat(self._touched).unique() if held is None and self._touched else None
         self._touched = [ids] if held is None else [*self._touched, ids]
         self.rows.include(ids)

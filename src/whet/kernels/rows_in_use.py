@@ -15,8 +15,8 @@ _ATTRIBUTE = "whet_rows_in_use"
 class RowsInUse:
     """The rows of a table (entries, D) whose gradient may be other than zero, now or in any step before.
 
-    The knowledge goes with the gradient tensor that it is put on: a gradient that somebody puts in its place has none.
-    Whoever writes to further rows of that tensor must `include` them first.
+    The knowledge goes with the gradient tensor that it is put on: a gradient that somebody puts in its place has none,
+    and it ends when anybody writes to the tensor, autograd included.
     """
 
     def __init__(self, table: Tensor) -> None:
@@ -29,10 +29,16 @@ class RowsInUse:
         self.bytes[rows] = 1
 
     def put_on(self, gradient: Tensor) -> None:
-        """Say of this tensor, the table's gradient, that it is zero in all other rows."""
-        setattr(gradient, _ATTRIBUTE, self)
+        """Say of this tensor, the table's gradient, that it is zero in all other rows, as it is now."""
+        setattr(gradient, _ATTRIBUTE, (self, gradient._version))
 
 
 def rows_in_use(gradient: Tensor) -> RowsInUse | None:
     """Return what is known of this gradient; None: it may be other than zero anywhere."""
-    return getattr(gradient, _ATTRIBUTE, None)
+    rows, version = getattr(gradient, _ATTRIBUTE, (None, 0))
+    return rows if gradient._version == version else None
+
+
+def forget_rows(gradient: Tensor) -> None:
+    """Say that the gradient may be other than zero anywhere."""
+    setattr(gradient, _ATTRIBUTE, (None, 0))

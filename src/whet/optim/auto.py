@@ -2,18 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from torch import Tensor
 from torch.optim import Optimizer
 
 from whet.kernels.library import library
 from whet.optim import adamw_torch, native
-from whet.optim.recipe import Recipe, Request
+from whet.optim.recipe import Options, Recipe, Request, Shapes
+
+
+def name_for(parameters: Iterable[Tensor]) -> str:
+    """Return the name of the optimizer that `auto` is for parameters that train."""
+    on_cpu = all(p.device.type == "cpu" and _is_narrow(p.dtype.itemsize) for p in parameters)
+    return "adamw_whet" if on_cpu and library() is not None else "adamw_torch_fused"
 
 
 def build(request: Request) -> Optimizer:
     """Return whet's AdamW where its native operator can update every parameter, else torch's fused AdamW."""
-    parameters = [parameter for group in request.groups for parameter in group["params"]]
-    ours = library() is not None and all(p.device.type == "cpu" and p.dtype.itemsize <= 4 for p in parameters)
-    return (native.RECIPE if ours else adamw_torch.FUSED).build(request)
+    parameters = (parameter for group in request.groups for parameter in group["params"])
+    recipe = native.RECIPE if name_for(parameters) == "adamw_whet" else adamw_torch.FUSED
+    return recipe.build(request)
 
 
-RECIPE = Recipe(build=build, state_bytes=native.state_bytes)
+def state_bytes(shapes: Shapes, options: Options, itemsize: int) -> int:
+    """Those of the one or the other, for parameters on the CPU."""
+    ours = _is_narrow(itemsize) and library() is not None
+    return (native if ours else adamw_torch).state_bytes(shapes, options, itemsize)
+
+
+def _is_narrow(itemsize: int) -> bool:
+    return itemsize <= 4
+
+
+RECIPE = Recipe(build=build, state_bytes=state_bytes)

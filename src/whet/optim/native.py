@@ -47,11 +47,22 @@ class NativeAdamW(Stepping):
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0})
         keep_dtypes(self)
 
+    @property
+    def has_step_hooks(self) -> bool:
+        """Whether somebody is called before or after each step, and may look at gradients."""
+        return bool(self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks)
+
+    def start(self) -> None:
+        """Make the state of every parameter, as before its first step."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter] = self._begin(parameter)
+
     def _update_all(self) -> None:
-        for due in _due(self, self._begin, self.grad_scale):
+        grad_scale, self.grad_scale = self.grad_scale, 1.0
+        for due in _due(self, self._begin, grad_scale):
             rows = [self._rows(one) for one in zip(due.parameters, due.states, due.rates, strict=True)]
             _update(due, self._tensors, rows)
-        self.grad_scale = 1.0
 
     def _rows(self, _updated: tuple[Tensor, State, tuple[float, float]]) -> RowsInUse | None:
         """Return outside of which rows this parameter's gradient and moments are zero; None: unknown, or no matter."""
@@ -75,6 +86,10 @@ class WhetAdamW(NativeAdamW):
         self._covered: dict[int, tuple[RowsInUse, Tensor]] = {}
         """Parameter's address -> the rows that include all of its moments', and these first moments."""
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.__dict__.setdefault("_covered", {})  # torch copies and pickles groups and state alone
+
     def _rows(self, updated: tuple[Tensor, State, tuple[float, float]]) -> RowsInUse | None:
         parameter, state, (_, decay) = updated
         rows = None if parameter.grad is None else rows_in_use(parameter.grad)
@@ -83,8 +98,8 @@ class WhetAdamW(NativeAdamW):
             return None
         covered = self._covered.get(id(parameter))
         if covered is None or covered[0] is not rows or covered[1] is not state["exp_avg"]:
-            for name in ("exp_avg", "exp_avg_sq"):  # as a checkpoint has them, or steps without such a gradient
-                rows.include((state[name] != 0).any(dim=1))
+            for name in ("exp_avg", "exp_avg_sq") if state["step"] > 1 else ():
+                rows.include(state[name].any(dim=1))  # as a checkpoint has them, or steps without such a gradient
             self._covered[id(parameter)] = (rows, state["exp_avg"])
         return None if decay else rows
 

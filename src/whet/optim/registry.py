@@ -76,9 +76,10 @@ def model_state_bytes(model: nn.Module, args: TrainingArguments) -> int | None:
         return None
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     matrices = muon.matrices(model) if args.optim == "muon" else {id(parameter) for parameter in trained}
+    optim = auto.name_for(trained) if args.optim == "auto" else args.optim
     total = 0
     for dtype in {parameter.dtype for parameter in trained}:
         ours = [parameter for parameter in trained if parameter.dtype == dtype]
         shapes = [tuple(p.shape) if id(p) in matrices else (prod(p.shape),) for p in ours]
-        total += state_bytes(args.optim, shapes, args.optim_args, dtype)
+        total += state_bytes(optim, shapes, args.optim_args, dtype)
     return total

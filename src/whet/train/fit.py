@@ -15,12 +15,12 @@ from transformers.trainer_utils import TrainOutput
 from whet.data.batch import Batch
 from whet.log import logger
 from whet.optim import in_backward, registry, schedule
-from whet.optim.native import NativeAdamW
 from whet.precision import formats
 from whet.train import (
     batch_size,
     best,
     checkpoint,
+    clipping,
     guard,
     loading,
     plan,
@@ -53,6 +53,7 @@ class Fit:
         self.scheduler = scheduler
         self.in_backward = in_backward.InBackward(self.optimizer) if self.args.optimizer_in_backward else None
         self.parameters = [parameter for parameter in trainer.model.parameters() if parameter.requires_grad]
+        self.clipping = clipping.choose(self.optimizer, self.parameters, trainer.events)
         self.flos_per_token = 6.0 * weights.count_without_embeddings(trainer.model)
         self.meter = Meter()
         self.n_bad_in_a_row = 0
@@ -163,10 +164,7 @@ class Fit:
             result = replace(result, grad_norm=norm, applied=result.applied and whole)
         result = self.spikes.judge(result)
         if result.applied:
-            if isinstance(self.optimizer, NativeAdamW) and not self.trainer.events.heard("on_pre_optimizer_step"):
-                self.optimizer.grad_scale = result.grad_scale
-            else:  # whoever hears of it may look at the clipped gradient
-                step.scale(self.parameters, result.grad_scale)
+            self.clipping.prepare(result.grad_scale)
             self._send("on_pre_optimizer_step")
             self.optimizer.step()
             if self.meter.n_steps == self.meter.n_skipped:  # the first one here: now the optimizer has its state

@@ -194,7 +194,7 @@ class Passes(nn.Module):
         self._weights = {name: nn.Parameter(weight.detach()) for name, weight in trained.items()}
         self._copies = {name: buffer.detach().clone() for name, buffer in self.named_buffers()}
         stand_in = {id(weight): self._weights[name] for name, weight in trained.items()}
-        tables = [module for module in self.modules() if hasattr(module, GRADIENT)]
+        tables = [part for part in self.modules() if hasattr(part, GRADIENT) and id(part.weight) in stand_in]
         self._tables = [(table, RowGradient(stand_in[id(table.weight)])) for table in tables]
 
     def run(self, precision: Precision) -> None:

@@ -105,7 +105,7 @@ def _after_a_step(optimizer: Optimizer) -> Optimizer:
     for group in probe.param_groups:
         for parameter in group["params"]:
             parameter.grad = torch.empty_like(parameter)
-    probe.step()
+    probe.start() if isinstance(probe, NativeAdamW) else probe.step()
     return probe
 
 

@@ -10,6 +10,7 @@ from torch.profiler import record_function
 
 from whet.data.batch import Batch
 from whet.kernels.fused_optimizer import gradient_norm
+from whet.kernels.rows_in_use import rows_in_use
 from whet.models.objective import Objective
 from whet.precision.policy import Precision
 
@@ -86,4 +87,7 @@ def scale(parameters: Sequence[nn.Parameter], grad_scale: float) -> None:
     """Multiply the gradient by grad_scale."""
     if grad_scale != 1.0:
         found = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        known = [(grad, rows) for grad in found if (rows := rows_in_use(grad)) is not None]
         torch._foreach_mul_(found, grad_scale)  # pyright: ignore[reportPrivateImportUsage] a call a device, not a tensor
+        for grad, rows in known:  # a product with zero is zero
+            rows.put_on(grad)
