@@ -63,7 +63,11 @@ def main() -> None:
     panels = [(title, lines) for title, lines in panels if lines]
     heights = [len(lines) + 1.5 for _, lines in panels]
     figure, all_axes = plt.subplots(
-        len(panels), figsize=(12, 0.32 * sum(heights) + 1.2), height_ratios=heights, squeeze=False
+        len(panels),
+        figsize=(12, 0.32 * sum(heights) + 1.2),
+        height_ratios=heights,
+        squeeze=False,
+        layout="constrained",
     )
     for (title, lines), axes in zip(panels, all_axes[:, 0], strict=True):
         panel(axes, lines, title)
@@ -74,7 +78,6 @@ def main() -> None:
         "pale: does not count",
         fontsize=9,
     )
-    figure.tight_layout()
     figure.savefig(sys.argv[2], dpi=110)
 
 
