@@ -98,8 +98,8 @@ def test_a_process_that_takes_too_long_is_ended() -> None:
 
 
 def test_every_optimizer_and_what_the_guides_name_has_a_row() -> None:
-    aliases = {"adamw_hf", "adamw_8bit"}
-    assert OPTIONS.keys() - NAMED.keys() == aliases
+    others_by_another_name = {"adamw_hf", "adamw_8bit", "auto"}
+    assert OPTIONS.keys() - NAMED.keys() == others_by_another_name
     fields = {name for one in TECHNIQUES for name in one.changes(Base(plain_settings(TrainingArguments(), 5), 384))}
     guides = {
         "gradient_accumulation_steps", "gradient_checkpointing", "bf16", "fp16", "tf32", "optim", "attn_implementation",
