@@ -28,6 +28,7 @@ from whet.data.store import RowStore
 from whet.optim import registry
 from whet.precision import policy
 from whet.train import step
+from whet.train.clipping import OwnPass
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from machine import facts
@@ -59,13 +60,14 @@ def steps(size: str, folder: str) -> dict[str, Callable[[int], float]]:
     trainer = whet.Trainer(model=model, args=args, train_dataset=data)
     optimizer = registry.build(model, args)
     parameters = list(model.parameters())
+    clip = OwnPass(parameters)
     batch = trainer.objective.batch(data, range(12), 0)
     model.train()
 
     def one(precision: policy.Precision, number: int) -> float:
         loss = step.gradients(trainer.objective, [batch], precision, seed=1, step=number)
-        done = step.clip(parameters, loss, 1.0, precision)
-        step.scale(parameters, done.grad_scale)
+        done = step.examine(parameters, loss, 1.0, precision)
+        clip.prepare(done.grad_scale)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         return done.loss

@@ -9,13 +9,13 @@ from torch.optim import Optimizer
 
 from whet.kernels.library import library
 from whet.optim import adamw_torch, native
-from whet.optim.recipe import Options, Recipe, Request, Shapes
+from whet.optim.recipe import WIDEST, Options, Recipe, Request, Shapes, native_can_update
 
 
 def name_for(parameters: Iterable[Tensor]) -> str:
     """Return the name of the optimizer that `auto` is for parameters that train."""
-    on_cpu = all(p.device.type == "cpu" and _is_narrow(p.dtype.itemsize) for p in parameters)
-    return "adamw_whet" if on_cpu and library() is not None else "adamw_torch_fused"
+    ours = library() is not None and all(map(native_can_update, parameters))
+    return "adamw_whet" if ours else "adamw_torch_fused"
 
 
 def build(request: Request) -> Optimizer:
@@ -27,12 +27,8 @@ def build(request: Request) -> Optimizer:
 
 def state_bytes(shapes: Shapes, options: Options, itemsize: int) -> int:
     """Those of the one or the other, for parameters on the CPU."""
-    ours = _is_narrow(itemsize) and library() is not None
+    ours = library() is not None and itemsize <= WIDEST
     return (native if ours else adamw_torch).state_bytes(shapes, options, itemsize)
-
-
-def _is_narrow(itemsize: int) -> bool:
-    return itemsize <= 4
 
 
 RECIPE = Recipe(build=build, state_bytes=state_bytes)

@@ -55,6 +55,10 @@ STEP_BYTES = 4
 """torch's optimizers count steps in a float32 tensor, one a parameter."""
 
 
+WIDEST = 4
+"""Bytes of the widest numbers that whet's own operators update."""
+
+
 def keep_dtypes(optimizer: Optimizer) -> None:
     """Let `load_state_dict` keep the dtype of every tensor; torch would cast all of them to the parameter's."""
     loaded: dict[str, Any] = {}
@@ -75,11 +79,16 @@ def keep_dtypes(optimizer: Optimizer) -> None:
     optimizer.register_load_state_dict_post_hook(after)
 
 
+def native_can_update(parameter: Tensor) -> bool:
+    """Return whether whet's own operators are for this parameter: on the CPU, with numbers of 32 or 16 bits."""
+    return parameter.device.type == "cpu" and parameter.dtype.itemsize <= WIDEST
+
+
 def require_cpu(request: Request, name: str, instead: str) -> None:
     """Raise a ConfigError where a parameter that trains is not on the CPU, or is of a dtype that has no master."""
     for group in request.groups:
         for parameter in group["params"]:
-            if parameter.device.type != "cpu" or parameter.dtype.itemsize > 4:
+            if not native_can_update(parameter):
                 raise ConfigError(
                     what=f"{name} cannot update these parameters",
                     got=f"{parameter.dtype} on {parameter.device}",

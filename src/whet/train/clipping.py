@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.profiler import record_function
 
+from whet.kernels.rows_in_use import rows_in_use
 from whet.optim.native import NativeAdamW
 from whet.train.callbacks.events import Events
-from whet.train.step import scale
 
 _EVENTS = ("on_pre_optimizer_step", "on_optimizer_step")
 """What callbacks are told while the clipped gradient is there."""
@@ -30,8 +32,15 @@ class OwnPass:
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self._parameters = parameters
 
+    @record_function("whet::optimizer")
     def prepare(self, grad_scale: float) -> None:
-        scale(self._parameters, grad_scale)
+        if grad_scale == 1.0:
+            return
+        found = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        known = [(grad, rows) for grad in found if (rows := rows_in_use(grad)) is not None]
+        torch._foreach_mul_(found, grad_scale)  # pyright: ignore[reportPrivateImportUsage] a call a device, not a tensor
+        for grad, rows in known:  # a product with zero is zero
+            rows.put_on(grad)
 
 
 class InOptimizer:

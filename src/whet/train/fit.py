@@ -158,7 +158,7 @@ class Fit:
             self.trainer.objective, batches, self.trainer.precision, seed=self.args.seed, step=self.state.global_step,
             between=self._between_batches,
         )  # fmt: skip
-        result = step.clip(self.parameters, loss, self.args.max_grad_norm, self.trainer.precision)
+        result = step.examine(self.parameters, loss, self.args.max_grad_norm, self.trainer.precision)
         if self.in_backward is not None:
             norm, whole = self.in_backward.finish()
             result = replace(result, grad_norm=norm, applied=result.applied and whole)

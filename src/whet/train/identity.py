@@ -13,6 +13,7 @@ import torch
 import transformers
 import xxhash
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 import whet
 from whet.data.store import RowStore
@@ -38,14 +39,15 @@ def of(fit: Fit) -> dict[str, Any]:
         "weights": {name: _shape(parameter) for name, parameter in model.named_parameters()},
         "dtype": ", ".join(sorted({str(p.dtype).removeprefix("torch.") for p in model.parameters()})),
         "data": {"rows": len(fit.trainer.train_dataset), "digest": digest_of_rows(fit.trainer.train_dataset)},
-        "optimizer": _class(torch.optim.AdamW if type(fit.optimizer) is WhetAdamW else type(fit.optimizer)),
+        "optimizer": _optimizer_class(fit.optimizer),
         "environment": environment(),
     }
     return json.loads(json.dumps(facts, default=str))
 
 
-def _class(kind: type) -> str:
-    """Return the full name of an optimizer's class; whet's AdamW goes by torch's name, whose rule and state it has."""
+def _optimizer_class(optimizer: Optimizer) -> str:
+    """Return the class's full name; whet's AdamW goes by torch's name, whose rule and state it has."""
+    kind = torch.optim.AdamW if type(optimizer) is WhetAdamW else type(optimizer)
     return f"{kind.__module__}.{kind.__qualname__}"
 
 

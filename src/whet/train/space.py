@@ -92,7 +92,7 @@ def _after_a_step(optimizer: Optimizer) -> Optimizer:
     """Return such an optimizer after a step over parameters that have shapes and no memory."""
     known = isinstance(optimizer, NativeAdamW) or type(optimizer).__module__.startswith("torch.optim.")
     if not known:
-        raise TypeError("only torch's and whet's optimizers are known to run without memory behind their parameters")
+        raise TypeError("only torch's optimizers and whet's AdamW are known to run without memory")
     plain = {"fused": False, "foreach": False, "capturable": False}
     groups = [
         {

@@ -10,7 +10,6 @@ from torch.profiler import record_function
 
 from whet.data.batch import Batch
 from whet.kernels.fused_optimizer import gradient_norm
-from whet.kernels.rows_in_use import rows_in_use
 from whet.models.objective import Objective
 from whet.precision.policy import Precision
 
@@ -67,7 +66,7 @@ def gradients(
 
 
 @record_function("whet::optimizer")
-def clip(parameters: Sequence[nn.Parameter], loss: Tensor, max_grad_norm: float, precision: Precision) -> StepResult:
+def examine(parameters: Sequence[nn.Parameter], loss: Tensor, max_grad_norm: float, precision: Precision) -> StepResult:
     """Unscale the gradient; return what the step will be, and what brings it down to max_grad_norm (0: nothing).
 
     A non-finite step must not be taken.
@@ -80,14 +79,3 @@ def clip(parameters: Sequence[nn.Parameter], loss: Tensor, max_grad_norm: float,
         scale = max_grad_norm / (norm + 1e-6)
     rescaled = precision.adapt() and math.isfinite(found.loss)
     return replace(found, applied=found.finite, grad_scale=scale, rescaled=rescaled)
-
-
-@record_function("whet::optimizer")
-def scale(parameters: Sequence[nn.Parameter], grad_scale: float) -> None:
-    """Multiply the gradient by grad_scale."""
-    if grad_scale != 1.0:
-        found = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        known = [(grad, rows) for grad in found if (rows := rows_in_use(grad)) is not None]
-        torch._foreach_mul_(found, grad_scale)  # pyright: ignore[reportPrivateImportUsage] a call a device, not a tensor
-        for grad, rows in known:  # a product with zero is zero
-            rows.put_on(grad)
