@@ -70,6 +70,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--epochs", type=float, default=5)
     parser.add_argument("--max_steps", type=int, default=-1)
+    parser.add_argument("--bf16", action="store_true", help="products in bfloat16")
     parser.add_argument("--without_padding", action="store_true", help="a loss over real tokens alone")
     parser.add_argument("--optimize", action="store_true", help="train the model through whet.optimize")
     options = parser.parse_args()
@@ -79,7 +80,7 @@ def main() -> None:
     args = TrainingArguments(
         output_dir=str(options.output_dir), per_device_train_batch_size=12, learning_rate=1e-4, seed=options.seed,
         num_train_epochs=options.epochs, max_steps=options.max_steps, save_strategy="no", logging_steps=25,
-        report_to=[], use_cpu=True, disable_tqdm=True,
+        report_to=[], use_cpu=True, disable_tqdm=True, bf16=options.bf16,
     )  # fmt: skip
     model = AutoModelForQuestionAnswering.from_pretrained(MODEL)
     trainer = (WithoutPadding if options.without_padding else Trainer)(
