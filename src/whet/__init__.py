@@ -39,7 +39,10 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'whet' has no attribute {name!r}")
-    return getattr(import_module(_HOME[name]), name)
+    from whet.optional import quiet_libraries
+
+    with quiet_libraries():
+        return getattr(import_module(_HOME[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -1,8 +1,11 @@
-"""The only place that imports optional packages."""
+"""The only place that imports optional packages, and what keeps libraries quiet while they are imported."""
 
 from __future__ import annotations
 
 import importlib
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType
 
 from whet.errors import ConfigError
@@ -19,3 +22,21 @@ def require(module: str, *, needed_for: str, install: str) -> ModuleType:
             why=f"{needed_for} needs it",
             fix=f"run: pip install {install}",
         ) from error
+
+
+_LOG_AT_IMPORT = ("torchao", "bitsandbytes", "torch.utils._pytree")
+"""Loggers that warn, at import, about parts of their packages that whet does not use. transformers imports both
+packages where they are installed, so that every program would begin with these warnings."""
+
+
+@contextmanager
+def quiet_libraries() -> Iterator[None]:
+    """Run the block without these libraries' warnings; a level that the user has chosen for one of them stays."""
+    unset = [logger for name in _LOG_AT_IMPORT if (logger := logging.getLogger(name)).level == logging.NOTSET]
+    for logger in unset:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger in unset:
+            logger.setLevel(logging.NOTSET)

@@ -28,10 +28,10 @@ def breaches(text: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def tracked() -> list[Path]:
-    """The files of this checkout that git tracks, or would track when they are added."""
+    """The files that git tracks or will commit next; what a user's own runs wrote into the checkout is not among them."""
     if shutil.which("git") is None or not (ROOT / ".git").exists():
         pytest.skip("not a git checkout, so nothing says which files belong to it")
-    command = ["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    command = ["git", "-C", str(ROOT), "ls-files", "-z", "--cached"]
     listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return [path for name in listed.split("\0") if name and (path := ROOT / name).is_file()]
 

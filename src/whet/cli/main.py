@@ -15,7 +15,7 @@ COMMANDS = {
     "ask": "put questions to a trained model",
     "demo": "see training work, without a download",
     "bench-methods": "measure what each technique brings on your model and machine",
-    "doctor": "see what this machine can do for training, and what could be better",
+    "doctor": "see what this machine can do for training, and what to improve",
 }
 _INTERRUPTED = 128 + 2  # what shells report for SIGINT
 _PIPE_CLOSED = 128 + 13  # and for SIGPIPE
@@ -23,7 +23,8 @@ _HELP = "\n".join(
     [
         "Examples:",
         "  whet demo",
-        "  whet qa --model_name_or_path distilbert-base-uncased --dataset_name squad --do_train --output_dir out",
+        "  whet qa --model_name_or_path distilbert-base-uncased --dataset_name squad \\",
+        "      --do_train --output_dir out",
         "",
         "whet fine-tunes transformer models at the limit of the machine at hand.",
         "",
@@ -83,6 +84,7 @@ def _dispatch(argv: list[str]) -> int:
 
 def _run_command(name: str, argv: list[str]) -> int:
     from whet.config.load import load
+    from whet.optional import quiet_libraries
 
     command = import_module(f"whet.cli.{name.replace('-', '_')}").COMMAND
     loaded = load(command, argv)
@@ -90,7 +92,8 @@ def _run_command(name: str, argv: list[str]) -> int:
         print(f"note: {note}", file=sys.stderr)
     if loaded.text is not None:
         return _show(loaded.text)
-    return command.run(*loaded.settings)
+    with quiet_libraries():
+        return command.run(*loaded.settings)
 
 
 def _show(text: str) -> int:

@@ -26,7 +26,8 @@ def render(command: Command, columns: int | None = None) -> str:
 
 def _head(command: Command, width: int) -> Iterator[str]:
     yield "Examples:"
-    yield from (f"  {example}" for example in command.examples)
+    for example in command.examples:
+        yield from _wrap_command(example, width)
     yield ""
     yield from _wrap(command.summary, width, "")
     yield ""
@@ -61,7 +62,30 @@ def _first_line(option: Option, width: int) -> str:
     usual = "required" if option.required else f"default: {_shown(option)}"
     line = f"  --{option.name} {placeholder(option.kind)}"
     joined = f"{line}  [{usual}]"
-    return joined if len(joined) <= width else f"{line}\n      [{usual}]"
+    return joined if len(joined) <= width else f"{_wrap_choices(line, width)}\n      [{usual}]"
+
+
+def _wrap_choices(line: str, width: int) -> str:
+    """Return the line broken after some of its bars where it is too long: a|b|c."""
+    lines = [""]
+    for choice in line.replace("|", "|\n").splitlines():
+        if len(lines[-1]) + len(choice) > width and lines[-1].strip():
+            lines.append(" " * 6)
+        lines[-1] += choice
+    return "\n".join(lines)
+
+
+def _wrap_command(command: str, width: int) -> list[str]:
+    """Return the command in lines that a shell joins again when they are copied."""
+    parts = command.replace(" --", "\n--").splitlines()  # an option and its value stay on one line
+    lines = [f"  {parts[0]}"]
+    for part in parts[1:]:
+        if len(lines[-1]) + 1 + len(part) > width - 2:
+            lines[-1] += " \\"
+            lines.append(f"      {part}")
+        else:
+            lines[-1] += f" {part}"
+    return lines
 
 
 def _shown(option: Option) -> str:

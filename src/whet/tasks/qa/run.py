@@ -19,6 +19,7 @@ from whet.train import lock, stop
 def run_qa(qa: QaArguments, args: TrainingArguments) -> int:
     """Run the command; return its exit code. Whatever is wrong with folder or data is raised before torch is loaded."""
     log.set_up()
+    log.set_level(args.log_level)
     refuse(check_run(qa, args))
     if args.enable_jit_checkpoint is False:
         stop.restore()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+
+from whet.log import logger
 
 _SHOWN = {
     "train_runtime": ("training", "{:,.1f} s"),
@@ -28,5 +31,7 @@ def show(metrics: Mapping[str, float], folder: Path, total_s: float) -> None:
     rows += [("everything", f"{total_s:,.1f} s"), ("files in", str(folder))]
     # Where standard output is no terminal it holds JSON lines, so the words for people go to standard error.
     out = sys.stdout if sys.stdout.isatty() else sys.stderr
+    if out is sys.stderr and not logger.isEnabledFor(logging.INFO):
+        return
     for words, figure in rows:
         print(f"  {words:<22}{figure}", file=out)
