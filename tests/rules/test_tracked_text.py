@@ -28,7 +28,7 @@ def breaches(text: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def tracked() -> list[Path]:
-    """The files that git tracks or will commit next; what a user's own runs wrote into the checkout is not among them."""
+    """The files that git tracks or will commit next; a user's own runs in the checkout are not among them."""
     if shutil.which("git") is None or not (ROOT / ".git").exists():
         pytest.skip("not a git checkout, so nothing says which files belong to it")
     command = ["git", "-C", str(ROOT), "ls-files", "-z", "--cached"]
