@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import NoReturn
 
 from whet import __version__
+from whet.config.ranks import require_one_process
 from whet.errors import EXIT_BAD_CONFIG, EXIT_OK, ConfigError, WhetError
 from whet.train import stop
 
@@ -17,6 +18,8 @@ COMMANDS = {
     "bench-methods": "measure what each technique brings on your model and machine",
     "doctor": "see what this machine can do for training, and what to improve",
 }
+TRAINING = frozenset({"qa", "demo", "bench-methods"})
+"""The commands that train."""
 _INTERRUPTED = 128 + 2  # what shells report for SIGINT
 _PIPE_CLOSED = 128 + 13  # and for SIGPIPE
 _HELP = "\n".join(
@@ -92,6 +95,8 @@ def _run_command(name: str, argv: list[str]) -> int:
         print(f"note: {note}", file=sys.stderr)
     if loaded.text is not None:
         return _show(loaded.text)
+    if name in TRAINING:
+        require_one_process()
     with quiet_libraries():
         return command.run(*loaded.settings)
 

@@ -17,6 +17,7 @@ from transformers import TrainerState
 from transformers.trainer_utils import EvalPrediction, PredictionOutput, TrainOutput
 
 from whet.config.arguments import TrainingArguments
+from whet.config.ranks import require_one_process
 from whet.errors import ConfigError, DataError, StorageError
 from whet.kernels import allocator
 from whet.log import logger, set_level
@@ -57,6 +58,7 @@ class Trainer:
         evaluation: Evaluation | None = None,
         padded_length: int | None = None,
     ) -> None:
+        require_one_process()
         self.args = args or TrainingArguments()
         set_level(self.args.log_level)
         self.train_dataset = train_dataset
@@ -94,6 +96,7 @@ class Trainer:
 
     def train(self, resume_from_checkpoint: str | bool | None = None) -> TrainOutput:
         """Train; return the last step, the mean loss and the run's figures (also written to the log history)."""
+        require_one_process()
         if self.train_dataset is None or len(self.train_dataset) == 0:
             raise DataError(
                 what="the training set is empty",
