@@ -240,6 +240,16 @@ def test_switched_on_it_is_refused_still(words: list[str], name: str) -> None:
             "--logging_strategy epoch --logging_steps 5",
             "logging_steps=5 has no effect: it is for logging_strategy steps, and logging_strategy is epoch",
         ),
+        (
+            "--length_column_name size",
+            "length_column_name=size has no effect: it is for train_sampling_strategy group_by_length and "
+            "batch_rebalance, and train_sampling_strategy is random",
+        ),
+        (
+            "--train_sampling_strategy batch_rebalance --seed 1",
+            "seed=1 has no effect on the order of rows: batch_rebalance shuffles with seed 42, as in transformers; "
+            "data_seed changes it",
+        ),
         ("--logging_strategy epoch --logging_steps 5 --eval_strategy steps", ""),  # then evaluations come so often
         ("--eval_strategy steps --eval_steps 50 --save_strategy time --save_interval_s 60 --save_total_limit 2", ""),
     ],

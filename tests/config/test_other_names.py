@@ -110,6 +110,7 @@ _OLD_VALUES = {
     "per_gpu_eval_batch_size": (3, {"per_device_eval_batch_size": 3}),
     "activation_checkpointing": (True, {"gradient_checkpointing": True}),
     "activation_checkpointing_kwargs": ({}, {"gradient_checkpointing_kwargs": {}}),
+    "group_by_length": (True, {"train_sampling_strategy": "group_by_length"}),
     "use_ipex": (True, {}),
     "xpu_backend": ("ccl", {}),
     "ddp_backend": ("gloo", {}),
@@ -125,8 +126,13 @@ def test_an_older_name_becomes_what_the_table_says(name: str) -> None:
 
 
 def test_what_was_off_anyway_is_not_spoken_of(caplog: pytest.LogCaptureFixture) -> None:
-    assert TrainingArguments(use_ipex=False, xpu_backend=None) == TrainingArguments()
+    assert TrainingArguments(use_ipex=False, xpu_backend=None, group_by_length=False) == TrainingArguments()
     assert not caplog.records
+
+
+def test_group_by_length_false_contradicts_no_other_order() -> None:
+    args = TrainingArguments(group_by_length=False, train_sampling_strategy="sequential")
+    assert args.train_sampling_strategy == "sequential"
 
 
 @pytest.mark.parametrize("order", [("no_cuda", "use_cpu"), ("use_cpu", "no_cuda")])

@@ -68,6 +68,7 @@ CASES = {
     "torch_compile_backend": Case(given={"torch_compile_backend": "nvfuser"}, sees="error"),
     "torch_compile_mode": Case(given={"torch_compile_mode": "fastest"}, sees="error"),
     "train_sampling_strategy": Case(given={"train_sampling_strategy": "random"}, sees="losses"),
+    "length_column_name": Case(given={"length_column_name": "size"}, sees="messages"),  # tests/train has its lengths
     "dataloader_drop_last": Case(given={"dataloader_drop_last": True}, sees="steps"),
     "learning_rate": Case(given={"learning_rate": 1e-3}, sees="weights"),
     "lr_scheduler_type": Case(given={"lr_scheduler_type": "cosine"}, sees="rates"),

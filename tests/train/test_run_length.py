@@ -6,6 +6,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
 import torch
 from tiny_runs import Recorder, Toy, checkpoints, entries, toy_rows, toy_trainer
@@ -90,10 +91,48 @@ def test_drop_last_leaves_out_the_rows_that_fill_no_step(tmp_path: Path) -> None
     assert batches.seen == [[0, 1, 2, 3], [4, 5, 6, 7]] * 2
 
 
-def test_drop_last_with_too_few_rows_for_one_step_is_refused(tmp_path: Path) -> None:
+def test_drop_last_with_too_few_rows_for_one_batch_is_refused(tmp_path: Path) -> None:
     """All rows would be left out; training on them all the same would not be as told."""
     with pytest.raises(WhetError):
         _trained(tmp_path, 3, dataloader_drop_last=True)
+    with pytest.raises(WhetError):
+        _trained(tmp_path, 3, dataloader_drop_last=True, train_sampling_strategy="batch_rebalance")
+
+
+def test_drop_last_keeps_the_batches_of_a_short_last_step(tmp_path: Path) -> None:
+    """As in transformers: 11 rows are 5 batches of 2 rows, and the last step of an epoch takes what is left of them."""
+    batches = Batches(11)
+    trainer = toy_trainer(
+        tmp_path, train_dataset=batches.rows, data_collator=batches, per_device_train_batch_size=2,
+        gradient_accumulation_steps=4, dataloader_drop_last=True,
+    )  # fmt: skip
+    trainer.train()
+    assert batches.seen == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
+    assert trainer.state.global_step == 2
+
+
+def test_lengths_of_a_column_decide_the_order(tmp_path: Path) -> None:
+    """The longest row comes first, and every step holds rows of similar length."""
+    lengths = [7, 3, 9, 1, 8, 2, 6, 4]
+    table = datasets.Dataset.from_list([{"x": [0.5] * 4, "labels": 1.0, "size": n} for n in lengths])
+    seen: list[list[int]] = []
+
+    def collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        seen.append([row["size"] for row in rows])
+        return {name: torch.tensor([row[name] for row in rows]) for name in ("x", "labels")}
+
+    toy_trainer(
+        tmp_path, train_dataset=table, data_collator=collate, train_sampling_strategy="group_by_length",
+        length_column_name="size",
+    ).train()  # fmt: skip
+    assert seen[0][0] == 9
+    assert sorted(chain.from_iterable(seen)) == sorted(lengths)
+    assert all(step == sorted(step, reverse=True) for step in seen[1:])
+
+
+def test_rows_without_a_length_cannot_be_grouped(tmp_path: Path) -> None:
+    with pytest.raises(WhetError, match="length_column_name"):
+        _trained(tmp_path, train_sampling_strategy="group_by_length")
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,8 @@ class Alias:
     """The annotation of what the older name takes."""
     convert: Callable[[Any], Any] = lambda value: value
     """Turns the older value into the field's."""
+    unset: tuple[object, ...] = ()
+    """Older values that ask for nothing, so that the field keeps its default."""
     name: str = "an older name"
     """What this name is, as the log calls it."""
     note: str = ""
@@ -39,6 +41,9 @@ ALIASES: Mapping[str, Alias] = {
     "activation_checkpointing": Alias(to="gradient_checkpointing", kind=bool, name="the newer name"),
     "activation_checkpointing_kwargs": Alias(
         to="gradient_checkpointing_kwargs", kind=dict[str, Any] | None, name="the newer name"
+    ),
+    "group_by_length": Alias(
+        to="train_sampling_strategy", kind=bool, convert=lambda _: "group_by_length", unset=(False,)
     ),
     "use_ipex": Alias(
         to=None, kind=bool, note="Intel's extension for PyTorch is archived since March 2026; whet has its own CPU path"

@@ -105,11 +105,11 @@ class TrainingArguments:
     path: from that checkpoint."""
     resume_allow_changes: Sequence[str] = field(default=(), metadata={"kind": tuple[str, ...]})
     """Settings that may differ from those of the checkpoint a run goes on from, such as learning_rate,optim; model,
-    data, dtype and rows_per_step can be named too. Every other difference stops the run before it starts."""
+    data, order, dtype and rows_per_step can be named too. Every other difference stops the run before it starts."""
     seed: int = 42
     """Random seed of new weights, dropout and, without data_seed, row order. Same seed and settings: same run."""
     data_seed: int | None = None
-    """Random seed of the row order alone. null: the same as seed."""
+    """Random seed of the row order alone. null: the same as seed (42 for batch_rebalance, as in transformers)."""
     use_cpu: bool = False
     """Run on the CPU even where there is a GPU."""
     precision: Literal["auto", "fp32", "bf16", "fp16", "int8"] = "auto"
@@ -167,10 +167,15 @@ class TrainingArguments:
     """How often every row is seen. 0.5 stops after half of the rows."""
     max_steps: int = -1
     """Stop after this many optimizer steps, whatever num_train_epochs says. -1: off."""
-    train_sampling_strategy: Literal["random", "sequential"] = "random"
-    """Order of the rows: shuffled anew for every epoch, or as they stand in the data."""
+    train_sampling_strategy: Literal["random", "sequential", "group_by_length", "batch_rebalance"] = "random"
+    """Order of the rows, as transformers' Trainer has it for this seed. random: shuffled for every epoch. sequential:
+    as in the data. group_by_length: shuffled, with rows of similar length in each step. batch_rebalance: shuffled,
+    with about as many tokens in each batch of a step."""
+    length_column_name: str = "length"
+    """Column of the training set with the length of each row, for group_by_length and batch_rebalance. Where there is
+    none, the lengths of input_ids are counted."""
     dataloader_drop_last: bool = False
-    """Leave out the last step of an epoch where too few rows are left to fill it."""
+    """Leave out the last batch of an epoch if too few rows are left to fill it."""
     dataloader_num_workers: int = 0
     """Threads that make batches ahead while the model computes. The data set must allow several of them to read at
     once, and draw no random numbers. 0: each batch is made when its turn comes."""

@@ -91,6 +91,8 @@ def nearest(name: str, known: Sequence[str]) -> str | None:
 def _put(taken: Taken, name: str, value: Any, names: Names) -> None:
     field_name = name
     if alias := names.aliases.get(name):
+        if value in alias.unset:
+            return
         field_name, value = alias.to, alias.convert(value)
         taken.notes += [_note(name, alias, value, names)] if alias.speaks(value) else []
     if field_name is None:

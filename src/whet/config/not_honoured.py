@@ -30,7 +30,6 @@ NOT_HONOURED: Mapping[str, str] = {
     "dataloader_multiprocessing_context": "whet chooses how to prepare batches, and never forks a process with threads",
     "remove_unused_columns": "whet always leaves out what the model does not read",
     "label_names": "name the labels in the rows labels, label, or start_positions and end_positions",
-    "length_column_name": "rows are packed end to end without padding, so grouping them by length would save nothing",
     # evaluation
     "eval_delay": "use larger --eval_steps; evaluations do not change the training",
     "prediction_loss_only": "leave compute_metrics out of Trainer: evaluation then keeps no predictions",
@@ -88,7 +87,6 @@ NOT_HONOURED_OLD: Mapping[str, str] = {
     "half_precision_backend": "use --bf16 or --fp16: both run through torch's own autocast, the only backend left",
     "torchdynamo": "whet's own fused operators are on wherever they know the model",
     "jit_mode_eval": "evaluation runs through whet's fused operators; torch has left TorchScript behind",
-    "group_by_length": "rows are packed end to end without padding, so grouping them would save nothing",
     "dispatch_batches": _ONE_PROCESS,
     "split_batches": _ONE_PROCESS,
     "include_inputs_for_metrics": "take inputs from the data set, outside of compute_metrics",

@@ -68,7 +68,6 @@ OFF: Mapping[str, tuple[object, ...]] = {
     "half_precision_backend": ("auto",),
     "torchdynamo": (None,),
     "jit_mode_eval": (False,),
-    "group_by_length": (False,),
     "dispatch_batches": (False, None),
     "split_batches": (False, None),
     "include_inputs_for_metrics": (False,),

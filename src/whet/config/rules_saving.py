@@ -18,7 +18,7 @@ CURVE_FIELDS = (
 )  # fmt: skip
 """Settings that change the curve; how far it goes may change."""
 
-CURVE_FACTS = ("precision", "data_seed", "rows_per_step", "model", "data", "dtype")
+CURVE_FACTS = ("precision", "data_seed", "rows_per_step", "model", "data", "order", "dtype")
 """What else changes it: facts that several settings, or none, decide."""
 
 

@@ -31,6 +31,23 @@ def unread(args: TrainingArguments) -> list[str]:
             f"save_total_limit={args.save_total_limit} counts only checkpoints that a signal or a callback asks for: "
             "save_strategy is no"
         )
+    return [*notes, *_about_order(args)]
+
+
+def _about_order(args: TrainingArguments) -> list[str]:
+    """Return what transformers' rules for the order of rows leave without effect."""
+    notes, strategy = [], args.train_sampling_strategy
+    by_length = ("group_by_length", "batch_rebalance")
+    if strategy not in by_length and _is_set(args, "length_column_name"):
+        notes.append(
+            f"length_column_name={args.length_column_name} has no effect: it is for train_sampling_strategy "
+            f"{' and '.join(by_length)}, and train_sampling_strategy is {strategy}"
+        )
+    if strategy == "batch_rebalance" and args.data_seed is None and _is_set(args, "seed"):
+        notes.append(
+            f"seed={args.seed} has no effect on the order of rows: batch_rebalance shuffles with seed 42, as in "
+            "transformers; data_seed changes it"
+        )
     return notes
 
 

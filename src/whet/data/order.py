@@ -3,47 +3,46 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
+
+from whet.data.sampling import EpochOrder
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepOrder:
-    """The rows of every optimizer step of a run.
+    """The rows of every optimizer step of a run, cut as transformers' Trainer cuts them.
 
-    An epoch visits each row once; its last step may hold fewer rows, unless `drop_last`.
+    The last batch of an epoch may hold fewer rows, or is left out by `drop_last`; the last step of an epoch takes the
+    batches that remain.
     """
 
+    epochs: EpochOrder
+    """Returns the rows of one epoch in their order, `n_rows` of them."""
     n_rows: int
-    rows_per_step: int
-    seed: int
-    shuffle: bool = True
+    rows_per_batch: int
+    batches_per_step: int = 1
     drop_last: bool = False
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """Forward passes in one epoch."""
+        full, rest = divmod(self.n_rows, self.rows_per_batch)
+        return full + (rest > 0 and not self.drop_last)
 
     @property
     def steps_per_epoch(self) -> int:
         """Optimizer steps in one epoch, at least 1."""
-        whole, rest = divmod(self.n_rows, self.rows_per_step)
-        return max(whole + (rest > 0 and not self.drop_last), 1)
+        return max(-(-self.batches_per_epoch // self.batches_per_step), 1)
 
     def rows(self, step: int) -> np.ndarray:
         """Return the rows of optimizer step `step` (counted from 0 over the whole run), (rows,) int64."""
         epoch, within = divmod(step, self.steps_per_epoch)
-        first = within * self.rows_per_step
-        return self._epoch(epoch)[first : first + self.rows_per_step]
+        rows_per_step = self.rows_per_batch * self.batches_per_step
+        behind = self.batches_per_epoch * self.rows_per_batch
+        return self.epochs(epoch)[within * rows_per_step : min((within + 1) * rows_per_step, behind)]
 
     def epoch(self, step: int) -> float:
-        """Return how many epochs are done after `step` steps."""
-        return step / self.steps_per_epoch
-
-    def _epoch(self, epoch: int) -> np.ndarray:
-        return _permutation(self.n_rows, self.seed, epoch) if self.shuffle else np.arange(self.n_rows)
-
-
-@lru_cache(maxsize=2)
-def _permutation(n_rows: int, seed: int, epoch: int) -> np.ndarray:
-    """Return the row order of one epoch, a function of its arguments alone (Philox counter keyed by seed and epoch)."""
-    order = np.random.Generator(np.random.Philox(key=[seed & (2**64 - 1), epoch])).permutation(n_rows)
-    order.setflags(write=False)
-    return order
+        """Return how many epochs are done after `step` steps, by the batches of these steps."""
+        epoch, within = divmod(step, self.steps_per_epoch)
+        return epoch + min(within * self.batches_per_step / max(self.batches_per_epoch, 1), 1.0)

@@ -44,7 +44,7 @@ class Fit:
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
         self.args = trainer.args
-        self.plan = plan.make(self.args, len(trainer.train_dataset))
+        self.plan = plan.make(self.args, trainer.train_dataset)
         optimizer, scheduler = trainer.given_optimizers
         self.optimizer = registry.build(trainer.model, self.args) if optimizer is None else optimizer
         if scheduler is None:

@@ -39,6 +39,7 @@ def of(fit: Fit) -> dict[str, Any]:
         "weights": {name: _shape(parameter) for name, parameter in model.named_parameters()},
         "dtype": ", ".join(sorted({str(p.dtype).removeprefix("torch.") for p in model.parameters()})),
         "data": {"rows": len(fit.trainer.train_dataset), "digest": digest_of_rows(fit.trainer.train_dataset)},
+        "order": fit.plan.order_rule,
         "optimizer": _optimizer_class(fit.optimizer),
         "environment": environment(),
     }

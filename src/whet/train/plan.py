@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from whet.config.arguments import TrainingArguments
+from whet.data import sampling
+from whet.data.lengths import lengths_of
 from whet.data.order import StepOrder
 from whet.errors import DataError
 
@@ -28,6 +31,8 @@ class RunPlan:
     """The steps of a run, and when it logs, evaluates and saves."""
 
     order: StepOrder
+    order_rule: str | None
+    """What decides the order of rows beside the settings that a resume compares; None if nothing does."""
     n_steps: int
     n_epochs: int
     log: Rhythm
@@ -35,31 +40,66 @@ class RunPlan:
     save: Rhythm
 
 
-def make(args: TrainingArguments, n_rows: int) -> RunPlan:
-    """Return the plan of a run over `n_rows` rows; raises DataError where they do not fill one step, and must."""
-    if args.dataloader_drop_last and n_rows < args.train_rows_per_step:
+def make(args: TrainingArguments, dataset: Any) -> RunPlan:
+    """Return the plan of a run over the data set; raises DataError where its rows fill no batch, and must."""
+    order = _order(args, dataset)
+    if order.batches_per_epoch == 0:
         raise DataError(
-            what="the training set does not fill one step",
-            got=f"{n_rows} rows, {args.train_rows_per_step} a step",
-            why="dataloader_drop_last leaves out a step with too few rows: nothing would be left",
-            fix="lower --per_device_train_batch_size or --gradient_accumulation_steps, or drop no step",
+            what="dataloader_drop_last leaves no rows to train on",
+            got=f"{len(dataset)} rows, {order.rows_per_batch} in the smallest batch that is kept",
+            why="it leaves out a batch with too few rows, and there is no other",
+            fix="lower --per_device_train_batch_size, or leave --dataloader_drop_last out",
         )
-    order = StepOrder(
-        n_rows=n_rows,
-        rows_per_step=args.train_rows_per_step,
-        seed=args.seed if args.data_seed is None else args.data_seed,
-        shuffle=args.train_sampling_strategy == "random",
-        drop_last=args.dataloader_drop_last,
-    )
     n_steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * order.steps_per_epoch)
     return RunPlan(
         order=order,
+        order_rule=_order_rule(args),
         n_steps=n_steps,
         n_epochs=math.ceil(n_steps / order.steps_per_epoch),
         log=_rhythm(args.logging_strategy, args.logging_steps, n_steps, order),
         evaluate=_rhythm(args.eval_strategy, args.eval_steps or args.logging_steps, n_steps, order),
         save=_rhythm(args.save_strategy, args.save_steps, n_steps, order),
     )
+
+
+def _order(args: TrainingArguments, dataset: Any) -> StepOrder:
+    """Return which rows make which step, by `train_sampling_strategy`."""
+    n_rows, strategy = len(dataset), args.train_sampling_strategy
+    rows_per_step, batches = args.train_rows_per_step, args.gradient_accumulation_steps
+    seed = args.seed if args.data_seed is None else args.data_seed
+    if strategy == "batch_rebalance":  # its batches are as large as their rows allow: only steps have a size
+        lengths = lengths_of(dataset, args.length_column_name)
+        seed = sampling.REBALANCE_SEED if args.data_seed is None else seed
+        if not args.dataloader_drop_last:
+            n_rows = sampling.n_rebalanced(n_rows, rows_per_step, batches)
+        epochs = sampling.rebalanced(lengths, rows_per_step, batches, seed)
+        return StepOrder(
+            epochs=epochs, n_rows=n_rows, rows_per_batch=rows_per_step, drop_last=args.dataloader_drop_last
+        )
+    if strategy == "group_by_length":
+        epochs = sampling.grouped_by_length(lengths_of(dataset, args.length_column_name), rows_per_step, seed)
+    else:
+        epochs = sampling.sequential(n_rows) if strategy == "sequential" else sampling.shuffled(n_rows, seed)
+    return StepOrder(
+        epochs=epochs,
+        n_rows=n_rows,
+        rows_per_batch=args.per_device_train_batch_size,
+        batches_per_step=batches,
+        drop_last=args.dataloader_drop_last,
+    )
+
+
+def _order_rule(args: TrainingArguments) -> str | None:
+    """Return the rule's name with what it depends on; None for rows in their order, which every version has alike."""
+    parts = [] if args.train_sampling_strategy == "sequential" else ["as in transformers"]
+    if args.train_sampling_strategy in ("group_by_length", "batch_rebalance"):
+        parts.append(f"lengths of {args.length_column_name}")
+    if args.gradient_accumulation_steps > 1:
+        if args.dataloader_drop_last and args.train_sampling_strategy != "batch_rebalance":
+            parts.append(f"batches of {args.per_device_train_batch_size} rows, the last one left out")
+        if args.train_sampling_strategy == "batch_rebalance":
+            parts.append(f"{args.gradient_accumulation_steps} batches a step")
+    return ", ".join(parts) or None
 
 
 def _rhythm(strategy: str, steps: float, n_steps: int, order: StepOrder) -> Rhythm:

@@ -26,6 +26,8 @@ _IN_GROUPS = {
     "adam_epsilon": ("eps",), "weight_decay": ("weight_decay",),
 }  # fmt: skip
 """Settings that an optimizer keeps in the groups of its parameters, and under which names."""
+_OF_FIRST_VERSION = {"order": "the shuffle and the cuts of whet's first version"}
+"""Facts that checkpoints did not hold yet."""
 _LEARNED = {"lr", "initial_lr", "betas", "eps", "weight_decay"}
 _MOST_LINES = 6
 
@@ -34,7 +36,8 @@ def require_same(fit: Fit, folder: Path) -> set[str]:
     """Return what differs from the checkpoint and was allowed to; raises ConfigError with what was not."""
     lines = dict(_settings(fit.args, folder))
     if (folder / IDENTITY).is_file():
-        lines |= _facts(fit.saver.identity, _read(folder / IDENTITY))
+        before = _OF_FIRST_VERSION if fit.plan.order_rule else {}
+        lines |= _facts(fit.saver.identity, {**before, **_read(folder / IDENTITY)})
     _refuse(lines, fit.args, folder)
     for text in lines.values():
         logger.warning("going on from %s with a change that was allowed: %s", folder.name, text)
@@ -83,7 +86,7 @@ def _settings(args: TrainingArguments, folder: Path) -> Iterator[tuple[str, str]
 def _facts(now: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, str]:
     """Return one line for each kind of difference; the log warns where only the last bits may differ."""
     found = {}
-    for kind in ("model", "data", "dtype", _WEIGHTS, OPTIMIZER):
+    for kind in ("model", "data", "order", "dtype", _WEIGHTS, OPTIMIZER):
         lines = list(identity.differences(before.get(kind), now.get(kind), kind))
         if lines:
             more = len(lines) - _MOST_LINES

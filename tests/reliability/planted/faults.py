@@ -103,7 +103,11 @@ PLANTED = (
         "a resumed run goes on one batch too far",
         (
             Edit("data/order.py", "    drop_last: bool = False\n", "    drop_last: bool = False\n    skips: int = 0\n"),
-            Edit("data/order.py", "within = divmod(step, ", "within = divmod(step + self.skips, "),
+            Edit(
+                "data/order.py",
+                "within = divmod(step, self.steps_per_epoch)\n        rows_per_step",
+                "within = divmod(step + self.skips, self.steps_per_epoch)\n        rows_per_step",
+            ),
             Edit(
                 "train/resume.py",
                 '    logger.info("resuming after step',
@@ -117,7 +121,7 @@ PLANTED = (
         "a resumed run takes the first epoch's order again",
         (
             Edit("data/order.py", "    drop_last: bool = False\n", "    drop_last: bool = False\n    began: int = 0\n"),
-            Edit("data/order.py", "self.seed, epoch) if", "self.seed, epoch - self.began) if"),
+            Edit("data/order.py", "self.epochs(epoch)", "self.epochs(epoch - self.began)"),
             Edit(
                 "train/resume.py",
                 '    logger.info("resuming after step',
