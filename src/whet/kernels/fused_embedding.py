@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
 import torch
@@ -15,6 +16,8 @@ from whet.kernels.reference import Drop, Norm, Tables
 from whet.kernels.rows_in_use import RowsInUse, forget_rows, rows_in_use
 
 _MOST_TABLES = 3
+_ADDING = Lock()
+"""Two threads may run backward passes of one model: autograd adds up their gradients one by one, and so do we."""
 
 
 class RowGradient:
@@ -40,7 +43,11 @@ class RowGradient:
         self._touched = []
 
     def add(self, ids: Tensor, values: Tensor, padding_id: int | None) -> None:
-        """Add values (N, D) to the rows `ids` of the table's gradient."""
+        """Add values (N, D) to the rows `ids` of the table's gradient, one backward pass at a time."""
+        with _ADDING:
+            self._add(ids, values, padding_id)
+
+    def _add(self, ids: Tensor, values: Tensor, padding_id: int | None) -> None:
         held = self.table.grad
         if held is not None and held.data_ptr() != self.buffer.data_ptr():
             forget_rows(held)

@@ -1,8 +1,10 @@
 """Where in a run a forward pass stands: what dropout masks are keyed by and which rows attention may see."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from __future__ import annotations
+
+from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -53,52 +55,102 @@ class KeyedPlace(Place):
         return low, high
 
 
+@dataclass(frozen=True)
+class DrawnPlace(Place):
+    """A place whose seed comes from torch's CPU generator, when the pass makes its first mask.
+
+    A pass without masks draws nothing, like torch's own dropout. `seed` and `step` mean nothing.
+    """
+
+    @cached_property
+    def drawn(self) -> int:
+        """The seed, drawn at the first use."""
+        return int(torch.empty((), dtype=torch.int64, device="cpu").random_())
+
+    def key(self, site: int) -> tuple[int, int]:
+        """Return the key words of the site's stream in this pass."""
+        return stream_key(self.drawn, 0, site)
+
+
+@dataclass(frozen=True, eq=False)
+class _Pass:
+    """A forward pass that is running, and the one within which it was started."""
+
+    placement: Placement
+    place: Place | None
+    uses: dict[int, int]
+    """How often the pass has used each site so far."""
+    outer: _Pass | None
+
+
+_RUNNING: ContextVar[_Pass | None] = ContextVar("whet_running_pass", default=None)
+"""The innermost pass of this thread. Passes of other threads, of one model too, do not see each other."""
+
+
+def running() -> object | None:
+    """Return what identifies the innermost pass of this thread; None outside of whet's passes."""
+    return _RUNNING.get()
+
+
 class Placement:
-    """The place of the forward pass that is running now; one object shared by all sites of one model."""
+    """What all sites of one model share: their way to the running pass. It holds nothing of the pass itself."""
 
-    def __init__(self) -> None:
-        self.now: Place | None = None
-        self.kernel: Kernel = "auto"
-        self._calls: dict[int, int] = {}
+    def __init__(self, kernel: Kernel = "auto") -> None:
+        self.kernel: Kernel = kernel
+        self.traced: KeyedPlace | None = None
+        """The place in a graph that is being traced: a tracer cannot read context variables."""
 
-    @contextmanager
-    def at(self, place: Place) -> Iterator[None]:
-        """Run the block as the forward pass of this micro-batch."""
-        self.now, self._calls = place, {}
-        try:
-            yield
-        finally:
-            self.now = None
+    @property
+    def now(self) -> Place | None:
+        """The place of the model's running pass in this thread; None outside of one."""
+        if torch.compiler.is_compiling() and self.traced is not None:
+            return self.traced
+        own = self._own()
+        return None if own is None else own.place
 
-    def back(self) -> "Back":
+    def at(self, place: Place) -> Moment:
+        """Return a context that is the forward pass of this micro-batch."""
+        return Moment(self, place, {})
+
+    def outside(self) -> Moment:
+        """Return a context that is outside of any pass of this model, even if it is entered within one."""
+        return Moment(self, None, {})
+
+    def back(self) -> Moment:
         """Return a context that is this moment of the pass again: a recomputation meets the same places and masks."""
-        return Back(self, self.now, dict(self._calls))
-
-    def swap(self, now: Place | None, calls: dict[int, int]) -> tuple[Place | None, dict[int, int]]:
-        """Be at this moment; return the one before."""
-        before = self.now, self._calls
-        self.now, self._calls = now, calls
-        return before
+        own = self._own()
+        return self.outside() if own is None else Moment(self, own.place, dict(own.uses))
 
     def site(self, number: int, n_sites: int) -> int:
         """Return the number of this use of a site: a layer that a model runs several times counts anew each time."""
-        call = self._calls.get(number, 0)
-        self._calls[number] = call + 1
-        return number + n_sites * call
+        own = self._own()
+        assert own is not None  # a site is used within a pass
+        use = own.uses.get(number, 0)
+        own.uses[number] = use + 1
+        return number + n_sites * use
+
+    def _own(self) -> _Pass | None:
+        found = _RUNNING.get()
+        while found is not None and found.placement is not self:
+            found = found.outer
+        return found
 
 
-class Back:
-    """A moment of a forward pass to go back to, any number of times."""
+@dataclass(frozen=True)
+class Moment:
+    """A moment of a forward pass, as a context: to be entered any number of times, in any thread, nested too."""
 
-    def __init__(self, placement: Placement, now: Place | None, calls: dict[int, int]) -> None:
-        self._placement, self._now, self._calls = placement, now, calls
-        self._left: list[tuple[Place | None, dict[int, int]]] = []
+    placement: Placement
+    place: Place | None
+    uses: dict[int, int]
 
     def __enter__(self) -> None:
-        self._left.append(self._placement.swap(self._now, dict(self._calls)))
+        _RUNNING.set(_Pass(self.placement, self.place, dict(self.uses), _RUNNING.get()))
 
     def __exit__(self, *error: object) -> None:
-        self._placement.swap(*self._left.pop())
+        ended = _RUNNING.get()
+        assert ended is not None
+        _RUNNING.set(ended.outer)
 
 
 @dataclass(frozen=True)
@@ -113,11 +165,11 @@ class Site:
 
     @property
     def place(self) -> Place | None:
-        """The running forward pass; None outside of whet's own passes."""
+        """The running forward pass in this thread; None outside of whet's own passes."""
         return self.placement.now
 
     def use(self) -> int:
         """Return the number of this use, for the mask's key."""
-        if isinstance(self.placement.now, KeyedPlace):
+        if isinstance(self.place, KeyedPlace):
             return self.local
         return self.placement.site(self.number, self.n_sites)

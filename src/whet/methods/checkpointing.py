@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from types import MethodType
@@ -157,20 +157,18 @@ def _contexts(how: _How) -> _Contexts:
 
 
 class _Both:
-    """Two contexts as one that can be entered again, for a graph that is kept for a second backward pass."""
+    """Two contexts as one that can be entered again, in any thread: a graph may be kept for a second backward pass."""
 
     def __init__(self, *contexts: AbstractContextManager[Any]) -> None:
         self._contexts = contexts
-        self._stacks: list[ExitStack] = []
 
     def __enter__(self) -> None:
-        stack = ExitStack()
         for context in self._contexts:
-            stack.enter_context(context)
-        self._stacks.append(stack)
+            context.__enter__()
 
     def __exit__(self, *error: Any) -> None:
-        self._stacks.pop().__exit__(*error)
+        for context in reversed(self._contexts):
+            context.__exit__(*error)
 
 
 def _enable_theirs(model: PreTrainedModel, contexts: Callable[[], _Contexts]) -> None:

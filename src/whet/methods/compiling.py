@@ -125,8 +125,16 @@ def _compiler(backend: str, mode: str | None, model: nn.Module, *, whole: bool) 
     return limited
 
 
-def _run(forward: Callable[..., Any], *given: Any, **named: Any) -> Any:
-    return forward(*given, **named)
+def _run(
+    forward: Callable[..., Any], placement: Placement | None, place: KeyedPlace | None, *given: Any, **named: Any
+) -> Any:
+    """Run the block. Only a trace reads what is set here, and it has set it itself: threads do not meet in it."""
+    if placement is None:
+        return forward(*given, **named)
+    placement.traced = place
+    result = forward(*given, **named)
+    placement.traced = None
+    return result
 
 
 def _put(state: _State, module: nn.Module, compiled: Callable[..., Any], packed: PackedModel | None) -> None:
@@ -160,13 +168,9 @@ def _forward(block: _Block, self: Any, *args: Any, **options: Any) -> Any:
     if not block.state.on or (placement is not None and place is None):
         return block.forward(*args, **options)
     function = block.forward.__func__
-    if placement is None or place is None:
-        return block.compiled(function, self, *args, **options)
-    before = placement.swap(_keyed(place, block.sites), {})
-    try:
-        return block.compiled(function, self, *map(_no_view, args), **options)
-    finally:
-        placement.swap(*before)
+    if place is None:
+        return block.compiled(function, None, None, self, *args, **options)
+    return block.compiled(function, placement, _keyed(place, block.sites), self, *map(_no_view, args), **options)
 
 
 def _keyed(place: Place, sites: tuple[Site, ...]) -> KeyedPlace:

@@ -27,6 +27,8 @@ def optimize(model: nn.Module, optimizer: Any = None, dtype: torch.dtype | None 
     Padded batches then run without their padding, dropout included; weights, their names and the saved form stay, so
     an optimizer made before goes on working. `dtype=torch.bfloat16` (or float16) computes the encoder's products in it
     and keeps the weights in float32. `whet.changes(model)` says what was changed, and the log does.
+    Dropout masks follow torch's CPU generator, from which a call that drops anything draws one number. One model serves
+    any number of threads.
 
     Hidden states of real tokens are those of the untouched model, and so is any loss of them alone. At padding they are
     zeros: a loss that also reads these, as the span loss of transformers' question answering models does, is another

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from whet.data.batch import filled_length
-from whet.kernels.place import Place
+from whet.kernels.place import DrawnPlace, Place
 from whet.log import logger
 from whet.models.packed import PackedModel, with_filling
 
@@ -16,12 +16,11 @@ _STATE = "whet_unpad"
 
 
 class _Calls:
-    """Numbers the training calls of one encoder: the step of their dropout masks."""
+    """What the calls of one encoder share; nothing of a call itself, since several threads may make them at once."""
 
     def __init__(self, packed: PackedModel, dtype: torch.dtype | None) -> None:
         self.packed = packed
         self.dtype = dtype
-        self.n_training = 0
         self.told_padded = False
 
     def tell_padded(self) -> None:
@@ -38,7 +37,12 @@ class _Calls:
             return torch.autocast(device.type, enabled=False)
         return torch.autocast(device.type, self.dtype)
 
-    def place(self, mask: Tensor, *, training: bool) -> Place:
+    def padded(self, encoder: Any, *given: Any, **options: Any) -> Any:
+        """Return what the encoder's own forward gives, also where a hook within one of its passes asks for it."""
+        with self.packed.placement.outside():
+            return type(encoder).forward(encoder, *given, **options)
+
+    def place(self, mask: Tensor) -> Place:
         """Return the place of the rows under a mask (B, T) of real tokens; what fills the batch up is a row more."""
         lengths = mask.sum(1, dtype=torch.int32)
         n_tokens = int(lengths.sum())
@@ -46,10 +50,9 @@ class _Calls:
         starts = with_filling(starts, n_tokens, filled_length(n_tokens))
         row_slots = torch.arange(len(starts) - 1, dtype=torch.int32)
         positions = nn.functional.pad(mask.cumsum(1, dtype=torch.int32)[mask] - 1, (0, int(starts[-1]) - n_tokens))
-        self.n_training += training
-        return Place(
-            seed=torch.initial_seed(),
-            step=self.n_training,
+        return DrawnPlace(
+            seed=0,
+            step=0,
             slots=row_slots.to(mask.device).repeat_interleave(starts.diff()),
             positions=positions,
             row_starts=starts,
@@ -61,8 +64,8 @@ class _Calls:
 def apply(packed: PackedModel, dtype: torch.dtype | None = None) -> None:
     """Make the encoder inside the model drop padding on the way in and put it back, as zeros, on the way out.
 
-    Its products compute in `dtype`, in that of the weights where it is None. Dropout masks follow torch's initial seed
-    and the number of training calls so far.
+    Its products compute in `dtype`, in that of the weights where it is None. Dropout masks follow torch's CPU
+    generator: each call that drops anything draws one number from it.
     """
     encoder = packed.module.base_model
     assert isinstance(encoder, nn.Module)
@@ -85,15 +88,15 @@ def _forward(
 
     Rows that begin with padding run padded: heads read the state there, which would be zeros.
     """
+    calls: _Calls = getattr(self, _STATE)
     asked = any(options.get(name) for name in ("output_attentions", "output_hidden_states"))
     if rest or asked or input_ids is None or (attention_mask is not None and attention_mask.dim() != 2):
-        return type(self).forward(self, input_ids, attention_mask, *rest, **options)
-    calls: _Calls = getattr(self, _STATE)
+        return calls.padded(self, input_ids, attention_mask, *rest, **options)
     mask = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
     if not bool(mask[:, 0].all()):
         calls.tell_padded()
-        return type(self).forward(self, input_ids, attention_mask, **options)
-    place = calls.place(mask, training=self.training)
+        return calls.padded(self, input_ids, attention_mask, **options)
+    place = calls.place(mask)
     with calls.packed.placement.at(place), calls.autocast(mask.device):
         packed_options = _packed_inputs(options, mask, place, _positions(input_ids, calls.packed))
         out = type(self).forward(self, _flat(input_ids, mask, place), **packed_options)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from whet.kernels.fused import add_norm
+from whet.kernels.place import running
 from whet.kernels.reference import Drop, Norm
 
 
@@ -33,15 +34,16 @@ class Ending:
 
 
 Taken = list[tuple[Ending, Tensor]]
-_TAKEN: ContextVar[Taken | None] = ContextVar("whet_taken_endings", default=None)
+_TAKEN: ContextVar[tuple[Taken, object] | None] = ContextVar("whet_taken_endings", default=None)
+"""Where the end of the running block goes, and the pass that the block belongs to."""
 
 
 def end(product: Tensor, residual: Tensor, ending: Ending) -> Tensor:
     """Return the block's result, or within `taking` its last product, the rest being left to the taker."""
-    taken = None if torch.compiler.is_compiling() else _TAKEN.get()  # compiled blocks have their ends
-    if taken is None:
+    found = None if torch.compiler.is_compiling() else _TAKEN.get()  # compiled blocks have their ends
+    if found is None or found[1] is not running():  # a hook in the block may have started a pass of another model
         return ending.finish(product, residual)
-    taken.append((ending, residual))
+    found[0].append((ending, residual))
     return product
 
 
@@ -49,7 +51,7 @@ def end(product: Tensor, residual: Tensor, ending: Ending) -> Tensor:
 def taking() -> Iterator[Taken]:
     """Run a block without its end; yields where the end and its residual will be."""
     taken: Taken = []
-    token = _TAKEN.set(taken)
+    token = _TAKEN.set((taken, running()))
     try:
         yield taken
     finally:

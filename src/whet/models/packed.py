@@ -90,8 +90,7 @@ def prepare(model: nn.Module, kernel: Kernel = "auto") -> PackedModel | None:
     if family is None:
         return None
     attention.register()
-    placement = Placement()
-    placement.kernel = kernel
+    placement = Placement(kernel)
     before = str(model.config._attn_implementation)  # pyright: ignore[reportAttributeAccessIssue]
     _place_sites(model, family, placement)
     model.set_attn_implementation(attention.NAME)  # pyright: ignore[reportCallIssue]

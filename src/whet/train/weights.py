@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from whet.models.quiet import quiet
-from whet.paths import utf8_name
 
 WEIGHTS = "model.safetensors"
 _OPTIMIZER = "optimizer"
@@ -28,12 +27,11 @@ def save_weights(model: nn.Module, folder: Path, tensors: Mapping[str, Tensor] |
     `tensors` are written in place of the model's own state.
     """
     state = dict(model.state_dict() if tensors is None else tensors)
-    with utf8_name(folder) as named:
-        if hasattr(model, "save_pretrained"):
-            with quiet():
-                model.save_pretrained(named, state_dict=state)  # pyright: ignore[reportCallIssue]
-        else:
-            save_model(_State(state), str(named / WEIGHTS))  # pyright: ignore[reportArgumentType]
+    if hasattr(model, "save_pretrained"):
+        with quiet():
+            model.save_pretrained(folder, state_dict=state)  # pyright: ignore[reportCallIssue]
+    else:
+        save_model(_State(state), str(folder / WEIGHTS))  # pyright: ignore[reportArgumentType]
 
 
 class _State:
@@ -51,8 +49,7 @@ def save_processing(processing: Any, folder: Path) -> None:
     if processing is None:
         return
     try:
-        with utf8_name(folder) as named:
-            processing.save_pretrained(named)
+        processing.save_pretrained(folder)
     except Exception as error:
         # tokenizers tells of a full disk in a plain Exception
         if type(error) is not Exception:
@@ -64,12 +61,10 @@ def load_weights(model: nn.Module, folder: Path) -> None:
     """Put the weights of the folder into the model, name by name."""
     index = folder / f"{WEIGHTS}.index.json"
     if not index.exists():
-        with utf8_name(folder) as named:
-            load_model(model, named / WEIGHTS)
+        load_model(model, folder / WEIGHTS)
         return
     shards = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
-    with utf8_name(folder) as named:
-        tensors = {name: t for shard in shards for name, t in load_file(named / Path(shard).name).items()}
+    tensors = {name: t for shard in shards for name, t in load_file(folder / Path(shard).name).items()}
     model.load_state_dict(tensors)
 
 
@@ -91,17 +86,14 @@ def optimizer_numbers(optimizer: Optimizer) -> str:
 
 def save_moments(tensors: Mapping[str, Tensor], folder: Path) -> None:
     """Write the tensors of an optimizer's state; its numbers are written as `OPTIMIZER_NUMBERS`."""
-    with utf8_name(folder) as named:
-        save_file(_apart(tensors), named / f"{_OPTIMIZER}.safetensors")
+    save_file(_apart(tensors), folder / f"{_OPTIMIZER}.safetensors")
 
 
 def load_optimizer(optimizer: Optimizer, folder: Path) -> None:
     """Put back the state that was written, into an optimizer over the same parameters; ValueError for any other."""
     rest = json.loads((folder / OPTIMIZER_NUMBERS).read_text("utf-8"))
     state: dict[int, dict[str, Any]] = {int(parameter): dict(values) for parameter, values in rest["state"].items()}
-    with utf8_name(folder) as named:
-        tensors = load_file(named / f"{_OPTIMIZER}.safetensors")
-    for name, tensor in tensors.items():
+    for name, tensor in load_file(folder / f"{_OPTIMIZER}.safetensors").items():
         parameter, *within, key = name.split(".")
         values = state.setdefault(int(parameter), {})
         for part in within:

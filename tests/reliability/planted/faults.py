@@ -1,4 +1,4 @@
-"""Sixteen mistakes that a change may bring into whet, each with the tests that have to turn red when it does."""
+"""Mistakes that a change may bring into whet, each with the tests that have to turn red when it does."""
 
 from __future__ import annotations
 
@@ -234,5 +234,19 @@ PLANTED = (
         "the log shows texts as they are, secrets too",
         (Edit("log.py", "return hide_secrets(super().format(record))", "return super().format(record)"),),
         ("security/test_secrets.py::test_a_traceback_in_the_log_shows_no_secret",),
+    ),
+    Planted(
+        "pass-of-all-threads",
+        "all threads that run one model share the place of its forward pass",
+        (
+            Edit(
+                "kernels/place.py",
+                '= ContextVar("whet_running_pass", default=None)\n',
+                '= __import__("types").SimpleNamespace()\n'
+                "_SHARED = [None]\n"
+                "vars(_RUNNING).update(get=lambda: _SHARED[-1], set=_SHARED.append)\n",
+            ),
+        ),
+        ("methods/test_optimize_threads.py::test_two_threads_in_the_midst_of_their_passes_see_their_own_rows",),
     ),
 )
