@@ -71,7 +71,7 @@ ROWS = (
     Row(
         "R14",
         "odd output places",
-        (f"{_R}/test_output_place.py",),
+        (f"{_R}/test_output_place.py", f"{_R}/test_odd_names.py"),
         counted=("places that work, or are refused before a model is loaded", "."),
     ),
     Row("R15", "leaks over thousands of steps", (f"{_R}/test_leaks.py",)),
@@ -97,4 +97,10 @@ ROWS = (
     Row("S7", "no connection that was not asked for", (f"{_S}/test_network.py",)),
     Row("S8", "Kubernetes manifests", missing="whet writes none so far"),
     Row("S9", "dependencies: few, without known holes", (f"{_S}/test_dependencies.py",)),
+    Row(
+        "S10",
+        "data in messages neither steers the terminal nor forges a line",
+        (f"{_S}/test_printed_data.py",),
+        counted=("ways of data into a message, all escaped and cut", "."),
+    ),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,11 @@ MASK = "***"
 _USER_INFO = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+:/{1,2})[^/\s@]+@")  # one slash is left where it became a path
 _SECRET_NAMES = re.compile(r"(?:^|_)(?:TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$", re.IGNORECASE)
 _SHORTEST_SECRET = 8
+_LONGEST_GOT = 300
+_LONGEST_PART = 3000
+"""Characters of the other parts of an error; only data in them can be longer."""
+_HARMLESS = "\u200c\u200d"
+"""Format characters that words of some languages are written with, and that move nothing on the screen."""
 
 EXIT_OK = 0
 EXIT_OTHER = 1
@@ -37,8 +43,9 @@ class Problem:
     """What to do: names a flag, a field or a command."""
 
     def __str__(self) -> str:
-        got = [] if self.got is None else [f"  got: {_short(self.got)}"]
-        return hide_secrets("\n".join([self.what, *got, f"  why: {self.why}", f"  fix: {self.fix}"]))
+        got = [] if self.got is None else [f"  got: {_short(self.got, _LONGEST_GOT)}"]
+        parts = [self.what, *got, f"  why: {self.why}", f"  fix: {self.fix}"]
+        return hide_secrets("\n".join(_short(escape_controls(part), _LONGEST_PART) for part in parts))
 
 
 class WhetError(Exception):
@@ -90,6 +97,27 @@ class NonFiniteError(WhetError):
     exit_code = EXIT_NON_FINITE
 
 
+def escape_controls(text: str, *, keep: str = "") -> str:
+    r"""Return the text on one line, with everything that steers a terminal or reorders its text as an escape.
+
+    These are control characters, format characters such as the overrides of the writing direction, and separators of
+    lines. A byte of a file name that is no UTF-8 is shown as \xNN. `keep` stays as it is.
+    """
+    if text.isprintable():
+        return text
+    return "".join(_escape(char) if char not in keep and _steers(char) else char for char in text)
+
+
+def _steers(char: str) -> bool:
+    return char not in _HARMLESS and unicodedata.category(char) in ("Cc", "Cf", "Cs", "Zl", "Zp")
+
+
+def _escape(char: str) -> str:
+    if "\udc80" <= char <= "\udcff":  # how Python keeps a byte that it could not decode
+        return f"\\x{ord(char) - 0xDC00:02x}"
+    return char.encode("unicode_escape").decode("ascii")
+
+
 def hide_secrets(text: str) -> str:
     """Return the text without the name and password of an address, and without what the environment keeps secret.
 
@@ -102,6 +130,6 @@ def hide_secrets(text: str) -> str:
     return text
 
 
-def _short(value: object, limit: int = 300) -> str:
+def _short(value: object, limit: int) -> str:
     text = value if isinstance(value, str) else repr(value)
     return text if len(text) <= limit else f"{text[:limit]}... ({len(text)} characters)"

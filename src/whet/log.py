@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import sys
+from pathlib import Path
 from typing import TextIO
 
-from whet.errors import hide_secrets
+from whet.errors import WhetError, escape_controls, hide_secrets
 
 logger = logging.getLogger("whet")
 
@@ -24,10 +25,19 @@ class _StandardError(logging.StreamHandler):
 
 
 class _Discreet(logging.Formatter):
-    """Plain lines, and tracebacks, that show no secret."""
+    """Plain lines, and tracebacks, that show no secret and do not steer the terminal: values stay on their line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return hide_secrets(super().format(record))
+        if isinstance(record.args, tuple) and record.args:
+            record = logging.makeLogRecord(record.__dict__ | {"args": tuple(map(_on_one_line, record.args))})
+        return hide_secrets(escape_controls(super().format(record), keep="\n\t"))
+
+
+def _on_one_line(value: object) -> object:
+    """Return the value for a message: texts and paths come from data; an error of whet's has lines of its own."""
+    if isinstance(value, WhetError):
+        return value
+    return escape_controls(str(value)) if isinstance(value, str | Path | BaseException) else value
 
 
 def set_up(level: int = logging.INFO) -> None:

@@ -2,26 +2,45 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 
 from whet.config.options import MASK, options_of
+from whet.errors import escape_controls
 from whet.train.stop import Stopped
 
 
 def tell(stopped: Stopped, argv: Sequence[str]) -> int:
     """Print one line about it, and return the exit code."""
     how = f"; go on with: {command(argv, stopped.again)}" if stopped.again else ""
-    print(f"whet: {stopped}{how}", file=sys.stderr)
+    print(f"whet: {escape_controls(str(stopped))}{how}", file=sys.stderr)
     return int(str(stopped.code))
 
 
 def command(argv: Sequence[str], again: Mapping[str, object]) -> str:
     """Return the command line as it was, secrets masked, with these settings added: of two values the later holds."""
     added = [word for name, value in again.items() for word in (f"--{name}", _text(value))]
-    return shlex.join(["whet", *_masked(argv), *added])
+    return " ".join(map(_shell_word, ["whet", *_masked(argv), *added]))
+
+
+def _shell_word(word: str) -> str:
+    """Return the word as a shell reads it back; bytes that are not to be printed stand in it as escapes ($'...')."""
+    encodable = escape_controls(word) == word and _prints(word)
+    if encodable:
+        return shlex.quote(word)
+    escaped = (chr(byte) if 32 <= byte < 127 and byte not in b"\\'" else f"\\x{byte:02x}" for byte in os.fsencode(word))
+    return f"$'{''.join(escaped)}'"
+
+
+def _prints(word: str) -> bool:
+    try:
+        word.encode(sys.stderr.encoding or "ascii")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _masked(argv: Sequence[str]) -> list[str]:

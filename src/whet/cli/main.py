@@ -1,5 +1,6 @@
 """The program `whet`: chooses the command, prints what went wrong, ends with an exit code."""
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -8,7 +9,7 @@ from typing import NoReturn
 
 from whet import __version__
 from whet.config.ranks import require_one_process
-from whet.errors import EXIT_BAD_CONFIG, EXIT_OK, ConfigError, WhetError
+from whet.errors import EXIT_BAD_CONFIG, EXIT_OK, ConfigError, WhetError, escape_controls
 from whet.train import stop
 
 COMMANDS = {
@@ -45,12 +46,20 @@ _HELP = "\n".join(
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and end the process with its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    _print_whatever_the_locale()
     if words[:1] != ["qa"]:
         sys.exit(run(words))
     stop.install()  # before all that takes time, such as importing torch
     code = run(words)
     stop.ignore()  # what there was to do is done: a signal that comes now changes nothing
     sys.exit(code)
+
+
+def _print_whatever_the_locale() -> None:
+    """Print characters that the locale cannot write as escapes: an answer in Greek is no error under LC_ALL=C."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def run(argv: Sequence[str]) -> int:
@@ -92,7 +101,7 @@ def _run_command(name: str, argv: list[str]) -> int:
     command = import_module(f"whet.cli.{name.replace('-', '_')}").COMMAND
     loaded = load(command, argv)
     for note in loaded.notes:
-        print(f"note: {note}", file=sys.stderr)
+        print(f"note: {escape_controls(note)}", file=sys.stderr)
     if loaded.text is not None:
         return _show(loaded.text)
     if name in TRAINING:

@@ -19,6 +19,7 @@ from whet.models.families import family_of
 from whet.models.folder_check import CONFIG, check_folder
 from whet.models.hub_folder import local_folder, missing_folder
 from whet.models.tensor_check import check_weights
+from whet.paths import utf8_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +61,8 @@ def load_tokenizer(source: ModelSource) -> Any:
         folder = source.folder("tokenizer")
         check_tokenizer_config(folder)
         own = _config(folder, name) if (folder / CONFIG).exists() else None
-        tokenizer = AutoTokenizer.from_pretrained(folder, config=own, local_files_only=True, trust_remote_code=False)
+        with utf8_name(folder) as named:
+            tokenizer = AutoTokenizer.from_pretrained(named, config=own, local_files_only=True, trust_remote_code=False)
         if tokenizer.is_fast:  # others are refused where they would be used
             _require_words(tokenizer, name, source.flag_of("tokenizer"))
             _check_ids(tokenizer, source, own)
@@ -88,9 +90,9 @@ def load_qa_model(source: ModelSource, *, trained: bool = False) -> Any:
     try:
         folder = source.folder("model")
         check_weights(folder, config.to_dict())
-        with quiet():
+        with quiet(), utf8_name(folder) as named:
             model, report = AutoModelForQuestionAnswering.from_pretrained(
-                folder,
+                named,
                 config=config,
                 use_safetensors=True,
                 dtype=torch.float32,

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from whet.models.quiet import quiet
+from whet.paths import utf8_name
 
 WEIGHTS = "model.safetensors"
 _OPTIMIZER = "optimizer"
@@ -27,11 +28,12 @@ def save_weights(model: nn.Module, folder: Path, tensors: Mapping[str, Tensor] |
     `tensors` are written in place of the model's own state.
     """
     state = dict(model.state_dict() if tensors is None else tensors)
-    if hasattr(model, "save_pretrained"):
-        with quiet():
-            model.save_pretrained(folder, state_dict=state)  # pyright: ignore[reportCallIssue]
-    else:
-        save_model(_State(state), str(folder / WEIGHTS))  # pyright: ignore[reportArgumentType]
+    with utf8_name(folder) as named:
+        if hasattr(model, "save_pretrained"):
+            with quiet():
+                model.save_pretrained(named, state_dict=state)  # pyright: ignore[reportCallIssue]
+        else:
+            save_model(_State(state), str(named / WEIGHTS))  # pyright: ignore[reportArgumentType]
 
 
 class _State:
@@ -49,7 +51,8 @@ def save_processing(processing: Any, folder: Path) -> None:
     if processing is None:
         return
     try:
-        processing.save_pretrained(folder)
+        with utf8_name(folder) as named:
+            processing.save_pretrained(named)
     except Exception as error:
         # tokenizers tells of a full disk in a plain Exception
         if type(error) is not Exception:
@@ -61,10 +64,12 @@ def load_weights(model: nn.Module, folder: Path) -> None:
     """Put the weights of the folder into the model, name by name."""
     index = folder / f"{WEIGHTS}.index.json"
     if not index.exists():
-        load_model(model, folder / WEIGHTS)
+        with utf8_name(folder) as named:
+            load_model(model, named / WEIGHTS)
         return
     shards = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
-    tensors = {name: t for shard in shards for name, t in load_file(folder / Path(shard).name).items()}
+    with utf8_name(folder) as named:
+        tensors = {name: t for shard in shards for name, t in load_file(named / Path(shard).name).items()}
     model.load_state_dict(tensors)
 
 
@@ -86,14 +91,17 @@ def optimizer_numbers(optimizer: Optimizer) -> str:
 
 def save_moments(tensors: Mapping[str, Tensor], folder: Path) -> None:
     """Write the tensors of an optimizer's state; its numbers are written as `OPTIMIZER_NUMBERS`."""
-    save_file(_apart(tensors), folder / f"{_OPTIMIZER}.safetensors")
+    with utf8_name(folder) as named:
+        save_file(_apart(tensors), named / f"{_OPTIMIZER}.safetensors")
 
 
 def load_optimizer(optimizer: Optimizer, folder: Path) -> None:
     """Put back the state that was written, into an optimizer over the same parameters; ValueError for any other."""
     rest = json.loads((folder / OPTIMIZER_NUMBERS).read_text("utf-8"))
     state: dict[int, dict[str, Any]] = {int(parameter): dict(values) for parameter, values in rest["state"].items()}
-    for name, tensor in load_file(folder / f"{_OPTIMIZER}.safetensors").items():
+    with utf8_name(folder) as named:
+        tensors = load_file(named / f"{_OPTIMIZER}.safetensors")
+    for name, tensor in tensors.items():
         parameter, *within, key = name.split(".")
         values = state.setdefault(int(parameter), {})
         for part in within:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from whet import log
+from whet.errors import escape_controls
 from whet.models.load import ModelSource, load_qa_model, load_tokenizer, max_positions
 from whet.models.objective import SpanObjective, choose
 from whet.precision.policy import Float32
@@ -74,10 +75,10 @@ def run_ask(asked: AskArguments) -> int:
 
 def show(question: str, answers: Sequence[Answer]) -> None:
     """Print a question and its answers: probability, text, and where it stands."""
-    print(question)
+    print(escape_controls(question))
     for answer in answers:
         place = f"  (characters {answer.span[0]} to {answer.span[1]})" if answer.text else ""
-        print(f"  {answer.probability:6.1%}  {answer.text or '(no answer in the text)'}{place}")
+        print(f"  {answer.probability:6.1%}  {escape_controls(answer.text) or '(no answer in the text)'}{place}")
 
 
 def _reader(asked: AskArguments) -> Reader:

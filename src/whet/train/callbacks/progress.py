@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback
 
+from whet.errors import escape_controls
 from whet.strict_json import number_or_null
 from whet.train.meter import Meter
 
@@ -78,8 +79,8 @@ class Bar(TrainerCallback):
     def on_evaluate(self, args: Any, state: Any, control: Any, *, metrics: dict[str, float], **_: Any) -> None:
         shown = {name: value for name, value in metrics.items() if name.removeprefix("eval_") in _MAIN_FIGURES}
         if self._bar is not None and shown:
-            text = "  ".join(f"{name} {value:.2f}" for name, value in shown.items())
-            self._bar.console.print(f"step {state.global_step}: {text}")
+            text = "  ".join(f"{escape_controls(name)} {value:.2f}" for name, value in shown.items())
+            self._bar.console.print(f"step {state.global_step}: {text}", markup=False)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self._bar is not None:
