@@ -83,6 +83,12 @@ ROWS = (
         counted=("places to stop, and changes refused or told", "."),
     ),
     Row("R17", "the same run twice is the same", (f"{_R}/test_bookkeeping.py",), _TWICE),
+    Row(
+        "R18",
+        "going back to an older checkpoint, moved folders: a run takes only what is its own",
+        (f"{_R}/test_lines.py",),
+        counted=("ways to go back, move, copy and mix: the right checkpoint is taken, none is lost", "."),
+    ),
     Row("S1", "no pickle is read", (f"{_S}/test_pickle_carriers.py", "rules/test_safety.py")),
     Row("S2", "hostile model folders", (f"{_S}/test_hostile_models.py",)),
     Row(

@@ -222,7 +222,7 @@ def test_evaluated_and_saved_during_training_and_ended_with_the_best(encoder: Pa
     scores = [entry["eval_f1"] for entry in state["log_history"] if "eval_f1" in entry]
     assert len(scores) == 3
     assert state["best_metric"] == max(scores) == load(tmp_path / "out", "eval_results.json")["eval_f1"]
-    best = Path(state["best_model_checkpoint"])
+    best = tmp_path / "out" / state["best_model_checkpoint"]
     weights, kept = (load_file(folder / "model.safetensors") for folder in (tmp_path / "out", best))
     assert all(equal(weights[name], kept[name]) for name in kept)
 

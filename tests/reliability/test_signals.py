@@ -53,12 +53,12 @@ def _stop(child: Child, number: int, *, again: bool = False) -> Took:
     return Took(time.monotonic() - started_s, child.used_s - used_s)
 
 
-def _said(child: Child) -> str:
+def said(child: Child) -> str:
     (line,) = [line for line in child.text().splitlines() if line.startswith("whet: stopped")]
     return line
 
 
-def _go_on(line: str) -> list[str]:
+def go_on(line: str) -> list[str]:
     """The words of the command that the line names."""
     words = shlex.split(line.partition("go on with: ")[2])
     assert words[:2] == ["whet", "qa"]
@@ -70,7 +70,7 @@ def _check_saved(child: Child, took: Took, out: Path, wanted: Path, log: Path) -
     assert child.code == 75, child.text()
     assert took.clock_s < MOST_S
     assert took.used_s < MOST_USED_S
-    line = _said(child)
+    line = said(child)
     match = re.search(r"after step (\d+): saved in (\S+), no completed step is lost", line)
     assert match, line
     done = int(match[1])
@@ -79,7 +79,7 @@ def _check_saved(child: Child, took: Took, out: Path, wanted: Path, log: Path) -
     assert Path(match[2]) == out / f"checkpoint-{done:08d}"
     assert not (out / ".whet.lock").exists()
     assert not list(out.glob(".*")), "nothing half written is left"
-    finish(_go_on(line), log)
+    finish(go_on(line), log)
     assert_equal_runs(out, wanted)
 
 
@@ -115,7 +115,7 @@ def test_in_an_evaluation(corpus: Corpus, whole: Path, tmp_path: Path, call: int
     child = qa(corpus.words(tmp_path / "out"), tmp_path / "log", hook("whet.tasks.qa.answer", "top_spans", call))
     took = _stop(child, number)
     _check_saved(child, took, tmp_path / "out", whole, tmp_path / "log2")
-    assert "during the evaluation" in _said(child)
+    assert "during the evaluation" in said(child)
 
 
 @pytest.mark.parametrize(("call", "number"), _moments(6, 1, 24))
@@ -159,9 +159,9 @@ def test_after_the_last_step(corpus: Corpus, whole: Path, tmp_path: Path, place:
     _stop(child, signal.SIGTERM)
     if place == "save_model":
         assert child.code == 75, child.text()
-        assert "the trained model is in" in _said(child)
+        assert "the trained model is in" in said(child)
         assert (tmp_path / "out" / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
-        finish(_go_on(_said(child)), tmp_path / "log2")
+        finish(go_on(said(child)), tmp_path / "log2")
         assert "resuming" not in (tmp_path / "log2").read_text("utf-8")
     assert child.code == (75 if place == "save_model" else 0), child.text()
     assert_equal_runs(tmp_path / "out", whole)
@@ -194,7 +194,7 @@ def test_the_command_that_goes_on_shows_no_token(corpus: Corpus, tmp_path: Path)
 
 def _check_nothing_was_there(child: Child, out: Path) -> None:
     assert child.code == 75, child.text()
-    assert "start again with the same command" in _said(child)
+    assert "start again with the same command" in said(child)
     assert not out.exists(), "the same command finds what it found"
 
 

@@ -186,9 +186,16 @@ def make(name: str, device: torch.device) -> Precision:
 
 
 def as_run(args: TrainingArguments, precision: Precision) -> str:
-    """Return the settings as JSON text, with what `auto` came to where a training run has decided."""
+    """Return the settings as JSON text, with what `auto` came to if a training run has decided.
+
+    Settings that name a place are left out: the folder may be moved, copied and published.
+    """
     ran = {name: precision.name == name for name in ("bf16", "fp16")} if precision.name != "auto" else {}
-    return json.dumps(args.to_dict() | {"precision": precision.name} | ran, indent=2)
+    settings = {name: value for name, value in args.to_dict().items() if name not in _PLACES}
+    return json.dumps(settings | {"precision": precision.name} | ran, indent=2)
+
+
+_PLACES = ("output_dir", "logging_dir", "resume_from_checkpoint")
 
 
 def in_checkpoint(settings: Mapping[str, Any]) -> str:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from transformers import TrainerState
 
 from whet.config.arguments import TrainingArguments
-from whet.errors import ConfigError
+from whet.errors import ConfigError, StorageError
 from whet.log import logger
 from whet.train import checkpoint, weights
+from whet.train.line import Line
+
+if TYPE_CHECKING:
+    from whet.train.fit import Fit
 
 
 def is_better(args: TrainingArguments, state: TrainerState, metrics: dict[str, float]) -> bool:
@@ -32,8 +37,35 @@ def is_better(args: TrainingArguments, state: TrainerState, metrics: dict[str, f
     return True
 
 
-def load(model: nn.Module, args: TrainingArguments, state: TrainerState) -> None:
-    """Put the best weights into the model, if the run is to end with them and they were saved."""
+def as_saved(state: TrainerState) -> dict[str, Any]:
+    """Return the state as files hold it: the best checkpoint is a name in the folder, wherever that folder moves to."""
+    best = state.best_model_checkpoint
+    return dataclasses.asdict(state) | {"best_model_checkpoint": Path(best).name if best else None}
+
+
+def take_over(fit: Fit, saved: str | None, folder: Path) -> None:
+    """Find the best checkpoint that the state in `folder` names, among those of this run's line.
+
+    Only its name counts. One that lies next to `folder`, outside the output folder, is copied into it if the run is to
+    end with it. Raises StorageError if the run is to end with it and it is not there.
+    """
+    output_dir, wanted = Path(fit.args.output_dir), fit.args.load_best_model_at_end
+    name = Path(saved).name if saved else None
+    found = checkpoint.find(name, fit.saver.line, [output_dir]) if name else None
+    if name and wanted and not found:
+        beside = checkpoint.find(name, fit.saver.line, [folder.resolve().parent])
+        if beside is None:
+            raise _no_best(name, output_dir)
+        found = checkpoint.copy(checkpoint.require_good(beside), output_dir, fit.saver.line)
+        logger.info("copied the best checkpoint so far, %s, to %s", beside, found)
+    fit.state.best_model_checkpoint = str(found) if found else None
+
+
+def load(model: nn.Module, args: TrainingArguments, state: TrainerState, line: Line) -> None:
+    """Put the best weights into the model, if the run is to end with them and they were saved.
+
+    Raises StorageError if their checkpoint is damaged or of another run.
+    """
     if not args.load_best_model_at_end:
         return
     if state.best_model_checkpoint is None:
@@ -42,11 +74,23 @@ def load(model: nn.Module, args: TrainingArguments, state: TrainerState) -> None
             "the model keeps the weights of step %d", state.best_global_step, state.global_step,
         )  # fmt: skip
         return
-    weights.load_weights(model, checkpoint.require_good(Path(state.best_model_checkpoint)))
+    folder = checkpoint.require_good(Path(state.best_model_checkpoint))
+    if checkpoint.find(folder.name, line, [folder.parent]) is None:
+        raise _no_best(folder.name, folder.parent)
+    weights.load_weights(model, folder)
     logger.info(
         "loaded the best model (%s %.4f) from %s",
         args.metric_for_best_model, state.best_metric, state.best_model_checkpoint,
     )  # fmt: skip
+
+
+def _no_best(name: str, place: Path) -> StorageError:
+    return StorageError(
+        what="the best checkpoint of this run is not there",
+        got=f"{name} in {place}",
+        why="load_best_model_at_end ends with its weights, and a checkpoint of another run does not count",
+        fix=f"put {name} of this run back, or leave --load_best_model_at_end out",
+    )
 
 
 def _unknown_metric(wanted: str, metrics: dict[str, Any]) -> ConfigError:

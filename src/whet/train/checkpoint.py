@@ -2,12 +2,15 @@
 
 `checkpoint-00001234/` holds tensors as safetensors and everything else as JSON; `MANIFEST.json` is written last and
 carries a checksum of itself. The newest checkpoint is the one with the highest step that verifies: no time stamp, no
-link and no clock takes part in the decision. A folder that has to go is renamed out of sight first, so that nothing
-half deleted carries a checkpoint's name.
+link and no clock takes part in the decision. If a run goes back to an older checkpoint, those of the line that it
+leaves are moved to `abandoned-ID/`, and never taken unless they are named. A folder that has to go is renamed out of
+sight first, so that nothing half deleted carries a checkpoint's name.
 """
 
 from __future__ import annotations
 
+import itertools
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,12 +22,16 @@ from safetensors import SafetensorError
 
 from whet.errors import StorageError
 from whet.log import logger
+from whet.train import line as lines
 from whet.train import manifest
+from whet.train.line import Line, Place
 from whet.train.manifest import sync
 
 MANIFEST = manifest.MANIFEST
 _NAME = re.compile(r"checkpoint-(\d{8,18})")
 _MOST_NAMED = 3
+_ASIDE = "abandoned"
+"""What folders of checkpoints begin with that a run left behind when it went back to an older one."""
 _HIDDEN = re.compile(r"\.(checkpoint-\d{8,18})\.(partial|replaced|removed)")
 
 
@@ -33,12 +40,18 @@ def folder_name(step: int) -> str:
     return f"checkpoint-{step:08d}"
 
 
-def save(output_dir: Path, step: int, write: Callable[[Path], None], facts: Mapping[str, Any]) -> Path:
-    """Write a checkpoint: `write(folder)` puts the files down; the folder appears under its name only when whole.
+def save(
+    output_dir: Path,
+    step: int,
+    write: Callable[[Path], None],
+    facts: Mapping[str, Any],
+    line: Line | None = None,
+) -> Path:
+    """Write a checkpoint: `write(folder)` writes the files; the folder gets its name only when it is complete.
 
-    Raises StorageError (exit 74) where the disk refuses; the staging folder is removed, earlier checkpoints stay.
+    Raises StorageError (exit 74) if the disk refuses; the staging folder is removed, earlier checkpoints stay.
     """
-    staged = Staged(output_dir, step)
+    staged = Staged(output_dir, step, line)
     staged.put(write)
     return staged.publish(facts)
 
@@ -46,8 +59,10 @@ def save(output_dir: Path, step: int, write: Callable[[Path], None], facts: Mapp
 class Staged:
     """A checkpoint that is being written, out of sight until it is published; whatever goes wrong removes it."""
 
-    def __init__(self, output_dir: Path, step: int) -> None:
+    def __init__(self, output_dir: Path, step: int, line: Line | None = None) -> None:
+        """Checkpoints that do not belong to `line`, if there is one, are set aside when this one is published."""
         self.step = step
+        self.line = line
         self.target = output_dir / folder_name(step)
         self._staging = _hidden(self.target, "partial")
         self._replaced = _hidden(self.target, "replaced")
@@ -60,13 +75,15 @@ class Staged:
         with self._or_nothing():
             write(self._staging)
 
-    def publish(self, facts: Mapping[str, Any]) -> Path:
+    def publish(self, facts: Mapping[str, Any], written_by: Line | None = None) -> Path:
         """Seal the files and give the folder its name; return it when what is there now reads as it was written.
 
         A checkpoint of the same step is moved aside, and goes only when every byte of the new one has been read again.
         """
+        origin = written_by or self.line
         with self._or_nothing():
-            manifest.seal(self._staging, self.step, facts)
+            manifest.seal(self._staging, self.step, {**facts, **(origin.facts() if origin else {})})
+            aside = self._set_aside()
             replaces = self.target.is_dir() and not self.target.is_symlink()
             if replaces:
                 self._move(self.target, self._replaced)
@@ -76,7 +93,27 @@ class Staged:
                 raise OSError("; ".join(problems))
         if replaces:
             _clear(self._replaced)
+        for folder in aside:
+            logger.warning("%s is of another line of training than this run: it is kept in %s", folder.name, folder)
         return self.target
+
+    def _set_aside(self) -> list[Path]:
+        """Move the checkpoints of other lines into folders named for those, and return where they are now.
+
+        The highest step goes last: wherever this ends, the newest checkpoint is that of the old line or the parent.
+        """
+        if self.line is None:
+            return []
+        found = []
+        for one in lines.places(every(self.target.parent)):
+            if not self.line.holds(one.line.run, one.step):
+                place = _aside(one)
+                place.parent.mkdir(exist_ok=True)
+                self._move(one.folder, place)
+                sync(place.parent)
+                sync(self.target.parent.resolve())
+                found.append(place)
+        return found
 
     def _make_room(self, output_dir: Path) -> None:
         if not output_dir.is_dir():
@@ -98,6 +135,7 @@ class Staged:
             for old, new in reversed(self._moved):
                 with suppress(OSError):
                     new.rename(old)
+                    _remove_if_empty(new.parent)
             shutil.rmtree(self._staging, ignore_errors=True)
             if not isinstance(error, OSError | SafetensorError):
                 raise
@@ -126,7 +164,11 @@ def newest(output_dir: Path) -> Path | None:
     None where there is no checkpoint at all. Raises StorageError where there are some, and none of them verifies.
     """
     folders = every(output_dir)
+    left = lines.abandoned(folders)
     for folder in reversed(folders):
+        if folder in left:
+            logger.warning("%s was passed over: the run went back to before it; name it to resume from it", folder)
+            continue
         problems = problems_of(folder)
         if not problems:
             return folder
@@ -143,6 +185,50 @@ def newest(output_dir: Path) -> Path | None:
         fix="put a whole checkpoint back, or start anew: leave --resume_from_checkpoint out and add "
         "--overwrite_output_dir",
     )
+
+
+def copy(folder: Path, output_dir: Path, line: Line) -> Path:
+    """Copy a checkpoint that verifies into the output folder of a run that came from it; return the copy."""
+    (there,) = lines.places([folder])
+
+    def write(staging: Path) -> None:
+        shutil.copytree(folder, staging, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST))
+
+    known = manifest.facts_of(folder) or {}
+    facts = {name: value for name, value in known.items() if name not in ("schema", "step", "run", "parents")}
+    staged = Staged(output_dir, there.step, line)
+    staged.put(write)
+    return staged.publish(facts, there.line)
+
+
+def resumed_line(folder: Path, output_dir: Path) -> Line:
+    """Return the line of a run that resumes from this checkpoint and saves to `output_dir`.
+
+    It is the checkpoint's own if that is the newest one there, and a new one otherwise.
+    """
+    found = lines.places([folder])
+    own = found[0] if found else Place(folder, step_of(folder) if _NAME.fullmatch(folder.name) else 0, Line(None))
+    there = every(output_dir)
+    left = lines.abandoned(there)
+    later = [path for path in there if path not in left and step_of(path) > own.step]
+    stays = folder.resolve().parent == output_dir.resolve() and all(problems_of(path) for path in later)
+    return own.line if stays and own.line.run is not None else own.line.continued(own.step)
+
+
+def would_resume(output_dir: Path) -> Path | None:
+    """Return the checkpoint that "auto" would take, by a light look; None if there is none."""
+    folders = every(output_dir)
+    left = lines.abandoned(folders)
+    return next((path for path in reversed(folders) if path not in left and not problems_of(path, light=True)), None)
+
+
+def find(name: str, line: Line, places: Sequence[Path]) -> Path | None:
+    """Return the checkpoint of this name that belongs to the line: from these folders, or what was set aside there."""
+    if not _NAME.fullmatch(name):
+        return None
+    folders = [folder / name for place in places for folder in (place, *_set_aside_in(place))]
+    there = [folder for folder in folders if folder.is_dir() and not folder.is_symlink()]
+    return next((one.folder for one in lines.places(there) if line.holds(one.line.run, one.step)), None)
 
 
 def require_good(folder: Path, *, light: bool = False) -> Path:
@@ -192,10 +278,13 @@ def rotate(folders: Sequence[Path], keep: int | None, protected: Path | None) ->
 
 
 def remove_all(output_dir: Path) -> None:
-    """Remove the checkpoints of an earlier run; the log says how many there were."""
-    folders = every(output_dir)
+    """Remove the checkpoints of an earlier run, those set aside included; the log says how many there were."""
+    aside = _set_aside_in(output_dir)
+    folders = [path for place in (output_dir, *aside) for path in every(place)]
     for folder in folders:
         _remove(folder)
+    for place in aside:
+        _remove_if_empty(place)
     if folders:
         logger.info("removed %d checkpoints of an earlier run from %s", len(folders), output_dir)
 
@@ -231,6 +320,29 @@ def _settle(place: Path) -> None:
         else:
             sync(place.parent.resolve())  # else a power cut may take the new name back, when the old one is gone
             shutil.rmtree(replaced)
+
+
+def _set_aside_in(output_dir: Path) -> list[Path]:
+    """Return the folders that hold checkpoints of abandoned lines."""
+    found = [path for path in output_dir.glob(f"{_ASIDE}-*") if path.is_dir() and not path.is_symlink()]
+    return sorted(found)
+
+
+def _aside(one: Place) -> Path:
+    """Return where an abandoned checkpoint goes: a folder named for its line, in which nothing has its name yet."""
+    base = one.folder.with_name(f"{_ASIDE}-{one.line.name}")
+    for number in itertools.count(1):
+        place = base if number == 1 else base.with_name(f"{base.name}-{number}")
+        free = not os.path.lexists(place) or (place.is_dir() and not place.is_symlink())
+        if free and not os.path.lexists(place / one.folder.name):
+            return place / one.folder.name
+    raise AssertionError
+
+
+def _remove_if_empty(folder: Path) -> None:
+    if folder.name.startswith(f"{_ASIDE}-"):
+        with suppress(OSError):
+            folder.rmdir()
 
 
 def _hidden(folder: Path, state: str) -> Path:

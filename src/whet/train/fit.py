@@ -100,7 +100,7 @@ class Fit:
             self.edges.cross()
             self.saver.wait()
             guard.require_finite(self.trainer.model, None, "at the end of the training")
-            best.load(self.trainer.model, self.args, self.state)
+            best.load(self.trainer.model, self.args, self.state, self.saver.line)
             return self._finish()
         finally:
             self.loader.close()

@@ -63,7 +63,7 @@ class Edges:
         what = (
             f"{why} after step {done}: {kept if folder in fit.saver.folders else 'its checkpoint could not be written'}"
         )
-        raise Stopped(what, {"resume_from_checkpoint": "auto"} | again, code)
+        raise Stopped(what, fit.saver.next_start() | again, code)
 
     def take_up(self) -> None:
         """Do what a checkpoint says was due when the run left."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Iterable, Mapping
+from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
 import xxhash
@@ -17,6 +17,8 @@ import xxhash
 MANIFEST = "MANIFEST.json"
 SCHEMA = 1
 _CHUNK_BYTES = 1 << 22
+_DEEPEST = 8
+"""Most parts of a file's name: tokenizers and processors write into sub-folders, one level deep."""
 _MOST_MANIFEST_BYTES = 16 << 20
 _LIGHT_BYTES = 1 << 16
 """Files up to this size are read again even where a light look is asked for."""
@@ -25,9 +27,14 @@ _LIGHT_BYTES = 1 << 16
 def seal(folder: Path, step: int, facts: Mapping[str, Any]) -> None:
     """Put every file of the folder on the disk, then the manifest that names them, then the folder's list of names."""
     files = {}
-    for path in sorted(folder.iterdir()):
+    for path in _entries(folder):
         sync(path)
-        files[path.name] = {"bytes": path.stat().st_size, "xxh3_128": _checksum(path)}
+        name = path.relative_to(folder).as_posix()
+        if not _is_name(name):
+            raise OSError(None, f"{name!r} is no file name that a checkpoint may hold")
+        files[name] = {"bytes": path.stat().st_size, "xxh3_128": _checksum(path)}
+    for path in _folders(folder):
+        sync(path) if any(path.iterdir()) else path.rmdir()
     manifest = {"schema": SCHEMA, "step": step, **facts, "files": files}
     text = json.dumps(manifest | {"checksum": digest_of(manifest)}, indent=2, sort_keys=True)
     (folder / MANIFEST).write_text(text + "\n", "utf-8")
@@ -49,11 +56,30 @@ def problems_of(folder: Path, step: int | None = None, *, light: bool = False) -
         odd = _odd_facts(manifest, step) + [f"{name!r}: is no file name" for name in files if not _is_name(name)]
         if odd:
             return odd
-        present = {path.name for path in folder.iterdir()} - {MANIFEST}
-        odd = [f"{name}: is not in the manifest" for name in sorted(present - set(files))]
-        return odd + [line for name, facts in files.items() if (line := _file_problem(folder / name, facts, light))]
+        present = {path.relative_to(folder).as_posix() for path in _entries(folder)} - {MANIFEST}
+        present |= {path.relative_to(folder).as_posix() for path in _folders(folder)}
+        known = {str(part) for name in files for part in (name, *PurePosixPath(name).parents)}
+        odd = [f"{name}: is not in the manifest" for name in sorted(present - known)]
+        linked = _behind_links(folder, files)
+        odd += [f"{name}: lies behind a link" for name in sorted(linked)]
+        return odd + [
+            line
+            for name, facts in files.items()
+            if name not in linked and (line := _file_problem(folder, name, facts, light))
+        ]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         return [f"{MANIFEST}: {error or type(error).__name__}"]
+
+
+def facts_of(folder: Path) -> dict[str, Any] | None:
+    """Return what the manifest says beside the files, if it can be read and matches its own checksum; else None."""
+    try:
+        manifest = json.loads(_read_plain(folder / MANIFEST))
+        checksum = manifest.pop("checksum")
+        good = checksum == digest_of(manifest) and isinstance(manifest["step"], int)
+        return {name: value for name, value in manifest.items() if name != "files"} if good else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
 
 
 def sync(path: Path) -> None:
@@ -78,21 +104,45 @@ def _odd_facts(manifest: Mapping[str, Any], step: int | None) -> list[str]:
 
 
 def _is_name(name: str) -> bool:
-    """Return whether this names a file in the folder itself, and not the manifest."""
-    return name not in ("", ".", "..", MANIFEST) and not {"/", "\\", "\0"} & set(name)
+    """Return whether this names a file in the folder, or in a folder inside it, and not the manifest."""
+    parts = name.split("/")
+    return name != MANIFEST and len(parts) <= _DEEPEST and not {"", ".", ".."} & set(parts) and "\0" not in name
 
 
-def _file_problem(path: Path, facts: Mapping[str, Any], light: bool) -> str | None:
+def _entries(folder: Path) -> list[Path]:
+    """Return everything in the folder and its sub-folders that is no folder itself; links are not followed."""
+    found = []
+    for place, folders, files in os.walk(folder, onerror=_raise):
+        links = [name for name in folders if Path(place, name).is_symlink()]
+        found += [Path(place, name) for name in (*files, *links)]
+    return sorted(found)
+
+
+def _folders(folder: Path) -> list[Path]:
+    """Return the sub-folders, the innermost first."""
+    return [Path(place) for place, _, _ in os.walk(folder, topdown=False, onerror=_raise) if Path(place) != folder]
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _behind_links(folder: Path, names: Iterable[str]) -> set[str]:
+    """Return those names that lead through a sub-folder that is a link."""
+    return {name for name in names for above in [*PurePosixPath(name).parents][:-1] if (folder / above).is_symlink()}
+
+
+def _file_problem(folder: Path, name: str, facts: Mapping[str, Any], light: bool) -> str | None:
     try:
-        with _open_plain(path) as file:
+        with _open_plain(folder / name) as file:
             size = os.fstat(file.fileno()).st_size
             if size != facts.get("bytes"):
-                return f"{path.name}: {size} bytes, the manifest says {facts.get('bytes')}"
+                return f"{name}: {size} bytes, the manifest says {facts.get('bytes')}"
             if light and size > _LIGHT_BYTES:
                 return None
-            return None if _digest(file) == facts.get("xxh3_128") else f"{path.name}: does not match its checksum"
+            return None if _digest(file) == facts.get("xxh3_128") else f"{name}: does not match its checksum"
     except OSError as error:
-        return f"{path.name}: is missing or no plain file ({error.strerror})"
+        return f"{name}: is missing or no plain file ({error.strerror})"
 
 
 def _open_plain(path: Path) -> BinaryIO:

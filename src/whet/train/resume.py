@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from collections import Counter
@@ -20,14 +19,15 @@ from whet.config.arguments import TrainingArguments
 from whet.errors import ConfigError, StorageError
 from whet.log import logger
 from whet.precision import policy
-from whet.train import checkpoint, unchanged, weights
+from whet.train import best, checkpoint, unchanged, weights
+from whet.train import line as lines
 
 if TYPE_CHECKING:
     from whet.train.fit import Fit
 
 _STATE, _SCHEDULER, _RUN = "trainer_state.json", "scheduler.json", "meter.json"
 _COUNTERS = (
-    "global_step", "epoch", "log_history", "total_flos", "best_metric", "best_global_step", "best_model_checkpoint",
+    "global_step", "epoch", "log_history", "total_flos", "best_metric", "best_global_step",
 )  # fmt: skip
 
 
@@ -79,7 +79,7 @@ def texts(fit: Fit) -> dict[str, str]:
         weights.OPTIMIZER_NUMBERS: weights.optimizer_numbers(fit.optimizer),
         _SCHEDULER: _text(_SCHEDULER, fit.scheduler.state_dict()),
         _RUN: _text(_RUN, run),
-        _STATE: json.dumps(dataclasses.asdict(fit.state), indent=2, sort_keys=True) + "\n",
+        _STATE: json.dumps(best.as_saved(fit.state), indent=2, sort_keys=True) + "\n",
     }
 
 
@@ -91,6 +91,7 @@ def precision_of(folder: Path) -> str:
 
 def restore(fit: Fit, folder: Path) -> None:
     """Put back what was saved; raises ConfigError where model, data or settings would bend the curve."""
+    fit.saver.resume(folder)
     with _readable(folder):
         changed = unchanged.require_same(fit, folder)
         weights.load_weights(fit.trainer.model, folder)
@@ -99,6 +100,7 @@ def restore(fit: Fit, folder: Path) -> None:
         kept = TrainerState.load_from_json(str(folder / _STATE))
         for name in _COUNTERS:
             setattr(fit.state, name, getattr(kept, name))
+        best.take_over(fit, kept.best_model_checkpoint, folder)
         run, meter = _read(folder / _RUN), fit.meter
         meter.loss_total, meter.n_losses = run["loss_total"], run["n_losses"]
         meter.window = [float(loss) for loss in run["window"]]
@@ -106,7 +108,7 @@ def restore(fit: Fit, folder: Path) -> None:
         fit.trainer.precision.load_state(run.get("precision", {}))  # older checkpoints are never of fp16
         meter.n_skipped, fit.pending = run.get("n_skipped", 0), run.get("pending")
         fit.spikes.losses.extend(run.get("losses", []))
-        fit.saver.take_over(_own(folder, run["checkpoints"], Path(fit.args.output_dir)))
+        fit.saver.take_over(_own(fit, folder, run["checkpoints"]))
     logger.info("resuming after step %d from %s", fit.state.global_step, folder)
 
 
@@ -147,12 +149,14 @@ def _restore_schedule(fit: Fit, folder: Path, changed: set[str]) -> None:
             group["lr"] = base * share(fit.scheduler.last_epoch)
 
 
-def _own(folder: Path, names: list[str], output_dir: Path) -> list[Path]:
-    """Return the run's checkpoints that are still there; none where it goes on in another folder."""
+def _own(fit: Fit, folder: Path, names: list[str]) -> list[Path]:
+    """Return the run's checkpoints that are still there; none if it resumes in another folder."""
+    output_dir = Path(fit.args.output_dir)
     if folder.resolve().parent != output_dir.resolve():
         return []
     wanted = {folder.name, *names}
-    return [path for path in checkpoint.every(output_dir) if path.name in wanted]
+    there = lines.places([path for path in checkpoint.every(output_dir) if path.name in wanted])
+    return [one.folder for one in there if fit.saver.line.holds(one.line.run, one.step)]
 
 
 def _read(path: Path) -> Any:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from whet.errors import StorageError
 from whet.log import logger
 from whet.train import checkpoint, guard, identity, snapshot, unchanged
+from whet.train import line as lines
+from whet.train.line import Line
 
 if TYPE_CHECKING:
     from whet.train.fit import Fit
@@ -47,6 +49,9 @@ class Saver:
     folders: list[Path] = field(default_factory=list)
     identity: dict[str, Any] = field(default_factory=dict)
     """What the run is; the same for every checkpoint of it."""
+    line: Line = field(default_factory=lines.begin)
+    """The line of training that its checkpoints belong to."""
+    resumed_from: Path | None = None
     _last_s: float = field(default_factory=time.monotonic)
     _buffers: snapshot.Buffers | None = None
     _flight: tuple[threading.Thread, Write] | None = None
@@ -59,7 +64,23 @@ class Saver:
         """Put the output folder in order and note what the run is, before it looks for a checkpoint to go on from."""
         checkpoint.tidy(Path(self.fit.args.output_dir))
         self.identity = identity.of(self.fit)
+        self.line, self.resumed_from = lines.begin(), None
         self._last_s = time.monotonic()
+
+    def resume(self, folder: Path) -> None:
+        """Note where the run resumes from: at the end of its line, or on a new one."""
+        self.resumed_from = folder
+        self.line = checkpoint.resumed_line(folder, Path(self.fit.args.output_dir))
+
+    def next_start(self) -> dict[str, object]:
+        """Return the setting that resumes from the last checkpoint of this run; none where nothing is saved."""
+        last = self.folders[-1] if self.folders else self.resumed_from
+        newest = checkpoint.would_resume(Path(self.fit.args.output_dir))
+        if newest is None and last is None:
+            return {"resume_from_checkpoint": "auto"}
+        if newest is not None and last is not None and newest.absolute() == last.absolute():
+            return {"resume_from_checkpoint": "auto"}
+        return {"resume_from_checkpoint": str(last)} if last is not None else {}
 
     def take_over(self, folders: list[Path]) -> None:
         """Go on with the checkpoints of an earlier part of the run; a kill may have left one too many."""
@@ -126,14 +147,16 @@ class Saver:
     def _prepare(self, output_dir: Path, done: int) -> Write:
         """Gather what the checkpoint holds, with its small files already in the staging folder."""
         content = snapshot.take(self.fit, self._buffers)
-        staged = checkpoint.Staged(output_dir, done)
+        staged = checkpoint.Staged(output_dir, done, self.line)
         staged.put(content.write_texts)
         facts = {"world_size": 1, "config_digest": unchanged.config_digest(self.fit)}
         return Write(staged, content, facts, self.folders[:-1], self.fit.args.save_total_limit, self._protected())
 
     def _protected(self) -> Path | None:
         best = self.fit.state.best_model_checkpoint
-        return Path(best) if best and self.fit.args.load_best_model_at_end else None
+        if not best or not self.fit.args.load_best_model_at_end:
+            return None
+        return Path(best) if Path(best).parent == Path(self.fit.args.output_dir) else None
 
     def _land(self, write: Write) -> None:
         target, state = write.staged.target, self.fit.state

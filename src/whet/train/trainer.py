@@ -24,7 +24,7 @@ from whet.log import logger, set_level
 from whet.methods import fuse, int8, order
 from whet.models import objective as objectives
 from whet.precision import formats, policy
-from whet.train import evaluate, leave, probe, weights
+from whet.train import best, evaluate, leave, probe, weights
 from whet.train.callbacks import empty_cache, profile, progress, trackers
 from whet.train.callbacks.events import Events
 from whet.train.collate import default_collator
@@ -169,7 +169,8 @@ class Trainer:
     def save_state(self) -> None:
         """Write trainer_state.json: the counters and the log history, in transformers' form."""
         Path(self.args.output_dir).mkdir(parents=True, exist_ok=True)
-        self.state.save_to_json(str(Path(self.args.output_dir) / "trainer_state.json"))
+        text = json.dumps(best.as_saved(self.state), indent=2, sort_keys=True) + "\n"
+        (Path(self.args.output_dir) / "trainer_state.json").write_text(text, "utf-8")
 
     def save_metrics(self, split: str, metrics: Mapping[str, float], combined: bool = True) -> None:
         """Write {split}_results.json, and put the metrics into all_results.json."""

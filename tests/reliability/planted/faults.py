@@ -249,4 +249,49 @@ PLANTED = (
         ),
         ("methods/test_optimize_threads.py::test_two_threads_in_the_midst_of_their_passes_see_their_own_rows",),
     ),
+    Planted(
+        "best-by-path",
+        "the best checkpoint is the path that the state names, wherever the folder is now",
+        (
+            Edit("train/best.py", "Path(best).name if best else None}", "best}"),
+            Edit(
+                "train/best.py",
+                "checkpoint.find(name, fit.saver.line, [output_dir]) if name else None",
+                "Path(saved) if saved else None",
+            ),
+            Edit("train/best.py", "if checkpoint.find(folder.name, line, [folder.parent]) is None:", "if False:"),
+        ),
+        (
+            "reliability/test_lines.py::test_moved_run_ends_with_its_own_best",
+            "reliability/test_lines.py::test_no_file_of_a_run_names_a_place",
+        ),
+    ),
+    Planted(
+        "foreign-checkpoint",
+        "a checkpoint of any run counts as one of this run",
+        (
+            Edit(
+                "train/line.py",
+                "return run == self.run or any(run == parent and step <= last for parent, last in self.parents)",
+                "return True",
+            ),
+        ),
+        ("reliability/test_lines.py::test_foreign_checkpoint_in_the_place_of_the_best_is_refused",),
+    ),
+    Planted(
+        "old-line-taken",
+        "a run that went back leaves the old line's checkpoints where auto takes them",
+        (
+            Edit("train/checkpoint.py", "aside = self._set_aside()", "aside = []"),
+            Edit(
+                "train/line.py",
+                "any(other.line.left(one.line.run, one.step) for other in found)",
+                "False",
+            ),
+        ),
+        (
+            "reliability/test_lines.py::test_command_after_going_back_resumes_the_new_line",
+            "reliability/test_lines.py::test_going_back_names_the_parent_and_keeps_what_it_leaves",
+        ),
+    ),
 )
