@@ -81,8 +81,9 @@ class Staged:
         A checkpoint of the same step is moved aside, and goes only when every byte of the new one has been read again.
         """
         origin = written_by or self.line
+        content = {**facts, **(origin.facts() if origin else {})}
         with self._or_nothing():
-            manifest.seal(self._staging, self.step, {**facts, **(origin.facts() if origin else {})})
+            manifest.seal(self._staging, self.step, content)
             aside = self._set_aside()
             replaces = self.target.is_dir() and not self.target.is_symlink()
             if replaces:

@@ -46,12 +46,12 @@ PLANTED = (
         "rename-first",
         "the folder gets its name before it is sealed",
         (
-            Edit("train/checkpoint.py", "            manifest.seal(self._staging, self.step, facts)\n", ""),
+            Edit("train/checkpoint.py", "            manifest.seal(self._staging, self.step, content)\n", ""),
             Edit(
                 "train/checkpoint.py",
                 "            self._move(self._staging, self.target)\n            sync",
                 "            self._move(self._staging, self.target)\n"
-                "            manifest.seal(self.target, self.step, facts)\n            sync",
+                "            manifest.seal(self.target, self.step, content)\n            sync",
             ),
         ),
         ("reliability/test_power_cut.py::test_every_file_is_synced_before_its_folder_gets_its_name",),
