@@ -65,7 +65,7 @@ def test_values_that_are_taken(kind: Any, value: object, held: object) -> None:
         (_Choice, "daily"),
         (_Choice, ["no"]),
         (tuple[_Choice, ...], "no,daily"),
-        (tuple[str, ...], None),
+        (tuple[str, ...], {"a": 1}),
         (int | None, "null"),  # only a flag says null in words
     ],
 )

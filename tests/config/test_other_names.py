@@ -69,14 +69,13 @@ def test_a_value_that_asks_for_nothing_passes_in_silence(
 
 
 def test_what_switches_a_field_off_is_the_default_of_transformers() -> None:
-    """But where their default does something that whet does not, or where one process makes no difference."""
     theirs = {field.name: field for field in dataclasses.fields(transformers.TrainingArguments)}
     others = {
         name
         for name in set(OFF) & _THEIRS
         if not _passes(name, theirs[name].default_factory() if _is_made(theirs[name]) else theirs[name].default)
     }
-    assert others == {"logging_nan_inf_filter", "log_on_each_node", "average_tokens_across_devices"}
+    assert others == set()
 
 
 def _is_made(field: Any) -> bool:
@@ -114,10 +113,30 @@ _OLD_VALUES = {
     "use_ipex": (True, {}),
     "xpu_backend": ("ccl", {}),
     "ddp_backend": ("gloo", {}),
+    "logging_nan_inf_filter": (True, {}),
+    "torchdynamo": ("aot_eager", {"torch_compile": True, "torch_compile_backend": "aot_eager"}),
 }
 
 
-@pytest.mark.parametrize("name", sorted(ALIASES))
+_QUIET = sorted(name for name, alias in ALIASES.items() if alias.quiet)
+_ANY_VALUE: dict[Any, tuple[Any, ...]] = {
+    bool: (True, False),
+    bool | None: (True, None),
+    int | None: (3, None),
+    int: (7,),
+}
+
+
+@pytest.mark.parametrize("name", _QUIET)
+def test_a_field_that_makes_no_difference_passes_in_silence(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    for value in _ANY_VALUE.get(ALIASES[name].kind, ("warning",)):
+        assert TrainingArguments(**{name: value}) == TrainingArguments()
+    assert not caplog.messages
+    assert ALIASES[name].to is None
+    assert len(ALIASES[name].note) > 20
+
+
+@pytest.mark.parametrize("name", sorted(set(ALIASES) - set(_QUIET)))
 def test_an_older_name_becomes_what_the_table_says(name: str) -> None:
     value, changed = _OLD_VALUES[name]
     args = TrainingArguments(**{name: value})

@@ -5,15 +5,19 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 
+def _same(value: Any) -> Any:
+    return value
+
+
 @dataclass(frozen=True, kw_only=True)
 class Alias:
-    """An older name, and what it became."""
+    """Another name, and what it became."""
 
     to: str | None
     """The field that took its place; None where nothing is left to set."""
     kind: Any
     """The annotation of what the older name takes."""
-    convert: Callable[[Any], Any] = lambda value: value
+    convert: Callable[[Any], Any] = _same
     """Turns the older value into the field's."""
     unset: tuple[object, ...] = ()
     """Older values that ask for nothing, so that the field keeps its default."""
@@ -22,13 +26,49 @@ class Alias:
     note: str = ""
     """Why the name has no effect, where it has none."""
 
+    quiet: bool = False
+    """Whether its value makes no difference to a run of whet, so that there is nothing to say."""
+    read_as: object = None
+    """What a script finds that reads the name, where it sets nothing."""
+
+    @property
+    def reads(self) -> bool:
+        """Whether scripts may read the name of finished settings."""
+        return self.to is None or self.convert is _same
+
     def speaks(self, value: object) -> bool:
         """Return whether the user should hear about it: not where something without effect is switched off anyway."""
-        return self.to is not None or bool(value)
+        return self.to is not None or (bool(value) and not self.quiet)
 
 
 _Strategy = Literal["no", "steps", "epoch"]
+_ALONE = "whet trains in one process, where it has nothing to steer"
 _ONE_PROCESS = "whet runs one process, and a communication backend serves several"
+
+
+def _no_difference(kind: Any, why: str, read_as: object = None) -> Alias:
+    return Alias(to=None, kind=kind, note=why, quiet=True, read_as=read_as)
+
+
+_NO_DIFFERENCE: Mapping[str, Alias] = {
+    "average_tokens_across_devices": _no_difference(bool, _ALONE, True),
+    "dataloader_in_order": _no_difference(bool, "batches always come in the order of train_sampling_strategy", True),
+    "ddp_broadcast_buffers": _no_difference(bool | None, _ALONE),
+    "ddp_bucket_cap_mb": _no_difference(int | None, _ALONE),
+    "ddp_find_unused_parameters": _no_difference(bool | None, _ALONE),
+    "ddp_static_graph": _no_difference(bool | None, _ALONE),
+    "ddp_timeout": _no_difference(int, _ALONE, 1800),
+    "dispatch_batches": _no_difference(bool | None, _ALONE),
+    "eval_accumulation_steps": _no_difference(
+        int | None, "predictions always go to the host's memory after each batch"
+    ),
+    "eval_use_gather_object": _no_difference(bool, _ALONE, False),
+    "log_level_replica": _no_difference(str, _ALONE, "warning"),
+    "log_on_each_node": _no_difference(bool, _ALONE, True),
+    "save_on_each_node": _no_difference(bool, _ALONE, False),
+    "split_batches": _no_difference(bool | None, _ALONE),
+}
+"""Fields of transformers that change nothing where one process trains, or whose promise whet keeps in any case."""
 
 ALIASES: Mapping[str, Alias] = {
     "no_cuda": Alias(to="use_cpu", kind=bool),
@@ -38,7 +78,9 @@ ALIASES: Mapping[str, Alias] = {
     ),
     "per_gpu_train_batch_size": Alias(to="per_device_train_batch_size", kind=int),
     "per_gpu_eval_batch_size": Alias(to="per_device_eval_batch_size", kind=int),
-    "activation_checkpointing": Alias(to="gradient_checkpointing", kind=bool, name="the newer name"),
+    "activation_checkpointing": Alias(
+        to="gradient_checkpointing", kind=bool | None, unset=(None,), name="the newer name"
+    ),
     "activation_checkpointing_kwargs": Alias(
         to="gradient_checkpointing_kwargs", kind=dict[str, Any] | None, name="the newer name"
     ),
@@ -48,6 +90,14 @@ ALIASES: Mapping[str, Alias] = {
     "use_ipex": Alias(
         to=None, kind=bool, note="Intel's extension for PyTorch is archived since March 2026; whet has its own CPU path"
     ),
+    "torchdynamo": Alias(to="torch_compile_backend", kind=str | None, unset=(None,)),
+    "logging_nan_inf_filter": Alias(
+        to=None,
+        kind=bool,
+        read_as=False,
+        note="losses are logged as they are; what becomes of those that are not finite says max_nonfinite_steps",
+    ),
     "xpu_backend": Alias(to=None, kind=str | None, note=_ONE_PROCESS),
     "ddp_backend": Alias(to=None, kind=str | None, note=_ONE_PROCESS),
+    **_NO_DIFFERENCE,
 }

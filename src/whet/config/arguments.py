@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from whet.config.aliases import ALIASES
+from whet.config.derived import DerivedSettings
 from whet.config.not_honoured import REFUSED
 from whet.config.off_values import OFF
 from whet.config.options import printable
@@ -21,11 +22,15 @@ from whet.config.rules_precision import PRECISION_RULES, settled
 from whet.config.rules_saving import SAVING_RULES
 from whet.config.settings import checked
 from whet.config.unread import unread
+from whet.errors import ConfigError
 
 Interval = Literal["no", "steps", "epoch"]
 Schedule = Literal["linear", "cosine", "constant", "constant_with_warmup", "polynomial", "inverse_sqrt"]
 Tracker = Literal["none", "all", "tensorboard", "wandb", "mlflow", "trackio"]
 
+_OUTPUT_DIR = "trainer_output"
+_FOR_NULL = {"output_dir": _OUTPUT_DIR, "gradient_checkpointing": False, "disable_tqdm": False}
+"""What None means in fields that may be None in transformers."""
 _HEADINGS = {
     "output_dir": "Run",
     "per_device_train_batch_size": "Training",
@@ -37,6 +42,7 @@ _HEADINGS = {
 
 def _settle(values: dict[str, Any]) -> dict[str, Any]:
     """Fill in what a field takes from others, as `transformers` does."""
+    values |= {name: usual for name, usual in _FOR_NULL.items() if values[name] is None}
     for folder in ("output_dir", "logging_dir"):
         values[folder] = str(Path(values[folder]).expanduser()) if values[folder] else values[folder]
     values["do_eval"] |= values["eval_strategy"] != "no" or values["eval_on_start"]
@@ -82,14 +88,14 @@ _RULES = (
 
 @checked(headings=_HEADINGS, rules=_RULES, settle=_settle, aliases=ALIASES, refused=REFUSED, off=OFF, notes=unread)
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrainingArguments:
+class TrainingArguments(DerivedSettings):
     """How a model is trained, evaluated, saved and logged.
 
     Takes the older names of the guides too (`no_cuda`, `evaluation_strategy` ...). Raises ConfigError for an unknown
     name, for a field of `transformers` that whet does not honour, for a wrong type and for a broken rule, all at once.
     """
 
-    output_dir: str = "trainer_output"
+    output_dir: str = field(default=_OUTPUT_DIR, kw_only=False, metadata={"kind": str | None})
     """Folder for the trained model, checkpoints, metrics and predictions. Created where it is missing."""
     overwrite_output_dir: bool = False
     """Write to output_dir even if it holds files already. Without it, such a run stops before it starts."""
@@ -138,7 +144,7 @@ class TrainingArguments:
     auto_find_batch_size: bool = False
     """Before training, find how many rows fit into memory at a time, up to per_device_train_batch_size, by passes over
     the longest rows. Where fewer fit, more batches are accumulated: each step keeps its rows."""
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: bool = field(default=False, metadata={"kind": bool | None})
     """Keep fewer activations and compute the rest again in backward: less memory, more time, the same result."""
     gradient_checkpointing_kwargs: dict[str, Any] | None = None
     """What transformers passes on to torch, as a JSON object. whet takes {"use_reentrant": false}: it works so
@@ -281,11 +287,20 @@ class TrainingArguments:
     """Name of the run in the trackers. null: they choose one."""
     logging_dir: str | None = None
     """Folder for TensorBoard's files. null: runs, inside output_dir."""
-    disable_tqdm: bool = False
+    disable_tqdm: bool = field(default=False, metadata={"kind": bool | None})
     """Show no progress bar."""
     profile: bool = False
     """Show where the time of a training step goes: matrix products, attention, norms, optimizer, data and so on. Five
     steps are profiled after two of warm-up, fewer in a shorter run; then training goes on as without it."""
+
+    def __init_subclass__(cls, **_: Any) -> None:
+        """Refuse a subclass: nothing would check or honour its fields."""
+        raise ConfigError(
+            what="TrainingArguments of whet takes no subclass",
+            got=cls.__name__,
+            why="a field that whet does not know would not be checked, saved or compared when a run is resumed",
+            fix="put your own fields into a dataclass next to it: HfArgumentParser((MyArguments, TrainingArguments))",
+        )
 
     @property
     def train_rows_per_step(self) -> int:

@@ -26,28 +26,20 @@ NOT_HONOURED: Mapping[str, str] = {
     "full_determinism": "runs on a CPU repeat in every bit with the same --seed; on a GPU call "
     "torch.use_deterministic_algorithms(True) before the run",
     # data
-    "dataloader_in_order": "batches always come in the order of --train_sampling_strategy",
     "dataloader_multiprocessing_context": "whet chooses how to prepare batches, and never forks a process with threads",
     "remove_unused_columns": "whet always leaves out what the model does not read",
     "label_names": "name the labels in the rows labels, label, or start_positions and end_positions",
     # evaluation
     "eval_delay": "use larger --eval_steps; evaluations do not change the training",
     "prediction_loss_only": "leave compute_metrics out of Trainer: evaluation then keeps no predictions",
-    "eval_accumulation_steps": "predictions always go to the host's memory after each batch",
     "eval_do_concat_batches": "compute_metrics always gets the rows of all batches in one array",
-    "eval_use_gather_object": _ONE_PROCESS,
     "include_for_metrics": "take inputs from the data set, and the loss from the metrics, outside of compute_metrics",
     "batch_eval_metrics": "judge batch by batch with Trainer's evaluation=, which gets the trainer and the data set",
     # saving
     "save_only_model": "use --save_strategy no for the final model alone; checkpoints always hold what resuming needs",
-    "save_on_each_node": _ONE_PROCESS,
     "ignore_data_skip": "going on with the row where a run stopped costs no time in whet",
     "restore_callback_states_from_checkpoint": "restore what a callback keeps in its own on_train_begin",
     # logs
-    "log_level_replica": _ONE_PROCESS,
-    "log_on_each_node": _ONE_PROCESS,
-    "logging_nan_inf_filter": "losses are always logged as they are; what to do with those that are not finite says "
-    "--max_nonfinite_steps",
     "include_num_input_tokens_seen": "the results always hold train_tokens_per_second; padding is not among them",
     "skip_memory_metrics": "use --memory_limit_gb to watch the memory of a run, and --profile for its time",
     "debug": "use --max_nonfinite_steps 1 to stop at the first step that is not finite, and --profile for time",
@@ -66,12 +58,6 @@ NOT_HONOURED: Mapping[str, str] = {
     # several processes
     "accelerator_config": "whet does not run on accelerate; batches are cut by --per_device_train_batch_size and "
     "--gradient_accumulation_steps alone",
-    "average_tokens_across_devices": _ONE_PROCESS,
-    "ddp_broadcast_buffers": _ONE_PROCESS,
-    "ddp_bucket_cap_mb": _ONE_PROCESS,
-    "ddp_find_unused_parameters": _ONE_PROCESS,
-    "ddp_static_graph": _ONE_PROCESS,
-    "ddp_timeout": _ONE_PROCESS,
     "local_rank": _ONE_PROCESS,
     "deepspeed": _OTHER_SHARDING,
     "fsdp": _OTHER_SHARDING,
@@ -85,10 +71,7 @@ NOT_HONOURED_OLD: Mapping[str, str] = {
     "fp16_backend": "use --fp16: it runs through torch's own autocast, the only backend left",
     "fp16_opt_level": "use --fp16, which is what apex's level O1 was: products in fp16, weights in float32",
     "half_precision_backend": "use --bf16 or --fp16: both run through torch's own autocast, the only backend left",
-    "torchdynamo": "whet's own fused operators are on wherever they know the model",
     "jit_mode_eval": "evaluation runs through whet's fused operators; torch has left TorchScript behind",
-    "dispatch_batches": _ONE_PROCESS,
-    "split_batches": _ONE_PROCESS,
     "include_inputs_for_metrics": "take inputs from the data set, outside of compute_metrics",
     "include_tokens_per_second": "the results always hold train_tokens_per_second",
     "past_index": "no model of today carries its state from batch to batch; pass Trainer a model that does so itself",

@@ -17,46 +17,37 @@ OFF: Mapping[str, tuple[object, ...]] = {
     "fp16_full_eval": (False,),
     "full_determinism": (False,),
     # data
-    "dataloader_in_order": (True,),
     "dataloader_multiprocessing_context": (None,),
     "remove_unused_columns": (True,),
     "label_names": (None,),
     # evaluation
     "eval_delay": (0.0, None),
     "prediction_loss_only": (False,),
-    "eval_accumulation_steps": (None,),
     "eval_do_concat_batches": (True,),
-    "eval_use_gather_object": (False,),
     "include_for_metrics": ((),),
     "batch_eval_metrics": (False,),
     # saving
     "save_only_model": (False,),
-    "save_on_each_node": (False,),
     "ignore_data_skip": (False,),
     "restore_callback_states_from_checkpoint": (False,),
     # logs
-    "log_on_each_node": (False,),
-    "logging_nan_inf_filter": (False,),
     "include_num_input_tokens_seen": (False,),  # its word "no" reads as false
     "skip_memory_metrics": (True,),
     "debug": ("", ()),
+    "project": ("huggingface",),
     "trackio_space_id": (None,),
     "trackio_bucket_id": (None,),
     "trackio_static_space_id": (False, None),
     # upload
     "push_to_hub": (False,),
     "hub_model_id": (None,),
+    "hub_strategy": ("every_save",),
     "hub_token": (None,),
     "hub_private_repo": (False, None),
     "hub_always_push": (False,),
     "hub_revision": (None,),
     # several processes
     "accelerator_config": (None,),
-    "average_tokens_across_devices": (False,),
-    "ddp_broadcast_buffers": (False, None),
-    "ddp_bucket_cap_mb": (None,),
-    "ddp_find_unused_parameters": (False, None),
-    "ddp_static_graph": (False, None),
     "local_rank": (-1,),
     "deepspeed": (None,),
     "fsdp": (False, None, "", ()),
@@ -65,11 +56,10 @@ OFF: Mapping[str, tuple[object, ...]] = {
     # older releases
     "adafactor": (False,),
     "fp16_backend": ("auto",),
+    "fp16_opt_level": ("O1",),
+    "ray_scope": ("last",),
     "half_precision_backend": ("auto",),
-    "torchdynamo": (None,),
     "jit_mode_eval": (False,),
-    "dispatch_batches": (False, None),
-    "split_batches": (False, None),
     "include_inputs_for_metrics": (False,),
     "include_tokens_per_second": (False,),
     "past_index": (-1,),
@@ -88,6 +78,12 @@ OFF: Mapping[str, tuple[object, ...]] = {
 }
 """Name -> the values that switch it off, or ask for what whet does in any case. Names without such a value are left
 out."""
+
+
+def off_value(name: str) -> object:
+    """Return what a script finds that reads the name of finished settings: what whet does."""
+    value = OFF[name][0]
+    return list(value) if isinstance(value, tuple) else value
 
 
 def is_off(value: object, off: tuple[object, ...], reader: Callable[[object, Any], Any]) -> bool:

@@ -51,7 +51,7 @@ def switch_agrees(name: str) -> Rule:
             what=f"precision and {name} contradict each other",
             got=f"precision={args.precision}, {name}={said}",
             why=f"--{name} means --precision {name}, and a run computes in one precision",
-            fix=f"keep --precision alone, or --{name} alone",
+            fix=f"keep --precision alone, or --{name} alone; for dataclasses.replace: {name}=None and a new precision",
         )
 
     rule.__name__ = f"{name}_agrees_with_precision"

@@ -3,15 +3,22 @@
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import FrozenInstanceError, fields
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from whet.config.given import Names, take
 from whet.config.options import Spec, options_of, spec_of
+from whet.config.parser_kinds import simple
 from whet.errors import ConfigError, Problem
 
 Settings = TypeVar("Settings")
 
 _log = logging.getLogger("whet.config")
+
+
+class FrozenSettingsError(ConfigError, FrozenInstanceError):
+    """A finished settings object was to be changed; also an AttributeError, as with any frozen dataclass."""
 
 
 def checked(**spec: Any) -> Callable[[type[Settings]], type[Settings]]:
@@ -24,6 +31,8 @@ def checked(**spec: Any) -> Callable[[type[Settings]], type[Settings]]:
     def decorate(cls: type[Settings]) -> type[Settings]:
         cls.__whet_spec__ = Spec(build=cls.__init__, **spec)  # type: ignore[attr-defined]
         cls.__init__ = _checking_init(cls)
+        cls.__setattr__, cls.__delattr__ = _frozen(cls), _frozen(cls)
+        _open_to_parsers(cls)
         return cls
 
     return decorate
@@ -62,9 +71,12 @@ def refuse(problems: Sequence[Problem]) -> None:
 def _checking_init(cls: type) -> Callable[..., None]:
     spec = spec_of(cls)
 
+    by_place = [one.name for one in fields(cls) if not one.kw_only]
+
     @functools.wraps(spec.build)
-    def __init__(self: Any, **given: Any) -> None:  # noqa: N807
-        taken = take(given, Names.of([type(self)]))
+    def __init__(self: Any, *placed: Any, **given: Any) -> None:  # noqa: N807
+        refuse(_misplaced(type(self).__name__, placed, by_place, given))
+        taken = take(dict(zip(by_place, placed, strict=False)) | given, Names.of([type(self)]))
         refuse(taken.problems)
         for note in taken.notes:
             _log.warning("%s", note)
@@ -75,3 +87,51 @@ def _checking_init(cls: type) -> Callable[..., None]:
             _log.warning("%s", note)
 
     return __init__
+
+
+def _misplaced(name: str, placed: Sequence[Any], by_place: Sequence[str], given: Mapping[str, Any]) -> list[Problem]:
+    """Return what is wrong with the values that were given without a name."""
+    if len(placed) > len(by_place):
+        problem = Problem(
+            what=f"{name} takes {' and '.join(by_place) or 'nothing'} without a name",
+            got=f"{len(placed)} values without names",
+            why="the order of a hundred fields is nothing to rely on",
+            fix=f"name the others: {name}({', '.join([*by_place, 'seed=1'])})",
+        )
+        return [problem]
+    return [
+        Problem(
+            what=f"{field_name} is given twice",
+            got=f"{value!r} and {field_name}={given[field_name]!r}",
+            why="the first value without a name is the same field",
+            fix=f"keep only {field_name}={given[field_name]!r}",
+        )
+        for field_name, value in zip(by_place, placed, strict=False)
+        if field_name in given
+    ]
+
+
+def _frozen(cls: type) -> Callable[..., None]:
+    def refuse_change(self: object, field_name: str, *value: object) -> None:
+        shown = repr(value[0]) if value else "..."
+        raise FrozenSettingsError(
+            what=f"{field_name} cannot be changed: these {cls.__name__} are final",
+            got=f"args.{field_name} = {shown}" if value else f"del args.{field_name}",
+            why="settings are checked once, when they are made, and a run can rely on them from then on",
+            fix=f"make new ones: args = dataclasses.replace(args, {field_name}={shown})"
+            if field_name in options_of(cls)
+            else f"keep {field_name} in a variable of your own: it is no setting of whet",
+        )
+
+    return refuse_change
+
+
+def _open_to_parsers(cls: type) -> None:
+    """Let transformers' HfArgumentParser read the class: it takes annotations of one type, and metadata for argparse.
+
+    It also writes to the fields, so the options are read from them before.
+    """
+    kinds = {option.name: simple(option.kind) for option in options_of(cls).values()}
+    cls.__annotations__ = {name: kinds.get(name, kind) for name, kind in cls.__annotations__.items()}
+    for one in fields(cls):  # pyright: ignore[reportArgumentType]
+        one.metadata = MappingProxyType({})

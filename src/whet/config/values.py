@@ -109,7 +109,9 @@ def _read_choice(value: object, choices: Sequence[str]) -> str:
 
 
 def _read_many(value: object, item: Any) -> tuple[Any, ...]:
-    if value is None or isinstance(value, Mapping):
+    if value is None:
+        return ()
+    if isinstance(value, Mapping):
         raise ValueError(value)
     items: list[Any] = [value] if isinstance(value, str) or not isinstance(value, Sequence) else list(value)
     if get_origin(item) is Literal:  # no choice holds a comma, so a comma parts two of them

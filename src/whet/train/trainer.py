@@ -18,6 +18,7 @@ from transformers.trainer_utils import EvalPrediction, PredictionOutput, TrainOu
 
 from whet.config.arguments import TrainingArguments
 from whet.config.ranks import require_one_process
+from whet.config.translate import arguments_of
 from whet.errors import ConfigError, DataError, StorageError
 from whet.kernels import allocator
 from whet.log import logger, set_level
@@ -59,7 +60,7 @@ class Trainer:
         padded_length: int | None = None,
     ) -> None:
         require_one_process()
-        self.args = args or TrainingArguments()
+        self.args = arguments_of(args)
         set_level(self.args.log_level)
         self.train_dataset = train_dataset
         self.eval_dataset = eval_dataset
