@@ -89,6 +89,12 @@ ROWS = (
         (f"{_R}/test_lines.py",),
         counted=("ways to go back, move, copy and mix: the right checkpoint is taken, none is lost", "."),
     ),
+    Row(
+        "R19",
+        "every optimizer: saved, killed, resumed",
+        (f"{_R}/test_optimizers.py",),
+        counted=("optimizers whose run resumes bitwise", "bitwise"),
+    ),
     Row("S1", "no pickle is read", (f"{_S}/test_pickle_carriers.py", "rules/test_safety.py")),
     Row("S2", "hostile model folders", (f"{_S}/test_hostile_models.py",)),
     Row(

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from transformers import TrainerCallback
+
 import whet
 from tiny import arguments, tiny_model, tiny_rows
 from whet.errors import WhetError
@@ -58,6 +60,30 @@ def train(folder: str, config: str = "plain", asked: str | None = None, die: int
     if die:
         _die_inside_a_save(die)
     return _exit_code(lambda: trainer(config).train(resume_from_checkpoint=asked))
+
+
+class _Dies(TrainerCallback):
+    """Kills its process by SIGKILL after a step."""
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == self._step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def train_with(folder: str, optim: str, asked: str | None = None, die: int = 0) -> int:
+    """Train 6 steps with this optimizer, saving every second; die by SIGKILL after step `die` (0: not at all)."""
+    os.chdir(folder)
+    model = tiny_model("bert", dropout=0.1, hidden_size=64, intermediate_size=128)  # some weights fill 8-bit blocks
+
+    def run() -> None:
+        made = trainer(model=model, max_steps=6, save_steps=2, optim=optim)
+        made.events.callbacks.append(_Dies(die))
+        made.train(resume_from_checkpoint=asked)
+
+    return _exit_code(run)
 
 
 def save_once(folder: str, *, how: str = "plain", limit_bytes: int = 0, ready: str = "", go: str = "") -> int:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 
 def not_finite(model: nn.Module, optimizer: Optimizer | None = None) -> list[str]:
@@ -22,8 +24,20 @@ def not_finite(model: nn.Module, optimizer: Optimizer | None = None) -> list[str
 def _spoilt_state(optimizer: Optimizer, names: dict[int, str]) -> Iterator[str]:
     for parameter, values in optimizer.state.items():
         for name, value in values.items():
-            if isinstance(value, Tensor) and not _is_finite(value):
+            if not all(_is_finite(tensor) for tensor in _plain_tensors(value)):
                 yield f"{name} of {names.get(id(parameter), 'a weight')}"
+
+
+def _plain_tensors(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors in a value of the state: those inside a dict, and those that a quantised tensor is made of."""
+    if isinstance(value, Tensor) and is_traceable_wrapper_subclass(value):
+        for name in value.__tensor_flatten__()[0]:  # pyright: ignore[reportAttributeAccessIssue]
+            yield from _plain_tensors(getattr(value, name))
+    elif isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from _plain_tensors(part)
 
 
 def _names(model: nn.Module) -> dict[int, str]:

@@ -14,6 +14,7 @@ from whet.optim.recipe import STEP_BYTES, Options, Recipe, Request, Shapes, keep
 from whet.optional import require
 
 _SMALLEST = 4096
+_SAVEABLE = "_whet_saveable"
 _BLOCKS = {8: 256, 4: 128}
 
 
@@ -29,7 +30,14 @@ def build_4bit(request: Request) -> Optimizer:
 
 def _build(request: Request, kind: str, name: str) -> Optimizer:
     package = require("torchao.optim", needed_for=f"--optim {name}", install="'whet[torchao]'")
-    optimizer = getattr(package, kind)(request.groups, **request.adam, **request.options)
+    return make_saveable(getattr(package, kind)(request.groups, **request.adam, **request.options))
+
+
+def make_saveable(optimizer: Optimizer) -> Optimizer:
+    """Return the optimizer; if it is one of torchao, its state now goes in and out of files as plain tensors."""
+    if type(optimizer).__module__.partition(".")[0] != "torchao" or getattr(optimizer, _SAVEABLE, False):
+        return optimizer
+    setattr(optimizer, _SAVEABLE, True)
     optimizer.register_state_dict_post_hook(_in_parts)
     optimizer.register_load_state_dict_pre_hook(_put_together)
     keep_dtypes(optimizer)

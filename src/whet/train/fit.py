@@ -14,7 +14,7 @@ from transformers.trainer_utils import TrainOutput
 
 from whet.data.batch import Batch
 from whet.log import logger
-from whet.optim import in_backward, registry, schedule
+from whet.optim import in_backward, registry, schedule, torchao
 from whet.precision import formats
 from whet.train import (
     batch_size,
@@ -46,7 +46,8 @@ class Fit:
         self.args = trainer.args
         self.plan = plan.make(self.args, trainer.train_dataset)
         optimizer, scheduler = trainer.given_optimizers
-        self.optimizer = registry.build(trainer.model, self.args) if optimizer is None else optimizer
+        built = registry.build(trainer.model, self.args) if optimizer is None else optimizer
+        self.optimizer = torchao.make_saveable(built)
         if scheduler is None:
             _forget_schedule(self.optimizer)
             scheduler = schedule.build(self.optimizer, self.args, self.plan.n_steps)

@@ -232,7 +232,7 @@ PLANTED = (
     Planted(
         "token-logged",
         "the log shows texts as they are, secrets too",
-        (Edit("log.py", "return hide_secrets(super().format(record))", "return super().format(record)"),),
+        (Edit("log.py", "return hide_secrets(escape_controls(", "return (escape_controls("),),
         ("security/test_secrets.py::test_a_traceback_in_the_log_shows_no_secret",),
     ),
     Planted(
