@@ -28,7 +28,7 @@ def test_the_loss_is_the_mean_over_rows_and_not_over_batches(tmp_path: Path) -> 
     metrics = toy_trainer(tmp_path, eval_dataset=rows, per_device_eval_batch_size=4).evaluate()
     wanted = np.mean((_predicted(rows) - np.array([row["labels"] for row in rows])) ** 2)
     assert metrics["eval_loss"] == pytest.approx(wanted, rel=1e-5)  # float32, other order of sums
-    assert metrics.keys() == {"eval_loss"} | {f"eval_{name}" for name in _SPEED}
+    assert metrics.keys() == {"eval_loss", "epoch"} | {f"eval_{name}" for name in _SPEED}
 
 
 def test_compute_metrics_gets_predictions_and_labels_in_the_order_of_the_rows(tmp_path: Path) -> None:

@@ -33,13 +33,36 @@ class Columns:
         return {name: value for name, value in row.items() if name in self.names} if left_out else row
 
 
+class Row(dict[str, Any]):
+    """A row that shows the columns of the model, and gives any other to who asks for it by name."""
+
+    def __init__(self, row: Mapping[str, Any], shown: Mapping[str, Any]) -> None:
+        super().__init__(shown)
+        self._all = row
+
+    def __missing__(self, name: str) -> Any:
+        return self._all[name]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return any column of the row."""
+        return self[name] if name in self or name in self._all else default
+
+    def pop(self, name: str, *default: Any) -> Any:
+        """Take a column out; one that is not shown is given as well."""
+        if name in self or name not in self._all:
+            return super().pop(name, *default)
+        return self._all[name]
+
+
 def read_by(model: nn.Module) -> frozenset[str] | None:
     """Return the names of the columns that the model's forward takes; None where it takes any.
 
     The `**kwargs` of transformers' models are for other things than columns, as its own Trainer has it.
     """
-    parameters = inspect.signature(model.forward).parameters.values()
+    base: Any = getattr(model, "get_base_model", None)
+    inside: nn.Module = model if base is None else base()  # the forward of an adapter's wrapper takes anything
+    parameters = inspect.signature(inside.forward).parameters.values()
     takes_any = any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters)
-    if takes_any and not isinstance(model, PreTrainedModel):
+    if takes_any and not isinstance(inside, PreTrainedModel):
         return None
     return frozenset(parameter.name for parameter in parameters) | set(_RENAMED)

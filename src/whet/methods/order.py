@@ -63,6 +63,12 @@ def changes(model: nn.Module) -> what_changed.Changes | None:
     return None if state is None else state[1]
 
 
+def packed_model(model: nn.Module) -> PackedModel | None:
+    """Return the model that `optimize` prepared; None where nothing of it is in it."""
+    state = model.__dict__.get(_STATE)
+    return None if state is None else state[0]
+
+
 def _require_dtype(dtype: Any) -> None:
     if dtype is None or dtype in _DTYPES:
         return

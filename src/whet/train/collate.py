@@ -1,13 +1,15 @@
-"""How rows are padded where nobody says how."""
+"""How rows become padded batches: by the user's collator, or by the tokenizer where nobody says how."""
 
-from collections.abc import Mapping
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import nn
 from transformers import DataCollatorWithPadding, default_data_collator
 
-from whet.data.columns import Columns, read_by
-from whet.errors import DataError
+from whet.data.columns import Columns, Row, read_by
+from whet.errors import ConfigError, DataError
 from whet.models.objective import Collate
 
 
@@ -18,15 +20,44 @@ def default_collator(processing_class: Any, model: nn.Module | None = None) -> C
     """
     padded = hasattr(processing_class, "pad")
     collate: Collate = DataCollatorWithPadding(processing_class) if padded else _stacked
-    names = None if model is None else read_by(model)
+    return collate if model is None else without_unread(collate, model)
+
+
+def without_unread(collate: Collate, model: nn.Module, label_names: Iterable[str] = ()) -> Collate:
+    """Return the collator for rows from which the columns were taken that the model does not read.
+
+    As transformers' Trainer does it with remove_unused_columns: text may stay in a data set. A collator that asks for
+    such a column by name still gets it.
+    """
+    names = read_by(model)
     if names is None:
         return collate
-    columns = Columns(names)
+    columns = Columns(names | set(label_names))
+
+    def shown(row: Any) -> Any:
+        read = columns.of(row)
+        return read if read is row else Row(row, read)
 
     def collate_what_is_read(rows: list[Any]) -> Mapping[str, Any]:
-        return collate([columns.of(row) for row in rows])
+        return _as_mapping(collate([shown(row) for row in rows]))
 
     return collate_what_is_read
+
+
+def pads_only(collate: Any) -> bool:
+    """Return whether a collator does no more than to pad rows with a tokenizer: batches may do without."""
+    return type(collate) is DataCollatorWithPadding
+
+
+def _as_mapping(batch: Any) -> Mapping[str, Any]:
+    if isinstance(batch, Mapping):
+        return batch
+    raise ConfigError(
+        what="the data_collator returned no batch",
+        got=type(batch).__name__,
+        why="a model is called with a batch's columns by name",
+        fix="return a dict of tensors from the data_collator",
+    )
 
 
 def _stacked(rows: list[Any]) -> Mapping[str, Any]:

@@ -1,16 +1,49 @@
 """Forward passes without gradients, and what becomes of them."""
 
-from collections.abc import Iterator
-from typing import Any
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import nn
+from transformers import EvalPrediction
+from transformers.trainer_pt_utils import EvalLoopContainer, find_batch_size
+from transformers.trainer_utils import EvalLoopOutput, denumpify_detensorize
 
 from whet.data.batch import Batch
-from whet.models.objective import IGNORED, Objective
+from whet.models.objective import IGNORED, SPAN_LABELS, Objective
 from whet.precision.policy import Precision
-from whet.train import stop
+from whet.train import overrides, stop
+from whet.train.dataloaders import OwnLoader, is_sized
+
+if TYPE_CHECKING:
+    from whet.train.trainer import Trainer
+
+_LABELS = ("labels", "label", *SPAN_LABELS)
+
+
+@dataclass
+class Found:
+    """What an evaluation has found out so far."""
+
+    keep: bool
+    """Whether predictions are kept."""
+    predictions: list[tuple[np.ndarray, ...]] = field(default_factory=list)
+    labels: list[tuple[np.ndarray, ...]] = field(default_factory=list)
+    loss_sum: float = 0.0
+    n_targets: int = 0
+    n_rows: int = 0
+
+    def judged(self, metrics_of: Callable[..., Mapping[str, Any]] | None) -> EvalLoopOutput:
+        """Return predictions, labels and metrics: the mean loss over targets, and what metrics_of says."""
+        metrics: dict[str, Any] = {"loss": self.loss_sum / self.n_targets} if self.n_targets else {}
+        labels: Any = stack(self.labels) if self.labels else None  # transformers gives None too
+        predictions: Any = stack(self.predictions) if self.predictions else None
+        metrics |= _judged(metrics_of, predictions, labels)
+        return EvalLoopOutput(predictions, labels, metrics, self.n_rows)
 
 
 def forward_batches(
@@ -21,9 +54,8 @@ def forward_batches(
     was_training = model.training
     model.eval()
     try:
-        for first in range(0, len(dataset), n_rows):
-            rows = range(first, min(first + n_rows, len(dataset)))
-            batch = objective.batch(dataset, rows, 0).to(device)
+        for source, rows in _pieces(dataset, n_rows):
+            batch = objective.batch(source, rows, 0).to(device)
             with torch.no_grad(), precision.forward():
                 output = objective.forward(batch, seed=0, step=0)
             yield batch, output
@@ -32,10 +64,135 @@ def forward_batches(
         model.train(was_training)
 
 
+def loop(trainer: Trainer, loader: Any, *, keep: bool, ignore_keys: Sequence[str] | None) -> EvalLoopOutput:
+    """Return what an evaluation of the loader's batches finds, metrics without a prefix.
+
+    The loader that whet made itself is read row by row, so that batches run without padding where they can.
+    """
+    trainer.events.eval_dataloader = loader
+    by_user = trainer.user_loss or overrides.changed(trainer, "prediction_step")
+    if isinstance(loader, OwnLoader) and not by_user:
+        found = _of_rows(trainer, loader.dataset, keep=keep, ignore_keys=ignore_keys)
+        return found.judged(trainer.compute_metrics)
+    return _of_batches(trainer, loader, keep=keep, ignore_keys=ignore_keys)
+
+
+def _of_rows(trainer: Trainer, dataset: Any, *, keep: bool, ignore_keys: Sequence[str] | None) -> Found:
+    """Run whet's own batches of a data set."""
+    found, objective = Found(keep), trainer.objective
+    for batch, output in trainer.forward_batches(dataset):
+        labels = _labels_of(batch)
+        if labels:
+            found.loss_sum += float(objective.loss_sum(output, batch))
+            found.n_targets += objective.count(batch)
+            found.labels.append(tuple(label.cpu().numpy() for label in labels))
+        if keep:
+            logits = objective.logits(_without(output, ignore_keys), batch)
+            found.predictions.append(_preprocessed(trainer, logits, labels))
+        found.n_rows += batch.n_rows
+        trainer.events.send("on_prediction_step", trainer.state)
+    return found
+
+
+def _of_batches(trainer: Trainer, loader: Any, *, keep: bool, ignore_keys: Sequence[str] | None) -> EvalLoopOutput:
+    """Run the batches of any loader through `prediction_step`."""
+    kept, kept_labels = (EvalLoopContainer(True, padding_index=IGNORED) for _ in range(2))
+    found, model = Found(keep), trainer.model
+    was_training = model.training
+    model.eval()
+    try:
+        for inputs in loader:
+            n_rows = find_batch_size(inputs) or 0
+            n_targets = _n_targets(inputs, n_rows)
+            options = overrides.given(trainer.prediction_step, ignore_keys=ignore_keys)
+            loss, logits, labels = trainer.prediction_step(model, inputs, not keep, **options)
+            if loss is not None:
+                found.loss_sum += float(loss.mean()) * n_targets
+                found.n_targets += n_targets
+            if logits is not None and trainer.preprocess_logits_for_metrics is not None:
+                logits = trainer.preprocess_logits_for_metrics(logits, labels)
+            for container, tensors in ((kept, logits), (kept_labels, labels)):
+                if tensors is not None:
+                    container.add(tensors)
+                    container.to_cpu_and_numpy()
+            found.n_rows += n_rows
+            trainer.events.send("on_prediction_step", trainer.state)
+            stop.check()
+    finally:
+        model.train(was_training)
+    predictions: Any = kept.get_arrays()
+    labels: Any = kept_labels.get_arrays()
+    metrics = (found.judged(None).metrics or {}) | _judged(trainer.compute_metrics, predictions, labels)
+    return EvalLoopOutput(predictions, labels, metrics, found.n_rows)
+
+
 def stack(parts: list[tuple[np.ndarray, ...]]) -> Any:
     """Return the parts' arrays one below the other, second dims filled up with -100; one array, or a tuple of them."""
     columns = [_stack_column(list(column)) for column in zip(*parts, strict=True)]
     return columns[0] if len(columns) == 1 else tuple(columns)
+
+
+def _judged(metrics_of: Callable[..., Mapping[str, Any]] | None, predictions: Any, labels: Any) -> dict[str, Any]:
+    """Return what a user's metrics say, as plain numbers; nothing where there are no predictions or labels."""
+    if metrics_of is None or predictions is None or labels is None:
+        return {}
+    found: Any = denumpify_detensorize(dict(metrics_of(EvalPrediction(predictions, labels))))
+    return found
+
+
+def _pieces(dataset: Any, n_rows: int) -> Iterator[tuple[Any, Sequence[int]]]:
+    """Yield where the rows of each batch lie, in order; a data set without a length is read in one go."""
+    if is_sized(dataset):
+        for first in range(0, len(dataset), n_rows):
+            yield dataset, range(first, min(first + n_rows, len(dataset)))
+        return
+    yield from ((rows, range(len(rows))) for rows in _chunks(dataset, n_rows))
+
+
+def _chunks(rows: Iterable[Any], n_rows: int) -> Iterator[list[Any]]:
+    chunk: list[Any] = []
+    for row in rows:
+        chunk.append(row)
+        if len(chunk) == n_rows:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk
+
+
+def _preprocessed(trainer: Trainer, logits: tuple[np.ndarray, ...], labels: Sequence[Any]) -> tuple[np.ndarray, ...]:
+    """Return what `preprocess_logits_for_metrics` makes of a batch's predictions."""
+    if trainer.preprocess_logits_for_metrics is None:
+        return logits
+    tensors = tuple(torch.from_numpy(array) for array in logits)
+    made = trainer.preprocess_logits_for_metrics(_alone(tensors), _alone(tuple(labels)) if labels else None)
+    made = tuple(made) if isinstance(made, tuple | list) else (made,)
+    return tuple(one.detach().cpu().numpy() if isinstance(one, torch.Tensor) else np.asarray(one) for one in made)
+
+
+def _alone(values: tuple[Any, ...]) -> Any:
+    return values[0] if len(values) == 1 else values
+
+
+def _without(output: Any, ignore_keys: Sequence[str] | None) -> Any:
+    """Return a model's output without the ignored entries."""
+    if not ignore_keys or not isinstance(output, Mapping):
+        return output
+    kept = {name: value for name, value in output.items() if name not in ignore_keys}
+    return type(output)(**kept) if hasattr(output, "to_tuple") else kept
+
+
+def _n_targets(inputs: Any, n_rows: int) -> int:
+    """Return what a batch's mean loss runs over: token labels other than -100, or else its rows."""
+    labels = inputs.get("labels") if isinstance(inputs, Mapping) else None
+    if isinstance(labels, torch.Tensor) and not labels.is_floating_point() and labels.dim() > 1:
+        return int((labels != IGNORED).sum())
+    return n_rows
+
+
+def _labels_of(batch: Batch) -> list[Any]:
+    found = dict(batch.labels) or {name: batch.inputs[name] for name in _LABELS if name in batch.inputs}
+    return [value for value in found.values() if isinstance(value, torch.Tensor)]
 
 
 def _stack_column(arrays: list[np.ndarray]) -> np.ndarray:

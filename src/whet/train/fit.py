@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import time
 import warnings
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch.optim import Optimizer
+import numpy as np
+from torch import Tensor
 from torch.profiler import record_function
 from transformers import TrainerControl, TrainerState
 from transformers.trainer_utils import TrainOutput
 
 from whet.data.batch import Batch
 from whet.log import logger
-from whet.optim import in_backward, registry, schedule, torchao
+from whet.optim import in_backward
 from whet.precision import formats
 from whet.train import (
     batch_size,
@@ -23,12 +26,15 @@ from whet.train import (
     clipping,
     guard,
     loading,
-    plan,
+    optimizing,
+    overrides,
     probe,
     resume,
     saving,
+    search,
     space,
     step,
+    user_loss,
     weights,
 )  # fmt: skip
 from whet.train.leave import Edges
@@ -44,14 +50,8 @@ class Fit:
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
         self.args = trainer.args
-        self.plan = plan.make(self.args, trainer.train_dataset)
-        optimizer, scheduler = trainer.given_optimizers
-        built = registry.build(trainer.model, self.args) if optimizer is None else optimizer
-        self.optimizer = torchao.make_saveable(built)
-        if scheduler is None:
-            _forget_schedule(self.optimizer)
-            scheduler = schedule.build(self.optimizer, self.args, self.plan.n_steps)
-        self.scheduler = scheduler
+        self.plan = loading.make_plan(trainer)
+        self.optimizer, self.scheduler = optimizing.build(trainer, self.plan.n_steps)
         self.in_backward = in_backward.InBackward(self.optimizer) if self.args.optimizer_in_backward else None
         self.parameters = [parameter for parameter in trainer.model.parameters() if parameter.requires_grad]
         self.clipping = clipping.choose(self.optimizer, self.parameters, trainer.events)
@@ -68,8 +68,9 @@ class Fit:
         self.micro_rows = self.args.per_device_train_batch_size
         """Most rows in one forward and backward pass; auto_find_batch_size may find fewer."""
         self.loader = loading.build(self)
-        trainer.optimizer, trainer.lr_scheduler = self.optimizer, self.scheduler
+        self.started_s = time.time()
         trainer.state = TrainerState(train_batch_size=self.args.per_device_train_batch_size)
+        trainer.state.is_hyper_param_search = trainer.trial is not None
         trainer.events.control = TrainerControl()
 
     @property
@@ -120,9 +121,10 @@ class Fit:
         self.saver.begin()
         folder = resume.folder_to_resume(asked, output_dir)
         kept = None if folder is None else resume.precision_of(folder)
-        self.trainer.precision = probe.settle(self.trainer, self.plan.order.rows(self.place), kept)
+        rows = self.loader.sample(self.place) if folder is None or kept is None else np.arange(0)
+        self.trainer.precision = probe.settle(self.trainer, rows, kept)
         if folder is None:
-            probe.tell_compiled(self.trainer, self.plan.order.rows(self.place))
+            probe.tell_compiled(self.trainer, rows)
         if folder is not None:
             resume.restore(self, folder)
         elif self.args.overwrite_output_dir:
@@ -134,17 +136,20 @@ class Fit:
 
     def _one_step(self) -> None:
         self.saver.check()
-        order, place = self.plan.order, self.place
-        if place % order.steps_per_epoch == 0:
+        place = self.place
+        if self.loader.begins_epoch(place):
             self._send("on_epoch_begin")
         self._send("on_step_begin")
         batches = self._batches(place)
+        if not batches:
+            self._run_dry()
+            return
         rate = float(self.optimizer.param_groups[0]["lr"])
         result = self._update(batches)
         self.meter.add(batches, result, rate)
-        self.state.total_flos += self.flos_per_token * sum(batch.n_computed for batch in batches)
+        self.state.total_flos += self._flos(batches)
         self.state.global_step += 1
-        self.state.epoch = order.epoch(self.place)
+        self.state.epoch = self.loader.epochs_done(self.place)
         self._watch(result)
         self._send("on_step_end")
         self._between_steps(epoch_ends=self._end_epoch())
@@ -155,10 +160,7 @@ class Fit:
 
     def _update(self, batches: list[Batch]) -> step.StepResult:
         """Take the optimizer's step and the schedule's: the rate follows the step's number, applied or not."""
-        loss = step.gradients(
-            self.trainer.objective, batches, self.trainer.precision, seed=self.args.seed, step=self.state.global_step,
-            between=self._between_batches,
-        )  # fmt: skip
+        loss = self._gradients(batches)
         result = step.examine(self.parameters, loss, self.args.max_grad_norm, self.trainer.precision)
         if self.in_backward is not None:
             norm, whole = self.in_backward.finish()
@@ -172,10 +174,34 @@ class Fit:
                 logger.info("%s", formats.describe(self.trainer.model, self.trainer.precision, self.optimizer))
             self._send("on_optimizer_step")
         self.optimizer.zero_grad(set_to_none=True)
-        with warnings.catch_warnings():  # torch counts a first step that was not applied as a mistake
-            warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
-            self.scheduler.step()
+        if not optimizing.waits_for_metrics(self.scheduler):
+            with warnings.catch_warnings():  # torch counts a first step that was not applied as a mistake
+                warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
+                self.scheduler.step()
         return result
+
+    def _gradients(self, batches: list[Batch]) -> Tensor:
+        trainer, done = self.trainer, self.state.global_step
+        if trainer.user_loss:
+            return user_loss.gradients(trainer, batches, step=done, between=self._between_batches)
+        return step.gradients(
+            trainer.objective, batches, trainer.precision, seed=self.args.seed, step=done,
+            between=self._between_batches,
+        )  # fmt: skip
+
+    def _flos(self, batches: list[Batch]) -> float:
+        if overrides.changed(self.trainer, "floating_point_ops"):
+            return sum(float(self.trainer.floating_point_ops(dict(batch.inputs))) for batch in batches)
+        return self.flos_per_token * sum(batch.n_computed for batch in batches)
+
+    def _run_dry(self) -> None:
+        """End the run before its last step, as the source of rows gives no more."""
+        logger.warning(
+            "the training set gives no more rows after step %d of %d: the training ends here",
+            self.state.global_step, self.plan.n_steps,
+        )  # fmt: skip
+        self._send("on_epoch_end")
+        self.trainer.events.control.should_training_stop = True
 
     def _between_batches(self) -> None:
         self._send("on_substep_end")
@@ -193,10 +219,9 @@ class Fit:
 
     def _end_epoch(self) -> bool:
         """Tell of the epoch's end, and return whether it is one: its last step, the run's, or a callback's wish."""
-        n_steps = self.plan.order.steps_per_epoch
         if self.trainer.events.control.should_epoch_stop:
-            self.n_left_out += -self.place % n_steps
-        ends = self.place % n_steps == 0 or self.ended
+            self.n_left_out += self.loader.leave_epoch(self.place)
+        ends = self.loader.ends_epoch(self.place) or self.ended
         if ends:
             self._send("on_epoch_end")
         return ends
@@ -221,10 +246,20 @@ class Fit:
         if due_now or self.trainer.events.control.should_save:
             self.saver.save(done, better=better)
 
+    def evaluate(self) -> dict[str, float]:
+        """Evaluate through the Trainer's method, which may be a user's; return its metrics."""
+        trainer = self.trainer
+        asked = {} if trainer.ignore_keys_for_eval is None else {"ignore_keys": trainer.ignore_keys_for_eval}
+        found = trainer.evaluate(**overrides.given(trainer.evaluate, **asked))
+        metrics = dict(found) if isinstance(found, Mapping) else {}
+        search.report(trainer, metrics)
+        optimizing.step_by_metrics(self.scheduler, self.args, metrics)
+        return metrics
+
     def _log(self) -> None:
         meter = self.meter
         figures = {"loss": meter.window_loss(), "grad_norm": meter.grad_norm, "learning_rate": meter.learning_rate}
-        self.trainer.log(figures)
+        self.trainer.log(figures, **overrides.given(self.trainer.log, start_time=self.started_s))
 
     def announce_save(self) -> None:
         """Tell of a checkpoint that is on the disk."""
@@ -242,16 +277,10 @@ class Fit:
             }
             | ({"train_steps_not_applied": meter.n_skipped} if meter.n_skipped else {})
         )
-        self.trainer.log(metrics)
+        self.trainer.log(dict(metrics))
         return TrainOutput(self.state.global_step, meter.mean_loss, metrics | {"epoch": self.state.epoch or 0.0})
 
     def _send(self, event: str, **facts: Any) -> None:
         self.trainer.events.send(
             event, self.state, meter=self.meter, optimizer=self.optimizer, lr_scheduler=self.scheduler, **facts
         )
-
-
-def _forget_schedule(optimizer: Optimizer) -> None:
-    """Put back the rates that an earlier run's schedule began with."""
-    for group in optimizer.param_groups:
-        group["lr"] = group.pop("initial_lr", group["lr"])

@@ -19,6 +19,7 @@ import whet
 from whet.data.store import RowStore
 from whet.kernels.library import library
 from whet.optim.native import WhetAdamW
+from whet.train.dataloaders import is_sized
 
 if TYPE_CHECKING:
     from whet.train.fit import Fit
@@ -38,7 +39,7 @@ def of(fit: Fit) -> dict[str, Any]:
         "model": {"class": type(model).__name__, "config": _config(model)},
         "weights": {name: _shape(parameter) for name, parameter in model.named_parameters()},
         "dtype": ", ".join(sorted({str(p.dtype).removeprefix("torch.") for p in model.parameters()})),
-        "data": {"rows": len(fit.trainer.train_dataset), "digest": digest_of_rows(fit.trainer.train_dataset)},
+        "data": _data(fit.trainer.train_dataset),
         "order": fit.plan.order_rule,
         "optimizer": _optimizer_class(fit.optimizer),
         "environment": environment(),
@@ -109,6 +110,11 @@ def _parts(value: Any) -> Iterator[bytes]:
         yield json.dumps(value, default=str).encode()
     else:
         yield str(value).encode(errors="surrogatepass")
+
+
+def _data(dataset: Any) -> dict[str, Any]:
+    """Return the count of rows and their checksum; None for what only reading all of them would show."""
+    return {"rows": len(dataset) if is_sized(dataset) else None, "digest": digest_of_rows(dataset)}
 
 
 def _config(model: nn.Module) -> dict[str, Any]:

@@ -38,7 +38,7 @@ class Edges:
     def evaluate(self, **due: bool) -> dict[str, float]:
         """Evaluate; a signal in between leaves with a checkpoint that remembers what was `due` at this step."""
         try:
-            return self.fit.trainer.evaluate()
+            return self.fit.evaluate()
         except Stopped:
             self.fit.pending = due
             self.leave(f"stopped by {stop.asked()} during the evaluation", {})

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -11,13 +13,132 @@ from whet.data import budget
 from whet.data.batch import Batch
 from whet.data.prefetch import Piece, Prefetcher, Source
 from whet.log import logger
+from whet.train import dataloaders, plan, streams
 
 if TYPE_CHECKING:
     from whet.train.fit import Fit
+    from whet.train.trainer import Trainer
 
 
-def build(fit: Fit) -> Prefetcher:
+class Loader(Protocol):
+    """The batches of each step, and where its epochs begin and end. `place` counts the steps of the plan."""
+
+    def take(self, place: int) -> list[Batch]:
+        """Return the batches of this step; none if there are no more rows."""
+        ...
+
+    def sample(self, place: int) -> np.ndarray | Batch:
+        """Return rows of the training set, or a batch, that stand for the step to come."""
+        ...
+
+    def begins_epoch(self, place: int) -> bool:
+        """Return whether this step is an epoch's first."""
+        ...
+
+    def ends_epoch(self, place: int) -> bool:
+        """Return whether the step before this one was an epoch's last."""
+        ...
+
+    def leave_epoch(self, place: int) -> int:
+        """Go to the next epoch; return how many steps of this one are left out."""
+        ...
+
+    def epochs_done(self, place: int) -> float:
+        """Return how many epochs are done before this step."""
+        ...
+
+    def state(self) -> dict[str, Any] | None:
+        """Return what a resumed run needs, ready for JSON; None where the step's number says it all."""
+        ...
+
+    def go_to(self, state: Any) -> None:
+        """Go on from what `state` returned."""
+        ...
+
+    def close(self) -> None:
+        """End the threads and let go of the data."""
+        ...
+
+
+@dataclass(frozen=True)
+class StreamOrder:
+    """The length of an epoch whose rows have no numbers; of the run where nobody knows it."""
+
+    steps_per_epoch: int
+
+
+class PlannedLoader:
+    """Batches of numbered rows, by the order of the plan: any step's at any time."""
+
+    def __init__(self, prefetcher: Prefetcher, order: Any) -> None:
+        self._prefetcher, self._order = prefetcher, order
+
+    def take(self, place: int) -> list[Batch]:
+        return self._prefetcher.take(place)
+
+    def sample(self, place: int) -> np.ndarray:
+        return self._order.rows(place)
+
+    def begins_epoch(self, place: int) -> bool:
+        return place % self._order.steps_per_epoch == 0
+
+    def ends_epoch(self, place: int) -> bool:
+        return place % self._order.steps_per_epoch == 0
+
+    def leave_epoch(self, place: int) -> int:
+        return -place % self._order.steps_per_epoch
+
+    def epochs_done(self, place: int) -> float:
+        return self._order.epoch(place)
+
+    def state(self) -> None:
+        return None
+
+    def go_to(self, state: Any) -> None:
+        pass
+
+    def close(self) -> None:
+        self._prefetcher.close()
+
+
+def reads_a_stream(trainer: Trainer) -> bool:
+    """Return whether the run's rows come in an order of their own: of an iterable data set or of the user's loader."""
+    return dataloaders.decides_batches(trainer) or not dataloaders.is_sized(trainer.train_dataset)
+
+
+def make_plan(trainer: Trainer) -> plan.RunPlan:
+    """Return the plan of the run; `events.train_dataloader` is the loader that callbacks see, and the user's own."""
+    args = trainer.args
+    trainer.events.train_dataloader = loader = trainer.get_train_dataloader()
+    if not reads_a_stream(trainer):
+        return plan.make(args, trainer.train_dataset)
+    streams.require_readable(trainer)
+    per_epoch = streams.steps_in(loader, args.gradient_accumulation_steps)
+    if per_epoch is None or not dataloaders.decides_batches(trainer):
+        streams.require_steps(args)
+        per_epoch = args.max_steps
+    n_steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * per_epoch)
+    return plan.of(args, StreamOrder(per_epoch), n_steps, "as the source gives them")
+
+
+def build(fit: Fit) -> Loader:
     """Return what makes the batches of this run, in as many threads as its arguments ask for."""
+    if isinstance(fit.plan.order, StreamOrder):
+        return _stream(fit)
+    return PlannedLoader(_prefetcher(fit), fit.plan.order)
+
+
+def _stream(fit: Fit) -> streams.StreamLoader:
+    trainer, args = fit.trainer, fit.args
+    if not dataloaders.decides_batches(trainer):
+        source = streams.RowSource(trainer, args.per_device_train_batch_size)
+        return streams.StreamLoader(source, None, fit.plan.n_steps)
+    loader = trainer.events.train_dataloader
+    per_epoch = streams.steps_in(loader, args.gradient_accumulation_steps)
+    return streams.StreamLoader(streams.LoaderSource(trainer, loader), per_epoch, fit.plan.n_steps)
+
+
+def _prefetcher(fit: Fit) -> Prefetcher:
     args, trainer, n_workers = fit.args, fit.trainer, fit.args.dataloader_num_workers
     pinned = trainer.device.type == "cuda" and args.dataloader_pin_memory is not False
     if args.dataloader_pin_memory and not pinned:

@@ -51,9 +51,14 @@ def make(args: TrainingArguments, dataset: Any) -> RunPlan:
             fix="lower --per_device_train_batch_size, or leave --dataloader_drop_last out",
         )
     n_steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * order.steps_per_epoch)
+    return of(args, order, n_steps, _order_rule(args))
+
+
+def of(args: TrainingArguments, order: Any, n_steps: int, order_rule: str | None) -> RunPlan:
+    """Return the plan of a run of n_steps steps, whose rows come in this order."""
     return RunPlan(
         order=order,
-        order_rule=_order_rule(args),
+        order_rule=order_rule,
         n_steps=n_steps,
         n_epochs=math.ceil(n_steps / order.steps_per_epoch),
         log=_rhythm(args.logging_strategy, args.logging_steps, n_steps, order),
@@ -102,7 +107,7 @@ def _order_rule(args: TrainingArguments) -> str | None:
     return ", ".join(parts) or None
 
 
-def _rhythm(strategy: str, steps: float, n_steps: int, order: StepOrder) -> Rhythm:
+def _rhythm(strategy: str, steps: float, n_steps: int, order: Any) -> Rhythm:
     if strategy == "epoch":
         return Rhythm(strategy, order.steps_per_epoch)
     if strategy == "steps":

@@ -24,6 +24,7 @@ from whet.precision import compare, policy
 from whet.precision.device import has_bf16
 from whet.precision.policy import Precision
 from whet.train import step, weights
+from whet.train.dataloaders import is_sized
 
 if TYPE_CHECKING:
     from whet.train.trainer import Trainer
@@ -54,7 +55,7 @@ class Probe:
         return f"{self.passes} of {self.n_tokens} tokens: {seconds}{medians}"
 
 
-def settle(trainer: Trainer, rows: np.ndarray, kept: str | None) -> Precision:
+def settle(trainer: Trainer, rows: np.ndarray | Batch, kept: str | None) -> Precision:
     """Return the precision of a training run, fresh: what was asked for, or what `auto` comes to.
 
     `kept` is the precision of the checkpoint to go on from, which `auto` takes without measuring. `rows` are those of
@@ -70,12 +71,12 @@ def settle(trainer: Trainer, rows: np.ndarray, kept: str | None) -> Precision:
     return policy.make(name, trainer.device)
 
 
-def tell_compiled(trainer: Trainer, rows: np.ndarray) -> None:
+def tell_compiled(trainer: Trainer, rows: np.ndarray | Batch) -> None:
     """Time passes with compiled and with plain blocks on a CPU, and say how they compare; compiled ones stay."""
     if trainer.device.type != "cpu" or not compiling.is_on(trainer.model):
         return
     with no_trace(trainer.model, trainer.device):
-        batch = _batch(trainer, trainer.train_dataset, rows[: trainer.args.per_device_train_batch_size])
+        batch = _training_batch(trainer, rows)
         run = partial(Passes(trainer, [batch]).run, trainer.precision)
 
         def plain() -> None:
@@ -91,12 +92,12 @@ def tell_compiled(trainer: Trainer, rows: np.ndarray) -> None:
     logger.log(logging.WARNING if slower else logging.INFO, text, *figures)
 
 
-def measure(trainer: Trainer, rows: np.ndarray, other: str) -> Probe | None:
+def measure(trainer: Trainer, rows: np.ndarray | Batch, other: str) -> Probe | None:
     """Time passes over the first of these rows in fp32 and in the other format; None where products are too small."""
     if _flop(trainer) < compare.LEAST_FLOP:
         return None
     with no_trace(trainer.model, trainer.device):
-        batch = _batch(trainer, trainer.train_dataset, rows[: trainer.args.per_device_train_batch_size])
+        batch = _training_batch(trainer, rows)
         passes = Passes(trainer, [batch])
         fp32, half = (partial(passes.run, policy.make(name, trainer.device)) for name in ("fp32", other))
         _compile(trainer, fp32, half)
@@ -122,7 +123,7 @@ def _taken(kept: str) -> str:
 
 def too_few(trainer: Trainer, dataset: Any) -> bool:
     """Return whether an evaluation of this data set is over before timing its formats would pay."""
-    return len(dataset) < _PAYS * trainer.args.per_device_eval_batch_size
+    return not is_sized(dataset) or len(dataset) < _PAYS * trainer.args.per_device_eval_batch_size
 
 
 def settle_evaluation(trainer: Trainer, dataset: Any) -> Precision:
@@ -172,6 +173,13 @@ def _warn_if_slower(name: str, probe: Probe | None) -> None:
         return
     text = "--%s is slower than fp32 here: a pass takes %.2f times as long (%s); --precision auto would take fp32"
     logger.warning(text, name, 1.0 / probe.times.speedup, probe)
+
+
+def _training_batch(trainer: Trainer, rows: np.ndarray | Batch) -> Batch:
+    """Return the first of these rows of the training set as a batch, or the batch on the model's device."""
+    if isinstance(rows, Batch):
+        return rows.to(trainer.device)
+    return _batch(trainer, trainer.train_dataset, rows[: trainer.args.per_device_train_batch_size])
 
 
 def _batch(trainer: Trainer, dataset: Any, rows: Sequence[int] | np.ndarray) -> Batch:

@@ -72,6 +72,7 @@ def texts(fit: Fit) -> dict[str, str]:
         "pending": fit.pending,
         "checkpoints": [path.name for path in fit.saver.folders],
         "precision": fit.trainer.precision.state(),
+        "stream": fit.loader.state(),
     }
     return {
         unchanged.ARGUMENTS: policy.as_run(fit.args, fit.trainer.precision) + "\n",
@@ -108,7 +109,10 @@ def restore(fit: Fit, folder: Path) -> None:
         fit.trainer.precision.load_state(run.get("precision", {}))  # older checkpoints are never of fp16
         meter.n_skipped, fit.pending = run.get("n_skipped", 0), run.get("pending")
         fit.spikes.losses.extend(run.get("losses", []))
+        stream = run.get("stream")
         fit.saver.take_over(_own(fit, folder, run["checkpoints"]))
+    if stream is not None:  # rows are read: errors of the data set are not those of the folder
+        fit.loader.go_to(stream)
     logger.info("resuming after step %d from %s", fit.state.global_step, folder)
 
 

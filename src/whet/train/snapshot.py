@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from whet.train import resume, weights
+from whet.train import overrides, resume, weights
 
 if TYPE_CHECKING:
     from whet.train.fit import Fit
@@ -48,16 +48,21 @@ class Snapshot:
     processing: Any
     weights: Mapping[str, Tensor]
     moments: Mapping[str, Tensor]
+    save_model: Callable[[Path], None] | None = None
+    """The user's own `save_model`; what it writes is the checkpoint's model."""
 
     def write_texts(self, folder: Path) -> None:
-        """Write the small files."""
+        """Write the small files, and what a user's own `save_model` writes."""
+        if self.save_model is not None:
+            self.save_model(folder)
         weights.save_processing(self.processing, folder)
         for name, text in self.texts.items():
             (folder / name).write_text(text, "utf-8")
 
     def write_tensors(self, folder: Path) -> None:
         """Write weights and optimizer state: most of the bytes, and nearly all of the time."""
-        weights.save_weights(self.model, folder, self.weights)
+        if self.save_model is None or not weights.has_weights(folder):
+            weights.save_weights(self.model, folder, self.weights)
         weights.save_moments(self.moments, folder)
 
 
@@ -68,7 +73,15 @@ def take(fit: Fit, buffers: Buffers | None = None) -> Snapshot:
     if buffers is not None:
         model = _with_own_config(model)
         state, moments = buffers.copies(state, "weights"), buffers.copies(moments, "moments")
-    return Snapshot(resume.texts(fit), model, fit.trainer.processing_class, state, moments)
+    return Snapshot(resume.texts(fit), model, fit.trainer.processing_class, state, moments, _by_user(fit))
+
+
+def _by_user(fit: Fit) -> Callable[[Path], None] | None:
+    """Return the overridden `save_model` of the Trainer, which transformers calls for each checkpoint too."""
+    save_model = fit.trainer.save_model
+    if not overrides.changed(fit.trainer, "save_model"):
+        return None
+    return lambda folder: save_model(str(folder), **overrides.given(save_model, _internal_call=True))
 
 
 def _with_own_config(model: nn.Module) -> nn.Module:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,81 +11,115 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 from torch.optim import Optimizer
-from transformers import TrainerState
-from transformers.trainer_utils import EvalPrediction, PredictionOutput, TrainOutput
+from transformers import TrainerState, set_seed
+from transformers.trainer_pt_utils import LabelSmoother
+from transformers.trainer_utils import EvalLoopOutput, PredictionOutput, TrainOutput
 
 from whet.config.arguments import TrainingArguments
 from whet.config.ranks import require_one_process
 from whet.config.translate import arguments_of
-from whet.errors import ConfigError, DataError, StorageError
-from whet.kernels import allocator
-from whet.log import logger, set_level
-from whet.methods import fuse, int8, order
+from whet.errors import DataError, StorageError
+from whet.log import set_level
 from whet.models import objective as objectives
-from whet.precision import formats, policy
-from whet.train import best, evaluate, leave, probe, weights
+from whet.precision import policy
+from whet.train import (
+    constructor,
+    dataloaders,
+    evaluate,
+    leave,
+    overrides,
+    probe,
+    results,
+    search,
+    setup,
+    weights,
+)
+from whet.train.accelerator import Accelerator
 from whet.train.callbacks import empty_cache, profile, progress, trackers
 from whet.train.callbacks.events import Events
 from whet.train.collate import default_collator
+from whet.train.compatible import TransformersMethods
 from whet.train.fit import Fit
 from whet.train.meter import speed
 
-_LABELS = ("labels", "label", *objectives.SPAN_LABELS)
 Evaluation = Callable[["Trainer", Any], dict[str, float]]
 """Judges the trainer's model on a data set; returns metrics without a prefix."""
 
 
-class Trainer:
+class Trainer(TransformersMethods):
     """Train any module that returns a loss; question answering models of known families train without padding.
 
-    The arguments are those of transformers' Trainer. `evaluation` replaces the loss and `compute_metrics` with a
-    judgement of the task's own; `padded_length` is what rows would be padded to elsewhere (only the log uses it).
+    The arguments and methods are those of transformers' Trainer; a subclass may override what
+    `docs/transformers.md` lists, and is refused for anything else. `evaluation` replaces the loss and `compute_metrics`
+    with a judgement of the task's own; `padded_length` is what rows would be padded to elsewhere (for the log).
     """
+
+    model: nn.Module
+    objective: objectives.Objective
+    precision: policy.Precision
+    collate: objectives.Collate
+    """Makes padded batches, without the columns that the model does not read."""
+    user_loss: bool
+    """Whether the step goes through `training_step` and `compute_loss`, which users override."""
+    label_names: list[str]
+    label_smoother: LabelSmoother | None
+    model_accepts_loss_kwargs: bool
+    can_return_loss: bool
+    search: search.Search | None
+    trial: Any
+    ignore_keys_for_eval: list[str] | None
+    is_in_train = False
+    loss_shifts_labels: bool
+    """Whether the loss compares each token with the label after it."""
 
     def __init__(
         self,
-        model: nn.Module,
+        model: nn.Module | None = None,
         args: TrainingArguments | None = None,
         data_collator: objectives.Collate | None = None,
         train_dataset: Any = None,
         eval_dataset: Any = None,
         processing_class: Any = None,
-        compute_metrics: Callable[[EvalPrediction], Mapping[str, float]] | None = None,
+        model_init: Callable[..., nn.Module] | None = None,
+        compute_loss_func: Callable[..., Any] | None = None,
+        compute_metrics: Callable[..., Mapping[str, Any]] | None = None,
         callbacks: Sequence[Any] | None = None,
         optimizers: tuple[Optimizer | None, Any] = (None, None),
+        optimizer_cls_and_kwargs: tuple[Any, Mapping[str, Any]] | None = None,
+        preprocess_logits_for_metrics: Callable[..., Any] | None = None,
         *,
+        tokenizer: Any = None,
         evaluation: Evaluation | None = None,
         padded_length: int | None = None,
     ) -> None:
         require_one_process()
+        overrides.require_honoured(self)
         self.args = arguments_of(args)
         set_level(self.args.log_level)
-        self.train_dataset = train_dataset
-        self.eval_dataset = eval_dataset
-        self.processing_class = processing_class
-        self.compute_metrics = compute_metrics
-        self.given_optimizers = optimizers
-        self.optimizer, self.lr_scheduler = optimizers
-        self.evaluation = evaluation
+        self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
+        self.processing_class = constructor.processing_class(processing_class, tokenizer)
+        self.own_collator = data_collator is not None
+        self.data_collator = default_collator(self.processing_class) if data_collator is None else data_collator
+        self.compute_metrics, self.compute_loss_func = compute_metrics, compute_loss_func
+        self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
+        self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
+        self.optimizer, self.lr_scheduler = self.given_optimizers = optimizers
+        self.made_optimizers: tuple[Any, Any] = (None, None)
+        """What the last training made for itself."""
+        self.evaluation, self.padded_length = evaluation, padded_length
         self.clock = time.perf_counter
         """What times the precisions that `auto` compares."""
-        self.model = order.restore(model).to(weights.device_of(self.args.use_cpu))
-        formats.raise_to_float32(self.model)
-        default = default_collator(processing_class, self.model)
-        self.objective = objectives.choose(
-            self.model, data_collator, default, padded_length, attn=self.args.attn_implementation
-        )
-        self.precision = policy.build(self.args, self.device)
+        self.model_init = model_init
+        self.search, self.trial, self.ignore_keys_for_eval = None, None, None
+        self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps
         self._precision_before_training: policy.Precision | None = None
-        if self.device.type == "cpu":
-            allocator.keep_freed_memory()
-        self._fuse()
-        int8.require_fused(self.model, self.objective.packed_model, self.precision)
-        order.save_memory(self.model, self.objective.packed_model, self.args)
+        self.accelerator = Accelerator(self)
+        constructor.require_consistent(self, model)
+        setup.use_model(self, self._new_model() if model is None else model)
         self.state = TrainerState(train_batch_size=self.args.per_device_train_batch_size)
-        shown = progress.for_this_output(bar=not self.args.disable_tqdm)
-        own = [*profile.build(self.args), shown, *trackers.build(self.args), *empty_cache.build(self.args, self.device)]
-        self.events = Events(self.args, [*own, *(callbacks or ())], model=self.model)
+        own = [*_own_callbacks(self.args, self.device), *(callbacks or ())]
+        self.events = Events(self.args, own, model=self.model, processing_class=self.processing_class)
+        self.events.optimizer, self.events.lr_scheduler = optimizers
         self.events.send("on_init_end", self.state)
 
     @property
@@ -95,41 +127,88 @@ class Trainer:
         """Where the model is."""
         return next((parameter.device for parameter in self.model.parameters()), torch.device("cpu"))
 
-    def train(self, resume_from_checkpoint: str | bool | None = None) -> TrainOutput:
+    def train(
+        self,
+        resume_from_checkpoint: str | bool | None = None,
+        trial: Any = None,
+        ignore_keys_for_eval: list[str] | None = None,
+    ) -> TrainOutput:
         """Train; return the last step, the mean loss and the run's figures (also written to the log history)."""
         require_one_process()
-        if self.train_dataset is None or len(self.train_dataset) == 0:
+        self.trial, self.ignore_keys_for_eval = trial, ignore_keys_for_eval
+        search.begin(self, trial)
+        if self.model_init is not None:
+            setup.use_model(self, self._new_model(trial))
+            self.events.model, self.optimizer, self.lr_scheduler = self.model, None, None
+        setup.follow_overrides(self)
+        if dataloaders.is_empty(self.train_dataset) and not dataloaders.decides_batches(self):
             raise DataError(
                 what="the training set is empty",
                 why="there is nothing to learn from",
                 fix="pass train_dataset, or check --train_file",
             )
-        with leave.watched(self.args):
-            return Fit(self).run(resume_from_checkpoint or self.args.resume_from_checkpoint)
+        self.is_in_train = True
+        try:
+            with leave.watched(self.args):
+                return Fit(self).run(resume_from_checkpoint or self.args.resume_from_checkpoint)
+        finally:
+            self.is_in_train = False
 
-    def evaluate(self, eval_dataset: Any = None, metric_key_prefix: str = "eval") -> dict[str, float]:
-        """Return the metrics of the model on the data set (default: `eval_dataset`), each under `prefix_name`."""
-        dataset = self._evaluation_set(eval_dataset)
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
+        """Return the metrics of the model on the data set (default: `eval_dataset`), each under `prefix_name`.
+
+        A dict of data sets is evaluated one by one: `eval_NAME_loss`.
+        """
+        setup.follow_overrides(self)
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(dataset, dict):
+            return self._evaluate_each(
+                dataset, given=eval_dataset is not None, keys=ignore_keys, prefix=metric_key_prefix
+            )
         started_s = time.perf_counter()
         if self.evaluation is not None:
-            metrics = self.evaluation(self, dataset)
+            dataset = dataloaders.evaluation_set(self, dataset)
+            metrics, n_rows = self.evaluation(self, dataset), len(dataset)
         else:
-            metrics = self._judge(dataset, keep_logits=self.compute_metrics is not None)[1]
-        metrics |= speed("", time.perf_counter() - started_s, len(dataset), self._n_eval_batches(dataset))
-        named = _prefixed(metrics, metric_key_prefix)
+            loader = self.get_eval_dataloader(eval_dataset)
+            keep = True if self.compute_metrics is None else None
+            output = self.evaluation_loop(loader, "Evaluation", keep, ignore_keys, metric_key_prefix)
+            metrics, n_rows = output.metrics or {}, output.num_samples or 0
+        metrics |= speed("", time.perf_counter() - started_s, n_rows, self._n_eval_batches(n_rows))
+        named = results.prefixed(metrics, metric_key_prefix)
         self.log(named)
         self.events.send("on_evaluate", self.state, metrics=named)
         return named
 
-    def predict(self, test_dataset: Any, metric_key_prefix: str = "test") -> PredictionOutput:
+    def predict(
+        self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"
+    ) -> PredictionOutput:
         """Return the model's predictions (rows, ...), the labels where there are any, and the metrics."""
+        setup.follow_overrides(self)
         started_s = time.perf_counter()
-        prediction, metrics = self._judge(test_dataset, keep_logits=True)
-        assert prediction is not None
-        metrics |= speed("", time.perf_counter() - started_s, len(test_dataset), self._n_eval_batches(test_dataset))
-        named = _prefixed(metrics, metric_key_prefix)
+        loader = self.get_test_dataloader(test_dataset)
+        output = self.evaluation_loop(loader, "Prediction", None, ignore_keys, metric_key_prefix)
+        metrics, n_rows = output.metrics or {}, output.num_samples or 0
+        metrics |= speed("", time.perf_counter() - started_s, n_rows, self._n_eval_batches(n_rows))
+        named = results.prefixed(metrics, metric_key_prefix)
         self.events.send("on_predict", self.state, metrics=named)
-        return PredictionOutput(prediction.predictions, prediction.label_ids, named)
+        return PredictionOutput(output.predictions, output.label_ids, named)
+
+    def evaluation_loop(
+        self,
+        dataloader: Any,
+        description: str = "Evaluation",
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> EvalLoopOutput:
+        """Return predictions, labels, metrics (under `prefix_name`) and the count of rows of a loader's batches."""
+        found = evaluate.loop(self, dataloader, keep=not prediction_loss_only, ignore_keys=ignore_keys)
+        return found._replace(metrics=results.prefixed(found.metrics or {}, metric_key_prefix))
+
+    prediction_loop = evaluation_loop
 
     def forward_batches(self, dataset: Any) -> Any:
         """Yield (batch, output) over the data set in order, without gradients; batches of the evaluation size."""
@@ -144,7 +223,7 @@ class Trainer:
             self._precision_before_training = probe.settle_evaluation(self, dataset)
         return self._precision_before_training or self.precision
 
-    def save_model(self, output_dir: str | None = None) -> None:
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write weights, configuration, tokenizer and training arguments, as files that transformers loads.
 
         Raises StorageError (exit 74) where the disk refuses.
@@ -164,24 +243,9 @@ class Trainer:
     def write_model(self, folder: Path) -> None:
         """Write the files of `save_model` into a folder that is there; errors of the disk come through as they are."""
         weights.save_weights(self.model, folder)
-        weights.save_processing(self.processing_class, folder)
+        by_collator = getattr(self.data_collator, "tokenizer", None)
+        weights.save_processing(by_collator if self.processing_class is None else self.processing_class, folder)
         (folder / "training_args.json").write_text(policy.as_run(self.args, self.precision) + "\n", "utf-8")
-
-    def save_state(self) -> None:
-        """Write trainer_state.json: the counters and the log history, in transformers' form."""
-        Path(self.args.output_dir).mkdir(parents=True, exist_ok=True)
-        text = json.dumps(best.as_saved(self.state), indent=2, sort_keys=True) + "\n"
-        (Path(self.args.output_dir) / "trainer_state.json").write_text(text, "utf-8")
-
-    def save_metrics(self, split: str, metrics: Mapping[str, float], combined: bool = True) -> None:
-        """Write {split}_results.json, and put the metrics into all_results.json."""
-        folder = Path(self.args.output_dir)
-        folder.mkdir(parents=True, exist_ok=True)
-        _write_json(folder / f"{split}_results.json", metrics)
-        if combined:
-            path = folder / "all_results.json"
-            earlier = json.loads(path.read_text("utf-8")) if path.exists() else {}
-            _write_json(path, earlier | dict(metrics))
 
     def close(self, failed: bool = False) -> None:
         """End the runs of the trackers, as failed ones where they know such; a later log would begin new ones."""
@@ -189,82 +253,39 @@ class Trainer:
             if isinstance(callback, trackers.Tracker):
                 callback.close(failed)
 
-    def log(self, logs: dict[str, float]) -> None:
-        """Put figures into the log history and show them."""
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Put figures into the log history and show them; the epoch is added to them."""
         if self.state.epoch is not None:
-            logs = logs | {"epoch": round(self.state.epoch, 4)}
+            logs["epoch"] = round(self.state.epoch, 4)
         self.state.log_history.append(logs | {"step": self.state.global_step})
         self.events.send("on_log", self.state, logs=logs)
 
-    def _fuse(self) -> None:
-        """Put the fused operators in where they can serve, and say how batches will run."""
-        name = getattr(getattr(self.model, "config", None), "model_type", type(self.model).__name__)
-        if not isinstance(self.objective, objectives.PackedSpans):
-            why = "whet does not know %s with this head and collator without padding"
-            if self.args.attn_implementation in ("eager", "sdpa"):
-                why = "attention that is not whet's does not know rows end to end (%s)"
-            logger.info(f"batches run padded: {why}", name)
-            return
-        fused = fuse.apply(self.objective.model) if fuse.possible(self.objective.model) else "operators in plain torch"
-        logger.info("batches run without padding (%s), %s", name, fused)
+    def use_arguments(self, args: TrainingArguments) -> None:
+        """Go on with other settings: those of a search's trial."""
+        self.args = self.events.args = args
 
-    def _evaluation_set(self, given: Any) -> Any:
-        dataset = self.eval_dataset if given is None else given
-        if dataset is None:
-            raise ConfigError(
-                what="there is no data set to evaluate on",
-                why="evaluation was asked for",
-                fix="pass eval_dataset, or --validation_file; or use --eval_strategy no",
-            )
-        return dataset
+    def _new_model(self, trial: Any = None) -> nn.Module:
+        """Return a model from `model_init`, the same for the same seed."""
+        set_seed(self.args.seed)
+        return self.call_model_init(trial)
 
-    def _judge(self, dataset: Any, *, keep_logits: bool) -> tuple[EvalPrediction | None, dict[str, float]]:
-        """Return predictions (where kept) and metrics: the mean loss over targets, and what compute_metrics says."""
-        kept: list[tuple[Any, ...]] = []
-        labels: list[tuple[Any, ...]] = []
-        loss_sum, n_targets = 0.0, 0
-        for batch, output in self.forward_batches(dataset):
-            if _has_labels(batch):
-                loss_sum += float(self.objective.loss_sum(output, batch))
-                n_targets += self.objective.count(batch)
-                labels.append(tuple(label.cpu().numpy() for label in _labels_of(batch)))
-            if keep_logits:
-                kept.append(self.objective.logits(output, batch))
-        metrics = {"loss": loss_sum / n_targets} if n_targets else {}
-        if not keep_logits:
-            return None, metrics
-        stacked: Any = evaluate.stack(labels) if labels else None  # transformers gives None too
-        prediction = EvalPrediction(evaluate.stack(kept), stacked)
-        if self.compute_metrics is not None and labels:
-            metrics |= dict(self.compute_metrics(prediction))
-        return prediction, metrics
+    def _evaluate_each(
+        self, sets: Mapping[str, Any], *, given: bool, keys: list[str] | None, prefix: str
+    ) -> dict[str, float]:
+        metrics: dict[str, float] = {}
+        for name, dataset in sets.items():
+            options = overrides.given(self.evaluate, ignore_keys=keys, metric_key_prefix=f"{prefix}_{name}")
+            metrics |= self.evaluate(eval_dataset=dataset if given else name, **options)
+        return metrics
 
-    def _n_eval_batches(self, dataset: Any) -> int:
-        return -(-len(dataset) // self.args.per_device_eval_batch_size)
+    def _n_eval_batches(self, n_rows: int) -> int:
+        return -(-n_rows // self.args.per_device_eval_batch_size)
 
 
-def _prefixed(metrics: Mapping[str, float], prefix: str) -> dict[str, float]:
-    """Return the metrics under `prefix_name`; those that carry the prefix already keep their names."""
-    start = f"{prefix}_"
-    return {name if name.startswith(start) else start + name: value for name, value in metrics.items()}
+def _own_callbacks(args: TrainingArguments, device: torch.device) -> list[Any]:
+    """Return what shows and records the run."""
+    shown = progress.for_this_output(bar=not args.disable_tqdm)
+    return [*profile.build(args), shown, *trackers.build(args), *empty_cache.build(args, device)]
 
 
-def _labels_of(batch: Any) -> list[Any]:
-    found = dict(batch.labels) or {name: batch.inputs[name] for name in _LABELS if name in batch.inputs}
-    return [value for value in found.values() if isinstance(value, torch.Tensor)]
-
-
-def _has_labels(batch: Any) -> bool:
-    return bool(_labels_of(batch))
-
-
-def _write_json(path: Path, values: Mapping[str, Any]) -> None:
-    told = {name: _json_number(value) for name, value in values.items()}
-    path.write_text(json.dumps(told, indent=4, sort_keys=True) + "\n", "utf-8")
-
-
-def _json_number(value: Any) -> Any:
-    """Return the value; NaN and the infinities, which JSON does not have, as text."""
-    if not isinstance(value, float) or math.isfinite(value):
-        return value
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+overrides.remember(Trainer)

@@ -36,6 +36,11 @@ def save_weights(model: nn.Module, folder: Path, tensors: Mapping[str, Tensor] |
             save_model(_State(state), str(named / WEIGHTS))  # pyright: ignore[reportArgumentType]
 
 
+def has_weights(folder: Path) -> bool:
+    """Return whether the folder holds the weights of a model."""
+    return (folder / WEIGHTS).exists() or (folder / f"{WEIGHTS}.index.json").exists()
+
+
 class _State:
     """As much of a module as `save_model` looks at."""
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
-from transformers import TrainerCallback, TrainerControl, TrainerState
+from transformers import PrinterCallback, ProgressCallback, TrainerCallback, TrainerControl, TrainerState
+
+from whet.errors import ConfigError
+from whet.train.callbacks.progress import Bar, JsonLines
 
 _RESETS = {
     "on_train_begin": ("should_training_stop",),
@@ -15,16 +19,61 @@ _RESETS = {
     "on_evaluate": ("should_evaluate",),
     "on_save": ("should_save",),
 }
+_FACT_OF = {"on_log": "logs", "on_evaluate": "metrics", "on_predict": "metrics"}
+"""What transformers passes to an event as its fourth argument."""
+_STAND_INS: dict[type, tuple[type, ...]] = {ProgressCallback: (Bar, JsonLines), PrinterCallback: (Bar, JsonLines)}
+"""transformers' callbacks -> whet's that show the same."""
 
 
 class Events:
-    """The callbacks of one Trainer. They read, and may set the flags of `control`; weights are not theirs."""
+    """The callbacks of one Trainer, with the methods of transformers' CallbackHandler.
 
-    def __init__(self, args: Any, callbacks: Iterable[Any], **known: Any) -> None:
+    Callbacks read, and may set the flags of `control`; weights are not theirs.
+    """
+
+    def __init__(self, args: Any, callbacks: Iterable[Any], *, model: Any, processing_class: Any = None) -> None:
         self.args = args
-        self.callbacks = [callback() if isinstance(callback, type) else callback for callback in callbacks]
+        self.callbacks: list[Any] = []
         self.control = TrainerControl()
-        self.known = known
+        self.model, self.processing_class = model, processing_class
+        self.optimizer: Any = None
+        self.lr_scheduler: Any = None
+        self.train_dataloader: Any = None
+        self.eval_dataloader: Any = None
+        for callback in callbacks:
+            self.add_callback(callback)
+
+    def __getattr__(self, event: str) -> Any:
+        """Return what sends an event: `on_evaluate(args, state, control, metrics)`, as a CallbackHandler has it."""
+        if event.startswith("on_") and hasattr(TrainerCallback, event):
+            return partial(self._sent, event)
+        raise AttributeError(event)
+
+    @property
+    def callback_list(self) -> str:
+        """The names of the callbacks' classes, one a line."""
+        return "\n".join(type(callback).__name__ for callback in self.callbacks)
+
+    def add_callback(self, callback: Any) -> None:
+        """Add a callback, or a new one of this class."""
+        self.callbacks.append(callback() if isinstance(callback, type) else callback)
+
+    def pop_callback(self, callback: Any) -> Any:
+        """Take out this callback, or the first of this class, and return it; None if there is none."""
+        found = next((one for one in self.callbacks if _is_meant(one, callback)), None)
+        if found is not None:
+            self.callbacks = [one for one in self.callbacks if one is not found]
+        return found
+
+    def remove_callback(self, callback: Any) -> None:
+        """Take out this callback, or the first of this class if there is one."""
+        if self.pop_callback(callback) is None and not isinstance(callback, type):
+            raise ConfigError(
+                what="the callback to remove is not one of this Trainer's",
+                got=type(callback).__name__,
+                why=f"it has {', '.join(self.callback_list.split()) or 'none'}",
+                fix="pass the object that was added, or its class",
+            )
 
     def heard(self, event: str) -> bool:
         """Return whether a callback does something at `event`."""
@@ -36,7 +85,32 @@ class Events:
         """Call `event` on every callback that has it."""
         for flag in _RESETS.get(event, ()):
             setattr(self.control, flag, False)
-        for callback in self.callbacks:
+        known = {
+            "model": self.model,
+            "processing_class": self.processing_class,
+            "optimizer": self.optimizer,
+            "lr_scheduler": self.lr_scheduler,
+            "train_dataloader": self.train_dataloader,
+            "eval_dataloader": self.eval_dataloader,
+        }
+        for callback in list(self.callbacks):
             if (method := getattr(callback, event, None)) is not None:
-                returned = method(self.args, state, self.control, **self.known, **facts)
+                returned = method(self.args, state, self.control, **(known | facts))
                 self.control = self.control if returned is None else returned
+
+    def call_event(self, event: str, args: Any, state: TrainerState, control: TrainerControl, **facts: Any) -> Any:
+        """Send an event with these arguments; return the control after it."""
+        self.control = control
+        self.send(event, state, **facts)
+        return self.control
+
+    def _sent(self, event: str, args: Any, state: Any, control: Any, *fourth: Any, **facts: Any) -> TrainerControl:
+        named = {_FACT_OF[event]: fourth[0]} if fourth and event in _FACT_OF else {}
+        return self.call_event(event, args, state, control, **named, **facts)
+
+
+def _is_meant(callback: Any, wanted: Any) -> bool:
+    """Return whether this callback is the wanted one, or of the wanted class."""
+    if not isinstance(wanted, type):
+        return callback is wanted
+    return isinstance(callback, (wanted, *_STAND_INS.get(wanted, ())))

@@ -1,0 +1,136 @@
+"""Optimizer and schedule of a run, through the methods of the Trainer that users override."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from whet.errors import ConfigError
+from whet.optim import registry, schedule, torchao
+from whet.optim.groups import parameter_groups
+from whet.train import overrides
+
+if TYPE_CHECKING:
+    from whet.config.arguments import TrainingArguments
+    from whet.train.trainer import Trainer
+
+
+def build(trainer: Trainer, n_steps: int) -> tuple[Optimizer, Any]:
+    """Return the optimizer and the schedule of a run of n_steps steps; both are the Trainer's from here on.
+
+    Those of an earlier run of this Trainer are made again; what was given to it, or set from outside, is taken.
+    """
+    if trainer.optimizer is trainer.made_optimizers[0]:
+        trainer.optimizer = trainer.given_optimizers[0]
+    if trainer.lr_scheduler is trainer.made_optimizers[1]:
+        trainer.lr_scheduler = trainer.given_optimizers[1]
+    if trainer.optimizer is not None and trainer.lr_scheduler is None:
+        _forget_schedule(trainer.optimizer)
+    trainer.create_optimizer_and_scheduler(num_training_steps=n_steps)
+    optimizer, scheduler = trainer.optimizer, trainer.lr_scheduler
+    if optimizer is None or scheduler is None:
+        raise _not_set(trainer, "optimizer" if optimizer is None else "lr_scheduler")
+    optimizer = trainer.optimizer = torchao.make_saveable(optimizer)
+    trainer.made_optimizers = (optimizer, scheduler)
+    trainer.events.optimizer, trainer.events.lr_scheduler = optimizer, scheduler
+    return optimizer, scheduler
+
+
+def create_optimizer(trainer: Trainer, model: nn.Module) -> Optimizer:
+    """Return the optimizer that the arguments of the Trainer, or overridden methods of it, ask for."""
+    if trainer.optimizer_cls_and_kwargs is not None:
+        kind, options = trainer.optimizer_cls_and_kwargs
+    elif overrides.changed(trainer, "get_optimizer_cls_and_kwargs"):
+        kind, options = trainer.get_optimizer_cls_and_kwargs(trainer.args, model)
+    elif overrides.changed(trainer, "get_decay_parameter_names"):
+        kind, options = class_and_options(trainer.args, model)
+    else:
+        return registry.build(model, trainer.args)
+    options = dict(options)
+    groups = options.pop("params", None) or options.pop("optimizer_dict", None) or _groups(trainer, model)
+    return kind(groups, **options)
+
+
+def class_and_options(args: TrainingArguments, model: nn.Module | None) -> tuple[Any, dict[str, Any]]:
+    """Return what makes the optimizer of these arguments from groups of parameters, and its options."""
+
+    def make(groups: Any, **options: Any) -> Optimizer:
+        assert model is not None
+        built = registry.build(model, args)
+        groups = [dict(group) if isinstance(group, Mapping) else {"params": [group]} for group in groups]
+        common = {
+            name: value for name, value in built.param_groups[0].items() if name not in ("params", "weight_decay")
+        }
+        built.param_groups.clear()
+        for group in groups:
+            built.add_param_group({**common, "weight_decay": args.weight_decay, **options, **group})
+        return built
+
+    if model is None:
+        raise ConfigError(
+            what="get_optimizer_cls_and_kwargs needs the model",
+            why="whet's optimizers are built for a model's parameters",
+            fix="call trainer.get_optimizer_cls_and_kwargs(args, trainer.model)",
+        )
+    return make, {"lr": args.learning_rate}
+
+
+def decay_names(model: nn.Module) -> list[str]:
+    """Return the names of the parameters that decay: weights, but no biases and norms."""
+    decaying = {id(one) for group in parameter_groups(model, 1.0) if group["weight_decay"] for one in group["params"]}
+    return [name for name, parameter in model.named_parameters() if id(parameter) in decaying]
+
+
+def create_scheduler(args: TrainingArguments, optimizer: Optimizer, n_steps: int) -> Any:
+    """Return the schedule that the arguments name."""
+    return schedule.build(optimizer, args, n_steps)
+
+
+def waits_for_metrics(scheduler: Any) -> bool:
+    """Return whether a schedule moves with the metrics of evaluations, not with steps."""
+    return isinstance(scheduler, ReduceLROnPlateau) or type(scheduler).__name__ == "GreedyLR"
+
+
+def step_by_metrics(scheduler: Any, args: TrainingArguments, metrics: Mapping[str, float]) -> None:
+    """Move a schedule that waits for metrics; raises ConfigError where its metric is not among them."""
+    if not waits_for_metrics(scheduler):
+        return
+    name = args.metric_for_best_model or "loss"
+    name = name if name.startswith("eval_") else f"eval_{name}"
+    if name not in metrics:
+        raise ConfigError(
+            what="the learning rate follows a metric that the evaluation does not give",
+            got=name,
+            why=f"this evaluation gives {', '.join(sorted(metrics)) or 'no metrics'}",
+            fix="name one of these in --metric_for_best_model (with or without eval_)",
+        )
+    scheduler.step(metrics[name])
+
+
+def _groups(trainer: Trainer, model: nn.Module) -> list[dict[str, Any]]:
+    decaying = set(trainer.get_decay_parameter_names(model))
+    trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [p for name, p in trained if name in decaying], "weight_decay": trainer.args.weight_decay},
+        {"params": [p for name, p in trained if name not in decaying], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def _not_set(trainer: Trainer, name: str) -> ConfigError:
+    method = "create_optimizer" if name == "optimizer" else "create_scheduler"
+    return ConfigError(
+        what=f"{method} of {type(trainer).__name__} left no {name}",
+        why=f"the run takes trainer.{name}",
+        fix=f"set self.{name} in {method}, and return it",
+    )
+
+
+def _forget_schedule(optimizer: Optimizer) -> None:
+    """Put back the rates that an earlier run's schedule began with."""
+    for group in optimizer.param_groups:
+        group["lr"] = group.pop("initial_lr", group["lr"])

@@ -1,0 +1,56 @@
+"""The files of a run's metrics, and what a person is shown of them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from transformers.trainer_pt_utils import metrics_format as readable
+
+
+def save(output_dir: str, split: str, metrics: Mapping[str, Any], *, combined: bool) -> None:
+    """Write {split}_results.json, and put the metrics into all_results.json."""
+    folder = Path(output_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_json(folder / f"{split}_results.json", metrics)
+    if combined:
+        path = folder / "all_results.json"
+        earlier = json.loads(path.read_text("utf-8")) if path.exists() else {}
+        _write_json(path, earlier | dict(metrics))
+
+
+def show(split: str, metrics: Mapping[str, Any]) -> None:
+    """Print the metrics, one a line, as transformers' log_metrics does."""
+    shown = formatted(metrics)
+    widths = max((len(str(name)) for name in shown), default=0), max((len(str(v)) for v in shown.values()), default=0)
+    print(f"***** {split} metrics *****")
+    for name in sorted(shown):
+        print(f"  {name: <{widths[0]}} = {shown[name]!s:>{widths[1]}}")
+
+
+def formatted(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metrics as a person reads them: times as hours and minutes, numbers with four digits."""
+    return readable(dict(metrics))
+
+
+def prefixed(metrics: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """Return the metrics under `prefix_name`; those that carry the prefix already keep their names."""
+    start = f"{prefix}_"
+    return {name if name.startswith(start) else start + name: value for name, value in metrics.items()}
+
+
+def _write_json(path: Path, values: Mapping[str, Any]) -> None:
+    told = {name: _json_number(value) for name, value in values.items()}
+    path.write_text(json.dumps(told, indent=4, sort_keys=True) + "\n", "utf-8")
+
+
+def _json_number(value: Any) -> Any:
+    """Return the value; NaN and the infinities, which JSON does not have, as text."""
+    if hasattr(value, "item") and getattr(value, "size", 1) == 1:
+        value = value.item()
+    if not isinstance(value, float) or math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

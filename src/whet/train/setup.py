@@ -1,0 +1,139 @@
+"""How a Trainer's model and batches go together: chosen at the start, and again if overrides change."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from transformers.trainer_pt_utils import LabelSmoother
+from transformers.utils.generic import can_return_loss, find_labels
+
+from whet.errors import ConfigError
+from whet.kernels import allocator
+from whet.log import logger
+from whet.methods import fuse, int8, order
+from whet.models import objective as objectives
+from whet.models.packed import PackedModel, release
+from whet.precision import formats, policy
+from whet.train import collate, overrides, user_loss, weights
+
+if TYPE_CHECKING:
+    from whet.train.trainer import Trainer
+
+_CAUSAL = ("ForCausalLM", "LMHeadModel")
+
+
+def use_model(trainer: Trainer, model: nn.Module) -> None:
+    """Make this the Trainer's model: on its device, in float32, with whet's operators where they can serve."""
+    trainer.model = order.restore(model).to(weights.device_of(trainer.args.use_cpu))
+    formats.raise_to_float32(trainer.model)
+    trainer.precision = policy.build(trainer.args, trainer.device)
+    inside = _inside(trainer.model)
+    named = getattr(trainer.args, "label_names", None)
+    trainer.label_names = list(find_labels(type(inside)) if named is None else named)
+    trainer.can_return_loss = can_return_loss(type(inside))
+    trainer.model_accepts_loss_kwargs = _accepts_loss_kwargs(inside)
+    trainer.loss_shifts_labels = type(inside).__name__.endswith(_CAUSAL)
+    trainer.label_smoother = _smoother(trainer, inside)
+    prepare(trainer)
+
+
+def prepare(trainer: Trainer) -> None:
+    """Choose how batches run, and put the operators in."""
+    model, args = trainer.model, trainer.args
+    trainer.collate = _collator(trainer)
+    trainer.user_loss = user_loss.wanted(trainer)
+    if trainer.user_loss:
+        trainer.objective = user_loss.build(trainer, trainer.collate)
+    else:
+        given = None if collate.pads_only(trainer.data_collator) or not trainer.own_collator else trainer.collate
+        default = trainer.collate if trainer.own_collator else collate.default_collator(trainer.processing_class, model)
+        trainer.objective = objectives.choose(
+            model, given, default, trainer.padded_length, attn=args.attn_implementation
+        )
+        _fuse(trainer)
+    if trainer.device.type == "cpu":
+        allocator.keep_freed_memory()
+    int8.require_fused(model, trainer.objective.packed_model, trainer.precision)
+    order.save_memory(model, trainer.objective.packed_model, args)
+
+
+def follow_overrides(trainer: Trainer) -> None:
+    """Prepare again if methods were replaced since, and refuse those that whet does not call."""
+    overrides.require_honoured(trainer)
+    _require_own_names(trainer)
+    if trainer.user_loss != user_loss.wanted(trainer):
+        _take_out(trainer.model, trainer.objective.packed_model)
+        prepare(trainer)
+
+
+def _collator(trainer: Trainer) -> objectives.Collate:
+    if not getattr(trainer.args, "remove_unused_columns", True):
+        return trainer.data_collator
+    return collate.without_unread(trainer.data_collator, trainer.model, trainer.label_names)
+
+
+def _take_out(model: nn.Module, packed: PackedModel | None) -> None:
+    """Take whet's operators out of a model again."""
+    put_by_optimize = order.packed_model(model) is not None
+    order.restore(model)
+    if packed is not None and not put_by_optimize:
+        fuse.restore(packed)
+        release(packed)
+
+
+def _fuse(trainer: Trainer) -> None:
+    """Put the fused operators in where they can serve, and say how batches will run."""
+    model, objective = trainer.model, trainer.objective
+    name = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
+    if not isinstance(objective, objectives.PackedSpans):
+        why = "whet does not know %s with this head and collator without padding"
+        if trainer.args.attn_implementation in ("eager", "sdpa"):
+            why = "attention that is not whet's does not know rows end to end (%s)"
+        logger.info(f"batches run padded: {why}", name)
+        return
+    fused = fuse.apply(objective.model) if fuse.possible(objective.model) else "operators in plain torch"
+    logger.info("batches run without padding (%s), %s", name, fused)
+
+
+def _smoother(trainer: Trainer, inside: nn.Module) -> LabelSmoother | None:
+    share = getattr(trainer.args, "label_smoothing_factor", 0.0)
+    if not share:
+        return None
+    if "labels" not in trainer.label_names:
+        raise ConfigError(
+            what="label_smoothing_factor does not go with this model",
+            got=type(inside).__name__,
+            why=f"smoothing is of the column labels; this model learns from {', '.join(trainer.label_names) or 'none'}",
+            fix="leave --label_smoothing_factor out, or override compute_loss",
+        )
+    if getattr(getattr(inside, "config", None), "problem_type", None) == "multi_label_classification":
+        logger.warning("label_smoothing_factor has no effect: classification with several labels is not smoothed")
+        return None
+    return LabelSmoother(epsilon=share)
+
+
+def _accepts_loss_kwargs(model: nn.Module) -> bool:
+    """Return whether the model divides its loss by a count that it is given."""
+    said = getattr(model, "accepts_loss_kwargs", None)
+    return overrides.takes(model.forward, "num_items_in_batch") if said is None else bool(said)
+
+
+def _inside(model: Any) -> nn.Module:
+    """Return the model in an adapter's wrapper, or the model."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+_OWN = {"objective": "loss_sum", "precision": "unscale", "events": "send"}
+"""Attributes of whet's Trainer that a subclass could take for its own, each with a method that tells."""
+
+
+def _require_own_names(trainer: Trainer) -> None:
+    taken = sorted(name for name, method in _OWN.items() if not hasattr(getattr(trainer, name, None), method))
+    if taken:
+        raise ConfigError(
+            what=f"{type(trainer).__name__} uses names of whet's Trainer for something else",
+            got=", ".join(f"self.{name}" for name in taken),
+            why="the training reads them",
+            fix="give these attributes other names",
+        )

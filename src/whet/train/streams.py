@@ -1,0 +1,330 @@
+"""Batches of a run whose rows have no numbers: an iterable data set, or a DataLoader of the user's own.
+
+Such a source is read in its order, one step ahead, so that the end of an epoch is known at its last step. Generators of
+random numbers are set from (seed, epoch, batch) before each batch is made: sources, samplers and collators that draw
+from them give the same batches again. A resumed run puts back the state of the source where that is exact, and else
+reads again what was done; the last batch that it reads again is compared with the one before the stop.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Protocol
+
+import datasets
+import numpy as np
+import torch
+import xxhash
+from torch import Tensor
+from transformers.trainer_pt_utils import find_batch_size
+
+from whet.data import budget
+from whet.data.batch import Batch
+from whet.errors import ConfigError, DataError
+from whet.kernels.random import stream_key
+from whet.log import logger
+from whet.train import user_loss
+from whet.train.dataloaders import is_sized
+
+if TYPE_CHECKING:
+    from whet.train.trainer import Trainer
+
+_SITE = 0x57EA
+"""Keeps the random numbers of the data apart from those of the masks."""
+
+
+class Source(Protocol):
+    """Where the steps of an epoch come from."""
+
+    def steps(self, epoch: int, skip: int, state: Any) -> Iterator[list[Batch]]:
+        """Yield the batches of each step of the epoch, after the first `skip` ones or from `state` on."""
+        ...
+
+    def state(self) -> Any:
+        """Return what goes on behind the rows read so far, ready for JSON; None where they have to be read again."""
+        ...
+
+
+class StreamLoader:
+    """The batches of each step of a run, read one step ahead."""
+
+    def __init__(self, source: Source, steps_per_epoch: int | None, max_steps: int) -> None:
+        self.source, self.steps_per_epoch, self.max_steps = source, steps_per_epoch, max_steps
+        self.epoch, self.step = 0, 0
+        """The epoch that is read, and its steps taken."""
+        self.epoch_ended = True
+        self._steps: Iterator[list[Batch]] | None = None
+        self._ahead: list[Batch] | None = None
+        self._last: list[Batch] = []
+        self._state: Any = None
+
+    def take(self, place: int) -> list[Batch]:
+        """Return the batches of the next step; none where the source has ended for good."""
+        if self._steps is None:
+            self._begin()
+        batches, self._last = self._ahead or [], self._ahead or []
+        self._state = self.source.state()
+        self.step += 1
+        self._look_ahead()
+        return batches
+
+    def sample(self, place: int) -> Batch:
+        """Return the first of the batches that `take` returns next."""
+        if self._steps is None:
+            self._begin()
+        if not self._ahead:
+            raise DataError(
+                what="the training set is empty",
+                why="there is nothing to learn from",
+                fix="pass a train_dataset, or a DataLoader, that gives rows",
+            )
+        return self._ahead[0]
+
+    def begins_epoch(self, place: int) -> bool:
+        """Return whether the next step is an epoch's first."""
+        return self.epoch_ended
+
+    def ends_epoch(self, place: int) -> bool:
+        """Return whether the last step was an epoch's last."""
+        return self.epoch_ended
+
+    def leave_epoch(self, place: int) -> int:
+        """Begin the next epoch with the next step; return how many steps are left out, as far as it is known."""
+        if self.epoch_ended:
+            return 0
+        left = max((self.steps_per_epoch or 0) - self.step, 0)
+        self._end()
+        return left
+
+    def epochs_done(self, place: int) -> float:
+        """Return how many epochs are done; without a length, a run is taken for one epoch, as in transformers."""
+        return self.epoch + (0.0 if self.epoch_ended else self.step / (self.steps_per_epoch or self.max_steps))
+
+    def close(self) -> None:
+        """Let go of the source."""
+        self._steps = self._ahead = None
+
+    def state(self) -> dict[str, Any]:
+        """Return where the run is in its source, ready for JSON."""
+        if self.epoch_ended:
+            return {"epoch": self.epoch, "step": 0, "rows": None, "digest": None}
+        return {"epoch": self.epoch, "step": self.step, "rows": self._state, "digest": _digest(self._last)}
+
+    def go_to(self, state: Mapping[str, Any]) -> None:
+        """Go to where a run was; DataError where the source does not give the same rows again."""
+        self.close()
+        self.epoch, self.step = state["epoch"], state["step"]
+        self.epoch_ended = self.step == 0
+        if self.epoch_ended:
+            return
+        if state["rows"] is not None:
+            self._steps = self.source.steps(self.epoch, self.step, state["rows"])
+        else:
+            logger.info("the data of %d steps are read again, to go on behind them", self.step)
+            self._steps = self.source.steps(self.epoch, self.step - 1, None)
+            if _digest(next(self._steps, [])) != state["digest"]:
+                raise _other_rows()
+        self._look_ahead()
+
+    def _begin(self) -> None:
+        self._steps, self.step, self.epoch_ended = self.source.steps(self.epoch, 0, None), 0, False
+        self._ahead = next(self._steps, None)
+
+    def _look_ahead(self) -> None:
+        assert self._steps is not None
+        self._ahead = next(self._steps, None)
+        if self._ahead is None:
+            self._end()
+
+    def _end(self) -> None:
+        self.epoch_ended, self._steps, self._ahead = True, None, None
+        self.epoch += 1
+
+
+@dataclass
+class RowSource:
+    """Rows of an iterable data set, made into whet's batches."""
+
+    trainer: Trainer
+    micro_rows: int
+
+    def __post_init__(self) -> None:
+        dataset = self.trainer.train_dataset
+        # A state that is put back stays in the object: the user's is for the user.
+        self._dataset = copy.copy(dataset) if isinstance(dataset, datasets.IterableDataset) else dataset
+        self._has_state = _state_is_exact(dataset)
+
+    def steps(self, epoch: int, skip: int, state: Any) -> Iterator[list[Batch]]:
+        dataset, args = self._dataset, self.trainer.args
+        if hasattr(dataset, "set_epoch"):
+            dataset.set_epoch(epoch)
+        seed_everything(args.seed, epoch, 0)
+        if state is not None:
+            dataset.load_state_dict(state)
+        rows = iter(dataset)
+        size = args.train_rows_per_step
+        if state is None:
+            _pass_over(rows, skip * size)
+        while taken := list(islice(rows, size)):
+            batches = self._batches(taken)
+            if batches:
+                yield batches
+
+    def state(self) -> Any:
+        return self._dataset.state_dict() if self._has_state else None
+
+    def _batches(self, rows: list[Any]) -> list[Batch]:
+        args, objective = self.trainer.args, self.trainer.objective
+        numbers = np.arange(len(rows))
+        cuts = budget.cuts(rows, numbers, self.micro_rows, args.max_tokens_per_batch)
+        if args.dataloader_drop_last:
+            cuts = [cut for cut in cuts if cut[1] < len(rows) or len(rows) % self.micro_rows == 0]
+        return [objective.batch(rows, numbers[first:last], first) for first, last in cuts]
+
+
+@dataclass
+class LoaderSource:
+    """Batches of the DataLoader that `get_train_dataloader` returned."""
+
+    trainer: Trainer
+    loader: Any
+
+    def steps(self, epoch: int, skip: int, state: Any) -> Iterator[list[Batch]]:
+        _set_epoch(self.loader, epoch)
+        seed = self.trainer.args.seed
+        seed_everything(seed, epoch, 0)
+        inputs, n_micro = iter(self.loader), self.trainer.args.gradient_accumulation_steps
+        number, batches = 0, []
+        for number in range(1, 2**63):
+            seed_everything(seed, epoch, number)
+            found = next(inputs, None)
+            if found is not None and number > skip * n_micro:
+                batch = _as_batch(found, sum(batch.n_rows for batch in batches))
+                batches.append(user_loss.counted(batch, self.trainer.objective.packed_model))
+            if batches and (found is None or len(batches) == n_micro):
+                yield batches
+                batches = []
+            if found is None:
+                return
+
+    def state(self) -> Any:
+        return None
+
+
+def seed_everything(seed: int, epoch: int, number: int) -> None:
+    """Set the generators that everybody shares, from the place in the data."""
+    low, high = stream_key(seed, epoch << 32 | number, _SITE)
+    torch.manual_seed(low | (high >> 1) << 32)
+    random.seed(low | high << 32)
+    np.random.seed(low)
+
+
+def steps_in(loader: Any, n_micro: int) -> int | None:
+    """Return the steps of one epoch of a loader; None where it does not know its length."""
+    try:
+        return max(-(-len(loader) // n_micro), 1)
+    except (TypeError, NotImplementedError, AttributeError):
+        return None
+
+
+def require_readable(trainer: Trainer) -> None:
+    """Raise ConfigError for settings that a source without numbered rows cannot honour."""
+    args, problems = trainer.args, []
+    if args.dataloader_num_workers:
+        problems.append("dataloader_num_workers: such data are read in one thread")
+    if args.auto_find_batch_size:
+        problems.append("auto_find_batch_size: it tries the longest rows, which nobody knows before")
+    if problems:
+        raise ConfigError(
+            what="these settings do not go with an iterable data set or a DataLoader of your own",
+            got="; ".join(problems),
+            why="its rows have no numbers",
+            fix="leave them out, or pass a data set with a length and override no get_train_dataloader",
+        )
+
+
+def require_steps(args: Any) -> None:
+    """Raise ConfigError where nothing says how long a run over a source without a length is."""
+    if args.max_steps <= 0:
+        raise ConfigError(
+            what="the training set has no length, and max_steps is not set",
+            why="the learning rate and the end of the run follow from the number of steps",
+            fix="set --max_steps",
+        )
+
+
+def _state_is_exact(dataset: Any) -> bool:
+    """Return whether a source's own state brings back every row: a shuffle buffer is not part of it."""
+    if not (hasattr(dataset, "state_dict") and hasattr(dataset, "load_state_dict")) or is_sized(dataset):
+        return False
+    return not _has_buffer(getattr(dataset, "_ex_iterable", None))
+
+
+def _has_buffer(part: Any) -> bool:
+    if part is None:
+        return False
+    if "BufferShuffled" in type(part).__name__:
+        return True
+    inner = getattr(part, "ex_iterables", None) or [getattr(part, "ex_iterable", None)]
+    return any(_has_buffer(one) for one in inner)
+
+
+def _pass_over(rows: Iterator[Any], n_rows: int) -> None:
+    for _ in islice(rows, n_rows):
+        pass
+
+
+def _set_epoch(loader: Any, epoch: int) -> None:
+    sampler = getattr(loader, "sampler", None)
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    parts: list[Any] = [loader, sampler, batch_sampler, getattr(batch_sampler, "sampler", None)]
+    for part in [*parts, getattr(loader, "dataset", None)]:
+        if hasattr(part, "set_epoch"):
+            part.set_epoch(epoch)
+
+
+def _as_batch(found: Any, first_slot: int) -> Batch:
+    if not isinstance(found, Mapping):
+        raise ConfigError(
+            what="the training DataLoader gave no batch",
+            got=type(found).__name__,
+            why="a model is called with a batch's columns by name",
+            fix="give it a collate_fn that returns a dict of tensors, such as self.data_collator",
+        )
+    tokens, mask = found.get("input_ids"), found.get("attention_mask")
+    n_computed = tokens.numel() if isinstance(tokens, Tensor) else 0
+    return Batch(
+        inputs=dict(found),
+        labels={},
+        n_rows=find_batch_size(found) or 0,
+        first_slot=first_slot,
+        n_tokens=int(mask.sum()) if isinstance(mask, Tensor) else n_computed,
+        n_computed=n_computed,
+        n_padded=n_computed,
+    )
+
+
+def _digest(batches: Iterable[Batch]) -> str:
+    """Return a checksum of the batches' numbers."""
+    digest = xxhash.xxh3_128()
+    for batch in batches:
+        for name, value in sorted([*batch.inputs.items(), *batch.labels.items()]):
+            digest.update(name.encode())
+            if isinstance(value, Tensor):
+                plain = value.detach().cpu()
+                plain = plain.float() if plain.dtype == torch.bfloat16 else plain
+                digest.update(np.ascontiguousarray(plain.numpy()).tobytes())
+    return digest.hexdigest()
+
+
+def _other_rows() -> DataError:
+    return DataError(
+        what="the data set does not give the rows again that this run was trained on",
+        why="a run goes on exactly only where its source gives the same rows in the same order each time",
+        fix="pass a data set with a length, or a datasets.IterableDataset; or start anew without "
+        "--resume_from_checkpoint",
+    )
