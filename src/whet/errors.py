@@ -14,7 +14,7 @@ _USER_INFO = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+:/{1,2})[^/\s@]+@")  # one sla
 _SECRET_NAMES = re.compile(r"(?:^|_)(?:TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$", re.IGNORECASE)
 _SHORTEST_SECRET = 8
 _LONGEST_GOT = 300
-_LONGEST_PART = 3000
+_LONGEST_PART = 6000
 """Characters of the other parts of an error; only data in them can be longer."""
 _HARMLESS = "\u200c\u200d"
 """Format characters that words of some languages are written with, and that move nothing on the screen."""

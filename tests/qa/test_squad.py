@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from whet.errors import DataError
 from whet.tasks.qa.squad import read_questions
@@ -113,9 +116,6 @@ def _write_csv(path: Path) -> None:
 
 
 def _write_parquet(path: Path) -> None:
-    import pyarrow
-    from pyarrow import parquet
-
     parquet.write_table(pyarrow.Table.from_pylist(_rows()), path)
 
 
@@ -234,3 +234,61 @@ def test_xquad_is_read_whole(xquad_dir):
             assert answers.texts, questions.ids[i]
             for text, start in zip(answers.texts, answers.starts, strict=True):
                 assert questions.context(i)[start : start + len(text)] == text
+
+
+def _flat(**changes: Any) -> str:
+    """A table with one answer a row, in columns of its own."""
+    rows = [
+        ["id", "context", "question", "answer_text", "answer_start"],
+        ["a", "Born in Oslo, she sang.", "Where?", "Oslo", "8"],
+        ["b", "Born in Oslo; she sang.", "What did she do?", "sang", "18.0"],
+        ["c", "Born in Oslo, she sang.", "When?", "", ""],
+    ]
+    file = io.StringIO()
+    csv.writer(file, **changes).writerows(rows)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"], ids=["plain", "with a byte order mark"])
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+def test_a_table_with_answer_columns_is_read_whatever_its_delimiter(
+    delimiter: str, mark: bytes, tmp_path: Path
+) -> None:
+    path = tmp_path / "table.csv"
+    path.write_bytes(mark + _flat(delimiter=delimiter).encode())
+    found = read_questions(path)
+    assert list(found.ids) == ["a", "b", "c"]
+    assert list(found.answers) == [Answers(("Oslo",), (8,)), Answers(("sang",), (18,)), Answers()]
+    assert found.context(1) == "Born in Oslo; she sang."
+
+
+def test_answer_columns_are_read_from_json_lines_and_parquet(tmp_path: Path) -> None:
+    row = {"id": "a", "context": "Born in Oslo.", "question": "Where?", "answer_text": "Oslo", "answer_start": 8}
+    gap = row | {"id": "b", "answer_text": None, "answer_start": None}
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, (row, gap))), "utf-8")
+    parquet.write_table(pyarrow.Table.from_pylist([row, gap]), tmp_path / "rows.parquet")
+    several = row | {"answer_text": ["Oslo", "in Oslo"], "answer_start": [8, 5]}
+    (tmp_path / "several.json").write_text(json.dumps([several]), "utf-8")
+    for name in ("rows.jsonl", "rows.parquet"):
+        assert list(read_questions(tmp_path / name).answers) == [Answers(("Oslo",), (8,)), Answers()]
+    assert read_questions(tmp_path / "several.json").answers[0].starts == (8, 5)
+
+
+def test_a_list_at_the_top_holds_rows_or_articles(tmp_path: Path) -> None:
+    (tmp_path / "rows.json").write_text(json.dumps(_rows()), "utf-8")
+    (tmp_path / "articles.json").write_text(json.dumps(_articles()), "utf-8")
+    (tmp_path / "squad.json").write_text(json.dumps({"data": _articles()}), "utf-8")
+    assert list(read_questions(tmp_path / "rows.json").ids) == [row["id"] for row in _rows()]
+    assert read_questions(tmp_path / "articles.json").ids == read_questions(tmp_path / "squad.json").ids
+
+
+def test_a_parquet_file_of_a_real_size_is_read_as_its_rows(tmp_path: Path) -> None:
+    """One context for many questions, over several row groups: honest repetition is not taken for a bomb."""
+    context = "Born in Oslo. " * 2000
+    rows = [row | {"id": f"q{n}", "context": context} for n, row in enumerate(_rows()[:1] * 2000)]
+    for row in rows:
+        row["answers"] = {"text": ["Oslo"], "answer_start": [8]}
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "big.parquet", row_group_size=300)
+    found = read_questions(tmp_path / "big.parquet")
+    assert (len(found), len(found.contexts)) == (2000, 1)
+    assert found.answers[1999] == Answers(("Oslo",), (8,))

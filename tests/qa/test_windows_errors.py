@@ -9,6 +9,7 @@ from transformers import CanineTokenizer
 
 from whet.data.store import RowStore
 from whet.errors import ConfigError, DataError
+from whet.tasks.qa.encode import encode_texts, require_memory, rust_tokenizer
 from whet.tasks.qa.labels import span_labels
 from whet.tasks.qa.types import Answers, Questions, Windows
 from whet.tasks.qa.windows import WindowOptions, check_max_length, make_windows
@@ -97,3 +98,19 @@ def test_tokens_out_of_order_are_refused():
     )
     with pytest.raises(ConfigError, match="out of the order"):
         span_labels([Answers(("bc",), (3,))], windows, zero)
+
+
+def test_a_text_that_memory_cannot_hold_is_refused_before_it_is_tokenised() -> None:
+    """A context of 1 GB takes 320 GB; the limit is that of the machine, given here."""
+    with pytest.raises(DataError, match="too long to be tokenised") as caught:
+        require_memory(["short", "long " * 1000], available_bytes=1_000_000)
+    assert caught.value.problems[0].got == f"5,000 characters, which begin with {('long ' * 12)!r}"
+    require_memory(["short", "long " * 1000], available_bytes=2_000_000)
+
+
+def test_long_texts_are_tokenised_a_few_at_a_time_and_the_same() -> None:
+    rust = rust_tokenizer(tiny_tokenizers.bert())
+    texts = ["river bats " * 100_000, "river", "bats " * 900_000, ""]
+    together, alone = encode_texts(rust, texts), [encode_texts(rust, [text]) for text in texts]
+    assert together.lengths.tolist() == [int(one.lengths[0]) for one in alone]
+    assert together.ids.tolist() == [token for one in alone for token in one.ids.tolist()]

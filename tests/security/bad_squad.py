@@ -1,4 +1,4 @@
-"""Forty-five kinds of bad question answering data, by name; each says what the message has to name."""
+"""Kinds of bad question answering data, by name; each says what the message has to name."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import pyarrow
+from pyarrow import ipc, parquet
 
 CONTEXT = "\U0001f600 Pop music is sung in Oslo. Oslo is cold."
 START = CONTEXT.index("sung")
@@ -50,6 +53,72 @@ def _zip_bomb() -> bytes:
     return file.getvalue()
 
 
+def _arrow(path: Path) -> None:
+    with ipc.new_file(path, _table(1).schema) as file:
+        file.write_table(_table(1))
+
+
+def _sparse(path: Path) -> None:
+    """A file of 50 terabytes that takes no room; where the file system has a lower limit, of 8."""
+    with path.open("wb") as file:
+        try:
+            file.truncate(50 << 40)
+        except OSError:
+            file.truncate(8 << 40)
+
+
+def _table(n: int, **columns: Any) -> pyarrow.Table:
+    """A good table of n questions, with other columns."""
+    answers = [{"text": ["sung"], "answer_start": [START]}] * n
+    good = {"id": [f"q{row}" for row in range(n)], "question": ["What?"] * n, "context": [CONTEXT] * n}
+    return pyarrow.table(good | {"answers": answers} | columns)
+
+
+def _repeated(value: Any, n: int) -> pyarrow.Array:
+    """The value n times, stored once."""
+    return pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * n, pyarrow.int32()), pyarrow.array([value]))
+
+
+def _written(make: Callable[[], pyarrow.Table]) -> Make:
+    return lambda path: parquet.write_table(make(), path, compression="zstd", store_schema=False)
+
+
+def _cut(path: Path) -> None:
+    parquet.write_table(_table(50), path)
+    data = path.read_bytes()
+    path.write_bytes(data[:300] + data[500:])
+
+
+def _same_names() -> pyarrow.Table:
+    table = _table(2)
+    return table.append_column("id", table.column("id"))
+
+
+_N_BOMB = 8_500
+_parquet_bomb = _written(
+    lambda: _table(
+        _N_BOMB,
+        id=[str(n) for n in range(_N_BOMB)],
+        question=_repeated("q", _N_BOMB),
+        context=_repeated("a" * 1_000_000, _N_BOMB),
+        answers=pyarrow.nulls(_N_BOMB),
+    )
+)
+_parquet_of_nulls = _written(lambda: pyarrow.table({name: pyarrow.nulls(1_000_000, pyarrow.string())
+                                                    for name in ("id", "context", "question", "answers")}))  # fmt: skip
+_parquet_of_answers = _written(
+    lambda: _table(600, answers=[{"text": ["a" * 1_000_000], "answer_start": [0]} for _ in range(600)])
+)
+_parquet_packed = _written(lambda: _table(600, context=[f"{n} " + "a" * 1_000_000 for n in range(600)]))
+_parquet_cut = _cut
+_parquet_not_utf8 = _written(
+    lambda: _table(2, question=pyarrow.array([b"What?", b"What\xff"], pyarrow.binary()).view(pyarrow.string()))
+)
+_parquet_of_numbers = _written(lambda: _table(1, id=[7]))
+_parquet_of_times = _written(lambda: _table(1, context=pyarrow.array([2**62], pyarrow.timestamp("ms"))))
+_parquet_twice = _written(_same_names)
+
+
 _GOOD = _text(document())
 _COMBINED = "Caf\u00e9 Oslo"
 Make = Callable[[Path], object]
@@ -58,14 +127,14 @@ KINDS: dict[str, tuple[str | bytes | Make, str]] = {
     # the file
     "empty": ("", "the file is empty"),
     "not JSON": ("once upon a time", "line 1, column 1: not JSON"),
-    "byte order mark": (b"\xef\xbb\xbf" + _GOOD.encode(), "byte order mark"),
+    "UTF-16 without a mark": (_GOOD.encode("utf-16-le"), "null bytes, as UTF-16"),
     "UTF-16": (_GOOD.encode("utf-16"), "the text is UTF-16"),
     "Latin-1": ('{"data":\n[{"title": "Br\u00fcssel"}]}'.encode("latin-1"), r"byte 23 \(line 2\) is not UTF-8"),
     "truncated": (json.dumps(document(), indent=1)[:-60], r"line \d+, column \d+: not JSON"),
     "JSON lines with a broken line": (
         _text(question(1) | {"context": CONTEXT}) + '\n{"id": ]\n', "line 2 of the JSON lines: column 8: not JSON",
     ),
-    "list at the top": (_text([question(1)]), "a list, not an object"),
+    "list of lists at the top": (_text([[question(1)]]), r"data\[0\]: this is a list, not an object"),
     "no data": (_text({"version": "1.1"}), "the document has no `data`"),
     "nesting": ('{"data":' + "[" * 200_000, "nested too deep"),
     "5,000 digits": (_GOOD.replace('"1.1"', "7" * 5000), "line 1, column 13: a number has too many digits"),
@@ -76,6 +145,30 @@ KINDS: dict[str, tuple[str | bytes | Make, str]] = {
     "zip bomb": (_zip_bomb(), "this is a zip file"),
     "pipe": (os.mkfifo, "a pipe, a socket or a device"),
     "folder": (Path.mkdir, "this is a folder, not a file"),
+    "Arrow file": (_arrow, "this is an Arrow file"),
+    "pickle": (b"\x80\x04\x95\x00", "this is a pickle file"),
+    "file of 50 terabytes": (_sparse, "the file is too large for this machine's memory"),
+    # tables
+    "Parquet of 8.5 GB in 21 kB": (_parquet_bomb, r"8,500,\d{3},\d{3} bytes of text"),
+    "Parquet of a million nulls": (_parquet_of_nulls, "1,000,000 rows or list entries, in a file of"),
+    "Parquet of long answers": (_parquet_of_answers, "bytes of text, in a file of"),
+    "Parquet unpacked to 600 MB": (_parquet_packed, "bytes when unpacked, in a file of"),
+    "Parquet cut off": (_parquet_cut, "the Parquet file cannot be read"),
+    "Parquet with bytes in place of text": (
+        _parquet_not_utf8, r"row 1, question 'q1': question is unreadable \('utf-8' codec can't decode byte 0xff",
+    ),
+    "Parquet with numbers in place of text": (_parquet_of_numbers, r"row 0: id is a whole number, not a text"),
+    "Parquet with a time out of range": (_parquet_of_times, r"row 0, question 'q0': context is unreadable|a datetime"),
+    "Parquet with the same column twice": (_parquet_twice, "columns have the same name"),
+    "CSV of a million columns": ("id,context,question,answers" + ",a" * 1_000_000 + "\n1\n", "columns"),
+    "CSV with a short row": ("id,question,context,answers\n1,a,b,[]\n2,a\n", r"Row #3: Expected 4 columns, got 2"),
+    "answers given twice": (
+        "id,question,context,answers,answer_text,answer_start\n1,a,b,[],b,0\n", "the answers are given twice",
+    ),
+    "answer without its start": ("id;question;context;answer_text\n1;a;b;b\n", "the column answer_start is missing"),
+    "start that is no number": (
+        "id\tquestion\tcontext\tanswer_text\tanswer_start\n1\ta\tb\tb\tx\n", "answer_start of 'b' is a text",
+    ),
     # the levels
     "data of a wrong type": (_text({"data": {}}), "`data` is not a list"),
     "article of a wrong type": (_text({"data": [5]}), r"data\[0\]: this is a whole number"),

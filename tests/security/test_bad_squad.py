@@ -18,7 +18,7 @@ from whet.cli.main import run
 from whet.errors import EXIT_BAD_DATA, DataError
 from whet.tasks.qa.squad import read_questions
 
-N_KINDS = 45
+N_KINDS = 62
 _MOST_S, _MOST_KIB = 2.0, 300 * 1024
 
 

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from whet.errors import ConfigError
+
 
 @dataclass(frozen=True)
 class Family:
@@ -26,7 +28,14 @@ def _from_zero(_: nn.Module) -> int:
 
 def _after_padding(model: nn.Module) -> int:
     """RoBERTa's embeddings number positions from padding_idx + 1 (fairseq's make_positions)."""
-    padding_id: int = model.config.pad_token_id  # pyright: ignore
+    padding_id: int | None = model.config.pad_token_id  # pyright: ignore
+    if padding_id is None:
+        raise ConfigError(
+            what="the model's configuration names no padding token",
+            got="pad_token_id null",
+            why="this family counts positions from the number of its padding token",
+            fix='set "pad_token_id" in config.json to what the model was trained with: 1 for RoBERTa and XLM-R',
+        )
     return padding_id + 1
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from whet.tasks.qa.cells import Unreadable
 from whet.tasks.qa.rejected import Rejected
 from whet.tasks.qa.strict_json import parse_json, skip_space
 from whet.tasks.qa.types import Answers
@@ -58,6 +59,8 @@ def answers_field(row: Mapping[str, Any], context: str, *, required: bool) -> An
 
 def kind(value: object) -> str:
     """Return what this value is, in the words of JSON."""
+    if isinstance(value, Unreadable):
+        return f"unreadable ({value.reason})"
     for types, words in _KINDS:
         if isinstance(value, types):
             return words

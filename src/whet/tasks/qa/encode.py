@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from whet.errors import ConfigError
+from whet.errors import ConfigError, DataError
+from whet.hardware import memory
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 
 _BATCH = 512
 """Texts handed over at once: enough for all threads, and few enough that their encodings take little memory."""
+_BATCH_CHARS = 1 << 22
+"""Characters handed over at once, for the same reason."""
+_BYTES_PER_CHAR = 320
+"""Memory that encodings take for a character: measured with WordPiece on text of punctuation alone."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +71,8 @@ def encode_texts(
     None leaves the threads to the Rust library: all cores of this process, or one with TOKENIZERS_PARALLELISM=false.
     A number means just so many threads. The tokens do not depend on it.
     """
-    batches = [texts[i : i + _BATCH] for i in range(0, max(len(texts), 1), _BATCH)]
+    require_memory(texts, memory.available_bytes())
+    batches = list(_batches(texts))
 
     def encode(batch: Sequence[str]) -> EncodedTexts:
         if with_spans:
@@ -77,6 +83,32 @@ def encode_texts(
         return _joined([encode(batch) for batch in batches])
     with _no_threads_in_rust(), ThreadPoolExecutor(n_threads) as pool:
         return _joined(list(pool.map(encode, batches)))
+
+
+def _batches(texts: Sequence[str]) -> Iterator[list[str]]:
+    """Yield the texts in order, so many at a time that their encodings take little memory; at least one batch."""
+    batch: list[str] = []
+    n_chars = 0
+    for text in texts:
+        if batch and (len(batch) == _BATCH or n_chars + len(text) > _BATCH_CHARS):
+            yield batch
+            batch, n_chars = [], 0
+        batch.append(text)
+        n_chars += len(text)
+    yield batch
+
+
+def require_memory(texts: Sequence[str], available_bytes: int | None) -> None:
+    """Raise DataError for a text whose encoding would not fit into memory."""
+    longest = max(texts, key=len, default="")
+    if available_bytes is None or len(longest) * _BYTES_PER_CHAR <= available_bytes:
+        return
+    raise DataError(
+        what="a text is too long to be tokenised in this machine's memory",
+        got=f"{len(longest):,} characters, which begin with {longest[:60]!r}",
+        why=f"the tokens of one text take up to {_BYTES_PER_CHAR} bytes a character, and {available_bytes:,} are free",
+        fix="cut the text into several contexts, each with its own questions",
+    )
 
 
 @contextmanager

@@ -1,12 +1,13 @@
-"""One row a question: flat JSON, JSON lines, CSV and Parquet."""
+"""One row a question: flat JSON, JSON lines, and tables from CSV or Parquet."""
 
 from __future__ import annotations
 
-import io
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from whet.tasks.qa.cells import column_values, refuse_twice
 from whet.tasks.qa.collect import Collector
 from whet.tasks.qa.rejected import Rejected
 from whet.tasks.qa.strict_json import parse_json, skip_space
@@ -15,7 +16,12 @@ if TYPE_CHECKING:
     import pyarrow
 
 COLUMNS = ("id", "title", "context", "question", "answers")
-_READ = (*COLUMNS, "is_impossible")
+ANSWER_COLUMNS = ("answer_text", "answer_start")
+"""What may stand in place of `answers`: one answer a row, in two columns."""
+TEXTS = (*COLUMNS, *ANSWER_COLUMNS)
+READ = (*TEXTS, "is_impossible")
+_WHOLE = re.compile(r"\s*(-?\d{1,18})(?:\.0)?\s*")
+"""A whole number as tables write it; pandas adds .0 where the column has gaps."""
 
 
 def read_rows(rows: Iterable[tuple[str, Any]], collector: Collector) -> None:
@@ -25,37 +31,68 @@ def read_rows(rows: Iterable[tuple[str, Any]], collector: Collector) -> None:
             return
         if n == 0 and isinstance(row, Mapping):
             check_columns(list(row), require_answers=collector.require_answers)
-        collector.add_row(row, partial(_row_place, place, row))
+        collector.add_row(_with_answers(row), partial(_row_place, place, row))
 
 
 def read_table(table: pyarrow.Table, collector: Collector) -> None:
     """Hand every row of an Arrow table to the collector."""
-    names = table.column_names
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise Rejected(
-            "columns have the same name", got=twice, why="it is not known which one is meant", fix="keep one of each"
-        )
-    check_columns(names, require_answers=collector.require_answers)
-    wanted = [name for name in _READ if name in names]
-    columns = [table.column(name).to_pylist() for name in wanted]
-    rows = (dict(zip(wanted, values, strict=True)) for values in zip(*columns, strict=True))
+    refuse_twice(table.column_names)
+    check_columns(table.column_names, require_answers=collector.require_answers)
+    wanted = [name for name in READ if name in table.column_names]
+    read_columns({name: column_values(table.column(name)) for name in wanted}, collector)
+
+
+def read_columns(columns: Mapping[str, Sequence[Any]], collector: Collector) -> None:
+    """Hand every row of these columns to the collector."""
+    check_columns(list(columns), require_answers=collector.require_answers)
+    wanted = [name for name in READ if name in columns]
+    rows = (dict(zip(wanted, row, strict=True)) for row in zip(*(columns[name] for name in wanted), strict=True))
     read_rows(((f"row {n}", row) for n, row in enumerate(rows)), collector)
 
 
 def check_columns(found: Sequence[str], *, require_answers: bool) -> None:
     """Refuse rows of other columns than those of SQuAD."""
-    needed = [name for name in COLUMNS if name != "title" and (require_answers or name != "answers")]
+    apart = "answers" not in found and any(name in found for name in ANSWER_COLUMNS)
+    answers = ANSWER_COLUMNS if apart else ("answers",)
+    needed = ["id", "context", "question", *(answers if require_answers else ())]
     missing = [name for name in needed if name not in found]
+    if "answers" in found and any(name in found for name in ANSWER_COLUMNS):
+        raise Rejected(
+            "the answers are given twice",
+            got=", ".join(name for name in found if name in ("answers", *ANSWER_COLUMNS)),
+            why="it is not known which of them are meant",
+            fix="keep the column answers, or the columns answer_text and answer_start",
+        )
     if missing:
         raise Rejected(
-            f"the columns {', '.join(missing)} are missing"
-            if len(missing) > 1
-            else f"the column {missing[0]} is missing",
+            f"the column{'s' if len(missing) > 1 else ''} {', '.join(missing)} {_are(missing)} missing",
             got=f"columns found: {', '.join(map(str, found)) or 'none'}",
-            why=f"a question needs {', '.join(needed)}, under these names; title may be left out",
-            fix="rename your columns to these names",
+            why="a question needs id, context and question, and answers or answer_text and answer_start",
+            fix=f"rename the columns that hold them, or add them: {', '.join(missing)}",
         )
+
+
+def _are(names: Sequence[str]) -> str:
+    return "are" if len(names) > 1 else "is"
+
+
+def _with_answers(row: Any) -> Any:
+    """Return the row with `answers`, made from answer_text and answer_start where it has these instead."""
+    if not isinstance(row, Mapping) or "answers" in row or not any(name in row for name in ANSWER_COLUMNS):
+        return row
+    text, start = (row.get(name) for name in ANSWER_COLUMNS)
+    if isinstance(text, list):
+        return {**row, "answers": {"text": text, "answer_start": start}}
+    none = text in (None, "") and (start in (None, "", -1, "-1") or start != start)  # NaN: a gap of pandas
+    return {**row, "answers": [] if none else [{"text": text, "answer_start": _whole(start)}]}
+
+
+def _whole(value: Any) -> Any:
+    """Return the number in a table's cell, where there is one; the rules for answers refuse anything else."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    match = _WHOLE.fullmatch(value) if isinstance(value, str) else None
+    return int(match[1]) if match else value
 
 
 def json_lines(text: str) -> Iterator[tuple[str, Any]]:
@@ -77,42 +114,6 @@ def json_lines(text: str) -> Iterator[tuple[str, Any]]:
                 fix="write one object a line, or one JSON document in all",
             )
         yield f"line {n}", row
-
-
-def csv_table(data: bytes) -> pyarrow.Table:
-    """Return the CSV text (UTF-8) as an Arrow table whose known columns are texts."""
-    from pyarrow import ArrowInvalid, csv, string
-
-    try:
-        return csv.read_csv(
-            io.BytesIO(data),
-            # one block holds everything: a quoted context may run over any number of lines
-            read_options=csv.ReadOptions(block_size=len(data) + 1),
-            parse_options=csv.ParseOptions(newlines_in_values=True),
-            convert_options=csv.ConvertOptions(column_types=dict.fromkeys(COLUMNS, string())),
-        )
-    except ArrowInvalid as error:
-        raise Rejected(
-            "not a CSV table",
-            got=str(error),
-            why="every row has the columns of the header, and quotes inside a quoted text are doubled",
-            fix="write the file again with Python's csv module or with pandas",
-        ) from None
-
-
-def parquet_table(data: bytes) -> pyarrow.Table:
-    """Return the Parquet file as an Arrow table."""
-    from pyarrow import ArrowException, BufferReader, parquet
-
-    try:
-        return parquet.read_table(BufferReader(data))
-    except (ArrowException, OSError) as error:
-        raise Rejected(
-            "the Parquet file cannot be read",
-            got=str(error),
-            why="it is damaged or cut off",
-            fix="write or copy it again",
-        ) from None
 
 
 def _row_place(place: str, row: Any) -> str:

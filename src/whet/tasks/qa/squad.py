@@ -8,14 +8,15 @@ from typing import Any
 
 from whet.tasks.qa.collect import Collector, no_cycle_search, not_an_object
 from whet.tasks.qa.read_bytes import PARQUET, read_bytes, text_of
+from whet.tasks.qa.read_csv import csv_table, delimiter_of
 from whet.tasks.qa.read_nested import read_nested
-from whet.tasks.qa.read_tables import COLUMNS, csv_table, json_lines, parquet_table, read_rows, read_table
+from whet.tasks.qa.read_parquet import parquet_columns
+from whet.tasks.qa.read_tables import READ, TEXTS, json_lines, read_columns, read_rows, read_table
 from whet.tasks.qa.rejected import Rejected
 from whet.tasks.qa.strict_json import parse_json, place_in, skip_space
 from whet.tasks.qa.types import Questions
 
 _TELLING = {"context", "question", "answers"}
-_HEADER_CHARS = 10_000
 
 
 def read_questions(
@@ -24,29 +25,30 @@ def read_questions(
     """Return the questions of a file, the first `limit` of them if a limit is given.
 
     Read are SQuAD's nested JSON (1.1 and 2.0); one row a question, with the columns id, context, question, answers and
-    perhaps title, as {"data": [...]}, JSON lines, CSV (the answers as JSON text) or Parquet. Without `require_answers`
-    the answers may be missing. Everything is checked before anything is returned: DataError tells the first problems,
-    each with its place, and how many there are. With `skip_bad` the result holds the good questions and names the bad.
+    perhaps title, as {"data": [...]}, a list, JSON lines, CSV (the answers as JSON text) or Parquet. The columns
+    answer_text and answer_start may take the place of answers. Without `require_answers` the answers may be missing.
+    Everything is checked before anything is returned: DataError reports the first problems, each with its place, and
+    how many there are. With `skip_bad` the result holds the good questions and names the bad.
     """
     collector = Collector(str(path), limit=limit, require_answers=require_answers, skip_bad=skip_bad)
-    data = read_bytes(Path(path))
     try:
+        data = read_bytes(Path(path))
         with no_cycle_search():
             if data.startswith(PARQUET):
-                read_table(parquet_table(data), collector)
+                read_columns(parquet_columns(data, READ), collector)
             else:
-                _read_text(text_of(data), data, collector, named_csv=Path(path).suffix.lower() == ".csv")
+                _read_text(text_of(data), data, collector, Path(path))
     except Rejected as problem:
         raise problem.error(str(path)) from None
     return collector.finish()
 
 
-def _read_text(text: str, data: bytes, collector: Collector, *, named_csv: bool) -> None:
+def _read_text(text: str, data: bytes, collector: Collector, path: Path) -> None:
     begin = skip_space(text)
     if begin == len(text):
         raise Rejected("the file is empty", why="there is no question in it", fix="name another file")
-    if text[begin] not in "{[" and (named_csv or _has_csv_header(text)):
-        read_table(csv_table(data), collector)
+    if text[begin] not in "{[" and (delimiter := delimiter_of(text, TEXTS, path)):
+        read_table(csv_table(data, TEXTS, delimiter), collector)
         return
     document, end = parse_json(text, begin)
     rest = skip_space(text, end)
@@ -63,12 +65,9 @@ def _read_text(text: str, data: bytes, collector: Collector, *, named_csv: bool)
         )
 
 
-def _has_csv_header(text: str) -> bool:
-    header = text[:_HEADER_CHARS].lstrip().splitlines()
-    return bool(header) and any(name.strip(' "') in COLUMNS for name in header[0].split(","))
-
-
 def _read_document(document: Any, collector: Collector) -> None:
+    if isinstance(document, list):
+        return _read_data(document, collector)
     if not isinstance(document, Mapping):
         raise not_an_object(document)
     if "data" not in document:
