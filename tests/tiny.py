@@ -43,14 +43,19 @@ _OWN_SIZES: dict[str, dict[str, Any]] = {
 }
 
 
-def tiny_model(family: str, *, dropout: float = 0.0, seed: int = 0, **changes: Any) -> Any:
-    """Return a new question answering model of the family in float32, the same each time."""
-    torch.manual_seed(seed)
+def tiny_config(family: str, *, dropout: float = 0.0, **changes: Any) -> Any:
+    """Return the configuration of a tiny model of the family."""
     rates = {"dropout": dropout, "attention_dropout": dropout, "qa_dropout": dropout}
     if family != "distilbert":
         rates = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
     sizes = _SIZES | _OWN_SIZES.get(family, {}) | rates | changes
-    return AutoModelForQuestionAnswering.from_config(AutoConfig.for_model(family, **sizes))
+    return AutoConfig.for_model(family, **sizes)
+
+
+def tiny_model(family: str, *, dropout: float = 0.0, seed: int = 0, **changes: Any) -> Any:
+    """Return a new question answering model of the family in float32, the same each time."""
+    torch.manual_seed(seed)
+    return AutoModelForQuestionAnswering.from_config(tiny_config(family, dropout=dropout, **changes))
 
 
 def tiny_rows(n_rows: int, family: str = "bert", *, lengths: tuple[int, int] = (6, 40), seed: int = 1) -> RowStore:

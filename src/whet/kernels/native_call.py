@@ -18,13 +18,21 @@ DTYPES = {torch.float32: structs.FLOAT32, torch.bfloat16: structs.BFLOAT16}
 def native_for(*tensors: Tensor | None) -> Library | None:
     """Return the library if it can work on these tensors: all on the CPU and of one dtype, fp32 or bf16.
 
-    Under torch.compile the answer is None: the compiler cannot look into the library, but it can fuse plain torch.
+    The answer is None where somebody follows the operators: a tracer would take results for constants, a compiler can
+    fuse plain torch, and a transform needs operators that it knows.
     """
-    if torch.compiler.is_compiling():
+    if is_followed():
         return None
     given = [tensor for tensor in tensors if tensor is not None]
     fits = all(tensor.device.type == "cpu" and tensor.dtype == given[0].dtype for tensor in given)
     return library() if fits and given[0].dtype in DTYPES else None
+
+
+def is_followed() -> bool:
+    """Return whether torch now compiles, traces or transforms what runs (torch.compile, jit.trace, torch.func)."""
+    if torch.compiler.is_compiling():
+        return True
+    return torch._C._get_tracing_state() is not None or torch._C._are_functorch_transforms_active()
 
 
 def ptr(tensor: Tensor | None) -> int | None:

@@ -95,8 +95,10 @@ def running() -> object | None:
 class Placement:
     """What all sites of one model share: their way to the running pass. It holds nothing of the pass itself."""
 
-    def __init__(self, kernel: Kernel = "auto") -> None:
+    def __init__(self, kernel: Kernel = "auto", *, outside: str = "sdpa") -> None:
         self.kernel: Kernel = kernel
+        self.attention_outside = outside
+        """The attention implementation of transformers that the model has outside of whet's passes."""
         self.traced: KeyedPlace | None = None
         """The place in a graph that is being traced: a tracer cannot read context variables."""
 

@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from whet.hardware.cpu import vendor
 from whet.kernels import structs
-from whet.kernels.native_call import call, native_for, ptr
+from whet.kernels.native_call import call, is_followed, native_for, ptr
 
 _SMALL = 1 << 20
 """Multiplications below which the way into oneDNN costs more than it saves."""
@@ -71,7 +71,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, parts: Sequenc
 def _suits(x: Tensor, weight: Tensor) -> bool:
     if x.dtype != torch.float32 or weight.dtype != torch.float32 or x.device.type != "cpu":
         return False
-    if torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
+    if is_followed() or torch.is_autocast_enabled("cpu"):
         return False
     return x.numel() * weight.shape[0] >= _SMALL and by_onednn()
 

@@ -32,7 +32,8 @@ def optimize(model: nn.Module, optimizer: Any = None, dtype: torch.dtype | None 
 
     Hidden states of real tokens are those of the untouched model, and so is any loss of them alone. At padding they are
     zeros: a loss that also reads these, as the span loss of transformers' question answering models does, is another
-    number than before, and its softmax is better masked. Rows padded on the left run with their padding.
+    number than before, and its softmax is better masked. Rows padded on the left, and calls that
+    ask for the states of all layers, run with their padding; the log says which.
 
     Raises ConfigError for a family that whet does not know, and for another dtype.
     """

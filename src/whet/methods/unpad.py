@@ -1,5 +1,6 @@
 """Padded calls of an encoder run without their padding: for training loops that are not whet's."""
 
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import MethodType
 from typing import Any
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from whet.data.batch import filled_length
 from whet.kernels.place import DrawnPlace, Place
 from whet.log import logger
+from whet.methods import unpad_calls
 from whet.models.packed import PackedModel, with_filling
 
 _STATE = "whet_unpad"
@@ -21,13 +23,7 @@ class _Calls:
     def __init__(self, packed: PackedModel, dtype: torch.dtype | None) -> None:
         self.packed = packed
         self.dtype = dtype
-        self.told_padded = False
-
-    def tell_padded(self) -> None:
-        """Say, once, that batches whose rows do not begin with a token run as they come."""
-        if not self.told_padded:
-            logger.warning("whet.optimize: rows padded on the left run with their padding; pad them on the right")
-        self.told_padded = True
+        self.told_why: set[str] = set()
 
     def autocast(self, device: torch.device) -> AbstractContextManager[object]:
         """Return the context in which the encoder computes."""
@@ -37,10 +33,15 @@ class _Calls:
             return torch.autocast(device.type, enabled=False)
         return torch.autocast(device.type, self.dtype)
 
-    def padded(self, encoder: Any, *given: Any, **options: Any) -> Any:
-        """Return what the encoder's own forward gives, also where a hook within one of its passes asks for it."""
-        with self.packed.placement.outside():
-            return type(encoder).forward(encoder, *given, **options)
+    def padded(self, encoder: Any, why: str, given: Sequence[Any], options: Mapping[str, Any]) -> Any:
+        """Return what the encoder's own forward gives, and log once why; also where a hook in a pass asks for it."""
+        if why not in self.told_why:
+            self.told_why.add(why)
+            logger.warning("whet.optimize: with their padding run %s", why)
+        dtype = next(encoder.parameters()).dtype
+        with self.packed.placement.outside(), self.autocast(next(encoder.parameters()).device):
+            out = type(encoder).forward(encoder, *given, **options)
+        return out if self.dtype is None else _in_dtype(out, dtype)
 
     def place(self, mask: Tensor) -> Place:
         """Return the place of the rows under a mask (B, T) of real tokens; what fills the batch up is a row more."""
@@ -81,26 +82,22 @@ def restore(packed: PackedModel) -> None:
     encoder.__dict__.pop(_STATE, None)
 
 
-def _forward(
-    self: Any, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, *rest: Any, **options: Any
-) -> Any:
-    """Stand in for the forward of an encoder (B, T) -> hidden states (B, T, D).
-
-    Rows that begin with padding run padded: heads read the state there, which would be zeros.
-    """
+def _forward(self: Any, *given: Any, **options: Any) -> Any:
+    """Stand in for the forward of an encoder (B, T) -> hidden states (B, T, D)."""
     calls: _Calls = getattr(self, _STATE)
-    asked = any(options.get(name) for name in ("output_attentions", "output_hidden_states"))
-    if rest or asked or input_ids is None or (attention_mask is not None and attention_mask.dim() != 2):
-        return calls.padded(self, input_ids, attention_mask, *rest, **options)
-    mask = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
-    if not bool(mask[:, 0].all()):
-        calls.tell_padded()
-        return calls.padded(self, input_ids, attention_mask, **options)
+    call = unpad_calls.named(self, given, options)
+    why = unpad_calls.why_padded(self, call)
+    if call is None or why is not None:
+        return calls.padded(self, why or "", given, options)
+    input_ids: Tensor = call.pop("input_ids")
+    mask = call.pop("attention_mask", torch.ones_like(input_ids)).to(input_ids.device, torch.bool)
+    if not bool(mask[:, 0].all()):  # heads read the first place, which would be zeros
+        return calls.padded(self, "rows that do not begin with a token: pad them on the right", given, options)
     place = calls.place(mask)
     with calls.packed.placement.at(place), calls.autocast(mask.device):
-        packed_options = _packed_inputs(options, mask, place, _positions(input_ids, calls.packed))
+        packed_options = _packed_inputs(call, mask, place, _positions(input_ids, calls.packed))
         out = type(self).forward(self, _flat(input_ids, mask, place), **packed_options)
-    return _padded(self, out, mask, as_tuple=options.get("return_dict") is False)
+    return _padded(self, out, mask, as_tuple=unpad_calls.wants_tuple(self, options))
 
 
 def _positions(input_ids: Tensor, packed: PackedModel) -> Tensor:
@@ -111,20 +108,19 @@ def _positions(input_ids: Tensor, packed: PackedModel) -> Tensor:
     return words.cumsum(1) * words + packed.position_offset - 1
 
 
-def _packed_inputs(options: dict[str, Any], mask: Tensor, place: Place, positions: Tensor) -> dict[str, Any]:
+def _packed_inputs(call: dict[str, Any], mask: Tensor, place: Place, positions: Tensor) -> dict[str, Any]:
     """Return the packed call's keyword arguments: token columns without padding, positions that always are there."""
-    given = {name: value for name, value in options.items() if value is not None}
     columns = {
         name: _flat(value.expand(mask.shape), mask, place)
-        for name, value in given.items()
-        if isinstance(value, Tensor) and value.shape[-1:] == mask.shape[-1:] and value.dim() == 2
+        for name, value in call.items()
+        if isinstance(value, Tensor) and value.dim() == 2
     }
-    return given | {"position_ids": _flat(positions, mask, place)} | columns | {"return_dict": True}
+    return call | {"position_ids": _flat(positions, mask, place)} | columns | {"return_dict": True}
 
 
 def _flat(column: Tensor, mask: Tensor, place: Place) -> Tensor:
-    """Return a column (B, T) without what the mask hides (1, N), filled up with its first tokens."""
-    kept = column[mask]
+    """Return a column (B, T) without what the mask hides (1, N) int64, filled up with its first tokens."""
+    kept = column[mask].long()
     return torch.cat([kept, kept[: len(place.positions) - len(kept)]])[None]
 
 
@@ -141,3 +137,15 @@ def _pooled(self: Any, hidden: Tensor) -> Tensor:
     if hasattr(self, "pooler_activation"):
         return self.pooler_activation(self.pooler(hidden[:, 0]))
     return self.pooler(hidden)
+
+
+def _in_dtype(out: Any, dtype: torch.dtype) -> Any:
+    """Return an encoder's output with its floating point tensors in this dtype."""
+    if isinstance(out, Tensor):
+        return out.to(dtype) if out.is_floating_point() else out
+    if isinstance(out, tuple):
+        return tuple(_in_dtype(part, dtype) for part in out)
+    if isinstance(out, dict):  # transformers' outputs are
+        for name in list(out):
+            out[name] = _in_dtype(out[name], dtype)
+    return out

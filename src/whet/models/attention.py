@@ -1,14 +1,18 @@
 """whet's attention function inside transformers: one function serves every family through the AttentionInterface."""
 
+import sys
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from whet.kernels.fused_attention import attend as attend_rows
-from whet.kernels.place import Site
+from whet.kernels.place import Place, Site
 from whet.kernels.reference import AttentionSpec, Drop
 
 NAME = "whet"
@@ -24,22 +28,45 @@ def register() -> None:
 
 def attend(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
-) -> tuple[Tensor, None]:
+) -> tuple[Tensor, Tensor | None]:
     """Return the attention output (B, T, H, K) for query, key and value (B, H, T, K).
 
     In a packed pass B is 1, T is all tokens of all rows, and each row sees itself alone. Outside of one (the model is
-    called by somebody else) it is transformers' own SDPA attention.
+    called by somebody else) it is transformers' own: eager, with its weights, where the model had that, or else SDPA.
     """
     site: Site | None = getattr(module, SITE, None)
-    if site is None or site.place is None:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+    place = None if site is None else site.place
+    if site is None or place is None or not _is_of(place, query):
+        return _outside(module, site)(module, query, key, value, attention_mask, **options)
     p = options.get("dropout", 0.0)
-    drop = Drop(p, site.place, site.use()) if p > 0.0 else None
+    drop = Drop(p, place, site.use()) if p > 0.0 else None
     scale = options.get("scaling") or query.shape[-1] ** -0.5
-    place = site.place
     spec = AttentionSpec(place.row_starts, scale, drop=drop, longest=place.longest, kernel=site.placement.kernel)
     q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     return attend_rows(q, k, v, spec)[None], None
+
+
+def _is_of(place: Place, query: Tensor) -> bool:
+    """Return whether the query is that of the pass, and not of a call that a hook makes meanwhile."""
+    return torch.compiler.is_compiling() or (query.shape[0] == 1 and query.shape[2] == len(place.slots))
+
+
+def _outside(module: nn.Module, site: Site | None) -> Callable[..., tuple[Tensor, Tensor | None]]:
+    """Return the attention function that the model has outside of whet's passes."""
+    if site is None or site.placement.attention_outside != "eager":
+        return sdpa_attention_forward
+    homes = (sys.modules[part.__module__] for part in type(module).__mro__)
+    eager = next(home.eager_attention_forward for home in homes if hasattr(home, "eager_attention_forward"))
+    return partial(_eager, eager)
+
+
+def _eager(eager: Callable[..., Any], module: nn.Module, *qkv: Any, **options: Any) -> tuple[Tensor, Tensor]:
+    """Run a family's eager attention with our mask, which is SDPA's: true where a key is seen."""
+    query, key, value, seen = qkv
+    if seen is not None and seen.dtype == torch.bool:
+        hidden = torch.finfo(query.dtype).min
+        seen = torch.zeros_like(seen, dtype=query.dtype).masked_fill(~seen, hidden)
+    return eager(module, query, key, value, seen, **options)
 
 
 def mask(*args: Any, attention_mask: Tensor | None = None, **options: Any) -> Tensor | None:

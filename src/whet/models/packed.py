@@ -90,8 +90,8 @@ def prepare(model: nn.Module, kernel: Kernel = "auto") -> PackedModel | None:
     if family is None:
         return None
     attention.register()
-    placement = Placement(kernel)
     before = str(model.config._attn_implementation)  # pyright: ignore[reportAttributeAccessIssue]
+    placement = Placement(kernel, outside=before)
     _place_sites(model, family, placement)
     model.set_attn_implementation(attention.NAME)  # pyright: ignore[reportCallIssue]
     return PackedModel(model, family, placement, before)

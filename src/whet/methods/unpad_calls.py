@@ -1,0 +1,79 @@
+"""Which calls of an encoder can run without their padding, by what they give and what they ask for."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from whet.kernels.native_call import is_followed
+from whet.models import attention
+
+_IDS = (torch.int64, torch.int32)
+_COLUMNS = ("token_type_ids", "position_ids")
+_OUTPUTS = ("output_attentions", "output_hidden_states")
+
+
+def named(encoder: Any, given: Sequence[Any], options: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the call's arguments by name, without those that are None; None where the encoder takes no such call."""
+    names = _names(type(encoder))[: len(given)]
+    if len(names) < len(given) or any(name in options for name in names):
+        return None
+    arguments = dict(zip(names, given, strict=True)) | dict(options)
+    return {name: value for name, value in arguments.items() if value is not None}
+
+
+def why_padded(encoder: Any, call: Mapping[str, Any] | None) -> str | None:
+    """Return what about the call needs its padding, for the log; None where it can run without."""
+    if call is None or not _are_ids(call.get("input_ids")):
+        return "calls without input_ids (rows, places)"
+    ids: Tensor = call["input_ids"]
+    if is_followed() or type(ids) is not Tensor or ids.is_meta:
+        return "calls that a tracer or a transform of torch follows"
+    if any(_asked(encoder.config, call, name) for name in _OUTPUTS):
+        return "calls that ask for hidden states or attention weights of all layers"
+    if encoder.config._attn_implementation != attention.NAME:
+        return "models whose attention implementation was changed afterwards"
+    mask = call.get("attention_mask")
+    if mask is not None and not (isinstance(mask, Tensor) and mask.shape == ids.shape):
+        return "attention masks of another shape than input_ids"
+    odd = [name for name, value in call.items() if not _is_understood(name, value, ids)]
+    if odd or getattr(encoder.config, "is_causal", False):
+        return f"calls with {', '.join(odd) or 'a causal mask'}"
+    return None
+
+
+def wants_tuple(encoder: Any, options: Mapping[str, Any]) -> bool:
+    """Return whether a call with these options wants a plain tuple, as they or the encoder's configuration say."""
+    return options.get("return_dict", getattr(encoder.config, "return_dict", True)) is False
+
+
+@cache
+def _names(encoder: type) -> tuple[str, ...]:
+    """Return the names of the arguments that the encoder's forward takes by position."""
+    parameters = list(inspect.signature(encoder.forward).parameters.values())[1:]  # pyright: ignore
+    return tuple(one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD)
+
+
+def _are_ids(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dim() == 2 and value.dtype in _IDS and value.numel() > 0
+
+
+def _asked(config: Any, call: Mapping[str, Any], name: str) -> bool:
+    """Return whether the call, or else the configuration, asks for an output."""
+    return call.get(name, getattr(config, name, False)) not in (False, None)
+
+
+def _is_understood(name: str, value: Any, ids: Tensor) -> bool:
+    """Return whether the packed pass can honour an argument."""
+    if name in ("input_ids", "attention_mask"):
+        return True
+    if name in _COLUMNS:
+        return _are_ids(value) and value.shape[0] in (1, ids.shape[0]) and value.shape[1] == ids.shape[1]
+    if name == "is_causal":
+        return not value
+    return isinstance(value, bool | int | float | str) or (isinstance(value, Tensor) and value.dim() == 0)

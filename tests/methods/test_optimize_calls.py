@@ -1,0 +1,181 @@
+"""A call of an optimised model gives what it gave before, in whatever form it is made; tolerances are fp32 rounding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+from optimized import inputs
+from torch import Tensor
+from torch.func import functional_call
+from transformers import AutoModel, AutoModelForSequenceClassification
+
+import whet
+from tiny import FAMILIES, tiny_config
+
+BATCH = inputs(9, 14, 3)
+IDS, MASK = BATCH["input_ids"], BATCH["attention_mask"]
+EMPTY_ROW = torch.cat([MASK, torch.zeros(1, 14, dtype=torch.long)])
+HOLES = MASK * (torch.arange(14) % 5 != 3)
+POSITIONS = torch.randint(2, 60, (3, 14), generator=torch.Generator().manual_seed(1))
+CAUSAL = torch.ones(14, 14, dtype=torch.bool).tril()[None, None].expand(3, 1, 14, 14)
+Call = Callable[[Any], Any]
+
+CALLS: dict[str, Call] = {
+    "by position": lambda model: model(IDS, MASK),
+    "without a mask": lambda model: model(IDS),
+    "int32": lambda model: model(input_ids=IDS.int(), attention_mask=MASK.int()),
+    "float mask": lambda model: model(IDS, attention_mask=MASK.float()),
+    "bool mask": lambda model: model(IDS, attention_mask=MASK.bool()),
+    "mask of one row": lambda model: model(IDS, attention_mask=MASK[1:2]),
+    "mask of weights": lambda model: model(IDS, attention_mask=CAUSAL),
+    "mask with holes": lambda model: model(IDS, attention_mask=HOLES),
+    "a row without a token": lambda model: model(torch.cat([IDS, IDS[:1]]), attention_mask=EMPTY_ROW),
+    "token types of one dim": lambda model: model(IDS, attention_mask=MASK, token_type_ids=MASK[0]),
+    "one token": lambda model: model(IDS[:1, :1], attention_mask=MASK[:1, :1]),
+    "embeddings": lambda model: model(inputs_embeds=model.get_input_embeddings()(IDS), attention_mask=MASK),
+    "positions": lambda model: model(IDS, attention_mask=MASK, position_ids=POSITIONS),
+    "positions of one row, int32": lambda model: model(IDS, attention_mask=MASK, position_ids=POSITIONS[:1].int()),
+    "hidden states": lambda model: model(IDS, attention_mask=MASK, output_hidden_states=True),
+    "some hidden states": lambda model: model(IDS, attention_mask=MASK, output_hidden_states=[0, -1]),
+    "a tuple": lambda model: model(IDS, attention_mask=MASK, return_dict=False),
+    "its encoder": lambda model: model.base_model(IDS, MASK),
+    "its encoder, a tuple": lambda model: model.base_model(IDS, attention_mask=MASK, return_dict=False),
+    "other weights": lambda model: functional_call(
+        model, {name: weight * 1.1 for name, weight in model.named_parameters()}, (IDS, MASK)
+    ),
+    "inference mode": torch.inference_mode()(lambda model: model(IDS, MASK)),
+    "no gradients": torch.no_grad()(lambda model: model(IDS, MASK)),
+}
+
+
+def tensors(out: Any) -> list[Tensor]:
+    if isinstance(out, Tensor):
+        return [out]
+    parts = out.values() if isinstance(out, dict) else out
+    return [tensor for part in parts if part is not None for tensor in tensors(part)]
+
+
+def form(out: Any) -> Any:
+    """What a caller can see of an output besides its numbers."""
+    names = list(out) if isinstance(out, dict) else type(out).__name__
+    return names, [(tensor.shape, tensor.dtype) for tensor in tensors(out)]
+
+
+def same(model: Any, call: Call, *, mask: Tensor = MASK) -> None:
+    """Compare the call of the model as it is and optimised, at real tokens."""
+    expected = call(model)
+    found = call(whet.optimize(deepcopy(model)))
+    assert form(found) == form(expected)
+    for one, other in zip(tensors(found), tensors(expected), strict=True):
+        at = mask.bool() if one.shape[:2] == mask.shape else ...
+        torch.testing.assert_close(one[at], other[at], rtol=0, atol=5e-6)
+
+
+def new(family: str, head: Any = AutoModelForSequenceClassification, **changes: Any) -> Any:
+    torch.manual_seed(3)
+    attention = changes.pop("attn_implementation", None)
+    return head.from_config(tiny_config(family, **changes), attn_implementation=attention).eval()
+
+
+def mask_of(name: str) -> Tensor:
+    return {"mask with holes": HOLES, "a row without a token": EMPTY_ROW}.get(name, MASK)
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("head", [AutoModel, AutoModelForSequenceClassification], ids=["encoder", "classes"])
+def test_a_call_in_another_form_gives_what_it_gave(head: Any, name: str) -> None:
+    same(new("bert", head), CALLS[name], mask=mask_of(name))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("flag", ["output_hidden_states", "output_attentions", "return_dict"])
+@pytest.mark.parametrize("head", [AutoModel, AutoModelForSequenceClassification], ids=["encoder", "classes"])
+def test_outputs_that_the_configuration_asks_for_are_there(head: Any, flag: str, family: str) -> None:
+    model = new(family, head, attn_implementation="eager", **{flag: flag != "return_dict"})
+    same(model, lambda called: called(IDS, attention_mask=MASK))
+    other = {flag: flag == "return_dict"}
+    same(model, lambda called: called(IDS, attention_mask=MASK, **other))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_attention_weights_that_a_call_asks_for_are_there(family: str) -> None:
+    model = new(family, AutoModel, attn_implementation="eager")
+    same(model, lambda called: called(IDS, attention_mask=MASK, output_attentions=True))
+    assert len(model(IDS, output_attentions=True).attentions) == 2
+
+
+def test_an_attention_implementation_that_is_set_later_is_honoured() -> None:
+    model, later = new("bert", AutoModel, attn_implementation="eager"), whet.optimize(new("bert", AutoModel))
+    later.set_attn_implementation("eager")
+    expected, found = (one(IDS, attention_mask=MASK, output_attentions=True) for one in (model, later))
+    for weights, others in zip(found.attentions, expected.attentions, strict=True):
+        torch.testing.assert_close(weights, others, rtol=0, atol=5e-6)
+
+
+WRONG = {
+    "no row": {"input_ids": IDS[:0], "attention_mask": MASK[:0]},
+    "a short mask": {"input_ids": IDS, "attention_mask": MASK[:, :9]},
+    "one dim": {"input_ids": IDS[0]},
+    "numbers with a fraction": {"input_ids": IDS.float()},
+    "no such token": {"input_ids": IDS + 1000},
+    "no such position": {"input_ids": IDS, "position_ids": POSITIONS + 1000},
+    "nothing": {"attention_mask": MASK},
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
+def test_a_wrong_call_fails_as_before(wrong: dict[str, Tensor]) -> None:
+    """With the same kind of error, but for numbers out of range: whet says IndexError where torch may say another."""
+    model, errors = new("bert", AutoModel), (RuntimeError, ValueError, IndexError, TypeError)
+    with pytest.raises(errors):
+        model(**wrong)
+    with pytest.raises(errors):
+        whet.optimize(model)(**wrong)
+
+
+def test_why_a_call_runs_with_its_padding_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    model = whet.optimize(new("bert"))
+    for _ in range(2):
+        model(IDS, attention_mask=MASK, output_hidden_states=True)
+        model(IDS, attention_mask=MASK)
+    assert [text for text in caplog.messages if "with their padding" in text] == [
+        "whet.optimize: with their padding run calls that ask for hidden states or attention weights of all layers"
+    ]
+
+
+@pytest.mark.filterwarnings("ignore")  # torch.jit.trace is deprecated, and warns of every size that it fixes
+def test_a_trace_holds_no_result_of_the_batch_that_it_was_made_with() -> None:
+    """torch.jit.trace takes what it cannot see for a constant; native operators would be such."""
+    model = whet.optimize(new("bert", return_dict=False))
+    traced = torch.jit.trace(model, (IDS, MASK), strict=False, check_trace=False)
+    ids, mask = IDS.flip(0), MASK.flip(0)
+    torch.testing.assert_close(traced(ids, mask)[0], model(ids, mask)[0], rtol=0, atol=5e-6)
+
+
+def test_transforms_of_torch_see_through_the_model() -> None:
+    model = new("bert")
+    weights = dict(model.named_parameters())
+
+    def gradients(called: Any) -> dict[str, Tensor]:
+        return torch.func.grad(lambda own: functional_call(called, own, (IDS, MASK)).logits.square().sum())(weights)
+
+    expected, found = gradients(model), gradients(whet.optimize(deepcopy(model)))
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6)  # sums in another order
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_calls_with_padding_compute_in_the_dtype_that_was_asked_for(dtype: torch.dtype) -> None:
+    """In bf16 within the rounding of its 8 bits, and not closer; in fp32 even where the loop asks for bf16."""
+    model, batch = new("bert"), {"input_ids": IDS.flip(1), "attention_mask": MASK.flip(1)}
+    expected = model(**batch).logits
+    whet.optimize(model, dtype=dtype)
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype is torch.float32):
+        hidden = model.bert(**batch)
+    assert hidden.last_hidden_state.dtype == hidden.pooler_output.dtype == torch.float32
+    distance = (model.classifier(hidden.pooler_output) - expected).abs().max() / expected.abs().max()
+    assert distance < 1e-5 if dtype is torch.float32 else 1e-4 < distance < 0.02
