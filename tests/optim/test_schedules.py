@@ -64,6 +64,22 @@ _TEXTBOOK: dict[str, tuple[dict[str, Any], Rate]] = {
         {"lr_scheduler_kwargs": {"timescale": 9}},
         _warm(lambda step, warm: _PEAK / math.sqrt((step - warm + 9) / 9)),
     ),
+    "cosine_with_restarts": (
+        {"lr_scheduler_kwargs": {"num_cycles": 3}},
+        _warm(lambda step, warm: _PEAK * (1 + math.cos(math.pi * (3 * _progress(step, warm) % 1))) / 2),
+    ),
+    "cosine_with_min_lr": (
+        {"lr_scheduler_kwargs": {"min_lr": 1e-4}},
+        _warm(lambda step, warm: 1e-4 + (_PEAK - 1e-4) * (1 + math.cos(math.pi * _progress(step, warm))) / 2),
+    ),
+    "cosine_with_min_lr as a share": (
+        {"lr_scheduler_kwargs": {"min_lr_rate": 0.25}},
+        _warm(lambda step, warm: _PEAK * (1 + 3 * (1 + math.cos(math.pi * _progress(step, warm))) / 2) / 4),
+    ),
+    "warmup_stable_decay": (
+        {"lr_scheduler_kwargs": {"num_decay_steps": 8, "decay_type": "linear"}},
+        _warm(lambda step, warm: _PEAK * min(1.0, (_N - step) / 8)),
+    ),
 }  # fmt: skip
 _WARM_UPS: dict[str, tuple[dict[str, float], int]] = {
     "none": ({}, 0),
@@ -86,7 +102,7 @@ def _rates(library: Any, folder: Path, changes: dict[str, Any]) -> list[float]:
     }  # fmt: skip
     args = library.TrainingArguments(**(usual | changes))
     rows = [{"x": torch.tensor(1.0), "labels": torch.tensor(0.0)}] * 4
-    trainer = library.Trainer(model=Line(), args=args, train_dataset=rows)
+    trainer = library.Trainer(model=Line(), args=args, train_dataset=rows, eval_dataset=rows)
     trainer.train()
     return [entry["learning_rate"] for entry in trainer.state.log_history if "learning_rate" in entry]
 
@@ -110,6 +126,97 @@ def test_the_rates_of_transformers(tmp_path: Path, schedule: str, warm_up: str) 
     """transformers 5 has no warmup_ratio any more: a warmup_steps below 1 took its place."""
     settings = _settings(schedule, warm_up)
     assert _rates(whet, tmp_path / "whet", settings) == _rates(transformers, tmp_path / "theirs", settings)
+
+
+@pytest.mark.parametrize("name", list(transformers.SchedulerType))
+def test_every_schedule_of_transformers_has_its_rates(tmp_path: Path, name: transformers.SchedulerType) -> None:
+    """By its enum, with a warm-up where it has one, and an evaluation after each two steps where a metric moves it."""
+    kwargs = {
+        "cosine_with_min_lr": {"min_lr_rate": 0.1},
+        "cosine_warmup_with_min_lr": {"min_lr": 1e-5, "warmup_lr_rate": 0.2},
+        "warmup_stable_decay": {"num_decay_steps": 5, "min_lr_ratio": 0.1},
+        "reduce_lr_on_plateau": {"factor": 0.5, "patience": 0, "threshold": 0.3},
+        "greedy": {"factor": 0.8, "patience": 1, "threshold": 0.3, "max_lr": 2e-3, "min_lr": 1e-5},
+    }.get(name.value)  # fmt: skip
+    settings: dict[str, Any] = {"lr_scheduler_type": name, "lr_scheduler_kwargs": kwargs}
+    settings |= {"warmup_steps": 4} if name.value not in ("constant", "reduce_lr_on_plateau", "greedy") else {}
+    settings |= {"eval_strategy": "steps", "eval_steps": 2, "eval_on_start": True}  # the one at the start moves nothing
+    ours = _rates(whet, tmp_path / "whet", settings | {"precision": "fp32", "optim": "adamw_torch"})
+    theirs = _rates(transformers, tmp_path / "theirs", settings | {"optim": "adamw_torch"})
+    assert ours == theirs
+    if name.value != "constant":
+        assert len(set(ours)) > 3
+
+
+def test_schedule_by_metric_that_the_user_made_moves_at_evaluations(tmp_path: Path) -> None:
+    """transformers does so by its class; a step without a metric would be a TypeError."""
+    model = Line()
+    optimizer = torch.optim.SGD(model.parameters(), lr=_PEAK)
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.1, patience=0, threshold=0.9)
+    rows = [{"x": torch.tensor(1.0), "labels": torch.tensor(0.0)}] * 4
+    args = whet.TrainingArguments(
+        str(tmp_path), max_steps=6, eval_strategy="steps", eval_steps=2, logging_steps=1, save_strategy="no",
+        per_device_train_batch_size=1, use_cpu=True,
+    )  # fmt: skip
+    trainer = whet.Trainer(model, args, train_dataset=rows, eval_dataset=rows, optimizers=(optimizer, scheduler))
+    trainer.train()
+    rates = [entry["learning_rate"] for entry in trainer.state.log_history if "learning_rate" in entry]
+    assert rates == pytest.approx([_PEAK] * 4 + [_PEAK / 10] * 2)
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({"lr_scheduler_type": "reduce_lr_on_plateau"}, "eval_strategy"),
+        ({"lr_scheduler_type": "greedy"}, "eval_strategy"),
+        ({"lr_scheduler_type": "cosine_with_min_lr"}, "min_lr_rate"),
+        (
+            {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr": 0.0, "min_lr_rate": 0.0}},
+            "min_lr_rate",
+        ),
+        ({"lr_scheduler_type": "warmup_stable_decay"}, "num_decay_steps"),
+        (
+            {
+                "lr_scheduler_type": "warmup_stable_decay",
+                "lr_scheduler_kwargs": {"num_decay_steps": 9, "decay_type": "square"},
+            },
+            "1-sqrt",
+        ),
+        ({"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "epoch", "warmup_steps": 5}, "no warm-up"),
+        (
+            {"lr_scheduler_type": "greedy", "eval_strategy": "epoch", "lr_scheduler_kwargs": {"mode": 1}},
+            "mode one of min, max",
+        ),
+    ],
+)
+def test_schedule_that_cannot_work_is_refused_before_the_run(given: dict[str, Any], wanted: str) -> None:
+    with pytest.raises(whet.ConfigError, match=wanted):
+        whet.TrainingArguments(**given)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"lr_scheduler_type": "warmup_stable_decay", "lr_scheduler_kwargs": {"num_decay_steps": 30}},
+        {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "epoch", "lr_scheduler_kwargs": {"factor": 2.0}},
+        {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "epoch", "metric_for_best_model": "bleu"},
+    ],
+)
+def test_schedule_that_cannot_work_in_this_run_is_refused(tmp_path: Path, given: dict[str, Any]) -> None:
+    with pytest.raises(whet.ConfigError, match=r"lr_scheduler_kwargs|metric_for_best_model"):
+        _rates(whet, tmp_path, given)
+
+
+def test_schedule_by_a_metric_that_should_rise_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    """In transformers it lowers the rate as F1 rises, without a word."""
+    given: dict[str, Any] = {
+        "lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "epoch", "metric_for_best_model": "f1",
+    }  # fmt: skip
+    whet.TrainingArguments(**given)
+    assert '{"mode": "max"}' in caplog.text
+    caplog.clear()
+    whet.TrainingArguments(**given, lr_scheduler_kwargs={"mode": "max"})
+    assert not caplog.records
 
 
 def test_without_a_timescale_the_inverse_root_takes_the_warm_up_for_it(tmp_path: Path) -> None:

@@ -78,6 +78,25 @@ CASES = {
     "accumulated": Case(changes={"per_device_train_batch_size": 1, "gradient_accumulation_steps": 3}),
     "unfused optimizer": Case(changes={"optim": "adamw_torch"}),
     "cosine with warm-up": Case(changes={"lr_scheduler_type": "cosine", "warmup_steps": 5}),
+    "by a metric": Case(
+        changes={
+            "lr_scheduler_type": "reduce_lr_on_plateau",
+            "eval_strategy": "steps",
+            "eval_steps": 1,
+            "lr_scheduler_kwargs": {"factor": 0.5, "patience": 1, "threshold": 0.5},
+        }
+    ),
+    "greedy": Case(
+        changes={
+            "lr_scheduler_type": "greedy",
+            "eval_strategy": "steps",
+            "eval_steps": 1,
+            "lr_scheduler_kwargs": {"factor": 0.5, "patience": 1, "threshold": 0.5, "smooth": True, "max_lr": 0.1},
+        }
+    ),
+    "by a metric, not judged yet": Case(
+        changes={"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "steps", "eval_steps": 5}
+    ),
     "bf16": Case(model=tiny_bert, rows=span_rows, changes={"bf16": True}),
     "fp16": Case(model=tiny_bert, rows=span_rows, changes={"fp16": True}),
     "evaluated": Case(

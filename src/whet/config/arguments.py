@@ -20,12 +20,16 @@ from whet.config.rules_memory import MEMORY_RULES
 from whet.config.rules_optimizer import OPTIMIZER_RULES
 from whet.config.rules_precision import PRECISION_RULES, settled
 from whet.config.rules_saving import SAVING_RULES
+from whet.config.rules_schedule import BY_METRIC
 from whet.config.settings import checked
 from whet.config.unread import unread
 from whet.errors import ConfigError
 
 Interval = Literal["no", "steps", "epoch"]
-Schedule = Literal["linear", "cosine", "constant", "constant_with_warmup", "polynomial", "inverse_sqrt"]
+Schedule = Literal[
+    "linear", "cosine", "cosine_with_restarts", "cosine_with_min_lr", "cosine_warmup_with_min_lr", "polynomial",
+    "inverse_sqrt", "constant", "constant_with_warmup", "warmup_stable_decay", "reduce_lr_on_plateau", "greedy",
+]  # fmt: skip
 Tracker = Literal["none", "all", "tensorboard", "wandb", "mlflow", "trackio"]
 
 _OUTPUT_DIR = "trainer_output"
@@ -48,7 +52,7 @@ def _settle(values: dict[str, Any]) -> dict[str, Any]:
     values["do_eval"] |= values["eval_strategy"] != "no" or values["eval_on_start"]
     if values["eval_strategy"] == "steps":
         values["eval_steps"] = values["eval_steps"] or values["logging_steps"]
-    if values["load_best_model_at_end"]:
+    if values["load_best_model_at_end"] or values["lr_scheduler_type"] in BY_METRIC:
         values["metric_for_best_model"] = values["metric_for_best_model"] or "loss"
     if values["greater_is_better"] is None and values["metric_for_best_model"]:
         values["greater_is_better"] = not values["metric_for_best_model"].endswith("loss")
@@ -196,11 +200,13 @@ class TrainingArguments(DerivedSettings):
     learning_rate: float = 5e-5
     """Highest learning rate of the run; the schedule moves below it. 2e-5 to 5e-5 is usual for fine-tuning encoders."""
     lr_scheduler_type: Schedule = "linear"
-    """How the learning rate moves after the warm-up: linear, cosine and polynomial fall towards 0, inverse_sqrt falls
-    ever slower, constant and constant_with_warmup stay."""
+    """How the learning rate moves after the warm-up. linear, polynomial and the cosines fall towards 0 or a lowest
+    rate, inverse_sqrt falls ever slower, constant and constant_with_warmup stay, warmup_stable_decay stays, then falls.
+    reduce_lr_on_plateau and greedy follow metric_for_best_model from evaluation to evaluation."""
     lr_scheduler_kwargs: dict[str, Any] | None = None
-    """Parameters of the schedule as a JSON object: num_cycles (cosine), lr_end and power (polynomial), timescale
-    (inverse_sqrt)."""
+    """Parameters of the schedule as a JSON object, such as num_cycles (cosine), min_lr or min_lr_rate
+    (cosine_with_min_lr), lr_end and power (polynomial), num_decay_steps (warmup_stable_decay), patience and factor
+    (reduce_lr_on_plateau)."""
     warmup_steps: int | float = 0
     """Optimizer steps over which the learning rate rises from 0 to its highest. Below 1: a share of the run."""
     warmup_ratio: float = 0.0

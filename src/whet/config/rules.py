@@ -8,17 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from whet.config.ranges import Rule, at_least, below_one, seed, whole_or_share
 from whet.config.rules_reliability import RELIABILITY_RULES
+from whet.config.rules_schedule import SCHEDULE_RULES
 from whet.errors import ConfigError, OutputError, Problem
 
 if TYPE_CHECKING:
     from whet.config.arguments import TrainingArguments
 
-_SCHEDULER_KWARGS = {"cosine": {"num_cycles"}, "polynomial": {"lr_end", "power"}, "inverse_sqrt": {"timescale"}}
-"""What each schedule takes beside the number of steps; the others take nothing."""
 LOCK_NAME = ".whet.lock"
 """The file in output_dir that a run holds locked. It does not count: a run that was killed leaves it behind."""
-_LR_END = 1e-7
-"""Where transformers' polynomial schedule ends by default."""
 
 
 def warmup_steps_whole_or_share(args: "TrainingArguments") -> Problem | None:
@@ -54,58 +51,6 @@ def one_warmup(args: "TrainingArguments") -> Problem | None:
         got=f"warmup_steps={args.warmup_steps}, warmup_ratio={args.warmup_ratio}",
         why="both say how long the learning rate rises, and only one can hold",
         fix="keep one of --warmup_steps and --warmup_ratio",
-    )
-
-
-def constant_has_no_warmup(args: "TrainingArguments") -> Problem | None:
-    """The plain constant schedule would ignore the warm-up."""
-    if args.lr_scheduler_type != "constant" or not (args.warmup_steps or args.warmup_ratio):
-        return None
-    return Problem(
-        what="the constant schedule has no warm-up",
-        got=f"warmup_steps={args.warmup_steps}, warmup_ratio={args.warmup_ratio}",
-        why="constant keeps one learning rate from the first step on",
-        fix="use --lr_scheduler_type constant_with_warmup, or leave the warm-up out",
-    )
-
-
-def scheduler_knows_its_kwargs(args: "TrainingArguments") -> Problem | None:
-    """A schedule takes only its own parameters."""
-    known = _SCHEDULER_KWARGS.get(args.lr_scheduler_type, set())
-    strange = sorted(set(args.lr_scheduler_kwargs or {}) - known)
-    if not strange:
-        return None
-    return Problem(
-        what="lr_scheduler_kwargs holds what the schedule does not take",
-        got=strange,
-        why=f"the {args.lr_scheduler_type} schedule takes {', '.join(sorted(known)) or 'no parameters'}",
-        fix="take these out of --lr_scheduler_kwargs, or choose another --lr_scheduler_type",
-    )
-
-
-def scheduler_kwargs_are_numbers(args: "TrainingArguments") -> Problem | None:
-    """Every parameter of a schedule is one."""
-    strange = {k: v for k, v in (args.lr_scheduler_kwargs or {}).items() if not _is_number(v)}
-    if not strange:
-        return None
-    return Problem(
-        what="lr_scheduler_kwargs holds what is no number",
-        got=strange,
-        why="the parameters of the schedules are numbers",
-        fix="write the numbers without quotes: --lr_scheduler_kwargs '{\"power\": 2}', for example",
-    )
-
-
-def polynomial_falls(args: "TrainingArguments") -> Problem | None:
-    """The schedule of transformers refuses to rise."""
-    end = (args.lr_scheduler_kwargs or {}).get("lr_end", _LR_END)
-    if args.lr_scheduler_type != "polynomial" or not _is_number(end) or args.learning_rate > end:
-        return None
-    return Problem(
-        what="the polynomial schedule does not fall",
-        got=f"learning_rate={args.learning_rate}, lr_end={end}",
-        why=f"it falls from learning_rate to lr_end, which is {_LR_END} where it is not given",
-        fix="use a --learning_rate above lr_end, or a lower lr_end in --lr_scheduler_kwargs",
     )
 
 
@@ -172,10 +117,6 @@ def saves_are_evaluated(args: "TrainingArguments") -> Problem | None:
         why="load_best_model_at_end compares checkpoints, so each must fall on an evaluation",
         fix=f"use --save_steps {args.eval_steps:g} or a multiple of it",
     )
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _is_multiple(whole: float, part: float) -> bool:
@@ -295,10 +236,7 @@ TRAINING_RULES: tuple[Rule, ...] = (
     warmup_steps_whole_or_share,
     warmup_ratio_is_a_share,
     one_warmup,
-    constant_has_no_warmup,
-    scheduler_knows_its_kwargs,
-    scheduler_kwargs_are_numbers,
-    polynomial_falls,
+    *SCHEDULE_RULES,
     seed("seed"),
     seed("data_seed"),
     whole_or_share("logging_steps", "logging_strategy"),

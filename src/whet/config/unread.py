@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from whet.config.options import options_of
+from whet.config.rules_schedule import BY_METRIC
 
 if TYPE_CHECKING:
     from whet.config.arguments import TrainingArguments
@@ -31,7 +32,7 @@ def unread(args: TrainingArguments) -> list[str]:
             f"save_total_limit={args.save_total_limit} counts only checkpoints that a signal or a callback asks for: "
             "save_strategy is no"
         )
-    return [*notes, *_about_order(args)]
+    return [*notes, *_about_order(args), *_about_schedule(args)]
 
 
 def _about_order(args: TrainingArguments) -> list[str]:
@@ -49,6 +50,17 @@ def _about_order(args: TrainingArguments) -> list[str]:
             "transformers; data_seed changes it"
         )
     return notes
+
+
+def _about_schedule(args: TrainingArguments) -> list[str]:
+    """Return what a schedule that follows a metric makes of it: its mode is min unless it is given."""
+    kwargs = args.lr_scheduler_kwargs or {}
+    if args.lr_scheduler_type not in BY_METRIC or "mode" in kwargs or not args.greater_is_better:
+        return []
+    return [
+        f"{args.lr_scheduler_type} takes a smaller {args.metric_for_best_model} for a better one, as in transformers; "
+        'say otherwise in lr_scheduler_kwargs: {"mode": "max"}'
+    ]
 
 
 def _is_set(args: TrainingArguments, name: str) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from transformers.trainer_utils import TrainOutput
 
 from whet.data.batch import Batch
 from whet.log import logger
-from whet.optim import in_backward
+from whet.optim import in_backward, schedule
 from whet.precision import formats
 from whet.train import (
     batch_size,
@@ -174,10 +173,7 @@ class Fit:
                 logger.info("%s", formats.describe(self.trainer.model, self.trainer.precision, self.optimizer))
             self._send("on_optimizer_step")
         self.optimizer.zero_grad(set_to_none=True)
-        if not optimizing.waits_for_metrics(self.scheduler):
-            with warnings.catch_warnings():  # torch counts a first step that was not applied as a mistake
-                warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
-                self.scheduler.step()
+        schedule.after_step(self.scheduler)
         return result
 
     def _gradients(self, batches: list[Batch]) -> Tensor:
@@ -241,7 +237,9 @@ class Fit:
         if self.plan.evaluate.due(done, epoch_ends) or control.should_evaluate or last:
             self.saver.wait()
             due = {"epoch_ends": epoch_ends, "evaluate": control.should_evaluate, "save": control.should_save}
-            better = best.is_better(self.args, self.state, self.edges.evaluate(**due))
+            metrics = self.edges.evaluate(**due)
+            schedule.after_evaluation(self.scheduler, self.args, metrics)
+            better = best.is_better(self.args, self.state, metrics)
         due_now = self.saver.due(done, epoch_ends=epoch_ends, complete=complete, better=better)
         if due_now or self.trainer.events.control.should_save:
             self.saver.save(done, better=better)
@@ -253,7 +251,6 @@ class Fit:
         found = trainer.evaluate(**overrides.given(trainer.evaluate, **asked))
         metrics = dict(found) if isinstance(found, Mapping) else {}
         search.report(trainer, metrics)
-        optimizing.step_by_metrics(self.scheduler, self.args, metrics)
         return metrics
 
     def _log(self) -> None:

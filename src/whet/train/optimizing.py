@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from whet.errors import ConfigError
 from whet.optim import registry, schedule, torchao
@@ -88,27 +87,6 @@ def decay_names(model: nn.Module) -> list[str]:
 def create_scheduler(args: TrainingArguments, optimizer: Optimizer, n_steps: int) -> Any:
     """Return the schedule that the arguments name."""
     return schedule.build(optimizer, args, n_steps)
-
-
-def waits_for_metrics(scheduler: Any) -> bool:
-    """Return whether a schedule moves with the metrics of evaluations, not with steps."""
-    return isinstance(scheduler, ReduceLROnPlateau) or type(scheduler).__name__ == "GreedyLR"
-
-
-def step_by_metrics(scheduler: Any, args: TrainingArguments, metrics: Mapping[str, float]) -> None:
-    """Move a schedule that waits for metrics; raises ConfigError where its metric is not among them."""
-    if not waits_for_metrics(scheduler):
-        return
-    name = args.metric_for_best_model or "loss"
-    name = name if name.startswith("eval_") else f"eval_{name}"
-    if name not in metrics:
-        raise ConfigError(
-            what="the learning rate follows a metric that the evaluation does not give",
-            got=name,
-            why=f"this evaluation gives {', '.join(sorted(metrics)) or 'no metrics'}",
-            fix="name one of these in --metric_for_best_model (with or without eval_)",
-        )
-    scheduler.step(metrics[name])
 
 
 def _groups(trainer: Trainer, model: nn.Module) -> list[dict[str, Any]]:

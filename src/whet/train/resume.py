@@ -18,6 +18,7 @@ from transformers import TrainerState
 from whet.config.arguments import TrainingArguments
 from whet.errors import ConfigError, StorageError
 from whet.log import logger
+from whet.optim import schedule
 from whet.precision import policy
 from whet.train import best, checkpoint, unchanged, weights
 from whet.train import line as lines
@@ -78,7 +79,7 @@ def texts(fit: Fit) -> dict[str, str]:
         unchanged.ARGUMENTS: policy.as_run(fit.args, fit.trainer.precision) + "\n",
         unchanged.IDENTITY: _text(unchanged.IDENTITY, fit.saver.identity),
         weights.OPTIMIZER_NUMBERS: weights.optimizer_numbers(fit.optimizer),
-        _SCHEDULER: _text(_SCHEDULER, fit.scheduler.state_dict()),
+        _SCHEDULER: _text(_SCHEDULER, schedule.state_of(fit.scheduler)),
         _RUN: _text(_RUN, run),
         _STATE: json.dumps(best.as_saved(fit.state), indent=2, sort_keys=True) + "\n",
     }
@@ -146,7 +147,7 @@ def _restore_schedule(fit: Fit, folder: Path, changed: set[str]) -> None:
     kept = _alike(_read(folder / _SCHEDULER), fit.scheduler.state_dict())
     if changed & unchanged.SCHEDULE:
         kept = {name: kept[name] for name in ("last_epoch", "_step_count", "lr_lambdas") if name in kept}
-    fit.scheduler.load_state_dict(kept)
+    schedule.load_state(fit.scheduler, kept)
     if isinstance(fit.scheduler, LambdaLR):  # a function of the step: a longer run has another rate here
         rates = zip(fit.optimizer.param_groups, fit.scheduler.base_lrs, fit.scheduler.lr_lambdas, strict=True)
         for group, base, share in rates:
