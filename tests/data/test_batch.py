@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whet.data.batch import filled_length, pack, rows_of
+from whet.data.padding import Padding
 from whet.data.store import RowStore
 from whet.errors import DataError
 
@@ -54,7 +55,7 @@ def test_a_family_may_count_positions_from_elsewhere() -> None:
 
 
 def test_what_padding_would_have_cost() -> None:
-    assert pack(store(), first_slot=0, position_offset=0, padded_length=384).n_padded == 3 * 384
+    assert pack(store(), first_slot=0, position_offset=0, padding=Padding(length=384)).n_padded == 3 * 384
     assert pack(store().take([1]), first_slot=0, position_offset=0).n_padded == 1
 
 

@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tiny import tiny_model, tiny_rows
 from whet.data.batch import pack
+from whet.data.padding import Padding
 from whet.kernels import attention_path, flash, reference
 from whet.kernels.reference import AttentionSpec, Drop
 from whet.models.packed import prepare
@@ -67,7 +68,7 @@ def test_both_operators_keep_everything_on_the_gpu(generator):
     with FakeTensorMode(), torch.no_grad():
         q, k, v = (torch.empty(100, 4, 64, dtype=torch.bfloat16, device="cuda") for _ in range(3))
         starts = torch.empty(4, dtype=torch.int32, device="cuda")
-        by_torch = flash._by_torch(q, k, v, flash._Rows(starts, 53, 0.1), on_host)
+        by_torch = flash._by_torch(q, k, v, flash._Rows(starts, starts, 53, 0.1), on_host)
         assert (by_torch.device.type, by_torch.shape) == ("cuda", q.shape)
         rows = (starts, starts, 53, 53, 0.1, False)
         out, lse, rng, unused, _ = torch.ops.aten._flash_attention_forward(q, k, v, *rows, False, scale=0.3)
@@ -77,14 +78,25 @@ def test_both_operators_keep_everything_on_the_gpu(generator):
         assert [t.device.type for t in found] == ["cuda"] * 3
 
 
+def test_keys_without_those_of_padding(generator):
+    counts = torch.tensor([30, 7, 50], dtype=torch.int32)
+    starts = spec_of().row_starts
+    x = torch.arange(sum(LENGTHS)).float()[:, None, None]
+    keys, values, key_starts = flash._keys_alone(x, -x, starts, counts)
+    assert keys.flatten().tolist() == [*range(30), *range(40, 47), *range(47, 97)]
+    assert torch.equal(values, -keys)
+    assert key_starts.tolist() == [0, 30, 37, 87]
+
+
+@pytest.mark.parametrize("amount", ["none", "sampled"])
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize("have", [attention_path.Have(torch=True), attention_path.Have()])
-def test_a_model_reads_nothing_back_from_the_gpu(generator, monkeypatch, have, dropout):
+def test_a_model_reads_nothing_back_from_the_gpu(generator, monkeypatch, have, dropout, amount):
     """A tensor on the device meta has no numbers: a pass that asked one for a length would fail."""
     paths = []
     monkeypatch.setattr(attention_path, "have", lambda device: have)
     monkeypatch.setattr(attention_path, "tell", lambda path, **_: paths.append(path))
-    batch = pack(tiny_rows(6), first_slot=0, position_offset=0)
+    batch = pack(tiny_rows(6), first_slot=0, position_offset=0, padding=Padding(amount))
     with torch.device("meta"):
         model = tiny_model("bert", dropout=dropout).bfloat16().train()
     packed = prepare(model)

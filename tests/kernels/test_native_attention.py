@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,36 @@ def test_rows_longer_than_a_block_of_keys(causal):
         lambda x: reference.attend(*x.unbind(1), spec),
         [joined([1100, 3], 1, 16)],
     )
+
+
+@quick
+@given(
+    lengths=LONGER,
+    padding=st.integers(0, 140),
+    dtype=DTYPES,
+    p=st.sampled_from([0.0, 0.2]),
+    head_width=st.sampled_from([7, 32, 64]),
+)
+def test_tokens_behind_the_keys_of_a_row_are_queries_alone(lengths, padding, dtype, p, head_width):
+    total = [n + padding // (i + 1) for i, n in enumerate(lengths)]
+    spec = replace(spec_of(total, p=p), key_counts=torch.tensor(lengths, dtype=torch.int32))
+    x = joined(total, 2, head_width, dtype)
+    assert_near_float64(
+        lambda x: fused_attention.attend_joined(x, spec), lambda x: reference.attend(*x.unbind(1), spec), [x]
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_queries_alone_leave_the_other_tokens_as_they_are(dtype):
+    """Their own keys and values are not read, and get gradients of 0."""
+    spec = replace(spec_of([70, 40], p=0.1), key_counts=torch.tensor([50, 40], dtype=torch.int32))
+    real = torch.tensor([*range(50), *range(70, 110)])
+    x = joined([70, 40], 2, 32, dtype)
+    x[50:70, 1:] = torch.nan
+    out, gradient = outputs_and_gradients(lambda x: fused_attention.attend_joined(x, spec), [x])
+    assert out.isfinite().all()
+    assert (gradient[50:70, 1:] == 0).all()
+    assert torch.equal(out[real], fused_attention.attend_joined(x[real], spec_of([50, 40], p=0.1)))
 
 
 def test_large_scores_do_not_overflow():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -41,6 +43,17 @@ def test_output_gradients_and_masks_are_the_textbooks(lengths, group, width, cau
         lambda *x: padded_attention.attend(*x, spec),
         lambda *x: reference.attend(*x, spec),
         tensors(lengths, 2 * group, 2, width),
+    )
+
+
+@pytest.mark.parametrize("p", [0.0, 0.2])
+def test_tokens_behind_the_keys_of_a_row_are_queries_alone(p):
+    lengths = [60, 33, 9]
+    spec = replace(spec_of(lengths, p=p), key_counts=torch.tensor([40, 33, 3], dtype=torch.int32))
+    assert_near_float64(
+        lambda *x: padded_attention.attend(*x, spec),
+        lambda *x: reference.attend(*x, spec),
+        tensors(lengths, 2, 2, 16),
     )
 
 

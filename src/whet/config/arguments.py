@@ -26,6 +26,7 @@ from whet.config.unread import unread
 from whet.errors import ConfigError
 
 Interval = Literal["no", "steps", "epoch"]
+PaddingInLoss = Literal["none", "sampled", "all"]
 Schedule = Literal[
     "linear", "cosine", "cosine_with_restarts", "cosine_with_min_lr", "cosine_warmup_with_min_lr", "polynomial",
     "inverse_sqrt", "constant", "constant_with_warmup", "warmup_stable_decay", "reduce_lr_on_plateau", "greedy",
@@ -217,6 +218,11 @@ class TrainingArguments(DerivedSettings):
     adamw_torch_8bit, adamw_torch_4bit, adafactor, muon, lion_32bit, adagrad, rmsprop, sgd, or one of a package."""
     optim_args: str | None = None
     """Options of the optimizer as key=value,key=value, such as momentum=0.9 for sgd. null: its usual ones."""
+    padding_in_loss: PaddingInLoss = "none"
+    """Which padding tokens take part in the softmax of a question answering loss, though batches run without them.
+    all: every one of the rows padded to the longest of their per_device_train_batch_size rows (or as pad_to_max_length
+    has it), which is the loss of transformers, at the price of a padded run. sampled: a few a row that stand for all,
+    within 0.05 % of it. none: the loss of the real tokens alone."""
     optimizer_in_backward: bool = False
     """Update each weight as soon as its gradient is there and free the gradient, inside the backward pass. Saves the
     memory of the gradients; needs max_grad_norm 0 and no accumulation."""

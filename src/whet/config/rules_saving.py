@@ -14,11 +14,13 @@ if TYPE_CHECKING:
 CURVE_FIELDS = (
     "seed", "train_sampling_strategy", "dataloader_drop_last", "learning_rate", "lr_scheduler_type",
     "lr_scheduler_kwargs", "warmup_steps", "warmup_ratio", "optim", "adam_beta1", "adam_beta2", "adam_epsilon",
-    "weight_decay", "max_grad_norm", "tf32", "attn_implementation", "optim_args",
+    "weight_decay", "max_grad_norm", "tf32", "attn_implementation", "optim_args", "padding_in_loss",
 )  # fmt: skip
 """Settings that change the curve; how far it goes may change."""
 
-CURVE_FACTS = ("precision", "data_seed", "rows_per_step", "model", "data", "order", "dtype")
+CURVE_FACTS = (
+    "precision", "data_seed", "rows_per_step", "per_device_train_batch_size", "model", "data", "order", "dtype",
+)  # fmt: skip
 """What else changes it: facts that several settings, or none, decide."""
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from whet.data.columns import Columns
+from whet.data.padding import NO_PADDING, Padding, PaddingTokens, Samples
 from whet.data.store import RowStore
 from whet.errors import DataError
 
@@ -21,9 +22,10 @@ _SHARE, _LARGEST_STEP = 32, 64
 class Batch:
     """What one forward pass reads.
 
-    `inputs` are the model's keyword arguments, `labels` what its loss needs beside them. For packed batches
-    `row_starts` is (rows + 1,) and `positions` (n_computed,), int32; for padded ones both are None. What a packed batch
-    computes behind its last row fills it up to a size that comes again (`filled_length`); no loss reads it.
+    `inputs` are the model's keyword arguments, `labels` what its loss needs as well. For packed batches `row_starts` is
+    (rows + 1,) and `positions` (n_computed,), int32; for padded ones both are None. Some rows may end with padding
+    tokens, which `padding` describes; None: there are none. What a packed batch computes behind its last row fills it
+    up to a size that comes again (`filled_length`); no loss reads it.
     """
 
     inputs: Mapping[str, Any]
@@ -40,7 +42,13 @@ class Batch:
     row_starts: Tensor | None = None
     positions: Tensor | None = None
     longest: int = 0
-    """Tokens of the longest row of a packed batch."""
+    """Tokens of the longest row of a packed batch, its padding tokens included."""
+    padding: PaddingTokens | None = None
+
+    @property
+    def n_in_rows(self) -> int:
+        """Tokens of the rows of a packed batch: real ones, and padding tokens that are computed."""
+        return self.n_tokens + (0 if self.padding is None else self.padding.n)
 
     def to(self, device: torch.device) -> Batch:
         """Return the batch on the device."""
@@ -60,6 +68,7 @@ class Batch:
             labels={name: changed(value) for name, value in self.labels.items()},
             row_starts=changed(self.row_starts),
             positions=changed(self.positions),
+            padding=None if self.padding is None else self.padding.each(change),
         )
 
 
@@ -73,32 +82,59 @@ def filled_length(n_tokens: int) -> int:
     return -(-n_tokens // step) * step
 
 
-def pack(rows: RowStore, *, first_slot: int, position_offset: int, padded_length: int | None = None) -> Batch:
+def pack(
+    rows: RowStore,
+    *,
+    first_slot: int,
+    position_offset: int,
+    padding: Padding = NO_PADDING,
+    padded_to: np.ndarray | None = None,
+) -> Batch:
     """Return the rows end to end, as a batch of one long row (1, N) with positions that start anew in each row.
 
-    `position_offset` is the model family's first position id (RoBERTa counts from padding_idx + 1); `padded_length` is
-    what rows would be padded to, the longest of the batch where it is None (for the log's account of padding avoided).
+    `position_offset` is the model family's first position id (RoBERTa counts from padding_idx + 1). `padded_to` (rows,)
+    is what `padding` would pad each row to; None: these rows are a batch.
     """
-    lengths, n_tokens = rows.lengths, int(rows.row_starts[-1])
-    n_more = filled_length(n_tokens) - n_tokens
-    in_rows = np.arange(n_tokens) - np.repeat(rows.row_starts[:-1], lengths)
-    positions = np.concatenate([in_rows, np.zeros(n_more)]).astype(np.int32)
+    if padded_to is None:
+        padded_to = padding.lengths(rows.lengths_with_padding, len(rows))
+    samples = padding.sample(rows.lengths, padded_to)
+    row_starts = rows.row_starts + np.append(0, samples.counts.cumsum())
+    positions = _positions(rows, samples)
+    n_more = len(positions) - row_starts[-1]
+    columns = {name: _column(rows, samples, column, padding.fill(name)) for name, column in rows.tokens.items()}
     # The batch's first tokens once more, all at a row's first position: what surely is a token of this model.
-    columns = {name: np.concatenate([column, column[:n_more]]) for name, column in rows.tokens.items()}
-    inputs = {name: torch.from_numpy(column.astype(np.int64)).unsqueeze(0) for name, column in columns.items()}
-    inputs["position_ids"] = torch.from_numpy(positions.astype(np.int64) + position_offset).unsqueeze(0)
+    columns = {name: np.append(column, column[:n_more]) for name, column in columns.items()}
+    columns["position_ids"] = positions + position_offset
+    if padding.token_id == position_offset - 1:  # RoBERTa does not number its padding
+        columns["position_ids"][samples.places(rows.row_starts)[1]] = padding.token_id
     return Batch(
-        inputs=inputs,
+        inputs={name: torch.from_numpy(column).unsqueeze(0) for name, column in columns.items()},
         labels={name: torch.from_numpy(column.astype(np.int64)) for name, column in rows.labels.items()},
         n_rows=len(rows),
         first_slot=first_slot,
-        n_tokens=n_tokens,
+        n_tokens=int(rows.row_starts[-1]),
         n_computed=len(positions),
-        n_padded=len(rows) * (padded_length or int(lengths.max())),
-        row_starts=torch.from_numpy(rows.row_starts.astype(np.int32)),
-        positions=torch.from_numpy(positions),
-        longest=int(lengths.max()),
+        n_padded=int(padded_to.sum()),
+        row_starts=torch.from_numpy(row_starts.astype(np.int32)),
+        positions=torch.from_numpy(positions.astype(np.int32)),
+        longest=int(np.diff(row_starts).max()),
+        padding=None if padding.in_loss == "none" else PaddingTokens.of(samples, rows.row_starts),
     )
+
+
+def _positions(rows: RowStore, samples: Samples) -> np.ndarray:
+    """Return the column that each token has in the padded batch, and 0 for what fills the packed one up."""
+    in_rows = np.arange(rows.row_starts[-1]) - np.repeat(rows.row_starts[:-1], rows.lengths)
+    positions = _column(rows, samples, in_rows, samples.columns)
+    return np.pad(positions, (0, filled_length(len(positions)) - len(positions)))
+
+
+def _column(rows: RowStore, samples: Samples, of_tokens: np.ndarray, of_padding: np.ndarray | int) -> np.ndarray:
+    """Return a column of all tokens that are computed, from those of the real ones and of the padding."""
+    real, padding = samples.places(rows.row_starts)
+    column = np.empty(len(real) + len(padding), dtype=np.int64)
+    column[real], column[padding] = of_tokens, of_padding
+    return column
 
 
 def rows_of(dataset: Any, indices: Sequence[int] | np.ndarray, columns: Columns | None = None) -> RowStore:
@@ -109,8 +145,9 @@ def rows_of(dataset: Any, indices: Sequence[int] | np.ndarray, columns: Columns 
     """
     if isinstance(dataset, RowStore):
         return dataset.take(indices)
-    given = ((int(index), dataset[int(index)]) for index in indices)
-    rows = [_without_padding(row if columns is None else columns.of(row), index) for index, row in given]
+    given = [dataset[int(index)] for index in indices]
+    kept = [row if columns is None else columns.of(row) for row in given]
+    rows = [_without_padding(row, int(index)) for row, index in zip(kept, indices, strict=True)]
     _require_alike(rows, indices)
     token_names = [name for name, value in rows[0].items() if value.ndim == 1]
     label_names = [name for name, value in rows[0].items() if value.ndim == 0]
@@ -119,6 +156,7 @@ def rows_of(dataset: Any, indices: Sequence[int] | np.ndarray, columns: Columns 
         row_starts=starts,
         tokens={name: np.concatenate([row[name] for row in rows]) for name in token_names},
         labels={name: np.asarray([int(row[name]) for row in rows]) for name in label_names},
+        given_lengths=np.asarray([len(row["input_ids"]) for row in given], dtype=np.int64),
     )
 
 

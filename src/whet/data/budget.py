@@ -8,6 +8,7 @@ import numpy as np
 
 from whet.data.batch import rows_of
 from whet.data.columns import Columns
+from whet.data.padding import Padding
 from whet.data.store import RowStore
 
 
@@ -27,8 +28,25 @@ def cuts(dataset: Any, rows: np.ndarray, most_rows: int, most_tokens: int | None
     return [*found, (first, len(rows))]
 
 
+def padded_to(
+    dataset: Any, rows: np.ndarray, cuts: list[tuple[int, int]], rows_per_batch: int, padding: Padding
+) -> list[np.ndarray | None]:
+    """Return what a padded run would pad the rows of each micro-batch to, by batches of `rows_per_batch` rows.
+
+    None where the loss counts no padding, or where each micro-batch is such a batch.
+    """
+    ends = [end for _, end in cuts[:-1]]
+    if padding.in_loss == "none" or ends == [*range(rows_per_batch, len(rows), rows_per_batch)]:
+        return [None] * len(cuts)
+    lengths = padding.lengths(_alone(dataset, rows).lengths_with_padding, rows_per_batch)
+    return [lengths[first:end] for first, end in cuts]
+
+
 def _lengths(dataset: Any, rows: np.ndarray) -> np.ndarray:
     """Return how many real tokens each row has."""
-    if isinstance(dataset, RowStore):
-        return dataset.lengths[rows]
-    return rows_of(dataset, rows, Columns(["input_ids", "attention_mask"])).lengths
+    return _alone(dataset, rows).lengths
+
+
+def _alone(dataset: Any, rows: np.ndarray) -> RowStore:
+    """Return the rows without their labels."""
+    return rows_of(dataset, rows, Columns(["input_ids", "attention_mask"]))

@@ -24,8 +24,8 @@ import torch
 from whet.data.batch import Batch
 from whet.errors import ConfigError
 
-Piece = tuple[np.ndarray, int]
-"""Rows of a micro-batch, and the place of the first in its step."""
+Piece = tuple[Any, ...]
+"""What a micro-batch is made from: its rows, the place of the first in its step, and whatever else its maker takes."""
 Job = Callable[[], Batch]
 NAME = "whet-data"
 """How the threads' names begin."""
@@ -37,7 +37,7 @@ class Source:
 
     pieces: Callable[[int], Sequence[Piece]]
     """Step of the plan -> its micro-batches."""
-    make: Callable[[np.ndarray, int], Batch]
+    make: Callable[..., Batch]
     """Piece -> batch."""
     end: Callable[[int], int]
     """Step of the plan -> the first one behind it that is not to be made ahead while that one is on."""

@@ -24,6 +24,8 @@ class RowStore:
     row_starts: np.ndarray
     tokens: Mapping[str, np.ndarray]
     labels: Mapping[str, np.ndarray] = field(default_factory=dict)
+    given_lengths: np.ndarray | None = None
+    """Lengths of the rows (rows,) with the padding that they came with; None: they came without."""
 
     def __len__(self) -> int:
         return len(self.row_starts) - 1
@@ -42,6 +44,11 @@ class RowStore:
         """Tokens of each row, (rows,) int64."""
         return np.diff(self.row_starts)
 
+    @property
+    def lengths_with_padding(self) -> np.ndarray:
+        """Tokens of each row and the padding that it came with, (rows,) int64."""
+        return self.lengths if self.given_lengths is None else self.given_lengths
+
     def take(self, rows: Sequence[int] | np.ndarray) -> RowStore:
         """Return these rows, in this order, as a store of their own."""
         index = np.asarray(rows, dtype=np.int64)
@@ -52,6 +59,7 @@ class RowStore:
             row_starts=starts,
             tokens={name: column[where] for name, column in self.tokens.items()},
             labels={name: column[index] for name, column in self.labels.items()},
+            given_lengths=None if self.given_lengths is None else self.given_lengths[index],
         )
 
     def arrays(self) -> dict[str, np.ndarray]:

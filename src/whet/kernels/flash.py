@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from whet.kernels.random import stream_key
 from whet.kernels.reference import AttentionSpec, Drop
@@ -15,6 +16,7 @@ from whet.optional import require
 @dataclass(frozen=True)
 class _Rows:
     starts: Tensor
+    key_starts: Tensor
     longest: int
     p: float
 
@@ -29,7 +31,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, *, package: boo
     q, k, v = (t if t.stride(-1) == 1 else t.contiguous() for t in (q, k, v))
     drop = spec.drop if spec.drop is not None and spec.drop.p > 0.0 else None
     longest = spec.row_starts.diff().max() if spec.longest is None else spec.longest
-    rows = _Rows(spec.row_starts.to(q.device), int(longest), 0.0 if drop is None else drop.p)
+    starts = spec.row_starts.to(q.device)
+    k, v, key_starts = (k, v, starts) if spec.key_counts is None else _keys_alone(k, v, starts, spec.key_counts)
+    rows = _Rows(starts, key_starts, int(longest), 0.0 if drop is None else drop.p)
     with _drawing_from(drop, q.device):
         return (_by_package if package else _by_torch)(q, k, v, rows, spec)
 
@@ -49,7 +53,7 @@ def generator_of(device: torch.device) -> torch.Generator:
 def _by_torch(q: Tensor, k: Tensor, v: Tensor, rows: _Rows, spec: AttentionSpec) -> Tensor:
     # torch.nn.attention.varlen runs this operator too, but has no dropout; it has a gradient of its own.
     forward = torch.ops.aten._flash_attention_forward
-    lengths = (rows.starts, rows.starts, rows.longest, rows.longest)
+    lengths = (rows.starts, rows.key_starts, rows.longest, rows.longest)
     return forward(q, k, v, *lengths, rows.p, spec.causal, False, scale=spec.scale)[0]
 
 
@@ -60,7 +64,7 @@ def _by_package(q: Tensor, k: Tensor, v: Tensor, rows: _Rows, spec: AttentionSpe
         k,
         v,
         rows.starts,
-        rows.starts,
+        rows.key_starts,
         rows.longest,
         rows.longest,
         dropout_p=rows.p,
@@ -68,6 +72,15 @@ def _by_package(q: Tensor, k: Tensor, v: Tensor, rows: _Rows, spec: AttentionSpe
         causal=spec.causal,
         deterministic=torch.are_deterministic_algorithms_enabled(),
     )
+
+
+def _keys_alone(k: Tensor, v: Tensor, starts: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return keys and values without the tokens that are queries alone, and where each row's begin."""
+    key_starts = functional.pad(counts.cumsum(0, dtype=torch.int32), (1, 0))
+    skipped = (starts[:-1] - key_starts[:-1].to(starts.device, non_blocking=True)).long()
+    on_device, n_keys = counts.to(starts.device, non_blocking=True), int(key_starts[-1])
+    places = torch.arange(n_keys, device=starts.device) + skipped.repeat_interleave(on_device, output_size=n_keys)
+    return k.index_select(0, places), v.index_select(0, places), key_starts.to(starts.device, non_blocking=True)
 
 
 def _drawing_from(drop: Drop | None, device: torch.device) -> AbstractContextManager[None]:

@@ -49,7 +49,7 @@ def _in_graph(spec: AttentionSpec, q: Tensor, k: Tensor | None, v: Tensor | None
     row_slots = None if spec.drop is None else spec.drop.place.row_slots
     p, site, keys, _, _ = graph.mask_arguments(spec.drop)
     rows = (spec.row_starts, row_slots, spec.scale, spec.causal)
-    return torch.ops.whet.attention(q, k, v, *rows, p, site, keys, spec.longest, spec.kernel)[0]
+    return torch.ops.whet.attention(q, k, v, *rows, p, site, keys, spec.longest, spec.kernel, spec.key_counts)[0]
 
 
 class _Attend(Function):
@@ -93,6 +93,10 @@ def _arguments(spec: AttentionSpec, qkv: tuple[Tensor, Tensor, Tensor], out: Ten
     args = structs.Attention(spec.row_starts.numel() - 1, q.shape[1], k.shape[1], q.shape[2], DTYPES[q.dtype])
     args.causal, args.scale, args.keep_scale = spec.causal, spec.scale, 1.0
     args.row_starts, args.lse = ptr(spec.row_starts), ptr(lse)
+    if spec.key_counts is not None:
+        assert spec.key_counts.dtype == torch.int32
+        assert not spec.causal
+        args.key_counts = ptr(spec.key_counts)
     args.q, args.k, args.v, args.out = (_view(tensor) for tensor in (q, k, v, out))
     drop = spec.drop
     if drop is not None and drop.p > 0.0:

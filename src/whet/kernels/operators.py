@@ -220,11 +220,14 @@ def _spec(
     keys: Tensor | None,
     longest: Tensor | None,
     kernel: str,
+    key_counts: Tensor | None,
 ) -> AttentionSpec:
-    asked: Any = {"longest": longest, "kernel": kernel}
+    n_rows = len(row_starts) - 1  # a compiled block's row_slots and key_counts have one more
+    counts = None if key_counts is None else key_counts[:n_rows]
+    asked: Any = {"longest": longest, "kernel": kernel, "key_counts": counts}
     if keys is None or row_slots is None:
         return AttentionSpec(row_starts, scale, causal, **asked)
-    row_slots = row_slots[: len(row_starts) - 1]  # a compiled block's have one more
+    row_slots = row_slots[:n_rows]
     place = KeyedPlace(0, 0, row_slots, row_slots, row_starts, row_slots, keys)
     return AttentionSpec(row_starts, scale, causal, Drop(p, place, site), **asked)
 
@@ -266,9 +269,11 @@ def attention(
     keys: Tensor | None,
     longest: Tensor | None,
     kernel: str,
+    key_counts: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Return the attention (N, H, K) within rows, and a number a query and head; q may hold all three, (N, 3, H, K)."""
-    spec, tensors = _spec(row_starts, row_slots, scale, causal, p, site, keys, longest, kernel), _tensors(q, k, v)
+    spec = _spec(row_starts, row_slots, scale, causal, p, site, keys, longest, kernel, key_counts)
+    tensors = _tensors(q, k, v)
     if native_for(*tensors) is None:
         out = _plain_attention(tensors, spec)
         return out, out.new_empty(out.shape[:2], dtype=torch.float32)
@@ -302,9 +307,11 @@ def attention_backward(
     keys: Tensor | None,
     longest: Tensor | None,
     kernel: str,
+    key_counts: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of q, k and v; those of k and v are empty where q holds all three."""
-    spec, tensors = _spec(row_starts, row_slots, scale, causal, p, site, keys, longest, kernel), _tensors(q, k, v)
+    spec = _spec(row_starts, row_slots, scale, causal, p, site, keys, longest, kernel, key_counts)
+    tensors = _tensors(q, k, v)
     if native_for(*tensors) is None:
         with _autograd():
             again = tuple(tensor.detach().requires_grad_() for tensor in tensors)
@@ -325,17 +332,17 @@ def _(dout: Tensor, out: Tensor, lse: Tensor, q: Tensor, k: Tensor | None, v: Te
 
 
 def _keep_attention(ctx: Any, inputs: Any, output: Any) -> None:
-    q, k, v, row_starts, row_slots, ctx.scale, ctx.causal, ctx.p, ctx.site, keys, longest, ctx.kernel = inputs
+    q, k, v, row_starts, row_slots, ctx.scale, ctx.causal, ctx.p, ctx.site, keys, longest, ctx.kernel, counts = inputs
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*output, q, k, v, row_starts, row_slots, keys, longest)
+    ctx.save_for_backward(*output, q, k, v, row_starts, row_slots, keys, longest, counts)
 
 
 def _attention_gradient(ctx: Any, dout: Tensor, _: Any) -> Any:
-    *tensors, keys, longest = ctx.saved_tensors
+    *tensors, keys, longest, counts = ctx.saved_tensors
     mask = (ctx.p, ctx.site, keys)
-    dq, dk, dv = attention_backward(dout, *tensors, ctx.scale, ctx.causal, *mask, longest, ctx.kernel)
+    dq, dk, dv = attention_backward(dout, *tensors, ctx.scale, ctx.causal, *mask, longest, ctx.kernel, counts)
     joined = tensors[3] is None
-    return dq, _or_none(dk, wanted=not joined), _or_none(dv, wanted=not joined), *(None,) * 9
+    return dq, _or_none(dk, wanted=not joined), _or_none(dv, wanted=not joined), *(None,) * 10
 
 
 register_autograd("whet::attention", _attention_gradient, setup_context=_keep_attention)

@@ -23,6 +23,7 @@ class _Rows:
     """Where the tokens (N,) are in the padded form (rows, T)."""
 
     lengths: Tensor
+    key_counts: Tensor
     longest: int
     places: Tensor
 
@@ -39,7 +40,7 @@ class _Rows:
     def seen(self, *, causal: bool) -> Tensor:
         """Return which keys a query sees, (rows, 1, 1 or T, T). Padded queries see some too: nothing turns NaN."""
         at = torch.arange(self.longest, device=self.lengths.device)
-        own = (at < self.lengths[:, None])[:, None, None]
+        own = (at < self.key_counts[:, None])[:, None, None]
         return own & (at <= at[:, None]) if causal else own
 
 
@@ -63,7 +64,8 @@ def _rows_of(spec: AttentionSpec, n_tokens: int, device: torch.device) -> _Rows:
     longest = int(lengths.max() if spec.longest is None else spec.longest)
     row = torch.arange(len(lengths), device=device).repeat_interleave(lengths, output_size=n_tokens)
     places = torch.arange(n_tokens, device=device) - starts[row] + row * longest
-    return _Rows(lengths, longest, places)
+    counts = lengths if spec.key_counts is None else spec.key_counts.to(device, non_blocking=True)
+    return _Rows(lengths, counts, longest, places)
 
 
 def _dropped(qkv: list[Tensor], seen: Tensor, scale: float, drop: Drop) -> Tensor:

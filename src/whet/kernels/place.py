@@ -22,7 +22,9 @@ class Place:
 
     `slots` and `positions` (N,) say for each token its row's place in the step's global batch and its own place in the
     row; `row_starts` (rows + 1,) where rows begin; `row_slots` (rows,) the rows' places. All int32. `row_slots` and
-    `longest` () stay on the CPU: the tokens of the longest row, None where nobody has counted them.
+    `longest` () stay on the CPU: the tokens of the longest row, None where nobody has counted them. So does
+    `key_counts` (rows,): the first so many tokens of a row are real, the others padding, to which nobody attends. None:
+    all are real.
     """
 
     seed: int
@@ -32,6 +34,7 @@ class Place:
     row_starts: Tensor
     row_slots: Tensor
     longest: Tensor | None = field(default=None, kw_only=True)
+    key_counts: Tensor | None = field(default=None, kw_only=True)
 
     def key(self, site: int) -> tuple[int, int]:
         """Return the key words of the site's stream in this step."""

@@ -51,6 +51,8 @@ class AttentionSpec:
     """How attention runs: `row_starts` (rows + 1,) int32 says where rows begin; a row sees only itself.
 
     `longest` () is the longest row's tokens, on the CPU: a GPU need not be asked. None: it is read from `row_starts`.
+    `key_counts` (rows,) int32, on the CPU: only the first so many tokens of a row are keys, the others (padding) are
+    queries alone. None: every token is both; with a causal mask it must be None.
     """
 
     row_starts: Tensor
@@ -59,6 +61,7 @@ class AttentionSpec:
     drop: Drop | None = None
     longest: Tensor | None = None
     kernel: Kernel = "auto"
+    key_counts: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -114,10 +117,12 @@ def attend(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
     """Return softmax(q k^T scale) v of each row by itself (N, H, K); k and v (N, G, K) may have fewer heads."""
     starts = spec.row_starts.tolist()
     slots = [0] * (len(starts) - 1) if spec.drop is None else spec.drop.place.row_slots.tolist()
+    counts = spec.row_starts.diff() if spec.key_counts is None else spec.key_counts
+    ends = [a + n for a, n in zip(starts[:-1], counts.tolist(), strict=True)]
     group = q.shape[1] // k.shape[1]
     rows = [
-        _attend_row(q[a:b], k[a:b].repeat_interleave(group, 1), v[a:b].repeat_interleave(group, 1), spec, slot)
-        for a, b, slot in zip(starts[:-1], starts[1:], slots, strict=True)
+        _attend_row(q[a:b], k[a:end].repeat_interleave(group, 1), v[a:end].repeat_interleave(group, 1), spec, slot)
+        for a, b, end, slot in zip(starts[:-1], starts[1:], ends, slots, strict=True)
     ]
     return torch.cat(rows)
 

@@ -114,7 +114,7 @@ class Attention(ctypes.Structure):
         ("key", c_uint64),
         ("keep_scale", c_float),
         ("reserved", c_int32),
-        ("row_starts row_slots", c_void_p),
+        ("row_starts row_slots key_counts", c_void_p),
         ("q k v out", View),
         ("lse", c_void_p),
         ("dout dq dk dv", View),

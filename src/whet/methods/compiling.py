@@ -178,7 +178,18 @@ def _keyed(place: Place, sites: tuple[Site, ...]) -> KeyedPlace:
     keys = torch.tensor([place.key(site.use()) for site in sites], dtype=torch.int64)
     # One row alone would be a size of 1, for which torch makes a graph of its own: one more slot, which nobody reads.
     row_slots = torch.nn.functional.pad(place.row_slots, (0, 1))
-    return KeyedPlace(0, 0, place.slots, place.positions, place.row_starts, row_slots, keys, longest=place.longest)
+    counts = None if place.key_counts is None else torch.nn.functional.pad(place.key_counts, (0, 1))
+    return KeyedPlace(
+        0,
+        0,
+        place.slots,
+        place.positions,
+        place.row_starts,
+        row_slots,
+        keys,
+        longest=place.longest,
+        key_counts=counts,
+    )
 
 
 def _no_view(value: Any) -> Any:

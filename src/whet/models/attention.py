@@ -41,7 +41,14 @@ def attend(
     p = options.get("dropout", 0.0)
     drop = Drop(p, place, site.use()) if p > 0.0 else None
     scale = options.get("scaling") or query.shape[-1] ** -0.5
-    spec = AttentionSpec(place.row_starts, scale, drop=drop, longest=place.longest, kernel=site.placement.kernel)
+    spec = AttentionSpec(
+        place.row_starts,
+        scale,
+        drop=drop,
+        longest=place.longest,
+        kernel=site.placement.kernel,
+        key_counts=place.key_counts,
+    )
     q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     return attend_rows(q, k, v, spec)[None], None
 

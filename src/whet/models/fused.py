@@ -52,7 +52,9 @@ def _attention(module: Any, joined: Tensor, heads: int, site: Site, place: Place
     """Return the attention output (1, N, D) of joined projections (1, N, 3 D)."""
     qkv = joined[0].unflatten(-1, (3, heads, -1))
     drop = Drop(p, place, site.use()) if module.training and p > 0.0 else None
-    return attend_joined(qkv, AttentionSpec(place.row_starts, module.scaling, drop=drop)).flatten(1)[None]
+    return attend_joined(
+        qkv, AttentionSpec(place.row_starts, module.scaling, drop=drop, key_counts=place.key_counts)
+    ).flatten(1)[None]
 
 
 def _drop(dropout: Any) -> Drop | None:

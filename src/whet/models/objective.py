@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from whet.data.batch import Batch, pack, rows_of
 from whet.data.columns import Columns, read_by
+from whet.data.padding import NO_PADDING, Padding
 from whet.data.store import RowStore
 from whet.errors import ConfigError, DataError
 from whet.kernels.fused_loss import row_cross_entropy
@@ -33,6 +35,7 @@ _KERNELS: dict[str | None, Kernel] = {
 }
 """What packed attention runs on a GPU, by `attn_implementation`; with another one, batches are padded."""
 Collate = Callable[[list[Any]], Mapping[str, Any]]
+Rows = Sequence[int] | np.ndarray
 
 
 class Objective(Protocol):
@@ -46,8 +49,16 @@ class Objective(Protocol):
         """The model, where it reads batches without padding."""
         ...
 
-    def batch(self, dataset: Any, rows: Sequence[int] | np.ndarray, first_slot: int) -> Batch:
-        """Return these rows of the data set as a micro-batch."""
+    @property
+    def padding(self) -> Padding:
+        """How a padded run would pad rows, and which of that padding this loss counts."""
+        ...
+
+    def batch(self, dataset: Any, rows: Rows, first_slot: int, padded_to: np.ndarray | None = None) -> Batch:
+        """Return these rows of the data set as a micro-batch.
+
+        `padded_to` (rows,) is what a padded run would pad each row to; None: these rows are a batch of their own.
+        """
         ...
 
     def count(self, batch: Batch) -> int:
@@ -68,10 +79,12 @@ class Objective(Protocol):
 
 
 class SpanObjective(ABC):
-    """What packed and padded question answering share: cross entropy of each row's start and end over its own tokens.
+    """What packed and padded question answering share: cross entropy of each row's start and end.
 
-    Unlike in transformers' heads, padding takes no part in the softmax: the loss does not depend on it.
+    The softmax runs over the row's own tokens and, as in transformers' heads, over its padding if `padding` counts any.
     """
+
+    padding: Padding
 
     def count(self, batch: Batch) -> int:
         missing = [name for name in SPAN_LABELS if name not in batch.labels]
@@ -88,8 +101,12 @@ class SpanObjective(ABC):
     def span_logits(self, output: Any, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Return start and end logits (N,) of the real tokens, rows end to end, and where rows begin (rows + 1,)."""
 
+    @abstractmethod
+    def loss_logits(self, output: Any, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the same of all that the loss counts; a padding token's logits stand for all that it represents."""
+
     def loss_sum(self, output: Any, batch: Batch) -> Tensor:
-        start, end, row_starts = self.span_logits(output, batch)
+        start, end, row_starts = self.loss_logits(output, batch)
         losses = row_cross_entropy(start, batch.labels["start_positions"], row_starts)
         return (losses + row_cross_entropy(end, batch.labels["end_positions"], row_starts)).sum() / 2
 
@@ -103,53 +120,82 @@ class PackedSpans(SpanObjective):
 
     packed = True
 
-    def __init__(self, model: PackedModel, padded_length: int | None = None) -> None:
+    def __init__(self, model: PackedModel, padding: Padding = NO_PADDING) -> None:
         self.model = self.packed_model = model
-        self.padded_length = padded_length
+        self.padding = padding
         read = read_by(model.module) or _TOKEN_COLUMNS
         self.columns = Columns(["attention_mask", *SPAN_LABELS, *(read & _TOKEN_COLUMNS)])
 
-    def batch(self, dataset: Any, rows: Sequence[int] | np.ndarray, first_slot: int) -> Batch:
+    def batch(self, dataset: Any, rows: Rows, first_slot: int, padded_to: np.ndarray | None = None) -> Batch:
         found = rows_of(dataset, rows, self.columns)
         _require_answers(found, rows)
+        has_loss = found.labels.keys() >= set(SPAN_LABELS)
         return pack(
             found,
             first_slot=first_slot,
             position_offset=self.model.position_offset,
-            padded_length=self.padded_length,
+            padding=self.padding if has_loss else replace(self.padding, in_loss="none"),
+            padded_to=padded_to,
         )
 
     def forward(self, batch: Batch, *, seed: int, step: int) -> Any:
         return self.model(batch, seed=seed, step=step)
 
     def span_logits(self, output: Any, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        start, end, row_starts = self._row_logits(output, batch)
+        padding = batch.padding
+        if padding is None:
+            return start, end, row_starts
+        return start[padding.real], end[padding.real], padding.real_starts
+
+    def loss_logits(self, output: Any, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        start, end, row_starts = self._row_logits(output, batch)
+        if batch.padding is None:
+            return start, end, row_starts
+        return start + batch.padding.log_sizes, end + batch.padding.log_sizes, row_starts
+
+    def _row_logits(self, output: Any, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         assert batch.row_starts is not None
-        return output.start_logits[0, : batch.n_tokens], output.end_logits[0, : batch.n_tokens], batch.row_starts
+        return output.start_logits[0, : batch.n_in_rows], output.end_logits[0, : batch.n_in_rows], batch.row_starts
 
 
 class PaddedSpans(SpanObjective):
-    """Extractive question answering for models that only know padded batches."""
+    """Extractive question answering for models that only know padded batches.
+
+    All padding is computed there: the loss counts all of it, or none.
+    """
 
     packed = False
     packed_model = None
 
-    def __init__(self, model: nn.Module, collate: Collate) -> None:
+    def __init__(self, model: nn.Module, collate: Collate, padding: Padding = NO_PADDING) -> None:
         self.model = model
         self.collate = collate
+        self.padding = padding
 
-    def batch(self, dataset: Any, rows: Sequence[int] | np.ndarray, first_slot: int) -> Batch:
+    def batch(self, dataset: Any, rows: Rows, first_slot: int, padded_to: np.ndarray | None = None) -> Batch:
         taken = [dataset[int(row)] for row in rows]
-        rows_of(taken, range(len(taken)))  # only to refuse what packed batches refuse
-        return _collated(self.collate, taken, first_slot, SPAN_LABELS)
+        found = rows_of(taken, range(len(taken)))  # refuses what packed batches refuse
+        batch = _collated(self.collate, taken, first_slot, SPAN_LABELS)
+        if self.padding.in_loss == "none":
+            return batch
+        return _widened(batch, found, self.padding, padded_to)
 
     def forward(self, batch: Batch, *, seed: int, step: int) -> Any:
         return _seeded(self.model, batch, seed, step)
 
     def span_logits(self, output: Any, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        mask = batch.inputs.get("attention_mask")  # rows of one length may come without
-        mask = torch.ones_like(batch.inputs["input_ids"], dtype=torch.bool) if mask is None else mask.bool()
+        mask = _mask(batch)
         row_starts = torch.cat([mask.new_zeros(1, dtype=torch.int32), mask.sum(1, dtype=torch.int32).cumsum(0)])
         return output.start_logits[mask], output.end_logits[mask], row_starts
+
+    def loss_logits(self, output: Any, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        if self.padding.in_loss == "none":
+            return self.span_logits(output, batch)
+        order = _mask(batch).logical_not().int().argsort(dim=1, stable=True)  # labels count a row's own tokens
+        start, end = (side.gather(1, order) for side in (output.start_logits, output.end_logits))
+        row_starts = torch.arange(len(start) + 1, dtype=torch.int32, device=start.device) * start.shape[1]
+        return start.flatten(), end.flatten(), row_starts
 
 
 class OwnLoss:
@@ -157,12 +203,13 @@ class OwnLoss:
 
     packed = False
     packed_model = None
+    padding = NO_PADDING
 
     def __init__(self, model: nn.Module, collate: Collate) -> None:
         self.model = model
         self.collate = collate
 
-    def batch(self, dataset: Any, rows: Sequence[int] | np.ndarray, first_slot: int) -> Batch:
+    def batch(self, dataset: Any, rows: Rows, first_slot: int, padded_to: np.ndarray | None = None) -> Batch:
         return _collated(self.collate, [dataset[int(row)] for row in rows], first_slot, ())
 
     def count(self, batch: Batch) -> int:
@@ -233,6 +280,26 @@ def _collated(collate: Collate, rows: list[Any], first_slot: int, label_names: S
     )
 
 
+def _mask(batch: Batch) -> Tensor:
+    """Return which places of a padded batch are tokens; rows of one length may come without a mask."""
+    mask = batch.inputs.get("attention_mask")
+    return torch.ones_like(batch.inputs["input_ids"], dtype=torch.bool) if mask is None else mask.bool()
+
+
+def _widened(batch: Batch, rows: RowStore, padding: Padding, padded_to: np.ndarray | None) -> Batch:
+    """Return a padded micro-batch with as much padding as its rows have in the batch that it is a part of."""
+    if padded_to is None:
+        padded_to = padding.lengths(rows.lengths_with_padding, len(rows))
+    ids = batch.inputs["input_ids"]
+    inputs = {"attention_mask": torch.ones_like(ids), **batch.inputs}
+    more = max(int(padded_to.max()) - ids.shape[1], 0)
+    wide = {
+        name: nn.functional.pad(value, (0, more), value=padding.fill(name)) if value.shape == ids.shape else value
+        for name, value in inputs.items()
+    }
+    return replace(batch, inputs=wide, n_computed=wide["input_ids"].numel(), n_padded=wide["input_ids"].numel())
+
+
 def loss_of(output: Any) -> Tensor:
     """Return the one number in a module's output that it wants minimised."""
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
@@ -254,7 +321,7 @@ def choose(
     model: nn.Module,
     collate: Collate | None,
     default_collate: Collate,
-    padded_length: int | None = None,
+    padding: Padding = NO_PADDING,
     attn: str | None = None,
 ) -> Objective:
     """Return how this model trains: without padding wherever its family and its head are known.
@@ -272,4 +339,4 @@ def choose(
         raise implementation.not_known(model)
     if not spans:
         return OwnLoss(model, collate or default_collate)
-    return PaddedSpans(model, default_collate) if packed is None else PackedSpans(packed, padded_length)
+    return PaddedSpans(model, default_collate, padding) if packed is None else PackedSpans(packed, padding)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from whet.data.batch import Batch
+from whet.data.padding import PaddingTokens
 from whet.kernels.fused import dropout
 from whet.kernels.place import Kernel, Place, Placement, Site
 from whet.kernels.reference import Drop
@@ -61,7 +62,7 @@ def place_of(batch: Batch, *, seed: int, step: int) -> Place:
     """Return the place of a packed batch in the run; what fills it up is a row more."""
     assert batch.row_starts is not None
     assert batch.positions is not None
-    row_starts = with_filling(batch.row_starts, batch.n_tokens, batch.n_computed)
+    row_starts = with_filling(batch.row_starts, batch.n_in_rows, batch.n_computed)
     row_slots = torch.arange(batch.first_slot, batch.first_slot + len(row_starts) - 1, dtype=torch.int32)
     on_device = row_slots.to(batch.positions.device, non_blocking=True)  # a copy that waits would stall the GPU
     slots = on_device.repeat_interleave(row_starts.diff(), output_size=batch.n_computed)
@@ -72,8 +73,15 @@ def place_of(batch: Batch, *, seed: int, step: int) -> Place:
         positions=batch.positions,
         row_starts=row_starts,
         row_slots=row_slots,
-        longest=torch.tensor(max(batch.longest, batch.n_computed - batch.n_tokens)),
+        longest=torch.tensor(max(batch.longest, batch.n_computed - batch.n_in_rows)),
+        key_counts=None if batch.padding is None else _key_counts(batch, batch.padding),
     )
+
+
+def _key_counts(batch: Batch, padding: PaddingTokens) -> Tensor:
+    """Return how many tokens of each row are keys; what fills the batch up is a row without padding."""
+    n_more = batch.n_computed - batch.n_in_rows
+    return nn.functional.pad(padding.key_counts, (0, 1), value=n_more) if n_more else padding.key_counts
 
 
 def with_filling(row_starts: Tensor, n_tokens: int, n_filled: int) -> Tensor:

@@ -44,6 +44,9 @@ def of(fit: Fit) -> dict[str, Any]:
         "optimizer": _optimizer_class(fit.optimizer),
         "environment": environment(),
     }
+    padding = fit.trainer.objective.padding
+    if padding.in_loss != "none":
+        facts["data"]["padded_to"] = padding.length or "the longest row of a batch"
     return json.loads(json.dumps(facts, default=str))
 
 

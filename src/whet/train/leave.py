@@ -79,6 +79,9 @@ class Edges:
     def _leave_for_memory(self, scarce: str) -> None:
         """Leave before the kernel ends the process; a run that came no step further in it fails, as it would again."""
         again = smaller_batches(self.fit.micro_rows, self.fit.args.train_rows_per_step)
+        if again and self.fit.trainer.objective.padding.in_loss != "none":
+            # The loss counts padding by batches of per_device_train_batch_size rows, so that number has to stay.
+            again = dict[str, object](auto_find_batch_size=True)
         if self.fit.state.global_step == 0:
             raise _no_first_step(scarce, again)
         code = EXIT_STOPPED_AND_SAVED if self.fit.meter.n_steps else EXIT_OTHER

@@ -149,10 +149,13 @@ def _prefetcher(fit: Fit) -> Prefetcher:
     def pieces(place: int) -> list[Piece]:
         rows = fit.plan.order.rows(place)
         cuts = budget.cuts(trainer.train_dataset, rows, fit.micro_rows, args.max_tokens_per_batch)
-        return [(rows[first:last], first) for first, last in cuts]
+        lengths = budget.padded_to(
+            trainer.train_dataset, rows, cuts, args.per_device_train_batch_size, trainer.objective.padding
+        )
+        return [(rows[first:last], first, lengths[n]) for n, (first, last) in enumerate(cuts)]
 
-    def make(rows: np.ndarray, first_slot: int) -> Batch:
-        batch = trainer.objective.batch(trainer.train_dataset, rows, first_slot)
+    def make(rows: np.ndarray, first_slot: int, padded_to: np.ndarray | None) -> Batch:
+        batch = trainer.objective.batch(trainer.train_dataset, rows, first_slot, padded_to)
         return batch.pinned() if pinned else batch
 
     def end(place: int) -> int:

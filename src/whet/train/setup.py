@@ -8,6 +8,7 @@ from torch import nn
 from transformers.trainer_pt_utils import LabelSmoother
 from transformers.utils.generic import can_return_loss, find_labels
 
+from whet.data.padding import Padding
 from whet.errors import ConfigError
 from whet.kernels import allocator
 from whet.log import logger
@@ -48,14 +49,20 @@ def prepare(trainer: Trainer) -> None:
     else:
         given = None if collate.pads_only(trainer.data_collator) or not trainer.own_collator else trainer.collate
         default = trainer.collate if trainer.own_collator else collate.default_collator(trainer.processing_class, model)
-        trainer.objective = objectives.choose(
-            model, given, default, trainer.padded_length, attn=args.attn_implementation
-        )
+        trainer.objective = objectives.choose(model, given, default, _padding(trainer), attn=args.attn_implementation)
         _fuse(trainer)
     if trainer.device.type == "cpu":
         allocator.keep_freed_memory()
     int8.require_fused(model, trainer.objective.packed_model, trainer.precision)
     order.save_memory(model, trainer.objective.packed_model, args)
+
+
+def _padding(trainer: Trainer) -> Padding:
+    """Return how a padded run of this Trainer would pad, and how much of that its loss counts."""
+    config = getattr(trainer.model, "config", None)
+    found = [getattr(one, "pad_token_id", None) for one in (trainer.processing_class, config)]
+    token_id = next((one for one in found if one is not None), 0)
+    return Padding(trainer.args.padding_in_loss, trainer.padded_length, token_id)
 
 
 def follow_overrides(trainer: Trainer) -> None:

@@ -183,7 +183,8 @@ class RowSource:
         cuts = budget.cuts(rows, numbers, self.micro_rows, args.max_tokens_per_batch)
         if args.dataloader_drop_last:
             cuts = [cut for cut in cuts if cut[1] < len(rows) or len(rows) % self.micro_rows == 0]
-        return [objective.batch(rows, numbers[first:last], first) for first, last in cuts]
+        lengths = budget.padded_to(rows, numbers, cuts, args.per_device_train_batch_size, objective.padding)
+        return [objective.batch(rows, numbers[first:last], first, lengths[n]) for n, (first, last) in enumerate(cuts)]
 
 
 @dataclass

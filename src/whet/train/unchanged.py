@@ -112,7 +112,10 @@ def _refusal(folder: Path, refused: Mapping[str, str]) -> ConfigError:
 def _curve(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that change the curve, from all of them."""
     data_seed = values.get("data_seed")
+    padding = values.get("padding_in_loss", "none")  # checkpoints of earlier versions have no such setting
     return {name: values.get(name) for name in CURVE_FIELDS} | {
+        "padding_in_loss": padding,
+        "per_device_train_batch_size": None if padding == "none" else values.get("per_device_train_batch_size"),
         "precision": policy.in_checkpoint(values),
         "data_seed": values.get("seed") if data_seed is None else data_seed,
         "rows_per_step": values.get("per_device_train_batch_size", 0) * values.get("gradient_accumulation_steps", 0),

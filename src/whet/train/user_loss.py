@@ -17,6 +17,7 @@ from transformers.trainer_pt_utils import nested_detach
 
 from whet.data.batch import Batch, filled_length
 from whet.data.columns import read_by
+from whet.data.padding import NO_PADDING
 from whet.errors import ConfigError
 from whet.kernels.random import stream_key
 from whet.log import logger
@@ -41,13 +42,16 @@ class UserLoss:
     """
 
     packed = False
+    padding = NO_PADDING
 
     def __init__(self, model: nn.Module, collate: Collate, packed_model: PackedModel | None) -> None:
         self.model, self.packed_model = model, packed_model
         self._rows = OwnLoss(model, collate)
         self._read = read_by(model)
 
-    def batch(self, dataset: Any, rows: Sequence[int] | np.ndarray, first_slot: int) -> Batch:
+    def batch(
+        self, dataset: Any, rows: Sequence[int] | np.ndarray, first_slot: int, padded_to: np.ndarray | None = None
+    ) -> Batch:
         return counted(self._rows.batch(dataset, rows, first_slot), self.packed_model)
 
     def count(self, batch: Batch) -> int:

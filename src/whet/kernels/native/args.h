@@ -115,6 +115,7 @@ struct Attention {
   int32_t reserved;
   const int32_t* row_starts;  // (n_rows + 1,)
   const int32_t* row_slots;   // (n_rows,), unread without dropout
+  const int32_t* key_counts;  // (n_rows,): a row's first so many tokens are its keys, the others only queries; null: all
   View q, k, v, out;
   float* lse;  // (tokens, heads): log of the sum of exp of a query's scores
   View dout, dq, dk, dv;  // backward

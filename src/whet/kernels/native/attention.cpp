@@ -71,7 +71,7 @@ class Forward {
 
   void run(const Item& item) {
     const int64_t last = smaller(item.length, item.first + kChunk);
-    pack(item, a.causal ? last : item.length);
+    pack(item, a.causal ? last : item.keys);
     for (int64_t q = item.first; q < last; q += kQueries) attend(item, q, smaller(kQueries, last - q));
   }
 
@@ -88,7 +88,7 @@ class Forward {
       w.top[i] = -kInfinity;
       store(w.totals + i * W, VF{});
     }
-    const int64_t end = a.causal ? first + n : item.length;
+    const int64_t end = a.causal ? first + n : item.keys;
     for (int64_t key = 0; key < end; key += kKeys)
       add_block(item, {first, n, key, smaller(kKeys, end - key), a.causal != 0});
     finish(item, first, n);

@@ -78,11 +78,11 @@ class Backward {
         w(longest, padded) {}
 
   void run(const Item& item) {
-    const Span row{item.start, item.length, item.head};
+    const Span row{item.start, item.length, item.head}, keys{item.start, item.keys, item.head};
     const size_t bytes = static_cast<size_t>(item.length * padded) * sizeof(float);
-    lay_in_panels<T>(a.v, row, a.head_width, w.keys, w.value_panels);
-    lay_in_panels<T>(a.k, row, a.head_width, w.keys, w.key_panels);
-    lay_by_token<T>(a.k, row, a.head_width, w.keys);
+    lay_in_panels<T>(a.v, keys, a.head_width, w.keys, w.value_panels);
+    lay_in_panels<T>(a.k, keys, a.head_width, w.keys, w.key_panels);
+    lay_by_token<T>(a.k, keys, a.head_width, w.keys);
     std::memset(w.dkeys, 0, bytes);
     std::memset(w.dvalues, 0, bytes);
     for (int64_t head = item.head * group; head < (item.head + 1) * group; ++head)
@@ -105,7 +105,7 @@ class Backward {
       w.dots[i] = dot(row_of<T>(a.dout, span.token + i, span.head), row_of<T>(a.out, span.token + i, span.head));
     }
     if (span.n % 2) w.top[span.n] = w.dots[span.n] = 0.0f;
-    const int64_t first = span.token - item.start, end = a.causal ? first + span.n : item.length;
+    const int64_t first = span.token - item.start, end = a.causal ? first + span.n : item.keys;
     for (int64_t key = 0; key < end; key += kPanel) add_panel(item, span, key, smaller(kPanel, end - key));
     spread<T>(w.dqueries, a.dq, span, a.head_width, a.scale);
   }

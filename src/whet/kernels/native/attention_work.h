@@ -8,9 +8,10 @@
 namespace whet {
 namespace WHET_ISA {
 
-// One piece of work: a head of a row, and the queries from `first` on that belong to it.
+// One piece of work: a head of a row, and the queries from `first` on that belong to it. The row's first `keys` tokens
+// are its keys.
 struct Item {
-  int64_t start, length, head, first;
+  int64_t start, length, keys, head, first;
   uint32_t slot;
 };
 
@@ -40,9 +41,10 @@ class WorkList {
     for (int64_t i = 0; i < a.n_rows; ++i) {
       const int64_t row = rows[i].row;
       const uint32_t slot = a.threshold ? static_cast<uint32_t>(a.row_slots[row]) : 0;
+      const int64_t keys = a.key_counts ? a.key_counts[row] : rows[i].length;
       for (int64_t head = 0; head < heads; ++head)
         for (int64_t first = 0; first < rows[i].length; first += chunk)
-          items[n++] = {a.row_starts[row], rows[i].length, head, first, slot};
+          items[n++] = {a.row_starts[row], rows[i].length, keys, head, first, slot};
     }
     std::free(rows);
   }

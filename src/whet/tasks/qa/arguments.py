@@ -63,8 +63,8 @@ class QaArguments:
     doc_stride: int = 128
     """Tokens that two neighbouring windows share. An answer no longer than this is whole in one of them."""
     pad_to_max_length: bool = True
-    """What the log compares with: rows padded to max_seq_length, or with false to the longest of their batch. whet
-    itself packs rows end to end, without padding."""
+    """Which padding the loss counts with padding_in_loss, and the log compares with: rows padded to max_seq_length, or
+    with false to the longest of their batch. whet itself packs rows end to end."""
 
     version_2_with_negative: bool = False
     """Some questions have no answer in their context, as in SQuAD v2.0."""
