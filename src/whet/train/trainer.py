@@ -51,8 +51,8 @@ class Trainer(TransformersMethods):
 
     The arguments and methods are those of transformers' Trainer; a subclass may override what
     `docs/transformers.md` lists, and is refused for anything else. `evaluation` replaces the loss and `compute_metrics`
-    with a judgement of the task's own; `padded_length` is what rows would be padded to elsewhere, None: the longest of their
-    batch (for the log, and for `padding_in_loss`).
+    with a judgement of the task's own; `padded_length` is what rows would be padded to elsewhere, None: the longest of
+    their batch (for the log, and for `padding_in_loss`).
     """
 
     model: nn.Module
