@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import HfApi, ModelCard
-from huggingface_hub.errors import HfHubHTTPError
 from transformers.trainer_utils import SchedulerType
 
 from whet.errors import StorageError
@@ -40,7 +39,7 @@ def create_repo(trainer: Trainer, token: str | None, private: bool | None) -> st
     private = getattr(trainer.args, "hub_private_repo", None) if private is None else private
     try:
         return HfApi().create_repo(name, token=_token(trainer, token), private=private, exist_ok=True).repo_id
-    except (HfHubHTTPError, OSError, ValueError) as error:
+    except Exception as error:  # of the client, of its transport or of the Hub: no common base
         raise _refused(f"the repository {name} cannot be created on the Hub", error) from error
 
 
@@ -73,7 +72,7 @@ def push(
             ignore_patterns=_NOT_UPLOADED,
             revision=revision or getattr(trainer.args, "hub_revision", None),
         )
-    except (HfHubHTTPError, OSError, ValueError) as error:
+    except Exception as error:  # of the client, of its transport or of the Hub: no common base
         raise _refused(f"the model cannot be uploaded to {trainer.hub_model_id}", error) from error
 
 
@@ -99,11 +98,16 @@ def _as_transformers_has_it(trainer: Trainer) -> Any:
     }
     return SimpleNamespace(
         args=SimpleNamespace(**(values | facts)),
-        model=trainer.model,
+        model=trainer.model if hasattr(trainer.model, "config") else _with_config(trainer.model),
         state=trainer.state,
         train_dataset=trainer.train_dataset,
         eval_dataset=trainer.eval_dataset,
     )
+
+
+def _with_config(model: Any) -> Any:
+    """Return what stands for a model without a configuration."""
+    return type(type(model).__name__, (), {"config": SimpleNamespace(_name_or_path="")})()
 
 
 def _refused(what: str, error: BaseException) -> StorageError:

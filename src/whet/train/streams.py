@@ -86,7 +86,7 @@ class StreamLoader:
 
     def begins_epoch(self, place: int) -> bool:
         """Return whether the next step is an epoch's first."""
-        return self.epoch_ended
+        return self.epoch_ended or self.step == 0
 
     def ends_epoch(self, place: int) -> bool:
         """Return whether the last step was an epoch's last."""
