@@ -192,12 +192,12 @@ def test_rows_padded_elsewhere_are_understood_as_before(
     assert len([text for text in caplog.messages if "do not begin with a token" in text]) == (side == "left")
 
 
-def test_a_loss_of_real_tokens_stays_and_one_of_padding_too_does_not() -> None:
-    """What the docstring says of question answering: states at padding are zeros, so logits there are the bias."""
+def test_padding_none_leaves_zeros_and_a_loss_of_real_tokens_as_it_was() -> None:
+    """What the docstring says of padding="none": states at padding are zeros, so logits there are the bias."""
     model, batch = model_of("bert"), padded_batch("bert")
     answers = {name: torch.zeros(4, dtype=torch.long) for name in ("start_positions", "end_positions")}
     before = model(**batch, **answers)
-    found = whet.optimize(model)(**batch, **answers)
+    found = whet.optimize(model, padding="none")(**batch, **answers)
     assert span_loss(found, batch).item() == pytest.approx(span_loss(before, batch).item(), rel=1e-6)
     assert found.loss.item() != pytest.approx(before.loss.item(), rel=1e-5)
     assert torch.equal(found.start_logits[1, 11:], model.qa_outputs.bias[0].expand(7))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import nn
 
-from whet.config.arguments import TrainingArguments
+from whet.config.arguments import PaddingInLoss, TrainingArguments
 from whet.errors import ConfigError
 from whet.kernels import allocator
 from whet.log import logger
@@ -20,7 +20,13 @@ _STATE = "whet_optimized"
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def optimize(model: nn.Module, optimizer: Any = None, dtype: torch.dtype | None = None) -> Any:
+def optimize(
+    model: nn.Module,
+    optimizer: Any = None,
+    dtype: torch.dtype | None = None,
+    *,
+    padding: PaddingInLoss = "sampled",
+) -> Any:
     """Put whet's operators into a transformers model, in place; return it, or (model, optimizer) if one was given.
 
     The call that `ipex.optimize` had: one line before a training loop of your own, or before transformers' Trainer.
@@ -30,14 +36,17 @@ def optimize(model: nn.Module, optimizer: Any = None, dtype: torch.dtype | None 
     Dropout masks follow torch's CPU generator, from which a call that drops anything draws one number. One model serves
     any number of threads.
 
-    Hidden states of real tokens are those of the untouched model, and so is any loss of them alone. At padding they are
-    zeros: a loss that also reads these, as the span loss of transformers' question answering models does, is another
-    number than before, and its softmax is better masked. Rows padded on the left, and calls that
-    ask for the states of all layers, run with their padding; the log says which.
+    Hidden states of real tokens are those of the untouched model. `padding` says what places of padding get. sampled:
+    a few padding tokens a row are computed, and each place gets the state of the nearest ones' middle, so that the span
+    loss of transformers' question answering models is within 0.05 % of the untouched model's; classifiers that read
+    first tokens alone go without. all: each place its own state, for heads that must have these exactly. none: zeros,
+    for heads that mask padding. Rows padded on the left, and calls that ask for the states of all layers, run with
+    their padding; the log says which.
 
-    Raises ConfigError for a family that whet does not know, and for another dtype.
+    Raises ConfigError for a family that whet does not know, for another dtype and for another `padding`.
     """
     _require_dtype(dtype)
+    _require_padding(padding)
     packed = prepare(restore(model))
     if packed is None:
         raise ConfigError(
@@ -50,7 +59,7 @@ def optimize(model: nn.Module, optimizer: Any = None, dtype: torch.dtype | None 
     if fuse.possible(packed):
         allocator.keep_freed_memory()
         applied = fuse.apply(packed, row_gradients=False)
-    unpad.apply(packed, dtype)
+    unpad.apply(packed, dtype, padding)
     checkpointing.follow(packed)
     told = what_changed.of(packed, applied, dtype)
     model.__dict__[_STATE] = (packed, told)
@@ -78,6 +87,17 @@ def _require_dtype(dtype: Any) -> None:
         got=repr(dtype),
         why=f"products of the encoder run in one of {', '.join(map(str, _DTYPES))}",
         fix="use dtype=torch.bfloat16, or leave dtype out",
+    )
+
+
+def _require_padding(padding: Any) -> None:
+    if padding in get_args(PaddingInLoss):
+        return
+    raise ConfigError(
+        what="whet.optimize knows no such padding",
+        got=repr(padding),
+        why="places of padding get the states of a few padding tokens, each its own, or zeros",
+        fix="use padding='sampled', 'all' or 'none'",
     )
 
 

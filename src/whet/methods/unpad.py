@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whet.data.batch import filled_length
-from whet.kernels.place import DrawnPlace, Place
+from whet.config.arguments import PaddingInLoss
 from whet.log import logger
-from whet.methods import unpad_calls
-from whet.models.packed import PackedModel, with_filling
+from whet.methods import padding_readers, unpad_calls
+from whet.methods.unpad_layout import Layout, layout_of
+from whet.models.packed import PackedModel
 
 _STATE = "whet_unpad"
 
@@ -20,9 +20,10 @@ _STATE = "whet_unpad"
 class _Calls:
     """What the calls of one encoder share; nothing of a call itself, since several threads may make them at once."""
 
-    def __init__(self, packed: PackedModel, dtype: torch.dtype | None) -> None:
+    def __init__(self, packed: PackedModel, dtype: torch.dtype | None, amount: PaddingInLoss) -> None:
         self.packed = packed
         self.dtype = dtype
+        self.amount: PaddingInLoss = amount
         self.told_why: set[str] = set()
 
     def autocast(self, device: torch.device) -> AbstractContextManager[object]:
@@ -43,35 +44,19 @@ class _Calls:
             out = type(encoder).forward(encoder, *given, **options)
         return out if self.dtype is None else _in_dtype(out, dtype)
 
-    def place(self, mask: Tensor) -> Place:
-        """Return the place of the rows under a mask (B, T) of real tokens; what fills the batch up is a row more."""
-        lengths = mask.sum(1, dtype=torch.int32)
-        n_tokens = int(lengths.sum())
-        starts = torch.cat([lengths.new_zeros(1), lengths.cumsum(0, dtype=torch.int32)])
-        starts = with_filling(starts, n_tokens, filled_length(n_tokens))
-        row_slots = torch.arange(len(starts) - 1, dtype=torch.int32)
-        positions = nn.functional.pad(mask.cumsum(1, dtype=torch.int32)[mask] - 1, (0, int(starts[-1]) - n_tokens))
-        return DrawnPlace(
-            seed=0,
-            step=0,
-            slots=row_slots.to(mask.device).repeat_interleave(starts.diff()),
-            positions=positions,
-            row_starts=starts,
-            row_slots=row_slots,
-            longest=starts.diff().max().cpu(),
-        )
 
+def apply(packed: PackedModel, dtype: torch.dtype | None = None, amount: PaddingInLoss = "sampled") -> None:
+    """Make the encoder inside the model drop padding on the way in and put it back on the way out.
 
-def apply(packed: PackedModel, dtype: torch.dtype | None = None) -> None:
-    """Make the encoder inside the model drop padding on the way in and put it back, as zeros, on the way out.
-
-    Its products compute in `dtype`, in that of the weights where it is None. Dropout masks follow torch's CPU
-    generator: each call that drops anything draws one number from it.
+    `amount` says what places of padding get: sampled, the states of a few padding tokens a row, each for the places
+    around it; all, each its own; none, zeros. Products of the encoder compute in `dtype`, in that of the weights where
+    it is None. Dropout masks follow torch's CPU generator: each call that drops anything draws one number from it.
     """
     encoder = packed.module.base_model
     assert isinstance(encoder, nn.Module)
-    setattr(encoder, _STATE, _Calls(packed, dtype))
+    setattr(encoder, _STATE, _Calls(packed, dtype, amount))
     encoder.forward = MethodType(_forward, encoder)
+    padding_readers.apply(packed.module)
 
 
 def restore(packed: PackedModel) -> None:
@@ -80,6 +65,7 @@ def restore(packed: PackedModel) -> None:
     assert isinstance(encoder, nn.Module)
     encoder.__dict__.pop("forward", None)
     encoder.__dict__.pop(_STATE, None)
+    padding_readers.restore(packed.module)
 
 
 def _forward(self: Any, *given: Any, **options: Any) -> Any:
@@ -91,13 +77,15 @@ def _forward(self: Any, *given: Any, **options: Any) -> Any:
         return calls.padded(self, why or "", given, options)
     input_ids: Tensor = call.pop("input_ids")
     mask = call.pop("attention_mask", torch.ones_like(input_ids)).to(input_ids.device, torch.bool)
-    if not bool(mask[:, 0].all()):  # heads read the first place, which would be zeros
+    if not bool(mask[:, 0].all()):  # heads read the first place, which has to be its own
         return calls.padded(self, "rows that do not begin with a token: pad them on the right", given, options)
-    place = calls.place(mask)
-    with calls.packed.placement.at(place), calls.autocast(mask.device):
-        packed_options = _packed_inputs(call, mask, place, _positions(input_ids, calls.packed))
-        out = type(self).forward(self, _flat(input_ids, mask, place), **packed_options)
-    return _padded(self, out, mask, as_tuple=unpad_calls.wants_tuple(self, options))
+    amount = padding_readers.amount(calls.packed.module, calls.amount)
+    layout = layout_of(mask, amount)
+    with calls.packed.placement.at(layout.place()), calls.autocast(mask.device):
+        packed_options = _packed_inputs(call, layout, _positions(input_ids, calls.packed))
+        out = type(self).forward(self, layout.packed(input_ids), **packed_options)
+    out = _padded(self, out, mask, layout, amount)
+    return out.to_tuple() if unpad_calls.wants_tuple(self, options) else out
 
 
 def _positions(input_ids: Tensor, packed: PackedModel) -> Tensor:
@@ -108,28 +96,25 @@ def _positions(input_ids: Tensor, packed: PackedModel) -> Tensor:
     return words.cumsum(1) * words + packed.position_offset - 1
 
 
-def _packed_inputs(call: dict[str, Any], mask: Tensor, place: Place, positions: Tensor) -> dict[str, Any]:
-    """Return the packed call's keyword arguments: token columns without padding, positions that always are there."""
+def _packed_inputs(call: dict[str, Any], layout: Layout, positions: Tensor) -> dict[str, Any]:
+    """Return the packed call's keyword arguments: token columns as packed, positions that always are there."""
     columns = {
-        name: _flat(value.expand(mask.shape), mask, place)
+        name: layout.packed(value.expand(layout.sources.shape))
         for name, value in call.items()
         if isinstance(value, Tensor) and value.dim() == 2
     }
-    return call | {"position_ids": _flat(positions, mask, place)} | columns | {"return_dict": True}
+    return call | {"position_ids": layout.packed(positions)} | columns | {"return_dict": True}
 
 
-def _flat(column: Tensor, mask: Tensor, place: Place) -> Tensor:
-    """Return a column (B, T) without what the mask hides (1, N) int64, filled up with its first tokens."""
-    kept = column[mask].long()
-    return torch.cat([kept, kept[: len(place.positions) - len(kept)]])[None]
-
-
-def _padded(self: Any, out: Any, mask: Tensor, *, as_tuple: bool) -> Any:
-    tokens = out.last_hidden_state.to(next(self.parameters()).dtype)  # what is behind the encoder computes in
-    out.last_hidden_state = tokens.new_zeros(*mask.shape, tokens.shape[-1]).masked_scatter(mask[..., None], tokens)
+def _padded(self: Any, out: Any, mask: Tensor, layout: Layout, amount: PaddingInLoss) -> Any:
+    tokens = out.last_hidden_state.to(next(self.parameters()).dtype)[0]  # what is behind the encoder computes in
+    if amount == "none":
+        out.last_hidden_state = tokens.new_zeros(*mask.shape, tokens.shape[-1]).masked_scatter(mask[..., None], tokens)
+    else:
+        out.last_hidden_state = layout.padded(tokens)
     if out.get("pooler_output") is not None:
         out.pooler_output = _pooled(self, out.last_hidden_state)
-    return out.to_tuple() if as_tuple else out
+    return out
 
 
 def _pooled(self: Any, hidden: Tensor) -> Tensor:

@@ -1,0 +1,108 @@
+"""Heads that read places of padding, under `whet.optimize`: against the untouched model on the same padded batches."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import AutoModel, AutoModelForSequenceClassification
+
+import whet
+from tiny import FAMILIES, padded, tiny_model, tiny_rows
+from whet.errors import ConfigError
+
+EXACT = 1e-5  # relative: sums of some hundred float32 terms
+SAMPLED = 5e-3  # new tables of positions, made smooth: trained models are within 5e-4 (benchmarks/xquad/padding.py)
+
+
+def smooth(model: Any) -> Any:
+    """Return the model with positions that vary slowly, as those of trained models do."""
+    with torch.no_grad():
+        for name, table in model.named_parameters():
+            if "position_emb" in name:
+                waves = torch.arange(table.shape[0])[:, None] / torch.linspace(20, 60, table.shape[1])
+                table.copy_(0.2 * waves.sin())
+    return model
+
+
+def qa_batch(family: str, pad_id: int) -> dict[str, Tensor]:
+    return padded(list(tiny_rows(6, family)), pad_id, 64)
+
+
+def gradients(model: nn.Module) -> Tensor:
+    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+@pytest.mark.usefixtures("operators")
+@pytest.mark.parametrize(("padding", "tolerance"), [("all", EXACT), ("sampled", SAMPLED)])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_loss_of_a_question_answering_head(family: str, padding: Any, tolerance: float) -> None:
+    untouched = smooth(tiny_model(family)).train()
+    batch = qa_batch(family, untouched.config.pad_token_id)
+    model = whet.optimize(deepcopy(untouched), padding=padding)
+    wanted, found = untouched(**batch), model(**batch)
+    assert float(found.loss.detach()) == pytest.approx(float(wanted.loss.detach()), rel=tolerance)
+    wanted.loss.backward()
+    found.loss.backward()
+    if padding == "all":
+        exact = gradients(untouched)
+        assert float((gradients(model) - exact).norm() / exact.norm()) < EXACT
+
+
+def conv(states: Tensor) -> Tensor:
+    weight = torch.randn(3, states.shape[2], 5, generator=torch.Generator().manual_seed(1))
+    return nn.functional.conv1d(states.transpose(1, 2), weight).amax(2)
+
+
+HEADS = {"mean": lambda states: states.mean(1), "max": lambda states: states.amax(1), "convolution": conv}
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_heads_of_a_user_on_all_places(family: str, head: str) -> None:
+    """Exact with padding="all"; near it otherwise, where zeros are far from it."""
+    untouched = smooth(AutoModel.from_config(tiny_model(family).config)).eval()
+    batch = {name: value for name, value in qa_batch(family, 1).items() if not name.endswith("positions")}
+    batch["input_ids"][batch["attention_mask"] == 0] = untouched.config.pad_token_id
+    wanted = HEADS[head](untouched(**batch).last_hidden_state)
+
+    def gap(padding: Any) -> float:
+        found = HEADS[head](whet.optimize(deepcopy(untouched), padding=padding)(**batch).last_hidden_state)
+        return float(((found - wanted).norm() / wanted.norm()).detach())
+
+    assert gap("all") < EXACT
+    assert gap("sampled") < 0.1
+    assert gap("sampled") < 0.6 * gap("none")
+
+
+def test_padding_between_tokens_is_computed_too() -> None:
+    untouched = tiny_model("bert").eval()
+    batch = qa_batch("bert", 0)
+    batch["attention_mask"][:, 2:4] = 0
+    found = whet.optimize(deepcopy(untouched), padding="all")(**batch)
+    wanted = untouched(**batch)
+    torch.testing.assert_close(found.start_logits, wanted.start_logits, rtol=0, atol=1e-5)
+
+
+def test_a_classifier_goes_without_unless_somebody_reads_its_encoder() -> None:
+    config = tiny_model("bert").config
+    model = whet.optimize(AutoModelForSequenceClassification.from_config(config).eval())
+    batch = {name: value for name, value in qa_batch("bert", 0).items() if not name.endswith("positions")}
+    padding, seen = batch["attention_mask"] == 0, []
+    assert (model.bert(**batch).last_hidden_state[padding] != 0).any(-1).all()
+    with_states = model(**batch).logits
+    handle = model.bert.register_forward_hook(lambda module, inputs, out: seen.append(out.last_hidden_state))
+    torch.testing.assert_close(model(**batch).logits, with_states, rtol=0, atol=1e-6)
+    assert (seen[0][padding] != 0).any(-1).all()
+    handle.remove()
+    whet.restore(model)
+    assert not model._forward_hooks
+    assert not model._forward_pre_hooks
+
+
+def test_an_unknown_padding_is_refused() -> None:
+    with pytest.raises(ConfigError, match="sampled"):
+        whet.optimize(tiny_model("bert"), padding="some")
