@@ -95,6 +95,11 @@ ROWS = (
         (f"{_R}/test_optimizers.py",),
         counted=("optimizers whose run resumes bitwise", "bitwise"),
     ),
+    Row(
+        "R20",
+        "result files on a disk that refuses, files of tokenizers in sub-folders",
+        (f"{_R}/test_result_files.py", "train/test_processing_files.py"),
+    ),
     Row("S1", "no pickle is read", (f"{_S}/test_pickle_carriers.py", "rules/test_safety.py")),
     Row("S2", "hostile model folders", (f"{_S}/test_hostile_models.py",)),
     Row(
@@ -102,6 +107,12 @@ ROWS = (
         "paths and links out of whet's own folders",
         (f"{_S}/test_own_folders.py",),
         counted=("ways out, through which nothing outside changes", "."),
+    ),
+    Row(
+        "S3b",
+        "links, pipes and second names planted in the output folder and the cache",
+        (f"{_S}/test_planted_links.py",),
+        counted=("plants, through which nothing outside is written", "."),
     ),
     Row("S4", "bad SQuAD data is refused with the place named", (f"{_S}/test_bad_squad.py",)),
     Row("S5", "fuzzing of the parsers: only whet's own errors", (f"{_S}/test_fuzz.py",)),

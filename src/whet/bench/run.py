@@ -19,6 +19,7 @@ from whet.errors import EXIT_OK, EXIT_OTHER, ConfigError, OutputError, WhetError
 from whet.hardware import cpu
 from whet.tasks.qa.arguments import QaArguments
 from whet.tasks.qa.rules import check_run
+from whet.train import output_files
 
 
 def run_bench_methods(asked: BenchArguments, qa: QaArguments, args: TrainingArguments) -> int:
@@ -73,10 +74,9 @@ def _folder(name: str) -> Path:
 
 
 def _write(path: Path, report: dict[str, Any]) -> None:
-    """Write the file in one go: who ends the command keeps what was measured by then."""
-    beside = path.with_suffix(".json.part")
-    beside.write_text(json.dumps(report, indent=2) + "\n", "utf-8")
-    beside.replace(path)
+    """Replace the file at once: whoever ends the command keeps what was measured by then."""
+    with output_files.stored(f"{path.name} cannot be written", path.parent):
+        output_files.write_text(path, json.dumps(report, indent=2) + "\n")
 
 
 def _draw(found: Sequence[table.Line], title: str, path: Path) -> None:

@@ -29,6 +29,8 @@ from whet.train.manifest import sync
 
 MANIFEST = manifest.MANIFEST
 _NAME = re.compile(r"checkpoint-(\d{8,18})")
+MODEL_STAGING = ".model.partial"
+"""Where a model is written before its files get their places in the output folder."""
 _MOST_NAMED = 3
 _ASIDE = "abandoned"
 """What folders of checkpoints begin with that a run left behind when it went back to an older one."""
@@ -120,7 +122,7 @@ class Staged:
         if not output_dir.is_dir():
             output_dir.mkdir(parents=True)
             sync(output_dir.parent.resolve())
-        shutil.rmtree(self._staging, ignore_errors=True)
+        _empty(self._staging)
         _settle(self.target)
         self._staging.mkdir()
 
@@ -137,7 +139,7 @@ class Staged:
                 with suppress(OSError):
                     new.rename(old)
                     _remove_if_empty(new.parent)
-            shutil.rmtree(self._staging, ignore_errors=True)
+            _empty(self._staging)
             if not isinstance(error, OSError | SafetensorError):
                 raise
             raise StorageError(
@@ -295,6 +297,8 @@ def tidy(output_dir: Path) -> None:
     if not output_dir.is_dir():
         return
     for path in sorted(output_dir.iterdir()):
+        if path.name == MODEL_STAGING and path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
         match = _HIDDEN.fullmatch(path.name)
         if match is None or path.is_symlink() or not path.is_dir():
             continue
@@ -352,13 +356,19 @@ def _hidden(folder: Path, state: str) -> Path:
 
 def _remove(folder: Path) -> None:
     out_of_sight = _hidden(folder, "removed")
-    shutil.rmtree(out_of_sight, ignore_errors=True)
+    _empty(out_of_sight)
     try:
         folder.rename(out_of_sight)
     except OSError as error:
         logger.warning("%s cannot be removed: %s", folder, error)
         return
     _clear(out_of_sight)
+
+
+def _empty(place: Path) -> None:
+    """Remove a folder that is in the way; anything else stays (rmtree would wait on a pipe), and the save fails."""
+    if place.is_dir() and not place.is_symlink():
+        shutil.rmtree(place, ignore_errors=True)
 
 
 def _clear(folder: Path) -> None:

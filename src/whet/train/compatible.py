@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,18 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from whet.errors import ConfigError
-from whet.train import best, dataloaders, hub, optimizing, overrides, results, search, user_loss, weights
+from whet.train import (
+    best,
+    dataloaders,
+    hub,
+    optimizing,
+    output_files,
+    overrides,
+    results,
+    search,
+    user_loss,
+    weights,
+)
 from whet.train.callbacks.events import Events
 from whet.train.trainer_methods import METHODS, WAY
 
@@ -218,13 +228,12 @@ class TransformersMethods:
 
     def save_metrics(self: Any, split: str, metrics: Mapping[str, Any], combined: bool = True) -> None:
         """Write {split}_results.json, and put the metrics into all_results.json."""
-        results.save(self.args.output_dir, split, metrics, combined=combined)
+        results.save(self.args.output_dir, split, metrics, combined=combined, on_error=self.args.save_error_policy)
 
     def save_state(self: Any) -> None:
         """Write trainer_state.json: the counters and the log history, in transformers' form."""
-        Path(self.args.output_dir).mkdir(parents=True, exist_ok=True)
-        text = json.dumps(best.as_saved(self.state), indent=2, sort_keys=True) + "\n"
-        (Path(self.args.output_dir) / "trainer_state.json").write_text(text, "utf-8")
+        path = Path(self.args.output_dir) / "trainer_state.json"
+        output_files.write_json(path, best.as_saved(self.state), indent=2, on_error=self.args.save_error_policy)
 
     # ---- the Hub ----
 

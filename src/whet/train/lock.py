@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 import socket
+import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -99,7 +100,7 @@ def _take(folder: Path) -> int | None:
 
 def _open(path: Path) -> int:
     try:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        return _own_file(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644))
     except OSError as error:
         raise OutputError(
             what="output_dir cannot be locked",
@@ -107,6 +108,15 @@ def _open(path: Path) -> int:
             why="one run writes to a folder, and holds this file while it does",
             fix=f"remove {path}, or use another --output_dir",
         ) from error
+
+
+def _own_file(handle: int) -> int:
+    """Return the handle of a plain file with one name; OSError for a pipe, a device, or another file's second name."""
+    status = os.fstat(handle)
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+        os.close(handle)
+        raise OSError(None, "it is no plain file, or another name of a file elsewhere")
+    return handle
 
 
 def _release(folder: Path, place: tuple[int, int]) -> None:
@@ -132,7 +142,7 @@ def _is(handle: int, path: Path) -> bool:
 def refuse_taken(folder: Path) -> None:
     """Raise OutputError if a run holds this folder, before anything else is wrong with it."""
     try:
-        handle = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_NOFOLLOW)
+        handle = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
     except (OSError, ValueError):
         return
     try:

@@ -10,16 +10,17 @@ from typing import Any
 
 from transformers.trainer_pt_utils import metrics_format as readable
 
+from whet.log import logger
+from whet.train import output_files
 
-def save(output_dir: str, split: str, metrics: Mapping[str, Any], *, combined: bool) -> None:
-    """Write {split}_results.json, and put the metrics into all_results.json."""
+
+def save(output_dir: str, split: str, metrics: Mapping[str, Any], *, combined: bool, on_error: str = "stop") -> None:
+    """Write {split}_results.json, and put the metrics into all_results.json; `on_error` as in `output_files.stored`."""
     folder = Path(output_dir)
-    folder.mkdir(parents=True, exist_ok=True)
-    _write_json(folder / f"{split}_results.json", metrics)
+    _write_json(folder / f"{split}_results.json", metrics, on_error)
     if combined:
         path = folder / "all_results.json"
-        earlier = json.loads(path.read_text("utf-8")) if path.exists() else {}
-        _write_json(path, earlier | dict(metrics))
+        _write_json(path, _read_object(path) | dict(metrics), on_error)
 
 
 def show(split: str, metrics: Mapping[str, Any]) -> None:
@@ -42,9 +43,19 @@ def prefixed(metrics: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     return {name if name.startswith(start) else start + name: value for name, value in metrics.items()}
 
 
-def _write_json(path: Path, values: Mapping[str, Any]) -> None:
-    told = {name: _json_number(value) for name, value in values.items()}
-    path.write_text(json.dumps(told, indent=4, sort_keys=True) + "\n", "utf-8")
+def _write_json(path: Path, values: Mapping[str, Any], on_error: str) -> None:
+    numbers = {name: _json_number(value) for name, value in values.items()}
+    output_files.write_json(path, numbers, indent=4, on_error=on_error)
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    """Return what the file of an earlier run holds; nothing if it is a link, or none that whet wrote."""
+    try:
+        found = json.loads(path.read_text("utf-8")) if path.is_file() and not path.is_symlink() else {}
+        return dict(found)
+    except (OSError, ValueError, TypeError) as error:
+        logger.warning("%s cannot be read and is written again: %s", path, error)
+        return {}
 
 
 def _json_number(value: Any) -> Any:

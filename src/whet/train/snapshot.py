@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from whet.train import overrides, resume, weights
+from whet.train.manifest import MANIFEST
 
 if TYPE_CHECKING:
     from whet.train.fit import Fit
@@ -55,7 +56,7 @@ class Snapshot:
         """Write the small files, and what a user's own `save_model` writes."""
         if self.save_model is not None:
             self.save_model(folder)
-        weights.save_processing(self.processing, folder)
+        weights.save_processing(self.processing, folder, taken={*self.texts, *weights.FILES, MANIFEST})
         for name, text in self.texts.items():
             (folder / name).write_text(text, "utf-8")
 

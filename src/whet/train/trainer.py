@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import nn
 from torch.optim import Optimizer
 from transformers import TrainerState, set_seed
@@ -18,7 +17,7 @@ from transformers.trainer_utils import EvalLoopOutput, PredictionOutput, TrainOu
 from whet.config.arguments import TrainingArguments
 from whet.config.ranks import require_one_process
 from whet.config.translate import arguments_of
-from whet.errors import DataError, StorageError
+from whet.errors import DataError
 from whet.log import set_level
 from whet.models import objective as objectives
 from whet.precision import policy
@@ -27,6 +26,7 @@ from whet.train import (
     dataloaders,
     evaluate,
     leave,
+    output_files,
     overrides,
     probe,
     results,
@@ -229,23 +229,14 @@ class Trainer(TransformersMethods):
 
         Raises StorageError (exit 74) where the disk refuses.
         """
-        folder = Path(output_dir or self.args.output_dir)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self.write_model(folder)
-        except (OSError, SafetensorError) as error:
-            raise StorageError(
-                what=f"the model cannot be written to {folder}",
-                got=str(error),
-                why="a model counts only when all of it is on the disk",
-                fix="free space there, or use another --output_dir",
-            ) from error
+        output_files.write_model(Path(output_dir or self.args.output_dir), self.write_model)
 
     def write_model(self, folder: Path) -> None:
         """Write the files of `save_model` into a folder that is there; errors of the disk come through as they are."""
-        weights.save_weights(self.model, folder)
         by_collator = getattr(self.data_collator, "tokenizer", None)
-        weights.save_processing(by_collator if self.processing_class is None else self.processing_class, folder)
+        processing = by_collator if self.processing_class is None else self.processing_class
+        weights.save_processing(processing, folder, taken={*weights.FILES, "training_args.json"})
+        weights.save_weights(self.model, folder)
         (folder / "training_args.json").write_text(policy.as_run(self.args, self.precision) + "\n", "utf-8")
 
     def close(self, failed: bool = False) -> None:

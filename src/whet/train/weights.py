@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,15 @@ from safetensors.torch import load_file, load_model, save_file, save_model
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from whet.errors import ConfigError
 from whet.models.quiet import quiet
 from whet.paths import utf8_name
 
 WEIGHTS = "model.safetensors"
 _OPTIMIZER = "optimizer"
 OPTIMIZER_NUMBERS = f"{_OPTIMIZER}.json"
+FILES = (WEIGHTS, f"{WEIGHTS}.index.json", f"{_OPTIMIZER}.safetensors", OPTIMIZER_NUMBERS, "config.json")
+"""Names of the files that are written here, beside shards of the weights."""
 _SHAPED = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "sum"}
 """State of torch's optimizers that has the parameter's shape."""
 
@@ -51,10 +54,16 @@ class _State:
         return self._tensors
 
 
-def save_processing(processing: Any, folder: Path) -> None:
-    """Write the files of a tokenizer, if there is one; OSError where the disk refuses."""
+def save_processing(processing: Any, folder: Path, taken: Iterable[str] = ()) -> None:
+    """Write the files of a tokenizer or processor, if there is one, into sub-folders too; OSError if the disk refuses.
+
+    Raises ConfigError if it has no files, or writes ones that cannot be kept: links, or names that are `taken`.
+    """
     if processing is None:
         return
+    if not hasattr(processing, "save_pretrained"):
+        raise _no_files(processing, "it has no save_pretrained", "a checkpoint holds the tokenizer's files")
+    before = set(folder.rglob("*"))
     try:
         with utf8_name(folder) as named:
             processing.save_pretrained(named)
@@ -63,6 +72,20 @@ def save_processing(processing: Any, folder: Path) -> None:
         if type(error) is not Exception:
             raise
         raise OSError(str(error)) from error
+    for path in {*folder.rglob("*")} - before:
+        if path.parent == folder and path.name in taken:
+            raise _no_files(processing, path.name, "a file of whet's has this name, and one would replace the other")
+        if path.is_symlink() or not (path.is_file() or path.is_dir()):
+            raise _no_files(processing, path.name, "it is a link or no plain file, and leads out of the folder")
+
+
+def _no_files(processing: Any, got: str, why: str) -> ConfigError:
+    return ConfigError(
+        what=f"the files of {type(processing).__name__} cannot be saved",
+        got=got,
+        why=why,
+        fix="change what its save_pretrained writes, or leave processing_class out and save it yourself",
+    )
 
 
 def load_weights(model: nn.Module, folder: Path) -> None:

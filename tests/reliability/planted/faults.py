@@ -143,7 +143,7 @@ PLANTED = (
         (
             Edit(
                 "train/checkpoint.py",
-                "        shutil.rmtree(self._staging, ignore_errors=True)\n        _settle(self.target)\n",
+                "        _empty(self._staging)\n        _settle(self.target)\n",
                 "        _settle(self.target)\n",
             ),
             Edit(

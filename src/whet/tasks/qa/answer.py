@@ -46,7 +46,7 @@ class Judge:
         assert isinstance(trainer.objective, SpanObjective)
         outputs = trainer.forward_batches(self.split.rows)
         predictions = predict(trainer.objective, outputs, self.split, self.options)
-        write_predictions(predictions, self.folder, self.prefix)
+        write_predictions(predictions, self.folder, self.prefix, on_error=trainer.args.save_error_policy)
         may_be_empty = self.options.version_2_with_negative and self.prefix == "eval"
         if not may_be_empty and not any(answers.texts for answers in self.split.questions.answers):
             return {}

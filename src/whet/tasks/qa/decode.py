@@ -12,6 +12,7 @@ import numpy as np
 from whet.errors import ConfigError, DataError, NonFiniteError, OutputError, Problem
 from whet.tasks.qa.candidates import Candidates, best_of_each, null_candidates, text_candidates
 from whet.tasks.qa.types import Predictions, Questions, SpanScores, Windows
+from whet.train import output_files
 
 _FALLBACK_TEXT = "empty"
 _FALLBACK_AT = -1
@@ -66,11 +67,12 @@ def decode(questions: Questions, windows: Windows, scores: SpanScores, options: 
     return _with_null_odds(questions, kept, nulls, options.null_score_diff_threshold)
 
 
-def write_predictions(predictions: Predictions, folder: Path, prefix: str) -> list[Path]:
+def write_predictions(predictions: Predictions, folder: Path, prefix: str, *, on_error: str = "stop") -> list[Path]:
     """Write the JSON files that the guides' script writes, and return their paths.
 
     `{prefix}_predictions.json`, `{prefix}_nbest_predictions.json` and, for SQuAD v2.0, `{prefix}_null_odds.json`; the
-    folder is made if need be. Raises OutputError where they cannot be written.
+    folder is made if need be. Raises OutputError if that is not possible, and StorageError if the disk refuses a file,
+    or logs it with `on_error` "continue".
     """
     files = {"predictions": predictions.best, "nbest_predictions": predictions.nbest}
     if predictions.null_odds is not None:
@@ -78,8 +80,6 @@ def write_predictions(predictions: Predictions, folder: Path, prefix: str) -> li
     paths = {folder / f"{prefix}_{name}.json": content for name, content in files.items()}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for path, content in paths.items():
-            path.write_text(json.dumps(content, indent=4) + "\n", encoding="ascii", newline="\n")
     except OSError as error:
         raise OutputError(
             what="the predictions cannot be written",
@@ -87,6 +87,9 @@ def write_predictions(predictions: Predictions, folder: Path, prefix: str) -> li
             why="the folder must exist or be creatable, and be writable",
             fix="choose another --output_dir",
         ) from error
+    for path, content in paths.items():
+        with output_files.stored(f"{path.name} cannot be written", folder, on_error=on_error):
+            output_files.write_text(path, json.dumps(content, indent=4) + "\n")
     return list(paths)
 
 

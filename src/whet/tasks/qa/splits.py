@@ -16,6 +16,7 @@ from whet.tasks.qa.read_hub import HubSource, read_hub
 from whet.tasks.qa.squad import read_questions
 from whet.tasks.qa.types import Questions, Windows
 from whet.tasks.qa.windows import WindowOptions
+from whet.train import output_files
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,8 @@ def write_left_out(questions: Questions, path: Path) -> None:
     if questions.left_out:
         told = [asdict(problem) | {"got": None if problem.got is None else str(problem.got)[:300]}
                 for problem in questions.left_out]  # fmt: skip
-        path.write_text(json.dumps(told, indent=2) + "\n", "utf-8")
+        with output_files.stored(f"{path.name} cannot be written", path.parent):
+            output_files.write_text(path, json.dumps(told, indent=2) + "\n")
 
 
 def _told(name: str, questions: Questions) -> Questions:

@@ -10,6 +10,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from whet.config.arguments import TrainingArguments
+from whet.errors import ConfigError
 from whet.optional import require
 
 Write = Callable[[Mapping[str, float], int], None]
@@ -61,7 +62,7 @@ def _tensorboard(_: TrainingArguments) -> Callable[[TrainingArguments], tuple[Wr
     def start(args: TrainingArguments) -> tuple[Write, Close]:
         from torch.utils.tensorboard import SummaryWriter
 
-        writer = SummaryWriter(args.logging_dir or str(Path(args.output_dir) / "runs"))
+        writer = SummaryWriter(args.logging_dir or _runs_folder(Path(args.output_dir)))
         writer.add_text("args", args.to_json_string())
 
         def write(numbers: Mapping[str, float], step: int) -> None:
@@ -72,6 +73,19 @@ def _tensorboard(_: TrainingArguments) -> Callable[[TrainingArguments], tuple[Wr
         return write, lambda failed: writer.close()
 
     return start
+
+
+def _runs_folder(output_dir: Path) -> str:
+    """Return the folder of TensorBoard's files; a link in its place leads out of the output folder."""
+    folder = output_dir / "runs"
+    if folder.is_symlink():
+        raise ConfigError(
+            what="the folder of TensorBoard's files is a link",
+            got=f"{folder} -> {folder.readlink()}",
+            why="nothing is written through a link in the output folder",
+            fix=f"remove {folder}, or name the folder that it leads to in --logging_dir",
+        )
+    return str(folder)
 
 
 def _wandb_like(package: str) -> Callable[[TrainingArguments], Callable[[TrainingArguments], tuple[Write, Close]]]:
