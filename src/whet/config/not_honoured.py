@@ -6,7 +6,7 @@ SEEN_IN = "5.23"
 """The release of transformers that NOT_HONOURED was compared with."""
 
 _ONE_PROCESS = "whet trains in one process, where it has nothing to steer"
-_NO_UPLOAD = "whet uploads nothing; upload output_dir after the run with huggingface_hub's upload_folder"
+_NO_UPLOAD = "call trainer.push_to_hub() after the run, or huggingface_hub's upload_folder on output_dir"
 _NO_SPACE = "pass Trainer a callback that calls trackio.init with it, in place of --report_to trackio"
 _LIGER = "whet's own fused operators are on wherever they know the model"
 _OTHER_SHARDING = (
@@ -27,7 +27,7 @@ NOT_HONOURED: Mapping[str, str] = {
     "torch.use_deterministic_algorithms(True) before the run",
     # data
     "dataloader_multiprocessing_context": "whet chooses how to prepare batches, and never forks a process with threads",
-    "remove_unused_columns": "whet always leaves out what the model does not read",
+    "remove_unused_columns": "whet leaves out what the model does not read; a data_collator gets any column by name",
     "label_names": "name the labels in the rows labels, label, or start_positions and end_positions",
     # evaluation
     "eval_delay": "use larger --eval_steps; evaluations do not change the training",

@@ -241,9 +241,14 @@ class TransformersMethods:
         """Create the repository `hub_model_id` on the Hub if there is none."""
         self.hub_model_id = hub.create_repo(self, token, private)
 
-    def create_model_card(self: Any, language: str | None = None, license: str | None = None, **facts: Any) -> None:
+    def create_model_card(
+        self: Any, language: Any = None, license: Any = None, tags: Any = None, model_name: Any = None,
+        finetuned_from: Any = None, tasks: Any = None, dataset_tags: Any = None, dataset: Any = None,
+        dataset_args: Any = None,
+    ) -> None:  # fmt: skip
         """Write a draft of a model card, README.md, into the output folder."""
-        hub.write_card(self, {"language": language, "license": license, **facts})
+        given = {name: value for name, value in locals().items() if name != "self"}
+        hub.write_card(self, given)
 
     def push_to_hub(
         self: Any, commit_message: str | None = "End of training", blocking: bool = True, token: str | None = None,

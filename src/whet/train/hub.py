@@ -35,7 +35,11 @@ def write_card(trainer: Trainer, facts: dict[str, Any]) -> None:
 
 def create_repo(trainer: Trainer, token: str | None, private: bool | None) -> str:
     """Return the name of the repository of the trained model, which is created if there is none."""
-    name = getattr(trainer.args, "hub_model_id", None) or Path(trainer.args.output_dir).absolute().name
+    name = (
+        trainer.hub_model_id
+        or getattr(trainer.args, "hub_model_id", None)
+        or Path(trainer.args.output_dir).absolute().name
+    )
     private = getattr(trainer.args, "hub_private_repo", None) if private is None else private
     try:
         return HfApi().create_repo(name, token=_token(trainer, token), private=private, exist_ok=True).repo_id
@@ -53,9 +57,7 @@ def push(
 ) -> Any:
     """Save the model with its card and upload the output folder; return what the Hub says of the commit."""
     trainer.events.send("on_push_begin", trainer.state)
-    if trainer.hub_model_id is None:
-        trainer.init_hf_repo(token=token, private=facts.pop("private", None))
-    facts.pop("private", None)
+    trainer.init_hf_repo(token=token, private=facts.pop("private", None))
     facts.setdefault("model_name", str(trainer.hub_model_id).split("/")[-1])
     tags = facts.get("tags") or []
     tags = [tags] if isinstance(tags, str) else list(tags)

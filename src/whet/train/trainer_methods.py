@@ -78,7 +78,7 @@ METHODS: Mapping[str, Method] = {
     "pop_callback": _HONOURED,
     "predict": _HONOURED,
     "prediction_step": _HONOURED,
-    "push_to_hub": _HONOURED,
+    "push_to_hub": Method("honoured", "to the repository trainer.hub_model_id, by default named like output_dir"),
     "remove_callback": _HONOURED,
     "save_metrics": _HONOURED,
     "save_model": Method(
@@ -93,6 +93,23 @@ METHODS: Mapping[str, Method] = {
     "training_step": Method("honoured", "called for each micro-batch, as in transformers"),
 }
 """Public methods as of SEEN_IN."""
+
+ARGUMENTS: Mapping[str, str] = {
+    "model": "",
+    "args": "whet's TrainingArguments, or those of transformers, which are translated field by field",
+    "data_collator": "`DataCollatorWithPadding` and none at all let question answering models run without padding",
+    "train_dataset": "rows without a length (iterable, streaming) need `max_steps`",
+    "eval_dataset": "one data set, or a dict of them",
+    "processing_class": "`tokenizer` is taken too, its older name",
+    "model_init": "",
+    "compute_loss_func": "",
+    "compute_metrics": "",
+    "callbacks": "objects or classes; they need only the methods they have",
+    "optimizers": "",
+    "optimizer_cls_and_kwargs": "",
+    "preprocess_logits_for_metrics": "",
+}
+"""Arguments of the constructor as of SEEN_IN -> how they differ, if they do."""
 
 HONOURED_INTERNAL = frozenset({"_get_train_sampler", "_prepare_inputs"})
 """Methods with an underscore that a subclass may override."""

@@ -1,0 +1,78 @@
+"""The tables of docs/transformers.md, made from what the package does. Run this file to write them into the page."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from whet import TrainingArguments
+from whet.config.aliases import ALIASES
+from whet.config.not_honoured import NOT_HONOURED
+from whet.config.off_values import OFF
+from whet.config.options import options_of
+from whet.train.trainer_methods import ARGUMENTS, METHODS
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "transformers.md"
+
+
+def written() -> str:
+    """The page with its tables made again."""
+    text = PAGE.read_text("utf-8")
+    for name, table in (("methods", methods()), ("arguments", arguments()), ("fields", fields())):
+        marks = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end of {name} -->)", re.DOTALL)
+        assert marks.search(text), f"the page has no place for the table of {name}"
+        text = marks.sub(lambda found, table=table: f"{found[1]}{table}{found[2]}", text)
+    return text
+
+
+def methods() -> str:
+    """Each public method of transformers' Trainer: a call, an override, what differs."""
+    rows = [
+        (f"`{name}`", "refused" if method.refused else "works", method.override, method.refused or method.note)
+        for name, method in sorted(METHODS.items())
+    ]
+    return _table(("method", "call", "override", "what differs, or what to do instead"), rows)
+
+
+def arguments() -> str:
+    """Each argument of the constructor."""
+    return _table(
+        ("argument", "status", "what differs"), [(f"`{name}`", "works", note) for name, note in ARGUMENTS.items()]
+    )
+
+
+def fields() -> str:
+    """Each field of transformers' TrainingArguments: works, translated, or refused with what to do instead."""
+    ours = options_of(TrainingArguments)
+    theirs = sorted((_their_fields() | NOT_HONOURED.keys()) - {"_n_gpu"})
+    return _table(
+        ("field", "status", "what becomes of it, or what to do instead"), [_field(name, ours) for name in theirs]
+    )
+
+
+def _field(name: str, ours: Iterable[str]) -> tuple[str, ...]:
+    if name in ours:
+        return f"`{name}`", "works", ""
+    if name in ALIASES:
+        alias = ALIASES[name]
+        return f"`{name}`", "translated", f"taken as `{alias.to}`" if alias.to else f"changes nothing: {alias.note}"
+    off = " or ".join(f"`{value!r}`" for value in OFF.get(name, ()))
+    return f"`{name}`", "refused", NOT_HONOURED[name] + (f" (passes as {off})" if off else "")
+
+
+def _their_fields() -> set[str]:
+    import dataclasses
+
+    import transformers
+
+    return {field.name for field in dataclasses.fields(transformers.TrainingArguments)}
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(written(), "utf-8")
