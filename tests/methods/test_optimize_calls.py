@@ -179,3 +179,24 @@ def test_calls_with_padding_compute_in_the_dtype_that_was_asked_for(dtype: torch
     assert hidden.last_hidden_state.dtype == hidden.pooler_output.dtype == torch.float32
     distance = (model.classifier(hidden.pooler_output) - expected).abs().max() / expected.abs().max()
     assert distance < 1e-5 if dtype is torch.float32 else 1e-4 < distance < 0.02
+
+
+def test_second_derivatives_are_refused_and_not_left_out() -> None:
+    """torch would return them without the terms of whet's operators: wrong numbers, and no word."""
+    model = whet.optimize(new("bert", AutoModel, attn_implementation="eager"))
+    changed = whet.changes(model)
+    assert changed is not None
+    if not changed.fused:
+        pytest.skip("no native operators here")
+    weights = [weight for name, weight in model.named_parameters() if "pooler" not in name]
+
+    def curvature() -> tuple[Tensor, ...]:
+        loss = model(IDS, attention_mask=MASK).last_hidden_state[MASK.bool()].square().mean()
+        first = torch.autograd.grad(loss, weights, create_graph=True)
+        return torch.autograd.grad(sum(part.square().sum() for part in first), weights)
+
+    with pytest.raises(whet.ConfigError, match=r"create_graph=True") as caught:
+        curvature()
+    assert "whet.restore(model)" in caught.value.problems[0].fix
+    whet.restore(model)
+    assert len(curvature()) == len(weights)

@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from whet.kernels import graph, reference, remake, structs
+from whet.kernels.first_derivative import once_differentiable
 from whet.kernels.native_call import DTYPES, call, float32, mask_of, native_for, ptr, rows_of
 from whet.kernels.reference import Drop, Kind, Norm
 

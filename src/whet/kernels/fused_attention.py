@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from whet.kernels import gpu_attention, graph, reference, structs
+from whet.kernels.first_derivative import once_differentiable
 from whet.kernels.native_call import DTYPES, call, native_for, ptr
 from whet.kernels.random import keep_threshold
 from whet.kernels.reference import AttentionSpec

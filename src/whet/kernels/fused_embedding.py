@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from whet.kernels import reference, structs
+from whet.kernels.first_derivative import once_differentiable
 from whet.kernels.native_call import DTYPES, call, float32, mask_of, native_for, ptr
 from whet.kernels.reference import Drop, Norm, Tables
 from whet.kernels.rows_in_use import RowsInUse, forget_rows, rows_in_use

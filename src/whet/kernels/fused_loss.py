@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from whet.kernels import reference, structs
+from whet.kernels.first_derivative import once_differentiable
 from whet.kernels.native_call import DTYPES, call, native_for, ptr
 
 _CHUNK_BYTES = 32 * 2**20  # logits at a time: a few hundred rows of a common vocabulary, enough for full-speed products

@@ -30,9 +30,9 @@ def native_for(*tensors: Tensor | None) -> Library | None:
 
 def is_followed() -> bool:
     """Return whether torch now compiles, traces or transforms what runs (torch.compile, jit.trace, torch.func)."""
-    if torch.compiler.is_compiling():
+    if torch._C._are_functorch_transforms_active() or torch.compiler.is_compiling():
         return True
-    return torch._C._get_tracing_state() is not None or torch._C._are_functorch_transforms_active()
+    return torch._C._get_tracing_state() is not None
 
 
 def ptr(tensor: Tensor | None) -> int | None:

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from whet.hardware.cpu import vendor
 from whet.kernels import structs
+from whet.kernels.first_derivative import once_differentiable
 from whet.kernels.native_call import call, is_followed, native_for, ptr
 
 _SMALL = 1 << 20

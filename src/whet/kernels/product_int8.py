@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from whet.kernels import structs
+from whet.kernels.first_derivative import once_differentiable
 from whet.kernels.library import library
 from whet.kernels.native_call import call, ptr
 from whet.kernels.product import input_gradient, weight_gradient

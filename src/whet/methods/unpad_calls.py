@@ -34,15 +34,16 @@ def why_padded(encoder: Any, call: Mapping[str, Any] | None) -> str | None:
     ids: Tensor = call["input_ids"]
     if is_followed() or type(ids) is not Tensor or ids.is_meta:
         return "calls that a tracer or a transform of torch follows"
-    if any(_asked(encoder.config, call, name) for name in _OUTPUTS):
+    config = encoder.config
+    if any(_asked(config, call, name) for name in _OUTPUTS):
         return "calls that ask for hidden states or attention weights of all layers"
-    if encoder.config._attn_implementation != attention.NAME:
+    if config._attn_implementation != attention.NAME:
         return "models whose attention implementation was changed afterwards"
     mask = call.get("attention_mask")
     if mask is not None and not (isinstance(mask, Tensor) and mask.shape == ids.shape):
         return "attention masks of another shape than input_ids"
     odd = [name for name, value in call.items() if not _is_understood(name, value, ids)]
-    if odd or getattr(encoder.config, "is_causal", False):
+    if odd or getattr(config, "is_causal", False):
         return f"calls with {', '.join(odd) or 'a causal mask'}"
     return None
 
@@ -65,7 +66,8 @@ def _are_ids(value: Any) -> bool:
 
 def _asked(config: Any, call: Mapping[str, Any], name: str) -> bool:
     """Return whether the call, or else the configuration, asks for an output."""
-    return call.get(name, getattr(config, name, False)) not in (False, None)
+    asked = call[name] if name in call else getattr(config, name, False)
+    return asked is not False and asked is not None
 
 
 def _is_understood(name: str, value: Any, ids: Tensor) -> bool:
@@ -76,4 +78,4 @@ def _is_understood(name: str, value: Any, ids: Tensor) -> bool:
         return _are_ids(value) and value.shape[0] in (1, ids.shape[0]) and value.shape[1] == ids.shape[1]
     if name == "is_causal":
         return not value
-    return isinstance(value, bool | int | float | str) or (isinstance(value, Tensor) and value.dim() == 0)
+    return isinstance(value, (bool, int, float, str)) or (isinstance(value, Tensor) and value.dim() == 0)
