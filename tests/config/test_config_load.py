@@ -202,7 +202,7 @@ def test_ask_says_all_that_is_missing() -> None:
 
 def test_what_whet_does_not_carry_out_may_be_switched_off_on_every_way(tmp_path: Path) -> None:
     path = _write(tmp_path / "run.yaml", push_to_hub=False, hub_token=None, eval_delay=0, include_for_metrics=[])
-    flags = ["--no_use_cache", "--remove_unused_columns", "--fp16_full_eval", "false", "--hub_model_id", "null"]
+    flags = ["--no_use_cache", "--eval_do_concat_batches", "--fp16_full_eval", "false", "--hub_model_id", "null"]
     loaded = load(QA, ["--config", path, *flags, "--eval_delay", "0", *_WORK])
     assert loaded.settings == load(QA, _WORK).settings
     assert not loaded.notes
@@ -213,8 +213,8 @@ def test_what_whet_does_not_carry_out_may_be_switched_off_on_every_way(tmp_path:
     [
         (["--push_to_hub"], "push_to_hub"),
         (["--push_to_hub", "true"], "push_to_hub"),
-        (["--no_remove_unused_columns"], "remove_unused_columns"),
-        (["--eval_delay", "2"], "eval_delay"),
+        (["--no_eval_do_concat_batches"], "eval_do_concat_batches"),
+        (["--past_index", "2"], "past_index"),
         (["--hub_model_id", "me/mine"], "hub_model_id"),
     ],
 )

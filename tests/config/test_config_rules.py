@@ -35,6 +35,8 @@ _TRAINING = {
     "warmup_steps_whole_or_share": {"warmup_steps": 1.5},
     "warmup_ratio_is_a_share": {"warmup_ratio": 1.1},
     "one_warmup": {"warmup_ratio": 0.1, "warmup_steps": 5},
+    "eval_delay_at_least_0": {"eval_delay": -1},
+    "label_smoothing_factor_is_a_share": {"label_smoothing_factor": 1.5},
     "has_no_warmup": {"lr_scheduler_type": "constant", "warmup_steps": 5},
     "knows_its_kwargs": {"lr_scheduler_kwargs": {"power": 2.0}},
     "kwargs_are_values": {"lr_scheduler_type": "cosine", "lr_scheduler_kwargs": {"num_cycles": "2"}},

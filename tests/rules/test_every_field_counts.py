@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 from field_runs import Case, outcome
-from tiny_runs import tiny_bert
+from tiny_runs import Toy, tiny_bert, toy_rows, toy_trainer
 
 import whet
 from whet.cli.main import run
@@ -68,6 +68,9 @@ CASES = {
     "torch_compile_backend": Case(given={"torch_compile_backend": "nvfuser"}, sees="error"),
     "torch_compile_mode": Case(given={"torch_compile_mode": "fastest"}, sees="error"),
     "train_sampling_strategy": Case(given={"train_sampling_strategy": "random"}, sees="losses"),
+    "label_smoothing_factor": Case(given={"label_smoothing_factor": 0.1}, sees="error"),  # tests/parity has its losses
+    "eval_delay": Case(given={"eval_delay": 2}, base={"eval_strategy": "steps", "eval_steps": 1}, sees="events"),
+    "prediction_loss_only": Case(given={"prediction_loss_only": True}, base=_BY_SCORE, sees="error"),
     "length_column_name": Case(given={"length_column_name": "size"}, sees="messages"),  # tests/train has its lengths
     "dataloader_drop_last": Case(given={"dataloader_drop_last": True}, sees="steps"),
     "learning_rate": Case(given={"learning_rate": 1e-3}, sees="weights"),
@@ -136,7 +139,7 @@ _BY_COMMAND = {
     "do_predict": ("--do_predict", "predict_results.json"),
 }
 """Fields that `whet qa` reads: the flag, and the file that comes of it and of no other."""
-_SHOWN_APART = {"use_cpu", "run_name", "disable_tqdm", "profile"}
+_SHOWN_APART = {"use_cpu", "run_name", "disable_tqdm", "profile", "remove_unused_columns", "label_names"}
 """Fields with a test of their own below."""
 
 
@@ -238,6 +241,38 @@ def test_disable_tqdm(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     assert progress.Bar in shown[0] - shown[1]
     assert progress.JsonLines in shown[1] - shown[0]
+
+
+@pytest.mark.parametrize("removed", [True, False])
+def test_remove_unused_columns(removed: bool, tmp_path: Path) -> None:
+    """A collator sees the columns that the model does not read only if they stay in."""
+    seen: list[set[str]] = []
+
+    def collate(rows: list[Any]) -> dict[str, torch.Tensor]:
+        seen.extend(set(row) for row in rows)
+        return {name: torch.stack([row[name] for row in rows]) for name in ("x", "labels")}
+
+    rows = [row | {"text": "words"} for row in toy_rows()]
+    toy_trainer(tmp_path, train_dataset=rows, data_collator=collate, remove_unused_columns=removed).train()
+    assert {frozenset(names) for names in seen} == {frozenset(("x", "labels") if removed else ("x", "labels", "text"))}
+
+
+class _Aimed(Toy):
+    """A toy whose labels have a name that does not say so."""
+
+    def forward(self, x: torch.Tensor, aim: torch.Tensor | None = None) -> Any:
+        return super().forward(x, labels=aim)
+
+
+@pytest.mark.parametrize(("names", "judged"), [(None, False), (["aim"], True)])
+def test_label_names(names: list[str] | None, judged: bool, tmp_path: Path) -> None:
+    """Metrics are computed where the labels are known."""
+    rows = [{"x": row["x"], "aim": row["labels"]} for row in toy_rows()]
+    trainer = toy_trainer(
+        tmp_path, model=_Aimed(), train_dataset=rows, eval_dataset=rows, compute_metrics=lambda _: {"score": 1.0},
+        label_names=names,
+    )  # fmt: skip
+    assert ("eval_score" in trainer.evaluate()) is judged
 
 
 def test_profile(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -185,6 +185,12 @@ class TrainingArguments(DerivedSettings):
     length_column_name: str = "length"
     """Column of the training set with the length of each row, for group_by_length and batch_rebalance. Where there is
     none, the lengths of input_ids are counted."""
+    remove_unused_columns: bool = True
+    """Take the columns that the model does not read out of the rows before data_collator gets them. It still gets one
+    that it asks for by name."""
+    label_names: Sequence[str] | None = field(default=None, metadata={"kind": tuple[str, ...] | None})
+    """Columns with labels, one flag each, for a model that whet cannot ask. null: those that the model's forward
+    names."""
     dataloader_drop_last: bool = False
     """Leave out the last batch of an epoch if too few rows are left to fill it."""
     dataloader_num_workers: int = 0
@@ -234,6 +240,9 @@ class TrainingArguments(DerivedSettings):
     """Share of AdamW's running mean of the squared gradient that each step keeps."""
     adam_epsilon: float = 1e-8
     """Added to the root that AdamW divides by, so that it never divides by 0."""
+    label_smoothing_factor: float = 0.0
+    """Share of each label that is spread evenly over all classes, 0 to 1, where the model learns from labels. Such
+    batches are padded; a model of a known family computes them without their padding. 0: off."""
     max_grad_norm: float = 1.0
     """Gradients whose overall norm is larger are scaled down to it. 0: off."""
 
@@ -252,6 +261,10 @@ class TrainingArguments(DerivedSettings):
     eval_steps: int | float | None = None
     """Optimizer steps between evaluations, for eval_strategy steps. Below 1: a share of the run. null: as
     logging_steps."""
+    eval_delay: float = 0.0
+    """Steps, or epochs for eval_strategy epoch, before the first evaluation of the training."""
+    prediction_loss_only: bool = False
+    """Keep only the loss of evaluations and predictions, and do not call compute_metrics."""
     eval_on_start: bool = False
     """Evaluate once before the first step, to see where training starts from."""
     per_device_eval_batch_size: int = 8

@@ -90,7 +90,7 @@ def _wrap_command(command: str, width: int) -> list[str]:
 
 def _shown(option: Option) -> str:
     if is_many(option.kind):
-        return ",".join(option.default) or "none"
+        return ",".join(option.default or ()) or ("null" if option.default is None else "none")
     if option.default is None or isinstance(option.default, bool):
         return str(option.default).lower().replace("none", "null")
     return str(option.default)

@@ -15,7 +15,6 @@ _OTHER_SHARDING = (
 
 NOT_HONOURED: Mapping[str, str] = {
     # what is computed
-    "label_smoothing_factor": "pass Trainer a model whose loss is smoothed: torch's cross_entropy has label_smoothing",
     "neftune_noise_alpha": "use --weight_decay, or more dropout in the model's configuration",
     "optim_target_modules": "the optimizers that read it are not built in; pass one as optimizers=(it, None)",
     "use_cache": "whet trains without a cache of keys and values; set it in the model's configuration to generate",
@@ -27,11 +26,7 @@ NOT_HONOURED: Mapping[str, str] = {
     "torch.use_deterministic_algorithms(True) before the run",
     # data
     "dataloader_multiprocessing_context": "whet chooses how to prepare batches, and never forks a process with threads",
-    "remove_unused_columns": "whet leaves out what the model does not read; a data_collator gets any column by name",
-    "label_names": "name the labels in the rows labels, label, or start_positions and end_positions",
     # evaluation
-    "eval_delay": "use larger --eval_steps; evaluations do not change the training",
-    "prediction_loss_only": "leave compute_metrics out of Trainer: evaluation then keeps no predictions",
     "eval_do_concat_batches": "compute_metrics always gets the rows of all batches in one array",
     "include_for_metrics": "take inputs from the data set, and the loss from the metrics, outside of compute_metrics",
     "batch_eval_metrics": "judge batch by batch with Trainer's evaluation=, which gets the trainer and the data set",

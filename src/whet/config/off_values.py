@@ -7,7 +7,6 @@ from typing import Any
 
 OFF: Mapping[str, tuple[object, ...]] = {
     # what is computed
-    "label_smoothing_factor": (0.0,),
     "neftune_noise_alpha": (None,),
     "optim_target_modules": (None,),
     "use_cache": (False,),
@@ -18,11 +17,7 @@ OFF: Mapping[str, tuple[object, ...]] = {
     "full_determinism": (False,),
     # data
     "dataloader_multiprocessing_context": (None,),
-    "remove_unused_columns": (True,),
-    "label_names": (None,),
     # evaluation
-    "eval_delay": (0.0, None),
-    "prediction_loss_only": (False,),
     "eval_do_concat_batches": (True,),
     "include_for_metrics": ((),),
     "batch_eval_metrics": (False,),

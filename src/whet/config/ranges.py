@@ -72,6 +72,24 @@ def below_one(name: str) -> Rule:
     return rule
 
 
+def share(name: str, of_what: str) -> Rule:
+    """Return the rule that a number is a share, 0 to 1; `of_what` goes on after "it is the share"."""
+
+    def rule(settings: Any) -> Problem | None:
+        value = getattr(settings, name)
+        if 0 <= value <= 1:
+            return None
+        return Problem(
+            what=f"{name} is outside 0 to 1",
+            got=value,
+            why=f"it is the share {of_what}",
+            fix=f"use a --{name} from 0 to 1, such as 0.1",
+        )
+
+    rule.__name__ = f"{name}_is_a_share"
+    return rule
+
+
 def whole_or_share(name: str, strategy: str) -> Rule:
     """Return the rule for an interval: a whole number of steps, or below 1 a share of the run."""
 

@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from whet.config.ranges import Rule, at_least, below_one, seed, whole_or_share
+from whet.config.ranges import Rule, at_least, below_one, seed, share, whole_or_share
 from whet.config.rules_reliability import RELIABILITY_RULES
 from whet.config.rules_schedule import SCHEDULE_RULES
 from whet.errors import ConfigError, OutputError, Problem
@@ -27,18 +27,6 @@ def warmup_steps_whole_or_share(args: "TrainingArguments") -> Problem | None:
         got=args.warmup_steps,
         why="from 1 on it counts optimizer steps, which are whole; below 1 it is a share of the run",
         fix="use --warmup_steps 500, or --warmup_steps 0.1 for a tenth of the run",
-    )
-
-
-def warmup_ratio_is_a_share(args: "TrainingArguments") -> Problem | None:
-    """A share of the run lies between none and all of it."""
-    if 0 <= args.warmup_ratio <= 1:
-        return None
-    return Problem(
-        what="warmup_ratio is outside 0 to 1",
-        got=args.warmup_ratio,
-        why="it is the share of the run's optimizer steps over which the learning rate rises",
-        fix="use a --warmup_ratio from 0 to 1, or --warmup_steps for a number of steps",
     )
 
 
@@ -229,12 +217,14 @@ TRAINING_RULES: tuple[Rule, ...] = (
     below_one("adam_beta1"),
     below_one("adam_beta2"),
     at_least("adam_epsilon", 0, "it is added to a root, to keep the division safe"),
+    at_least("eval_delay", 0, "evaluations cannot begin before the training does"),
+    share("label_smoothing_factor", "of each label that goes to all classes"),
     at_least("max_grad_norm", 0, "a norm is never negative; 0 switches clipping off"),
     max_steps_off_or_positive,
     some_epochs,
     at_least("warmup_steps", 0, "a warm-up cannot end before the first step"),
     warmup_steps_whole_or_share,
-    warmup_ratio_is_a_share,
+    share("warmup_ratio", "of the run's optimizer steps over which the learning rate rises"),
     one_warmup,
     *SCHEDULE_RULES,
     seed("seed"),

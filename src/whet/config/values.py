@@ -49,7 +49,7 @@ def is_switch(kind: Any) -> bool:
 
 def is_many(kind: Any) -> bool:
     """Return whether a field of this annotation holds several values, so that its flag may be repeated."""
-    return get_origin(kind) is tuple
+    return get_origin(kind) is tuple or (is_union(kind) and any(map(is_many, get_args(kind))))
 
 
 def allows_none(kind: Any) -> bool:

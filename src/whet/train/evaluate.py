@@ -81,7 +81,7 @@ def _of_rows(trainer: Trainer, dataset: Any, *, keep: bool, ignore_keys: Sequenc
     """Run whet's own batches of a data set."""
     found, objective = Found(keep), trainer.objective
     for batch, output in trainer.forward_batches(dataset):
-        labels = _labels_of(batch)
+        labels = _labels_of(batch, trainer.args.label_names)
         if labels:
             found.loss_sum += float(objective.loss_sum(output, batch))
             found.n_targets += objective.count(batch)
@@ -190,8 +190,11 @@ def _n_targets(inputs: Any, n_rows: int) -> int:
     return n_rows
 
 
-def _labels_of(batch: Batch) -> list[Any]:
-    found = dict(batch.labels) or {name: batch.inputs[name] for name in _LABELS if name in batch.inputs}
+def _labels_of(batch: Batch, named: Sequence[str] | None) -> list[Any]:
+    """Return the batch's labels: the columns that were named for it, else those with the usual names."""
+    given = {**batch.inputs, **batch.labels}
+    found = given if named is not None or not batch.labels else dict(batch.labels)
+    found = {name: found[name] for name in (_LABELS if named is None else named) if name in found}
     return [value for value in found.values() if isinstance(value, torch.Tensor)]
 
 

@@ -233,7 +233,7 @@ class Fit:
     def _judge_and_save(self, *, epoch_ends: bool) -> None:
         control, done, complete = self.trainer.events.control, self.state.global_step, self.place >= self.plan.n_steps
         better = False
-        last = complete and self.plan.evaluate.strategy == "steps"
+        last = complete and self.plan.evaluate.strategy == "steps" and done >= self.plan.evaluate.begins
         if self.plan.evaluate.due(done, epoch_ends) or control.should_evaluate or last:
             self.saver.wait()
             due = {"epoch_ends": epoch_ends, "evaluate": control.should_evaluate, "save": control.should_save}

@@ -95,7 +95,7 @@ def _as_transformers_has_it(trainer: Trainer) -> Any:
         "train_batch_size": args.per_device_train_batch_size,
         "eval_batch_size": args.per_device_eval_batch_size,
         "lr_scheduler_type": SchedulerType(getattr(schedule, "value", schedule)),
-        "label_smoothing_factor": getattr(args, "label_smoothing_factor", 0.0),
+        "label_smoothing_factor": args.label_smoothing_factor,
         "fp16": trainer.precision.name == "fp16",
     }
     return SimpleNamespace(

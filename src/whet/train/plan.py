@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from whet.config.arguments import TrainingArguments
@@ -20,9 +20,13 @@ class Rhythm:
     strategy: str
     every: int
     """Steps between two times; those of an epoch for "epoch", 0 where the strategy has no rhythm."""
+    begins: float = 0.0
+    """Steps before which it does not happen."""
 
     def due(self, done: int, epoch_ends: bool) -> bool:
         """Return whether it happens after `done` steps."""
+        if done < self.begins:
+            return False
         return epoch_ends if self.strategy == "epoch" else self.every > 0 and done % self.every == 0
 
 
@@ -62,7 +66,7 @@ def of(args: TrainingArguments, order: Any, n_steps: int, order_rule: str | None
         n_steps=n_steps,
         n_epochs=math.ceil(n_steps / order.steps_per_epoch),
         log=_rhythm(args.logging_strategy, args.logging_steps, n_steps, order),
-        evaluate=_rhythm(args.eval_strategy, args.eval_steps or args.logging_steps, n_steps, order),
+        evaluate=_evaluations(args, n_steps, order),
         save=_rhythm(args.save_strategy, args.save_steps, n_steps, order),
     )
 
@@ -105,6 +109,13 @@ def _order_rule(args: TrainingArguments) -> str | None:
         if args.train_sampling_strategy == "batch_rebalance":
             parts.append(f"{args.gradient_accumulation_steps} batches a step")
     return ", ".join(parts) or None
+
+
+def _evaluations(args: TrainingArguments, n_steps: int, order: Any) -> Rhythm:
+    """Return when the run is evaluated: eval_delay counts what eval_strategy counts."""
+    rhythm = _rhythm(args.eval_strategy, args.eval_steps or args.logging_steps, n_steps, order)
+    unit = order.steps_per_epoch if args.eval_strategy == "epoch" else 1
+    return replace(rhythm, begins=args.eval_delay * unit)
 
 
 def _rhythm(strategy: str, steps: float, n_steps: int, order: Any) -> Rhythm:

@@ -30,7 +30,7 @@ def use_model(trainer: Trainer, model: nn.Module) -> None:
     formats.raise_to_float32(trainer.model)
     trainer.precision = policy.build(trainer.args, trainer.device)
     inside = _inside(trainer.model)
-    named = getattr(trainer.args, "label_names", None)
+    named = trainer.args.label_names
     trainer.label_names = list(find_labels(type(inside)) if named is None else named)
     trainer.can_return_loss = can_return_loss(type(inside))
     trainer.model_accepts_loss_kwargs = _accepts_loss_kwargs(inside)
@@ -75,7 +75,7 @@ def follow_overrides(trainer: Trainer) -> None:
 
 
 def _collator(trainer: Trainer) -> objectives.Collate:
-    if not getattr(trainer.args, "remove_unused_columns", True):
+    if not trainer.args.remove_unused_columns:
         return trainer.data_collator
     return collate.without_unread(trainer.data_collator, trainer.model, trainer.label_names)
 
@@ -104,7 +104,7 @@ def _fuse(trainer: Trainer) -> None:
 
 
 def _smoother(trainer: Trainer, inside: nn.Module) -> LabelSmoother | None:
-    share = getattr(trainer.args, "label_smoothing_factor", 0.0)
+    share = trainer.args.label_smoothing_factor
     if not share:
         return None
     if "labels" not in trainer.label_names:

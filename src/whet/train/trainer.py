@@ -206,7 +206,8 @@ class Trainer(TransformersMethods):
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
         """Return predictions, labels, metrics (under `prefix_name`) and the count of rows of a loader's batches."""
-        found = evaluate.loop(self, dataloader, keep=not prediction_loss_only, ignore_keys=ignore_keys)
+        loss_only = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
+        found = evaluate.loop(self, dataloader, keep=not loss_only, ignore_keys=ignore_keys)
         return found._replace(metrics=results.prefixed(found.metrics or {}, metric_key_prefix))
 
     prediction_loop = evaluation_loop

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whet.config.arguments import TrainingArguments
+from whet.config.options import options_of
 from whet.config.rules_saving import CURVE_FIELDS
 from whet.errors import ConfigError
 from whet.log import logger
@@ -111,9 +112,9 @@ def _refusal(folder: Path, refused: Mapping[str, str]) -> ConfigError:
 
 def _curve(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that change the curve, from all of them."""
-    data_seed = values.get("data_seed")
+    data_seed, options = values.get("data_seed"), options_of(TrainingArguments)
     padding = values.get("padding_in_loss", "none")  # checkpoints of earlier versions have no such setting
-    return {name: values.get(name) for name in CURVE_FIELDS} | {
+    return {name: values.get(name, options[name].default) for name in CURVE_FIELDS} | {
         "padding_in_loss": padding,
         "per_device_train_batch_size": None if padding == "none" else values.get("per_device_train_batch_size"),
         "precision": policy.in_checkpoint(values),

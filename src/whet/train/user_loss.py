@@ -80,7 +80,7 @@ def counted(batch: Batch, packed_model: PackedModel | None) -> Batch:
 
 def wanted(trainer: Trainer) -> bool:
     """Return whether a user's code, or the smoothing of labels, has a part in training batches or their loss."""
-    smoothed = bool(getattr(trainer.args, "label_smoothing_factor", 0.0))
+    smoothed = bool(trainer.args.label_smoothing_factor)
     by_user = overrides.changed(trainer, *overrides.LOSS, *overrides.LOADER)
     return smoothed or trainer.compute_loss_func is not None or by_user
 
