@@ -51,7 +51,7 @@ def test_first_value_is_the_output_folder() -> None:
     assert TrainingArguments("out", seed=1) == TrainingArguments(output_dir="out", seed=1)
 
 
-@pytest.mark.parametrize("name", ["output_dir", "gradient_checkpointing", "disable_tqdm", "report_to", "data_seed"])
+@pytest.mark.parametrize("name", ["output_dir", "gradient_checkpointing", "disable_tqdm", "report_to", "eval_delay"])
 def test_none_means_the_default_where_transformers_takes_it(name: str) -> None:
     assert TrainingArguments(**{name: None}) == TrainingArguments()
 

@@ -34,7 +34,7 @@ Schedule = Literal[
 Tracker = Literal["none", "all", "tensorboard", "wandb", "mlflow", "trackio"]
 
 _OUTPUT_DIR = "trainer_output"
-_FOR_NULL = {"output_dir": _OUTPUT_DIR, "gradient_checkpointing": False, "disable_tqdm": False}
+_FOR_NULL = {"output_dir": _OUTPUT_DIR, "gradient_checkpointing": False, "disable_tqdm": False, "eval_delay": 0.0}
 """What None means in fields that may be None in transformers."""
 _HEADINGS = {
     "output_dir": "Run",
@@ -261,7 +261,7 @@ class TrainingArguments(DerivedSettings):
     eval_steps: int | float | None = None
     """Optimizer steps between evaluations, for eval_strategy steps. Below 1: a share of the run. null: as
     logging_steps."""
-    eval_delay: float = 0.0
+    eval_delay: float = field(default=0.0, metadata={"kind": float | None})
     """Steps, or epochs for eval_strategy epoch, before the first evaluation of the training."""
     prediction_loss_only: bool = False
     """Keep only the loss of evaluations and predictions, and do not call compute_metrics."""
