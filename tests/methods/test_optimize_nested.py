@@ -109,3 +109,26 @@ def test_two_models_in_turns_are_as_each_alone() -> None:
     for model, loss, expected in zip((one, other), losses, alone, strict=True):
         found = torch.autograd.grad(loss, list(model.parameters()))
         assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_two_heads_that_share_an_encoder_are_optimised_and_restored_in_any_order() -> None:
+    heads = [tiny_model("bert", seed=seed).eval() for seed in (0, 5)]
+    heads[1].bert = heads[0].bert
+    alone = [logits(head, BATCH) for head in heads]
+    for head in heads:
+        whet.optimize(head)
+    for order in (heads, []):
+        for head, expected in zip(heads, alone, strict=True):  # to fp32 rounding
+            found, real = logits(head, BATCH), BATCH["attention_mask"].bool()
+            torch.testing.assert_close(found[:, real], expected[:, real], rtol=0, atol=5e-6)
+        for head in order:
+            whet.restore(head)
+
+
+def test_dropouts_can_be_found_by_their_class_and_switched_on_alone() -> None:
+    """As those do who estimate uncertainty by dropout: all else evaluates."""
+    model = whet.optimize(tiny_model("bert", dropout=0.3)).eval()
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.train()
+    assert not torch.equal(logits(model, BATCH), logits(model, BATCH))

@@ -89,7 +89,7 @@ def restore(model: nn.Module) -> None:
     if state is None:
         return
     for module, before in reversed(state.forwards):
-        del module.__dict__[_INNER]
+        module.__dict__.pop(_INNER, None)  # a model that shares the block may have been restored before
         module.__dict__.pop("forward", None)
         if before is not None:
             module.forward = before

@@ -15,12 +15,11 @@ from whet.models import attention
 from whet.models.families import Family, family_of
 
 
-class PlacedDropout(nn.Module):
+class PlacedDropout(nn.Dropout):
     """Dropout whose mask is a function of (seed, step, site, row, position, channel); plain dropout outside of whet."""
 
     def __init__(self, plain: nn.Dropout, site: Site) -> None:
-        super().__init__()
-        self.p = plain.p
+        super().__init__(plain.p)
         self.site = site
         self.replaced = (plain,)  # in a tuple, so that it is no submodule
         self.train(plain.training)
