@@ -83,8 +83,9 @@ def main() -> None:
         report_to=[], use_cpu=True, disable_tqdm=True, bf16=options.bf16,
     )  # fmt: skip
     model = AutoModelForQuestionAnswering.from_pretrained(MODEL)
+    padding = "none" if options.without_padding else "sampled"
     trainer = (WithoutPadding if options.without_padding else Trainer)(
-        model=whet.optimize(model) if options.optimize else model,
+        model=whet.optimize(model, padding=padding) if options.optimize else model,
         args=args,
         train_dataset=Windows(rows),
         data_collator=DataCollatorWithPadding(tokenizer),

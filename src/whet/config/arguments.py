@@ -228,7 +228,7 @@ class TrainingArguments(DerivedSettings):
     """Which padding tokens take part in the softmax of a question answering loss, though batches run without them.
     all: every one of the rows padded to the longest of their per_device_train_batch_size rows (or as pad_to_max_length
     has it), which is the loss of transformers, at the price of a padded run. sampled: a few a row that stand for all,
-    within 0.05 % of it. none: the loss of the real tokens alone."""
+    within 0.1 % of it. none: the loss of the real tokens alone."""
     optimizer_in_backward: bool = False
     """Update each weight as soon as its gradient is there and free the gradient, inside the backward pass. Saves the
     memory of the gradients; needs max_grad_norm 0 and no accumulation."""
