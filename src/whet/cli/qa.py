@@ -1,5 +1,8 @@
 """`whet qa`: train, evaluate and predict with a question answering model."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from whet.config.arguments import TrainingArguments
 from whet.config.command import Command
 from whet.errors import Problem
@@ -19,6 +22,12 @@ def _missing(qa: QaArguments, args: TrainingArguments) -> list[Problem]:
     return check_places(qa, args)
 
 
+def _usual(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The evaluation of answers has no loss, so the best model is the one with the highest F1."""
+    asked = given.get("load_best_model_at_end") or given.get("save_strategy") == "best"
+    return {"metric_for_best_model": "f1"} if asked and given.get("metric_for_best_model") is None else {}
+
+
 COMMAND = Command(
     name="whet qa",
     summary=(
@@ -35,5 +44,6 @@ COMMAND = Command(
     takes_config=True,
     check=check_run,
     places=_missing,
+    usual=_usual,
     run=_run,
 )

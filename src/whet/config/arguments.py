@@ -294,7 +294,7 @@ class TrainingArguments(DerivedSettings):
     """End with the checkpoint that evaluated best, not with the last weights."""
     metric_for_best_model: str | None = None
     """Number of the evaluation that decides which model is best, such as f1 or loss. null: loss, for
-    load_best_model_at_end."""
+    load_best_model_at_end; whet qa, whose evaluation has no loss, takes f1."""
     greater_is_better: bool | None = None
     """Whether a larger number is a better one. null: true, unless the metric's name ends in loss."""
 

@@ -1,7 +1,8 @@
 """What a command of the command line is made of."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from whet.errors import Problem
 
@@ -28,6 +29,8 @@ class Command:
     """What is wrong between the instances of `parts`."""
     places: Callable[..., list[Problem]] = lambda *_: []
     """What is missing on the disk, asked where something else is wrong already: else `run` tells it."""
+    usual: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda _: {}
+    """Values that this command takes where none is given, worked out from those that are."""
     run: Callable[..., int]
     """Does the work with one instance of each of `parts`; returns the exit code."""
 

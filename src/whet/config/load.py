@@ -34,7 +34,8 @@ def load(command: Command, argv: Sequence[str]) -> Loaded:
     if "help" in words.wants:
         return Loaded(text=render(command))
     taken = _take_all(words, command)
-    drafts = [draft(part, _share(taken.values, part)) for part in command.parts]
+    values = {**taken.values, **command.usual(taken.values)}
+    drafts = [draft(part, _share(values, part)) for part in command.parts]
     said = [*taken.notes, *(note for one in drafts for note in notes(one))]
     if "print_config" in words.wants:
         usual = {problem.what for problem in _broken([draft(part, {}) for part in command.parts], command)}

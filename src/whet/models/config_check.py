@@ -33,7 +33,7 @@ _ALSO_KNOWN = (
      "pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_type", "sep_token_id",
      "cls_token_id", "mask_token_id", "norm_pooled", "use_cache", "classifier_dropout", "language", "name",
      "summary_activation", "summary_first_dropout", "summary_last_dropout", "summary_type", "summary_use_proj",
-     "tie_weights_"),
+     "tie_weights_", "decoder_start_token_id", "bos_token_id", "eos_token_id", "pad_token_id"),
 )  # fmt: skip
 """Settings that older versions of transformers wrote, and that classes of today do not declare."""
 _TOKENIZER_FORBIDDEN = {

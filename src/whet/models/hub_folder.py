@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from whet.errors import Problem
+from whet.models.hub_reach import is_cached, unreachable
 
 _JSON, _TEXT, _TENSORS = "*.json", "*.txt", "*.safetensors"
 _FILES = {"model": [_JSON, _TENSORS], "tokenizer": [_JSON, _TEXT, "*.model"], "config": ["config.json"]}
@@ -48,4 +49,6 @@ def local_folder(name: str, part: str, *, cache_dir: str | None, revision: str, 
     from huggingface_hub import snapshot_download
 
     options: dict[str, Any] = {"allow_patterns": _FILES[part], "ignore_patterns": ["*/*"]}
+    if is_cached(name, "model", cache_dir) and unreachable():
+        options["local_files_only"] = True  # the client would ask again, and wait, for each part
     return Path(snapshot_download(name, revision=revision, cache_dir=cache_dir, token=token, **options))

@@ -15,9 +15,10 @@ from whet.errors import ConfigError, WhetError
 from whet.log import logger
 from whet.models import finite
 from whet.models.config_check import check_tokenizer_config, checked_config
-from whet.models.families import family_of
+from whet.models.families import FAMILIES, family_of
 from whet.models.folder_check import CONFIG, check_folder
 from whet.models.hub_folder import local_folder, missing_folder
+from whet.models.hub_reach import hub_problem
 from whet.models.tensor_check import check_weights
 from whet.paths import utf8_name
 
@@ -37,7 +38,8 @@ class ModelSource:
 
     def folder(self, part: str) -> Path:
         """Return the checked folder of `model`, `config` or `tokenizer`; a name on the hub is downloaded first."""
-        if problem := missing_folder(self.name(part), self.flag_of(part)):
+        name, flag = self.name(part), self.flag_of(part)
+        if problem := missing_folder(name, flag) or hub_problem(name, flag, "model", self.cache_dir):
             raise ConfigError.of([problem])
         folder = local_folder(self.name(part), part, cache_dir=self.cache_dir, revision=self.revision, token=self.token)
         check_folder(folder)
@@ -85,6 +87,7 @@ def load_qa_model(source: ModelSource, *, trained: bool = False) -> Any:
     name = source.name("config")
     try:
         config = _config(source.folder("config"), name)
+        _require_head(config, source.name("config"), source.flag_of("config"))
     except Exception as error:
         raise _not_loaded("model configuration", name, error, source.flag_of("config")) from error
     try:
@@ -119,6 +122,8 @@ def load_qa_model(source: ModelSource, *, trained: bool = False) -> Any:
 def max_positions(model: Any) -> int | None:
     """Return how many tokens of one row the model has positions for, None where positions are not a table."""
     table = getattr(model.config, "max_position_embeddings", None)
+    if table is not None and table <= 0:  # how XLNet says that it has no table
+        return None
     family = family_of(model)
     return table if table is None or family is None else table - family.position_offset(model)
 
@@ -128,6 +133,19 @@ def _config(folder: Path, name: str) -> Any:
 
     values = checked_config(folder)
     return CONFIG_MAPPING[values.pop("model_type")].from_dict(values, name_or_path=name)
+
+
+def _require_head(config: Any, name: str, flag: str) -> None:
+    from transformers import MODEL_FOR_QUESTION_ANSWERING_MAPPING
+
+    if type(config) in MODEL_FOR_QUESTION_ANSWERING_MAPPING:
+        return
+    raise ConfigError(
+        what=f"the model cannot be loaded: {config.model_type} models have no head for extractive question answering",
+        got=f"{name}: model_type {config.model_type}",
+        why="an answer is found by a start and an end score for each token, and this architecture gives none",
+        fix=f"name an encoder in {flag}: one of model_type {', '.join(FAMILIES)} trains without padding",
+    )
 
 
 def _require_words(tokenizer: Any, name: str, flag: str) -> None:

@@ -7,9 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import set_seed
 
 from whet.config.arguments import TrainingArguments
+from whet.errors import ConfigError, WhetError
+from whet.models.families import FAMILIES, family_of
 from whet.models.load import ModelSource, load_qa_model, load_tokenizer, max_positions
 from whet.tasks.qa.answer import Judge
 from whet.tasks.qa.arguments import QaArguments
@@ -53,6 +56,7 @@ class QaJob:
             processing_class=tokenizer,
             padded_length=qa.max_seq_length if qa.pad_to_max_length else None,
         )
+        _require_works(trainer, next(iter(splits.values())))
         return cls(qa, args, splits, trainer)
 
     def run(self) -> dict[str, float]:
@@ -107,6 +111,25 @@ class QaJob:
             metrics["epoch"] = self.trainer.state.epoch
         self.trainer.save_metrics(prefix, metrics)
         self.metrics |= metrics
+
+
+def _require_works(trainer: Trainer, split: Split) -> None:
+    """Run a model of a family that whet does not know on one row: some want rows that whet does not make."""
+    if family_of(trainer.model) is not None or not len(split.rows):
+        return
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            batch = trainer.objective.batch(split.rows, [0], 0).to(trainer.device)
+            trainer.objective.forward(batch, seed=0, step=0)
+    except WhetError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            what=f"{type(trainer.model).__name__} cannot read rows of a question and its context",
+            got=f"{type(error).__name__}: {error}",
+            why="the code of this model in transformers refused a row; whet does not know this architecture",
+            fix=f"name a model of another family in --model_name_or_path, such as {', '.join(FAMILIES)}",
+        ) from error
 
 
 def source_of(qa: QaArguments) -> ModelSource:

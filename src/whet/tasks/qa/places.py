@@ -10,8 +10,10 @@ from whet.config.arguments import TrainingArguments
 from whet.config.rules import check_output_dir
 from whet.errors import ConfigError, OutputError, Problem, WhetError
 from whet.models.hub_folder import missing_folder
+from whet.models.hub_reach import hub_problem
 from whet.tasks.qa.read_bytes import require_file
 from whet.train import checkpoint
+from whet.train.available import missing
 
 if TYPE_CHECKING:
     from whet.tasks.qa.arguments import QaArguments
@@ -26,7 +28,7 @@ def check_places(qa: QaArguments, args: TrainingArguments) -> list[Problem]:
 
 def require_places(qa: QaArguments, args: TrainingArguments) -> None:
     """Raise one error with all that is wrong; its kind, and so the exit code, is that of the first."""
-    errors = list(_errors(qa, args))
+    errors = list(_errors(qa, args)) or list(_hub_errors(qa))
     if errors:
         raise type(errors[0]).of([problem for error in errors for problem in error.problems])
 
@@ -42,6 +44,8 @@ def _errors(qa: QaArguments, args: TrainingArguments) -> Iterator[WhetError]:
         name = getattr(qa, flag)
         if name and name.strip() and (problem := missing_folder(name, f"--{flag}")):
             yield ConfigError.of([problem])
+    if problems := missing(args):
+        yield ConfigError.of(problems)
     yield from _output(args)
     if args.do_train and args.resume_from_checkpoint not in _NO_CHECKPOINT:
         yield from _raised(lambda: checkpoint.require_good(Path(str(args.resume_from_checkpoint)), light=True))
@@ -49,6 +53,15 @@ def _errors(qa: QaArguments, args: TrainingArguments) -> Iterator[WhetError]:
     for path in dict.fromkeys(path for wanted, path in files if wanted and path):
         if not qa.dataset_name:
             yield from _raised(lambda path=path: require_file(Path(path)))
+
+
+def _hub_errors(qa: QaArguments) -> Iterator[WhetError]:
+    """Yield what is to come from a hub that cannot be reached; asked last, as the answer may take seconds."""
+    for flag in ("model_name_or_path", "config_name", "tokenizer_name", "dataset_name"):
+        kind = "dataset" if flag == "dataset_name" else "model"
+        name = getattr(qa, flag)
+        if name and (problem := hub_problem(name, f"--{flag}", kind, qa.cache_dir)):
+            yield ConfigError.of([problem])
 
 
 def _output(args: TrainingArguments) -> Iterator[WhetError]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from whet.errors import DataError
+from whet.models.hub_reach import unreachable
 from whet.tasks.qa.collect import Collector, no_cycle_search
 from whet.tasks.qa.read_tables import read_table
 from whet.tasks.qa.rejected import Rejected
@@ -49,13 +52,14 @@ def _load(source: HubSource, split: str, name: str) -> Dataset:
     from datasets.exceptions import DatasetsError
 
     try:
-        return load_dataset(
-            source.dataset_name,
-            source.dataset_config_name,
-            split=split,
-            cache_dir=None if source.cache_dir is None else str(source.cache_dir),
-            token=source.token,
-        )
+        with _without_the_hub(source.dataset_name):
+            return load_dataset(
+                source.dataset_name,
+                source.dataset_config_name,
+                split=split,
+                cache_dir=None if source.cache_dir is None else str(source.cache_dir),
+                token=source.token,
+            )
     # RuntimeError: the data set wants to run a script of its own, which `datasets` refuses
     except (DatasetsError, OSError, ValueError, RuntimeError) as error:
         raise DataError(
@@ -64,3 +68,17 @@ def _load(source: HubSource, split: str, name: str) -> Dataset:
             why="`datasets.load_dataset` refused",
             fix="check --dataset_name and --dataset_config_name, the split and the network; or use --train_file",
         ) from error
+
+
+@contextmanager
+def _without_the_hub(name: str) -> Iterator[None]:
+    """Where the hub does not answer, let `datasets` take what is cached at once: it would try for half a minute."""
+    from huggingface_hub import constants
+
+    before = constants.HF_HUB_OFFLINE
+    if not Path(name).exists() and not before and unreachable():
+        constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before

@@ -1,0 +1,70 @@
+"""What a run asks for that this machine does not have, found before any data is read and without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from whet.errors import Problem
+from whet.hardware import gpu
+
+if TYPE_CHECKING:
+    from whet.config.arguments import TrainingArguments
+
+_OPTIMIZERS = {
+    "adamw_bnb_8bit": ("bitsandbytes", "'whet[bitsandbytes]'"),
+    "adamw_8bit": ("bitsandbytes", "'whet[bitsandbytes]'"),
+    "adamw_torch_8bit": ("torchao", "'whet[torchao]'"),
+    "adamw_torch_4bit": ("torchao", "'whet[torchao]'"),
+}
+"""Optimizers that are built by another package, and how that is installed."""
+_NVIDIA_DEVICES = ("/dev/nvidiactl", "/dev/dxg")
+"""What is there in containers and under Windows, where the driver lists no GPU."""
+
+
+def missing(args: TrainingArguments) -> list[Problem]:
+    """Return every package, and every device, that these settings need and that is not here."""
+    return [*_packages(args), *_devices(args)]
+
+
+def _packages(args: TrainingArguments) -> Iterator[Problem]:
+    for tracker in args.report_to:
+        if find_spec(tracker) is None:
+            yield _package(tracker, f"--report_to {tracker}", tracker, f"leave {tracker} out of --report_to")
+    if args.optim in _OPTIMIZERS and args.do_train:
+        package, install = _OPTIMIZERS[args.optim]
+        if find_spec(package) is None:
+            yield _package(package, f"--optim {args.optim}", install, "use --optim adamw_whet_8bit, which needs none")
+    if args.optim == "adamw_apex_fused" and args.do_train and find_spec("apex") is None:
+        yield Problem(
+            what="the package 'apex' is missing",
+            got="adamw_apex_fused",
+            why="--optim adamw_apex_fused is apex's FusedAdam, which needs a GPU and a build of its own",
+            fix="use --optim adamw_torch_fused, which computes the same in one pass too",
+        )
+
+
+def _devices(args: TrainingArguments) -> Iterator[Problem]:
+    if (
+        args.tf32
+        and not args.use_cpu
+        and not gpu.nvidia_gpus()
+        and not any(Path(path).exists() for path in _NVIDIA_DEVICES)
+    ):
+        yield Problem(
+            what="tf32 is asked for, and this machine has no GPU of NVIDIA's",
+            got="tf32=True",
+            why="TF32 is a format of NVIDIA's GPUs since Ampere (compute capability 8.0), and would do nothing here",
+            fix="leave --tf32 out; --precision auto finds out whether bf16 is faster here",
+        )
+
+
+def _package(name: str, needed_for: str, install: str, instead: str) -> Problem:
+    return Problem(
+        what=f"the package {name!r} is missing",
+        got=needed_for,
+        why=f"{needed_for} needs it",
+        fix=f"run: pip install {install}; or {instead}",
+    )
