@@ -126,4 +126,10 @@ ROWS = (
         (f"{_S}/test_printed_data.py",),
         counted=("ways of data into a message, all escaped and cut", "."),
     ),
+    Row(
+        "S11",
+        "forged checkpoints, sealed again",
+        (f"{_S}/test_forged_checkpoints.py",),
+        counted=("forged checkpoints refused", "_is_refused"),
+    ),
 )

@@ -4,6 +4,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 from typing import NoReturn
 
@@ -59,7 +60,8 @@ def _print_whatever_the_locale() -> None:
     """Print characters that the locale cannot write as escapes: an answer in Greek is no error under LC_ALL=C."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+            with suppress(OSError, ValueError):  # a stream that is closed, or shared with another process
+                stream.reconfigure(errors="backslashreplace")
 
 
 def run(argv: Sequence[str]) -> int:

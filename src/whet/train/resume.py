@@ -20,7 +20,7 @@ from whet.errors import ConfigError, StorageError
 from whet.log import logger
 from whet.optim import schedule
 from whet.precision import policy
-from whet.train import best, checkpoint, unchanged, weights
+from whet.train import best, checkpoint, counters, manifest, unchanged, weights
 from whet.train import line as lines
 
 if TYPE_CHECKING:
@@ -96,6 +96,7 @@ def restore(fit: Fit, folder: Path) -> None:
     fit.saver.resume(folder)
     with _readable(folder):
         changed = unchanged.require_same(fit, folder)
+        _require_counters(folder)
         weights.load_weights(fit.trainer.model, folder)
         _restore_optimizer(fit, folder, changed)
         _restore_schedule(fit, folder, changed)
@@ -115,6 +116,14 @@ def restore(fit: Fit, folder: Path) -> None:
     if stream is not None:  # rows are read: errors of the data set are not those of the folder
         fit.loader.go_to(stream)
     logger.info("resuming after step %d from %s", fit.state.global_step, folder)
+
+
+def _require_counters(folder: Path) -> None:
+    """Raise ValueError for counters of another kind, or of another step, than a run writes."""
+    state = _read(folder / _STATE)
+    counters.require_kinds(state, counters.STATE, _STATE)
+    counters.require_kinds(_read(folder / _RUN), counters.RUN, _RUN)
+    counters.require_step(state.get("global_step"), (manifest.facts_of(folder) or {}).get("step"), _STATE)
 
 
 @contextmanager

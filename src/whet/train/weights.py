@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from whet.errors import ConfigError
 from whet.models.quiet import quiet
 from whet.paths import utf8_name
+from whet.train import counters
 
 WEIGHTS = "model.safetensors"
 _OPTIMIZER = "optimizer"
@@ -136,7 +137,9 @@ def load_optimizer(optimizer: Optimizer, folder: Path) -> None:
             values = values.setdefault(part, {})
         values[key] = tensor
     _require_shapes(optimizer, state)
+    _require_all(state)
     groups = [_restored(group) for group in rest["param_groups"]]
+    counters.require_groups(groups, optimizer.param_groups)
     optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
@@ -172,6 +175,19 @@ def _require_shapes(optimizer: Optimizer, state: Mapping[int, Mapping[str, Any]]
         for name in _SHAPED & values.keys():
             if isinstance(values[name], Tensor) and tuple(values[name].shape) != shape:
                 raise ValueError(f"parameter {index} is {shape}, its saved {name} {tuple(values[name].shape)}")
+            if isinstance(values[name], Tensor) and not _may_hold_moments(values[name]):
+                raise ValueError(f"the saved {name} of parameter {index} holds {values[name].dtype}")
+
+
+def _may_hold_moments(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.dtype is torch.uint8  # the codes of 8-bit moments
+
+
+def _require_all(state: Mapping[int, Mapping[str, Any]]) -> None:
+    """Either no parameter has a state, or each that is named has one."""
+    empty = [index for index, values in state.items() if not values]
+    if empty and len(empty) < len(state):
+        raise ValueError(f"parameter {empty[0]} has no saved state, others have")
 
 
 def _plain(group: dict[str, Any]) -> dict[str, Any]:
