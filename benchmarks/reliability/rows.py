@@ -100,6 +100,13 @@ ROWS = (
         "result files on a disk that refuses, files of tokenizers in sub-folders",
         (f"{_R}/test_result_files.py", "train/test_processing_files.py"),
     ),
+    Row(
+        "R21",
+        "standard output and error that break",
+        (f"{_R}/test_outputs.py",),
+        counted=("ways in which outputs break, and the run or command ends as it should", "."),
+    ),
+    Row("R22", "signals inside native calls, a second signal, nohup", (f"{_R}/test_signals_native.py",)),
     Row("S1", "no pickle is read", (f"{_S}/test_pickle_carriers.py", "rules/test_safety.py")),
     Row("S2", "hostile model folders", (f"{_S}/test_hostile_models.py",)),
     Row(

@@ -20,7 +20,9 @@ from harness import SEED, trials_of
 __all__ = ["corpus", "whole"]  # fixtures
 
 pytestmark = pytest.mark.reliability
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+STORM_S = 0.5
+"""For so long signals follow the first; a second or more after it they would end the run at once."""
 MOST_S, MOST_USED_S = 10.0, 3.0
 """From signal to exit, by the clock and in processor time: a step, a save and the teardown of Python take about 0.5 s;
 ten runs may share the machine, which makes the clock's time no measure of the run."""
@@ -32,7 +34,7 @@ _OBJECTIVE = "PackedSpans"
 
 def _moments(n: int, first: int, last: int) -> list[tuple[int, signal.Signals]]:
     """Random calls of a function, each with one of the signals in turn."""
-    return [(_NUMBERS.randint(first, last), SIGNALS[i % 3]) for i in range(trials_of(n))]
+    return [(_NUMBERS.randint(first, last), SIGNALS[i % len(SIGNALS)]) for i in range(trials_of(n))]
 
 
 class Took(NamedTuple):
@@ -49,7 +51,7 @@ def _stop(child: Child, number: int, *, again: bool = False) -> Took:
     started_s, used_s = time.monotonic(), child.used_so_far_s()
     child.kill(number)
     others = iter(SIGNALS * 10_000)
-    child.wait(every=lambda: child.kill(next(others)) if again else None)
+    child.wait(every=lambda: child.kill(next(others)) if again and time.monotonic() - started_s < STORM_S else None)
     return Took(time.monotonic() - started_s, child.used_s - used_s)
 
 

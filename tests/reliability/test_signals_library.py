@@ -44,8 +44,10 @@ class Send(TrainerCallback):
 def _ctrl_c() -> Iterator[None]:
     """Ctrl-C as in a notebook: a shell starts what it puts in the background with SIGINT ignored, this process too."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    hang_up = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # as without nohup
     yield
     signal.signal(signal.SIGINT, before)
+    signal.signal(signal.SIGHUP, hang_up)
 
 
 def _whole(folder: Path, **changes: Any) -> Any:

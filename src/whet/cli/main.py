@@ -1,5 +1,7 @@
 """The program `whet`: chooses the command, prints what went wrong, ends with an exit code."""
 
+import contextlib
+import errno
 import io
 import os
 import sys
@@ -8,9 +10,9 @@ from contextlib import suppress
 from importlib import import_module
 from typing import NoReturn
 
-from whet import __version__
+from whet import __version__, lasting
 from whet.config.ranks import require_one_process
-from whet.errors import EXIT_BAD_CONFIG, EXIT_OK, ConfigError, WhetError, escape_controls
+from whet.errors import EXIT_BAD_CONFIG, EXIT_IO, EXIT_OK, ConfigError, WhetError, escape_controls
 from whet.train import stop
 
 COMMANDS = {
@@ -47,13 +49,36 @@ _HELP = "\n".join(
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and end the process with its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    no_output = 1 in lasting.open_closed() and words[:1] and words[0] not in TRAINING
     _print_whatever_the_locale()
+    lasting.keep_outputs(standard_output=words[:1] != [] and words[0] in TRAINING and not {"--help", "-h"} & {*words})
     if words[:1] != ["qa"]:
-        sys.exit(run(words))
+        code = run(words)
+        sys.exit(_lost(OSError(errno.EBADF, os.strerror(errno.EBADF))) if no_output else _flushed(code))
     stop.install()  # before all that takes time, such as importing torch
     code = run(words)
     stop.ignore()  # what there was to do is done: a signal that comes now changes nothing
-    sys.exit(code)
+    sys.exit(_flushed(code))
+
+
+def _flushed(code: int) -> int:
+    """Return the exit code, or that of a standard output which does not take what was printed."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError as error:
+        return _lost(error)
+    return code
+
+
+def _lost(error: OSError) -> int:
+    """Say that standard output is broken, in silence where its reader has seen enough; return the exit code."""
+    with contextlib.suppress(OSError):
+        lasting.to_null(1)
+    if isinstance(error, BrokenPipeError):
+        return _PIPE_CLOSED
+    print(f"whet: standard output: {error.strerror}", file=sys.stderr)
+    return EXIT_IO
 
 
 def _print_whatever_the_locale() -> None:
@@ -80,6 +105,11 @@ def run(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return _INTERRUPTED
+    except OSError as error:
+        code = _flushed(EXIT_OK)
+        if code == EXIT_OK and not isinstance(error, BrokenPipeError):
+            raise  # of something else than standard output
+        return code or _lost(error)
 
 
 def _dispatch(argv: list[str]) -> int:
@@ -113,12 +143,8 @@ def _run_command(name: str, argv: list[str]) -> int:
 
 
 def _show(text: str) -> int:
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:  # the reader, such as `head`, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _PIPE_CLOSED
-    return EXIT_OK
+    print(text)
+    return _flushed(EXIT_OK)
 
 
 def _unknown(word: str) -> ConfigError:

@@ -33,6 +33,7 @@ from whet.train import (
     search,
     space,
     step,
+    stop,
     user_loss,
     weights,
 )  # fmt: skip
@@ -148,6 +149,7 @@ class Fit:
         self.meter.add(batches, result, rate)
         self.state.total_flos += self._flos(batches)
         self.state.global_step += 1
+        stop.something_done()
         self.state.epoch = self.loader.epochs_done(self.place)
         self._watch(result)
         self._send("on_step_end")

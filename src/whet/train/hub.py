@@ -10,7 +10,7 @@ from huggingface_hub import HfApi, ModelCard
 from transformers.trainer_utils import SchedulerType
 
 from whet.errors import StorageError
-from whet.train import overrides
+from whet.train import output_files, overrides
 
 if TYPE_CHECKING:
     from whet.train.trainer import Trainer
@@ -30,7 +30,8 @@ def write_card(trainer: Trainer, facts: dict[str, Any]) -> None:
         earlier = ModelCard.load(path).data.get("tags") or []
         facts["tags"] += [tag for tag in earlier if tag not in facts["tags"]]
     summary = TrainingSummary.from_trainer(_as_transformers_has_it(trainer), **facts)
-    path.write_text(summary.to_model_card(), "utf-8")
+    with output_files.stored(f"{path.name} cannot be written", path.parent, on_error=trainer.args.save_error_policy):
+        output_files.write_text(path, summary.to_model_card())
 
 
 def create_repo(trainer: Trainer, token: str | None, private: bool | None) -> str:

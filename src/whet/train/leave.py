@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from whet import lasting
 from whet.config.arguments import TrainingArguments
 from whet.errors import EXIT_OTHER, EXIT_STOPPED_AND_SAVED, WhetError
 from whet.log import logger
@@ -117,7 +118,7 @@ def watched(args: TrainingArguments) -> Iterator[None]:
     """Train within the block: hear signals if asked to, and be alone in the output folder if anything is saved."""
     writes = args.save_strategy != "no" or args.enable_jit_checkpoint
     alone = lock.locked_if_possible(Path(args.output_dir)) if writes else contextlib.nullcontext()
-    with stop.listening(args.enable_jit_checkpoint), alone:
+    with lasting.outputs(), stop.listening(args.enable_jit_checkpoint), alone:
         try:
             yield
         except Stopped as stopped:

@@ -1,25 +1,37 @@
-"""Signals that ask a run to stop: SIGTERM, SIGINT and SIGUSR1, each heard once, and heeded where nothing is lost.
+"""Signals that ask a run to stop: SIGTERM, SIGINT, SIGUSR1 and SIGHUP, heeded where nothing is lost.
 
 The command line installs the handlers before anything heavy is imported. As long as nothing is worth saving a signal
 ends the process at once; from `wait_for_edges` on it is only noted, and the run leaves where it asks `asked()`: between
 two micro-batches, two batches of an evaluation, or after a save. In a library nothing is installed without being told
 to: Ctrl-C stays the caller's.
+
+Python runs a handler between two instructions of the main thread, so a long native call, such as tokenising one large
+text, would keep it waiting. A thread of the command line reads the signals from a pipe that the interpreter's handler
+in C writes to, and acts in its place. A second signal, a second or more after the first, ends the process at once.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from whet.errors import EXIT_STOPPED_AND_SAVED, ConfigError
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+_SAME_S = 1.0
+"""Signals within this time of the first are the same request: launchers and terminals often send it twice."""
+_PATIENCE_S = 2.0
+"""How long a run that has nothing to save may take to reach an edge, inside a compiler for example."""
+_KILLED = 128
+"""What shells add the number of a signal to that ended a process."""
 _NOTHING_YET = "nothing was there to be saved; start again with the same command"
 
 
@@ -44,7 +56,14 @@ class _Listening:
     asked: str | None = None
     """Name of the first signal that came."""
     at_edges: bool = False
-    """Whether signals are only noted, as work in progress is worth saving."""
+    """Whether signals are only noted, as work in progress may be worth saving."""
+    worth_saving: bool = False
+    """Whether a step was completed, which ending at once would lose."""
+    first_s: float | None = None
+    """When the first signal came, by the monotonic clock."""
+    pipe: tuple[int, int] | None = None
+    """Where signals can be read, and where the interpreter writes them; the command line's alone."""
+    leaving: threading.Lock = field(default_factory=threading.Lock)
     reached: str = _NOTHING_YET
     again: Mapping[str, object] = field(default_factory=dict)
     before: dict[int, Any] = field(default_factory=dict)
@@ -64,15 +83,22 @@ def install(*, at_edges: bool = False) -> None:
         return
     _now = _Listening(at_edges=at_edges, pid=os.getpid())
     for number in SIGNALS:
-        _now.before[number] = signal.signal(number, _hear)
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup means what it says
+            _now.before[number] = signal.signal(number, _hear)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # a reader that is gone is an error of the write, no end
+    if not at_edges:
+        _read_signals(_now)
 
 
 def restore() -> None:
     """Put the handlers back that were there before `install`."""
     global _now
-    before, _now = _now.before, _Listening()
+    before, pipe, _now = _now.before, _now.pipe, _Listening()
     for number, handler in before.items():
         signal.signal(number, signal.SIG_DFL if handler is None else handler)
+    if pipe is not None:
+        signal.set_wakeup_fd(-1)
+        os.close(pipe[1])  # which ends the thread
 
 
 def ignore() -> None:
@@ -109,6 +135,11 @@ def wait_for_edges() -> None:
     _now.at_edges = True
 
 
+def something_done() -> None:
+    """A step was completed: from now on ending at once would lose something."""
+    _now.worth_saving = True
+
+
 def before_leaving(clean: Callable[[], None]) -> None:
     """Do this, too, when a signal ends the process at once."""
     _now.cleanups.append(clean)
@@ -133,19 +164,88 @@ def check() -> None:
 def _hear(number: int, _: Any) -> None:
     if os.getpid() != _now.pid:  # a forked worker: the run ends it
         return
-    first = _now.asked is None
+    first, now_s = _now.asked is None, time.monotonic()
+    if _now.pipe is None and _now.at_edges:  # in a library: no thread looks on
+        _insist(number, now_s)
     _now.asked = _now.asked or signal.Signals(number).name
     if first and not _now.at_edges:
-        _leave_at_once(_now.asked)
+        _leave_at_once(_now, _before_the_first_step(_now.asked), EXIT_STOPPED_AND_SAVED)
 
 
-def _leave_at_once(name: str) -> None:
+def _insist(number: int, now_s: float) -> None:
+    """Raise what ends a train() at once when a signal comes again."""
+    if _now.first_s is None:
+        _now.first_s = now_s
+    elif now_s - _now.first_s >= _SAME_S:
+        raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(_KILLED + number)
+
+
+def _read_signals(state: _Listening) -> None:
+    """Begin the thread that acts where the main thread cannot."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    state.pipe = (reading, writing)
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    os.register_at_fork(after_in_child=_forget_pipe)
+    threading.Thread(target=_watch, args=(state, reading), name="whet-signals", daemon=True).start()
+
+
+def _forget_pipe() -> None:
+    """A forked child's signals are not its parent's."""
+    if _now.pid != os.getpid():
+        with contextlib.suppress(ValueError):
+            signal.set_wakeup_fd(-1)
+
+
+def _watch(state: _Listening, reading: int) -> None:
+    """Read signals until the pipe is closed; end the process where nothing is lost by it, or at a second signal."""
+    while True:
+        waits = state.first_s is not None and not state.worth_saving
+        ready, _, _ = select.select([reading], [], [], _PATIENCE_S if waits else None)
+        if not ready:
+            if not state.worth_saving and state.asked is not None:
+                _leave_at_once(state, _before_the_first_step(state.asked), EXIT_STOPPED_AND_SAVED)
+            continue
+        numbers = os.read(reading, 64)
+        if not numbers:
+            os.close(reading)
+            return
+        for number in numbers:
+            if number in state.before:
+                _take(state, number)
+
+
+def _take(state: _Listening, number: int) -> None:
+    """Act on one signal: the first asks to stop, a later one insists."""
+    name, now_s = signal.Signals(number).name, time.monotonic()
+    if state.first_s is None:
+        state.first_s, state.asked = now_s, state.asked or name
+        if not state.at_edges:
+            _leave_at_once(state, _before_the_first_step(name), EXIT_STOPPED_AND_SAVED)
+        _say(f"whet: heard {name}: the run saves and stops at the next edge; once more ends it at once")
+    elif now_s - state.first_s >= _SAME_S:
+        said = f"whet: {name} came again: ended at once; the last checkpoint is kept"
+        _leave_at_once(state, said, _KILLED + number)
+
+
+def _before_the_first_step(name: str) -> str:
+    return f"whet: stopped by {name} before the first step: {_NOTHING_YET}"
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):
+        os.write(2, f"{text}\n".encode())
+
+
+def _leave_at_once(state: _Listening, said: str, code: int) -> None:
     """End the process here. An exception would do, but for imports, some of which swallow it and some die of it."""
-    for clean in reversed(_now.cleanups):
+    if not state.leaving.acquire(blocking=False):
+        return
+    for clean in reversed(state.cleanups):
         with contextlib.suppress(Exception):
             clean()
-    with contextlib.suppress(Exception):
-        sys.stdout.flush()
-    with contextlib.suppress(OSError):
-        os.write(2, f"whet: stopped by {name} before the first step: {_NOTHING_YET}\n".encode())
-    os._exit(EXIT_STOPPED_AND_SAVED)
+    if threading.current_thread() is threading.main_thread():  # another one could wait for it inside a write
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+    _say(said)
+    os._exit(code)

@@ -1,0 +1,108 @@
+"""Standard output and error that outlive their reader: a broken pipe or a closed terminal ends no training.
+
+What cannot be written is dropped. A stream whose reader is gone leads to the null device from then on, for libraries in
+C and for Python's own last flush as well; on a full disk each write is tried again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+_GONE = {errno.EPIPE, errno.EBADF, errno.EIO, errno.ENXIO, errno.ESHUTDOWN, errno.ECONNRESET, errno.ENOTCONN}
+_STANDARD = (1, 2)
+
+
+class Lasting:
+    """A text stream that looks like the one it stands for, and never raises because that one is broken."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write the text, with escapes for what the encoding does not have; drop it if that is not possible."""
+        try:
+            return self._stream.write(text)
+        except UnicodeEncodeError:
+            return self.write(text.encode("ascii", "backslashreplace").decode("ascii"))
+        except (OSError, ValueError) as error:  # ValueError: it is closed
+            self._lose(error)
+            return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Write the lines."""
+        for line in lines:
+            self.write(line)
+
+    def flush(self) -> None:
+        """Write what is buffered, as far as possible."""
+        try:
+            self._stream.flush()
+        except (OSError, ValueError) as error:
+            self._lose(error)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def _lose(self, error: Exception) -> None:
+        if isinstance(error, OSError) and error.errno not in _GONE:
+            return
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            number = self._stream.fileno()
+            if number in _STANDARD:
+                to_null(number)
+
+
+def to_null(number: int) -> None:
+    """Let a file descriptor lead to the null device."""
+    null = os.open(os.devnull, os.O_RDWR)
+    if null != number:
+        os.dup2(null, number)
+        os.close(null)
+
+
+def open_closed() -> list[int]:
+    """Open the null device for standard descriptors that are closed, and return those.
+
+    The next file that is opened would get the number otherwise, and be written to by whoever prints.
+    """
+    closed = []
+    for number in (0, *_STANDARD):
+        try:
+            os.fstat(number)
+        except OSError:
+            to_null(number)
+            closed.append(number)
+    return closed
+
+
+@contextlib.contextmanager
+def outputs() -> Iterator[None]:
+    """Let standard output and error outlive their readers within the block, whoever prints."""
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = (_lasting(stream) for stream in before)
+    after = sys.stdout, sys.stderr
+    try:
+        yield
+    finally:
+        for stream in after:
+            stream.flush()
+        sys.stdout = before[0] if sys.stdout is after[0] else sys.stdout
+        sys.stderr = before[1] if sys.stderr is after[1] else sys.stderr
+
+
+def keep_outputs(*, standard_output: bool) -> None:
+    """Do the same for the rest of the process: for standard error, and for standard output if it is wanted."""
+    sys.stderr = _lasting(sys.stderr)
+    if standard_output or sys.stdout is None:
+        sys.stdout = _lasting(sys.stdout)
+
+
+def _lasting(stream: Any) -> Any:
+    if isinstance(stream, Lasting):
+        return stream
+    return Lasting(open(os.devnull, "w", encoding="utf-8") if stream is None else stream)  # noqa: PTH123
