@@ -18,10 +18,15 @@ _STANDARD = (1, 2)
 
 
 class Lasting:
-    """A text stream that looks like the one it stands for, and never raises because that one is broken."""
+    """A text stream that looks like the one it stands for, and never raises because that one is broken.
 
-    def __init__(self, stream: Any) -> None:
+    With `raises` it does, and remembers the error in `lost`: so a command knows what an OSError is of.
+    """
+
+    def __init__(self, stream: Any, *, raises: bool = False) -> None:
         self._stream = stream
+        self._raises = raises
+        self.lost: Exception | None = None
 
     def write(self, text: str) -> int:
         """Write the text, with escapes for what the encoding does not have; drop it if that is not possible."""
@@ -49,6 +54,9 @@ class Lasting:
         return getattr(self._stream, name)
 
     def _lose(self, error: Exception) -> None:
+        if self._raises:
+            self.lost = error
+            raise error
         if isinstance(error, OSError) and error.errno not in _GONE:
             return
         with contextlib.suppress(OSError, ValueError, AttributeError):
@@ -98,8 +106,7 @@ def outputs() -> Iterator[None]:
 def keep_outputs(*, standard_output: bool) -> None:
     """Do the same for the rest of the process: for standard error, and for standard output if it is wanted."""
     sys.stderr = _lasting(sys.stderr)
-    if standard_output or sys.stdout is None:
-        sys.stdout = _lasting(sys.stdout)
+    sys.stdout = Lasting(sys.stdout, raises=True) if sys.stdout and not standard_output else _lasting(sys.stdout)
 
 
 def _lasting(stream: Any) -> Any:

@@ -106,10 +106,9 @@ def run(argv: Sequence[str]) -> int:
         print("interrupted", file=sys.stderr)
         return _INTERRUPTED
     except OSError as error:
-        code = _flushed(EXIT_OK)
-        if code == EXIT_OK and not isinstance(error, BrokenPipeError):
-            raise  # of something else than standard output
-        return code or _lost(error)
+        if error is not getattr(sys.stdout, "lost", None):
+            raise
+        return _lost(error)
 
 
 def _dispatch(argv: list[str]) -> int:
