@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
-from collections.abc import Iterable
 from pathlib import Path
 
-from whet import TrainingArguments
-from whet.config.aliases import ALIASES
+import transformers
+
 from whet.config.not_honoured import NOT_HONOURED
-from whet.config.off_values import OFF
-from whet.config.options import options_of
+from whet.config.status import FieldStatus, statuses
 from whet.train.trainer_methods import ARGUMENTS, METHODS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "transformers.md"
@@ -44,29 +43,16 @@ def arguments() -> str:
 
 def fields() -> str:
     """Each field of transformers' TrainingArguments: works, translated, or refused with what to do instead."""
-    ours = options_of(TrainingArguments)
-    theirs = sorted((_their_fields() | NOT_HONOURED.keys()) - {"_n_gpu"})
-    return _table(
-        ("field", "status", "what becomes of it, or what to do instead"), [_field(name, ours) for name in theirs]
-    )
+    known = statuses()
+    names = {field.name for field in dataclasses.fields(transformers.TrainingArguments)} | NOT_HONOURED.keys()
+    rows = [_field(known[name]) for name in sorted(names)]
+    return _table(("field", "status", "what becomes of it, or what to do instead"), rows)
 
 
-def _field(name: str, ours: Iterable[str]) -> tuple[str, ...]:
-    if name in ours:
-        return f"`{name}`", "works", ""
-    if name in ALIASES:
-        alias = ALIASES[name]
-        return f"`{name}`", "translated", f"taken as `{alias.to}`" if alias.to else f"changes nothing: {alias.note}"
-    off = " or ".join(f"`{value!r}`" for value in OFF.get(name, ()))
-    return f"`{name}`", "refused", NOT_HONOURED[name] + (f" (passes as {off})" if off else "")
-
-
-def _their_fields() -> set[str]:
-    import dataclasses
-
-    import transformers
-
-    return {field.name for field in dataclasses.fields(transformers.TrainingArguments)}
+def _field(known: FieldStatus) -> tuple[str, str, str]:
+    passes = " or ".join(f"`{value!r}`" for value in known.passes)
+    note = "" if known.outcome == "works" else known.note + (f" (passes as {passes})" if passes else "")
+    return f"`{known.name}`", known.outcome, note
 
 
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:

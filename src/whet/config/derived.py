@@ -150,12 +150,31 @@ class DerivedSettings:
                 return _refusing(name)
             if name in _ABSENT:
                 return None
+            if name == "accelerator_config":
+                return _NoAccelerate()
             if name in OFF:
                 return off_value(name)
             alias = ALIASES.get(name)
             if alias is not None and alias.reads:
                 return alias.read_as if alias.to is None else getattr(self, alias.to)
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+
+
+class _NoAccelerate:
+    """What stands for settings of accelerate: nothing, until transformers' own Trainer asks for them."""
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise ConfigError(
+            what="these are TrainingArguments of whet",
+            got=f"a read of accelerator_config.{name}, as transformers' own Trainer does",
+            why="transformers' Trainer needs settings that whet does not have",
+            fix="use whet.Trainer; or transformers.TrainingArguments, and whet.optimize(model) for the speed",
+        )
 
 
 def replacing(settings: str) -> str:

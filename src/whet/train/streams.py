@@ -27,7 +27,7 @@ from whet.data.batch import Batch
 from whet.errors import ConfigError, DataError
 from whet.kernels.random import stream_key
 from whet.log import logger
-from whet.train import user_loss
+from whet.train import overrides, user_loss
 from whet.train.dataloaders import is_sized
 
 if TYPE_CHECKING:
@@ -235,7 +235,7 @@ def steps_in(loader: Any, n_micro: int) -> int | None:
 def require_readable(trainer: Trainer) -> None:
     """Raise ConfigError for settings that a source without numbered rows cannot honour."""
     args, problems = trainer.args, []
-    if args.dataloader_num_workers:
+    if args.dataloader_num_workers and not overrides.changed(trainer, "get_train_dataloader"):  # a user's reads it
         problems.append("dataloader_num_workers: such data are read in one thread")
     if args.auto_find_batch_size:
         problems.append("auto_find_batch_size: it tries the longest rows, which nobody knows before")
