@@ -22,8 +22,11 @@ def stream_key(seed: int, step: int, site: int) -> tuple[int, int]:
 
 
 def keep_threshold(p: float) -> int:
-    """Return the 32-bit word from which on an element is kept under dropout probability `p`."""
-    return int(p * 2.0**32)
+    """Return the 32-bit word from which on an element is kept under dropout probability `p`.
+
+    For p = 1 the largest word is kept, times a scale of zero (`Drop.keep_scale`).
+    """
+    return min(int(p * 2.0**32), _MASK32)
 
 
 def hidden_bits(key: tuple[int, int], slots: Tensor, positions: Tensor, width: int) -> Tensor:

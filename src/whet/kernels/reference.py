@@ -19,7 +19,7 @@ Kind = Literal["gelu", "gelu_tanh", "silu"]
 
 @dataclass(frozen=True)
 class Drop:
-    """Dropout with probability p (0 <= p < 1) at one site of a model."""
+    """Dropout with probability p (0 <= p <= 1) at one site of a model."""
 
     p: float
     place: Place
@@ -32,8 +32,8 @@ class Drop:
 
     @property
     def keep_scale(self) -> float:
-        """What kept values are multiplied by."""
-        return 1.0 / (1.0 - self.p)
+        """What kept values are multiplied by; with p = 1 everything becomes zero, as in torch."""
+        return 1.0 / (1.0 - self.p) if self.p < 1.0 else 0.0
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,10 @@ def _dropped(x: Tensor, drop: Drop) -> Tensor:
 
 def _normalised(x: Tensor, norm: Norm) -> Tensor:
     centred = x if norm.rms else x - x.mean(-1, keepdim=True)
-    y = centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + norm.eps) * wide(norm.weight)
+    square = centred.square().mean(-1, keepdim=True)
+    # An overflow must be seen: x / inf would be 0, and a broken row would look healthy.
+    inverse = torch.where(square.isinf(), torch.nan, torch.rsqrt(square + norm.eps))
+    y = centred * inverse * wide(norm.weight)
     return y if norm.bias is None else y + wide(norm.bias)
 
 

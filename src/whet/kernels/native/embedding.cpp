@@ -33,7 +33,7 @@ void forward(const Embed& a) {
     for (int64_t r = 0; r < a.rows; ++r) {
       RowMask mask(a.mask, r);
       const float mean = lane_sum(gather(a, r, values)) / static_cast<float>(a.width);
-      const float rstd = 1.0f / __builtin_sqrtf(mean_square(values, a.width, mean) + a.eps);
+      const float rstd = inverse_deviation(values, a.width, mean, a.eps);
       a.mean[r] = mean;
       a.rstd[r] = rstd;
       T* y = static_cast<T*>(a.y) + r * a.width;

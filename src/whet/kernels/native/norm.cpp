@@ -58,7 +58,7 @@ void forward(const AddNorm& a) {
       RowMask mask(a.mask, r);
       const VF total = row.add(mask, values);
       const float mean = a.rms ? 0.0f : lane_sum(total) / static_cast<float>(a.width);
-      const float rstd = 1.0f / __builtin_sqrtf(mean_square(values, a.width, mean) + a.eps);
+      const float rstd = inverse_deviation(values, a.width, mean, a.eps);
       if (!a.rms) a.mean[r] = mean;
       a.rstd[r] = rstd;
       row.scale(values, mean, rstd);

@@ -17,5 +17,11 @@ static inline float mean_square(const float* values, int64_t width, float mean) 
   return lane_sum(total) / static_cast<float>(width);
 }
 
+// 1 / sqrt(mean square + eps), NaN where fp32 has overflowed: x / inf would be 0, and a broken row would look healthy.
+static inline float inverse_deviation(const float* values, int64_t width, float mean, float eps) {
+  const float square = mean_square(values, width, mean);
+  return square <= __FLT_MAX__ ? 1.0f / __builtin_sqrtf(square + eps) : __builtin_nanf("");
+}
+
 }  // namespace WHET_ISA
 }  // namespace whet
