@@ -8,9 +8,9 @@ from contextlib import nullcontext
 import pytest
 import torch
 from native_support import outputs_and_gradients, place_of
-from tiny import plain_torch
 from torch.nn.functional import layer_norm
 
+from tiny import plain_torch
 from whet.kernels import fused, fused_embedding
 from whet.kernels.fused_attention import attend
 from whet.kernels.library import library

@@ -18,12 +18,14 @@ from whet.kernels.rows_in_use import RowsInUse, forget_rows, rows_in_use
 _MOST_TABLES = 3
 _ADDING = Lock()
 """Two threads may run backward passes of one model: autograd adds up their gradients one by one, and so do we."""
+TAKES_THE_REST = "whet_takes_the_rest"
+"""Attribute of hooks on a table's gradient that need not run: their owner uses what is left without them."""
 
 
 class RowGradient:
     """The gradient (entries, D) of one table, kept from step to step: only rows that were touched are zeroed again.
 
-    With one, backward sets or adds to `table.grad` itself, so hooks on the table's gradient do not run. Others may
+    With one, backward sets or adds to `table.grad` itself, and hooks on the table's gradient would not run. Others may
     write to it, autograd for a second use of the table among them: then all of it is zeroed before the next step. Who
     writes where torch does not see it must call `forget`.
     """

@@ -25,10 +25,12 @@ class Changes:
     """The instruction set of the native operators."""
     dtype: torch.dtype | None
     """What the encoder's products compute in; None: what they did before."""
+    called: Mapping[str, str]
+    """Modules that keep their own forward, by name, and why: subclasses, adapters, hooks, as they are now."""
 
     def __str__(self) -> str:
-        fused = f"fused operators in {sum(self.fused.values())} modules ({self.isa})"
-        return f"no padding, {fused if self.fused else 'operators in plain torch'}"
+        applied = fuse.Applied(dict(self.fused), self.isa or "", self.called)
+        return f"no padding, {applied if self.fused else 'operators in plain torch'}"
 
 
 def of(packed: PackedModel, applied: fuse.Applied | None, dtype: torch.dtype | None) -> Changes:
@@ -39,4 +41,5 @@ def of(packed: PackedModel, applied: fuse.Applied | None, dtype: torch.dtype | N
         fused={} if applied is None else applied.changed,
         isa=None if applied is None else applied.isa,
         dtype=dtype,
+        called={} if applied is None else fuse.called(packed),
     )

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from types import MethodType
 from typing import Any, Literal
 
 import torch
@@ -19,8 +18,9 @@ from whet.kernels.place import Placement
 from whet.kernels.remake import Remaking
 from whet.methods import blocks, compiling, fuse, products
 from whet.models.ending import Ending, without
-from whet.models.fused import ENDS
+from whet.models.fused import ends_a_block, is_fused
 from whet.models.packed import PackedModel
+from whet.models.standard import is_transformers_own
 
 Policy = Literal["blocks", "selective"]
 _STATE = "whet_checkpointing"
@@ -113,36 +113,41 @@ def _put_blocks(state: _State, model: nn.Module, packed: PackedModel | None, how
 def _put_forward(state: _State, module: nn.Module, forward: Callable[..., Any]) -> None:
     before = module.__dict__.get("forward")
     state.forwards.append((module, before))
-    module.__dict__[_INNER] = before or blocks.own_forward(module)
-    module.forward = MethodType(forward, module)
+    module.__dict__[_INNER] = before
+    module.forward = partial(forward, module)
+
+
+def _inner(module: nn.Module) -> Callable[..., Any]:
+    """Return the forward that the module had, as its class has it now where that was its class's."""
+    return module.__dict__[_INNER] or blocks.own_forward(module)
 
 
 def _remaking(self: Any, *args: Any, **options: Any) -> Any:
     """Stand in for the forward of a whole model that has native operators."""
     with Remaking() if _keeps(self) else nullcontext():
-        return self.__dict__[_INNER](*args, **options)
+        return _inner(self)(*args, **options)
 
 
 def _block(how: _How, self: Any, *args: Any, **options: Any) -> Any:
     """Stand in for the forward of a block; outside of a pass of whet, a packed block is as its class has it."""
     if how.placement is not None and how.placement.now is None:
         return type(self).forward(self, *args, **options)
-    run = self.__dict__[_INNER]
+    run = _inner(self)
     wanted = getattr(self, "gradient_checkpointing", False) if how.wanted is None else how.wanted
     if not (wanted and _keeps(self)):
         return run(*args, **options)
     again = partial(checkpoint, use_reentrant=False, context_fn=partial(_contexts, how))
-    if not how.but_its_end:
+    if not (how.but_its_end and is_transformers_own(self)):
         return again(run, *args, **options)
     found: list[Ending] = []
     product, residual = again(without(run, found), *args, **options)
-    return found[0].finish(product, residual)
+    return found[0].finish(product, residual) if found else product
 
 
 def _runs_fused(model: nn.Module, packed: PackedModel) -> bool:
     """Return whether every block ends in a fused operator."""
-    ends = [module for module in model.modules() if type(module).__name__ in ENDS]
-    return fuse.possible(packed) and bool(ends) and all("forward" in module.__dict__ for module in ends)
+    ends = [module for module in model.modules() if ends_a_block(module)]
+    return fuse.possible(packed) and bool(ends) and all(map(is_fused, ends))
 
 
 def _keeps(module: nn.Module) -> bool:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import FunctionType, MethodType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -16,12 +16,14 @@ from torch._inductor import list_mode_options
 
 from whet.config.arguments import TrainingArguments
 from whet.config.rules_compile import DEFAULT_BACKEND
+from whet.errors import ConfigError
 from whet.kernels import graph, native_call, operators
 from whet.kernels.place import KeyedPlace, Place, Placement, Site
 from whet.methods import compile_checks
-from whet.methods.blocks import find, own_forward
+from whet.methods.blocks import find, own_forward, unbound
 from whet.models.attention import SITE
 from whet.models.packed import PackedModel, PlacedDropout
+from whet.models.wrapped import unwrapped
 
 _STATE = "whet_compiled"
 _VARIANTS = 32
@@ -48,10 +50,18 @@ class _Block:
     state: _State
     compiled: Callable[..., Any]
     forward: Any
-    """The block's forward without compilation: a bound method."""
+    """The block's forward without compilation."""
     placement: Placement | None = None
     sites: tuple[Site, ...] = ()
     """The block's sites, by their number within it."""
+
+    def __reduce__(self) -> NoReturn:
+        raise ConfigError(
+            what="a model with compiled blocks cannot be pickled",
+            got=type(getattr(self.forward, "__self__", None)).__name__,
+            why="compiled code belongs to the process that made it",
+            fix="save it with save_pretrained, or call whet.restore(model) first",
+        )
 
 
 def apply(model: nn.Module, packed: PackedModel | None, args: TrainingArguments) -> str:
@@ -86,13 +96,13 @@ def restore(model: nn.Module) -> None:
 
 def is_on(model: nn.Module) -> bool:
     """Return whether the model's blocks are compiled."""
-    return _STATE in model.__dict__
+    return _STATE in unwrapped(model).__dict__
 
 
 @contextmanager
 def off(model: nn.Module) -> Iterator[None]:
     """Run the block with the model as it is without compilation."""
-    state: _State = model.__dict__[_STATE]
+    state: _State = unwrapped(model).__dict__[_STATE]
     state.on = False
     try:
         yield
@@ -167,7 +177,7 @@ def _forward(block: _Block, self: Any, *args: Any, **options: Any) -> Any:
     place = None if placement is None else placement.now
     if not block.state.on or (placement is not None and place is None):
         return block.forward(*args, **options)
-    function = block.forward.__func__
+    function = unbound(block.forward)
     if place is None:
         return block.compiled(function, None, None, self, *args, **options)
     return block.compiled(function, placement, _keyed(place, block.sites), self, *map(_no_view, args), **options)

@@ -3,8 +3,8 @@
 from torch import nn
 
 from whet.errors import ConfigError
+from whet.models import fused
 from whet.models.families import FAMILIES
-from whet.models.fused import FORWARDS
 from whet.models.packed import PackedModel
 from whet.precision.int8 import INSTEAD
 from whet.precision.policy import Precision
@@ -12,7 +12,7 @@ from whet.precision.policy import Precision
 
 def require_fused(model: nn.Module, packed: PackedModel | None, precision: Precision) -> None:
     """Raise ConfigError where int8 is asked for and none of the model's linear layers run on whet's operators."""
-    if precision.name != "int8" or (packed is not None and any(map(_is_fused, packed.module.modules()))):
+    if precision.name != "int8" or (packed is not None and any(map(_has_products, packed.module.modules()))):
         return
     raise ConfigError(
         what="int8 is asked for, and none of this model's layers could run in it",
@@ -22,5 +22,10 @@ def require_fused(model: nn.Module, packed: PackedModel | None, precision: Preci
     )
 
 
-def _is_fused(module: nn.Module) -> bool:
-    return "forward" in module.__dict__ and type(module).__name__ in FORWARDS
+def _has_products(module: nn.Module) -> bool:
+    """Return whether an operator multiplies by the weight of one of the module's linear layers."""
+    if not fused.is_fused(module):
+        return False
+    called = fused.called(module)
+    slots = fused.PARTS[type(module).__name__].slots
+    return any(standard is nn.Linear and path not in called for path, standard in slots.items())

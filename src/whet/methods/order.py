@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, get_args
 
 import torch
@@ -13,11 +14,21 @@ from whet.kernels import allocator
 from whet.log import logger
 from whet.methods import changes as what_changed
 from whet.methods import checkpointing, compiling, fuse, offload, unpad
-from whet.models.families import FAMILIES
+from whet.models.families import FAMILIES, why_padded
 from whet.models.packed import PackedModel, prepare, release
+from whet.models.wrapped import unwrapped
 
 _STATE = "whet_optimized"
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class _Optimized:
+    """What `optimize` has done to a model."""
+
+    packed: PackedModel
+    applied: fuse.Applied | None
+    dtype: torch.dtype | None
 
 
 def optimize(
@@ -50,10 +61,10 @@ def optimize(
     packed = prepare(restore(model))
     if packed is None:
         raise ConfigError(
-            what="whet.optimize does not know this model",
+            what=f"whet.optimize cannot run this model without padding: {why_padded(model)}",
             got=type(model).__name__,
-            why=f"it knows encoders of the families {', '.join(FAMILIES)}",
-            fix="train it as it is, or with whet's Trainer, which runs unknown families padded",
+            why=f"it knows encoders of the families {', '.join(FAMILIES)}, with their own attention",
+            fix="train it as it is, or with whet's Trainer, which runs such a model padded",
         )
     applied = None
     if fuse.possible(packed):
@@ -61,16 +72,18 @@ def optimize(
         applied = fuse.apply(packed, row_gradients=False)
     unpad.apply(packed, dtype, padding)
     checkpointing.follow(packed)
-    told = what_changed.of(packed, applied, dtype)
-    model.__dict__[_STATE] = (packed, told)
-    logger.info("%s: %s", type(model).__name__, told)
+    packed.module.__dict__[_STATE] = _Optimized(packed, applied, dtype)
+    logger.info("%s: %s", type(model).__name__, changes(model))
     return model if optimizer is None else (model, optimizer)
 
 
 def changes(model: nn.Module) -> what_changed.Changes | None:
-    """Return what `optimize` changed in this model; None where nothing of it is in it."""
-    state = model.__dict__.get(_STATE)
-    return None if state is None else state[1]
+    """Return what `optimize` changed in this model; None where nothing of it is in it.
+
+    The modules that keep their own forward are those of this moment: adapters and hooks come and go.
+    """
+    state: _Optimized | None = unwrapped(model).__dict__.get(_STATE)
+    return None if state is None else what_changed.of(state.packed, state.applied, state.dtype)
 
 
 def packed_model(model: nn.Module) -> PackedModel | None:
@@ -103,20 +116,21 @@ def _require_padding(padding: Any) -> None:
 
 def restore(model: nn.Module) -> nn.Module:
     """Take everything that this file put into the model out again, exactly; a model without it stays as it is."""
-    offload.restore(model)
-    checkpointing.restore(model)
-    compiling.restore(model)
-    state: tuple[PackedModel, what_changed.Changes] | None = model.__dict__.pop(_STATE, None)
+    base = unwrapped(model)
+    offload.restore(base)
+    checkpointing.restore(base)
+    compiling.restore(base)
+    state: _Optimized | None = base.__dict__.pop(_STATE, None)
     if state is not None:
-        packed, _ = state
-        unpad.restore(packed)
-        fuse.restore(packed)
-        release(packed)
+        unpad.restore(state.packed)
+        fuse.restore(state.packed)
+        release(state.packed)
     return model
 
 
 def save_memory(model: nn.Module, packed: PackedModel | None, args: TrainingArguments) -> None:
     """Put in what the arguments ask for to keep fewer activations; the log says what it is."""
+    model = unwrapped(model)
     if args.max_tokens_per_batch is not None and packed is None:
         raise ConfigError(
             what="max_tokens_per_batch goes with packed batches",

@@ -11,8 +11,9 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from whet.errors import ConfigError
 from whet.kernels.fused_attention import attend as attend_rows
-from whet.kernels.place import Place, Site
+from whet.kernels.place import Place, Site, running
 from whet.kernels.reference import AttentionSpec, Drop
 
 NAME = "whet"
@@ -36,6 +37,8 @@ def attend(
     """
     site: Site | None = getattr(module, SITE, None)
     place = None if site is None else site.place
+    if site is None and running() is not None:
+        raise _unknown(module)
     if site is None or place is None or not _is_of(place, query):
         return _outside(module, site)(module, query, key, value, attention_mask, **options)
     p = options.get("dropout", 0.0)
@@ -74,6 +77,15 @@ def _eager(eager: Callable[..., Any], module: nn.Module, *qkv: Any, **options: A
         hidden = torch.finfo(query.dtype).min
         seen = torch.zeros_like(seen, dtype=query.dtype).masked_fill(~seen, hidden)
     return eager(module, query, key, value, seen, **options)
+
+
+def _unknown(module: nn.Module) -> ConfigError:
+    return ConfigError(
+        what="an attention came into the model after whet had prepared it",
+        got=type(module).__name__,
+        why="in a batch without padding it would see the tokens of all rows",
+        fix="change the model first, then call whet.optimize or make the Trainer",
+    )
 
 
 def mask(*args: Any, attention_mask: Tensor | None = None, **options: Any) -> Tensor | None:

@@ -23,7 +23,7 @@ from whet.kernels.reference import Drop, Norm
 class Ending:
     """What comes behind a block's last product."""
 
-    linear_bias: Tensor
+    linear_bias: Tensor | None
     norm: Norm
     drop: Drop | None
 
@@ -58,14 +58,16 @@ def taking() -> Iterator[Taken]:
         _TAKEN.reset(token)
 
 
-def without(run: Callable[..., Tensor], found: list[Ending]) -> Callable[..., tuple[Tensor, Tensor]]:
-    """Return the block `run` without its end: it gives the last product and the residual; the end goes to `found`."""
+def without(run: Callable[..., Tensor], found: list[Ending]) -> Callable[..., tuple[Tensor, Tensor | None]]:
+    """Return the block `run` without its end: it gives the last product and the residual; the end goes to `found`.
 
-    def part(*args: object, **options: object) -> tuple[Tensor, Tensor]:
+    A block that keeps its end, because one of its modules must be called, gives its result and None.
+    """
+
+    def part(*args: object, **options: object) -> tuple[Tensor, Tensor | None]:
         with taking() as taken:
             product = run(*args, **options)
-        ((ending, residual),) = taken
-        found[:] = [ending]
-        return product, residual
+        found[:] = [ending for ending, _ in taken]
+        return product, taken[0][1] if taken else None
 
     return part

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from torch import nn
 
 from whet.errors import ConfigError
+from whet.models.binding import bound
+from whet.models.standard import learn
+from whet.models.wrapped import adds_tokens, only_wraps, unwrapped
 
 
 @dataclass(frozen=True)
@@ -49,12 +52,66 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-def family_of(model: nn.Module) -> Family | None:
-    """Return the family of the model, or None where whet knows none: such a model runs padded.
+def is_one_of(module: nn.Module, names: tuple[str, ...]) -> bool:
+    """Return whether the module's class is one of these classes of transformers, or made from one."""
+    return any(cls.__name__ in names and cls.__module__.startswith("transformers.") for cls in type(module).__mro__)
 
-    A decoder of a known family (`is_decoder`) counts as unknown: its attention is causal.
+
+def family_of(model: nn.Module) -> Family | None:
+    """Return the family of the model, or None for one that whet cannot run without padding."""
+    return None if why_padded(model) is not None else _of_type(unwrapped(model))
+
+
+def why_padded(model: nn.Module, within: nn.Module | None = None) -> str | None:
+    """Return why the model needs its padding; None where whet can run it without.
+
+    Rows that lie end to end must not see each other: only attention may mix the tokens of a row, and it must be that of
+    transformers. `within` is the part of the model that is to run without padding, by default all of it.
     """
+    base = unwrapped(model)
+    family = _of_type(base)
+    if family is None:
+        return "whet does not know its family"
+    if adds_tokens(model):
+        return "its adapter puts tokens of its own before each row"
+    if not only_wraps(model):
+        return f"something is around its {type(model).__name__}: hooks, or a forward of its own"
+    blocks = [module for module in base.modules() if is_one_of(module, family.blocks)]
+    if not all(any(is_one_of(part, family.attention) for part in block.modules()) for block in blocks):
+        return f"a block of it has an attention that is not {' or '.join(family.attention)}"
+    for module in (within or base).modules():
+        if is_one_of(module, family.attention) and not has_forward_of(module, family.attention):
+            return f"{type(module).__name__} has a forward of its own, and may mix the tokens of different rows"
+        if isinstance(module, _MIXERS):
+            return f"it holds a {type(module).__name__}, which would mix the tokens of different rows"
+    return None
+
+
+def answers_questions(model: nn.Module) -> bool:
+    """Return whether the model is an extractive question answering model of transformers, with its own forward."""
+    base = unwrapped(model)
+    if adds_tokens(model):
+        return False
+    heads = tuple(cls.__name__ for cls in type(base).__mro__ if cls.__name__.endswith("ForQuestionAnswering"))
+    return is_one_of(base, heads) and has_forward_of(base, heads)
+
+
+def has_forward_of(module: nn.Module, names: tuple[str, ...]) -> bool:
+    """Return whether the module runs the forward that transformers wrote for one of these classes, or whet's."""
+    own = bound(module)
+    if own is not None and not getattr(getattr(own, "func", own), "__module__", "").startswith("whet."):
+        return False
+    given = [cls for cls in type(module).__mro__ if cls.__name__ in names and learn(cls)]
+    return any(type(module).forward is cls.forward for cls in given)
+
+
+def _of_type(model: nn.Module) -> Family | None:
+    """Return the family of the model's type. A decoder of a known one counts as unknown: its attention is causal."""
     config = getattr(model, "config", None)
     if getattr(config, "is_decoder", False):
         return None
     return FAMILIES.get(getattr(config, "model_type", ""))
+
+
+_MIXERS = (nn.RNNBase, nn.modules.conv._ConvNd, nn.MultiheadAttention, nn.modules.batchnorm._NormBase)
+"""Layers of torch whose result for one token depends on others."""

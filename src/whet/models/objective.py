@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -21,8 +21,9 @@ from whet.kernels.place import Kernel
 from whet.kernels.random import stream_key
 from whet.kernels.reference import to_rows
 from whet.models import attention, implementation
-from whet.models.families import family_of
+from whet.models.families import answers_questions, family_of
 from whet.models.packed import PackedModel, prepare
+from whet.models.wrapped import passed_on, unwrapped
 
 SPAN_LABELS = ("start_positions", "end_positions")
 IGNORED = -100
@@ -120,14 +121,15 @@ class PackedSpans(SpanObjective):
 
     packed = True
 
-    def __init__(self, model: PackedModel, padding: Padding = NO_PADDING) -> None:
+    def __init__(self, model: PackedModel, columns: Iterable[str], padding: Padding = NO_PADDING) -> None:
         self.model = self.packed_model = model
         self.padding = padding
-        read = read_by(model.module) or _TOKEN_COLUMNS
-        self.columns = Columns(["attention_mask", *SPAN_LABELS, *(read & _TOKEN_COLUMNS)])
+        self.columns = Columns(["attention_mask", *SPAN_LABELS, *columns])
 
     def batch(self, dataset: Any, rows: Rows, first_slot: int, padded_to: np.ndarray | None = None) -> Batch:
         found = rows_of(dataset, rows, self.columns)
+        read = {name: column for name, column in found.tokens.items() if name in self.columns.names}
+        found = replace(found, tokens=read)  # a RowStore has the columns that it has
         _require_answers(found, rows)
         has_loss = found.labels.keys() >= set(SPAN_LABELS)
         return pack(
@@ -329,14 +331,17 @@ def choose(
     A collator of the user's own is honoured: its batches are padded, and the model's own loss is used. So is the code
     that is to compute attention, `attn`: with transformers' eager or sdpa, batches are padded.
     """
-    spans = collate is None and type(model).__name__.endswith("ForQuestionAnswering")
+    spans = collate is None and answers_questions(model)
     if spans and attn == implementation.FLASH and family_of(model) is not None:
         implementation.require_kernels(next(model.parameters()).device)
     packed = prepare(model, _KERNELS[attn]) if spans and attn in _KERNELS else None
     if packed is None and attn not in (None, attention.NAME):
-        implementation.use(model, attn)
+        implementation.use(unwrapped(model), attn)
     if attn == attention.NAME and packed is None:
         raise implementation.not_known(model)
     if not spans:
         return OwnLoss(model, collate or default_collate)
-    return PaddedSpans(model, default_collate, padding) if packed is None else PackedSpans(packed, padding)
+    if packed is None:
+        return PaddedSpans(model, default_collate, padding)
+    read = read_by(packed.module) or _TOKEN_COLUMNS
+    return PackedSpans(packed, passed_on(model, read & _TOKEN_COLUMNS), padding)

@@ -12,28 +12,31 @@ from whet.kernels.fused import dropout
 from whet.kernels.place import Kernel, Place, Placement, Site
 from whet.kernels.reference import Drop
 from whet.models import attention
-from whet.models.families import Family, family_of
+from whet.models.families import Family, family_of, is_one_of
+from whet.models.wrapped import unwrapped
+
+_CHUNK = "whet_chunk_size"
+"""Attribute that keeps a module's chunk_size_feed_forward."""
 
 
 class PlacedDropout(nn.Dropout):
-    """Dropout whose mask is a function of (seed, step, site, row, position, channel); plain dropout outside of whet."""
+    """Dropout whose mask is a function of (seed, step, site, row, position, channel); plain dropout outside of whet.
 
-    def __init__(self, plain: nn.Dropout, site: Site) -> None:
-        super().__init__(plain.p)
-        self.site = site
-        self.replaced = (plain,)  # in a tuple, so that it is no submodule
-        self.train(plain.training)
+    A dropout becomes one by its class alone: it stays the module that it was, with its hooks and its place.
+    """
 
-    def forward(self, x: Tensor) -> Tensor:
+    site: Site
+
+    def forward(self, input: Tensor) -> Tensor:
         if not self.training or self.p == 0.0:
-            return x
+            return input
         place = self.site.place
-        if place is None or math.prod(x.shape[:-1]) != len(place.slots):
-            return nn.functional.dropout(x, self.p)
-        return dropout(x, Drop(self.p, place, self.site.use()))
+        if place is None or math.prod(input.shape[:-1]) != len(place.slots):
+            return nn.functional.dropout(input, self.p)
+        return dropout(input, Drop(self.p, place, self.site.use()))
 
     def extra_repr(self) -> str:
-        return f"p={self.p}, site={self.site.number}"
+        return f"{super().extra_repr()}, site={self.site.number}"
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,10 @@ class PackedModel:
 
     def __call__(self, batch: Batch, *, seed: int, step: int) -> object:
         """Return the model's output for the packed batch; its token dims are (1, N)."""
-        with self.placement.at(place_of(batch, seed=seed, step=step)):
+        place = place_of(batch, seed=seed, step=step)
+        if self.module.training:  # dropouts that have no site draw from torch's generator: a resumed run draws the same
+            torch.manual_seed(_torch_seed(place))
+        with self.placement.at(place):
             return self.module(**batch.inputs)
 
 
@@ -83,49 +89,69 @@ def _key_counts(batch: Batch, padding: PaddingTokens) -> Tensor:
     return nn.functional.pad(padding.key_counts, (0, 1), value=n_more) if n_more else padding.key_counts
 
 
+def _torch_seed(place: Place) -> int:
+    low, high = place.key(int(place.row_slots[0]))
+    return low | (high >> 1) << 32
+
+
 def with_filling(row_starts: Tensor, n_tokens: int, n_filled: int) -> Tensor:
     """Return where rows begin (rows + 1,), with one row more where n_filled token places are more than n_tokens."""
     return row_starts if n_filled == n_tokens else nn.functional.pad(row_starts, (0, 1), value=n_filled)
 
 
 def prepare(model: nn.Module, kernel: Kernel = "auto") -> PackedModel | None:
-    """Change the model, once, so that it can run packed; None (and no change) where its family is not known.
+    """Change the model, once, so that it can run packed; None (and no change) where `families.why_padded` has a reason.
 
-    Weights, their names and the saved form stay as they are. `kernel` says what its attention runs on a GPU.
+    Weights, their names and the saved form stay as they are. `kernel` says what its attention runs on a GPU. Of a model
+    that peft has wrapped, the model inside is what runs.
     """
-    family = family_of(model)
+    family, model = family_of(model), unwrapped(model)
     if family is None:
         return None
     attention.register()
     before = str(model.config._attn_implementation)  # pyright: ignore[reportAttributeAccessIssue]
     placement = Placement(kernel, outside=before)
     _place_sites(model, family, placement)
+    _feed_all_at_once(model)
     model.set_attn_implementation(attention.NAME)  # pyright: ignore[reportCallIssue]
     return PackedModel(model, family, placement, before)
 
 
 def release(packed: PackedModel) -> None:
     """Undo `prepare`, exactly."""
-    for parent in packed.module.modules():
-        parent.__dict__.pop(attention.SITE, None)
-        for name, child in list(parent.named_children()):
-            if isinstance(child, PlacedDropout):
-                child.replaced[0].train(child.training)
-                setattr(parent, name, child.replaced[0])
+    for module in packed.module.modules():
+        module.__dict__.pop(attention.SITE, None)
+        if _CHUNK in module.__dict__:
+            module.chunk_size_feed_forward = module.__dict__.pop(_CHUNK)
+        if isinstance(module, PlacedDropout):
+            del module.site
+            module.__class__ = nn.Dropout  # pyright: ignore[reportAttributeAccessIssue]
     packed.module.set_attn_implementation(packed.attention_before)  # pyright: ignore[reportCallIssue]
 
 
 def _place_sites(model: nn.Module, family: Family, placement: Placement) -> None:
-    """Number every attention and every dropout in the order of the model's modules."""
-    holders = [module for module in model.modules() if type(module).__name__ in family.attention]
-    dropouts = [
-        (parent, name, child.replaced[0] if isinstance(child, PlacedDropout) else child)
-        for parent in model.modules()
-        for name, child in parent.named_children()
-        if isinstance(child, nn.Dropout | PlacedDropout)
-    ]
+    """Number every attention and every dropout in the order of the model's modules.
+
+    A dropout of another class, or with a forward of its own, stays as it is.
+    """
+    holders = [module for module in model.modules() if is_one_of(module, family.attention)]
+    found = (child for parent in model.modules() for child in parent.children() if _is_plain_dropout(child))
+    dropouts = list({id(child): child for child in found}.values())
     n_sites = len(holders) + len(dropouts)
     for number, holder in enumerate(holders):
         setattr(holder, attention.SITE, Site(placement, number, n_sites))
-    for number, (parent, name, plain) in enumerate(dropouts, start=len(holders)):
-        setattr(parent, name, PlacedDropout(plain, Site(placement, number, n_sites)))
+    for number, plain in enumerate(dropouts, start=len(holders)):
+        plain.__class__ = PlacedDropout
+        setattr(plain, "site", Site(placement, number, n_sites))  # noqa: B010
+
+
+def _is_plain_dropout(module: nn.Module) -> bool:
+    return type(module) in (nn.Dropout, PlacedDropout) and "forward" not in module.__dict__
+
+
+def _feed_all_at_once(model: nn.Module) -> None:
+    """Switch off the cutting of a row before the feed-forward layers: the rows of a packed batch have many lengths."""
+    for module in model.modules():
+        if _CHUNK not in module.__dict__ and getattr(module, "chunk_size_feed_forward", 0):
+            module.__dict__[_CHUNK] = module.chunk_size_feed_forward
+            setattr(module, "chunk_size_feed_forward", 0)  # noqa: B010

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from whet.kernels.fused_embedding import TAKES_THE_REST
 from whet.log import logger
 
 
@@ -26,10 +27,14 @@ class InBackward:
         self._squares: list[Tensor] = []
         self._n_left_out = 0
         parameters = [(number, p) for number, group in enumerate(optimizer.param_groups) for p in group["params"]]
-        self._hooks = [
-            parameter.register_post_accumulate_grad_hook(lambda p, number=number: self._take(p, number))
-            for number, parameter in parameters
-        ]
+        self._hooks = [p.register_post_accumulate_grad_hook(self._hook(number)) for number, p in parameters]
+
+    def _hook(self, number: int) -> Any:
+        def take(parameter: Any) -> None:
+            self._take(parameter, number)
+
+        setattr(take, TAKES_THE_REST, True)  # `finish` sees the gradients that come another way
+        return take
 
     def remove(self) -> None:
         """Take the hooks away: backward leaves gradients again."""

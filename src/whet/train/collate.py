@@ -11,6 +11,7 @@ from transformers import DataCollatorWithPadding, default_data_collator
 from whet.data.columns import Columns, Row, read_by
 from whet.errors import ConfigError, DataError
 from whet.models.objective import Collate
+from whet.models.wrapped import unwrapped
 
 
 def default_collator(processing_class: Any, model: nn.Module | None = None) -> Collate:
@@ -29,7 +30,7 @@ def without_unread(collate: Collate, model: nn.Module, label_names: Iterable[str
     As transformers' Trainer does it with remove_unused_columns: text may stay in a data set. A collator that asks for
     such a column by name still gets it.
     """
-    names = read_by(model)
+    names = read_by(unwrapped(model))
     if names is None:
         return collate
     columns = Columns(names | set(label_names))

@@ -16,6 +16,7 @@ from transformers.trainer_utils import TrainOutput
 
 from whet.data.batch import Batch
 from whet.log import logger
+from whet.models import adapters
 from whet.optim import in_backward, schedule
 from whet.precision import formats
 from whet.train import (
@@ -54,6 +55,8 @@ class Fit:
         self.optimizer, self.scheduler = optimizing.build(trainer, self.plan.n_steps)
         self.in_backward = in_backward.InBackward(self.optimizer) if self.args.optimizer_in_backward else None
         self.parameters = [parameter for parameter in trainer.model.parameters() if parameter.requires_grad]
+        if self.args.save_strategy != "no":
+            adapters.require_saved(trainer.model)
         self.clipping = clipping.choose(self.optimizer, self.parameters, trainer.events)
         self.flos_per_token = 6.0 * weights.count_without_embeddings(trainer.model)
         self.meter = Meter()

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from whet.errors import ConfigError
+from whet.models import adapters
 from whet.models.quiet import quiet
 from whet.paths import utf8_name
 from whet.train import counters
@@ -90,7 +91,10 @@ def _no_files(processing: Any, got: str, why: str) -> ConfigError:
 
 
 def load_weights(model: nn.Module, folder: Path) -> None:
-    """Put the weights of the folder into the model, name by name."""
+    """Put the weights of the folder into the model, name by name; those of its adapters, where peft has wrapped it."""
+    if adapters.names_of(model):
+        adapters.load(model, folder)
+        return
     index = folder / f"{WEIGHTS}.index.json"
     if not index.exists():
         with utf8_name(folder) as named:

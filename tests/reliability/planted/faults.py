@@ -294,4 +294,20 @@ PLANTED = (
             "reliability/test_lines.py::test_going_back_names_the_parent_and_keeps_what_it_leaves",
         ),
     ),
+    Planted(
+        "modules-bypassed",
+        "attention reads the weights of its projections, adapters or not",
+        (
+            Edit(
+                "models/fused.py",
+                "    if any(why_called(part, nn.Linear) is not None for part in parts):\n        return False\n",
+                "",
+            ),
+        ),
+        (
+            "parity/test_peft.py::test_lora_has_the_losses_of_transformers_trainer[bert-whet.Trainer]",
+            "models/test_called_modules.py::test_what_is_put_on_a_module_counts"
+            "[native-bert-attention.self.query-forward hook-after]",
+        ),
+    ),
 )

@@ -1,0 +1,40 @@
+"""Forwards that a module gets in place of its class's: bound so that copies and pickles of the module have them too.
+
+Python pickles a bound method by its name, as an attribute of the object's class, where whet's functions are not.
+"""
+
+from __future__ import annotations
+
+import copyreg
+from collections.abc import Callable
+from types import MethodType
+from typing import Any
+
+from torch import nn
+
+from whet.models import attention
+
+
+def bind(forward: Callable[..., Any], module: nn.Module) -> MethodType:
+    """Return the forward as a method of this module."""
+    copyreg.pickle(MethodType, _reduced)  # type: ignore[arg-type]
+    return MethodType(forward, module)
+
+
+def bound(module: nn.Module) -> Callable[..., Any] | None:
+    """Return the function that `bind` gave the module, or that somebody else did; None: it has its class's forward."""
+    forward = module.__dict__.get("forward")
+    return getattr(forward, "__func__", forward)
+
+
+def _reduced(method: MethodType) -> Any:
+    function = method.__func__
+    if getattr(getattr(function, "func", function), "__module__", "").startswith("whet."):
+        return _again, (method.__func__, method.__self__)
+    return method.__reduce__()
+
+
+def _again(forward: Callable[..., Any], module: nn.Module) -> MethodType:
+    """Bind a forward in the process that has loaded the module: transformers there knows nothing of whet yet."""
+    attention.register()
+    return bind(forward, module)

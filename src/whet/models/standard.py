@@ -1,0 +1,126 @@
+"""Which modules do exactly what their class of torch or transformers does, so that an operator may stand in for them.
+
+An operator reads a module's weights and never calls it. A subclass, a hook, a parametrization, an adapter or a weight
+that is quantized would be ignored, so such a module is called. Hooks and adapters may come at any time: every forward
+pass asks again, which costs a few attribute reads, less than the call that is saved.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import transformers
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
+from transformers import activations
+
+from whet.kernels.reference import Kind
+
+ACTIVATIONS: dict[type[nn.Module], Kind] = {
+    activations.GELUActivation: "gelu",
+    activations.NewGELUActivation: "gelu_tanh",
+    activations.GELUTanh: "gelu_tanh",
+    activations.SiLUActivation: "silu",
+    nn.SiLU: "silu",
+}
+"""Activations that have an operator."""
+_FORWARDS: dict[type[nn.Module], Callable[..., Any]] = {
+    cls: cls.forward for cls in (nn.Linear, nn.LayerNorm, nn.Embedding, *ACTIVATIONS)
+}
+"""The forward of each class when whet was imported."""
+_OF_TRANSFORMERS: dict[type[nn.Module], Callable[..., Any]] = {}
+"""The same for classes of transformers, from when whet first met them."""
+_FOR_ALL = (
+    torch_module._global_forward_hooks,
+    torch_module._global_forward_pre_hooks,
+    torch_module._global_backward_hooks,
+    torch_module._global_backward_pre_hooks,
+)
+"""Hooks that torch runs at every module."""
+
+
+def why_called(module: Any, standard: type[nn.Module] | None = None) -> str | None:
+    """Return why this module must be called; None where it does what its class `standard` does, and no more.
+
+    Without `standard` any activation that has an operator will do.
+    """
+    cls = type(module)
+    if cls is not standard and (standard is not None or cls not in ACTIVATIONS):
+        return f"is a {name_of(cls)}"
+    if "forward" in module.__dict__ or (cls in _FORWARDS and cls.forward is not _FORWARDS[cls]):
+        return "has a forward of its own"
+    if has_hooks(module):
+        return "has hooks"
+    return _why_odd(module, cls)
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Return whether hooks around the module's forward or backward could see or change anything."""
+    if any(_FOR_ALL) or module._backward_hooks or module._backward_pre_hooks:
+        return True
+    if not (module._forward_hooks or module._forward_pre_hooks):
+        return False
+    return not all(map(_is_harmless, [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]))
+
+
+def _is_harmless(hook: Any) -> bool:
+    """Return whether the hook only names the time that passes, or asks for gradients as reentrant checkpoints need it.
+
+    The latter are put on embeddings by transformers and peft.
+    """
+    name, home = getattr(hook, "__name__", ""), getattr(hook, "__module__", None) or ""
+    if home.startswith("whet."):
+        return True
+    asks = name in ("make_inputs_require_grads", "make_inputs_require_grad")
+    return asks and home.startswith(("transformers.", "peft."))
+
+
+def _why_odd(module: Any, cls: type[nn.Module]) -> str | None:
+    if cls in ACTIVATIONS:
+        return None
+    for name in ("weight", "bias"):
+        parameter = module._parameters.get(name)
+        if parameter is not None and type(parameter) not in (nn.Parameter, Tensor):
+            return f"has a {name} of class {name_of(type(parameter))}"
+    if cls in (nn.Linear, nn.LayerNorm, nn.Embedding) and module._parameters.get("weight") is None:
+        return "has no weight of its own"
+    if cls is nn.LayerNorm and len(module.normalized_shape) != 1:
+        return "normalises over several dimensions"
+    if cls is nn.Embedding and (module.max_norm is not None or module.scale_grad_by_freq or module.sparse):
+        return "changes its rows or their gradient"
+    return None
+
+
+def learn(cls: type[nn.Module]) -> bool:
+    """Return whether this is a class of transformers, with the forward that is written there; remember that."""
+    source = sys.modules.get(cls.__module__)
+    if source is None or not cls.__module__.startswith("transformers."):
+        return False
+    code = getattr(_without_theirs(cls.forward), "__code__", None)
+    if code is None or code.co_filename != source.__file__ or code.co_qualname != f"{cls.__name__}.forward":
+        return False
+    _OF_TRANSFORMERS[cls] = cls.forward
+    return True
+
+
+def _without_theirs(forward: Any) -> Any:
+    """Return the forward that transformers' own decorators are around."""
+    home = str(Path(transformers.__file__).parent)
+    while hasattr(forward, "__wrapped__") and forward.__code__.co_filename.startswith(home):
+        forward = forward.__wrapped__
+    return forward
+
+
+def is_transformers_own(module: nn.Module) -> bool:
+    """Return whether the module's class is one of transformers', with the forward that whet met first."""
+    known = _OF_TRANSFORMERS.get(type(module))
+    return learn(type(module)) if known is None else type(module).forward is known
+
+
+def name_of(cls: type) -> str:
+    """Return a class as a user knows it: with its package, unless it is torch's own layer or of the user's script."""
+    own = cls.__module__.startswith(("torch.nn.", "__main__", "builtins"))
+    return cls.__name__ if own else f"{cls.__name__} of {cls.__module__.partition('.')[0]}"
