@@ -41,3 +41,26 @@ def test_smoothed_labels_and_all_columns_by_setting(tmp_path: Path) -> None:
         found.append(losses(trainer))
     assert all("extra" in names for names in seen)
     assert found[0] == pytest.approx(found[1], rel=1e-4)
+
+
+def test_metrics_that_return_nothing_are_refused(tmp_path: Path) -> None:
+    trainer = whet.Trainer(classifier(), ours(tmp_path), pad, eval_dataset=token_rows(), compute_metrics=lambda _: None)
+    with pytest.raises(ConfigError, match="compute_metrics returned no metrics"):
+        trainer.evaluate()
+
+
+def test_metrics_may_ask_for_compute_result(tmp_path: Path) -> None:
+    def judge(_: Any, compute_result: bool) -> dict[str, bool]:
+        return {"asked": compute_result}
+
+    trainer = whet.Trainer(classifier(), ours(tmp_path), pad, eval_dataset=token_rows(), compute_metrics=judge)
+    assert trainer.evaluate()["eval_asked"] is True
+
+
+def test_several_sets_need_an_evaluate_that_takes_their_names(tmp_path: Path) -> None:
+    class Own(whet.Trainer):
+        def evaluate(self, eval_dataset: Any = None) -> Any:
+            return super().evaluate(eval_dataset)
+
+    with pytest.raises(ConfigError, match="takes no metric_key_prefix"):
+        Own(classifier(), ours(tmp_path), pad, eval_dataset={"a": token_rows(3)}).evaluate()

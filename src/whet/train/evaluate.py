@@ -14,6 +14,7 @@ from transformers.trainer_pt_utils import EvalLoopContainer, find_batch_size
 from transformers.trainer_utils import EvalLoopOutput, denumpify_detensorize
 
 from whet.data.batch import Batch
+from whet.errors import ConfigError
 from whet.models.objective import IGNORED, SPAN_LABELS, Objective
 from whet.precision.policy import Precision
 from whet.train import overrides, stop
@@ -136,8 +137,16 @@ def _judged(metrics_of: Callable[..., Mapping[str, Any]] | None, predictions: An
     """Return what a user's metrics say, as plain numbers; nothing where there are no predictions or labels."""
     if metrics_of is None or predictions is None or labels is None:
         return {}
-    found: Any = denumpify_detensorize(dict(metrics_of(EvalPrediction(predictions, labels))))
-    return found
+    prediction = EvalPrediction(predictions, labels)
+    found: Any = metrics_of(prediction, **overrides.given_if_required(metrics_of, compute_result=True))
+    if not isinstance(found, Mapping):
+        raise ConfigError(
+            what="compute_metrics returned no metrics",
+            got=type(found).__name__,
+            why="an evaluation's metrics have names",
+            fix="return a dict from compute_metrics, such as {'accuracy': 0.5}",
+        )
+    return denumpify_detensorize(dict(found))  # pyright: ignore[reportReturnType]
 
 
 def _pieces(dataset: Any, n_rows: int) -> Iterator[tuple[Any, Sequence[int]]]:

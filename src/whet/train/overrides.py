@@ -69,6 +69,16 @@ def given(function: Callable[..., Any], **options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if takes(function, name)}
 
 
+def given_if_required(function: Callable[..., Any], **options: Any) -> dict[str, Any]:
+    """Return those of the options that the function cannot be called without."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return {}
+    needed = {name for name, one in parameters.items() if one.default is one.empty}
+    return {name: value for name, value in options.items() if name in needed}
+
+
 def honoured() -> Iterable[str]:
     """Return the names of the methods that may be overridden."""
     return sorted({name for name, method in METHODS.items() if method.override == "honoured"} | HONOURED_INTERNAL)

@@ -17,7 +17,7 @@ from transformers.trainer_utils import EvalLoopOutput, PredictionOutput, TrainOu
 from whet.config.arguments import TrainingArguments
 from whet.config.ranks import require_one_process
 from whet.config.translate import arguments_of
-from whet.errors import DataError
+from whet.errors import ConfigError, DataError
 from whet.log import set_level
 from whet.models import objective as objectives
 from whet.precision import policy
@@ -265,6 +265,12 @@ class Trainer(TransformersMethods):
     def _evaluate_each(
         self, sets: Mapping[str, Any], *, given: bool, keys: list[str] | None, prefix: str
     ) -> dict[str, float]:
+        if not overrides.takes(self.evaluate, "metric_key_prefix"):
+            raise ConfigError(
+                what=f"evaluate of {type(self).__name__} takes no metric_key_prefix",
+                why="several data sets have their names in the metrics",
+                fix="give evaluate the parameters of transformers' Trainer.evaluate, or pass one eval_dataset",
+            )
         metrics: dict[str, float] = {}
         for name, dataset in sets.items():
             options = overrides.given(self.evaluate, ignore_keys=keys, metric_key_prefix=f"{prefix}_{name}")
