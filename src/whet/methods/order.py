@@ -89,7 +89,7 @@ def changes(model: nn.Module) -> what_changed.Changes | None:
 def packed_model(model: nn.Module) -> PackedModel | None:
     """Return the model that `optimize` prepared; None where nothing of it is in it."""
     state = model.__dict__.get(_STATE)
-    return None if state is None else state[0]
+    return None if state is None else state.packed
 
 
 def _require_dtype(dtype: Any) -> None:
