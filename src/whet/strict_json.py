@@ -32,7 +32,7 @@ def parse_whole(text: str) -> Any:
     rest = skip_space(text, end)
     if rest != len(text):
         raise BadJson(
-            f"{place_in(text, rest)}: the JSON ends here, but the file goes on",
+            f"{place_in(text, rest)}: the JSON ends here, but more text follows",
             got=text[rest : rest + 40],
             why="the file is one JSON document",
             fix="remove what follows",
@@ -53,7 +53,7 @@ def parse(text: str, start: int = 0) -> tuple[Any, int]:
             f"{place_in(text, error.pos)}: not JSON: {error.msg}",
             got=text[max(error.pos - 20, 0) : error.pos + 20] or "the end of the text",
             why="a file that begins like JSON has to be JSON to its end",
-            fix="write the file again, or mend this place (python -m json.tool FILE checks it)",
+            fix="write the file again, or correct this place (python -m json.tool FILE checks it)",
         ) from None
     except RecursionError:
         raise BadJson(

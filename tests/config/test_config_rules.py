@@ -102,6 +102,7 @@ _RUN = {
     "do_eval_has_validation_file": ({**_FILES, "train_file": "t.json"}, {"do_eval": True}),
     "do_predict_has_test_file": ({**_FILES, "train_file": "t.json"}, {"do_predict": True}),
     "best_metric_is_known": ({}, {"metric_for_best_model": "rouge"}),
+    "answers_are_not_smoothed": ({}, {"do_train": True, "label_smoothing_factor": 0.1}),
     "profile_has_steps": ({}, {"do_eval": True, "profile": True}),
 }
 _SINGLE = [

@@ -157,7 +157,7 @@ def copied(tmp_path: Path) -> Path:
 def test_a_missing_library_is_advice(copied: Path) -> None:
     found = _json("--kernels", package=copied)
     assert (found["native"]["path"], found["native"]["isa"], found["exit"]) == (None, None, 0)
-    assert "--no-binary whet" in _advice(found)["there are no native operators"]
+    assert "source tree of whet" in _advice(found)["there are no native operators"]
 
 
 def test_with_a_source_tree_the_advice_is_to_build(copied: Path) -> None:

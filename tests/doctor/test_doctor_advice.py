@@ -39,7 +39,7 @@ def _findings(**changes: Any) -> Findings:
 def test_a_good_machine_needs_nothing() -> None:
     found = _findings()
     assert advice.broken(found) == advice.advice(found) == []
-    assert as_text(found, [], []).endswith("nothing to mend")
+    assert as_text(found, [], []).endswith("nothing to fix")
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_a_good_machine_needs_nothing() -> None:
         ({"huge_pages": "never"}, "transparent_hugepage/enabled"),
         ({"numa_nodes": 2}, "numactl"),
         ({"nvidia_gpus": ["NVIDIA A100"]}, "CUDA"),
-        ({"path": None, "isa": None}, "--no-binary whet"),
+        ({"path": None, "isa": None}, "source tree of whet"),
         ({"asked_isa": "avx2"}, "unset WHET_ISA"),
     ],
 )  # fmt: skip

@@ -74,7 +74,7 @@ def test_a_checkpoint_that_is_not_there(
     data = write_json(tmp_path / "data.json", squad())
     words = command(encoder, tmp_path / "out", "--do_train", "--resume_from_checkpoint", "nowhere", train_file=data)
     told = _told(words, 74, capsys)
-    assert "nowhere is no whole checkpoint" in told
+    assert "nowhere is not a complete checkpoint" in told
     assert "there is no such folder" in told
 
 

@@ -128,7 +128,8 @@ def test_damage_is_found_and_the_checkpoint_before_is_used(
     file, damage = _DAMAGE[name]
     kept = weights_of(toy_trainer(saved).model) | load_file(saved / _TWO / "model.safetensors")
     damage(saved / _FOUR / file)
-    with pytest.raises(StorageError, match=rf"(?s){_FOUR} is no whole checkpoint.*got: .*why: .*fix: .*auto") as caught:
+    said = rf"(?s){_FOUR} is not a complete checkpoint.*got: .*why: .*fix: .*{_TWO}"
+    with pytest.raises(StorageError, match=said) as caught:
         toy_trainer(saved, max_steps=4).train(resume_from_checkpoint=str(saved / _FOUR))
     assert caught.value.exit_code == EXIT_IO
 

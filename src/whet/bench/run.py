@@ -94,5 +94,5 @@ def _plain_failed(why: str) -> WhetError:
         what="the plain run failed",
         got=why,
         why="every technique is compared with it",
-        fix="run whet qa --do_train with the same options, which tells more",
+        fix="run whet qa --do_train with the same options, which reports more",
     )

@@ -16,12 +16,11 @@ COMMAND = Command(
     name="whet bench-methods",
     summary=(
         "Measure what each technique brings on your own model, data and machine: steps a second, peak memory and the"
-        " loss after some steps, beside a plain run and beside what the guides say. Each run is a process of its own;"
+        " loss after some steps, compared with a plain run and with what the guides say. Each run has its own process;"
         " a technique that cannot run here shows why in its row. The plain run is what --precision fp32 and all other"
         " options below make it. Where a technique must not change the loss, the table checks it, and the exit code"
-        " is 1 if one does. Writes methods.json, anew after each run, and methods.png where matplotlib is installed, to"
-        " --output_dir. Do"
-        " nothing else on the machine meanwhile."
+        " is 1 if one does. Writes methods.json after each run, and methods.png if matplotlib is installed, to"
+        " --output_dir. Do nothing else on the machine meanwhile."
     ),
     usage="--model_name_or_path MODEL --train_file FILE [--OPTION VALUE ...]",
     examples=(

@@ -10,7 +10,7 @@ _NO_UPLOAD = "call trainer.push_to_hub() after the run, or huggingface_hub's upl
 _NO_SPACE = "pass Trainer a callback that calls trackio.init with it, in place of --report_to trackio"
 _LIGER = "whet's own fused operators are on wherever they know the model"
 _OTHER_SHARDING = (
-    "whet keeps the whole model on one device; --gradient_checkpointing and --optim adamw_whet_8bit save most"
+    "whet keeps the complete model on one device; --gradient_checkpointing and --optim adamw_whet_8bit save most"
 )
 
 NOT_HONOURED: Mapping[str, str] = {
@@ -22,7 +22,7 @@ NOT_HONOURED: Mapping[str, str] = {
     "liger_kernel_config": _LIGER,
     "bf16_full_eval": "use --bf16, which evaluation computes in too; the weights stay float32",
     "fp16_full_eval": "use --fp16, which evaluation computes in too; the weights stay float32",
-    "full_determinism": "runs on a CPU repeat in every bit with the same --seed; on a GPU call "
+    "full_determinism": "runs on a CPU are bitwise equal with the same --seed; on a GPU call "
     "torch.use_deterministic_algorithms(True) before the run",
     # data
     "dataloader_multiprocessing_context": "whet chooses how to prepare batches, and never forks a process with threads",
@@ -32,7 +32,7 @@ NOT_HONOURED: Mapping[str, str] = {
     "batch_eval_metrics": "judge batch by batch with Trainer's evaluation=, which gets the trainer and the data set",
     # saving
     "save_only_model": "use --save_strategy no for the final model alone; checkpoints always hold what resuming needs",
-    "ignore_data_skip": "going on with the row where a run stopped costs no time in whet",
+    "ignore_data_skip": "leave it out: a resumed run continues with the next row, which costs no time in whet",
     "restore_callback_states_from_checkpoint": "restore what a callback keeps in its own on_train_begin",
     # logs
     "include_num_input_tokens_seen": "the results always hold train_tokens_per_second; padding is not among them",

@@ -110,7 +110,7 @@ def wrong_options(optim: str, optim_args: str | None) -> list[Problem]:
     for key, value in texts(optim_args).items():
         why = f"{optim} takes {takes}" if key not in kinds else _misfit(key, value, kinds[key])
         if why:
-            fix = f"take {key} out of --optim_args" if key not in kinds else f"mend {key} in --optim_args"
+            fix = f"take {key} out of --optim_args" if key not in kinds else f"correct {key} in --optim_args"
             hint = "; --weight_decay sets the decay" if key == "weight_decay" else ""
             what = f"optim_args holds what {optim} does not take"
             problems.append(Problem(what=what, got=f"{key}={value}", why=why, fix=fix + hint))

@@ -174,7 +174,7 @@ def check_output_dir(path: str | Path, overwrite: bool) -> Problem | None:
         what="output_dir is not empty",
         got=str(folder),
         why="a run would mix its files with those of another",
-        fix="use another --output_dir, add --overwrite_output_dir, or go on with --resume_from_checkpoint auto",
+        fix="use another --output_dir, add --overwrite_output_dir, or resume with --resume_from_checkpoint auto",
     )
 
 

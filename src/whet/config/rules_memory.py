@@ -32,7 +32,7 @@ def checkpointing_kwargs_are_known(args: "TrainingArguments") -> Problem | None:
     return Problem(
         what="gradient_checkpointing_kwargs holds what whet does not carry out",
         got=given,
-        why="whet checkpoints without reentrant autograd, as torch advises, and has no other knob",
+        why="whet checkpoints without reentrant autograd, as torch advises, and has no other setting",
         fix="leave --gradient_checkpointing_kwargs out, or give '{\"use_reentrant\": false}'",
     )
 
@@ -69,7 +69,7 @@ def flash_computes_in_half(args: "TrainingArguments") -> Problem | None:
         what="flash_attention_2 does not compute in float32",
         got=f"attn_implementation=flash_attention_2, precision={args.precision}",
         why="its kernels take 16-bit numbers only",
-        fix="add --bf16 or --fp16, or use --attn_implementation sdpa",
+        fix="use --attn_implementation sdpa; or, on a GPU, add --bf16 or --fp16",
     )
 
 

@@ -66,7 +66,7 @@ def tf32_has_a_gpu(args: "TrainingArguments") -> Problem | None:
         what="tf32 is asked for on the CPU",
         got="tf32=True, use_cpu=True",
         why="TF32 is a format of the tensor cores of NVIDIA's GPUs, and would do nothing here",
-        fix="leave --tf32 out, or --use_cpu",
+        fix="leave out one of --tf32 and --use_cpu",
     )
 
 

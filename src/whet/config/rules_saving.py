@@ -46,7 +46,7 @@ def allowed_changes_are_known(args: TrainingArguments) -> Problem | None:
     return Problem(
         what="resume_allow_changes names what is not compared",
         got=strange,
-        why=f"a run that goes on is compared in {', '.join(known)}",
+        why=f"a run that resumes is compared in {', '.join(known)}",
         fix="use some of these in --resume_allow_changes; anything else may change without it",
     )
 

@@ -111,7 +111,10 @@ def isa_is_the_best(native: Native) -> Problem | None:
 def how_to_build(native: Native) -> str:
     """Return the command that makes the library, and what has to be installed for it."""
     if native.source_tree is None:
-        return "reinstall with a C++ compiler at hand: pip install --force-reinstall --no-deps --no-binary whet whet"
+        return (
+            "install a C++ compiler (apt install g++), then install from the source tree of whet: "
+            "pip install --force-reinstall --no-deps PATH_OF_THE_TREE"
+        )
     missing = ["a C++ compiler (apt install g++)"] if native.compiler is None else []
     missing += ["cmake (pip install cmake)"] if native.cmake is None else []
     first = f"install {' and '.join(missing)}, then " if missing else ""
@@ -138,7 +141,7 @@ def disk_is_free(machine: Machine) -> Problem | None:
     return Problem(
         what="little space is free in the current folder",
         got=f"{machine.disk_free_bytes / _GIB:.1f} GiB in {machine.folder}",
-        why="a checkpoint of a BERT-base-size model takes 1.3 GB, and a run keeps all of them unless told",
+        why="a checkpoint of a BERT-base-size model takes 1.3 GB, and a run keeps all of them by default",
         fix="add --save_total_limit 2, or name another disk in --output_dir",
     )
 
@@ -229,7 +232,7 @@ def gpus_are_used(machine: Machine, software: Software) -> Problem | None:
         what="torch cannot use the GPU of this machine",
         got=f"{', '.join(machine.nvidia_gpus)}; torch {software.torch}",
         why="this build of torch is without CUDA, or the driver is older than it needs",
-        fix="run: pip install --force-reinstall torch (the build with CUDA); nvidia-smi tells the driver's version",
+        fix="run: pip install --force-reinstall torch (the build with CUDA); nvidia-smi shows the driver's version",
     )
 
 

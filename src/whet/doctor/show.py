@@ -31,7 +31,7 @@ def as_text(found: Findings, broken: Sequence[Problem], advice: Sequence[Problem
         for problem in problems:
             lines += ["", f"{kind}: {problem}"]
     if not broken and not advice:
-        lines += ["", "nothing to mend"]
+        lines += ["", "nothing to fix"]
     return "\n".join(lines)
 
 

@@ -40,7 +40,7 @@ def _cmake(source: Path) -> str:
             what="there is no source tree to build from",
             got=str(source),
             why="only a checkout or an editable install holds CMakeLists.txt; a wheel brings the library itself",
-            fix="reinstall with: pip install --no-binary whet whet",
+            fix="install from the source tree of whet: pip install --force-reinstall --no-deps PATH_OF_THE_TREE",
         )
     cmake = shutil.which("cmake")
     if cmake is None:
@@ -55,7 +55,7 @@ def _run(command: list[str]) -> None:
             what="the build of the native operators failed",
             got=(done.stdout + done.stderr)[-2000:],
             why=f"{' '.join(command)} ended with {done.returncode}",
-            fix="mend what the compiler says, or go on without: plain torch runs instead",
+            fix="correct what the compiler reports, or run whet without the operators: plain torch is used instead",
         )
 
 

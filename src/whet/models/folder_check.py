@@ -42,7 +42,7 @@ def check_folder(folder: Path) -> None:
             f"{folder}: this is an adapter",
             got=_ADAPTER,
             why="it names a model of its own choice, to be loaded from another place",
-            fix="merge the adapter into its model, and name the folder of that",
+            fix="merge the adapter into its model (merge_and_unload of peft, then save_pretrained), name that folder",
         )
 
 

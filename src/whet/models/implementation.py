@@ -13,7 +13,6 @@ from whet.kernels import attention_path
 from whet.log import logger
 
 FLASH = "flash_attention_2"
-_FIX = "use --attn_implementation sdpa or eager, or leave it out"
 
 
 def use(model: nn.Module, name: str) -> None:
@@ -24,7 +23,12 @@ def use(model: nn.Module, name: str) -> None:
     if name == FLASH:
         _require_flash()
     if not isinstance(model, PreTrainedModel):
-        raise _refused(name, type(model).__name__, "only models of transformers have a choice of attention")
+        raise ConfigError(
+            what=f"attn_implementation {name} cannot be used here",
+            got=type(model).__name__,
+            why="only models of transformers have a choice of attention",
+            fix="leave --attn_implementation out",
+        )
     try:
         model.set_attn_implementation(name)
     except (ValueError, ImportError) as error:
@@ -69,4 +73,10 @@ def _require_flash() -> None:
 
 
 def _refused(name: str, got: str, why: str) -> ConfigError:
-    return ConfigError(what=f"attn_implementation {name} cannot be used here", got=got, why=why, fix=_FIX)
+    others = " or ".join(other for other in ("sdpa", "eager") if other != name)
+    return ConfigError(
+        what=f"attn_implementation {name} cannot be used here",
+        got=got,
+        why=why,
+        fix=f"use --attn_implementation {others}, or leave it out",
+    )

@@ -7,6 +7,7 @@ gets the settings that were checked; it does not read config.json again.
 from __future__ import annotations
 
 import os
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -112,9 +113,10 @@ def load_qa_model(source: ModelSource, *, trained: bool = False) -> Any:
             what="the model has not learnt to answer questions",
             got=source.model,
             why=f"its folder holds no weights for {', '.join(missing)}",
-            fix="train it first: whet qa --model_name_or_path ... --do_train --output_dir out, then use the folder out",
+            fix=f"train it first: whet qa --model_name_or_path {shlex.quote(source.model)} --train_file FILE "
+            "--do_train --output_dir out, then name the folder out",
         )
-    _require_finite(model, source.model)
+    _require_finite(model, source)
     _say_what_is_new(model, missing)
     return model
 
@@ -175,17 +177,18 @@ def _check_ids(tokenizer: Any, source: ModelSource, own: Any) -> None:
             what="the tokenizer has tokens that the model does not know",
             got=f"{token!r} is token {largest:,}",
             why=f"the model has embeddings for {n_known:,} tokens (vocab_size), counted from 0",
-            fix="name the model and the tokenizer that were trained together: --model_name_or_path, --tokenizer_name",
+            fix="name a model and a tokenizer that were trained together"
+            + (": --model_name_or_path, --tokenizer_name" if source.flag != "--model" else ": another --model"),
         )
 
 
-def _require_finite(model: Any, name: str) -> None:
+def _require_finite(model: Any, source: ModelSource) -> None:
     if found := finite.not_finite(model):
         raise ConfigError(
             what="the model's weights are not finite",
-            got=f"{name}: {finite.shown(found)}",
+            got=f"{source.model}: {finite.shown(found)}",
             why="one NaN or infinity in the weights makes every answer and every gradient one",
-            fix="name another model in --model_name_or_path: this one was saved after its training had failed",
+            fix=f"name another model in {source.flag}: this one was saved after its training had failed",
         )
 
 

@@ -255,7 +255,7 @@ def _require_answers(found: RowStore, indices: Sequence[int] | np.ndarray) -> No
                 what=f"row {indices[bad[0]]} of the data set has no answer in it",
                 got=f"{name} {places[bad[0]]} in a row of {found.lengths[bad[0]]} tokens",
                 why="an answer begins and ends at a token of its row",
-                fix=f"mend {name}, or let it point at the row's first token where there is no answer",
+                fix=f"correct {name}; a row without an answer points at its first token",
             )
 
 

@@ -55,7 +55,7 @@ def _no_bf16(device: torch.device) -> Problem:
         what="bf16 is asked for, and this GPU does not have it",
         got=_name(device),
         why="bf16 products came with NVIDIA's Ampere (compute capability 8.0); before, they are emulated and slow",
-        fix="use --fp16, which this GPU has, or --precision fp32",
+        fix="use --precision fp16, which this GPU has, or --precision fp32, in place of bf16",
     )
 
 
@@ -63,8 +63,8 @@ def _no_fp16(device: torch.device) -> Problem:
     return Problem(
         what="fp16 is asked for, and torch has no mixed precision on this device",
         got=_name(device),
-        why="products in fp16 beside weights in float32 run through torch's autocast",
-        fix="use --precision fp32",
+        why="products in fp16 with weights in float32 run through torch's autocast",
+        fix="use --precision fp32 in place of fp16",
     )
 
 

@@ -20,7 +20,7 @@ def backward_too() -> bool:
     if asked in ("forward", "both"):
         return asked == "both"
     raise ConfigError(
-        what=f"the environment variable {CHOICE} has a value that nothing is known of",
+        what=f"the environment variable {CHOICE} has an unknown value",
         got=asked,
         why="it says which products of a linear layer run in 8 bits",
         fix=f"set {CHOICE} to forward or both, or leave it out",
@@ -40,7 +40,7 @@ def _missing(device: torch.device) -> Problem | None:
             what="int8 is asked for on a GPU",
             got=f"the {device.type.upper()}",
             why="whet's products in 8 bits are made for CPUs; GPUs have bf16 and fp16 at a higher rate than fp32",
-            fix="add --use_cpu, or use --bf16",
+            fix="add --use_cpu, or use --precision bf16",
         )
     if library() is None:
         return Problem(

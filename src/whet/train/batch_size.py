@@ -125,7 +125,7 @@ def _found(fit: Fit, asked: int) -> int:
             what="auto_find_batch_size finds no batch that fits",
             got=told,
             why="even a pass over one row takes more memory than there is",
-            fix="use --gradient_checkpointing, shorter rows, or an --optim with less state",
+            fix="use --gradient_checkpointing, shorter rows, or --optim adamw_whet_8bit, which keeps less state",
         )
     logger.info("auto_find_batch_size: %s", _outcome(fit, found if found < most else asked, asked, told))
     return found if found < most else asked

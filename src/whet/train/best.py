@@ -89,7 +89,7 @@ def _no_best(name: str, place: Path) -> StorageError:
         what="the best checkpoint of this run is not there",
         got=f"{name} in {place}",
         why="load_best_model_at_end ends with its weights, and a checkpoint of another run does not count",
-        fix=f"put {name} of this run back, or leave --load_best_model_at_end out",
+        fix=f"put {name} of this run back into the output folder, or leave --load_best_model_at_end out",
     )
 
 

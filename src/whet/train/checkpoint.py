@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from whet.errors import StorageError
 from whet.log import logger
 from whet.train import line as lines
-from whet.train import manifest
+from whet.train import manifest, not_resumable
 from whet.train.line import Line, Place
 from whet.train.manifest import sync
 
@@ -147,7 +147,7 @@ class Staged:
                 got=str(error),
                 why="a checkpoint counts only when all of it is on the disk; earlier ones are untouched",
                 fix=f"free space on the disk of --output_dir {self.target.parent}, or lower --save_total_limit; "
-                "--save_error_policy continue goes on without it",
+                "--save_error_policy continue trains on without it",
             ) from error
 
 
@@ -179,14 +179,15 @@ def newest(output_dir: Path) -> Path | None:
             "%s is damaged and was passed over, the checkpoint before it is tried: %s", folder, "; ".join(problems[:3])
         )
     if not folders:
+        not_resumable.require_not_of_transformers(output_dir)
         return None
     raise StorageError(
-        what=f"none of the {len(folders)} checkpoints in {output_dir} is whole",
+        what=f"none of the {len(folders)} checkpoints in {output_dir} is complete",
         got=f"the newest {min(_MOST_NAMED, len(folders))}: "
         + "; ".join(f"{folder.name}: {problems_of(folder)[0]}" for folder in folders[: -_MOST_NAMED - 1 : -1]),
-        why="a run that was to go on does not start anew without being told to",
-        fix="put a whole checkpoint back, or start anew: leave --resume_from_checkpoint out and add "
-        "--overwrite_output_dir",
+        why="a run that should resume never starts from the beginning by itself",
+        fix="put a complete checkpoint back; or start a new run: leave --resume_from_checkpoint out and use another "
+        "--output_dir (or --overwrite_output_dir, which deletes these checkpoints)",
     )
 
 
@@ -238,13 +239,15 @@ def require_good(folder: Path, *, light: bool = False) -> Path:
     """Return the folder if it verifies; raises StorageError otherwise."""
     problems = problems_of(folder, light=light)
     if problems:
-        raise StorageError(
-            what=f"{folder} is no whole checkpoint",
-            got="; ".join(problems[:5]),
-            why="every file must have the size and the checksum that its manifest names",
-            fix="use --resume_from_checkpoint auto, which takes the newest checkpoint that verifies",
-        )
+        raise not_resumable.error(folder, problems, _instead_of(folder))
     return folder
+
+
+def _instead_of(folder: Path) -> Path | None:
+    """Return an intact checkpoint in the folder itself, or next to it."""
+    there = [path for place in (folder, folder.parent) for path in reversed(every(place)) if path != folder]
+    left = lines.abandoned(there)
+    return next((path for path in there if path not in left and not problems_of(path)), None)
 
 
 def every(output_dir: Path) -> list[Path]:

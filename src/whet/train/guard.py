@@ -143,5 +143,6 @@ def require_finite(model: Any, optimizer: Any, when: str) -> None:
             what=f"the weights are not finite {when}",
             got=finite.shown(found),
             why="such a model answers nothing, and what is saved of it would be of no use; it was not saved",
-            fix="go on from an earlier checkpoint with a lower --learning_rate, or look for what changed the weights",
+            fix="resume from an earlier checkpoint with --resume_from_checkpoint auto, a lower --learning_rate and "
+            "--resume_allow_changes learning_rate; or look for what changed the weights",
         )

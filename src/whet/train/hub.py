@@ -117,6 +117,6 @@ def _refused(what: str, error: BaseException) -> StorageError:
     return StorageError(
         what=what,
         got=str(error),
-        why="the Hub did not take it; the files in the output folder are whole",
+        why="the Hub did not take it; the files in the output folder are complete",
         fix="check the network and the token (hf auth login), then call push_to_hub again",
     )

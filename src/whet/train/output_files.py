@@ -90,7 +90,7 @@ def stored(what: str, folder: Path, *, on_error: str = "stop") -> Iterator[None]
         problem = StorageError(
             what=what,
             got=str(error),
-            why=f"a file counts only when all of it is on the disk; {_kept(folder)}",
+            why=f"a file counts only when it is completely on the disk; {_kept(folder)}",
             fix=f"free space on the disk of {folder} and resume with --resume_from_checkpoint auto, or use another "
             "--output_dir",
         )

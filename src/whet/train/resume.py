@@ -135,8 +135,9 @@ def _readable(folder: Path) -> Iterator[None]:
         raise StorageError(
             what=f"{folder} does not fit this run",
             got=f"{type(error).__name__}: {error}",
-            why="its files are as they were written, but not by a run of this model with this optimizer",
-            fix="name another checkpoint in --resume_from_checkpoint, or start anew without it",
+            why="the files are intact, but belong to a different model or optimizer, or another program changed them",
+            fix="name another checkpoint in --resume_from_checkpoint; or start a new run: leave "
+            "--resume_from_checkpoint out and use another --output_dir",
         ) from error
 
 
@@ -144,7 +145,7 @@ def _restore_optimizer(fit: Fit, folder: Path, changed: set[str]) -> None:
     """Put back the optimizer's state, and keep the settings that were allowed to change."""
     fresh = [{name: value for name, value in group.items() if name != "params"} for group in fit.optimizer.param_groups]
     if unchanged.OPTIMIZER in changed:
-        logger.warning("another optimizer than before: its state starts anew")
+        logger.warning("another optimizer than before: its state starts from zero")
         return
     weights.load_optimizer(fit.optimizer, folder)
     for group, new in zip(fit.optimizer.param_groups, fresh, strict=True):

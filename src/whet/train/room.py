@@ -30,7 +30,7 @@ class HostRoom:
         if memory.resident_bytes() is None or not self.rooms():
             raise ConfigError(
                 what="auto_find_batch_size cannot measure memory here",
-                why="on a CPU it reads this process's memory and its limits, and the system does not tell them",
+                why="on a CPU it reads this process's memory and its limits, which this system does not report",
                 fix="leave it out, and set --per_device_train_batch_size by hand",
             )
 

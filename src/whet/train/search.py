@@ -68,7 +68,7 @@ def begin(trainer: Trainer, trial: Any) -> None:
     unknown = sorted(name for name in proposed if not hasattr(base, name))
     if unknown:
         raise ConfigError(
-            what="the search changes settings that there are not",
+            what="the search changes unknown settings",
             got=", ".join(unknown),
             why="a setting without effect would mislead",
             fix="name fields of TrainingArguments in hp_space",
@@ -105,7 +105,7 @@ def make(
     name = getattr(backend, "value", backend)
     if name not in (None, "optuna"):
         raise ConfigError(
-            what="this backend of hyperparameter_search is not there",
+            what="hyperparameter_search does not have this backend",
             got=name,
             why="whet runs trials in its own process, with optuna",
             fix="use backend='optuna', or leave it out",
@@ -131,5 +131,5 @@ def _require_model_init(trainer: Trainer) -> None:
         raise ConfigError(
             what="hyperparameter_search needs model_init",
             why="each trial starts from a new model",
-            fix="pass Trainer(model_init=function_that_returns_a_model) in place of model",
+            fix="pass Trainer(model_init=function_that_returns_a_model) instead of model",
         )

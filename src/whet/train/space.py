@@ -57,7 +57,7 @@ def check(fit: Fit) -> None:
         raise StorageError(
             what=f"the disk has no room for {max(1, _ROOM_FOR_SAVES - there)} checkpoints",
             got=f"{figures} in {output_dir}",
-            why="the one before goes only when the next one is whole, so both are there for a moment",
+            why="a checkpoint is only deleted when the next one is complete, so both exist for a moment",
             fix="free space there, name another disk in --output_dir, or use --save_strategy no",
         )
     planned = (fit.plan.n_steps - fit.state.global_step) // save.every if save.every else 0

@@ -325,7 +325,7 @@ def _digest(batches: Iterable[Batch]) -> str:
 def _other_rows() -> DataError:
     return DataError(
         what="the data set does not give the rows again that this run was trained on",
-        why="a run goes on exactly only where its source gives the same rows in the same order each time",
-        fix="pass a data set with a length, or a datasets.IterableDataset; or start anew without "
+        why="a run can only resume exactly if its source gives the same rows in the same order each time",
+        fix="pass a data set with a length, or a datasets.IterableDataset; or start a new run without "
         "--resume_from_checkpoint",
     )

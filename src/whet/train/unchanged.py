@@ -41,7 +41,7 @@ def require_same(fit: Fit, folder: Path) -> set[str]:
         lines |= _facts(fit.saver.identity, {**before, **_read(folder / IDENTITY)})
     _refuse(lines, fit.args, folder)
     for text in lines.values():
-        logger.warning("going on from %s with a change that was allowed: %s", folder.name, text)
+        logger.warning("resuming from %s with a change that was allowed: %s", folder.name, text)
     return set(lines)
 
 
@@ -94,7 +94,9 @@ def _facts(now: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, str]:
             found[kind] = "; ".join(lines[:_MOST_LINES]) + (f"; and {more} more" if more > 0 else "")
     elsewhere = list(identity.differences(before.get("environment"), now["environment"]))
     if elsewhere:
-        logger.warning("the run goes on, but not bit for bit as it would have: %s", "; ".join(elsewhere))
+        logger.warning(
+            "the run resumes, but is not bitwise equal to one without the interruption: %s", "; ".join(elsewhere)
+        )
     return found
 
 
@@ -102,11 +104,11 @@ def _refusal(folder: Path, refused: Mapping[str, str]) -> ConfigError:
     names = [name if name != OPTIMIZER else "optim" for name in refused if name != _WEIGHTS]
     allow = f", or accept the change with --resume_allow_changes {','.join(dict.fromkeys(names))}"
     return ConfigError(
-        what=f"the run of {folder.name} cannot go on with other settings",
+        what=f"the run of {folder.name} cannot resume with other settings",
         got="; ".join(refused.values()),
         why="its loss curve would be that of neither setting; only the length of the run may change",
-        fix="set these as in the checkpoint, or start anew without --resume_from_checkpoint"
-        + ("" if _WEIGHTS in refused else allow),
+        fix="use the settings of the checkpoint; or start a new run in another --output_dir, without "
+        "--resume_from_checkpoint" + ("" if _WEIGHTS in refused else allow),
     )
 
 

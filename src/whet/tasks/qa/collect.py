@@ -128,7 +128,7 @@ class Collector:
         if self._n_problems <= MAX_SHOWN and self._ids:
             return []
         found = f"{self._n_problems} problems in all"
-        more = f"; the first {MAX_SHOWN} are told above" if self._n_problems > MAX_SHOWN else ""
+        more = f"; the first {MAX_SHOWN} are listed above" if self._n_problems > MAX_SHOWN else ""
         none = "; not one question can be used" if not self._ids else ""
         return [
             Problem(

@@ -36,7 +36,10 @@ class DecodeOptions:
         """Refuse sizes that leave nothing to choose from."""
         problems = [
             Problem(
-                what=f"--{name} is too small", got=got, why="at least one must be looked at", fix=f"--{name} 1 or more"
+                what=f"--{name} is too small",
+                got=got,
+                why="at least one must be looked at",
+                fix=f"use --{name} 1 or more",
             )
             for name, got in (("n_best_size", self.n_best_size), ("max_answer_length", self.max_answer_length))
             if got < 1
@@ -177,7 +180,7 @@ def _check(questions: Questions, windows: Windows, scores: SpanScores, options: 
             what="the model's logits are infinite or not numbers",
             got=f"{broken} of {sum(map(len, logits))} logits",
             why="answers are ranked by their logits",
-            fix="take an earlier checkpoint; train with a lower --learning_rate or with --bf16 in place of --fp16",
+            fix="use an earlier checkpoint; or train again with a lower --learning_rate, or --bf16 instead of --fp16",
         )
 
 

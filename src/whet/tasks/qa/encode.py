@@ -52,8 +52,8 @@ def rust_tokenizer(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
         raise ConfigError(
             what="the tokenizer is a slow one",
             got=type(tokenizer).__name__,
-            why="only tokenizers of the `tokenizers` library tell where in the context each token stands",
-            fix="choose a model with a tokenizer.json (--tokenizer_name)",
+            why="only tokenizers of the `tokenizers` library report where in the context each token stands",
+            fix="name a model with a tokenizer.json; whet qa also takes a folder with one in --tokenizer_name",
         )
     copy = Tokenizer.from_str(cast(Tokenizer, tokenizer.backend_tokenizer).to_str())
     copy.no_truncation()

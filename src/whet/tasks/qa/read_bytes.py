@@ -51,7 +51,7 @@ def read_bytes(path: Path) -> bytes:
 
 def require_file(path: Path) -> None:
     """Raise DataError where there is no such file, StorageError where the system does not tell."""
-    fix = "name a file; a folder or a hub name belongs into --dataset_name"
+    fix = "name a file; the name of a dataset of the hub belongs in --dataset_name"
     try:
         if not path.exists():
             raise DataError(what=f"{path}: no such file", why="the questions are read from it", fix="correct the path")
@@ -68,7 +68,8 @@ def _refuse_too_large(n_bytes: int, available_bytes: int | None) -> None:
             "the file is too large for this machine's memory",
             got=f"{n_bytes:,} bytes; {available_bytes:,} bytes of memory are free",
             why=f"reading takes up to {_TIMES_IN_MEMORY} times the size of the file",
-            fix="split the file, and train on one part after the other",
+            fix="split the file and train on one part after the other: the --output_dir of one run is the "
+            "--model_name_or_path of the next",
         )
 
 

@@ -66,7 +66,7 @@ def _load(source: HubSource, split: str, name: str) -> Dataset:
             what=f"{name}: cannot be loaded",
             got=f"{type(error).__name__}: {error}",
             why="`datasets.load_dataset` refused",
-            fix="check --dataset_name and --dataset_config_name, the split and the network; or use --train_file",
+            fix="check --dataset_name, --dataset_config_name and the network; or use --train_file",
         ) from error
 
 

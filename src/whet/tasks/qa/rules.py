@@ -159,7 +159,7 @@ def does_something(qa: "QaArguments", args: TrainingArguments) -> Problem | None
     return Problem(
         what="there is nothing to do",
         got="no do_train, do_eval or do_predict",
-        why="a run trains, evaluates or predicts only when told to",
+        why="a run trains, evaluates or predicts only when asked to",
         fix="add --do_train, --do_eval or --do_predict",
     )
 
@@ -204,6 +204,18 @@ def profile_has_steps(qa: "QaArguments", args: TrainingArguments) -> Problem | N
         got="profile without do_train",
         why="it shows where the time of training steps goes",
         fix="add --do_train, or leave --profile out",
+    )
+
+
+def answers_are_not_smoothed(qa: "QaArguments", args: TrainingArguments) -> Problem | None:
+    """Answers are positions, and transformers' label smoother reads the column labels."""
+    if not args.label_smoothing_factor:
+        return None
+    return Problem(
+        what="label_smoothing_factor does not go with question answering",
+        got=args.label_smoothing_factor,
+        why="it smooths the column labels; question answering models learn from start_positions and end_positions",
+        fix="leave --label_smoothing_factor out",
     )
 
 
@@ -258,6 +270,7 @@ RUN_RULES: tuple[Rule, ...] = (
     does_something,
     best_metric_is_known,
     profile_has_steps,
+    answers_are_not_smoothed,
     work_has_its_file("do_train", "train_file"),
     work_has_its_file("do_eval", "validation_file"),
     work_has_its_file("do_predict", "test_file"),

@@ -58,7 +58,7 @@ def _read_text(text: str, data: bytes, collector: Collector, path: Path) -> None
         read_rows(json_lines(text), collector)
     else:
         raise Rejected(
-            f"{place_in(text, rest)}: the JSON ends here, but the file goes on",
+            f"{place_in(text, rest)}: the JSON ends here, but more text follows",
             got=text[rest : rest + 40],
             why="a file is one JSON document, or JSON lines with one object a line",
             fix="remove what follows, or write one object a line",

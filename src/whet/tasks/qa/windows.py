@@ -36,7 +36,7 @@ class WindowOptions:
                 what="the windows cannot be cut",
                 got=f"max_seq_length {self.max_seq_length}, doc_stride {self.doc_stride}",
                 why="a row has at least one token, and windows leave nothing out",
-                fix="--max_seq_length 1 or more, --doc_stride 0 or more",
+                fix="use --max_seq_length 1 or more and --doc_stride 0 or more",
             )
 
 
