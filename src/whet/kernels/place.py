@@ -126,6 +126,13 @@ class Placement:
         own = self._own()
         return self.outside() if own is None else Moment(self, own.place, dict(own.uses))
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether a backward pass computes something again outside of the forward pass that it belonged to."""
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled() or self._own() is not None:
+            return False
+        return torch._C._current_graph_task_id() != -1
+
     def site(self, number: int, n_sites: int) -> int:
         """Return the number of this use of a site: a layer that a model runs several times counts anew each time."""
         own = self._own()

@@ -131,7 +131,7 @@ def _remaking(self: Any, *args: Any, **options: Any) -> Any:
 def _block(how: _How, self: Any, *args: Any, **options: Any) -> Any:
     """Stand in for the forward of a block; outside of a pass of whet, a packed block is as its class has it."""
     if how.placement is not None and how.placement.now is None:
-        return type(self).forward(self, *args, **options)
+        return _outside(how, self, *args, **options)
     run = _inner(self)
     wanted = getattr(self, "gradient_checkpointing", False) if how.wanted is None else how.wanted
     if not (wanted and _keeps(self)):
@@ -142,6 +142,14 @@ def _block(how: _How, self: Any, *args: Any, **options: Any) -> Any:
     found: list[Ending] = []
     product, residual = again(without(run, found), *args, **options)
     return found[0].finish(product, residual) if found else product
+
+
+def _outside(how: _How, self: Any, *args: Any, **options: Any) -> Any:
+    """Run a packed block outside of a pass; its recomputation must know that there was none."""
+    if not (getattr(self, "gradient_checkpointing", False) and _keeps(self)):
+        return type(self).forward(self, *args, **options)
+    again = partial(checkpoint, use_reentrant=False, context_fn=partial(_contexts, how))
+    return again(blocks.own_forward(self), *args, **options)
 
 
 def _runs_fused(model: nn.Module, packed: PackedModel) -> bool:

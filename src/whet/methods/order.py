@@ -58,7 +58,7 @@ def optimize(
     """
     _require_dtype(dtype)
     _require_padding(padding)
-    packed = prepare(restore(model))
+    packed = prepare(restore(model), encoder_only=True)
     if packed is None:
         raise ConfigError(
             what=f"whet.optimize cannot run this model without padding: {why_padded(model)}",

@@ -15,6 +15,7 @@ from whet.errors import ConfigError
 from whet.kernels.fused_attention import attend as attend_rows
 from whet.kernels.place import Place, Site, running
 from whet.kernels.reference import AttentionSpec, Drop
+from whet.models.recomputation import require_pass
 
 NAME = "whet"
 SITE = "whet_site"
@@ -39,6 +40,8 @@ def attend(
     place = None if site is None else site.place
     if site is None and running() is not None:
         raise _unknown(module)
+    if site is not None and place is None and attention_mask is None:
+        require_pass(module, site, query)
     if site is None or place is None or not _is_of(place, query):
         return _outside(module, site)(module, query, key, value, attention_mask, **options)
     p = options.get("dropout", 0.0)

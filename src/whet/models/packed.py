@@ -13,6 +13,7 @@ from whet.kernels.place import Kernel, Place, Placement, Site
 from whet.kernels.reference import Drop
 from whet.models import attention
 from whet.models.families import Family, family_of, is_one_of
+from whet.models.recomputation import require_pass
 from whet.models.wrapped import unwrapped
 
 _CHUNK = "whet_chunk_size"
@@ -31,6 +32,8 @@ class PlacedDropout(nn.Dropout):
         if not self.training or self.p == 0.0:
             return input
         place = self.site.place
+        if place is None:
+            require_pass(self, self.site, input)
         if place is None or math.prod(input.shape[:-1]) != len(place.slots):
             return nn.functional.dropout(input, self.p)
         return dropout(input, Drop(self.p, place, self.site.use()))
@@ -99,11 +102,11 @@ def with_filling(row_starts: Tensor, n_tokens: int, n_filled: int) -> Tensor:
     return row_starts if n_filled == n_tokens else nn.functional.pad(row_starts, (0, 1), value=n_filled)
 
 
-def prepare(model: nn.Module, kernel: Kernel = "auto") -> PackedModel | None:
+def prepare(model: nn.Module, kernel: Kernel = "auto", *, encoder_only: bool = False) -> PackedModel | None:
     """Change the model, once, so that it can run packed; None (and no change) where `families.why_padded` has a reason.
 
     Weights, their names and the saved form stay as they are. `kernel` says what its attention runs on a GPU. Of a model
-    that peft has wrapped, the model inside is what runs.
+    that peft has wrapped, the model inside is what runs. `encoder_only`: its head stays as it is, outside of passes.
     """
     family, model = family_of(model), unwrapped(model)
     if family is None:
@@ -111,7 +114,9 @@ def prepare(model: nn.Module, kernel: Kernel = "auto") -> PackedModel | None:
     attention.register()
     before = str(model.config._attn_implementation)  # pyright: ignore[reportAttributeAccessIssue]
     placement = Placement(kernel, outside=before)
-    _place_sites(model, family, placement)
+    changed = model.base_model if encoder_only else model
+    assert isinstance(changed, nn.Module)
+    _place_sites(changed, family, placement)
     _feed_all_at_once(model)
     model.set_attn_implementation(attention.NAME)  # pyright: ignore[reportCallIssue]
     return PackedModel(model, family, placement, before)
