@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import whet
 from tiny import arguments, tiny_model, tiny_rows
+from whet.models.families import FAMILIES
 
 BATCH = inputs(9, 14, 3)
 IMPLEMENTATIONS = [CheckpointImpl.REENTRANT, CheckpointImpl.NO_REENTRANT]
@@ -106,3 +107,56 @@ def gradient_at(states: Tensor, out: Tensor) -> Tensor:
     out.square().mean().backward()
     assert states.grad is not None
     return states.grad
+
+
+def part_of(model: Any, part: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """Return a part of the model, and hidden states or tokens for it that are not those of the batch."""
+    if part == "embeddings":
+        return model.base_model.embeddings, (torch.arange(10).view(2, 5) + 10,)
+    blocks = FAMILIES[model.config.model_type].blocks
+    block = next(module for module in model.modules() if type(module).__name__ in blocks)
+    states = torch.randn(2, 5, 32, generator=torch.Generator().manual_seed(0))
+    return (block, (states,)) if part == "block" else (block.get_submodule("output"), (states.repeat(1, 1, 2), states))
+
+
+@pytest.mark.parametrize(
+    ("family", "part"),
+    [(family, part) for family in FAMILIES for part in ("embeddings", "block")] + [("bert", "output")],
+)
+def test_a_part_that_a_hook_calls_with_other_tokens_runs_as_outside(operators: None, family: str, part: str) -> None:
+    """Only its first row ran, with the rows and masks of the pass; where those were longer, the process crashed."""
+    model = whet.optimize(tiny_model(family, **({"pad_token_id": 0} if "roberta" in family else {}))).eval()
+    called, given = part_of(model, part)
+    options = {"position_ids": torch.arange(5).expand(2, 5) + 1} if part == "embeddings" else {}
+    found: list[Tensor] = []
+
+    def hook(*_: Any) -> None:
+        if not found:
+            found.append(torch.empty(0))  # not within itself
+            found.append(called(*given, **options))
+
+    alone, expected = logits(model, BATCH), called(*given, **options)
+    model.base_model.embeddings.register_forward_hook(hook)
+    again = logits(model, BATCH)
+    torch.testing.assert_close(found[1], expected, rtol=0, atol=0)
+    torch.testing.assert_close(again, alone, rtol=0, atol=5e-6)  # a module with a hook is called, and rounds apart
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_block_that_a_hook_calls_with_other_tokens_drops_without_the_pass(operators: None, family: str) -> None:
+    changes = {"pad_token_id": 0} if "roberta" in family else {}
+    model = whet.optimize(tiny_model(family, dropout=0.3, **changes)).train()
+    called, given = part_of(model, "block")
+    found: list[Tensor] = []
+
+    def hook(*_: Any) -> None:
+        if not found:
+            found.append(torch.empty(0))
+            torch.manual_seed(7)
+            found.append(called(*given))
+
+    torch.manual_seed(7)
+    expected = called(*given)
+    model.base_model.embeddings.register_forward_hook(hook)
+    logits(model, BATCH)
+    torch.testing.assert_close(found[1], expected, rtol=0, atol=0)

@@ -36,6 +36,10 @@ class Place:
     longest: Tensor | None = field(default=None, kw_only=True)
     key_counts: Tensor | None = field(default=None, kw_only=True)
 
+    def is_of(self, n_rows: int, n_tokens: int) -> bool:
+        """Return whether a tensor of this size is of the pass, and not of a call that a hook makes meanwhile."""
+        return torch.compiler.is_compiling() or (n_rows == 1 and n_tokens == len(self.slots))
+
     def key(self, site: int) -> tuple[int, int]:
         """Return the key words of the site's stream in this step."""
         return stream_key(self.seed, self.step, site)

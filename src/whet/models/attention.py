@@ -13,7 +13,7 @@ from transformers.masking_utils import sdpa_mask
 
 from whet.errors import ConfigError
 from whet.kernels.fused_attention import attend as attend_rows
-from whet.kernels.place import Place, Site, running
+from whet.kernels.place import Site, running
 from whet.kernels.reference import AttentionSpec, Drop
 from whet.models.recomputation import require_pass
 
@@ -42,7 +42,7 @@ def attend(
         raise _unknown(module)
     if site is not None and place is None and attention_mask is None:
         require_pass(module, site, query)
-    if site is None or place is None or not _is_of(place, query):
+    if site is None or place is None or not place.is_of(query.shape[0], query.shape[2]):
         return _outside(module, site)(module, query, key, value, attention_mask, **options)
     p = options.get("dropout", 0.0)
     drop = Drop(p, place, site.use()) if p > 0.0 else None
@@ -57,11 +57,6 @@ def attend(
     )
     q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     return attend_rows(q, k, v, spec)[None], None
-
-
-def _is_of(place: Place, query: Tensor) -> bool:
-    """Return whether the query is that of the pass, and not of a call that a hook makes meanwhile."""
-    return torch.compiler.is_compiling() or (query.shape[0] == 1 and query.shape[2] == len(place.slots))
 
 
 def _outside(module: nn.Module, site: Site | None) -> Callable[..., tuple[Tensor, Tensor | None]]:

@@ -30,10 +30,11 @@ PLACEMENT = "whet_placement"
 """Attribute of a module whose forward is one of these: the Placement of its model."""
 
 
-def _place(module: Any) -> Place | None:
-    """Return where the running pass of whet stands; None where the module's own forward has to run."""
+def _place(module: Any, x: Tensor) -> Place | None:
+    """Return where the running pass of whet stands; None where the module's own forward has to run on x (B, T, ...)."""
     placement = module.__dict__.get(PLACEMENT)
-    return placement.now if placement is not None and is_transformers_own(module) else None
+    place = placement.now if placement is not None and is_transformers_own(module) else None
+    return place if place is not None and place.is_of(*x.shape[:2]) else None
 
 
 def _product(x: Tensor, dense: nn.Linear) -> tuple[Tensor, Tensor | None]:
@@ -177,7 +178,7 @@ def bert_embeddings(
 ) -> Tensor:
     """BertEmbeddings, and those of RoBERTa, XLM-R, ELECTRA and ALBERT."""
     found = None
-    if _place(self) is not None and input_ids is not None and position_ids is not None:
+    if input_ids is not None and position_ids is not None and _place(self, input_ids) is not None:
         found = _embeddings(self, input_ids, position_ids, token_type_ids)
     if found is None:
         return type(self).forward(self, input_ids, token_type_ids, position_ids, inputs_embeds, **rest)
@@ -189,14 +190,14 @@ def distilbert_embeddings(
 ) -> Tensor:
     """DistilBERT's Embeddings."""
     found = None
-    if _place(self) is not None and input_ids is not None and position_ids is not None:
+    if input_ids is not None and position_ids is not None and _place(self, input_ids) is not None:
         found = _embeddings(self, input_ids, position_ids, None)
     return type(self).forward(self, input_ids, input_embeds, position_ids) if found is None else found
 
 
 def bert_self_attention(self: Any, hidden_states: Tensor, *rest: Any, **options: Any) -> tuple[Tensor, None]:
     """BertSelfAttention, and that of RoBERTa, XLM-R and ELECTRA."""
-    if _place(self) is None:
+    if _place(self, hidden_states) is None:
         return type(self).forward(self, hidden_states, *rest, **options)
     parts = (self.query, self.key, self.value)
     return _attention(self, hidden_states, parts, self.num_attention_heads, self.dropout.p), None
@@ -204,7 +205,7 @@ def bert_self_attention(self: Any, hidden_states: Tensor, *rest: Any, **options:
 
 def bert_output(self: Any, hidden_states: Tensor, input_tensor: Tensor) -> Tensor:
     """BertSelfOutput, and that of RoBERTa, XLM-R and ELECTRA."""
-    if _place(self) is None:
+    if _place(self, hidden_states) is None:
         return type(self).forward(self, hidden_states, input_tensor)
     product, bias = _product(hidden_states, self.dense)
     return _finished(_residual_norm(product, bias, input_tensor, self.LayerNorm, self.dropout))
@@ -212,7 +213,7 @@ def bert_output(self: Any, hidden_states: Tensor, input_tensor: Tensor) -> Tenso
 
 def bert_block_output(self: Any, hidden_states: Tensor, input_tensor: Tensor) -> Tensor:
     """BertOutput, and that of RoBERTa, XLM-R and ELECTRA."""
-    if _place(self) is None:
+    if _place(self, hidden_states) is None:
         return type(self).forward(self, hidden_states, input_tensor)
     product, bias = _product(hidden_states, self.dense)
     return _block_end(self, _residual_norm(product, bias, input_tensor, self.LayerNorm, self.dropout))
@@ -220,7 +221,7 @@ def bert_block_output(self: Any, hidden_states: Tensor, input_tensor: Tensor) ->
 
 def bert_intermediate(self: Any, hidden_states: Tensor) -> Tensor:
     """BertIntermediate, and that of RoBERTa, XLM-R and ELECTRA."""
-    if _place(self) is None:
+    if _place(self, hidden_states) is None:
         return type(self).forward(self, hidden_states)
     return _inner(hidden_states, self.dense, self.intermediate_act_fn)
 
@@ -228,7 +229,7 @@ def bert_intermediate(self: Any, hidden_states: Tensor) -> Tensor:
 def distilbert_block(self: Any, hidden_states: Tensor, *rest: Any, **options: Any) -> Tensor:
     """DistilBERT's TransformerBlock."""
     attention, ffn = self.attention, self.ffn
-    if _place(self) is None:
+    if _place(self, hidden_states) is None:
         return type(self).forward(self, hidden_states, *rest, **options)
     if _is_standard_part(attention):
         parts = (attention.q_lin, attention.k_lin, attention.v_lin)
@@ -250,7 +251,7 @@ def _is_standard_part(module: nn.Module) -> bool:
 
 def albert_attention(self: Any, hidden_states: Tensor, *rest: Any, **options: Any) -> tuple[Tensor, None]:
     """AlbertAttention, which holds the output product, the residual and the norm as well."""
-    if _place(self) is None:
+    if _place(self, hidden_states) is None:
         return type(self).forward(self, hidden_states, *rest, **options)
     parts = (self.query, self.key, self.value)
     seen = _attention(self, hidden_states, parts, self.num_attention_heads, self.attention_dropout.p)
@@ -260,7 +261,7 @@ def albert_attention(self: Any, hidden_states: Tensor, *rest: Any, **options: An
 
 def albert_layer(self: Any, hidden_states: Tensor, *rest: Any, **options: Any) -> Tensor:
     """AlbertLayer; its feed-forward part has no dropout."""
-    if _place(self) is None:
+    if _place(self, hidden_states) is None:
         return type(self).forward(self, hidden_states, *rest, **options)
     seen, _ = self.attention(hidden_states, *rest, **options)
     product, bias = _product(_inner(seen, self.ffn, self.activation), self.ffn_output)
