@@ -125,6 +125,17 @@ def test_two_heads_that_share_an_encoder_are_optimised_and_restored_in_any_order
             whet.restore(head)
 
 
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_two_heads_with_one_configuration_get_their_attention_back(order: tuple[int, int]) -> None:
+    heads = [tiny_model("bert", seed=seed) for seed in (0, 5)]
+    heads[1].bert, heads[1].config = heads[0].bert, heads[0].config
+    for head in heads:
+        whet.optimize(head)
+    for number in order:
+        whet.restore(heads[number])
+    assert [head.config._attn_implementation for head in heads] == ["sdpa", "sdpa"]
+
+
 def test_dropouts_can_be_found_by_their_class_and_switched_on_alone() -> None:
     """As those do who estimate uncertainty by dropout: all else evaluates."""
     model = whet.optimize(tiny_model("bert", dropout=0.3)).eval()

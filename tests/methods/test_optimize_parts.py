@@ -160,3 +160,15 @@ def test_a_block_that_a_hook_calls_with_other_tokens_drops_without_the_pass(oper
     model.base_model.embeddings.register_forward_hook(hook)
     logits(model, BATCH)
     torch.testing.assert_close(found[1], expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_copies_of_data_parallel_are_refused(wrapped: bool) -> None:
+    """torch.nn.parallel.replicate copies each module so; the copies computed with the weights of the original."""
+    model = whet.optimize(tiny_model("bert"))
+    network = nn.Sequential(model) if wrapped else model
+    with pytest.raises(whet.WhetError, match="DataParallel") as caught:
+        [module._replicate_for_data_parallel() for module in network.modules()]
+    assert "whet.restore(model)" in caught.value.problems[0].fix
+    whet.restore(model)
+    assert all(module._replicate_for_data_parallel() is not module for module in network.modules())

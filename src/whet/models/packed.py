@@ -2,12 +2,14 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
 from whet.data.batch import Batch
 from whet.data.padding import PaddingTokens
+from whet.errors import ConfigError
 from whet.kernels.fused import dropout
 from whet.kernels.place import Kernel, Place, Placement, Site
 from whet.kernels.reference import Drop
@@ -18,6 +20,8 @@ from whet.models.wrapped import unwrapped
 
 _CHUNK = "whet_chunk_size"
 """Attribute that keeps a module's chunk_size_feed_forward."""
+_REPLICATE = "_replicate_for_data_parallel"
+"""The method that torch.nn.DataParallel copies a module by."""
 
 
 class PlacedDropout(nn.Dropout):
@@ -112,20 +116,34 @@ def prepare(model: nn.Module, kernel: Kernel = "auto", *, encoder_only: bool = F
     if family is None:
         return None
     attention.register()
-    before = str(model.config._attn_implementation)  # pyright: ignore[reportAttributeAccessIssue]
+    before = _attention_of(model)
     placement = Placement(kernel, outside=before)
     changed = model.base_model if encoder_only else model
     assert isinstance(changed, nn.Module)
     _place_sites(changed, family, placement)
     _feed_all_at_once(model)
+    for module in model.modules():
+        setattr(module, _REPLICATE, refuse_replicas)
     model.set_attn_implementation(attention.NAME)  # pyright: ignore[reportCallIssue]
     return PackedModel(model, family, placement, before)
+
+
+def _attention_of(model: Any) -> str:
+    """Return the attention implementation that the model has outside of whet's passes.
+
+    Another model with this encoder and its configuration may have been prepared before.
+    """
+    sites = (module.__dict__.get(attention.SITE) for module in model.modules())
+    before = next((site.placement.attention_outside for site in sites if site is not None), None)
+    found = str(model.config._attn_implementation)
+    return before if before is not None and found == attention.NAME else found
 
 
 def release(packed: PackedModel) -> None:
     """Undo `prepare`, exactly."""
     for module in packed.module.modules():
         module.__dict__.pop(attention.SITE, None)
+        module.__dict__.pop(_REPLICATE, None)
         if _CHUNK in module.__dict__:
             module.chunk_size_feed_forward = module.__dict__.pop(_CHUNK)
         if isinstance(module, PlacedDropout):
@@ -152,6 +170,16 @@ def _place_sites(model: nn.Module, family: Family, placement: Placement) -> None
 
 def _is_plain_dropout(module: nn.Module) -> bool:
     return type(module) in (nn.Dropout, PlacedDropout) and "forward" not in module.__dict__
+
+
+def refuse_replicas() -> NoReturn:
+    """Stand in for what copies a module for torch.nn.DataParallel: the copy's forward would be that of the original."""
+    raise ConfigError(
+        what="torch.nn.DataParallel cannot copy a model that whet has changed",
+        why="a copy would compute with the weights of the original, on the original's device",
+        fix="call whet.restore(model) first, let the process see one GPU alone (CUDA_VISIBLE_DEVICES=0), or start one "
+        "process a GPU with torchrun",
+    )
 
 
 def _feed_all_at_once(model: nn.Module) -> None:
