@@ -116,7 +116,7 @@ def test_the_settings_train_as_they_grow(given: dict[str, Any], tmp_path: Path) 
 def test_what_needs_a_gpu_is_refused_without_one(name: str, tmp_path: Path) -> None:
     args = _arguments(tmp_path, **{name: True})
     with pytest.raises(whet.ConfigError, match=f"{name}.*GPU|GPU.*{name}|TF32"):
-        whet.Trainer(model=tiny_bert(), args=args, train_dataset=span_rows())
+        whet.Trainer(model=tiny_bert(), args=args, train_dataset=span_rows(), eval_dataset=span_rows())
 
 
 @pytest.mark.skipif(not _GPU, reason="needs a GPU")

@@ -67,14 +67,15 @@ def test_it_learns_as_fp32_does_in_fp16_products(tmp_path: Path) -> None:
     for precision in ("fp32", "fp16"):
         model, seen = tiny_model("bert", dropout=0.1), []
         model.qa_outputs.register_forward_hook(lambda _module, _given, out, seen=seen: seen.append(out.dtype))
-        args = arguments(tmp_path, precision=precision, max_steps=40, learning_rate=1e-3)
+        # With this seed no step overflows: a step that lowers the scale and is left out makes it another run.
+        args = arguments(tmp_path, precision=precision, max_steps=40, learning_rate=1e-3, seed=3)
         trainer = whet.Trainer(model=model, args=args, train_dataset=tiny_rows(48))
-        trainer.train()
+        assert "train_steps_not_applied" not in trainer.train().metrics
         runs[precision] = trainer
         assert set(seen) == {torch.float16 if precision == "fp16" else torch.float32}
         assert {value.dtype for value in weights_of(model).values()} == {torch.float32}
-    # 11 bits a product against 24: 40 steps of a run that falls to a third of its loss; seen: 2e-3.
-    assert losses(runs["fp16"]) == pytest.approx(losses(runs["fp32"]), rel=0.01)
+    # 11 bits a product against 24, over 40 steps of a run that falls to less than half of its loss; seen: 2e-4.
+    assert losses(runs["fp16"]) == pytest.approx(losses(runs["fp32"]), rel=0.002)
     assert losses(runs["fp16"])[-1] < losses(runs["fp16"])[0] / 2
     norms = [[entry["grad_norm"] for entry in run.state.log_history if "grad_norm" in entry] for run in runs.values()]
     assert norms[1] == pytest.approx(norms[0], rel=0.05)  # without the scale: clipping sees what fp32 sees
