@@ -21,6 +21,7 @@ from whet.models.folder_check import CONFIG, check_folder
 from whet.models.hub_folder import local_folder, missing_folder
 from whet.models.hub_reach import hub_problem
 from whet.models.tensor_check import check_weights
+from whet.models.tokenizer_check import check_special_ids, check_tokenizer_file, is_panic
 from whet.paths import utf8_name
 
 
@@ -63,6 +64,7 @@ def load_tokenizer(source: ModelSource) -> Any:
     try:
         folder = source.folder("tokenizer")
         check_tokenizer_config(folder)
+        check_tokenizer_file(folder)
         own = _config(folder, name) if (folder / CONFIG).exists() else None
         with utf8_name(folder) as named:
             tokenizer = AutoTokenizer.from_pretrained(named, config=own, local_files_only=True, trust_remote_code=False)
@@ -70,7 +72,9 @@ def load_tokenizer(source: ModelSource) -> Any:
             _require_words(tokenizer, name, source.flag_of("tokenizer"))
             _check_ids(tokenizer, source, own)
         tokenizer.name_or_path = name  # not where a download happens to lie
-    except Exception as error:
+    except BaseException as error:
+        if not (isinstance(error, Exception) or is_panic(error)):
+            raise
         raise _not_loaded("tokenizer", name, error, source.flag_of("tokenizer")) from error
     return tokenizer
 
@@ -180,6 +184,7 @@ def _check_ids(tokenizer: Any, source: ModelSource, own: Any) -> None:
             fix="name a model and a tokenizer that were trained together"
             + (": --model_name_or_path, --tokenizer_name" if source.flag != "--model" else ": another --model"),
         )
+    check_special_ids(tokenizer, own, source.name("tokenizer"))
 
 
 def _require_finite(model: Any, source: ModelSource) -> None:
@@ -198,7 +203,7 @@ def _say_what_is_new(model: Any, missing: list[str]) -> None:
     logger.info("%s, %.1f million weights%s", type(model).__name__, n_weights / 1e6, new)
 
 
-def _not_loaded(part: str, name: str, error: Exception, flag: str) -> WhetError:
+def _not_loaded(part: str, name: str, error: BaseException, flag: str) -> WhetError:
     if isinstance(error, WhetError):
         return error
     if os.path.isdir(name):  # noqa: PTH112 - Path.is_dir raises where this user may not look

@@ -14,6 +14,7 @@ import numpy as np
 
 from whet.errors import ConfigError, DataError
 from whet.hardware import memory
+from whet.models.tokenizer_check import rust_errors
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
@@ -75,9 +76,10 @@ def encode_texts(
     batches = list(_batches(texts))
 
     def encode(batch: Sequence[str]) -> EncodedTexts:
-        if with_spans:
-            return _flat(rust.encode_batch(batch, add_special_tokens=False), with_spans=True)
-        return _flat(rust.encode_batch_fast(batch, add_special_tokens=False), with_spans=False)
+        with rust_errors(f"a text among these: {batch[0][:60]!r} ..." if batch else "no text"):
+            if with_spans:
+                return _flat(rust.encode_batch(batch, add_special_tokens=False), with_spans=True)
+            return _flat(rust.encode_batch_fast(batch, add_special_tokens=False), with_spans=False)
 
     if n_threads is None:
         return _joined([encode(batch) for batch in batches])
