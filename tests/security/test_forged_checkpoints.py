@@ -77,6 +77,17 @@ FORGED: dict[str, Spoil] = {
        if value is not None},
     **{f"betas {value!r}": _json(_OPT, "param_groups", 0, "betas", value=value) for value in ("x", -1, [], {}, [0.9])},
     "weight decay": _json(_OPT, "param_groups", 0, "weight_decay", value=[]),
+    **{f"rate {value!r}": _json(_OPT, "param_groups", 0, "lr", value=value)
+       for value in (-1.0, 1e30, float("nan"), float("inf"))},
+    **{f"weight decay {value!r}": _json(_OPT, "param_groups", 0, "weight_decay", value=value)
+       for value in (-0.1, 1e30, float("nan"))},
+    **{f"betas {value!r}": _json(_OPT, "param_groups", 0, "betas", value=value) for value in ([-1.0, 0.9], [0.9, 7.0])},
+    "eps negative": _json(_OPT, "param_groups", 0, "eps", value=-1e-8),
+    **{f"step of the optimizer {value!r}": _replaced("0.step", lambda _, value=value: torch.tensor(value))
+       for value in (float("nan"), -1.0, 0.5, 1e30, [1.0, 2.0])},
+    "moment in float64": _replaced("0.exp_avg", lambda old: old.double()),
+    "weights as whole numbers": _tensors("model.safetensors", lambda t: t.update(
+        {name: one.to(torch.int64) for name, one in t.items() if name.endswith("dense.weight")})),
     "rate": _json(_OPT, "param_groups", 0, "lr", value="x"),
     "index too large": _added("999999999999.exp_avg"),
     "index negative": _added("-1.exp_avg"),

@@ -6,17 +6,28 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-_MOST = 1 << 53
+MOST = 1 << 53
 """Whole numbers beyond this are no counts."""
 Check = Callable[[Any], bool]
+_LARGEST_RATE = 1e6
+"""Rates and decays beyond this are not settings of a run: one step would leave no finite weight."""
+_MOST_OF = {
+    "lr": _LARGEST_RATE,
+    "initial_lr": _LARGEST_RATE,
+    "weight_decay": _LARGEST_RATE,
+    "eps": _LARGEST_RATE,
+    "momentum": _LARGEST_RATE,
+    "betas": 1.0,
+}
+"""Settings of an optimizer by torch's names, none of them negative -> the most that a run writes."""
 
 
 def _count(value: Any) -> bool:
-    return type(value) is int and 0 <= value < _MOST
+    return type(value) is int and 0 <= value < MOST
 
 
 def _number(value: Any) -> bool:
-    return type(value) in (int, float) and abs(value) < _MOST**4 and math.isfinite(value)
+    return type(value) in (int, float) and abs(value) < MOST**4 and math.isfinite(value)
 
 
 def _loss(value: Any) -> bool:
@@ -84,8 +95,15 @@ def require_groups(kept: Sequence[Mapping[str, Any]], fresh: Sequence[Mapping[st
     """Raise ValueError where the settings of a saved optimizer are of another kind than those of a new one."""
     for old, new in zip(kept, fresh, strict=True):
         for name in new.keys() & old.keys() - {"params"}:
-            if not _alike(old[name], new[name]):
+            if not _alike(old[name], new[name]) or not _allowed(name, old[name]):
                 raise ValueError(f"{name} of the saved optimizer is {old[name]!r}")
+
+
+def _allowed(name: str, value: Any) -> bool:
+    """Return whether a setting by this name may have this value: torch checks rates and decays of new groups only."""
+    most = _MOST_OF.get(name)
+    values = value if isinstance(value, tuple | list) else [value]
+    return most is None or all(one is None or (_number(one) and 0 <= one <= most) for one in values)
 
 
 def _alike(old: Any, new: Any) -> bool:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, load_model, save_file, save_model
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -98,12 +100,25 @@ def load_weights(model: nn.Module, folder: Path) -> None:
     index = folder / f"{WEIGHTS}.index.json"
     if not index.exists():
         with utf8_name(folder) as named:
+            _require_floats(model, named / WEIGHTS)
             load_model(model, named / WEIGHTS)
         return
     shards = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
     with utf8_name(folder) as named:
+        for shard in shards:
+            _require_floats(model, named / Path(shard).name)
         tensors = {name: t for shard in shards for name, t in load_file(named / Path(shard).name).items()}
     model.load_state_dict(tensors)
+
+
+def _require_floats(model: nn.Module, file: Path) -> None:
+    """Refuse whole numbers for weights: torch would convert them without a word."""
+    with safe_open(file, framework="pt") as tensors:
+        kinds = {name: tensors.get_slice(name).get_dtype() for name in tensors.keys()}  # noqa: SIM118 (no dict)
+    for name, own in model.state_dict().items():
+        kind = kinds.get(name)
+        if kind is not None and own.is_floating_point() and not kind.startswith(("F", "BF")):
+            raise ValueError(f"{name} is stored as {kind}, and weights are floating-point numbers")
 
 
 def optimizer_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
@@ -142,6 +157,7 @@ def load_optimizer(optimizer: Optimizer, folder: Path) -> None:
         values[key] = tensor
     _require_shapes(optimizer, state)
     _require_all(state)
+    _require_steps(state)
     groups = [_restored(group) for group in rest["param_groups"]]
     counters.require_groups(groups, optimizer.param_groups)
     optimizer.load_state_dict({"state": state, "param_groups": groups})
@@ -179,12 +195,13 @@ def _require_shapes(optimizer: Optimizer, state: Mapping[int, Mapping[str, Any]]
         for name in _SHAPED & values.keys():
             if isinstance(values[name], Tensor) and tuple(values[name].shape) != shape:
                 raise ValueError(f"parameter {index} is {shape}, its saved {name} {tuple(values[name].shape)}")
-            if isinstance(values[name], Tensor) and not _may_hold_moments(values[name]):
+            if isinstance(values[name], Tensor) and not _may_hold_moments(values[name], parameters[index]):
                 raise ValueError(f"the saved {name} of parameter {index} holds {values[name].dtype}")
 
 
-def _may_hold_moments(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.dtype is torch.uint8  # the codes of 8-bit moments
+def _may_hold_moments(tensor: Tensor, parameter: Tensor) -> bool:
+    wider = tensor.dtype is torch.float64 and parameter.dtype is not torch.float64
+    return (tensor.is_floating_point() and not wider) or tensor.dtype is torch.uint8  # the codes of 8-bit moments
 
 
 def _require_all(state: Mapping[int, Mapping[str, Any]]) -> None:
@@ -192,6 +209,15 @@ def _require_all(state: Mapping[int, Mapping[str, Any]]) -> None:
     empty = [index for index, values in state.items() if not values]
     if empty and len(empty) < len(state):
         raise ValueError(f"parameter {empty[0]} has no saved state, others have")
+
+
+def _require_steps(state: Mapping[int, Mapping[str, Any]]) -> None:
+    for index, values in state.items():
+        step = values.get("step", 0)
+        if isinstance(step, Tensor):
+            step = step.item() if step.numel() == 1 else math.nan
+        if not isinstance(step, int | float) or not 0 <= step < counters.MOST or step != int(step):
+            raise ValueError(f"the saved step of parameter {index} is {str(values['step'])[:60]}")
 
 
 def _plain(group: dict[str, Any]) -> dict[str, Any]:
