@@ -283,7 +283,7 @@ def test_many_problems_are_told_at_once_and_counted(tmp_path):
         read_questions(tmp_path / "bad.json")
     *told, summary = caught.value.problems
     assert [f"'q{100 + n}'" in problem.what for n, problem in enumerate(told)] == [True] * 10
-    assert "26 problems in all; the first 10 are told above" in summary.what
+    assert "26 problems in all; the first 10 are listed above" in summary.what
 
 
 def test_where_nothing_can_be_used_the_error_says_so(tmp_path):

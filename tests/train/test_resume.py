@@ -204,7 +204,9 @@ def test_a_run_resumed_for_longer_goes_on(tmp_path: Path) -> None:
 def test_a_run_that_would_not_go_on_as_it_began_is_refused(tmp_path: Path, changes: dict[str, int]) -> None:
     """Other rows a step, or another order: step 4 of this run is another place than step 4 of that one."""
     _trainer(CASES["plain module"], tmp_path).train()
-    with pytest.raises(ConfigError, match=r"(?s)checkpoint-00000008 cannot go on.*got: .* in the checkpoint -> .* now"):
+    with pytest.raises(
+        ConfigError, match=r"(?s)checkpoint-00000008 cannot resume.*got: .* in the checkpoint -> .* now"
+    ):
         _trainer(CASES["plain module"], tmp_path, max_steps=12, resume_from_checkpoint="auto", **changes).train()
 
 

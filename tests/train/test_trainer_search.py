@@ -144,7 +144,7 @@ def test_the_trial_may_be_a_dict_of_settings(tmp_path: Path) -> None:
     ("given", "says"),
     [
         ({"backend": "ray"}, r"(?s)got: ray.*fix: use backend='optuna'"),
-        ({"hp_space": lambda _: {"learning_rat": 1.0}}, "settings that there are not"),
+        ({"hp_space": lambda _: {"learning_rat": 1.0}}, "unknown settings"),
         ({"n_jobs": 4}, "one after the other"),
         ({"model": True}, "needs model_init"),
     ],

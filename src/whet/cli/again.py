@@ -15,7 +15,7 @@ from whet.train.stop import Stopped
 
 def tell(stopped: Stopped, argv: Sequence[str]) -> int:
     """Print one line about it, and return the exit code."""
-    how = f"; resume with: {command(argv, stopped.again)}" if stopped.again else ""
+    how = f"; go on with: {command(argv, stopped.again)}" if stopped.again else ""
     print(f"whet: {escape_controls(str(stopped))}{how}", file=sys.stderr)
     return int(str(stopped.code))
 

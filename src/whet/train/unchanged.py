@@ -94,9 +94,7 @@ def _facts(now: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, str]:
             found[kind] = "; ".join(lines[:_MOST_LINES]) + (f"; and {more} more" if more > 0 else "")
     elsewhere = list(identity.differences(before.get("environment"), now["environment"]))
     if elsewhere:
-        logger.warning(
-            "the run resumes, but is not bitwise equal to one without the interruption: %s", "; ".join(elsewhere)
-        )
+        logger.warning("the run resumes, but not bit for bit as it would have: %s", "; ".join(elsewhere))
     return found
 
 
