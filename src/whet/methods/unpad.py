@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from types import MethodType
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from whet.config.arguments import PaddingInLoss
 from whet.log import logger
 from whet.methods import padding_readers, unpad_calls
 from whet.methods.unpad_layout import Layout, layout_of
+from whet.models.binding import bind
 from whet.models.packed import PackedModel
 
 _STATE = "whet_unpad"
@@ -55,7 +55,7 @@ def apply(packed: PackedModel, dtype: torch.dtype | None = None, amount: Padding
     encoder = packed.module.base_model
     assert isinstance(encoder, nn.Module)
     setattr(encoder, _STATE, _Calls(packed, dtype, amount))
-    encoder.forward = MethodType(_forward, encoder)
+    encoder.forward = bind(_forward, encoder)
     padding_readers.apply(packed.module)
 
 

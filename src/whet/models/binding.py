@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copyreg
 from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
 from types import MethodType
 from typing import Any
 
@@ -18,6 +19,7 @@ from whet.models import attention
 def bind(forward: Callable[..., Any], module: nn.Module) -> MethodType:
     """Return the forward as a method of this module."""
     copyreg.pickle(MethodType, _reduced)  # type: ignore[arg-type]
+    ForkingPickler.register(MethodType, _reduced)  # what multiprocessing sends has reducers of its own
     return MethodType(forward, module)
 
 
