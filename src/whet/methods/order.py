@@ -13,8 +13,7 @@ from whet.errors import ConfigError
 from whet.kernels import allocator
 from whet.log import logger
 from whet.methods import changes as what_changed
-from whet.methods import checkpointing, compiling, fuse, offload, unpad
-from whet.models.families import FAMILIES, why_padded
+from whet.methods import checkpointing, compiling, fuse, offload, optimizable, unpad
 from whet.models.packed import PackedModel, prepare, release
 from whet.models.wrapped import unwrapped
 
@@ -54,18 +53,16 @@ def optimize(
     for heads that mask padding. Rows padded on the left, and calls that ask for the states of all layers, run with
     their padding; the log says which.
 
-    Raises ConfigError for a family that whet does not know, for another dtype and for another `padding`.
+    Raises ConfigError for a family that whet does not know, for another dtype or `padding`, for a model that
+    torch.compile or DataParallel has wrapped already, and for an optimizer with none of the model's parameters.
     """
+    optimizable.require_model(model)
+    optimizable.require_optimizer(optimizer, model)
     _require_dtype(dtype)
     _require_padding(padding)
     packed = prepare(restore(model), encoder_only=True)
     if packed is None:
-        raise ConfigError(
-            what=f"whet.optimize cannot run this model without padding: {why_padded(model)}",
-            got=type(model).__name__,
-            why=f"it knows encoders of the families {', '.join(FAMILIES)}, with their own attention",
-            fix="train it as it is, or with whet's Trainer, which runs such a model padded",
-        )
+        raise optimizable.no_family(model)
     applied = None
     if fuse.possible(packed):
         allocator.keep_freed_memory()
