@@ -24,6 +24,8 @@ COMMANDS = {
 }
 TRAINING = frozenset({"qa", "demo", "bench-methods"})
 """The commands that train."""
+_ONLY_PRINTS = frozenset({"__help", "_h", "__print_config"})
+"""The flags, dashes as underscores, with which a command that trains prints something instead."""
 _INTERRUPTED = 128 + 2  # what shells report for SIGINT
 _PIPE_CLOSED = 128 + 13  # and for SIGPIPE
 _HELP = "\n".join(
@@ -49,15 +51,17 @@ _HELP = "\n".join(
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and end the process with its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    no_output = 1 in lasting.open_closed() and words[:1] and words[0] not in TRAINING
+    trains = words[:1] != [] and words[0] in TRAINING and not _ONLY_PRINTS & {word.replace("-", "_") for word in words}
+    no_output = 1 in lasting.open_closed() and words[:1] and not trains
     _print_whatever_the_locale()
-    lasting.keep_outputs(standard_output=words[:1] != [] and words[0] in TRAINING and not {"--help", "-h"} & {*words})
-    if words[:1] != ["qa"]:
-        code = run(words)
-        sys.exit(_lost(OSError(errno.EBADF, os.strerror(errno.EBADF))) if no_output else _flushed(code))
-    stop.install()  # before all that takes time, such as importing torch
+    lasting.keep_outputs(standard_output=trains)
+    if words[:1] == ["qa"]:
+        stop.install()  # before all that takes time, such as importing torch
     code = run(words)
-    stop.ignore()  # what there was to do is done: a signal that comes now changes nothing
+    if words[:1] == ["qa"]:
+        stop.ignore()  # what there was to do is done: a signal that comes now changes nothing
+    if no_output and code == EXIT_OK:
+        code = _lost(OSError(errno.EBADF, os.strerror(errno.EBADF)))
     sys.exit(_flushed(code))
 
 
