@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib import import_module
 
 from whet.config.options import MASK, options_of
@@ -21,9 +21,22 @@ def tell(stopped: Stopped, argv: Sequence[str]) -> int:
 
 
 def command(argv: Sequence[str], again: Mapping[str, object]) -> str:
-    """Return the command line as it was, secrets masked, with these settings added: of two values the later holds."""
+    """Return the command line as it was, secrets masked, with these settings in place of those that it had."""
     added = [word for name, value in again.items() for word in (f"--{name}", _text(value))]
-    return " ".join(map(_shell_word, ["whet", *_masked(argv), *added]))
+    return " ".join(map(_shell_word, ["whet", *_without(_masked(argv), again), *added]))
+
+
+def _without(words: Sequence[str], names: Collection[str]) -> list[str]:
+    """Return the words but for these options and their values; a word with dashes is no value."""
+    kept: list[str] = []
+    value_goes = False
+    for word in words:
+        name, equals, _ = word.lstrip("-").partition("=")
+        is_named = word.startswith("-") and name.replace("-", "_") in names
+        if not is_named and not (value_goes and not word.startswith("--")):
+            kept.append(word)
+        value_goes = is_named and not equals
+    return kept
 
 
 def _shell_word(word: str) -> str:
