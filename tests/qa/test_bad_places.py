@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,25 @@ def test_other_settings_are_told_before_the_model_is_loaded(
     told = _told(words, 78, capsys)
     assert "learning_rate: 0.002 in the checkpoint -> 1e-05 now" in told
     assert "--resume_allow_changes learning_rate" in told
+
+
+def test_allowing_what_each_refusal_names_leads_to_a_run(
+    tmp_path: Path, encoder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Settings are compared before the data: the second refusal repeats what the first one asked to allow."""
+    words = [*_trained(tmp_path, encoder), "--max_steps", "3", "--resume_from_checkpoint", "--learning_rate", "1e-5"]
+    other = squad()
+    del other["data"][0]["paragraphs"][-1]
+    words += ["--train_file", str(write_json(tmp_path / "other.json", other))]
+    allow = re.compile(r"--resume_allow_changes ([\w,]+)")
+    first = allow.search(_told(words, 78, capsys))
+    assert first
+    assert first[1] == "learning_rate"
+    second = allow.search(_told([*words, "--resume_allow_changes", first[1]], 78, capsys))
+    assert second
+    assert second[1].startswith("learning_rate,data")
+    told = _told([*words, "--resume_allow_changes", second[1]], 0, capsys)
+    assert "resuming after step 2" in told
 
 
 def test_it_says_how_many_of_the_damaged_checkpoints_it_names(tmp_path: Path) -> None:

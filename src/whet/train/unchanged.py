@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,7 +72,7 @@ def _refuse(lines: Mapping[str, str], args: TrainingArguments, folder: Path) -> 
         allowed.add("data_seed")
     refused = {name: text for name, text in lines.items() if name not in allowed}
     if refused:
-        raise _refusal(folder, refused)
+        raise _refusal(folder, refused, args.resume_allow_changes)
 
 
 def _settings(args: TrainingArguments, folder: Path) -> Iterator[tuple[str, str]]:
@@ -98,8 +98,9 @@ def _facts(now: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def _refusal(folder: Path, refused: Mapping[str, str]) -> ConfigError:
-    names = [name if name != OPTIMIZER else "optim" for name in refused if name != _WEIGHTS]
+def _refusal(folder: Path, refused: Mapping[str, str], allowed: Sequence[str]) -> ConfigError:
+    """Return the error; what is allowed already stays in the list that it offers, or following it would undo that."""
+    names = [*allowed] + [name if name != OPTIMIZER else "optim" for name in refused if name != _WEIGHTS]
     allow = f", or accept the change with --resume_allow_changes {','.join(dict.fromkeys(names))}"
     return ConfigError(
         what=f"the run of {folder.name} cannot resume with other settings",
