@@ -248,6 +248,28 @@ def test_arguments_of_transformers_train(tmp_path: Path, kind: Any, caplog: pyte
     assert trainer.train().global_step == 2
 
 
+def test_arguments_of_transformers_that_change_after_the_trainer_was_made_are_refused(tmp_path: Path) -> None:
+    """Trained with until they are, and the way that the refusal names works."""
+    theirs: Any = transformers.TrainingArguments(
+        str(tmp_path), use_cpu=True, max_steps=2, save_strategy="no", report_to="none", lr_scheduler_kwargs={}
+    )
+    trainer = whet.Trainer(Toy(), theirs, train_dataset=toy_rows())
+    assert trainer.train().global_step == 2
+    theirs.max_steps = 3
+    with pytest.raises(ConfigError, match="max_steps of TrainingArguments changed after") as caught:
+        trainer.train()
+    assert "make a new Trainer" in str(caught.value.problems[0].fix)
+    assert whet.Trainer(Toy(), theirs, train_dataset=toy_rows()).train().global_step == 3
+
+
+def test_arguments_of_transformers_whose_lists_change_after_the_trainer_was_made_are_refused(tmp_path: Path) -> None:
+    theirs: Any = transformers.TrainingArguments(str(tmp_path), use_cpu=True, max_steps=2, report_to=["tensorboard"])
+    trainer = whet.Trainer(Toy(), theirs, train_dataset=toy_rows())
+    theirs.report_to.clear()
+    with pytest.raises(ConfigError, match="report_to of TrainingArguments changed after"):
+        trainer.train()
+
+
 def test_arguments_of_transformers_with_what_whet_does_not_do_are_refused_by_name(tmp_path: Path) -> None:
     theirs = transformers.TrainingArguments(str(tmp_path), use_cpu=True, neftune_noise_alpha=5.0, push_to_hub=True)
     with pytest.raises(ConfigError, match="neftune_noise_alpha") as caught:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from typing import Any
 
@@ -34,6 +35,38 @@ def arguments_of(args: Any) -> TrainingArguments:
     if strange:
         raise ConfigError.of([_unknown_field(args, one.name) for one in strange])
     return TrainingArguments(**_changed(args, theirs))
+
+
+class Given:
+    """Arguments as a Trainer was given them: those of transformers can be changed later, when nobody reads them."""
+
+    def __init__(self, args: Any) -> None:
+        self.translated = arguments_of(args)
+        self._args = args
+        self._before = {} if args is self.translated else _values(args)
+
+    def require_unchanged(self, used: TrainingArguments) -> None:
+        """Raise ConfigError with the fields that were set since, unless other arguments have taken their place."""
+        if used is not self.translated or not self._before:
+            return
+        changed = {name: value for name, value in _values(self._args).items() if value != self._before[name]}
+        if changed:
+            raise _set_too_late(self._args, changed)
+
+
+def _values(args: Any) -> dict[str, Any]:
+    values = {one.name: getattr(args, one.name) for one in _fields(type(args))}
+    return {name: copy.copy(one) if isinstance(one, dict | list) else one for name, one in values.items()}
+
+
+def _set_too_late(args: Any, changed: dict[str, Any]) -> ConfigError:
+    shown = ", ".join(f"{name}={value!r}" for name, value in changed.items())
+    return ConfigError(
+        what=f"{', '.join(changed)} of {type(args).__name__} changed after the Trainer was made",
+        got=shown,
+        why="a Trainer translates transformers' arguments when it is made, and this change came later",
+        fix="make a new Trainer with these arguments, or set them before whet.Trainer(...)",
+    )
 
 
 def _changed(args: Any, theirs: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from transformers.trainer_utils import EvalLoopOutput, PredictionOutput, TrainOu
 
 from whet.config.arguments import TrainingArguments
 from whet.config.ranks import require_one_process
-from whet.config.translate import arguments_of
+from whet.config.translate import Given
 from whet.errors import ConfigError, DataError
 from whet.log import set_level
 from whet.models import objective as objectives
@@ -95,7 +95,8 @@ class Trainer(TransformersMethods):
     ) -> None:
         require_one_process()
         overrides.require_honoured(self)
-        self.args = arguments_of(args)
+        self._given_args = Given(args)
+        self.args = self._given_args.translated
         set_level(self.args.log_level)
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
         self.processing_class = constructor.processing_class(processing_class, tokenizer)
@@ -136,6 +137,7 @@ class Trainer(TransformersMethods):
     ) -> TrainOutput:
         """Train; return the last step, the mean loss and the run's figures (also written to the log history)."""
         require_one_process()
+        self._given_args.require_unchanged(self.args)
         self.trial, self.ignore_keys_for_eval = trial, ignore_keys_for_eval
         search.begin(self, trial)
         if self.model_init is not None:
