@@ -291,3 +291,11 @@ def test_every_field_of_transformers_has_a_status() -> None:
     assert {one.name for one in dataclasses.fields(transformers.TrainingArguments)} <= found.keys()
     assert options_of(TrainingArguments).keys() == {name for name, one in found.items() if one.outcome == "works"}
     assert all(len(one.note) > 15 for one in found.values())
+
+
+def test_the_refusal_of_a_change_names_new_arguments_and_a_new_trainer(tmp_path: Path) -> None:
+    args: Any = TrainingArguments(str(tmp_path))
+    with pytest.raises(ConfigError, match="final") as caught:
+        args.max_steps = 3
+    fix = str(caught.value.problems[0].fix)
+    assert fix == "make new ones: args = dataclasses.replace(args, max_steps=3), and a new Trainer with them"

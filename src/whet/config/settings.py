@@ -118,7 +118,7 @@ def _frozen(cls: type) -> Callable[..., None]:
             what=f"{field_name} cannot be changed: these {cls.__name__} are final",
             got=f"args.{field_name} = {shown}" if value else f"del args.{field_name}",
             why="settings are checked once, when they are made, and a run can rely on them from then on",
-            fix=f"make new ones: args = dataclasses.replace(args, {field_name}={shown})"
+            fix=f"make new ones: args = dataclasses.replace(args, {field_name}={shown}), and a new Trainer with them"
             if field_name in options_of(cls)
             else f"keep {field_name} in a variable of your own: it is no setting of whet",
         )
