@@ -53,6 +53,7 @@ def test_every_kind_ends_the_run_with_its_place(tmp_path: Path) -> None:
         folder = tmp_path / kind
         folder.mkdir()
         path = write(kind, folder)
+        (folder / "m").mkdir()  # a name that is no folder is refused before any data is read
         words = ["--model_name_or_path", "m", "--do_train", "--train_file", str(path), "--output_dir", "out"]
         code, told, seconds, kib = _as_process(["qa", *words], folder)
         assert re.search(message, told), (kind, told[:1000])

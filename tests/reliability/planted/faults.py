@@ -81,7 +81,7 @@ PLANTED = (
             Edit(
                 "train/manifest.py",
                 "None if _digest(file) == facts",
-                "None if xxhash.xxh3_128(path.name.encode()).hexdigest() == facts",
+                "None if xxhash.xxh3_128(Path(name).name.encode()).hexdigest() == facts",
             ),
         ),
         ("reliability/test_damage.py::test_damage_is_found_and_the_checkpoint_before_is_used[flip_a_bit]",),
