@@ -4,6 +4,7 @@ import dataclasses
 import json
 import logging
 import pickle
+import sys
 from pathlib import Path
 
 import pytest
@@ -153,6 +154,8 @@ def test_all_trackers_means_the_installed_ones(tmp_path: Path, monkeypatch: pyte
         (tmp_path / name).mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", [str(tmp_path)])
+    for name in ("tensorboard", "wandb", "mlflow", "trackio"):
+        monkeypatch.delitem(sys.modules, name, raising=False)  # what an earlier test imported is found without sys.path
     assert TrainingArguments(report_to="all").report_to == ()
     (tmp_path / "mlflow" / "__init__.py").touch()
     assert TrainingArguments(report_to="all").report_to == ("mlflow",)
