@@ -71,6 +71,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=float, default=5)
     parser.add_argument("--max_steps", type=int, default=-1)
     parser.add_argument("--bf16", action="store_true", help="products in bfloat16")
+    parser.add_argument("--attention", default="sdpa", help="transformers' attn_implementation")
     parser.add_argument("--without_padding", action="store_true", help="a loss over real tokens alone")
     parser.add_argument("--optimize", action="store_true", help="train the model through whet.optimize")
     options = parser.parse_args()
@@ -82,7 +83,7 @@ def main() -> None:
         num_train_epochs=options.epochs, max_steps=options.max_steps, save_strategy="no", logging_steps=25,
         report_to=[], use_cpu=True, disable_tqdm=True, bf16=options.bf16,
     )  # fmt: skip
-    model = AutoModelForQuestionAnswering.from_pretrained(MODEL)
+    model = AutoModelForQuestionAnswering.from_pretrained(MODEL, attn_implementation=options.attention)
     padding = "none" if options.without_padding else "sampled"
     trainer = (WithoutPadding if options.without_padding else Trainer)(
         model=whet.optimize(model, padding=padding) if options.optimize else model,

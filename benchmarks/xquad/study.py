@@ -67,8 +67,8 @@ def write_split(data: Path, split: str, folder: Path) -> Path:
 
 
 def transformers_arm(data: Path, seed: int, folder: Path) -> dict[str, Any]:
-    """Train with transformers' own Trainer."""
-    return run_transformers(data, seed, EPOCHS, folder, more=("--bf16",))
+    """Train with transformers' own Trainer, by the attention that is a tenth faster with dropout on a CPU."""
+    return run_transformers(data, seed, EPOCHS, folder, more=("--bf16", "--attention", "eager"))
 
 
 def whet_arm(padding: str) -> Callable[[Path, int, Path], dict[str, Any]]:
