@@ -47,7 +47,7 @@ def require_consistent(trainer: Trainer, model: Any) -> None:
             why="it is called with a list of rows and returns a batch",
             fix="pass a function, or an object with __call__",
         )
-    _require_evaluation_set(trainer)
+    require_evaluation_set(trainer)
 
 
 def _require_one_model(trainer: Trainer, model: Any) -> None:
@@ -66,7 +66,8 @@ def _require_one_model(trainer: Trainer, model: Any) -> None:
         )
 
 
-def _require_evaluation_set(trainer: Trainer) -> None:
+def require_evaluation_set(trainer: Trainer) -> None:
+    """Raise ConfigError if a training would evaluate, and there is nothing to evaluate on."""
     by_user = trainer.evaluation is not None or overrides.changed(trainer, "evaluate", "get_eval_dataloader")
     if trainer.args.eval_strategy != "no" and trainer.eval_dataset is None and not by_user:
         raise ConfigError(

@@ -25,6 +25,7 @@ from whet.train import (
     checkpoint,
     clipping,
     guard,
+    late_arguments,
     loading,
     optimizing,
     overrides,
@@ -58,6 +59,7 @@ class Fit:
         if self.args.save_strategy != "no":
             adapters.require_saved(trainer.model)
         self.clipping = clipping.choose(self.optimizer, self.parameters, trainer.events)
+        self.flos_by_user = overrides.changed(trainer, "floating_point_ops")
         self.flos_per_token = 6.0 * weights.count_without_embeddings(trainer.model)
         self.meter = Meter()
         self.n_bad_in_a_row = 0
@@ -139,6 +141,7 @@ class Fit:
 
     def _one_step(self) -> None:
         self.saver.check()
+        late_arguments.require_same_run(self.trainer, self.args)
         place = self.place
         if self.loader.begins_epoch(place):
             self._send("on_epoch_begin")
@@ -191,7 +194,7 @@ class Fit:
         )  # fmt: skip
 
     def _flos(self, batches: list[Batch]) -> float:
-        if overrides.changed(self.trainer, "floating_point_ops"):
+        if self.flos_by_user:
             return sum(float(self.trainer.floating_point_ops(dict(batch.inputs))) for batch in batches)
         return self.flos_per_token * sum(batch.n_computed for batch in batches)
 

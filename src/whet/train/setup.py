@@ -16,7 +16,7 @@ from whet.methods import fuse, int8, order
 from whet.models import objective as objectives
 from whet.models.packed import PackedModel, release
 from whet.precision import formats, policy
-from whet.train import collate, overrides, user_loss, weights
+from whet.train import collate, late_arguments, overrides, user_loss, weights
 
 if TYPE_CHECKING:
     from whet.train.trainer import Trainer
@@ -26,6 +26,7 @@ _CAUSAL = ("ForCausalLM", "LMHeadModel")
 
 def use_model(trainer: Trainer, model: nn.Module) -> None:
     """Make this the Trainer's model: on its device, in float32, with whet's operators where they can serve."""
+    trainer.model_args = trainer.args
     trainer.model = order.restore(model).to(weights.device_of(trainer.args.use_cpu))
     formats.raise_to_float32(trainer.model)
     trainer.precision = policy.build(trainer.args, trainer.device)
@@ -66,7 +67,8 @@ def _padding(trainer: Trainer) -> Padding:
 
 
 def follow_overrides(trainer: Trainer) -> None:
-    """Prepare again if methods were replaced since, and refuse those that whet does not call."""
+    """Carry out methods and arguments that were replaced since, and refuse those that whet cannot."""
+    late_arguments.follow(trainer)
     overrides.require_honoured(trainer)
     _require_own_names(trainer)
     if trainer.user_loss != user_loss.wanted(trainer):

@@ -25,6 +25,7 @@ from whet.train import (
     constructor,
     dataloaders,
     evaluate,
+    late_arguments,
     leave,
     output_files,
     overrides,
@@ -70,6 +71,9 @@ class Trainer(TransformersMethods):
     trial: Any
     ignore_keys_for_eval: list[str] | None
     is_in_train = False
+    callbacks_args: TrainingArguments
+    model_args: TrainingArguments
+    """The arguments that the Trainer's callbacks, and its model, were prepared for."""
     loss_shifts_labels: bool
     """Whether the loss compares each token with the label after it."""
 
@@ -95,8 +99,8 @@ class Trainer(TransformersMethods):
     ) -> None:
         require_one_process()
         overrides.require_honoured(self)
-        self._given_args = Given(args)
-        self.args = self._given_args.translated
+        self.given_args = Given(args)
+        self.args = self.callbacks_args = self.given_args.translated
         set_level(self.args.log_level)
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
         self.processing_class = constructor.processing_class(processing_class, tokenizer)
@@ -137,7 +141,7 @@ class Trainer(TransformersMethods):
     ) -> TrainOutput:
         """Train; return the last step, the mean loss and the run's figures (also written to the log history)."""
         require_one_process()
-        self._given_args.require_unchanged(self.args)
+        late_arguments.adopt(self)
         self.trial, self.ignore_keys_for_eval = trial, ignore_keys_for_eval
         search.begin(self, trial)
         if self.model_init is not None:
@@ -150,6 +154,7 @@ class Trainer(TransformersMethods):
                 why="there is nothing to learn from",
                 fix="pass train_dataset, or check --train_file",
             )
+        constructor.require_evaluation_set(self)
         self.is_in_train = True
         try:
             with leave.watched(self.args):
@@ -257,7 +262,7 @@ class Trainer(TransformersMethods):
 
     def use_arguments(self, args: TrainingArguments) -> None:
         """Go on with other settings: those of a search's trial."""
-        self.args = self.events.args = args
+        self.args = args
 
     def _new_model(self, trial: Any = None) -> nn.Module:
         """Return a model from `model_init`, the same for the same seed."""

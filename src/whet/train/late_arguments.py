@@ -1,0 +1,80 @@
+"""Arguments that take the place of a Trainer's own after it was made: carried out, or refused by name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from whet.config.arguments import TrainingArguments
+from whet.config.options import options_of
+from whet.config.translate import Given
+from whet.errors import ConfigError
+from whet.log import set_level
+from whet.train.callbacks import trackers
+
+if TYPE_CHECKING:
+    from whet.train.trainer import Trainer
+
+CALLBACKS = ("disable_tqdm", "profile", "report_to", "torch_empty_cache_steps")
+"""Fields that decide which callbacks a Trainer makes for itself."""
+TRACKER = ("run_name", "logging_dir")
+"""Fields that a tracker reads once, when its run begins."""
+MODEL = (
+    "use_cpu", "precision", "bf16", "fp16", "tf32", "attn_implementation", "padding_in_loss", "label_names",
+    "label_smoothing_factor", "remove_unused_columns", "max_tokens_per_batch", "gradient_checkpointing",
+    "gradient_checkpointing_kwargs", "checkpointing_policy", "activation_offload", "torch_compile",
+    "torch_compile_backend", "torch_compile_mode",
+)  # fmt: skip
+"""Fields that are carried out when a Trainer takes a model: when it is made, or in each training by `model_init`."""
+_IN_EVALUATIONS = ("per_device_eval_batch_size", "prediction_loss_only", "log_level")
+"""Fields that may change while a training runs: each evaluation reads them again."""
+
+
+def adopt(trainer: Trainer) -> None:
+    """Translate arguments of transformers that were put in place of the Trainer's, and refuse their later changes."""
+    trainer.given_args.require_unchanged(trainer.args)
+    if not isinstance(trainer.args, TrainingArguments):
+        trainer.given_args = Given(trainer.args)
+        trainer.args = trainer.given_args.translated
+
+
+def follow(trainer: Trainer) -> None:
+    """Carry out what a Trainer reads once, or raise ConfigError with the fields for which it is too late."""
+    adopt(trainer)
+    now = trainer.args
+    late = [*_differing(CALLBACKS, trainer.callbacks_args, now), *_differing(MODEL, trainer.model_args, now)]
+    if trackers.running(trainer.events.callbacks):
+        late += _differing(TRACKER, trainer.events.args, now)
+    if late:
+        raise _refusal(
+            late, "a Trainer carries these out when it is made, and this change came later",
+            "make a new Trainer with these arguments: whet.Trainer(model, args, ...)",
+        )  # fmt: skip
+    if now is not trainer.events.args:
+        trainer.events.args = now
+        set_level(now.log_level)
+
+
+def require_same_run(trainer: Trainer, begun: TrainingArguments) -> None:
+    """Raise ConfigError if the arguments that a running training began with were changed under it."""
+    if trainer.args is begun:
+        return
+    adopt(trainer)
+    names = [name for name in options_of(TrainingArguments) if name not in _IN_EVALUATIONS]
+    if late := _differing(names, begun, trainer.args):
+        raise _refusal(
+            late, "a training reads its arguments when it begins, and this change came while it ran",
+            "set trainer.args before train(); a callback can stop the training by control.should_training_stop",
+        )  # fmt: skip
+    follow(trainer)
+
+
+def _differing(names: list[str] | tuple[str, ...], before: TrainingArguments, now: TrainingArguments) -> list[str]:
+    pairs = ((name, getattr(before, name), getattr(now, name)) for name in names)
+    return [f"{name}: {old!r} -> {new!r}" for name, old, new in pairs if old != new]
+
+
+def _refusal(late: list[str], why: str, fix: str) -> ConfigError:
+    names = [text.partition(":")[0] for text in late]
+    return ConfigError(
+        what=f"{', '.join(names)} of trainer.args changed too late", got="; ".join(late), why=why, fix=fix
+    )
