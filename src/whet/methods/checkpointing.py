@@ -50,6 +50,13 @@ class _How:
     but_its_end: bool = False
     """Whether the block ends as `models/ending.py` has it, so that its last product need not be computed again."""
 
+    @property
+    def is_in_foreign_graph(self) -> bool:
+        """Whether somebody else's torch.compile follows a packed model: whet's own graphs know the place."""
+        if not torch.compiler.is_compiling() or torch.compiler.is_exporting():
+            return False
+        return self.placement is not None and self.placement.traced is None
+
 
 def apply(model: nn.Module, packed: PackedModel | None, policy: Policy) -> str:
     """Make the model compute activations again in backward; return what was done, for the log.
@@ -129,7 +136,19 @@ def _remaking(self: Any, *args: Any, **options: Any) -> Any:
 
 
 def _block(how: _How, self: Any, *args: Any, **options: Any) -> Any:
-    """Stand in for the forward of a block; outside of a pass of whet, a packed block is as its class has it."""
+    """Stand in for the forward of a block; a graph of torch.compile that is not whet's breaks around it."""
+    if how.is_in_foreign_graph:
+        return _outside_of_graphs(how, self, args, options)
+    return _run_block(how, self, args, options)
+
+
+@torch.compiler.disable(reason="a block that whet changed does not compile: use whet's Trainer with --torch_compile")
+def _outside_of_graphs(how: _How, self: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    return _run_block(how, self, args, options)
+
+
+def _run_block(how: _How, self: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """Run a block; outside of a pass of whet, a packed block is as its class has it."""
     if how.placement is not None and how.placement.now is None:
         return _outside(how, self, *args, **options)
     run = _inner(self)

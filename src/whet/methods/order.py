@@ -50,8 +50,10 @@ def optimize(
     a few padding tokens a row are computed, and each place gets the state of the nearest ones' middle, so that the span
     loss of transformers' question answering models is within 0.1 % of the untouched model's; classifiers that read
     first tokens alone go without. all: each place its own state, for heads that must have these exactly. none: zeros,
-    for heads that mask padding. Rows padded on the left, and calls that ask for the states of all layers, run with
-    their padding; the log says which.
+    for heads that mask padding. A call whose labels or positions lie at padding tokens computes all of these. Rows
+    padded on the left, and calls that ask for the states of all layers, run with their padding; the log says which.
+    Forward hooks on parts of the encoder see packed tensors (1, N, D), also if they are registered afterwards. Under
+    torch.compile the graph breaks around the encoder.
 
     Raises ConfigError for a family that whet does not know, for another dtype or `padding`, for a model that
     torch.compile or DataParallel has wrapped already, and for an optimizer with none of the model's parameters.
@@ -85,7 +87,7 @@ def changes(model: nn.Module) -> what_changed.Changes | None:
 
 def packed_model(model: nn.Module) -> PackedModel | None:
     """Return the model that `optimize` prepared; None where nothing of it is in it."""
-    state = model.__dict__.get(_STATE)
+    state: _Optimized | None = unwrapped(model).__dict__.get(_STATE)
     return None if state is None else state.packed
 
 

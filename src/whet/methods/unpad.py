@@ -34,6 +34,13 @@ class _Calls:
             return torch.autocast(device.type, enabled=False)
         return torch.autocast(device.type, self.dtype)
 
+    def say_if_more(self, amount: PaddingInLoss) -> None:
+        """Log once that a call computes more padding tokens than `whet.optimize` was asked for."""
+        why = "labels at padding tokens"
+        if amount == "all" != self.amount and why not in self.told_why:
+            self.told_why.add(why)
+            logger.warning("whet.optimize: calls with %s compute each of these tokens: set the labels to -100", why)
+
     def padded(self, encoder: Any, why: str, given: Sequence[Any], options: Mapping[str, Any]) -> Any:
         """Return what the encoder's own forward gives, and log once why; also where a hook in a pass asks for it."""
         if why not in self.told_why:
@@ -69,7 +76,21 @@ def restore(packed: PackedModel) -> None:
 
 
 def _forward(self: Any, *given: Any, **options: Any) -> Any:
-    """Stand in for the forward of an encoder (B, T) -> hidden states (B, T, D)."""
+    """Stand in for the forward of an encoder (B, T) -> hidden states (B, T, D).
+
+    A graph of torch.compile breaks around it: native operators are no part of a graph, and neither are packed sizes.
+    """
+    if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
+        return _outside_of_graphs(self, given, options)
+    return _run(self, given, options)
+
+
+@torch.compiler.disable(reason="an encoder that whet.optimize changed does not compile: leave fullgraph=True out")
+def _outside_of_graphs(self: Any, given: Sequence[Any], options: Mapping[str, Any]) -> Any:
+    return _run(self, given, options)
+
+
+def _run(self: Any, given: Sequence[Any], options: Mapping[str, Any]) -> Any:
     calls: _Calls = getattr(self, _STATE)
     call = unpad_calls.named(self, given, options)
     why = unpad_calls.why_padded(self, call)
@@ -80,6 +101,7 @@ def _forward(self: Any, *given: Any, **options: Any) -> Any:
     if not bool(mask[:, 0].all()):  # heads read the first place, which has to be its own
         return calls.padded(self, "rows that do not begin with a token: pad them on the right", given, options)
     amount = padding_readers.amount(calls.packed.module, calls.amount)
+    calls.say_if_more(amount)
     layout = layout_of(mask, amount)
     with calls.packed.placement.at(layout.place()), calls.autocast(mask.device):
         packed_options = _packed_inputs(call, layout, _positions(input_ids, calls.packed))

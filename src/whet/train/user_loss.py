@@ -21,11 +21,12 @@ from whet.data.padding import NO_PADDING
 from whet.errors import ConfigError
 from whet.kernels.random import stream_key
 from whet.log import logger
-from whet.methods import order
+from whet.methods import order, padding_readers
 from whet.models import attention
-from whet.models.families import family_of
+from whet.models.families import why_padded
 from whet.models.objective import IGNORED, Collate, OwnLoss
 from whet.models.packed import PackedModel
+from whet.models.wrapped import unwrapped
 from whet.train import overrides
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ def training_step(trainer: Trainer, model: nn.Module, inputs: Mapping[str, Any],
         model.train()
     inputs = trainer._prepare_inputs(dict(inputs))
     options = overrides.given(trainer.compute_loss, num_items_in_batch=n_items)
-    with trainer.precision.forward():
+    with trainer.precision.forward(), padding_readers.targets_of(unwrapped(model), inputs):
         loss = _as_loss(trainer.compute_loss(model, inputs, **options), "compute_loss", trainer)
     if not _is_scaled(trainer, n_items if options else None):
         loss = loss / trainer.current_gradient_accumulation_steps
@@ -168,7 +169,7 @@ def prediction_step(
     inputs = trainer._prepare_inputs(dict(inputs))
     labels = nested_detach(tuple(inputs.get(name) for name in names)) if has_loss else None
     loss = None
-    with torch.no_grad(), trainer.precision.forward():
+    with torch.no_grad(), trainer.precision.forward(), padding_readers.targets_of(unwrapped(model), inputs):
         if has_loss:
             n_items = n_items_in(trainer, [inputs])
             options = overrides.given(trainer.compute_loss, num_items_in_batch=n_items)
@@ -242,12 +243,34 @@ def _as_loss(found: Any, method: str, trainer: Trainer) -> Tensor:
 
 
 def _without_padding(model: nn.Module, args: TrainingArguments) -> PackedModel | None:
-    """Make a model of a known family compute padded batches without their padding; None where it runs them padded."""
-    name = type(model).__name__
-    # The span loss of these heads reads places of padding.
-    known = family_of(model) is not None and not name.endswith("ForQuestionAnswering")
-    if not known or args.torch_compile or args.attn_implementation not in (None, attention.NAME):
-        logger.info("batches run padded (%s)", name)
+    """Make a model of a known family compute padded batches without their padding; None where it runs them padded.
+
+    The span loss of question answering heads reads places of padding: these get what `padding_in_loss` says.
+    """
+    amount = args.padding_in_loss if reads_spans(model) else "sampled"
+    if (why := _why_padded(model, args)) is not None:
+        logger.info("batches run padded (%s): %s", type(unwrapped(model)).__name__, why)
         return None
-    order.optimize(model)
+    order.optimize(model, padding=amount)
     return order.packed_model(model)
+
+
+def reads_spans(model: nn.Module) -> bool:
+    """Return whether this is a question answering model: the softmax of its own loss runs over padding too."""
+    return type(unwrapped(model)).__name__.endswith("ForQuestionAnswering")
+
+
+def _why_padded(model: nn.Module, args: TrainingArguments) -> str | None:
+    """Return why batches for a loss of the user's own run padded; None where they need not."""
+    if (why := why_padded(model)) is not None:
+        return why
+    if args.torch_compile:
+        return "a compiled model with a loss of your own reads padded batches"
+    if args.attn_implementation not in (None, attention.NAME):
+        return f"attention {args.attn_implementation} does not know rows end to end"
+    if reads_spans(model) and args.padding_in_loss == "none":
+        return (
+            "the model's own loss counts padding; --padding_in_loss sampled runs without most of it, with the loss"
+            " within 0.1 %"
+        )
+    return None
