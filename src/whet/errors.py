@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 MASK = "***"
 """What is printed in place of a secret."""
@@ -52,6 +53,8 @@ class WhetError(Exception):
     """The base of every error that a user of whet can cause; `problems` holds all that was found at once."""
 
     exit_code = EXIT_OTHER
+    again: Mapping[str, object] = MappingProxyType({})
+    """The settings with which the run resumes when the fault is gone; none if there is nothing to resume."""
 
     def __init__(self, *, what: str, why: str, fix: str, got: object = None) -> None:
         self.problems: tuple[Problem, ...] = (Problem(what=what, got=got, why=why, fix=fix),)

@@ -61,17 +61,6 @@ def test_a_folder_that_may_not_be_written(tmp_path: Path) -> None:
     assert checkpoint.newest(tmp_path) == tmp_path / "checkpoint-00000001"
 
 
-@pytest.mark.parametrize("left", ["file", "file in place of the staging folder"])
-def test_something_in_the_way(tmp_path: Path, left: str) -> None:
-    """A file of the name that the folder would get."""
-    name = "checkpoint-00000002" if left == "file" else ".checkpoint-00000002.partial"
-    toy_trainer(tmp_path, max_steps=1, save_strategy="steps").train()
-    (tmp_path / name).write_text("mine", "utf-8")
-    with pytest.raises(StorageError, match=r"(?s)step 2 cannot be written.*got: .*fix: "):
-        toy_trainer(tmp_path, max_steps=2, save_strategy="steps").train(resume_from_checkpoint="auto")
-    assert checkpoint.newest(tmp_path) == tmp_path / "checkpoint-00000001"
-
-
 def test_a_write_that_fails_for_another_reason_leaves_nothing_behind(tmp_path: Path) -> None:
     def write(folder: Path) -> None:
         (folder / "half.json").write_text("{", "utf-8")

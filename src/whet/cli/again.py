@@ -14,10 +14,16 @@ from whet.train.stop import Stopped
 
 
 def tell(stopped: Stopped, argv: Sequence[str]) -> int:
-    """Print one line about it, and return the exit code."""
-    how = f"; go on with: {command(argv, stopped.again)}" if stopped.again else ""
-    print(f"whet: {escape_controls(str(stopped))}{how}", file=sys.stderr)
+    """Print what is saved, and the command that resumes on a line of its own; return the exit code."""
+    print(f"whet: {escape_controls(str(stopped))}", file=sys.stderr)
+    tell_command(argv, stopped.again)
     return int(str(stopped.code))
+
+
+def tell_command(argv: Sequence[str], again: Mapping[str, object]) -> None:
+    """Print the command that resumes with these settings, if there are any: alone on its line, so it can be copied."""
+    if again:
+        print(f"whet: continue with:\n\n{command(argv, again)}\n", file=sys.stderr)
 
 
 def command(argv: Sequence[str], again: Mapping[str, object]) -> str:

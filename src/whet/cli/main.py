@@ -101,6 +101,10 @@ def run(argv: Sequence[str]) -> int:
         from whet.cli.complain import complain
 
         complain(error)
+        if error.again:
+            from whet.cli.again import tell_command
+
+            tell_command(argv, error.again)
         return error.exit_code
     except stop.Stopped as stopped:
         from whet.cli.again import tell

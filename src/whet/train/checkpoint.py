@@ -22,8 +22,8 @@ from safetensors import SafetensorError
 
 from whet.errors import StorageError
 from whet.log import logger
+from whet.train import disk_errors, manifest, not_resumable
 from whet.train import line as lines
-from whet.train import manifest, not_resumable
 from whet.train.line import Line, Place
 from whet.train.manifest import sync
 
@@ -146,8 +146,8 @@ class Staged:
                 what=f"the checkpoint of step {self.step} cannot be written",
                 got=str(error),
                 why="a checkpoint counts only when all of it is on the disk; earlier ones are untouched",
-                fix=f"free space on the disk of --output_dir {self.target.parent}, or lower --save_total_limit; "
-                "--save_error_policy continue trains on without it",
+                fix=f"{disk_errors.fix(error, self.target.parent)}; --save_total_limit keeps fewer checkpoints, and "
+                "--save_error_policy continue trains without this one",
             ) from error
 
 

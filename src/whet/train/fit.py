@@ -27,6 +27,7 @@ from whet.train import (
     guard,
     late_arguments,
     loading,
+    obstacles,
     optimizing,
     overrides,
     probe,
@@ -135,6 +136,8 @@ class Fit:
         elif self.args.overwrite_output_dir:
             checkpoint.remove_all(output_dir)
         guard.require_finite(self.trainer.model, self.optimizer, "before the first step")
+        if self.args.save_strategy != "no" or self.args.enable_jit_checkpoint:
+            obstacles.require_free_names(output_dir, after=state.global_step, last=self.plan.n_steps)
         space.check(self)
         state.train_batch_size = self.micro_rows = batch_size.settle(self)
         self.trainer.model.train()

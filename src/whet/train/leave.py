@@ -128,4 +128,4 @@ def watched(args: TrainingArguments) -> Iterator[None]:
 
 
 def _settings(again: dict[str, Any]) -> str:
-    return "; go on with " + ", ".join(f"{name}={value!r}" for name, value in again.items()) if again else ""
+    return "; resume with " + ", ".join(f"{name}={value!r}" for name, value in again.items()) if again else ""

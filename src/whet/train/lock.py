@@ -93,8 +93,9 @@ def _take(folder: Path) -> int | None:
         if _is(handle, path):
             break
         os.close(handle)  # its holder removed it in between
-    os.ftruncate(handle, 0)
-    os.write(handle, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())
+    with contextlib.suppress(OSError):  # on a full disk the lock holds without the holder's name
+        os.ftruncate(handle, 0)
+        os.write(handle, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())
     return handle
 
 

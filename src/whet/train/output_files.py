@@ -19,7 +19,8 @@ from safetensors import SafetensorError
 
 from whet.errors import StorageError
 from whet.log import logger
-from whet.train import checkpoint
+from whet.paths import follow_umask
+from whet.train import checkpoint, disk_errors
 from whet.train.manifest import sync
 
 _WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?")
@@ -66,6 +67,7 @@ def write_model(folder: Path, write: Callable[[Path], None]) -> None:
             write(staging)
             names = _names(staging)
             for name in names:
+                follow_umask(staging / name)
                 sync(staging / name)
             for name in names:
                 _make_folders(folder, name.parent)
@@ -90,21 +92,20 @@ def stored(what: str, folder: Path, *, on_error: str = "stop") -> Iterator[None]
         problem = StorageError(
             what=what,
             got=str(error),
-            why=f"a file counts only when it is completely on the disk; {_kept(folder)}",
-            fix=f"free space on the disk of {folder} and resume with --resume_from_checkpoint auto, or use another "
-            "--output_dir",
+            why="a file counts only when it is completely on the disk; no checkpoint was touched",
+            fix=disk_errors.fix(error, folder),
         )
         if on_error == "stop":
-            raise problem from error
+            newest = _newest(folder)
+            raise disk_errors.resumable(problem, newest, {"resume_from_checkpoint": "auto"}) from error
         logger.warning("the run goes on without this file: %s", problem)
 
 
-def _kept(folder: Path) -> str:
+def _newest(folder: Path) -> Path | None:
     try:
-        newest = checkpoint.would_resume(folder)
+        return checkpoint.would_resume(folder)
     except OSError:
-        newest = None
-    return "no checkpoint was touched" + (f", the newest is {newest}" if newest else "")
+        return None
 
 
 def _names(staging: Path) -> list[Path]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from whet.errors import StorageError
 from whet.log import logger
-from whet.train import checkpoint, guard, identity, snapshot, unchanged
+from whet.train import checkpoint, disk_errors, guard, identity, snapshot, unchanged
 from whet.train import line as lines
 from whet.train.line import Line
 
@@ -72,9 +72,14 @@ class Saver:
         self.resumed_from = folder
         self.line = checkpoint.resumed_line(folder, Path(self.fit.args.output_dir))
 
+    @property
+    def last(self) -> Path | None:
+        """The checkpoint that this run would resume from; None if it saved nothing yet."""
+        return self.folders[-1] if self.folders else self.resumed_from
+
     def next_start(self) -> dict[str, object]:
         """Return the setting that resumes from the last checkpoint of this run; none where nothing is saved."""
-        last = self.folders[-1] if self.folders else self.resumed_from
+        last = self.last
         newest = checkpoint.would_resume(Path(self.fit.args.output_dir))
         if newest is None and last is None:
             return {"resume_from_checkpoint": "auto"}
@@ -85,7 +90,7 @@ class Saver:
     def take_over(self, folders: list[Path]) -> None:
         """Go on with the checkpoints of an earlier part of the run; a kill may have left one too many."""
         checkpoint.rotate(folders, self.fit.args.save_total_limit, self._protected())
-        self.folders = [path for path in folders if path.exists()]
+        self.folders = [path for path in folders if path.is_dir() and not path.is_symlink()]
 
     def due(self, done: int, *, epoch_ends: bool, complete: bool, better: bool) -> bool:
         """Return whether a checkpoint is to be written after `done` steps; the last step of a rhythm always is."""
@@ -172,14 +177,16 @@ class Saver:
 
     def _accept(self, error: BaseException) -> None:
         """Go on without the checkpoint where that is the policy; raise the error otherwise."""
-        if not isinstance(error, StorageError) or self.fit.args.save_error_policy == "stop":
+        if not isinstance(error, StorageError):
             raise error
+        if self.fit.args.save_error_policy == "stop":
+            raise disk_errors.resumable(error, self.last, self.next_start()) from error
         logger.warning("training goes on without this checkpoint: %s", error)
 
 
 def _is_there(path: Path, write: Write) -> bool:
     """Return whether the checkpoint is there after this write; where the disk does not tell, as far as is known."""
     try:
-        return path.exists()
+        return path.is_dir() and not path.is_symlink()
     except OSError:
         return path != write.staged.target or write.error is None

@@ -12,7 +12,7 @@ from whet.errors import ConfigError, OutputError, Problem, WhetError
 from whet.models.hub_folder import missing_folder
 from whet.models.hub_reach import hub_problem
 from whet.tasks.qa.read_bytes import require_file
-from whet.train import checkpoint
+from whet.train import checkpoint, manifest, obstacles
 from whet.train.available import missing
 
 if TYPE_CHECKING:
@@ -71,6 +71,18 @@ def _output(args: TrainingArguments) -> Iterator[WhetError]:
         yield OutputError.of([problem])
     elif problem := check_output_dir(args.output_dir, may_hold_files(args)):
         yield ConfigError.of([problem])
+    elif args.do_train and (args.save_strategy != "no" or args.enable_jit_checkpoint is not False):
+        done, last = _resumed_step(args), args.max_steps if args.max_steps > 0 else None
+        yield from _raised(lambda: obstacles.require_free_names(Path(args.output_dir), after=done, last=last))
+
+
+def _resumed_step(args: TrainingArguments) -> int:
+    """Return the step after which the run begins."""
+    asked = args.resume_from_checkpoint
+    if not asked or asked == "no":
+        return 0
+    folder = checkpoint.would_resume(Path(args.output_dir)) if asked == "auto" else Path(str(asked))
+    return (manifest.facts_of(folder) or {}).get("step", 0) if folder else 0
 
 
 def _raised(check: Callable[[], object]) -> Iterator[WhetError]:
