@@ -1,10 +1,10 @@
-"""Names of folders for libraries that take UTF-8 alone; file systems take any bytes."""
+"""Names of folders for libraries that take UTF-8 alone, and modes of files that libraries write."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -19,6 +19,29 @@ def utf8_name(folder: Path) -> Iterator[Path]:
         yield Path(f"/proc/self/fd/{descriptor}")
     finally:
         os.close(descriptor)
+
+
+def follow_umask(file: Path) -> None:
+    """Give a file the mode that this process's new files have; safetensors leaves its files to their owner alone.
+
+    What the disk does not change stays: some file systems have no modes.
+    """
+    with suppress(OSError):
+        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            os.fchmod(descriptor, 0o666 & ~_umask())
+        finally:
+            os.close(descriptor)
+
+
+def _umask() -> int:
+    status = Path("/proc/self/status")
+    with suppress(OSError, ValueError, StopIteration):
+        line = next(line for line in status.read_text("ascii", "replace").splitlines() if line.startswith("Umask:"))
+        return int(line.split()[1], 8)
+    before = os.umask(0o077)  # only a change tells it
+    os.umask(before)
+    return before
 
 
 def _is_utf8(folder: Path) -> bool:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
+from whet.paths import follow_umask
+
 _COLUMN_PREFIX = "token."
 _ROW_PREFIX = "row."
 _STARTS = "row_starts"
@@ -84,6 +86,7 @@ class RowStore:
         from safetensors.numpy import save_file
 
         save_file({name: np.ascontiguousarray(array) for name, array in self.arrays().items()}, str(path))
+        follow_umask(path)
 
     @classmethod
     def load(cls, path: Path) -> RowStore:

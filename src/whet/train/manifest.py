@@ -14,6 +14,8 @@ from typing import Any, BinaryIO
 
 import xxhash
 
+from whet.paths import follow_umask
+
 MANIFEST = "MANIFEST.json"
 SCHEMA = 1
 _CHUNK_BYTES = 1 << 22
@@ -28,6 +30,7 @@ def seal(folder: Path, step: int, facts: Mapping[str, Any]) -> None:
     """Put every file of the folder on the disk, then the manifest that names them, then the folder's list of names."""
     files = {}
     for path in _entries(folder):
+        follow_umask(path)
         sync(path)
         name = path.relative_to(folder).as_posix()
         if not _is_name(name):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from whet.data.store import RowStore
+from whet.paths import follow_umask
 from whet.tasks.qa.encode import rust_tokenizer
 from whet.tasks.qa.types import Questions, Windows
 from whet.tasks.qa.windows import WindowOptions, make_windows
@@ -167,6 +168,7 @@ def _write(path: Path, key: str, windows: Windows) -> None:
     unfinished = path.with_suffix(".unfinished")
     try:
         save_file(arrays, unfinished, metadata={"key": key, "checksum": _checksum(arrays)})
+        follow_umask(unfinished)
         unfinished.replace(path)
         _log.info("windows written to %s", path)
     except (OSError, SafetensorError) as error:
