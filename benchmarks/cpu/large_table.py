@@ -24,9 +24,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from machine import facts
 
-from whet.kernels.fused_embedding import RowGradient
-from whet.kernels.fused_optimizer import gradient_norm
-from whet.optim.native import WhetAdamW
+from whet.kernels.layers.embedding import RowGradient
+from whet.kernels.optimizer.adamw import gradient_norm
+from whet.optim.optimizers.native import WhetAdamW
 
 ENTRIES, WIDTH, OTHERS = 250_002, 768, 112_000
 IN_USE, A_STEP = 12_000, 2_000

@@ -18,10 +18,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from whet.kernels import fused, fused_attention, fused_embedding, fused_loss, fused_optimizer, native_call
+from whet.kernels import native_call
+from whet.kernels.attention import packed as fused_attention
+from whet.kernels.batch_position import Place
+from whet.kernels.layers import cross_entropy as fused_loss
+from whet.kernels.layers import embedding as fused_embedding
+from whet.kernels.layers import fused
 from whet.kernels.library import Library, library
-from whet.kernels.place import Place
-from whet.kernels.reference import AdamWStep, AttentionSpec, Drop, Norm, Tables
+from whet.kernels.optimizer import adamw as fused_optimizer
+from whet.kernels.reference.layers import AdamWStep, AttentionSpec, Drop, Norm, Tables
 
 LENGTHS = [384, 290, 240, 210, 180, 160, 146, 130, 112, 96, 80, 60]
 P = 0.1

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from whet.kernels.product import weight_gradient
+from whet.kernels.products.linear import weight_gradient
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from machine import facts

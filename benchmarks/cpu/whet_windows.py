@@ -9,9 +9,9 @@ from typing import Any
 
 from protocol import Channel
 
-from whet.models.load import ModelSource, load_tokenizer
-from whet.tasks.qa.squad import read_questions
-from whet.tasks.qa.windows import WindowOptions, make_windows
+from whet.models.loading.load import ModelSource, load_tokenizer
+from whet.tasks.qa.read.squad import read_questions
+from whet.tasks.qa.windows.cut import WindowOptions, make_windows
 
 
 def windows(path: Path, tokenizer: Any) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from transformers import set_seed
 import whet
 from whet.data.store import RowStore
 from whet.kernels.library import library
-from whet.models.load import ModelSource, load_qa_model
+from whet.models.loading.load import ModelSource, load_qa_model
 
 SEED = 42
 

@@ -24,8 +24,8 @@ import torch
 from transformers import AutoConfig, AutoModelForQuestionAnswering
 
 import whet
-from whet.train import space
-from whet.train.fit import Fit
+from whet.train.checkpoint import disk_space as space
+from whet.train.loop import Fit
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tests")]

@@ -27,8 +27,8 @@ from transformers import (
 )
 
 import whet
-from whet.tasks.qa.squad import read_questions
-from whet.tasks.qa.windows import WindowOptions, make_windows
+from whet.tasks.qa.read.squad import read_questions
+from whet.tasks.qa.windows.cut import WindowOptions, make_windows
 
 LENGTH = 384
 SETTINGS: dict[str, Any] = {

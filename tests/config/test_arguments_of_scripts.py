@@ -24,9 +24,9 @@ from transformers.training_args import OptimizerNames, ParallelMode
 
 import whet
 from whet import ConfigError, TrainingArguments, WhetError
+from whet.config.names.status import statuses
+from whet.config.names.translate import arguments_of
 from whet.config.options import options_of
-from whet.config.status import statuses
-from whet.config.translate import arguments_of
 
 
 @dataclass

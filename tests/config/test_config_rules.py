@@ -9,8 +9,8 @@ import pytest
 
 from whet import ConfigError, TrainingArguments
 from whet.config.options import MASK, options_of
-from whet.config.rules import TRAINING_RULES, check_output_dir, require_output_dir
-from whet.config.rules_saving import SAVING_RULES
+from whet.config.rules.saving import SAVING_RULES
+from whet.config.rules.training import TRAINING_RULES, check_output_dir, require_output_dir
 from whet.config.settings import draft
 from whet.errors import OutputError, Problem
 from whet.tasks.qa.arguments import AskArguments, DemoArguments, QaArguments
@@ -210,7 +210,7 @@ def test_a_folder_that_may_not_be_written_is_named(tmp_path: Path) -> None:
     """In a process of its own, for root may write anywhere and has to become somebody else."""
     tmp_path.chmod(0o500)
     code = (
-        "import os, sys\nfrom whet.config.rules import check_output_dir\n"
+        "import os, sys\nfrom whet.config.rules.training import check_output_dir\n"
         "os.geteuid() or os.setuid(65534)\nprint(check_output_dir(sys.argv[1], overwrite=False))"
     )
     for folder in (tmp_path, tmp_path / "out"):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from whet import ConfigError, TrainingArguments
-from whet.config.rules_loading import LOADING_RULES
+from whet.config.rules.loading import LOADING_RULES
 
 _BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "dataloader_num_workers_at_least_0": ({"dataloader_num_workers": -1}, "dataloader_num_workers is below 0"),

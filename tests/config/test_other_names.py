@@ -8,9 +8,9 @@ import pytest
 import transformers
 
 from whet import ConfigError, TrainingArguments
-from whet.config.aliases import ALIASES
-from whet.config.not_honoured import NOT_HONOURED, NOT_HONOURED_OLD, REFUSED, SEEN_IN
-from whet.config.off_values import OFF
+from whet.config.names.aliases import ALIASES
+from whet.config.names.not_honoured import NOT_HONOURED, NOT_HONOURED_OLD, REFUSED, SEEN_IN
+from whet.config.names.off_values import OFF
 from whet.config.optimizer_names import OPTIONS
 from whet.config.options import options_of
 

@@ -11,7 +11,7 @@ from transformers import AttentionInterface
 
 import whet
 from tiny import FAMILIES, arguments, losses, tiny_model, tiny_rows
-from whet.kernels import attention_path
+from whet.kernels.attention import choice as attention_path
 from whet.log import logger
 from whet.models import attention
 from whet.models import objective as objectives

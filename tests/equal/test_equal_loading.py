@@ -13,7 +13,8 @@ from transformers import TrainerCallback
 import whet
 from tiny import Pad, arguments, losses, tiny_model, tiny_rows, weights_of
 from whet.data.prefetch import NAME
-from whet.train import batch_size, checkpoint
+from whet.train.checkpoint import folder as checkpoint
+from whet.train.trials import batch_size
 
 LOSS_TOLERANCE = 1e-6  # as for accumulation: sums of float32 in another order
 

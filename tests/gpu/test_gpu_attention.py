@@ -8,9 +8,13 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from whet.kernels import attention_path, flash, gpu_attention, padded_attention, reference
-from whet.kernels.place import Place
-from whet.kernels.reference import AttentionSpec, Drop
+from whet.kernels.attention import choice as attention_path
+from whet.kernels.attention import flash
+from whet.kernels.attention import gpu as gpu_attention
+from whet.kernels.attention import padded as padded_attention
+from whet.kernels.batch_position import Place
+from whet.kernels.reference import layers as reference
+from whet.kernels.reference.layers import AttentionSpec, Drop
 
 pytestmark = [
     pytest.mark.gpu,

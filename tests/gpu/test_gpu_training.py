@@ -11,7 +11,7 @@ import torch
 
 import whet
 from tiny import arguments, losses, tiny_model, tiny_rows
-from whet.kernels import attention_path
+from whet.kernels.attention import choice as attention_path
 from whet.log import logger
 
 pytestmark = [

@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import whet
-from whet.config.not_honoured import REFUSED
+from whet.config.names.not_honoured import REFUSED
 
 _GPU = torch.cuda.is_available()
 _DEFAULT_ARGS: dict[str, Any] = {

@@ -9,8 +9,8 @@ import torch
 from hypothesis import settings
 from torch import Tensor
 
+from whet.kernels.batch_position import Place
 from whet.kernels.library import library
-from whet.kernels.place import Place
 
 quick = settings(max_examples=10, deadline=None, derandomize=True)
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from whet import ConfigError
-from whet.kernels import attention_path
-from whet.kernels.attention_path import Call, Have, choose
+from whet.kernels.attention import choice as attention_path
+from whet.kernels.attention.choice import Call, Have, choose
 from whet.log import logger
 
 NOTHING, TORCH, PACKAGE, BOTH = Have(), Have(torch=True), Have(package=True), Have(torch=True, package=True)

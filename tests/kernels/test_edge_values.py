@@ -11,10 +11,11 @@ from native_support import outputs_and_gradients, place_of
 from torch.nn.functional import layer_norm
 
 from tiny import plain_torch
-from whet.kernels import fused, fused_embedding
-from whet.kernels.fused_attention import attend
+from whet.kernels.attention.packed import attend
+from whet.kernels.layers import embedding as fused_embedding
+from whet.kernels.layers import fused
 from whet.kernels.library import library
-from whet.kernels.reference import AttentionSpec, Drop, Norm, Tables
+from whet.kernels.reference.layers import AttentionSpec, Drop, Norm, Tables
 
 WIDTH, LENGTHS = 48, [3, 9]
 N = sum(LENGTHS)

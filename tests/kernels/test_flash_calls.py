@@ -17,8 +17,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from tiny import tiny_model, tiny_rows
 from whet.data.batch import pack
 from whet.data.padding import Padding
-from whet.kernels import attention_path, flash, reference
-from whet.kernels.reference import AttentionSpec, Drop
+from whet.kernels.attention import choice as attention_path
+from whet.kernels.attention import flash
+from whet.kernels.reference import layers as reference
+from whet.kernels.reference.layers import AttentionSpec, Drop
 from whet.models.packed import prepare
 
 LENGTHS = [40, 7, 53]

@@ -13,7 +13,8 @@ from native_support import (
     relative,
 )
 
-from whet.kernels import fused, reference
+from whet.kernels.layers import fused
+from whet.kernels.reference import layers as reference
 
 need_native()
 KINDS = ["gelu", "gelu_tanh", "silu"]

@@ -20,8 +20,9 @@ from native_support import (
     relative,
 )
 
-from whet.kernels import fused_attention, reference
-from whet.kernels.reference import AttentionSpec, Drop
+from whet.kernels.attention import packed as fused_attention
+from whet.kernels.reference import layers as reference
+from whet.kernels.reference.layers import AttentionSpec, Drop
 
 need_native()
 HERE = Path(__file__).parent
@@ -167,7 +168,8 @@ _PROBE = """
 import torch
 from test_native_attention import joined, spec_of
 from native_support import TOLERANCE, outputs_and_gradients, relative
-from whet.kernels import fused_attention, reference
+from whet.kernels.attention import packed as fused_attention
+from whet.kernels.reference import layers as reference
 for dtype in TOLERANCE:
     for causal in (False, True):
         x, spec = joined([75, 600, 2], 2, 40, dtype), spec_of([75, 600, 2], p=0.2, causal=causal)

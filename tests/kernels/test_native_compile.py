@@ -3,8 +3,8 @@
 import torch
 from native_support import need_native, place_of
 
-from whet.kernels import fused
-from whet.kernels.reference import Drop, Norm
+from whet.kernels.layers import fused
+from whet.kernels.reference.layers import Drop, Norm
 
 need_native()
 

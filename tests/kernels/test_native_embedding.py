@@ -13,9 +13,10 @@ from native_support import (
     quick,
 )
 
-from whet.kernels import fused_embedding, reference
-from whet.kernels.fused_embedding import RowGradient
-from whet.kernels.reference import Drop, Norm, Tables
+from whet.kernels.layers import embedding as fused_embedding
+from whet.kernels.layers.embedding import RowGradient
+from whet.kernels.reference import layers as reference
+from whet.kernels.reference.layers import Drop, Norm, Tables
 
 need_native()
 ENTRIES = (50, 130, 2)

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from native_support import assert_same_on_two_threads, need_native, quick, relative
 from torch import Tensor
 
-from whet.kernels import product_int8, reference_int8
-from whet.kernels.product_int8 import pack, product
+from whet.kernels.products import int8 as product_int8
+from whet.kernels.products.int8 import pack, product
+from whet.kernels.reference import int8 as reference_int8
 
 need_native()
 
@@ -122,7 +123,7 @@ def test_zeros_and_the_smallest_numbers() -> None:
 
 _OTHER_SET = """
 import torch
-from whet.kernels.product_int8 import pack, product
+from whet.kernels.products.int8 import pack, product
 torch.manual_seed(0)
 x, w, b = torch.randn(50, 700), torch.randn(70, 700), torch.randn(70)
 for y in (product(x, pack(w, down=False), b), product(x, pack(w.t().contiguous(), down=True), b, (1, 2))):

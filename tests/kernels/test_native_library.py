@@ -12,15 +12,18 @@ import torch
 from native_support import need_native, place_of
 
 from whet.errors import ConfigError
-from whet.kernels import build, fused, library, reference
-from whet.kernels.reference import Drop
+from whet.kernels import build, library
+from whet.kernels.layers import fused
+from whet.kernels.reference import layers as reference
+from whet.kernels.reference.layers import Drop
 
 need_native()
 
 _PROBE = """
 import json, torch
 from whet.kernels.library import library
-from whet.kernels import fused, reference as plain
+from whet.kernels.layers import fused
+from whet.kernels.reference import layers as plain
 x = torch.linspace(-3, 3, 1000).view(10, 100)
 norm = plain.Norm(torch.linspace(0, 1, 100), None, 1e-5)
 results = [fused.bias_act(x, None, "gelu"), fused.add_norm(x, None, norm)[0]]

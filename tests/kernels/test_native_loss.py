@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from native_support import assert_near_float64, assert_same_on_two_threads, need_native, outputs_and_gradients, quick
 
-from whet.kernels import fused_loss, reference
+from whet.kernels.layers import cross_entropy as fused_loss
+from whet.kernels.reference import layers as reference
 
 need_native()
 

@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from native_support import assert_same_on_two_threads, need_native, place_of, quick
 
-from whet.kernels import fused, fused_attention, reference
-from whet.kernels.reference import AttentionSpec, Drop, attend
+from whet.kernels.attention import packed as fused_attention
+from whet.kernels.layers import fused
+from whet.kernels.reference import layers as reference
+from whet.kernels.reference.layers import AttentionSpec, Drop, attend
 
 need_native()
 
@@ -75,8 +77,9 @@ def test_backward_sees_the_mask_of_forward():
 _ROUNDING = """
 import torch
 from native_support import place_of
-from whet.kernels import fused, reference
-from whet.kernels.reference import Drop
+from whet.kernels.layers import fused
+from whet.kernels.reference import layers as reference
+from whet.kernels.reference.layers import Drop
 bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
 x = bits.view(torch.bfloat16).reshape(256, 256)
 x = torch.where(x.abs().float() < 2.0**-125, 1.0, x)

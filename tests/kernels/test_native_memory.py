@@ -23,8 +23,9 @@ _MEASURE = """
 import re, sys, torch
 from pathlib import Path
 from native_support import place_of
-from whet.kernels import fused_attention, fused_loss
-from whet.kernels.reference import AttentionSpec, Drop
+from whet.kernels.attention import packed as fused_attention
+from whet.kernels.layers import cross_entropy as fused_loss
+from whet.kernels.reference.layers import AttentionSpec, Drop
 
 def status(name):
     return int(re.search(name + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024

@@ -14,8 +14,9 @@ from native_support import (
 )
 from torch.nn import functional
 
-from whet.kernels import fused, reference
-from whet.kernels.reference import Drop, Norm
+from whet.kernels.layers import fused
+from whet.kernels.reference import layers as reference
+from whet.kernels.reference.layers import Drop, Norm
 
 need_native()
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16])

@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from native_support import assert_same_on_two_threads, need_native, quick
 
-from whet.kernels import fused_optimizer, reference
-from whet.kernels.fused_optimizer import AdamWTensors
-from whet.kernels.reference import AdamWStep
+from whet.kernels.optimizer import adamw as fused_optimizer
+from whet.kernels.optimizer.adamw import AdamWTensors
+from whet.kernels.reference import layers as reference
+from whet.kernels.reference.layers import AdamWStep
 
 need_native()
 SIZES = st.lists(st.integers(1, 70_000), min_size=1, max_size=4)

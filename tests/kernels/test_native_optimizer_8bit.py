@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from native_support import assert_same_on_two_threads, need_native, quick
 from torch import Tensor
 
-from whet.kernels import reference_8bit
-from whet.kernels.fused_optimizer_8bit import AdamW8bitTensors
-from whet.kernels.reference import AdamWStep
-from whet.kernels.reference_8bit import BLOCK, Codes, dynamic_map
+from whet.kernels.optimizer.adamw_8bit import AdamW8bitTensors
+from whet.kernels.reference import adamw_8bit as reference_8bit
+from whet.kernels.reference.adamw_8bit import BLOCK, Codes, dynamic_map
+from whet.kernels.reference.layers import AdamWStep
 
 need_native()
 SIZES = st.lists(st.integers(1, 70_000), min_size=1, max_size=4)

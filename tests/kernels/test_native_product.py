@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from native_support import need_native
 
-from whet.kernels import product
+from whet.kernels.products import linear as product
 
 need_native()
 
@@ -97,7 +97,7 @@ def test_frozen_parts_get_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_environment_chooses() -> None:
-    code = "from whet.kernels.product import by_onednn; print(by_onednn())"
+    code = "from whet.kernels.products.linear import by_onednn; print(by_onednn())"
     for asked, answer in (("mkl", "False"), ("onednn", "True")):
         found = subprocess.run(
             [sys.executable, "-c", code], env={"PATH": "", "WHET_PRODUCTS": asked, **_python_path()},

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from native_support import assert_near_float64, outputs_and_gradients, place_of, quick, relative
 
-from whet.kernels import padded_attention, reference
+from whet.kernels.attention import padded as padded_attention
 from whet.kernels.random import attention_bits, attention_bits_of_rows
-from whet.kernels.reference import AttentionSpec, Drop
+from whet.kernels.reference import layers as reference
+from whet.kernels.reference.layers import AttentionSpec, Drop
 
 LENGTHS = st.lists(st.integers(3, 130), min_size=1, max_size=5)
 

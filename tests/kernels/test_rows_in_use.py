@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from native_support import assert_same_on_two_threads, need_native, quick
 from torch import nn
 
-from whet.kernels import fused_optimizer
-from whet.kernels.fused_embedding import RowGradient
-from whet.kernels.fused_optimizer import AdamWTensors
-from whet.kernels.reference import AdamWStep
-from whet.kernels.rows_in_use import RowsInUse, rows_in_use
-from whet.optim.native import WhetAdamW
+from whet.kernels.layers.embedding import RowGradient
+from whet.kernels.optimizer import adamw as fused_optimizer
+from whet.kernels.optimizer.adamw import AdamWTensors
+from whet.kernels.optimizer.rows_in_use import RowsInUse, rows_in_use
+from whet.kernels.reference.layers import AdamWStep
+from whet.optim.optimizers.native import WhetAdamW
 
 need_native()
 TABLES = st.tuples(st.integers(1, 700), st.integers(1, 130))  # up to three of the pieces that threads work on

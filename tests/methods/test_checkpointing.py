@@ -13,7 +13,7 @@ from torch import nn
 import whet
 from tiny import FAMILIES, arguments, losses, tiny_model, tiny_rows
 from usage import counts_memory, in_use_bytes
-from whet.kernels import remake
+from whet.kernels.layers import recompute as remake
 from whet.kernels.library import library
 from whet.methods import checkpointing, fuse, order
 from whet.models import objective

@@ -16,12 +16,12 @@ from transformers import MPNetConfig, MPNetForQuestionAnswering
 
 import whet
 from tiny import Pad, arguments, losses, tiny_model, tiny_rows, weights_of
-from whet.config.rules_compile import GONE
+from whet.config.rules.compile import GONE
 from whet.data.batch import Batch
 from whet.kernels.library import library
 from whet.methods import compiling, fuse, order
 from whet.models import objective
-from whet.train import checkpoint
+from whet.train.checkpoint import folder as checkpoint
 
 native = pytest.mark.skipif(library() is None, reason="the native library is not built here (no compiler)")
 

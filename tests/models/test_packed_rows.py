@@ -14,9 +14,9 @@ import whet
 from tiny import FAMILIES, VOCABULARY, arguments, plain_torch, tiny_model, tiny_rows
 from whet.data.batch import pack
 from whet.data.store import RowStore
-from whet.kernels.fused import dropout
-from whet.kernels.place import Placement, Site
-from whet.kernels.reference import Drop
+from whet.kernels.batch_position import Placement, Site
+from whet.kernels.layers.fused import dropout
+from whet.kernels.reference.layers import Drop
 from whet.models.packed import place_of
 
 # Products of another number of tokens may sum in another order; here, none did. A mask that differs in one place moves

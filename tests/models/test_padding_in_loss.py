@@ -14,7 +14,7 @@ import whet
 from tiny import FAMILIES, Pad, arguments, losses, padded, tiny_model, tiny_rows, weights_of
 from whet.data.padding import SAMPLES
 from whet.data.store import RowStore
-from whet.kernels.product_int8 import has_vnni
+from whet.kernels.products.int8 import has_vnni
 from whet.precision.policy import Float32
 from whet.train import step
 

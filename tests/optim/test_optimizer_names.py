@@ -19,7 +19,7 @@ from whet.config.optimizer_names import ELSEWHERE, ENTRY_POINTS, NO_BETAS, NO_EP
 from whet.errors import ConfigError
 from whet.kernels.library import library
 from whet.optim import registry
-from whet.optim.native import WhetAdamW
+from whet.optim.optimizers.native import WhetAdamW
 
 _USUAL = [name for name in OPTIONS if name not in PACKAGES]
 

@@ -11,8 +11,8 @@ from optimizer_runs import Layers, arguments, cases, take_steps
 from safetensors.torch import load_file
 
 from whet.optim import registry
-from whet.train import weights
-from whet.train.weights import load_optimizer
+from whet.train.checkpoint import weights
+from whet.train.checkpoint.weights import load_optimizer
 
 OPTIM_ARGS = {
     "sgd": "momentum=0.9,nesterov=true",

@@ -101,5 +101,5 @@ def test_no_state_of_adafactor_is_as_large_as_a_matrix() -> None:
 
 
 def test_a_plug_in_does_not_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("whet.config.rules_optimizer.plugged_in", lambda: {"mine": None})
+    monkeypatch.setattr("whet.config.rules.optimizer.plugged_in", lambda: {"mine": None})
     assert registry.model_state_bytes(Layers(), arguments("mine")) is None

@@ -13,7 +13,8 @@ import transformers
 from optimizer_runs import DECAY, RATE, Layers, arguments, cases, decays, gradients, take_steps, trained
 from torch import Tensor, nn
 
-from whet.optim import muon, registry
+from whet.optim import registry
+from whet.optim.optimizers import muon
 
 N_STEPS = 5
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8

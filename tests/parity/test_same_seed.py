@@ -21,7 +21,7 @@ from transformers import AutoConfig, AutoModel
 import whet
 from tiny import FAMILIES, Pad, masked_loss
 from whet.cli.main import run
-from whet.models.load import ModelSource, load_tokenizer
+from whet.models.loading.load import ModelSource, load_tokenizer
 from whet.tasks.qa.arguments import QaArguments
 from whet.tasks.qa.splits import cut, read_split
 

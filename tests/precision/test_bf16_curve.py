@@ -17,7 +17,7 @@ from transformers import MPNetConfig, MPNetForQuestionAnswering, TrainerCallback
 import whet
 from tiny import arguments, losses, padded, plain_torch, tiny_model, tiny_rows, weights_of
 from whet.kernels.library import library
-from whet.models.load import ModelSource, load_qa_model, load_tokenizer
+from whet.models.loading.load import ModelSource, load_qa_model, load_tokenizer
 from whet.tasks.qa.arguments import QaArguments
 from whet.tasks.qa.splits import cut, read_split
 

@@ -18,8 +18,8 @@ from transformers import MPNetConfig, MPNetForQuestionAnswering, TrainerCallback
 import whet
 from tiny import arguments, losses, padded, plain_torch, tiny_model, tiny_rows, weights_of
 from whet.errors import ConfigError
-from whet.kernels.product_int8 import has_vnni
-from whet.models.load import ModelSource, load_qa_model, load_tokenizer
+from whet.kernels.products.int8 import has_vnni
+from whet.models.loading.load import ModelSource, load_qa_model, load_tokenizer
 from whet.precision import policy
 from whet.precision.int8 import CHOICE
 from whet.tasks.qa.arguments import QaArguments

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 import whet
 from tiny import arguments, losses, tiny_model, tiny_rows, weights_of
-from whet.models.load import ModelSource, load_qa_model
+from whet.models.loading.load import ModelSource, load_qa_model
 
 
 def _trainer(folder: Path, model: Any, **changes: Any) -> whet.Trainer:

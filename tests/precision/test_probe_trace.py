@@ -15,9 +15,9 @@ from transformers import TrainerCallback
 
 import whet
 from tiny import arguments
-from whet.kernels.fused_embedding import RowGradient
+from whet.kernels.layers.embedding import RowGradient
 from whet.models.fused import GRADIENT
-from whet.train import probe
+from whet.train.trials import precision as probe
 
 
 def _generators() -> tuple[Any, ...]:

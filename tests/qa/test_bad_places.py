@@ -10,7 +10,7 @@ import pytest
 from tiny_qa import command, squad, write_json
 
 from whet.cli.main import run
-from whet.train import checkpoint
+from whet.train.checkpoint import folder as checkpoint
 
 _MISSING = ("train_file", "validation_file", "model", "config")
 

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 import tiny_tokenizers
 
-from whet.tasks.qa import cache
-from whet.tasks.qa.cache import cached_windows, default_cache_dir, windows_key
 from whet.tasks.qa.types import Answers, Questions, Windows
-from whet.tasks.qa.windows import WindowOptions, make_windows
+from whet.tasks.qa.windows import cache
+from whet.tasks.qa.windows.cache import cached_windows, default_cache_dir, windows_key
+from whet.tasks.qa.windows.cut import WindowOptions, make_windows
 
 _OPTIONS = WindowOptions(max_seq_length=32, doc_stride=8)
 

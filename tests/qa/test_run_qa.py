@@ -20,7 +20,7 @@ from torch import equal
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer, TrainerState
 
 from whet.cli.main import run
-from whet.train import checkpoint
+from whet.train.checkpoint import folder as checkpoint
 
 _LONG = {"num_train_epochs": 50, "learning_rate": 3e-3, "lr_scheduler_type": "cosine", "warmup_steps": 10}
 _MODEL = {"model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json", "training_args.json"}

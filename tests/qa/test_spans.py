@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whet.tasks.qa.spans import concat, top_spans
+from whet.tasks.qa.evaluate.spans import concat, top_spans
 
 
 def test_each_row_alone_ties_to_the_lowest_index_and_short_rows_filled() -> None:

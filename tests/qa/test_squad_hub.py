@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from whet.errors import DataError
-from whet.tasks.qa.read_hub import HubSource, read_hub
+from whet.tasks.qa.read.hub import HubSource, read_hub
 from whet.tasks.qa.types import Answers
 
 _CONTEXT = "A cave holds bats."

@@ -12,7 +12,7 @@ from pathlib import Path
 from harness import CHANGING_CALLS, Fault, Server, calls_in, same_folder, traced
 from trials import OUT, REPLACED
 
-from whet.train import checkpoint
+from whet.train.checkpoint import folder as checkpoint
 
 ONE, TWO = "checkpoint-00000001", "checkpoint-00000002"
 OLD, NEW = "old", "new"

@@ -14,7 +14,7 @@ from transformers import TrainerCallback
 from trials import OUT, trainer
 
 from whet.errors import StorageError
-from whet.train import checkpoint
+from whet.train.checkpoint import folder as checkpoint
 
 pytestmark = pytest.mark.reliability
 

@@ -16,7 +16,8 @@ from trials import OUT, trainer
 
 from tiny import tiny_model, tiny_rows
 from whet.errors import ConfigError
-from whet.train import checkpoint, manifest
+from whet.train.checkpoint import folder as checkpoint
+from whet.train.checkpoint import manifest
 
 pytestmark = pytest.mark.reliability
 

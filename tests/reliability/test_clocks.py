@@ -13,7 +13,8 @@ from harness import SEED, count, trials_of
 from transformers import TrainerCallback
 from trials import OUT, trainer
 
-from whet.train import checkpoint, saving
+from whet.train.checkpoint import folder as checkpoint
+from whet.train.checkpoint import saving
 
 pytestmark = pytest.mark.reliability
 

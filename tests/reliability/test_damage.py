@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from trials import OUT, trainer
 
 from whet.errors import EXIT_IO, StorageError
-from whet.train import checkpoint
+from whet.train.checkpoint import folder as checkpoint
 
 pytestmark = pytest.mark.reliability
 

@@ -15,8 +15,9 @@ from trials import OUT, trainer
 import whet
 from not_shown import not_shown
 from whet.errors import EXIT_IO, StorageError
-from whet.train import checkpoint, space
-from whet.train.fit import Fit
+from whet.train.checkpoint import disk_space as space
+from whet.train.checkpoint import folder as checkpoint
+from whet.train.loop import Fit
 
 pytestmark = pytest.mark.reliability
 

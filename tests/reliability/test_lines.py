@@ -16,8 +16,8 @@ from test_signals import go_on, said
 from tiny_runs import Recorder, Toy, assert_same_weights, losing_metrics, toy_trainer, weights_of
 
 from whet.errors import StorageError
-from whet.train import checkpoint
-from whet.train.manifest import digest_of
+from whet.train.checkpoint import folder as checkpoint
+from whet.train.checkpoint.manifest import digest_of
 
 __all__ = ["corpus"]  # a fixture
 

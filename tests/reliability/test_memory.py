@@ -14,7 +14,7 @@ from memory_leak import MIB, leak
 from whet.config.arguments import TrainingArguments
 from whet.hardware import memory
 from whet.hardware.memory import Room
-from whet.train import guard
+from whet.train.control import guard
 
 __all__ = ["corpus", "whole"]  # fixtures
 

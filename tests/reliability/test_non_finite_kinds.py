@@ -22,7 +22,7 @@ from transformers import TrainerCallback
 import whet
 from whet.errors import NonFiniteError
 from whet.models import finite
-from whet.train import checkpoint
+from whet.train.checkpoint import folder as checkpoint
 
 __all__ = ["corpus"]  # a fixture
 

@@ -15,7 +15,7 @@ from trials import OUT
 
 from whet.config.optimizer_names import OPTIONS
 from whet.errors import EXIT_BAD_CONFIG
-from whet.train import checkpoint
+from whet.train.checkpoint import folder as checkpoint
 
 pytestmark = pytest.mark.reliability
 _LAST = Path(OUT, checkpoint.folder_name(6))

@@ -11,8 +11,8 @@ from crash_model import Event, Log, crash_state, recorded
 from harness import SEED, count, same_folder, trials_of
 from trials import OUT, trainer
 
-from whet.train import checkpoint
-from whet.train.fit import Fit
+from whet.train.checkpoint import folder as checkpoint
+from whet.train.loop import Fit
 
 pytestmark = pytest.mark.reliability
 

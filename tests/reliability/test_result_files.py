@@ -18,15 +18,15 @@ from tiny_qa import files
 from tiny_runs import toy_trainer
 
 from not_shown import not_shown
-from whet.train import checkpoint
+from whet.train.checkpoint import folder as checkpoint
 
 __all__ = ["corpus"]  # a fixture
 
 pytestmark = pytest.mark.reliability
 
 _PLACES = {
-    "predictions": ("whet.tasks.qa.answer", "write_predictions"),
-    "model": ("whet.train.output_files", "write_model"),
+    "predictions": ("whet.tasks.qa.evaluate.predict", "write_predictions"),
+    "model": ("whet.train.output.files", "write_model"),
     "train_results.json": ("whet.train.trainer", "Trainer.save_metrics"),
     "trainer_state.json": ("whet.train.trainer", "Trainer.save_state"),
 }

@@ -19,7 +19,7 @@ from transformers import TrainerCallback
 import whet
 from tiny import arguments, tiny_model, tiny_rows
 from whet.errors import WhetError
-from whet.train.fit import Fit
+from whet.train.loop import Fit
 
 OUT = "out"
 N_STEPS, SAVE_STEPS = 24, 3

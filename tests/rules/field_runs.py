@@ -21,7 +21,7 @@ from torch import nn
 from transformers import TrainerCallback
 
 import whet
-from whet.train.stop import Stopped
+from whet.train.control.stop import Stopped
 
 N_ROWS = 10
 _LENGTHS = 6, 9

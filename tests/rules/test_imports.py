@@ -27,8 +27,8 @@ LIGHT = [
     "tasks/qa/arguments.py",
     "tasks/qa/rules.py",
     "tasks/qa/run.py",
-    "train/lock.py",
-    "train/stop.py",
+    "train/control/lock.py",
+    "train/control/stop.py",
 ]
 """What is imported before torch is needed: for help texts, and to refuse a bad command or bad data at once."""
 

@@ -16,8 +16,8 @@ WIDE_ON_PURPOSE = {
     "src/whet/kernels/operators.py: _spec": "an operator of torch takes tensors and numbers, no objects",
     "src/whet/kernels/operators.py: attention": "an operator of torch takes tensors and numbers, no objects",
     "src/whet/kernels/operators.py: attention_backward": "an operator of torch takes tensors and numbers, no objects",
-    "src/whet/train/compatible.py: TransformersMethods.create_model_card": "takes what transformers' Trainer takes",
-    "src/whet/train/compatible.py: TransformersMethods.hyperparameter_search": "takes what transformers' Trainer takes",
+    "src/whet/train/compat/methods.py: TransformersMethods.create_model_card": "takes what transformers' Trainer takes",
+    "src/whet/train/compat/methods.py: TransformersMethods.hyperparameter_search": "as in transformers",
     "src/whet/train/trainer.py: Trainer.__init__": "takes what transformers' Trainer takes",
 }
 """Functions that may take more parameters, with the reason."""

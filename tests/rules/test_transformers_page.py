@@ -13,7 +13,7 @@ from transformers_page import PAGE, written
 
 import whet
 from whet.errors import ConfigError
-from whet.train.trainer_methods import ARGUMENTS, HONOURED_INTERNAL, INTERNAL, METHODS, SEEN_IN
+from whet.train.compat.method_table import ARGUMENTS, HONOURED_INTERNAL, INTERNAL, METHODS, SEEN_IN
 
 _THEIRS = [name for name in dir(transformers.Trainer) if not name.startswith("__")]
 _PUBLIC = sorted(n for n in _THEIRS if not n.startswith("_") and callable(getattr(transformers.Trainer, n)))

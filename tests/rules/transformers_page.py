@@ -8,9 +8,9 @@ from pathlib import Path
 
 import transformers
 
-from whet.config.not_honoured import NOT_HONOURED
-from whet.config.status import FieldStatus, statuses
-from whet.train.trainer_methods import ARGUMENTS, METHODS
+from whet.config.names.not_honoured import NOT_HONOURED
+from whet.config.names.status import FieldStatus, statuses
+from whet.train.compat.method_table import ARGUMENTS, METHODS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "transformers.md"
 

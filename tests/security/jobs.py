@@ -47,7 +47,7 @@ def qa_runs(*commands: Path) -> list[int]:
 
 
 def _load(folder: Path) -> None:
-    from whet.models.load import ModelSource, load_qa_model, load_tokenizer
+    from whet.models.loading.load import ModelSource, load_qa_model, load_tokenizer
 
     source = ModelSource(model=str(folder))
     load_tokenizer(source)

@@ -24,13 +24,13 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from whet.config.files import read_config
+from whet.config.reading.files import read_config
 from whet.errors import WhetError
-from whet.models.config_check import check_tokenizer_config, checked_config
-from whet.models.folder_check import check_folder
-from whet.models.tensor_check import check_weights
-from whet.tasks.qa.squad import read_questions
-from whet.train import checkpoint
+from whet.models.loading.config_check import check_tokenizer_config, checked_config
+from whet.models.loading.folder_check import check_folder
+from whet.models.loading.tensor_check import check_weights
+from whet.tasks.qa.read.squad import read_questions
+from whet.train.checkpoint import folder as checkpoint
 
 pytestmark = pytest.mark.reliability
 N_MADE = 2_000

@@ -14,7 +14,7 @@ from tiny_qa import trained_tokenizer
 
 from tiny import FAMILIES, tiny_model
 from whet.errors import EXIT_BAD_CONFIG, ConfigError
-from whet.models.load import ModelSource, load_qa_model, load_tokenizer
+from whet.models.loading.load import ModelSource, load_qa_model, load_tokenizer
 
 pytestmark = pytest.mark.reliability
 N_LISTED = 20
@@ -128,7 +128,7 @@ def test_only_files_without_code_are_downloaded(monkeypatch: pytest.MonkeyPatch,
         return str(encoder)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    monkeypatch.setattr("whet.models.load.hub_problem", lambda *_: None)  # as if the hub could be reached
+    monkeypatch.setattr("whet.models.loading.load.hub_problem", lambda *_: None)  # as if the hub could be reached
     source = ModelSource(model="some/model", revision="abc", token="hf_secret")
     load_tokenizer(source)
     load_qa_model(source)

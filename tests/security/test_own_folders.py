@@ -14,7 +14,7 @@ from tiny_qa import command, squad, write_json
 
 from whet.cli.main import run
 from whet.errors import StorageError
-from whet.train import checkpoint
+from whet.train.checkpoint import folder as checkpoint
 
 pytestmark = pytest.mark.reliability
 _ONE = checkpoint.folder_name(1)

@@ -20,11 +20,11 @@ import whet
 from tiny import arguments, losses, tiny_model, tiny_rows, weights_of
 from whet.hardware import memory, trim
 from whet.hardware.memory import Room
-from whet.train import batch_size
-from whet.train.fit import Fit
-from whet.train.guard import WARN_FRAC, MemoryGuard
-from whet.train.room import HostRoom
-from whet.train.stop import Stopped
+from whet.train.control.guard import WARN_FRAC, MemoryGuard
+from whet.train.control.stop import Stopped
+from whet.train.loop import Fit
+from whet.train.trials import batch_size
+from whet.train.trials.memory import HostRoom
 
 MIB = 2**20
 _ROOT = Path(__file__).resolve().parents[2]

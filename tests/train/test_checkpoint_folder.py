@@ -17,7 +17,7 @@ from transformers import BertForQuestionAnswering, TrainerState
 
 import whet
 from whet.errors import EXIT_IO, StorageError
-from whet.train import checkpoint
+from whet.train.checkpoint import folder as checkpoint
 
 _MANIFEST = "MANIFEST.json"
 _TWO, _FOUR = "checkpoint-00000002", "checkpoint-00000004"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from whet.errors import StorageError
-from whet.train import checkpoint
+from whet.train.checkpoint import folder as checkpoint
 
 _STEP = checkpoint.folder_name(4)
 _LARGE = 100_000

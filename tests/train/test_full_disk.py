@@ -14,7 +14,7 @@ from full_disk_runs import CASES
 from tiny_runs import checkpoints, toy_trainer
 
 from whet.errors import EXIT_IO, StorageError
-from whet.train import checkpoint
+from whet.train.checkpoint import folder as checkpoint
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from tiny_runs import Recorder, Toy, assert_same_weights, checkpoints, entries, 
 from torch import Tensor
 
 from whet.errors import EXIT_NON_FINITE, NonFiniteError
-from whet.train import checkpoint
+from whet.train.checkpoint import folder as checkpoint
 
 
 class Spoilt(Toy):

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 import whet
 from whet.errors import ConfigError
-from whet.train import checkpoint
+from whet.train.checkpoint import folder as checkpoint
 
 _TEMPLATES = {"default": "{{ messages }}", "rag": "{{ documents }}", "tool_use": "{{ tools }}"}
 _ONE = checkpoint.folder_name(1)

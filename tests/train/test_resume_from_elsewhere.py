@@ -11,7 +11,7 @@ import transformers
 from tiny import tiny_model
 from whet import Trainer, TrainingArguments
 from whet.errors import StorageError
-from whet.train import checkpoint
+from whet.train.checkpoint import folder as checkpoint
 
 _ROWS = [{"input_ids": [2, 5 + i, 6, 7, 3], "start_positions": 1, "end_positions": 2} for i in range(4)]
 

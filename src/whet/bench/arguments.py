@@ -6,7 +6,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from whet.bench.techniques import TECHNIQUES
-from whet.config.ranges import Rule, above, at_least
+from whet.config.rules.ranges import Rule, above, at_least
 from whet.config.settings import checked
 from whet.errors import Problem
 

@@ -19,7 +19,7 @@ from whet.errors import EXIT_OK, EXIT_OTHER, ConfigError, OutputError, WhetError
 from whet.hardware import cpu
 from whet.tasks.qa.arguments import QaArguments
 from whet.tasks.qa.rules import check_run
-from whet.train import output_files
+from whet.train.output import files as output_files
 
 
 def run_bench_methods(asked: BenchArguments, qa: QaArguments, args: TrainingArguments) -> int:

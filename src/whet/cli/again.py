@@ -10,7 +10,7 @@ from importlib import import_module
 
 from whet.config.options import MASK, options_of
 from whet.errors import escape_controls
-from whet.train.stop import Stopped
+from whet.train.control.stop import Stopped
 
 
 def tell(stopped: Stopped, argv: Sequence[str]) -> int:

@@ -13,7 +13,7 @@ from typing import NoReturn
 from whet import __version__, lasting
 from whet.config.ranks import require_one_process
 from whet.errors import EXIT_BAD_CONFIG, EXIT_IO, EXIT_OK, ConfigError, WhetError, escape_controls
-from whet.train import stop
+from whet.train.control import stop
 
 COMMANDS = {
     "qa": "train, evaluate and predict with a question answering model",
@@ -134,7 +134,7 @@ def _dispatch(argv: list[str]) -> int:
 
 
 def _run_command(name: str, argv: list[str]) -> int:
-    from whet.config.load import load
+    from whet.config.reading.load import load
     from whet.optional import quiet_libraries
 
     command = import_module(f"whet.cli.{name.replace('-', '_')}").COMMAND
@@ -155,7 +155,7 @@ def _show(text: str) -> int:
 
 
 def _unknown(word: str) -> ConfigError:
-    from whet.config.given import nearest
+    from whet.config.reading.given import nearest
 
     like = nearest(word, list(COMMANDS))
     return ConfigError(

@@ -7,22 +7,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from whet.config.aliases import ALIASES
 from whet.config.derived import DerivedSettings
-from whet.config.not_honoured import REFUSED
-from whet.config.off_values import OFF
+from whet.config.names.aliases import ALIASES
+from whet.config.names.not_honoured import REFUSED
+from whet.config.names.off_values import OFF
+from whet.config.names.unread import unread
 from whet.config.options import printable
-from whet.config.rules import TRAINING_RULES
-from whet.config.rules_compile import COMPILE_RULES, compile_settled
-from whet.config.rules_loading import LOADING_RULES
-from whet.config.rules_logging import LOGGING_RULES
-from whet.config.rules_memory import MEMORY_RULES
-from whet.config.rules_optimizer import OPTIMIZER_RULES
-from whet.config.rules_precision import PRECISION_RULES, settled
-from whet.config.rules_saving import SAVING_RULES
-from whet.config.rules_schedule import BY_METRIC
+from whet.config.rules.compile import COMPILE_RULES, compile_settled
+from whet.config.rules.loading import LOADING_RULES
+from whet.config.rules.logging import LOGGING_RULES
+from whet.config.rules.memory import MEMORY_RULES
+from whet.config.rules.optimizer import OPTIMIZER_RULES
+from whet.config.rules.precision import PRECISION_RULES, settled
+from whet.config.rules.saving import SAVING_RULES
+from whet.config.rules.schedule import BY_METRIC
+from whet.config.rules.training import TRAINING_RULES
 from whet.config.settings import checked
-from whet.config.unread import unread
 from whet.errors import ConfigError
 
 Interval = Literal["no", "steps", "epoch"]

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from whet.config.aliases import ALIASES
-from whet.config.off_values import OFF, off_value
+from whet.config.names.aliases import ALIASES
+from whet.config.names.off_values import OFF, off_value
 from whet.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from functools import cache
 from itertools import pairwise
 from typing import Any
 
-from whet.config.aliases import Alias
+from whet.config.names.aliases import Alias
 from whet.errors import MASK, Problem, hide_secrets
 
 

@@ -7,9 +7,9 @@ from dataclasses import FrozenInstanceError, fields
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from whet.config.given import Names, take
 from whet.config.options import Spec, options_of, spec_of
-from whet.config.parser_kinds import simple
+from whet.config.reading.given import Names, take
+from whet.config.reading.parser_kinds import simple
 from whet.errors import ConfigError, Problem
 
 Settings = TypeVar("Settings")

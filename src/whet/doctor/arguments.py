@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from whet.config.ranges import Rule
+from whet.config.rules.ranges import Rule
 from whet.config.settings import checked
 from whet.errors import Problem
 

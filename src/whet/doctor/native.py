@@ -66,7 +66,8 @@ def _largest_error() -> float:
     """Return the largest difference of two operators from plain torch in float64."""
     import torch
 
-    from whet.kernels import fused, reference
+    from whet.kernels.layers import fused
+    from whet.kernels.reference import layers as reference
 
     x = torch.linspace(-3, 3, 6400).view(64, 100)
     norm = reference.Norm(torch.linspace(0, 1, 100), torch.linspace(1, 0, 100), 1e-5)

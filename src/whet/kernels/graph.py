@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from whet.kernels.place import KeyedPlace
-from whet.kernels.reference import Drop
+from whet.kernels.batch_position import KeyedPlace
+from whet.kernels.reference.layers import Drop
 
 _DTYPES = (torch.float32, torch.bfloat16)
 Mask = tuple[float, int, Tensor | None, Tensor | None, Tensor | None]

@@ -10,7 +10,7 @@ from torch.profiler import record_function
 from whet.kernels import structs
 from whet.kernels.library import Library, library
 from whet.kernels.random import keep_threshold
-from whet.kernels.reference import Drop
+from whet.kernels.reference.layers import Drop
 
 DTYPES = {torch.float32: structs.FLOAT32, torch.bfloat16: structs.BFLOAT16}
 

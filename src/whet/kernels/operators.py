@@ -1,7 +1,8 @@
 """The native operators as operators of torch: a compiler keeps them in its graph without looking inside.
 
-Each runs the code of `fused.py` or `fused_attention.py`; here are only its shapes and its gradient, as a compiler wants
-them. An operator returns as many tensors each time, none of which shares memory: an empty one stands for no result.
+Each runs the code of `layers/fused.py` or `attention/packed.py`; here are only its shapes and its gradient, as a
+compiler wants them. An operator returns as many tensors each time, none of which shares memory: an empty one stands for
+no result.
 Attention is one such operator without the native library too: plain torch goes through its rows one by one, and a GPU
 has kernels of its own.
 """
@@ -15,11 +16,11 @@ import torch
 from torch import Tensor
 from torch.library import custom_op, register_autograd, register_fake
 
-from whet.kernels.fused import _AddNorm, _BiasAct, _masked, _NormSpec
-from whet.kernels.fused_attention import _Attend, plain
+from whet.kernels.attention.packed import _Attend, plain
+from whet.kernels.batch_position import KeyedPlace
+from whet.kernels.layers.fused import _AddNorm, _BiasAct, _masked, _NormSpec
 from whet.kernels.native_call import native_for
-from whet.kernels.place import KeyedPlace
-from whet.kernels.reference import AttentionSpec, Drop
+from whet.kernels.reference.layers import AttentionSpec, Drop
 
 
 class _Kept:

@@ -14,8 +14,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from whet.errors import ConfigError
-from whet.kernels.place import Placement
-from whet.kernels.remake import Remaking
+from whet.kernels.batch_position import Placement
+from whet.kernels.layers.recompute import Remaking
 from whet.methods import blocks, compiling, fuse, products
 from whet.models.ending import Ending, without
 from whet.models.fused import ends_a_block, is_fused

@@ -15,10 +15,10 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch._inductor import list_mode_options
 
 from whet.config.arguments import TrainingArguments
-from whet.config.rules_compile import DEFAULT_BACKEND
+from whet.config.rules.compile import DEFAULT_BACKEND
 from whet.errors import ConfigError
 from whet.kernels import graph, native_call, operators
-from whet.kernels.place import KeyedPlace, Place, Placement, Site
+from whet.kernels.batch_position import KeyedPlace, Place, Placement, Site
 from whet.methods import compile_checks
 from whet.methods.blocks import find, own_forward, unbound
 from whet.models.attention import SITE

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whet.kernels.fused_embedding import RowGradient
+from whet.kernels.layers.embedding import RowGradient
 from whet.kernels.library import library
 from whet.models import fused
 from whet.models.binding import bind, bound

@@ -13,7 +13,8 @@ from whet.errors import ConfigError
 from whet.kernels import allocator
 from whet.log import logger
 from whet.methods import changes as what_changed
-from whet.methods import checkpointing, compiling, fuse, offload, optimizable, unpad
+from whet.methods import checkpointing, compiling, fuse, offload, optimizable
+from whet.methods.unpad import encoder as unpad
 from whet.models.packed import PackedModel, prepare, release
 from whet.models.wrapped import unwrapped
 

@@ -12,9 +12,9 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from whet.errors import ConfigError
-from whet.kernels.fused_attention import attend as attend_rows
-from whet.kernels.place import Site, running
-from whet.kernels.reference import AttentionSpec, Drop
+from whet.kernels.attention.packed import attend as attend_rows
+from whet.kernels.batch_position import Site, running
+from whet.kernels.reference.layers import AttentionSpec, Drop
 from whet.models.recomputation import require_pass
 
 NAME = "whet"

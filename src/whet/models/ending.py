@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from whet.kernels.fused import add_norm
-from whet.kernels.place import running
-from whet.kernels.reference import Drop, Norm
+from whet.kernels.batch_position import running
+from whet.kernels.layers.fused import add_norm
+from whet.kernels.reference.layers import Drop, Norm
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whet.kernels import remake
-from whet.kernels.fused import bias_act
-from whet.kernels.fused_attention import attend, attend_joined
-from whet.kernels.fused_embedding import TAKES_THE_REST, RowGradient, embed
-from whet.kernels.place import Place, Site
-from whet.kernels.product import linear
-from whet.kernels.reference import AttentionSpec, Drop, Norm, Tables
+from whet.kernels.attention.packed import attend, attend_joined
+from whet.kernels.batch_position import Place, Site
+from whet.kernels.layers import recompute as remake
+from whet.kernels.layers.embedding import TAKES_THE_REST, RowGradient, embed
+from whet.kernels.layers.fused import bias_act
+from whet.kernels.products.linear import linear
+from whet.kernels.reference.layers import AttentionSpec, Drop, Norm, Tables
 from whet.models.binding import bound
 from whet.models.ending import Ending, end
 from whet.models.packed import PlacedDropout

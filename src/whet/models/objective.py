@@ -16,12 +16,13 @@ from whet.data.columns import Columns, read_by
 from whet.data.padding import NO_PADDING, Padding
 from whet.data.store import RowStore
 from whet.errors import ConfigError, DataError
-from whet.kernels.fused_loss import row_cross_entropy
-from whet.kernels.place import Kernel
+from whet.kernels.batch_position import Kernel
+from whet.kernels.layers.cross_entropy import row_cross_entropy
 from whet.kernels.random import stream_key
-from whet.kernels.reference import to_rows
-from whet.models import attention, implementation
+from whet.kernels.reference.layers import to_rows
+from whet.models import attention
 from whet.models.families import answers_questions, family_of
+from whet.models.loading import implementation
 from whet.models.packed import PackedModel, prepare
 from whet.models.wrapped import passed_on, unwrapped
 

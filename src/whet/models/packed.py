@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from whet.data.batch import Batch
 from whet.data.padding import PaddingTokens
 from whet.errors import ConfigError
-from whet.kernels.fused import dropout
-from whet.kernels.place import Kernel, Place, Placement, Site
-from whet.kernels.reference import Drop
+from whet.kernels.batch_position import Kernel, Place, Placement, Site
+from whet.kernels.layers.fused import dropout
+from whet.kernels.reference.layers import Drop
 from whet.models import attention
 from whet.models.families import Family, family_of, is_one_of
 from whet.models.recomputation import require_pass

@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from whet.errors import ConfigError
-from whet.kernels.place import Site
+from whet.kernels.batch_position import Site
 
 
 def require_pass(module: nn.Module, site: Site, x: Tensor) -> None:

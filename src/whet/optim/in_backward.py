@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from whet.kernels.fused_embedding import TAKES_THE_REST
+from whet.kernels.layers.embedding import TAKES_THE_REST
 from whet.log import logger
 
 

@@ -12,7 +12,18 @@ from torch.optim import Optimizer
 from whet.config.arguments import TrainingArguments
 from whet.config.optimizer_names import OPTIONS, options, plugged_in
 from whet.errors import ConfigError, WhetError
-from whet.optim import adafactor, adamw_torch, anyprecision, auto, bitsandbytes, lion, muon, native, plain, torchao
+from whet.optim.optimizers import (
+    adafactor,
+    adamw_torch,
+    anyprecision,
+    auto,
+    bitsandbytes,
+    lion,
+    muon,
+    native,
+    plain,
+    torchao,
+)
 from whet.optim.recipe import Recipe, Request, Shapes
 
 RECIPES: Mapping[str, Recipe] = {

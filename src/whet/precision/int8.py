@@ -6,7 +6,7 @@ import torch
 
 from whet.errors import ConfigError, Problem
 from whet.kernels.library import library
-from whet.kernels.product_int8 import has_vnni
+from whet.kernels.products.int8 import has_vnni
 
 CHOICE = "WHET_INT8"
 """Environment variable: forward keeps the gradient of the input in fp32, both has it in 8 bits as well."""

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 
 from whet.config.arguments import TrainingArguments
-from whet.kernels import product, product_int8
+from whet.kernels.products import int8 as product_int8
+from whet.kernels.products import linear as product
 from whet.log import logger
 from whet.precision import device as devices
 from whet.precision import int8

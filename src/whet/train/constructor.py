@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from whet.errors import ConfigError
-from whet.train import overrides
+from whet.train.compat import overrides
 
 if TYPE_CHECKING:
     from whet.train.trainer import Trainer

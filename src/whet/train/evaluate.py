@@ -17,8 +17,9 @@ from whet.data.batch import Batch
 from whet.errors import ConfigError
 from whet.models.objective import IGNORED, SPAN_LABELS, Objective
 from whet.precision.policy import Precision
-from whet.train import overrides, stop
-from whet.train.dataloaders import OwnLoader, is_sized
+from whet.train.compat import overrides
+from whet.train.compat.dataloaders import OwnLoader, is_sized
+from whet.train.control import stop
 
 if TYPE_CHECKING:
     from whet.train.trainer import Trainer

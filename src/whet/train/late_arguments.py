@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from whet.config.arguments import TrainingArguments
+from whet.config.names.translate import Given
 from whet.config.options import options_of
-from whet.config.translate import Given
 from whet.errors import ConfigError
 from whet.log import set_level
 from whet.train.callbacks import trackers

@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from whet.config.rules_loading import PREFETCH_FACTOR
+from whet.config.rules.loading import PREFETCH_FACTOR
 from whet.data import budget
 from whet.data.batch import Batch
 from whet.data.prefetch import Piece, Prefetcher, Source
 from whet.log import logger
-from whet.train import dataloaders, plan, streams
+from whet.train import plan, streams
+from whet.train.compat import dataloaders
 
 if TYPE_CHECKING:
-    from whet.train.fit import Fit
+    from whet.train.loop import Fit
     from whet.train.trainer import Trainer
 
 

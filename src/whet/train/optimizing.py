@@ -9,9 +9,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from whet.errors import ConfigError
-from whet.optim import registry, schedule, torchao
+from whet.optim import registry, schedule
 from whet.optim.groups import parameter_groups
-from whet.train import overrides
+from whet.optim.optimizers import torchao
+from whet.train.compat import overrides
 
 if TYPE_CHECKING:
     from whet.config.arguments import TrainingArguments

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.profiler import record_function
 
 from whet.data.batch import Batch
-from whet.kernels.fused_optimizer import gradient_norm
+from whet.kernels.optimizer.adamw import gradient_norm
 from whet.models.objective import Objective
 from whet.precision.policy import Precision
 

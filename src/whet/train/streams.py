@@ -27,8 +27,8 @@ from whet.data.batch import Batch
 from whet.errors import ConfigError, DataError
 from whet.kernels.random import stream_key
 from whet.log import logger
-from whet.train import overrides, user_loss
-from whet.train.dataloaders import is_sized
+from whet.train.compat import overrides, user_loss
+from whet.train.compat.dataloaders import is_sized
 
 if TYPE_CHECKING:
     from whet.train.trainer import Trainer

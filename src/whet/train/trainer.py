@@ -15,33 +15,26 @@ from transformers.trainer_pt_utils import LabelSmoother
 from transformers.trainer_utils import EvalLoopOutput, PredictionOutput, TrainOutput
 
 from whet.config.arguments import TrainingArguments
+from whet.config.names.translate import Given
 from whet.config.ranks import require_one_process
-from whet.config.translate import Given
 from whet.errors import ConfigError, DataError
 from whet.log import set_level
 from whet.models import objective as objectives
 from whet.precision import policy
-from whet.train import (
-    constructor,
-    dataloaders,
-    evaluate,
-    late_arguments,
-    leave,
-    output_files,
-    overrides,
-    probe,
-    results,
-    search,
-    setup,
-    weights,
-)
-from whet.train.accelerator import Accelerator
+from whet.train import constructor, evaluate, late_arguments, setup
 from whet.train.callbacks import empty_cache, profile, progress, trackers
 from whet.train.callbacks.events import Events
-from whet.train.collate import default_collator
-from whet.train.compatible import TransformersMethods
-from whet.train.fit import Fit
+from whet.train.checkpoint import weights
+from whet.train.compat import dataloaders, overrides, search
+from whet.train.compat.accelerator import Accelerator
+from whet.train.compat.collate import default_collator
+from whet.train.compat.methods import TransformersMethods
+from whet.train.control import leave
+from whet.train.loop import Fit
 from whet.train.meter import speed
+from whet.train.output import files as output_files
+from whet.train.output import results
+from whet.train.trials import precision as probe
 
 Evaluation = Callable[["Trainer", Any], dict[str, float]]
 """Judges the trainer's model on a data set; returns metrics without a prefix."""

@@ -39,16 +39,16 @@ PLANTED = (
     Planted(
         "no-fsync",
         "files and folders are not put on the disk before the rename",
-        (Edit("train/manifest.py", "        os.fsync(handle)\n", "        pass\n"),),
+        (Edit("train/checkpoint/manifest.py", "        os.fsync(handle)\n", "        pass\n"),),
         ("reliability/test_power_cut.py::test_every_file_is_synced_before_its_folder_gets_its_name",),
     ),
     Planted(
         "rename-first",
         "the folder gets its name before it is sealed",
         (
-            Edit("train/checkpoint.py", "            manifest.seal(self._staging, self.step, content)\n", ""),
+            Edit("train/checkpoint/folder.py", "            manifest.seal(self._staging, self.step, content)\n", ""),
             Edit(
-                "train/checkpoint.py",
+                "train/checkpoint/folder.py",
                 "            self._move(self._staging, self.target)\n            sync",
                 "            self._move(self._staging, self.target)\n"
                 "            manifest.seal(self.target, self.step, content)\n            sync",
@@ -61,7 +61,7 @@ PLANTED = (
         "a checkpoint counts as whole when it has a manifest",
         (
             Edit(
-                "train/checkpoint.py",
+                "train/checkpoint/folder.py",
                 "    return manifest.problems_of(folder, step_of(folder) if _NAME.fullmatch(folder.name) else None, "
                 "light=light)\n",
                 "    return [] if (folder / MANIFEST).exists() else [f'{MANIFEST}: is missing']\n",
@@ -74,12 +74,12 @@ PLANTED = (
         "the checksum is one of the file's name, not of its bytes",
         (
             Edit(
-                "train/manifest.py",
+                "train/checkpoint/manifest.py",
                 "        return _digest(file)\n",
                 "        return xxhash.xxh3_128(path.name.encode()).hexdigest()\n",
             ),
             Edit(
-                "train/manifest.py",
+                "train/checkpoint/manifest.py",
                 "None if _digest(file) == facts",
                 "None if xxhash.xxh3_128(Path(name).name.encode()).hexdigest() == facts",
             ),
@@ -91,7 +91,7 @@ PLANTED = (
         "the newest checkpoint is the one with the latest time stamp",
         (
             Edit(
-                "train/checkpoint.py",
+                "train/checkpoint/folder.py",
                 "for path in found if path.is_dir()), key=step_of)",
                 "for path in found if path.is_dir()), key=lambda path: path.stat().st_mtime)",
             ),
@@ -109,7 +109,7 @@ PLANTED = (
                 "within = divmod(step + self.skips, self.steps_per_epoch)\n        rows_per_step",
             ),
             Edit(
-                "train/resume.py",
+                "train/checkpoint/resume.py",
                 '    logger.info("resuming after step',
                 '    object.__setattr__(fit.plan.order, "skips", 1)\n    logger.info("resuming after step',
             ),
@@ -123,7 +123,7 @@ PLANTED = (
             Edit("data/order.py", "    drop_last: bool = False\n", "    drop_last: bool = False\n    began: int = 0\n"),
             Edit("data/order.py", "self.epochs(epoch)", "self.epochs(epoch - self.began)"),
             Edit(
-                "train/resume.py",
+                "train/checkpoint/resume.py",
                 '    logger.info("resuming after step',
                 '    object.__setattr__(fit.plan.order, "began", fit.place // fit.plan.order.steps_per_epoch)\n'
                 '    logger.info("resuming after step',
@@ -142,12 +142,14 @@ PLANTED = (
         "what a killed save left in the staging folder stays there",
         (
             Edit(
-                "train/checkpoint.py",
+                "train/checkpoint/folder.py",
                 "        _empty(self._staging)\n        _settle(self.target)\n",
                 "        _settle(self.target)\n",
             ),
             Edit(
-                "train/checkpoint.py", "        self._staging.mkdir()\n", "        self._staging.mkdir(exist_ok=True)\n"
+                "train/checkpoint/folder.py",
+                "        self._staging.mkdir()\n",
+                "        self._staging.mkdir(exist_ok=True)\n",
             ),
         ),
         ("security/test_own_folders.py::test_nothing_outside_changes[staging folder is a link]",),
@@ -156,9 +158,9 @@ PLANTED = (
         "rotation-first",
         "the old checkpoint is removed before the new one is there and verifies",
         (
-            Edit("train/saving.py", f"            {_KEPT_LATER}", ""),
+            Edit("train/checkpoint/saving.py", f"            {_KEPT_LATER}", ""),
             Edit(
-                "train/saving.py",
+                "train/checkpoint/saving.py",
                 "            self.staged.publish(self.facts)\n",
                 f"            {_KEPT_LATER}            self.staged.publish(self.facts)\n",
             ),
@@ -170,7 +172,7 @@ PLANTED = (
         "the output folder is not locked",
         (
             Edit(
-                "train/lock.py",
+                "train/control/lock.py",
                 "            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)\n        except",
                 "            pass\n        except",
             ),
@@ -197,7 +199,7 @@ PLANTED = (
         "a signal that comes during a step is heard and forgotten",
         (
             Edit(
-                "train/stop.py",
+                "train/control/stop.py",
                 "    _now.asked = _now.asked or signal.Signals(number).name\n",
                 "    _now.asked = None if _now.at_edges else signal.Signals(number).name\n",
             ),
@@ -207,7 +209,13 @@ PLANTED = (
     Planted(
         "link-followed",
         "a link in a checkpoint is followed to wherever it leads",
-        (Edit("train/manifest.py", "os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK", "os.O_RDONLY | os.O_NONBLOCK"),),
+        (
+            Edit(
+                "train/checkpoint/manifest.py",
+                "os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK",
+                "os.O_RDONLY | os.O_NONBLOCK",
+            ),
+        ),
         (
             "reliability/test_damage.py::test_what_is_no_plain_file_is_neither_followed_nor_waited_for[link-model.safetensors]",
         ),
@@ -217,7 +225,7 @@ PLANTED = (
         "a file in the model's folder is read with torch.load",
         (
             Edit(
-                "models/load.py",
+                "models/loading/load.py",
                 "        check_weights(folder, config.to_dict())\n",
                 "        check_weights(folder, config.to_dict())\n"
                 '        if (folder / "training_args.bin").exists():\n'
@@ -240,7 +248,7 @@ PLANTED = (
         "all threads that run one model share the place of its forward pass",
         (
             Edit(
-                "kernels/place.py",
+                "kernels/batch_position.py",
                 '= ContextVar("whet_running_pass", default=None)\n',
                 '= __import__("types").SimpleNamespace()\n'
                 "_SHARED = [None]\n"
@@ -253,13 +261,17 @@ PLANTED = (
         "best-by-path",
         "the best checkpoint is the path that the state names, wherever the folder is now",
         (
-            Edit("train/best.py", "Path(best).name if best else None}", "best}"),
+            Edit("train/checkpoint/best.py", "Path(best).name if best else None}", "best}"),
             Edit(
-                "train/best.py",
+                "train/checkpoint/best.py",
                 "checkpoint.find(name, fit.saver.line, [output_dir]) if name else None",
                 "Path(saved) if saved else None",
             ),
-            Edit("train/best.py", "if checkpoint.find(folder.name, line, [folder.parent]) is None:", "if False:"),
+            Edit(
+                "train/checkpoint/best.py",
+                "if checkpoint.find(folder.name, line, [folder.parent]) is None:",
+                "if False:",
+            ),
         ),
         (
             "reliability/test_lines.py::test_moved_run_ends_with_its_own_best",
@@ -271,7 +283,7 @@ PLANTED = (
         "a checkpoint of any run counts as one of this run",
         (
             Edit(
-                "train/line.py",
+                "train/checkpoint/lineage.py",
                 "return run == self.run or any(run == parent and step <= last for parent, last in self.parents)",
                 "return True",
             ),
@@ -282,9 +294,9 @@ PLANTED = (
         "old-line-taken",
         "a run that went back leaves the old line's checkpoints where auto takes them",
         (
-            Edit("train/checkpoint.py", "aside = self._set_aside()", "aside = []"),
+            Edit("train/checkpoint/folder.py", "aside = self._set_aside()", "aside = []"),
             Edit(
-                "train/line.py",
+                "train/checkpoint/lineage.py",
                 "any(other.line.left(one.line.run, one.step) for other in found)",
                 "False",
             ),

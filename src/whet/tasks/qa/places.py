@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from whet.config.arguments import TrainingArguments
-from whet.config.rules import check_output_dir
+from whet.config.rules.training import check_output_dir
 from whet.errors import ConfigError, OutputError, Problem, WhetError
-from whet.models.hub_folder import missing_folder
-from whet.models.hub_reach import hub_problem
-from whet.tasks.qa.read_bytes import require_file
-from whet.train import checkpoint, manifest, obstacles
+from whet.models.loading.hub_folder import missing_folder
+from whet.models.loading.hub_reach import hub_problem
+from whet.tasks.qa.read.file_bytes import require_file
+from whet.train import obstacles
 from whet.train.available import missing
+from whet.train.checkpoint import folder as checkpoint
+from whet.train.checkpoint import manifest
 
 if TYPE_CHECKING:
     from whet.tasks.qa.arguments import QaArguments

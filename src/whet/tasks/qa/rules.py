@@ -3,8 +3,8 @@
 from typing import TYPE_CHECKING, Any
 
 from whet.config.arguments import TrainingArguments
-from whet.config.ranges import Rule, above, at_least, seed
-from whet.config.rules import output_dir_has_a_name
+from whet.config.rules.ranges import Rule, above, at_least, seed
+from whet.config.rules.training import output_dir_has_a_name
 from whet.config.settings import broken
 from whet.errors import MASK, Problem
 

@@ -9,11 +9,11 @@ from whet import log
 from whet.config.arguments import TrainingArguments
 from whet.config.settings import refuse
 from whet.tasks.qa.arguments import QaArguments
-from whet.tasks.qa.metrics import check_scorable
+from whet.tasks.qa.evaluate.metrics import check_scorable
 from whet.tasks.qa.places import may_hold_files, require_places
 from whet.tasks.qa.rules import check_run
 from whet.tasks.qa.splits import read_split
-from whet.train import lock, stop
+from whet.train.control import lock, stop
 
 
 def run_qa(qa: QaArguments, args: TrainingArguments) -> int:

@@ -10,13 +10,13 @@ from typing import Any
 from whet.data.store import RowStore
 from whet.log import logger
 from whet.tasks.qa.arguments import QaArguments
-from whet.tasks.qa.cache import cached_windows
-from whet.tasks.qa.collect import MAX_SHOWN
-from whet.tasks.qa.read_hub import HubSource, read_hub
-from whet.tasks.qa.squad import read_questions
+from whet.tasks.qa.read.collect import MAX_SHOWN
+from whet.tasks.qa.read.hub import HubSource, read_hub
+from whet.tasks.qa.read.squad import read_questions
 from whet.tasks.qa.types import Questions, Windows
-from whet.tasks.qa.windows import WindowOptions
-from whet.train import output_files
+from whet.tasks.qa.windows.cache import cached_windows
+from whet.tasks.qa.windows.cut import WindowOptions
+from whet.train.output import files as output_files
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from transformers import TrainerCallback
 
 from whet.config.arguments import TrainingArguments
-from whet.train.operator_groups import GROUPS, group_of_class
-from whet.train.step_times import STEP, StepTimes
+from whet.train.callbacks.operator_groups import GROUPS, group_of_class
+from whet.train.callbacks.step_times import STEP, StepTimes
 
 _LEAST_WARM_UP, WARM_UP_STEPS = 2, 12
 """Steps before those: the first ones take memory from the system and start threads: they tell little about the others.

@@ -1,0 +1,97 @@
+"""The rules about what saves memory: checkpointing, offload, batches by tokens, and which attention they need."""
+
+from typing import TYPE_CHECKING
+
+from whet.config.rules.ranges import Rule, at_least
+from whet.errors import Problem
+
+if TYPE_CHECKING:
+    from whet.config.arguments import TrainingArguments
+
+
+def checkpointing_is_on(args: "TrainingArguments") -> Problem | None:
+    """What steers checkpointing does nothing without it."""
+    given = {"checkpointing_policy": args.checkpointing_policy} if args.checkpointing_policy != "blocks" else {}
+    if args.gradient_checkpointing_kwargs:
+        given["gradient_checkpointing_kwargs"] = str(args.gradient_checkpointing_kwargs)
+    if args.gradient_checkpointing or not given:
+        return None
+    return Problem(
+        what=f"{' and '.join(given)} without gradient_checkpointing",
+        got=given,
+        why="it says how activations are computed again, and nothing asks for that",
+        fix="add --gradient_checkpointing, or leave it out",
+    )
+
+
+def checkpointing_kwargs_are_known(args: "TrainingArguments") -> Problem | None:
+    """Of torch's two ways to checkpoint, one is left."""
+    given = dict(args.gradient_checkpointing_kwargs or {})
+    if given in ({}, {"use_reentrant": False}):
+        return None
+    return Problem(
+        what="gradient_checkpointing_kwargs holds what whet does not carry out",
+        got=given,
+        why="whet checkpoints without reentrant autograd, as torch advises, and has no other setting",
+        fix="leave --gradient_checkpointing_kwargs out, or give '{\"use_reentrant\": false}'",
+    )
+
+
+def offload_has_a_gpu(args: "TrainingArguments") -> Problem | None:
+    """On a CPU the activations are in the host's memory already."""
+    if not (args.activation_offload and args.use_cpu):
+        return None
+    return Problem(
+        what="activation_offload goes with a GPU",
+        got="activation_offload=true, use_cpu=true",
+        why="it moves activations from a GPU to the host's memory, and on a CPU they are there already",
+        fix="leave --activation_offload out; --gradient_checkpointing saves memory on a CPU",
+    )
+
+
+def offload_meets_what_is_kept(args: "TrainingArguments") -> Problem | None:
+    """What selective checkpointing keeps, torch keeps outside of the graph."""
+    if not (args.activation_offload and args.checkpointing_policy == "selective"):
+        return None
+    return Problem(
+        what="activation_offload does not go with selective checkpointing",
+        got="activation_offload=true, checkpointing_policy=selective",
+        why="the products that selective checkpointing keeps would stay on the GPU",
+        fix="use --checkpointing_policy blocks with --activation_offload, or one of the two alone",
+    )
+
+
+def flash_computes_in_half(args: "TrainingArguments") -> Problem | None:
+    """The flash kernels know no float32."""
+    if args.attn_implementation != "flash_attention_2" or args.bf16 or args.fp16:
+        return None
+    return Problem(
+        what="flash_attention_2 does not compute in float32",
+        got=f"attn_implementation=flash_attention_2, precision={args.precision}",
+        why="its kernels take 16-bit numbers only",
+        fix="use --attn_implementation sdpa; or, on a GPU, add --bf16 or --fp16",
+    )
+
+
+def token_budget_is_packed(args: "TrainingArguments") -> Problem | None:
+    """Padded batches are cut by rows."""
+    if args.max_tokens_per_batch is None or args.attn_implementation in (None, "whet", "flash_attention_2"):
+        return None
+    return Problem(
+        what="max_tokens_per_batch goes with packed batches",
+        got=f"max_tokens_per_batch={args.max_tokens_per_batch}, attn_implementation={args.attn_implementation}",
+        why="with this attention, batches run padded, and a padded batch's size is not its tokens",
+        fix="leave --attn_implementation out, or lower --per_device_train_batch_size instead",
+    )
+
+
+MEMORY_RULES: tuple[Rule, ...] = (
+    checkpointing_is_on,
+    checkpointing_kwargs_are_known,
+    offload_has_a_gpu,
+    offload_meets_what_is_kept,
+    at_least("torch_empty_cache_steps", 1, "memory is returned after a step, at the earliest"),
+    at_least("max_tokens_per_batch", 1, "a forward pass needs a token"),
+    flash_computes_in_half,
+    token_budget_is_packed,
+)

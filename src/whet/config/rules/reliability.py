@@ -1,0 +1,28 @@
+"""The rules of what guards a run: non-finite steps, loss spikes, memory."""
+
+from typing import TYPE_CHECKING
+
+from whet.config.rules.ranges import Rule, at_least
+from whet.errors import Problem
+
+if TYPE_CHECKING:
+    from whet.config.arguments import TrainingArguments
+
+
+def spike_is_above_the_median(args: "TrainingArguments") -> Problem | None:
+    """Half of all losses lie above their median."""
+    if args.max_loss_spike is None or args.max_loss_spike > 1:
+        return None
+    return Problem(
+        what="max_loss_spike is not above 1",
+        got=args.max_loss_spike,
+        why="it is how many times the usual loss a step may have: at 1 every other step would be left out",
+        fix="use --max_loss_spike 5, for example, or leave it out",
+    )
+
+
+RELIABILITY_RULES: tuple[Rule, ...] = (
+    at_least("max_nonfinite_steps", 1, "the run ends when as many steps in a row were not finite"),
+    spike_is_above_the_median,
+    at_least("memory_limit_gb", 0, "it is an amount of memory; 0 switches the watch off"),
+)

@@ -1,0 +1,66 @@
+"""The rules about checkpoints: when they are written, and what may differ when a run goes on from one."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from whet.config.rules.ranges import Rule
+from whet.errors import Problem
+
+if TYPE_CHECKING:
+    from whet.config.arguments import TrainingArguments
+
+CURVE_FIELDS = (
+    "seed", "train_sampling_strategy", "dataloader_drop_last", "learning_rate", "lr_scheduler_type",
+    "lr_scheduler_kwargs", "warmup_steps", "warmup_ratio", "optim", "adam_beta1", "adam_beta2", "adam_epsilon",
+    "weight_decay", "max_grad_norm", "tf32", "attn_implementation", "optim_args", "padding_in_loss",
+    "label_smoothing_factor",
+)  # fmt: skip
+"""Settings that change the curve; how far it goes may change."""
+
+CURVE_FACTS = (
+    "precision", "data_seed", "rows_per_step", "per_device_train_batch_size", "model", "data", "order", "dtype",
+)  # fmt: skip
+"""What else changes it: facts that several settings, or none, decide."""
+
+
+def interval_is_a_time(args: TrainingArguments) -> Problem | None:
+    """A checkpoint every 0 seconds would leave no time to train, and one every so many NaN never comes."""
+    if args.save_strategy != "time" or (args.save_interval_s > 0 and math.isfinite(args.save_interval_s)):
+        return None
+    return Problem(
+        what="save_interval_s is no time between checkpoints",
+        got=args.save_interval_s,
+        why="save_strategy time writes a checkpoint whenever so many seconds have passed",
+        fix="use --save_interval_s 600 for one every ten minutes, or --save_strategy no",
+    )
+
+
+def allowed_changes_are_known(args: TrainingArguments) -> Problem | None:
+    """Allowing what is never compared would promise nothing."""
+    known = (*CURVE_FIELDS, *CURVE_FACTS)
+    strange = [name for name in args.resume_allow_changes if name not in known]
+    if not strange:
+        return None
+    return Problem(
+        what="resume_allow_changes names what is not compared",
+        got=strange,
+        why=f"a run that resumes is compared in {', '.join(known)}",
+        fix="use some of these in --resume_allow_changes; anything else may change without it",
+    )
+
+
+def some_saves_to_delay(args: TrainingArguments) -> Problem | None:
+    """Without checkpoints there is nothing to write behind."""
+    if not args.save_async or args.save_strategy != "no":
+        return None
+    return Problem(
+        what="save_async is on, but nothing is saved",
+        got=f"save_strategy={args.save_strategy}",
+        why="it says how checkpoints are written, and there will be none",
+        fix="leave --save_async out, or choose another --save_strategy",
+    )
+
+
+SAVING_RULES: tuple[Rule, ...] = (interval_is_a_time, allowed_changes_are_known, some_saves_to_delay)

@@ -1,0 +1,243 @@
+"""The rules of `TrainingArguments`: each looks at the settings and returns what is wrong, or None."""
+
+import math
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from whet.config.rules.ranges import Rule, at_least, below_one, seed, share, whole_or_share
+from whet.config.rules.reliability import RELIABILITY_RULES
+from whet.config.rules.schedule import SCHEDULE_RULES
+from whet.errors import ConfigError, OutputError, Problem
+
+if TYPE_CHECKING:
+    from whet.config.arguments import TrainingArguments
+
+LOCK_NAME = ".whet.lock"
+"""The file in output_dir that a run holds locked. It does not count: a run that was killed leaves it behind."""
+
+
+def warmup_steps_whole_or_share(args: "TrainingArguments") -> Problem | None:
+    """A part of a step cannot be taken."""
+    if args.warmup_steps < 1 or args.warmup_steps == int(args.warmup_steps):
+        return None
+    return Problem(
+        what="warmup_steps is neither steps nor a share",
+        got=args.warmup_steps,
+        why="from 1 on it counts optimizer steps, which are whole; below 1 it is a share of the run",
+        fix="use --warmup_steps 500, or --warmup_steps 0.1 for a tenth of the run",
+    )
+
+
+def one_warmup(args: "TrainingArguments") -> Problem | None:
+    """Two lengths of one warm-up contradict each other."""
+    if not (args.warmup_steps and args.warmup_ratio):
+        return None
+    return Problem(
+        what="the warm-up is given twice",
+        got=f"warmup_steps={args.warmup_steps}, warmup_ratio={args.warmup_ratio}",
+        why="both say how long the learning rate rises, and only one can hold",
+        fix="keep one of --warmup_steps and --warmup_ratio",
+    )
+
+
+def max_steps_off_or_positive(args: "TrainingArguments") -> Problem | None:
+    """-1 is the ecosystem's "not set"."""
+    if args.max_steps == -1 or args.max_steps >= 1:
+        return None
+    return Problem(
+        what="max_steps asks for no training",
+        got=args.max_steps,
+        why="it is -1, which leaves the length to num_train_epochs, or at least one optimizer step",
+        fix="use --max_steps 1 or more, or leave it out",
+    )
+
+
+def some_epochs(args: "TrainingArguments") -> Problem | None:
+    """Without max_steps, the epochs are the length of the run."""
+    if args.max_steps != -1 or args.num_train_epochs > 0:
+        return None
+    return Problem(
+        what="num_train_epochs is not positive",
+        got=args.num_train_epochs,
+        why="without --max_steps it is the length of the run",
+        fix="use a --num_train_epochs above 0, such as 0.5 or 3",
+    )
+
+
+def best_model_is_evaluated(args: "TrainingArguments") -> Problem | None:
+    """What is never measured has no best."""
+    if args.eval_strategy != "no" or not (args.load_best_model_at_end or args.save_strategy == "best"):
+        return None
+    return Problem(
+        what="the best model is asked for, but nothing is evaluated",
+        got=f"eval_strategy={args.eval_strategy}",
+        why="the best model is the one with the best evaluation during training",
+        fix="use --eval_strategy steps or --eval_strategy epoch",
+    )
+
+
+def best_model_is_saved(args: "TrainingArguments") -> Problem | None:
+    """The best model can be loaded only where it was saved when it was measured."""
+    if not args.load_best_model_at_end or args.eval_strategy == "no":
+        return None
+    if args.save_strategy in ("best", args.eval_strategy):
+        return None
+    return Problem(
+        what="load_best_model_at_end needs a checkpoint at every evaluation",
+        got=f"eval_strategy={args.eval_strategy}, save_strategy={args.save_strategy}",
+        why="the best model can be loaded again only if it was saved when it was evaluated",
+        fix=f"use --save_strategy {args.eval_strategy}, or --save_strategy best",
+    )
+
+
+def saves_are_evaluated(args: "TrainingArguments") -> Problem | None:
+    """With step intervals, each checkpoint must fall on an evaluation."""
+    both_by_steps = args.eval_strategy == args.save_strategy == "steps"
+    if not (args.load_best_model_at_end and both_by_steps and args.eval_steps and args.save_steps > 0):
+        return None
+    if (args.eval_steps < 1) == (args.save_steps < 1) and _is_multiple(args.save_steps, args.eval_steps):
+        return None
+    return Problem(
+        what="save_steps is not a multiple of eval_steps",
+        got=f"save_steps={args.save_steps}, eval_steps={args.eval_steps}",
+        why="load_best_model_at_end compares checkpoints, so each must fall on an evaluation",
+        fix=f"use --save_steps {args.eval_steps:g} or a multiple of it",
+    )
+
+
+def _is_multiple(whole: float, part: float) -> bool:
+    times = round(whole / part)
+    return times >= 1 and math.isclose(times * part, whole)  # shares of the run, such as 0.3 and 0.1, are not exact
+
+
+def best_needs_a_metric(args: "TrainingArguments") -> Problem | None:
+    """Saving the best needs to know by which number."""
+    if args.save_strategy != "best" or args.metric_for_best_model:
+        return None
+    return Problem(
+        what="save_strategy best has no metric",
+        got=f"metric_for_best_model={args.metric_for_best_model}",
+        why="best by which number of the evaluation is not said",
+        fix="name it: --metric_for_best_model f1, for example",
+    )
+
+
+def trackers_or_none(args: "TrainingArguments") -> Problem | None:
+    """`none` and `all` stand alone."""
+    if not {"none", "all"} & set(args.report_to):
+        return None
+    return Problem(
+        what="report_to mixes none or all with names",
+        got=list(args.report_to),
+        why="none means no tracker, and all means every installed one; neither goes with a name",
+        fix="use --report_to none, --report_to all, or names alone",
+    )
+
+
+def logging_dir_is_read(args: "TrainingArguments") -> Problem | None:
+    """Only TensorBoard writes to a folder of logs."""
+    if args.logging_dir is None or "tensorboard" in args.report_to:
+        return None
+    return Problem(
+        what="logging_dir is given, but nothing writes there",
+        got=args.logging_dir,
+        why="it is the folder of TensorBoard's files, and TensorBoard is not among --report_to",
+        fix="add --report_to tensorboard, or leave --logging_dir out",
+    )
+
+
+def output_dir_has_a_name(args: Any) -> Problem | None:
+    """The empty path would be the folder the command runs in."""
+    if args.output_dir.strip():
+        return None
+    return Problem(
+        what="output_dir is empty",
+        got=repr(args.output_dir),
+        why="checkpoints and results need a folder of their own",
+        fix="name one: --output_dir out",
+    )
+
+
+def check_output_dir(path: str | Path, overwrite: bool) -> Problem | None:
+    """Return why a run may not write to this folder: it holds something already, or it cannot be written.
+
+    Nothing is created. Pass `overwrite` as true for a run that resumes, too.
+    """
+    folder = Path(path)
+    if problem := _unwritable(folder):
+        return problem
+    if overwrite or not os.path.isdir(folder) or not {*os.listdir(folder)} - {LOCK_NAME}:  # noqa: PTH112, PTH208
+        return None
+    return Problem(
+        what="output_dir is not empty",
+        got=str(folder),
+        why="a run would mix its files with those of another",
+        fix="use another --output_dir, add --overwrite_output_dir, or resume with --resume_from_checkpoint auto",
+    )
+
+
+def require_output_dir(path: str | Path, overwrite: bool) -> Path:
+    """Return the folder, created and tried with a file; OutputError where that fails, ConfigError where it is full."""
+    folder = Path(path)
+    problem = check_output_dir(folder, overwrite)
+    if problem is not None:
+        raise (OutputError if _unwritable(folder) else ConfigError).of([problem])
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except (OSError, ValueError) as error:
+        raise OutputError.of([_no_output(folder, str(error))]) from error
+
+
+def _unwritable(folder: Path) -> Problem | None:
+    # Path.is_dir raises for a name that no disk can hold; os.path says that there is no such folder.
+    nearest = next(place for place in (folder, *folder.absolute().parents) if os.path.lexists(place))
+    if not nearest.is_dir():
+        return _no_output(folder, f"{nearest} is not a folder")
+    if not os.access(nearest, os.W_OK | os.X_OK | (os.R_OK if nearest == folder else 0)):
+        return _no_output(folder, f"this user may not write in {nearest}")
+    return None
+
+
+def _no_output(folder: Path, why: str) -> Problem:
+    fix = "name a folder on a disk that you may write to in --output_dir"
+    return Problem(what="output_dir cannot be written", got=str(folder), why=why, fix=fix)
+
+
+TRAINING_RULES: tuple[Rule, ...] = (
+    output_dir_has_a_name,
+    at_least("per_device_train_batch_size", 1, "a forward pass needs a row"),
+    at_least("per_device_eval_batch_size", 1, "a forward pass needs a row"),
+    at_least("gradient_accumulation_steps", 1, "an optimizer step needs a batch"),
+    at_least("learning_rate", 0, "a negative rate would climb the loss"),
+    at_least("weight_decay", 0, "a negative decay would grow the weights"),
+    below_one("adam_beta1"),
+    below_one("adam_beta2"),
+    at_least("adam_epsilon", 0, "it is added to a root, to keep the division safe"),
+    at_least("eval_delay", 0, "evaluations cannot begin before the training does"),
+    share("label_smoothing_factor", "of each label that goes to all classes"),
+    at_least("max_grad_norm", 0, "a norm is never negative; 0 switches clipping off"),
+    max_steps_off_or_positive,
+    some_epochs,
+    at_least("warmup_steps", 0, "a warm-up cannot end before the first step"),
+    warmup_steps_whole_or_share,
+    share("warmup_ratio", "of the run's optimizer steps over which the learning rate rises"),
+    one_warmup,
+    *SCHEDULE_RULES,
+    seed("seed"),
+    seed("data_seed"),
+    whole_or_share("logging_steps", "logging_strategy"),
+    whole_or_share("eval_steps", "eval_strategy"),
+    whole_or_share("save_steps", "save_strategy"),
+    at_least("save_total_limit", 1, "a run that keeps no checkpoint cannot be resumed; --save_strategy no saves none"),
+    best_model_is_evaluated,
+    best_model_is_saved,
+    saves_are_evaluated,
+    best_needs_a_metric,
+    trackers_or_none,
+    logging_dir_is_read,
+    *RELIABILITY_RULES,
+)

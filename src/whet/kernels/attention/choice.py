@@ -1,0 +1,94 @@
+"""Which code computes packed attention on a GPU: a choice by what was asked for, what fits and what is there."""
+
+import importlib.util
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+import torch
+
+from whet.errors import ConfigError
+from whet.kernels.batch_position import Kernel
+from whet.log import logger
+
+Path = Literal["torch", "package", "padded"]
+"""torch: its own flash kernels. package: those of flash-attn. padded: rows padded for one call of plain torch."""
+_HALF = (torch.float16, torch.bfloat16)
+_WIDEST, _WIDTH_STEP = 256, 8
+_AMPERE = (8, 0)
+_NAMES: dict[Path, str] = {
+    "torch": "torch's flash kernels for rows of any length",
+    "package": "the flash-attn package's kernels for rows of any length",
+    "padded": "rows padded for one call of torch",
+}
+
+
+@dataclass(frozen=True)
+class Have:
+    """Which flash kernels a device can run."""
+
+    torch: bool = False
+    package: bool = False
+
+
+@dataclass(frozen=True)
+class Call:
+    """What of a call of attention decides."""
+
+    dtype: torch.dtype
+    width: int
+    """Of a head."""
+    dropping: bool
+    """Whether attention weights are dropped."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether the flash kernels take it."""
+        return self.dtype in _HALF and self.width % _WIDTH_STEP == 0 and self.width <= _WIDEST
+
+
+def choose(kernel: Kernel, call: Call, have: Have) -> Path:
+    """Return the path of this call; ConfigError where flash_attention_2 was asked for and cannot be.
+
+    whet's dropout masks are a function of the place of every weight, and no flash kernel takes a mask: where they are
+    to hold, rows are padded. Who names flash_attention_2 gets the package of that name if it is there.
+    """
+    if kernel == "flash_attention_2" and not (call.fits and (have.torch or have.package)):
+        raise _no_flash(call)
+    if not call.fits or (kernel == "whet" and call.dropping):
+        return "padded"
+    if have.package and (kernel == "flash_attention_2" or not have.torch):
+        return "package"
+    return "torch" if have.torch else "padded"
+
+
+@cache
+def have(device: torch.device) -> Have:
+    """Return what this device can run: NVIDIA's from Ampere on, by what torch was built with and what is installed."""
+    if device.type != "cuda" or torch.version.cuda is None or torch.cuda.get_device_capability(device) < _AMPERE:
+        return Have()
+    package = importlib.util.find_spec("flash_attn") is not None
+    return Have(torch.backends.cuda.is_flash_attention_available(), package)
+
+
+@cache
+def tell(path: Path, *, dropping: bool) -> None:
+    """Say once which way attention goes, and what that means for its dropout."""
+    if not dropping:
+        logger.info("attention: %s", _NAMES[path])
+    elif path != "padded":
+        logger.info(
+            "attention: %s draw dropout masks of their own, for each batch as it is split "
+            "(--attn_implementation whet keeps whet's masks, which no split changes, and is slower)",
+            _NAMES[path],
+        )
+
+
+def _no_flash(call: Call) -> ConfigError:
+    dtype = str(call.dtype).removeprefix("torch.")
+    return ConfigError(
+        what="flash_attention_2 cannot compute this model's attention",
+        got=f"{dtype}, heads of width {call.width}",
+        why=f"its kernels take float16 and bfloat16, and widths that are multiples of {_WIDTH_STEP} up to {_WIDEST}",
+        fix="leave --attn_implementation out, or use --bf16 where the dtype is float32",
+    )

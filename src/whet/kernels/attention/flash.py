@@ -1,0 +1,98 @@
+"""Packed attention by flash kernels that know rows of any length (Dao 2023); memory is linear in the tokens."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from whet.kernels.random import stream_key
+from whet.kernels.reference.layers import AttentionSpec, Drop
+from whet.optional import require
+
+
+@dataclass(frozen=True)
+class _Rows:
+    starts: Tensor
+    key_starts: Tensor
+    longest: int
+    p: float
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, *, package: bool = False) -> Tensor:
+    """Return softmax(q k^T scale) v of each row by itself, (N, H, K), in float16 or bfloat16.
+
+    The kernel draws its dropout mask from the device's generator, set for this call from (seed, step, site, first row)
+    and put back behind it: a recomputation or a resumed run meets the same mask, another split into micro-batches does
+    not. The kernels hold p in 8 bits, so that up to 1/256 more or fewer weights are kept than 1 - p.
+    """
+    q, k, v = (t if t.stride(-1) == 1 else t.contiguous() for t in (q, k, v))
+    drop = spec.drop if spec.drop is not None and spec.drop.p > 0.0 else None
+    longest = spec.row_starts.diff().max() if spec.longest is None else spec.longest
+    starts = spec.row_starts.to(q.device)
+    k, v, key_starts = (k, v, starts) if spec.key_counts is None else _keys_alone(k, v, starts, spec.key_counts)
+    rows = _Rows(starts, key_starts, int(longest), 0.0 if drop is None else drop.p)
+    with _drawing_from(drop, q.device):
+        return (_by_package if package else _by_torch)(q, k, v, rows, spec)
+
+
+def call_seed(drop: Drop) -> int:
+    """Return the generator's seed of this call: one for each (seed, step, site) and first row of the micro-batch."""
+    low, high = drop.key
+    low, high = stream_key(low | high << 32, int(drop.place.row_slots[0]), 0)
+    return low | (high >> 1) << 32
+
+
+def generator_of(device: torch.device) -> torch.Generator:
+    """Return the generator that kernels on this GPU draw from."""
+    return torch.cuda.default_generators[device.index or 0]
+
+
+def _by_torch(q: Tensor, k: Tensor, v: Tensor, rows: _Rows, spec: AttentionSpec) -> Tensor:
+    # torch.nn.attention.varlen runs this operator too, but has no dropout; it has a gradient of its own.
+    forward = torch.ops.aten._flash_attention_forward
+    lengths = (rows.starts, rows.key_starts, rows.longest, rows.longest)
+    return forward(q, k, v, *lengths, rows.p, spec.causal, False, scale=spec.scale)[0]
+
+
+def _by_package(q: Tensor, k: Tensor, v: Tensor, rows: _Rows, spec: AttentionSpec) -> Tensor:
+    found = require("flash_attn", needed_for="--attn_implementation flash_attention_2", install="flash-attn")
+    return found.flash_attn_varlen_func(
+        q,
+        k,
+        v,
+        rows.starts,
+        rows.key_starts,
+        rows.longest,
+        rows.longest,
+        dropout_p=rows.p,
+        softmax_scale=spec.scale,
+        causal=spec.causal,
+        deterministic=torch.are_deterministic_algorithms_enabled(),
+    )
+
+
+def _keys_alone(k: Tensor, v: Tensor, starts: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return keys and values without the tokens that are queries alone, and where each row's begin."""
+    key_starts = functional.pad(counts.cumsum(0, dtype=torch.int32), (1, 0))
+    skipped = (starts[:-1] - key_starts[:-1].to(starts.device, non_blocking=True)).long()
+    on_device, n_keys = counts.to(starts.device, non_blocking=True), int(key_starts[-1])
+    places = torch.arange(n_keys, device=starts.device) + skipped.repeat_interleave(on_device, output_size=n_keys)
+    return k.index_select(0, places), v.index_select(0, places), key_starts.to(starts.device, non_blocking=True)
+
+
+def _drawing_from(drop: Drop | None, device: torch.device) -> AbstractContextManager[None]:
+    return nullcontext() if drop is None else _seeded(generator_of(device), call_seed(drop))
+
+
+@contextmanager
+def _seeded(generator: torch.Generator, seed: int) -> Iterator[None]:
+    """Run the block with the generator at the start of this seed's numbers; nobody else's draws change."""
+    before = generator.get_state()
+    generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        generator.set_state(before)

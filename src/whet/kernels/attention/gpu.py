@@ -1,0 +1,32 @@
+"""Packed attention on a GPU."""
+
+import torch
+from torch import Tensor
+
+from whet.kernels.attention import choice as attention_path
+from whet.kernels.attention import flash
+from whet.kernels.attention import padded as padded_attention
+from whet.kernels.reference.layers import AttentionSpec
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
+    """Return softmax(q k^T scale) v of each row by itself, (N, H, K); k and v (N, G, K) may have fewer heads.
+
+    Under autocast float32 is computed in its format, as torch's own attention does. Raises ConfigError where
+    flash_attention_2 was asked for and its kernels do not fit.
+    """
+    q, k, v = (_as_in_autocast(tensor) for tensor in (q, k, v))
+    dropping = spec.drop is not None and spec.drop.p > 0.0
+    call = attention_path.Call(q.dtype, q.shape[-1], dropping)
+    path = attention_path.choose(spec.kernel, call, attention_path.have(q.device))
+    attention_path.tell(path, dropping=dropping)
+    if path == "padded":
+        return padded_attention.attend(q, k, v, spec)
+    return flash.attend(q, k, v, spec, package=path == "package")
+
+
+def _as_in_autocast(x: Tensor) -> Tensor:
+    kind = x.device.type
+    if x.dtype != torch.float32 or not torch.amp.is_autocast_available(kind):
+        return x
+    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x

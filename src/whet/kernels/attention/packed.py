@@ -1,0 +1,109 @@
+"""Attention within packed rows as a native operator with its gradient."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from whet.kernels import graph, structs
+from whet.kernels.attention import gpu as gpu_attention
+from whet.kernels.first_derivative import once_differentiable
+from whet.kernels.native_call import DTYPES, call, native_for, ptr
+from whet.kernels.random import keep_threshold
+from whet.kernels.reference import layers as reference
+from whet.kernels.reference.layers import AttentionSpec
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
+    """Return softmax(q k^T scale) v of each row by itself, (N, H, K); k and v (N, G, K) may have fewer heads.
+
+    The tensors may be views whose last dimension is contiguous. Backward computes the weights again, from one number a
+    query and head, and the dropout mask from its key; working memory is linear in the longest row.
+    """
+    if graph.in_graph(spec.drop):
+        return _in_graph(spec, q, k, v)
+    if native_for(q, k, v) is None:
+        return plain(q, k, v, spec)
+    return _Attend.apply(spec, q, k, v)
+
+
+def attend_joined(qkv: Tensor, spec: AttentionSpec) -> Tensor:
+    """Return the attention (N, H, K) of qkv (N, 3, H, K), the product of the three joined projections.
+
+    It is read in place, and its gradient comes as one tensor, ready for the product's backward.
+    """
+    if graph.in_graph(spec.drop):
+        return _in_graph(spec, qkv, None, None)
+    if native_for(qkv) is None:
+        q, k, v = qkv.unbind(1)
+        return plain(q, k, v, spec)
+    return _Attend.apply(spec, qkv)
+
+
+def plain(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
+    """Return what `attend` does without the native operator: a GPU's kernels, or the textbook row by row."""
+    on_gpu = q.device.type != "cpu" and not torch.compiler.is_compiling()
+    return (gpu_attention if on_gpu else reference).attend(q, k, v, spec)
+
+
+def _in_graph(spec: AttentionSpec, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
+    row_slots = None if spec.drop is None else spec.drop.place.row_slots
+    p, site, keys, _, _ = graph.mask_arguments(spec.drop)
+    rows = (spec.row_starts, row_slots, spec.scale, spec.causal)
+    return torch.ops.whet.attention(q, k, v, *rows, p, site, keys, spec.longest, spec.kernel, spec.key_counts)[0]
+
+
+class _Attend(Function):
+    @staticmethod
+    def forward(ctx: Any, spec: AttentionSpec, *tensors: Tensor) -> Tensor:
+        tensors = tuple(t if t.stride(-1) == 1 else t.contiguous() for t in tensors)
+        q, k, v = _split(tensors)
+        out = torch.empty(q.shape, dtype=q.dtype)
+        lse = torch.empty(q.shape[:2], dtype=torch.float32)
+        call("attention", _arguments(spec, (q, k, v), out, lse))
+        ctx.spec = spec
+        ctx.save_for_backward(*tensors, out, lse)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        *tensors, out, lse = ctx.saved_tensors
+        dout = grads[0] if grads[0].stride(-1) == 1 else grads[0].contiguous()
+        found = tuple(torch.empty(t.shape, dtype=t.dtype) for t in tensors)
+        args = _arguments(ctx.spec, _split(tuple(tensors)), out, lse)
+        args.dout = _view(dout)
+        args.dq, args.dk, args.dv = (_view(grad) for grad in _split(found))
+        call("attention_backward", args)
+        return None, *found
+
+
+def _split(tensors: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v = tensors[0].unbind(1) if len(tensors) == 1 else tensors
+    return q, k, v
+
+
+def _view(x: Tensor) -> structs.View:
+    return structs.View(ptr(x), x.stride(0), x.stride(1))
+
+
+def _arguments(spec: AttentionSpec, qkv: tuple[Tensor, Tensor, Tensor], out: Tensor, lse: Tensor) -> structs.Attention:
+    q, k, v = qkv
+    assert spec.row_starts.dtype == torch.int32
+    assert spec.row_starts.is_contiguous()
+    args = structs.Attention(spec.row_starts.numel() - 1, q.shape[1], k.shape[1], q.shape[2], DTYPES[q.dtype])
+    args.causal, args.scale, args.keep_scale = spec.causal, spec.scale, 1.0
+    args.row_starts, args.lse = ptr(spec.row_starts), ptr(lse)
+    if spec.key_counts is not None:
+        assert spec.key_counts.dtype == torch.int32
+        assert not spec.causal
+        args.key_counts = ptr(spec.key_counts)
+    args.q, args.k, args.v, args.out = (_view(tensor) for tensor in (q, k, v, out))
+    drop = spec.drop
+    if drop is not None and drop.p > 0.0:
+        assert drop.place.row_slots.dtype == torch.int32
+        low, high = drop.key
+        args.key, args.threshold, args.keep_scale = low | high << 32, keep_threshold(drop.p), drop.keep_scale
+        args.row_slots = ptr(drop.place.row_slots)
+    return args

@@ -1,0 +1,91 @@
+"""Cross entropies: of a large vocabulary without the whole table of logits, and of rows of different lengths."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from whet.kernels import structs
+from whet.kernels.first_derivative import once_differentiable
+from whet.kernels.native_call import DTYPES, call, native_for, ptr
+from whet.kernels.reference import layers as reference
+
+_CHUNK_BYTES = 32 * 2**20  # logits at a time: a few hundred rows of a common vocabulary, enough for full-speed products
+
+
+def linear_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    """Return the summed cross entropy () of the logits hidden (N, D) @ weight (V, D)'; negative labels count nothing.
+
+    Forward also computes the gradients, chunk by chunk, and keeps them: (N, D) and (V, D) instead of (N, V) numbers.
+    That idea is Liger's (Hsu et al. 2024, arXiv:2410.10989). `labels` (N,) are int64 below V.
+    """
+    if native_for(hidden, weight) is None:
+        return reference.linear_cross_entropy(hidden, weight, labels)
+    assert labels.dtype == torch.int64
+    if labels.numel() and int(labels.max()) >= weight.shape[0]:
+        raise IndexError(f"a label is outside of the vocabulary of {weight.shape[0]}")
+    return _LinearCrossEntropy.apply(hidden, weight, labels)
+
+
+def row_cross_entropy(logits: Tensor, labels: Tensor, row_starts: Tensor) -> Tensor:
+    """Return -log softmax(logits of the row)[label] (rows,), fp32, for rows that lie end to end in logits (N,).
+
+    `labels` (rows,) int64 count from their row's start and lie within it; `row_starts` (rows + 1,).
+    """
+    if native_for(logits) is None:
+        return reference.row_cross_entropy(logits, labels, row_starts)
+    assert labels.dtype == torch.int64
+    return _RowCrossEntropy.apply(logits, labels.contiguous(), row_starts.int().contiguous())
+
+
+class _RowCrossEntropy(Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, row_starts: Tensor) -> Tensor:
+        grad, n_rows = logits.detach().clone(memory_format=torch.contiguous_format), labels.numel()
+        losses = torch.empty(n_rows, dtype=torch.float32)
+        args = structs.RowCrossEntropy(n_rows, DTYPES[logits.dtype], ctx.needs_input_grad[0])
+        args.row_starts, args.logits, args.labels, args.losses = (ptr(t) for t in (row_starts, grad, labels, losses))
+        call("row_cross_entropy", args)
+        ctx.save_for_backward(grad, row_starts)
+        return losses
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        grad, row_starts = ctx.saved_tensors
+        return grad * grads[0].repeat_interleave(row_starts.diff()).to(grad.dtype), None, None
+
+
+class _LinearCrossEntropy(Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+        wanted = ctx.needs_input_grad[:2]
+        losses = torch.empty(hidden.shape[0], dtype=torch.float32)
+        dhidden = torch.empty_like(hidden) if wanted[0] else None
+        dweight = torch.zeros_like(weight) if wanted[1] else None
+        n_rows = max(1, _CHUNK_BYTES // (weight.shape[0] * weight.element_size()))
+        labels = labels.contiguous()
+        for first in range(0, hidden.shape[0], n_rows):
+            part = slice(first, first + n_rows)
+            grad = _losses_and_gradient(hidden[part] @ weight.T, labels[part], losses[part], differentiate=any(wanted))
+            if dhidden is not None:
+                torch.mm(grad, weight, out=dhidden[part])
+            if dweight is not None:
+                dweight.addmm_(grad.T, hidden[part])
+        ctx.save_for_backward(dhidden, dweight)
+        return losses.double().sum().float()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        dhidden, dweight = (None if grad is None else grad * grads[0].to(grad.dtype) for grad in ctx.saved_tensors)
+        return dhidden, dweight, None
+
+
+def _losses_and_gradient(logits: Tensor, labels: Tensor, losses: Tensor, *, differentiate: bool) -> Tensor:
+    """Write the rows' losses and return the logits, which hold their gradient if that is wanted."""
+    args = structs.CrossEntropy(*logits.shape, logits.stride(0), DTYPES[logits.dtype], differentiate)
+    args.logits, args.labels, args.losses = ptr(logits), ptr(labels), ptr(losses)
+    call("cross_entropy", args)
+    return logits

@@ -1,0 +1,172 @@
+"""The sum of embeddings, LayerNorm and dropout as one native operator; its gradient touches only the rows in use."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from whet.kernels import structs
+from whet.kernels.first_derivative import once_differentiable
+from whet.kernels.native_call import DTYPES, call, float32, mask_of, native_for, ptr
+from whet.kernels.optimizer.rows_in_use import RowsInUse, forget_rows, rows_in_use
+from whet.kernels.reference import layers as reference
+from whet.kernels.reference.layers import Drop, Norm, Tables
+
+_MOST_TABLES = 3
+_ADDING = Lock()
+"""Two threads may run backward passes of one model: autograd adds up their gradients one by one, and so do we."""
+TAKES_THE_REST = "whet_takes_the_rest"
+"""Attribute of hooks on a table's gradient that need not run: their owner uses what is left without them."""
+
+
+class RowGradient:
+    """The gradient (entries, D) of one table, kept from step to step: only rows that were touched are zeroed again.
+
+    With one, backward sets or adds to `table.grad` itself, and hooks on the table's gradient would not run. Others may
+    write to it, autograd for a second use of the table among them: then all of it is zeroed before the next step. Who
+    writes where torch does not see it must call `forget`.
+    """
+
+    def __init__(self, table: Tensor) -> None:
+        self.table = table
+        self.buffer = torch.zeros_like(table, requires_grad=False)
+        self.rows = RowsInUse(table)
+        """Rows that this gradient has had anything in, in whatever step."""
+        self.rows.put_on(self.buffer)
+        self._touched: list[Tensor] = []
+
+    def forget(self) -> None:
+        """Make the next step start from an all-zero buffer."""
+        self.buffer.zero_()
+        self.rows.put_on(self.buffer)
+        self._touched = []
+
+    def add(self, ids: Tensor, values: Tensor, padding_id: int | None) -> None:
+        """Add values (N, D) to the rows `ids` of the table's gradient, one backward pass at a time."""
+        with _ADDING:
+            self._add(ids, values, padding_id)
+
+    def _add(self, ids: Tensor, values: Tensor, padding_id: int | None) -> None:
+        held = self.table.grad
+        if held is not None and held.data_ptr() != self.buffer.data_ptr():
+            forget_rows(held)
+            _scatter(held, ids, values, padding_id)
+            return
+        if held is None and rows_in_use(self.buffer) is None:  # others wrote to it in the step before
+            self.forget()
+        clear = torch.cat(self._touched).unique() if held is None and self._touched else None
+        self._touched = [ids] if held is None else [*self._touched, ids]
+        self.rows.include(ids)
+        _scatter(self.buffer, ids, values, padding_id, clear)
+        self.table.grad = self.buffer
+
+
+@dataclass(frozen=True)
+class _Spec:
+    eps: float
+    drop: Drop | None
+    padding_ids: tuple[int | None, ...]
+    gradients: tuple[RowGradient | None, ...]
+
+
+def embed(
+    ids: Sequence[Tensor],
+    tables: Tables,
+    norm: Norm,
+    *,
+    drop: Drop | None = None,
+    gradients: Sequence[RowGradient | None] | None = None,
+) -> Tensor:
+    """Return dropout(LayerNorm(sum of the embeddings)) (N, D) for ids (N,) int64, one a table, at most three.
+
+    `gradients` gives the tables' gradients a place that is kept between steps; None: each backward makes new ones.
+    """
+    native = native_for(*tables.tables) is not None and tables.tables[0].dtype == torch.float32
+    if not native or norm.rms or norm.bias is None or len(ids) > _MOST_TABLES:
+        return reference.embed(ids, tables, norm, drop=drop)
+    for table_ids, table in zip(ids, tables.tables, strict=True):
+        _check(table_ids, table)
+    kept = tuple(gradients) if gradients is not None else (None,) * len(ids)
+    spec = _Spec(norm.eps, drop, tables.padding_ids, kept)
+    return _Embed.apply(spec, norm.weight, norm.bias, *(i.contiguous() for i in ids), *tables.tables)
+
+
+class _Embed(Function):
+    @staticmethod
+    def forward(ctx: Any, spec: _Spec, weight: Tensor, bias: Tensor, *rest: Tensor) -> Tensor:
+        ids, tables = rest[: len(rest) // 2], rest[len(rest) // 2 :]
+        rows, width = ids[0].numel(), tables[0].shape[1]
+        y = torch.empty(rows, width, dtype=torch.float32)
+        mean, rstd = torch.empty(2, rows, dtype=torch.float32).unbind()
+        w, b = float32(weight), float32(bias)
+        args = structs.Embed(rows, width, DTYPES[y.dtype], spec.eps, mask_of(spec.drop, rows))
+        _point_tables(args, ids, tables)
+        args.weight, args.bias, args.y, args.mean, args.rstd = (ptr(t) for t in (w, b, y, mean, rstd))
+        call("embed", args)
+        ctx.spec = spec
+        ctx.save_for_backward(weight, mean, rstd, *rest)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        weight, mean, rstd, *rest = ctx.saved_tensors
+        ids, tables = rest[: len(rest) // 2], rest[len(rest) // 2 :]
+        dy, w = grads[0].contiguous(), float32(weight)
+        rows, width = dy.shape
+        dsum = torch.empty(rows, width, dtype=torch.float32)
+        dweight, dbias = torch.empty(2, width, dtype=torch.float32).unbind()
+        args = structs.EmbedBackward(rows, width, DTYPES[dy.dtype], 0, mask_of(ctx.spec.drop, rows))
+        _point_tables(args, ids, tables)
+        args.weight, args.mean, args.rstd, args.dy = (ptr(t) for t in (w, mean, rstd, dy))
+        args.dsum, args.dweight, args.dbias = (ptr(t) for t in (dsum, dweight, dbias))
+        call("embed_backward", args)
+        table_grads = _table_gradients(ctx, ids, tables, dsum)
+        return None, dweight.to(weight.dtype), dbias.to(weight.dtype), *(None for _ in ids), *table_grads
+
+
+def _table_gradients(ctx: Any, ids: Sequence[Tensor], tables: Sequence[Tensor], dsum: Tensor) -> list[Tensor | None]:
+    """Return the tables' dense gradients; None for those that a RowGradient took or that need none."""
+    found: list[Tensor | None] = []
+    wanted = ctx.needs_input_grad[-len(tables) :]
+    spec = ctx.spec
+    for i, (table_ids, table) in enumerate(zip(ids, tables, strict=True)):
+        row_gradient, padding = spec.gradients[i], spec.padding_ids[i]
+        if not wanted[i] or row_gradient is not None:
+            found.append(None)
+            if wanted[i] and row_gradient is not None:
+                row_gradient.add(table_ids, dsum, padding)
+            continue
+        dense = torch.zeros_like(table)
+        _scatter(dense, table_ids, dsum, padding)
+        found.append(dense)
+    return found
+
+
+def _scatter(
+    table_grad: Tensor, ids: Tensor, values: Tensor, padding_id: int | None, clear: Tensor | None = None
+) -> None:
+    """Zero the rows `clear` of table_grad, then add values (N, D) to its rows `ids`."""
+    assert table_grad.is_contiguous()
+    order = ids.argsort(stable=True)
+    args = structs.Scatter(ids.numel(), values.shape[1], -1 if padding_id is None else padding_id)
+    args.ids, args.values, args.table_grad, args.order = (ptr(t) for t in (ids, values, table_grad, order))
+    args.clear, args.n_clear = ptr(clear), 0 if clear is None else clear.numel()
+    call("scatter", args)
+
+
+def _point_tables(args: structs.Embed | structs.EmbedBackward, ids: Sequence[Tensor], tables: Sequence[Tensor]) -> None:
+    for i, (table_ids, table) in enumerate(zip(ids, tables, strict=True)):
+        args.ids[i], args.tables[i] = ptr(table_ids), ptr(table)
+
+
+def _check(ids: Tensor, table: Tensor) -> None:
+    """Refuse what would read outside of the table; the native operator does not look."""
+    assert ids.dtype == torch.int64
+    assert table.is_contiguous()
+    if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < table.shape[0]:
+        raise IndexError(f"an id is outside of the table's {table.shape[0]} entries")

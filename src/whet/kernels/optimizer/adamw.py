@@ -1,0 +1,165 @@
+"""The gradient norm and AdamW over all tensors of a model in one native call each."""
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from whet.kernels import structs
+from whet.kernels.library import library
+from whet.kernels.native_call import DTYPES, call
+from whet.kernels.optimizer.rows_in_use import RowsInUse, rows_in_use
+from whet.kernels.reference import layers as reference
+from whet.kernels.reference.layers import AdamWStep
+
+
+def squared_norm(tensors: Sequence[Tensor]) -> float:
+    """Return the sum of the squares of all elements of all tensors, summed in double: the same for any thread count.
+
+    Of a gradient that is known to be zero in most rows, only the others are read.
+    """
+    if not native(tensors):
+        return reference.squared_norm(tensors)
+    result = ctypes.c_double()
+    held = {"grads": addresses(tensors), "sizes": sizes_of(tensors), "dtypes": dtypes_of(tensors)}
+    held |= _use_of([rows_in_use(tensor) for tensor in tensors])
+    args = structs.GradNorm(len(tensors), result=ctypes.pointer(result))
+    _point(args, held)
+    call("grad_norm", args)
+    return result.value
+
+
+def gradient_norm(grads: Sequence[Tensor]) -> float:
+    """Return the Euclidean norm over all elements of all tensors, wherever they are and of whatever dtype."""
+    if not grads:
+        return 0.0
+    if not native(grads):
+        return float(torch.nn.utils.get_total_norm(grads))
+    return squared_norm(grads) ** 0.5
+
+
+class Updated:
+    """Tensors that one AdamW updates: `params` fp32 or bf16, `first` and `second` (m and v) as the subclass has them.
+
+    `masters` are the fp32 values of bf16 parameters, or None where a parameter is its own master.
+    """
+
+    operator: str
+    passes_by_rows = False
+    """Whether the operator can leave out the rows of a table that are not in use."""
+
+    def __init__(
+        self,
+        params: Sequence[Tensor],
+        first: Sequence[Any],
+        second: Sequence[Any],
+        masters: Sequence[Tensor | None] | None = None,
+    ) -> None:
+        self.params, self.first, self.second = list(params), list(first), list(second)
+        self.masters = list(masters) if masters is not None else [None] * len(self.params)
+        self._native = native([*self.params, *(m for m in self.masters if m is not None)]) and self._fits()
+        self._sizes = sizes_of(self.params)
+
+    def update(
+        self,
+        grads: Sequence[Tensor],
+        rates: Sequence[tuple[float, float]],
+        step: AdamWStep,
+        rows: Sequence[RowsInUse | None] | None = None,
+    ) -> None:
+        """Update parameters, masters and moments in place; `rates` holds (learning rate, weight decay) a tensor.
+
+        `rows` says for each tensor, of those without decay, outside of which rows gradient and moments are zero.
+        """
+        if not (self._native and native(grads) and dtypes_of(grads)[:] == dtypes_of(self.params)[:]):
+            self._update_plainly(grads, rates, step)
+            return
+        lr, decay = ((ctypes.c_float * len(rates))(*column) for column in zip(*rates, strict=True))
+        # looked up each time: an address may change when somebody sets `parameter.data`
+        tensors = {"params": self.params, "grads": grads, "masters": self.masters, **self._moments()}
+        held = {name: addresses(group) for name, group in tensors.items()}
+        held |= {"sizes": self._sizes, "dtypes": dtypes_of(self.params), "learning_rates": lr, "weight_decays": decay}
+        if self.passes_by_rows:
+            held |= _use_of(rows or [None] * len(grads))
+        args = structs.OPERATORS[self.operator](len(grads))
+        _point(args, held)
+        args.beta1, args.beta2, args.eps, args.grad_scale = step.beta1, step.beta2, step.eps, step.grad_scale
+        args.correction1, args.correction2 = 1 - step.beta1**step.step, 1 - step.beta2**step.step
+        call(self.operator, args)
+
+    def _update_plainly(self, grads: Sequence[Tensor], rates: Sequence[tuple[float, float]], step: AdamWStep) -> None:
+        updated = [param if master is None else master for param, master in zip(self.params, self.masters, strict=True)]
+        self._refer(list(zip(updated, grads, self.first, self.second, strict=True)), rates, step)
+        with torch.no_grad():
+            for param, master in zip(self.params, self.masters, strict=True):
+                if master is not None:
+                    param.copy_(master)
+
+    def _fits(self) -> bool:
+        """Return whether the operator can work on the moments."""
+        raise NotImplementedError
+
+    def _moments(self) -> dict[str, list[Tensor]]:
+        """Return the tensors of the moments, by their fields in the operator's arguments."""
+        raise NotImplementedError
+
+    def _refer(self, rows: list[Any], rates: Sequence[tuple[float, float]], step: AdamWStep) -> None:
+        """Update rows of (parameter or master, gradient, first, second) in plain torch."""
+        raise NotImplementedError
+
+
+class AdamWTensors(Updated):
+    """The tensors that one AdamW updates, with `first` and `second` (m and v) in fp32; masters are fp32 too."""
+
+    operator = "adamw"
+    passes_by_rows = True
+
+    def _fits(self) -> bool:
+        wide = [*self.first, *self.second, *(m for m in self.masters if m is not None)]
+        return native(wide) and all(t.dtype == torch.float32 for t in wide)
+
+    def _moments(self) -> dict[str, list[Tensor]]:
+        return {"first": self.first, "second": self.second}
+
+    def _refer(self, rows: list[Any], rates: Sequence[tuple[float, float]], step: AdamWStep) -> None:
+        reference.adamw(rows, rates, step)
+
+
+def native(tensors: Sequence[Tensor]) -> bool:
+    """Return whether the native operators can work on all of these, each fp32 or bf16."""
+    fits = all(t.device.type == "cpu" and t.dtype in DTYPES and t.is_contiguous() for t in tensors)
+    return fits and library() is not None
+
+
+def addresses(tensors: Sequence[Tensor | None]) -> Any:
+    """Return a C array of where the tensors' data lie; null for None."""
+    return (ctypes.c_void_p * len(tensors))(*(None if t is None else t.data_ptr() for t in tensors))
+
+
+def sizes_of(tensors: Sequence[Tensor]) -> Any:
+    """Return a C array of the tensors' counts of elements."""
+    return (ctypes.c_int64 * len(tensors))(*(t.numel() for t in tensors))
+
+
+def dtypes_of(tensors: Sequence[Tensor]) -> Any:
+    """Return a C array of the tensors' dtypes, in the numbers of native/args.h."""
+    return (ctypes.c_int32 * len(tensors))(*(DTYPES[t.dtype] for t in tensors))
+
+
+def _use_of(rows: Sequence[RowsInUse | None]) -> dict[str, Any]:
+    """Return C arrays of where the bytes of rows in use lie, null for all rows, and of the rows' widths."""
+    widths = (ctypes.c_int64 * len(rows))(*(0 if one is None else one.width for one in rows))
+    return {"rows_in_use": addresses([None if one is None else one.bytes for one in rows]), "widths": widths}
+
+
+def _point(args: ctypes.Structure, arrays: dict[str, Any]) -> None:
+    """Set the fields of args to the arrays, which the caller keeps until the call is over."""
+    for name, array in arrays.items():
+        setattr(args, name, array_at(array))
+
+
+def array_at(array: Any) -> int:
+    """Return the address of a C array, which the caller keeps alive."""
+    return ctypes.addressof(array)

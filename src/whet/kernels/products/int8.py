@@ -1,0 +1,133 @@
+"""Linear layers whose products run in whole numbers of 8 bits; the gradient of the weight stays in fp32.
+
+Each block of a row of x, and of the weight along the same dim, has a scale of its own; products and sums within a block
+are exact. The weight is packed once a step and serves all of its micro-batches (SwitchBack: Wortsman et al. 2023,
+arXiv:2304.13013; blocks: Xi et al. 2024, arXiv:2403.12422).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from whet.kernels import structs
+from whet.kernels.first_derivative import once_differentiable
+from whet.kernels.library import library
+from whet.kernels.native_call import call, ptr
+from whet.kernels.products.linear import input_gradient, weight_gradient
+from whet.kernels.random import stream_key
+
+BLOCK = 256
+"""Elements with one scale. Smaller ones round finer, and cost a multiplication for each sum of so many products."""
+PANEL = 32
+"""Columns side by side in a packed weight (kPanel in native/products/int8_product.cpp)."""
+_FIRST_SITE = 1 << 40
+"""Sites of dropout are below: no rounding shares a key with a mask."""
+
+
+@cache
+def has_vnni() -> bool:
+    """Return whether this processor has the instructions that the product is fast with, and the library uses them."""
+    native, found = library(), ctypes.c_int32(0)
+    if native is None:
+        return False
+    native.call("int8_support", structs.Int8Support(ctypes.addressof(found)))
+    return bool(found.value)
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A weight (columns, depth), or (depth, columns), as bytes in the order in which a product reads them."""
+
+    depth: int
+    columns: int
+    block: int
+    data: Tensor
+    scales: Tensor
+
+
+def pack(weight: Tensor, *, down: bool, block: int = BLOCK) -> Packed:
+    """Return a contiguous fp32 weight packed: (columns, depth) or, `down`, (depth, columns)."""
+    depth, columns = weight.shape if down else reversed(weight.shape)
+    panels, groups, blocks = -(-columns // PANEL), -(-depth // 4), -(-depth // block)
+    data = torch.empty(panels, groups, PANEL, 4, dtype=torch.uint8)
+    scales = torch.empty(blocks, panels * PANEL)
+    call("int8_pack", structs.Int8Pack(depth, columns, block, down, 0, ptr(weight), ptr(data), ptr(scales)))
+    return Packed(depth, columns, block, data, scales)
+
+
+def product(x: Tensor, weight: Packed, bias: Tensor | None = None, key: tuple[int, int] | None = None) -> Tensor:
+    """Return x (N, depth) times the packed weight + bias, (N, columns) in fp32.
+
+    With a key, x is rounded up or down at random, by the probability of the fraction: right on average.
+    """
+    y = torch.empty(len(x), weight.columns)
+    args = structs.Int8Product(len(x), weight.depth, weight.columns, weight.block, key is not None)
+    args.key = 0 if key is None else key[0] | key[1] << 32
+    args.x, args.packed, args.scales = ptr(x), ptr(weight.data), ptr(weight.scales)
+    args.bias, args.y = ptr(bias), ptr(y)
+    call("int8_product", args)
+    return y
+
+
+class Step:
+    """The packed weights of one optimizer step, and the randomness of its rounding."""
+
+    def __init__(self, seed: int, step: int, *, backward: bool = True) -> None:
+        self.backward = backward
+        """Whether the gradient of the input runs in 8 bits as well."""
+        self._seed, self._step, self._n_roundings = seed, step, 0
+        self._packed: dict[tuple[Any, ...], tuple[Sequence[Tensor], Packed]] = {}
+
+    def packed(self, weight: Tensor, parts: Sequence[Tensor], *, down: bool) -> Packed:
+        """Return the weight, made of these parameters one below the other, packed; made at its first use."""
+        name = (down, *(part.data_ptr() for part in parts))
+        if name not in self._packed:
+            self._packed[name] = parts, pack(weight.detach().contiguous(), down=down)  # alive, so the address is theirs
+        return self._packed[name][1]
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, parts: Sequence[Tensor]) -> Tensor:
+        """Return x (..., K) @ weight (M, K) transposed + bias (M,), within the error of 8 bits. Keeps x."""
+        return _Linear.apply(x, weight, bias, self, parts)
+
+    def next_key(self) -> tuple[int, int]:
+        """Return the key of this step's next rounding: backward passes run in one order."""
+        self._n_roundings += 1
+        return stream_key(self._seed, self._step, _FIRST_SITE + self._n_roundings)
+
+
+class _Linear(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, step: Step, parts: Sequence[Tensor]
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.has_bias, ctx.step, ctx.parts = bias is not None, step, tuple(parts)
+        rows = x.flatten(0, -2).contiguous()
+        packed = step.packed(weight, parts, down=False)
+        return product(rows, packed, None if bias is None else bias.contiguous()).view(*x.shape[:-1], -1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        x, weight = ctx.saved_tensors
+        rows, grad = x.flatten(0, -2), grads[0].flatten(0, -2).contiguous()
+        need_x, need_weight = ctx.needs_input_grad[:2]
+        dx = _input_gradient(ctx, grad, weight).view(x.shape) if need_x else None
+        if not need_weight:
+            return dx, None, grad.sum(0) if ctx.has_bias else None, None, None
+        return dx, *weight_gradient(grad, rows, bias=ctx.has_bias), None, None
+
+
+def _input_gradient(ctx: Any, grad: Tensor, weight: Tensor) -> Tensor:
+    step: Step = ctx.step
+    if not step.backward:
+        return input_gradient(grad, weight)
+    return product(grad, step.packed(weight, ctx.parts, down=True), key=step.next_key())

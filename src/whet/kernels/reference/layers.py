@@ -1,0 +1,219 @@
+"""The fused operators in plain torch, step by step as the papers have them: what the native ones are tested against.
+
+They take float64 too. With bf16 they compute in fp32 and round what is stored, as the native ones do.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from whet.kernels.batch_position import Kernel, Place
+from whet.kernels.random import attention_bits, hidden_bits, keep_threshold
+
+Kind = Literal["gelu", "gelu_tanh", "silu"]
+
+
+@dataclass(frozen=True)
+class Drop:
+    """Dropout with probability p (0 <= p <= 1) at one site of a model."""
+
+    p: float
+    place: Place
+    site: int
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """The key words of this site's stream in this step."""
+        return self.place.key(self.site)
+
+    @property
+    def keep_scale(self) -> float:
+        """What kept values are multiplied by; with p = 1 everything becomes zero, as in torch."""
+        return 1.0 / (1.0 - self.p) if self.p < 1.0 else 0.0
+
+
+@dataclass(frozen=True)
+class Norm:
+    """The parameters (D,) of a LayerNorm (Ba et al. 2016) or, without mean, an RMSNorm (Zhang and Sennrich 2019)."""
+
+    weight: Tensor
+    bias: Tensor | None
+    eps: float
+    rms: bool = False
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """How attention runs: `row_starts` (rows + 1,) int32 says where rows begin; a row sees only itself.
+
+    `longest` () is the longest row's tokens, on the CPU: a GPU need not be asked. None: it is read from `row_starts`.
+    `key_counts` (rows,) int32, on the CPU: only the first so many tokens of a row are keys, the others (padding) are
+    queries alone. None: every token is both; with a causal mask it must be None.
+    """
+
+    row_starts: Tensor
+    scale: float
+    causal: bool = False
+    drop: Drop | None = None
+    longest: Tensor | None = None
+    kernel: Kernel = "auto"
+    key_counts: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Embedding tables (entries, D) to sum; the rows `padding_ids` (one a table, None: none) get no gradient."""
+
+    tables: tuple[Tensor, ...]
+    padding_ids: tuple[int | None, ...]
+
+
+@dataclass(frozen=True)
+class AdamWStep:
+    """One step's constants: `step` counts from 1, and gradients are multiplied by `grad_scale` first (clipping)."""
+
+    beta1: float
+    beta2: float
+    eps: float
+    step: int
+    grad_scale: float = 1.0
+
+
+def dropout(x: Tensor, drop: Drop) -> Tensor:
+    """Return x (..., D) with channels dropped and the kept ones scaled by 1 / (1 - p)."""
+    return _dropped(wide(x), drop).to(x.dtype)
+
+
+def add_norm(
+    x: Tensor, residual: Tensor | None, norm: Norm, *, linear_bias: Tensor | None = None, drop: Drop | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return (normalised(s), s) with s = residual + dropout(x + linear_bias)."""
+    s = wide(x)
+    if linear_bias is not None:
+        s = s + wide(linear_bias)
+    if drop is not None:
+        s = _dropped(s, drop)
+    if residual is not None:
+        s = s + wide(residual)
+    s = s.to(x.dtype)
+    return _normalised(wide(s), norm).to(x.dtype), s
+
+
+def bias_act(x: Tensor, bias: Tensor | None, kind: Kind) -> Tensor:
+    """Return act(x + bias) of x (..., F)."""
+    return _activated(wide(x) if bias is None else wide(x) + wide(bias), kind).to(x.dtype)
+
+
+def gated_act(gate: Tensor, up: Tensor, kind: Kind) -> Tensor:
+    """Return act(gate) * up; with kind silu this is SwiGLU (Shazeer 2020)."""
+    return (_activated(wide(gate), kind) * wide(up)).to(gate.dtype)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
+    """Return softmax(q k^T scale) v of each row by itself (N, H, K); k and v (N, G, K) may have fewer heads."""
+    starts = spec.row_starts.tolist()
+    slots = [0] * (len(starts) - 1) if spec.drop is None else spec.drop.place.row_slots.tolist()
+    counts = spec.row_starts.diff() if spec.key_counts is None else spec.key_counts
+    ends = [a + n for a, n in zip(starts[:-1], counts.tolist(), strict=True)]
+    group = q.shape[1] // k.shape[1]
+    rows = [
+        _attend_row(q[a:b], k[a:end].repeat_interleave(group, 1), v[a:end].repeat_interleave(group, 1), spec, slot)
+        for a, b, end, slot in zip(starts[:-1], starts[1:], ends, slots, strict=True)
+    ]
+    return torch.cat(rows)
+
+
+def embed(ids: Sequence[Tensor], tables: Tables, norm: Norm, *, drop: Drop | None = None) -> Tensor:
+    """Return dropout(LayerNorm(sum of the embeddings)) for ids (N,) int64, one a table."""
+    parts = [
+        functional.embedding(i, table, padding_idx=padding)
+        for i, table, padding in zip(ids, tables.tables, tables.padding_ids, strict=True)
+    ]
+    y = _normalised(wide(torch.stack(parts).sum(0)), norm)
+    return (y if drop is None else _dropped(y, drop)).to(parts[0].dtype)
+
+
+def linear_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    """Return the summed cross entropy () of the logits hidden (N, D) @ weight (V, D)'; labels < 0 count nothing."""
+    logits = wide(hidden @ weight.T)
+    return functional.cross_entropy(logits, labels.clamp_min(-1), ignore_index=-1, reduction="sum")
+
+
+def row_cross_entropy(logits: Tensor, labels: Tensor, row_starts: Tensor) -> Tensor:
+    """Return -log softmax(logits of the row)[label] for each row; logits (N,), labels and result (rows,)."""
+    rows = wide(to_rows(logits, row_starts, -torch.inf))
+    return functional.cross_entropy(rows, labels, reduction="none")
+
+
+def to_rows(flat: Tensor, row_starts: Tensor, fill: float) -> Tensor:
+    """Return the rows of `flat` (N,) one below the other, (rows, longest), filled up with `fill`."""
+    lengths = row_starts.diff()
+    rows = flat.new_full((len(lengths), int(lengths.max())), fill)
+    return rows.masked_scatter(torch.arange(rows.shape[1], device=flat.device) < lengths[:, None], flat)
+
+
+def squared_norm(tensors: Sequence[Tensor]) -> float:
+    """Return the sum of the squares of all elements of all tensors."""
+    return float(sum(tensor.double().square().sum() for tensor in tensors))
+
+
+def adamw(
+    state: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]], rates: Sequence[tuple[float, float]], step: AdamWStep
+) -> None:
+    """Update (parameter, gradient, m, v) in place; rates are (learning rate, weight decay) a tensor.
+
+    Loshchilov and Hutter 2019, algorithm 2.
+    """
+    correction1, correction2 = 1 - step.beta1**step.step, 1 - step.beta2**step.step
+    with torch.no_grad():
+        for (param, grad, m, v), (lr, decay) in zip(state, rates, strict=True):
+            g = grad.to(m.dtype) * step.grad_scale
+            m.lerp_(g, 1 - step.beta1)
+            v.mul_(step.beta2).addcmul_(g, g, value=1 - step.beta2)
+            move = (m / correction1) / ((v / correction2).sqrt() + step.eps)
+            param.copy_(param.to(m.dtype) * (1 - lr * decay) - lr * move)
+
+
+def wide(x: Tensor) -> Tensor:
+    """Return x in the dtype to compute in: float64 as it is, all else in float32."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def _dropped(x: Tensor, drop: Drop) -> Tensor:
+    bits = hidden_bits(drop.key, drop.place.slots, drop.place.positions, x.shape[-1])
+    return x * (bits >= keep_threshold(drop.p)).view(x.shape) * float32(drop.keep_scale)
+
+
+def _normalised(x: Tensor, norm: Norm) -> Tensor:
+    centred = x if norm.rms else x - x.mean(-1, keepdim=True)
+    square = centred.square().mean(-1, keepdim=True)
+    # An overflow must be seen: x / inf would be 0, and a broken row would look healthy.
+    inverse = torch.where(square.isinf(), torch.nan, torch.rsqrt(square + norm.eps))
+    y = centred * inverse * wide(norm.weight)
+    return y if norm.bias is None else y + wide(norm.bias)
+
+
+def _activated(x: Tensor, kind: Kind) -> Tensor:
+    if kind == "silu":
+        return functional.silu(x)
+    return functional.gelu(x, approximate="tanh" if kind == "gelu_tanh" else "none")
+
+
+def _attend_row(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, slot: int) -> Tensor:
+    scores = torch.einsum("ihk,jhk->hij", wide(q), wide(k)) * spec.scale
+    if spec.causal:
+        scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf)
+    weights = torch.softmax(scores, dim=-1)
+    if spec.drop is not None:
+        bits = attention_bits(spec.drop.key, slot, *weights.shape, device=q.device)
+        weights = weights * (bits >= keep_threshold(spec.drop.p)) * float32(spec.drop.keep_scale)
+    return torch.einsum("hij,jhk->ihk", weights, wide(v)).to(q.dtype)
+
+
+def float32(x: float) -> float:
+    """Return x as the nearest float32, which is what the native operators multiply by."""
+    return float(torch.tensor(x, dtype=torch.float32))

@@ -1,0 +1,159 @@
+"""Padded calls of an encoder run without their padding: for training loops that are not whet's."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from whet.config.arguments import PaddingInLoss
+from whet.log import logger
+from whet.methods.unpad import calls as unpad_calls
+from whet.methods.unpad import padding_readers
+from whet.methods.unpad.layout import Layout, layout_of
+from whet.models.binding import bind
+from whet.models.packed import PackedModel
+
+_STATE = "whet_unpad"
+
+
+class _Calls:
+    """What the calls of one encoder share; nothing of a call itself, since several threads may make them at once."""
+
+    def __init__(self, packed: PackedModel, dtype: torch.dtype | None, amount: PaddingInLoss) -> None:
+        self.packed = packed
+        self.dtype = dtype
+        self.amount: PaddingInLoss = amount
+        self.told_why: set[str] = set()
+
+    def autocast(self, device: torch.device) -> AbstractContextManager[object]:
+        """Return the context in which the encoder computes."""
+        if self.dtype is None:
+            return nullcontext()
+        if self.dtype == torch.float32:
+            return torch.autocast(device.type, enabled=False)
+        return torch.autocast(device.type, self.dtype)
+
+    def say_if_more(self, amount: PaddingInLoss) -> None:
+        """Log once that a call computes more padding tokens than `whet.optimize` was asked for."""
+        why = "labels at padding tokens"
+        if amount == "all" != self.amount and why not in self.told_why:
+            self.told_why.add(why)
+            logger.warning("whet.optimize: calls with %s compute each of these tokens: set the labels to -100", why)
+
+    def padded(self, encoder: Any, why: str, given: Sequence[Any], options: Mapping[str, Any]) -> Any:
+        """Return what the encoder's own forward gives, and log once why; also where a hook in a pass asks for it."""
+        if why not in self.told_why:
+            self.told_why.add(why)
+            logger.warning("whet.optimize: with their padding run %s", why)
+        dtype = next(encoder.parameters()).dtype
+        with self.packed.placement.outside(), self.autocast(next(encoder.parameters()).device):
+            out = type(encoder).forward(encoder, *given, **options)
+        return out if self.dtype is None else _in_dtype(out, dtype)
+
+
+def apply(packed: PackedModel, dtype: torch.dtype | None = None, amount: PaddingInLoss = "sampled") -> None:
+    """Make the encoder inside the model drop padding on the way in and put it back on the way out.
+
+    `amount` says what places of padding get: sampled, the states of a few padding tokens a row, each for the places
+    around it; all, each its own; none, zeros. Products of the encoder compute in `dtype`, in that of the weights where
+    it is None. Dropout masks follow torch's CPU generator: each call that drops anything draws one number from it.
+    """
+    encoder = packed.module.base_model
+    assert isinstance(encoder, nn.Module)
+    setattr(encoder, _STATE, _Calls(packed, dtype, amount))
+    encoder.forward = bind(_forward, encoder)
+    padding_readers.apply(packed.module)
+
+
+def restore(packed: PackedModel) -> None:
+    """Take it out again, exactly."""
+    encoder = packed.module.base_model
+    assert isinstance(encoder, nn.Module)
+    encoder.__dict__.pop("forward", None)
+    encoder.__dict__.pop(_STATE, None)
+    padding_readers.restore(packed.module)
+
+
+def _forward(self: Any, *given: Any, **options: Any) -> Any:
+    """Stand in for the forward of an encoder (B, T) -> hidden states (B, T, D).
+
+    A graph of torch.compile breaks around it: native operators are no part of a graph, and neither are packed sizes.
+    """
+    if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
+        return _outside_of_graphs(self, given, options)
+    return _run(self, given, options)
+
+
+@torch.compiler.disable(reason="an encoder that whet.optimize changed does not compile: leave fullgraph=True out")
+def _outside_of_graphs(self: Any, given: Sequence[Any], options: Mapping[str, Any]) -> Any:
+    return _run(self, given, options)
+
+
+def _run(self: Any, given: Sequence[Any], options: Mapping[str, Any]) -> Any:
+    calls: _Calls = getattr(self, _STATE)
+    call = unpad_calls.named(self, given, options)
+    why = unpad_calls.why_padded(self, call)
+    if call is None or why is not None:
+        return calls.padded(self, why or "", given, options)
+    input_ids: Tensor = call.pop("input_ids")
+    mask = call.pop("attention_mask", torch.ones_like(input_ids)).to(input_ids.device, torch.bool)
+    if not bool(mask[:, 0].all()):  # heads read the first place, which has to be its own
+        return calls.padded(self, "rows that do not begin with a token: pad them on the right", given, options)
+    amount = padding_readers.amount(calls.packed.module, calls.amount)
+    calls.say_if_more(amount)
+    layout = layout_of(mask, amount)
+    with calls.packed.placement.at(layout.place()), calls.autocast(mask.device):
+        packed_options = _packed_inputs(call, layout, _positions(input_ids, calls.packed))
+        out = type(self).forward(self, layout.packed(input_ids), **packed_options)
+    out = _padded(self, out, mask, layout, amount)
+    return out.to_tuple() if unpad_calls.wants_tuple(self, options) else out
+
+
+def _positions(input_ids: Tensor, packed: PackedModel) -> Tensor:
+    """Return the positions (B, T) that the untouched encoder gives these places, padding between tokens included."""
+    if not packed.family.skips_padding:
+        return torch.arange(input_ids.shape[1], device=input_ids.device).expand(input_ids.shape)
+    words = input_ids != packed.position_offset - 1
+    return words.cumsum(1) * words + packed.position_offset - 1
+
+
+def _packed_inputs(call: dict[str, Any], layout: Layout, positions: Tensor) -> dict[str, Any]:
+    """Return the packed call's keyword arguments: token columns as packed, positions that always are there."""
+    columns = {
+        name: layout.packed(value.expand(layout.sources.shape))
+        for name, value in call.items()
+        if isinstance(value, Tensor) and value.dim() == 2
+    }
+    return call | {"position_ids": layout.packed(positions)} | columns | {"return_dict": True}
+
+
+def _padded(self: Any, out: Any, mask: Tensor, layout: Layout, amount: PaddingInLoss) -> Any:
+    tokens = out.last_hidden_state.to(next(self.parameters()).dtype)[0]  # what is behind the encoder computes in
+    if amount == "none":
+        out.last_hidden_state = tokens.new_zeros(*mask.shape, tokens.shape[-1]).masked_scatter(mask[..., None], tokens)
+    else:
+        out.last_hidden_state = layout.padded(tokens)
+    if out.get("pooler_output") is not None:
+        out.pooler_output = _pooled(self, out.last_hidden_state)
+    return out
+
+
+def _pooled(self: Any, hidden: Tensor) -> Tensor:
+    """Return the encoder's summary of each row; ALBERT's pooler is a plain linear layer, the others' take (B, T, D)."""
+    if hasattr(self, "pooler_activation"):
+        return self.pooler_activation(self.pooler(hidden[:, 0]))
+    return self.pooler(hidden)
+
+
+def _in_dtype(out: Any, dtype: torch.dtype) -> Any:
+    """Return an encoder's output with its floating point tensors in this dtype."""
+    if isinstance(out, Tensor):
+        return out.to(dtype) if out.is_floating_point() else out
+    if isinstance(out, tuple):
+        return tuple(_in_dtype(part, dtype) for part in out)
+    if isinstance(out, dict):  # transformers' outputs are
+        for name in list(out):
+            out[name] = _in_dtype(out[name], dtype)
+    return out

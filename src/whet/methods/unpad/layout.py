@@ -1,0 +1,104 @@
+"""Where the tokens of a padded batch go when it runs without most of its padding, and where they come back from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from whet.config.arguments import PaddingInLoss
+from whet.data.batch import filled_length
+from whet.data.padding import SAMPLES
+from whet.kernels.batch_position import DrawnPlace, Place
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A padded batch (B, T), packed: each row's real tokens, and behind them the padding tokens that are computed.
+
+    `columns` (N,) says where in the flattened batch each packed token comes from, `ranks` (N,) which token of its row
+    it is, real ones first. `key_counts` (rows,) is how many tokens of each row are real, and `row_lengths` (rows,) how
+    many there are in all; what fills the batch up is a row more. `sources` (B, T) is the packed token whose state each
+    place gets back.
+    """
+
+    columns: Tensor
+    ranks: Tensor
+    row_lengths: Tensor
+    key_counts: Tensor
+    sources: Tensor
+
+    def packed(self, column: Tensor) -> Tensor:
+        """Return a column (B, T) as the packed batch has it, (1, N) int64."""
+        return column.flatten().index_select(0, self.columns).long()[None]
+
+    def place(self) -> Place:
+        """Return the place of the batch; its masks follow torch's generator."""
+        row_slots = torch.arange(len(self.row_lengths), dtype=torch.int32)
+        return DrawnPlace(
+            seed=0,
+            step=0,
+            slots=row_slots.to(self.columns.device).repeat_interleave(self.row_lengths),
+            positions=self.ranks,
+            row_starts=nn.functional.pad(self.row_lengths.cumsum(0, dtype=torch.int32), (1, 0)),
+            row_slots=row_slots,
+            longest=self.row_lengths.max().cpu(),
+            key_counts=self.key_counts.cpu(),
+        )
+
+    def padded(self, states: Tensor) -> Tensor:
+        """Return packed states (N, D) as (B, T, D): each place of padding has that of the token that stands for it.
+
+        So the gradient of such a token is the sum over all places that it stands for.
+        """
+        return nn.functional.embedding(self.sources, states)
+
+
+def layout_of(mask: Tensor, amount: PaddingInLoss) -> Layout:
+    """Return the layout of a batch under this mask (B, T) of real tokens; each row has at least one.
+
+    Padding tokens that are computed are the middles of equal stretches of a row's padding.
+    """
+    n_rows, longest = mask.shape
+    lengths = mask.sum(1)
+    n_padding = longest - lengths
+    most = {"none": 0, "sampled": SAMPLES, "all": longest}[amount]
+    counts = n_padding.clamp(max=most)
+    at = torch.arange(longest, device=mask.device).expand(n_rows, longest)
+    order = mask.logical_not().int().argsort(dim=1, stable=True)  # columns, those of real tokens first
+    computed = at < (lengths + counts)[:, None]
+    number = at - lengths[:, None]
+    begin, end = (_cut(place, n_padding, counts) for place in (number, number + 1))
+    ranks = torch.where(number < 0, at, lengths[:, None] + (begin + end - 1) // 2)
+    firsts = torch.arange(n_rows, device=mask.device)[:, None] * longest
+    columns = firsts + order.gather(1, ranks.clamp(0, longest - 1))
+    return _filled(columns[computed], ranks[computed], lengths, counts, _sources(mask, lengths, counts))
+
+
+def _cut(number: Tensor, n_padding: Tensor, counts: Tensor) -> Tensor:
+    """Return where in a row's padding the stretch of this number begins."""
+    return number * n_padding[:, None] // counts.clamp(min=1)[:, None]
+
+
+def _sources(mask: Tensor, lengths: Tensor, counts: Tensor) -> Tensor:
+    """Return for each place (B, T) the packed token that stands for it: a real one for itself."""
+    starts = (lengths + counts).cumsum(0) - (lengths + counts)
+    rank, padding = mask.cumsum(1) - 1, mask.logical_not().cumsum(1)
+    stretch = (padding * counts[:, None] - 1) // (mask.shape[1] - lengths).clamp(min=1)[:, None]
+    return starts[:, None] + torch.where(mask, rank, lengths[:, None] + stretch.clamp(min=0))
+
+
+def _filled(columns: Tensor, ranks: Tensor, lengths: Tensor, counts: Tensor, sources: Tensor) -> Layout:
+    n_tokens = len(columns)
+    n_more = filled_length(n_tokens) - n_tokens
+    row_lengths, key_counts = lengths + counts, lengths
+    if n_more:
+        row_lengths, key_counts = (nn.functional.pad(x, (0, 1), value=n_more) for x in (row_lengths, key_counts))
+    return Layout(
+        columns=torch.cat([columns, columns[:n_more]]),
+        ranks=nn.functional.pad(ranks.int(), (0, n_more)),
+        row_lengths=row_lengths.int(),
+        key_counts=key_counts.int(),
+        sources=sources,
+    )

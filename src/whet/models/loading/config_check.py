@@ -1,0 +1,138 @@
+"""config.json and tokenizer_config.json by allow-list: settings of the architecture pass, what loads code does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from whet.log import logger
+from whet.models.loading.folder_check import CONFIG, TOKENIZER_CONFIG, bad_model, plain_name, read_object
+
+_RUNS_CODE = "it names code that would be run, and whet never runs code that comes with a model"
+_ELSEWHERE = "it names a file or a method of its own choice, and a model is read from its own folder alone"
+_FORBIDDEN = {
+    "auto_map": _RUNS_CODE,
+    "trust_remote_code": _RUNS_CODE,
+    "custom_pipelines": _RUNS_CODE,
+    "_attn_implementation_internal": _RUNS_CODE,
+    "_experts_implementation_internal": _RUNS_CODE,
+    "transformers_weights": _ELSEWHERE,
+    "gguf_file": _ELSEWHERE,
+    "quantization_config": "weights are read as float numbers; a quantised model needs the code of another package",
+}
+_IMPLEMENTATIONS = ("attn_implementation", "_attn_implementation", "experts_implementation", "_experts_implementation")
+_OWN_IMPLEMENTATIONS = (None, "eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
+_DTYPES = (None, "float32", "float16", "bfloat16", "float64")
+_ALSO_KNOWN = (
+    *("model_type", "num_labels", "torch_dtype", "gradient_checkpointing", "position_embedding_type", "pruned_heads",
+     "output_attentions", "output_past", "use_bfloat16", "finetuning_task", "task_specific_params", "layer_types",
+     "rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor", "net_structure_type", "type_vocab_size",
+     "num_memory_blocks", "gap_size", "down_scale_factor", "directionality", "pooler_fc_size", "pooler_size_per_head",
+     "pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_type", "sep_token_id",
+     "cls_token_id", "mask_token_id", "norm_pooled", "use_cache", "classifier_dropout", "language", "name",
+     "summary_activation", "summary_first_dropout", "summary_last_dropout", "summary_type", "summary_use_proj",
+     "tie_weights_", "decoder_start_token_id", "bos_token_id", "eos_token_id", "pad_token_id"),
+)  # fmt: skip
+"""Settings that older versions of transformers wrote, and that classes of today do not declare."""
+_TOKENIZER_FORBIDDEN = {
+    "auto_map": _RUNS_CODE,
+    "trust_remote_code": _RUNS_CODE,
+    "init_inputs": "values without a name go to the tokenizer's class, whatever it does with them",
+    "mecab_kwargs": _ELSEWHERE,
+    "sudachi_kwargs": _ELSEWHERE,
+    "jumanpp_kwargs": _ELSEWHERE,
+    "gguf_file": _ELSEWHERE,
+}
+_LEFT_BEHIND = ("special_tokens_map_file", "tokenizer_file")
+"""Paths on the machine that saved the tokenizer; older versions wrote them, and nobody opens them."""
+
+
+def checked_config(folder: Path) -> dict[str, Any]:
+    """Return the settings of config.json that its architecture knows; raises ConfigError for what leads elsewhere.
+
+    The log names the settings that are left out.
+    """
+    path = folder / CONFIG
+    values = read_object(path)
+    _refuse_forbidden(path, values, _FORBIDDEN)
+    return _known(path, values, _class_of(path, values))
+
+
+def check_tokenizer_config(folder: Path) -> None:
+    """Refuse a tokenizer_config.json that names code, or a file that is not in the folder."""
+    path = folder / TOKENIZER_CONFIG
+    if not path.exists():
+        return
+    values = read_object(path)
+    _refuse_forbidden(path, values, _TOKENIZER_FORBIDDEN)
+    for place, name, value in _entries({name: value for name, value in values.items() if name not in _LEFT_BEHIND}):
+        names = value if isinstance(value, list) and name.endswith("_files") else [value]
+        if name.endswith(("_file", "_files")) and not all(one is None or plain_name(one) for one in names):
+            raise bad_model(f"{path}: {place} leads out of the folder", got=value, why=_ELSEWHERE, fix=_TAKE_OUT)
+
+
+_TAKE_OUT = "take the entry out if you trust the rest, or use another model"
+
+
+def _class_of(path: Path, values: Mapping[str, Any]) -> Any:
+    from transformers import CONFIG_MAPPING
+
+    name = values.get("model_type")
+    if not isinstance(name, str) or name not in CONFIG_MAPPING:
+        raise bad_model(
+            f"{path} names no architecture of transformers",
+            got=name,
+            why="model_type says which of transformers' own classes builds the model",
+            fix="use a model that transformers itself implements",
+        )
+    return CONFIG_MAPPING[name]
+
+
+def _known(path: Path, values: Mapping[str, Any], config_class: Any) -> dict[str, Any]:
+    """Return the settings that this class declares; the log names those that are left out."""
+    known = _names(config_class)
+    kept = {name: value for name, value in values.items() if name in known}
+    for name, part in config_class.sub_configs.items():
+        if isinstance(kept.get(name), dict):
+            inner = kept[name]
+            kept[name] = _known(path, inner, part if hasattr(part, "attribute_map") else _class_of(path, inner))
+    odd = sorted(set(values) - set(kept) - {"_name_or_path", "_commit_hash", *_IMPLEMENTATIONS})
+    odd = [name for name in odd if not name.startswith("_")]
+    if odd:
+        logger.info("%s: %s left out: %s does not know it", path, ", ".join(odd)[:300], config_class.__name__)
+    return kept
+
+
+def _names(config_class: Any) -> set[str]:
+    """Return every setting that the class declares, or names in its own code where it is built."""
+    known = {field.name for field in fields(config_class)} | set(config_class.attribute_map) | set(_ALSO_KNOWN)
+    for one in config_class.__mro__:
+        code = getattr(one.__dict__.get("__post_init__"), "__code__", None)
+        known |= {word for word in (*code.co_consts, *code.co_names) if isinstance(word, str)} if code else set()
+    return {name for name in known if not name.startswith("_")}
+
+
+def _refuse_forbidden(path: Path, values: Mapping[str, Any], forbidden: Mapping[str, str]) -> None:
+    for place, name, value in _entries(values):
+        if name in forbidden and not (name == "init_inputs" and value in ([], None)):
+            raise bad_model(f"{path}: {place} is not read", got=value, why=forbidden[name], fix=_TAKE_OUT)
+        if name in _IMPLEMENTATIONS and value not in _OWN_IMPLEMENTATIONS:
+            raise bad_model(
+                f"{path}: {place} is not one of transformers' own", got=value, why=_RUNS_CODE, fix=_TAKE_OUT
+            )
+        if name in ("dtype", "torch_dtype") and value not in _DTYPES:
+            kinds = ", ".join(str(kind) for kind in _DTYPES[1:])
+            raise bad_model(f"{path}: {place} is no float type", got=value, why=f"weights are {kinds}", fix=_TAKE_OUT)
+
+
+def _entries(values: Any, place: str = "") -> Iterator[tuple[str, str, Any]]:
+    """Yield (place, name, value) of every named entry, however deep it lies."""
+    pairs = values.items() if isinstance(values, Mapping) else enumerate(values)
+    for name, value in pairs:
+        here = f"{place}.{name}" if place else str(name)
+        if isinstance(values, Mapping):
+            yield here, str(name), value
+        if isinstance(value, Mapping | list):
+            yield from _entries(value, here)

@@ -1,0 +1,214 @@
+"""Load a question answering model and its tokenizer: safetensors and JSON only, no code from the folder, ever.
+
+Every folder is checked before transformers sees it (`folder_check`, `config_check`, `tensor_check`), and transformers
+gets the settings that were checked; it does not read config.json again.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from whet.errors import ConfigError, WhetError
+from whet.log import logger
+from whet.models import finite
+from whet.models.families import FAMILIES, family_of
+from whet.models.loading.config_check import check_tokenizer_config, checked_config
+from whet.models.loading.folder_check import CONFIG, check_folder
+from whet.models.loading.hub_folder import local_folder, missing_folder
+from whet.models.loading.hub_reach import hub_problem
+from whet.models.loading.tensor_check import check_weights
+from whet.models.loading.tokenizer_check import check_special_ids, check_tokenizer_file, is_panic
+from whet.paths import utf8_name
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSource:
+    """Where a model comes from: a folder, or a name on the hub."""
+
+    model: str
+    config: str | None = None
+    tokenizer: str | None = None
+    cache_dir: str | None = None
+    revision: str = "main"
+    token: str | None = field(default=None, repr=False)
+    flag: str = "--model_name_or_path"
+    """What names the model on the command line."""
+
+    def folder(self, part: str) -> Path:
+        """Return the checked folder of `model`, `config` or `tokenizer`; a name on the hub is downloaded first."""
+        name, flag = self.name(part), self.flag_of(part)
+        if problem := missing_folder(name, flag) or hub_problem(name, flag, "model", self.cache_dir):
+            raise ConfigError.of([problem])
+        folder = local_folder(self.name(part), part, cache_dir=self.cache_dir, revision=self.revision, token=self.token)
+        check_folder(folder)
+        return folder
+
+    def name(self, part: str) -> str:
+        """Return what was named for this part."""
+        return {"config": self.config, "tokenizer": self.tokenizer}.get(part) or self.model
+
+    def flag_of(self, part: str) -> str:
+        """Return the flag that named this part."""
+        return f"--{part}_name" if {"config": self.config, "tokenizer": self.tokenizer}.get(part) else self.flag
+
+
+def load_tokenizer(source: ModelSource) -> Any:
+    """Return the tokenizer; raises ConfigError where it cannot be loaded or has tokens that the model does not."""
+    from transformers import AutoTokenizer
+
+    name = source.name("tokenizer")
+    try:
+        folder = source.folder("tokenizer")
+        check_tokenizer_config(folder)
+        check_tokenizer_file(folder)
+        own = _config(folder, name) if (folder / CONFIG).exists() else None
+        with utf8_name(folder) as named:
+            tokenizer = AutoTokenizer.from_pretrained(named, config=own, local_files_only=True, trust_remote_code=False)
+        if tokenizer.is_fast:  # others are refused where they would be used
+            _require_words(tokenizer, name, source.flag_of("tokenizer"))
+            _check_ids(tokenizer, source, own)
+        tokenizer.name_or_path = name  # not where a download happens to lie
+    except BaseException as error:
+        if not (isinstance(error, Exception) or is_panic(error)):
+            raise
+        raise _not_loaded("tokenizer", name, error, source.flag_of("tokenizer")) from error
+    return tokenizer
+
+
+def load_qa_model(source: ModelSource, *, trained: bool = False) -> Any:
+    """Return the model with a question answering head, weights in float32 (the master copy of any precision).
+
+    Raises ConfigError where it cannot be loaded, or, if it has to be `trained` already, where weights are missing.
+    """
+    import torch
+    from transformers import AutoModelForQuestionAnswering
+
+    from whet.models.loading.quiet import quiet
+
+    name = source.name("config")
+    try:
+        config = _config(source.folder("config"), name)
+        _require_head(config, source.name("config"), source.flag_of("config"))
+    except Exception as error:
+        raise _not_loaded("model configuration", name, error, source.flag_of("config")) from error
+    try:
+        folder = source.folder("model")
+        check_weights(folder, config.to_dict())
+        with quiet(), utf8_name(folder) as named:
+            model, report = AutoModelForQuestionAnswering.from_pretrained(
+                named,
+                config=config,
+                use_safetensors=True,
+                dtype=torch.float32,
+                output_loading_info=True,
+                local_files_only=True,
+                trust_remote_code=False,
+            )
+        model.config.name_or_path = model.name_or_path = source.model  # not where a download happens to lie
+    except Exception as error:
+        raise _not_loaded("model", source.model, error, source.flag) from error
+    missing = sorted(report["missing_keys"])
+    if trained and missing:
+        raise ConfigError(
+            what="the model has not learnt to answer questions",
+            got=source.model,
+            why=f"its folder holds no weights for {', '.join(missing)}",
+            fix=f"train it first: whet qa --model_name_or_path {shlex.quote(source.model)} --train_file FILE "
+            "--do_train --output_dir out, then name the folder out",
+        )
+    _require_finite(model, source)
+    _say_what_is_new(model, missing)
+    return model
+
+
+def max_positions(model: Any) -> int | None:
+    """Return how many tokens of one row the model has positions for, None where positions are not a table."""
+    table = getattr(model.config, "max_position_embeddings", None)
+    if table is not None and table <= 0:  # how XLNet says that it has no table
+        return None
+    family = family_of(model)
+    return table if table is None or family is None else table - family.position_offset(model)
+
+
+def _config(folder: Path, name: str) -> Any:
+    from transformers import CONFIG_MAPPING
+
+    values = checked_config(folder)
+    return CONFIG_MAPPING[values.pop("model_type")].from_dict(values, name_or_path=name)
+
+
+def _require_head(config: Any, name: str, flag: str) -> None:
+    from transformers import MODEL_FOR_QUESTION_ANSWERING_MAPPING
+
+    if type(config) in MODEL_FOR_QUESTION_ANSWERING_MAPPING:
+        return
+    raise ConfigError(
+        what=f"the model cannot be loaded: {config.model_type} models have no head for extractive question answering",
+        got=f"{name}: model_type {config.model_type}",
+        why="an answer is found by a start and an end score for each token, and this architecture gives none",
+        fix=f"name an encoder in {flag}: one of model_type {', '.join(FAMILIES)} trains without padding",
+    )
+
+
+def _require_words(tokenizer: Any, name: str, flag: str) -> None:
+    """Refuse the empty tokenizer that transformers makes up where a folder holds none."""
+    if tokenizer.get_vocab().keys() - set(tokenizer.all_special_tokens) - tokenizer.get_added_vocab().keys():
+        return
+    raise ConfigError(
+        what="the tokenizer knows no words",
+        got=f"{name}: {len(tokenizer)} tokens, all of them special",
+        why="the folder holds no vocabulary, so every word of the data would be the same unknown token",
+        fix=f"put the model's own tokenizer.json (or its vocab.txt) into the folder, or name one with it in {flag}"
+        + ("" if flag == "--tokenizer_name" else "; whet qa also takes it from another folder in --tokenizer_name"),
+    )
+
+
+def _check_ids(tokenizer: Any, source: ModelSource, own: Any) -> None:
+    """Refuse a tokenizer that gives ids for which the model has no embedding."""
+    if source.tokenizer or source.config or own is None:
+        folder = source.folder("config")
+        own = _config(folder, source.model) if (folder / CONFIG).exists() else None
+    n_known = getattr(own, "vocab_size", None)
+    if n_known is None:
+        return
+    token, largest = max(tokenizer.get_vocab().items(), key=lambda pair: pair[1], default=("", -1))
+    if largest >= n_known:
+        raise ConfigError(
+            what="the tokenizer has tokens that the model does not know",
+            got=f"{token!r} is token {largest:,}",
+            why=f"the model has embeddings for {n_known:,} tokens (vocab_size), counted from 0",
+            fix="name a model and a tokenizer that were trained together"
+            + (": --model_name_or_path, --tokenizer_name" if source.flag != "--model" else ": another --model"),
+        )
+    check_special_ids(tokenizer, own, source.name("tokenizer"))
+
+
+def _require_finite(model: Any, source: ModelSource) -> None:
+    if found := finite.not_finite(model):
+        raise ConfigError(
+            what="the model's weights are not finite",
+            got=f"{source.model}: {finite.shown(found)}",
+            why="one NaN or infinity in the weights makes every answer and every gradient one",
+            fix=f"name another model in {source.flag}: this one was saved after its training had failed",
+        )
+
+
+def _say_what_is_new(model: Any, missing: list[str]) -> None:
+    n_weights = sum(parameter.numel() for parameter in model.parameters())
+    new = f"; new, still to be learnt: {', '.join(missing)}" if missing else ""
+    logger.info("%s, %.1f million weights%s", type(model).__name__, n_weights / 1e6, new)
+
+
+def _not_loaded(part: str, name: str, error: BaseException, flag: str) -> WhetError:
+    if isinstance(error, WhetError):
+        return error
+    if os.path.isdir(name):  # noqa: PTH112 - Path.is_dir raises where this user may not look
+        fix = f"check the files in {name}, or name another folder in {flag}"
+    else:
+        fix = f"{flag} takes a folder with config.json and model.safetensors, or a name on the hub (needs a network)"
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return ConfigError(what=f"the {part} cannot be loaded", got=name, why=" ".join(lines)[:500], fix=fix)

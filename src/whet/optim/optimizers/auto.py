@@ -1,0 +1,34 @@
+"""AdamW, by whichever operator is the faster here: whet's own on a CPU, torch's fused one elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from whet.kernels.library import library
+from whet.optim.optimizers import adamw_torch, native
+from whet.optim.recipe import WIDEST, Options, Recipe, Request, Shapes, native_can_update
+
+
+def name_for(parameters: Iterable[Tensor]) -> str:
+    """Return the name of the optimizer that `auto` is for parameters that train."""
+    ours = library() is not None and all(map(native_can_update, parameters))
+    return "adamw_whet" if ours else "adamw_torch_fused"
+
+
+def build(request: Request) -> Optimizer:
+    """Return whet's AdamW where its native operator can update every parameter, else torch's fused AdamW."""
+    parameters = (parameter for group in request.groups for parameter in group["params"])
+    recipe = native.RECIPE if name_for(parameters) == "adamw_whet" else adamw_torch.FUSED
+    return recipe.build(request)
+
+
+def state_bytes(shapes: Shapes, options: Options, itemsize: int) -> int:
+    """Those of the one or the other, for parameters on the CPU."""
+    ours = library() is not None and itemsize <= WIDEST
+    return (native if ours else adamw_torch).state_bytes(shapes, options, itemsize)
+
+
+RECIPE = Recipe(build=build, state_bytes=state_bytes)

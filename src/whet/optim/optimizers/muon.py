@@ -1,0 +1,67 @@
+"""Muon (Jordan 2024) for the matrices of the hidden layers, AdamW for everything else; torch's implementations."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from whet.optim.optimizers.base import Stepping
+from whet.optim.recipe import STEP_BYTES, Options, Recipe, Request, Shapes
+
+
+class MuonAndAdamW(Stepping):
+    """One optimizer over the groups of both; a group with the key ns_steps is Muon's."""
+
+    def __init__(self, muon: Optimizer, adamw: Optimizer) -> None:
+        self._parts = (muon, adamw)
+        groups = [*muon.param_groups, *adamw.param_groups]
+        super().__init__([dict(group) for group in groups], {})
+
+    def _update_all(self) -> None:
+        for part, is_muon in zip(self._parts, (True, False), strict=True):
+            # set each time: loading a state and a step inside backward put other lists here
+            part.state = self.state
+            part.param_groups = [group for group in self.param_groups if ("ns_steps" in group) == is_muon]
+            part.step()
+
+
+def matrices(model: nn.Module) -> set[int]:
+    """Return the ids of the parameters that Muon takes: matrices between the embeddings and the head."""
+    body = getattr(model, "base_model", model)
+    tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    return {id(p) for p in body.parameters() if p.ndim == 2} - tables
+
+
+def build(request: Request) -> Optimizer:
+    """Return Muon with AdamW's step size (match_rms_adamw), so that its learning rates hold, unless told otherwise."""
+    chosen = matrices(request.model)
+    muon, adamw = [], []
+    for group in request.groups:
+        for found, mine in ((muon, True), (adamw, False)):
+            params = [p for p in group["params"] if (id(p) in chosen) == mine]
+            found += [{**group, "params": params}] if params else []
+    spare = [nn.Parameter(torch.zeros(1, 1))]  # torch refuses an optimizer without parameters
+    options: dict[str, Any] = {"adjust_lr_fn": "match_rms_adamw", **request.options}
+    parts = (
+        torch.optim.Muon(muon or spare, lr=request.args.learning_rate, **options),
+        torch.optim.AdamW(adamw or spare, **request.adam),
+    )
+    for part in parts:
+        part.param_groups = [group for group in part.param_groups if not _is(group["params"], spare)]
+    return MuonAndAdamW(*parts)
+
+
+def _is(params: list[Tensor], spare: list[nn.Parameter]) -> bool:
+    return len(params) == 1 and params[0] is spare[0]
+
+
+def state_bytes(shapes: Shapes, _options: Options, itemsize: int) -> int:
+    """One moment for a matrix; two and the step for anything else. Give embeddings and heads as vectors."""
+    return sum(itemsize * prod(s) if len(s) == 2 else 2 * itemsize * prod(s) + STEP_BYTES for s in shapes)
+
+
+RECIPE = Recipe(build=build, state_bytes=state_bytes)

@@ -1,0 +1,207 @@
+"""whet's own AdamW on the CPU: all tensors of the model in one native call, with moments of 32 or of 8 bits.
+
+Parameters in bf16 keep an fp32 master in the state; decay and steps reach the master, the parameter is its rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from whet.kernels.optimizer.adamw import AdamWTensors
+from whet.kernels.optimizer.adamw_8bit import AdamW8bitTensors
+from whet.kernels.optimizer.rows_in_use import RowsInUse, rows_in_use
+from whet.kernels.reference.adamw_8bit import BLOCK, Codes
+from whet.kernels.reference.layers import AdamWStep
+from whet.optim.optimizers.base import Stepping
+from whet.optim.recipe import Options, Recipe, Request, Shapes, keep_dtypes, require_cpu
+
+State = dict[str, Any]
+Masters = list[Tensor | None]
+
+
+@dataclass
+class Due:
+    """Parameters that take a step with the same constants."""
+
+    step: AdamWStep
+    parameters: list[Tensor] = field(default_factory=list)
+    states: list[State] = field(default_factory=list)
+    rates: list[tuple[float, float]] = field(default_factory=list)
+    """(learning rate, weight decay) a parameter."""
+
+
+class NativeAdamW(Stepping):
+    """AdamW over all tensors at once; a subclass says what its moments are."""
+
+    grad_scale = 1.0
+    """What the next step multiplies the gradient by, on its way: clipping without a pass of its own."""
+
+    def __init__(self, params: Any, lr: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0})
+        keep_dtypes(self)
+
+    @property
+    def has_step_hooks(self) -> bool:
+        """Whether somebody is called before or after each step, and may look at gradients."""
+        return bool(self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks)
+
+    def start(self) -> None:
+        """Make the state of every parameter, as before its first step."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter] = self._begin(parameter)
+
+    def _update_all(self) -> None:
+        grad_scale, self.grad_scale = self.grad_scale, 1.0
+        for due in _due(self, self._begin, grad_scale):
+            rows = [self._rows(one) for one in zip(due.parameters, due.states, due.rates, strict=True)]
+            _update(due, self._tensors, rows)
+
+    def _rows(self, _updated: tuple[Tensor, State, tuple[float, float]]) -> RowsInUse | None:
+        """Return outside of which rows this parameter's gradient and moments are zero; None: unknown, or no matter."""
+        return None
+
+    def _begin(self, parameter: Tensor) -> State:
+        raise NotImplementedError
+
+    def _tensors(self, params: list[Tensor], states: list[State], masters: Masters) -> AdamWTensors | AdamW8bitTensors:
+        raise NotImplementedError
+
+
+class WhetAdamW(NativeAdamW):
+    """AdamW (Loshchilov and Hutter 2019, algorithm 2); torch's state names, moments in fp32.
+
+    Rows of an embedding table that never had a gradient are left alone, which is what AdamW without decay does to them.
+    """
+
+    def __init__(self, params: Any, lr: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8) -> None:
+        super().__init__(params, lr, betas, eps)
+        self._covered: dict[int, tuple[RowsInUse, Tensor]] = {}
+        """Parameter's address -> the rows that include all of its moments', and these first moments."""
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.__dict__.setdefault("_covered", {})  # torch copies and pickles groups and state alone
+
+    def _rows(self, updated: tuple[Tensor, State, tuple[float, float]]) -> RowsInUse | None:
+        parameter, state, (_, decay) = updated
+        rows = None if parameter.grad is None else rows_in_use(parameter.grad)
+        if rows is None:
+            self._covered.pop(id(parameter), None)  # from now on, moments may be anywhere
+            return None
+        covered = self._covered.get(id(parameter))
+        if covered is None or covered[0] is not rows or covered[1] is not state["exp_avg"]:
+            for name in ("exp_avg", "exp_avg_sq") if state["step"] > 1 else ():
+                rows.include(state[name].any(dim=1))  # as a checkpoint has them, or steps without such a gradient
+            self._covered[id(parameter)] = (rows, state["exp_avg"])
+        return None if decay else rows
+
+    def _begin(self, parameter: Tensor) -> State:
+        blank = {"dtype": torch.float32, "device": parameter.device}
+        moments = {name: torch.zeros(parameter.shape, **blank) for name in ("exp_avg", "exp_avg_sq")}
+        return _with_master(parameter, {"step": 0, **moments})
+
+    def _tensors(self, params: list[Tensor], states: list[State], masters: Masters) -> AdamWTensors:
+        first, second = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq"))
+        return AdamWTensors(params, first, second, masters)
+
+
+class WhetAdamW8bit(NativeAdamW):
+    """AdamW with block-wise 8-bit moments (Dettmers et al. 2022, arXiv:2110.02861), for tensors of every size.
+
+    The state holds codes (uint8) and for each 256 of them a scale (fp32). A positive second moment is never rounded to
+    zero: where it is far below the block's largest, the step is smaller than AdamW's, not larger.
+    """
+
+    def _begin(self, parameter: Tensor) -> State:
+        state: State = {"step": 0}
+        for name in ("exp_avg", "exp_avg_sq"):
+            state[name] = torch.zeros(parameter.shape, dtype=torch.uint8, device=parameter.device)
+            state[f"{name}_scale"] = torch.zeros(
+                _n_blocks(parameter.shape), dtype=torch.float32, device=parameter.device
+            )
+        return _with_master(parameter, state)
+
+    def _tensors(self, params: list[Tensor], states: list[State], masters: Masters) -> AdamW8bitTensors:
+        first = [Codes(s["exp_avg"], s["exp_avg_scale"], signed=True) for s in states]
+        second = [Codes(s["exp_avg_sq"], s["exp_avg_sq_scale"], signed=False) for s in states]
+        return AdamW8bitTensors(params, first, second, masters)
+
+
+def _due(optimizer: Optimizer, begin: Callable[[Tensor], State], grad_scale: float) -> Iterator[Due]:
+    """Yield the parameters that have a gradient: all at once, unless some have missed steps or groups differ."""
+    found: dict[tuple[Any, ...], Due] = {}
+    for group in optimizer.param_groups:
+        (beta1, beta2), eps = group["betas"], group["eps"]
+        rate = (float(group["lr"]), float(group["weight_decay"]))
+        for parameter in group["params"]:
+            if parameter.grad is None:
+                continue
+            state: State = optimizer.state[parameter]
+            if not state:
+                state |= begin(parameter)
+            state["step"] = int(state["step"]) + 1  # a state that was torch's has a tensor there
+            key = (beta1, beta2, eps, state["step"], grad_scale)
+            due = found.get(key) or found.setdefault(key, Due(AdamWStep(*key)))
+            due.parameters.append(parameter)
+            due.states.append(state)
+            due.rates.append(rate)
+    yield from found.values()
+
+
+def _update(due: Due, tensors: Callable[..., AdamWTensors | AdamW8bitTensors], rows: list[RowsInUse | None]) -> None:
+    """Take the step, on copies where a parameter's numbers do not lie in their order."""
+    flat = [parameter.detach().contiguous() for parameter in due.parameters]
+    grads = [parameter.grad.contiguous() for parameter in due.parameters if parameter.grad is not None]
+    masters: Masters = [state.get("master") for state in due.states]
+    tensors(flat, due.states, masters).update(grads, due.rates, due.step, rows)
+    for parameter, updated in zip(due.parameters, flat, strict=True):
+        if updated.data_ptr() != parameter.data_ptr():
+            parameter.copy_(updated)
+
+
+def _with_master(parameter: Tensor, state: State) -> State:
+    if parameter.dtype != torch.float32:
+        state["master"] = parameter.detach().float().contiguous()
+    return state
+
+
+def _n_blocks(shape: Any) -> int:
+    return -(-prod(shape) // BLOCK)
+
+
+def build(request: Request) -> Optimizer:
+    """Return the native AdamW; a ConfigError where the parameters are not its kind."""
+    require_cpu(request, "adamw_whet", "adamw_torch_fused")
+    return WhetAdamW(request.groups, **request.adam)
+
+
+def build_8bit(request: Request) -> Optimizer:
+    """Return the native AdamW of 8 bits; a ConfigError where the parameters are not its kind."""
+    require_cpu(request, "adamw_whet_8bit", "adamw_bnb_8bit")
+    return WhetAdamW8bit(request.groups, **request.adam)
+
+
+def state_bytes(shapes: Shapes, _options: Options, itemsize: int) -> int:
+    """Two moments in fp32, and the fp32 master of a narrower parameter."""
+    return sum((8 + _master_bytes(itemsize)) * prod(shape) for shape in shapes)
+
+
+def state_bytes_8bit(shapes: Shapes, _options: Options, itemsize: int) -> int:
+    """Two codes an element and two scales a block, and the fp32 master of a narrower parameter."""
+    return sum((2 + _master_bytes(itemsize)) * prod(shape) + 8 * _n_blocks(shape) for shape in shapes)
+
+
+def _master_bytes(itemsize: int) -> int:
+    return 4 if itemsize < 4 else 0
+
+
+RECIPE = Recipe(build=build, state_bytes=state_bytes)
+RECIPE_8BIT = Recipe(build=build_8bit, state_bytes=state_bytes_8bit)

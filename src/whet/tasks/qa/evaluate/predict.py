@@ -1,0 +1,53 @@
+"""A model's answers to the questions of a split, and how good they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from whet.data.batch import Batch
+from whet.models.objective import SpanObjective
+from whet.tasks.qa.evaluate.decode import DecodeOptions, decode, write_predictions
+from whet.tasks.qa.evaluate.metrics import squad_metrics
+from whet.tasks.qa.evaluate.spans import concat, top_spans
+from whet.tasks.qa.splits import Split
+from whet.tasks.qa.types import Predictions
+from whet.train.trainer import Trainer
+
+
+def predict(
+    objective: SpanObjective, outputs: Iterable[tuple[Batch, Any]], split: Split, options: DecodeOptions
+) -> Predictions:
+    """Return the answers from the model's outputs over the split's rows.
+
+    Of the logits only the best starts and ends of each window are ever kept.
+    """
+    scores = []
+    for batch, output in outputs:
+        start, end, row_starts = objective.span_logits(output, batch)
+        scores.append(top_spans(start.float(), end.float(), row_starts, options.n_best_size))
+    return decode(split.questions, split.windows, concat(scores), options)
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Evaluates a trainer's model on a split: answers, prediction files, SQuAD's metrics."""
+
+    split: Split
+    options: DecodeOptions
+    folder: Path
+    prefix: str
+    """What the files' names begin with: eval, predict."""
+
+    def __call__(self, trainer: Trainer, _: Any = None) -> dict[str, float]:
+        """Write the prediction files, and return the metrics; none for a test set that comes without answers."""
+        assert isinstance(trainer.objective, SpanObjective)
+        outputs = trainer.forward_batches(self.split.rows)
+        predictions = predict(trainer.objective, outputs, self.split, self.options)
+        write_predictions(predictions, self.folder, self.prefix, on_error=trainer.args.save_error_policy)
+        may_be_empty = self.options.version_2_with_negative and self.prefix == "eval"
+        if not may_be_empty and not any(answers.texts for answers in self.split.questions.answers):
+            return {}
+        return squad_metrics(self.split.questions, predictions, version_2=self.options.version_2_with_negative)

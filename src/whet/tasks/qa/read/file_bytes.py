@@ -1,0 +1,114 @@
+"""A file's bytes, and the text in them; what is neither text nor Parquet is named for what it is."""
+
+from __future__ import annotations
+
+import codecs
+from pathlib import Path
+
+from whet.errors import DataError, StorageError
+from whet.hardware import memory
+from whet.tasks.qa.read.rejected import Rejected
+
+PARQUET = b"PAR1"
+_TIMES_IN_MEMORY = 6
+"""Bytes of memory that reading a file takes at most, for each of its bytes."""
+_UNPACK = "unpack it and name what comes out"
+_AS_TABLE = "write the table as Parquet or CSV, and name that file"
+_BINARY = {
+    b"\x1f\x8b": ("gzip", _UNPACK),
+    b"PK\x03\x04": ("zip", f"{_UNPACK}; a spreadsheet (.xlsx): save it as CSV with UTF-8"),
+    b"BZh": ("bzip2", _UNPACK),
+    b"\xfd7zXZ\x00": ("xz", _UNPACK),
+    b"\x28\xb5\x2f\xfd": ("zstandard", _UNPACK),
+    b"ARROW1": ("Arrow", _AS_TABLE),
+    b"\xff\xff\xff\xff": ("Arrow stream", _AS_TABLE),
+    b"FEA1": ("Feather", _AS_TABLE),
+    b"ORC": ("ORC", _AS_TABLE),
+    b"Obj\x01": ("Avro", _AS_TABLE),
+    b"PARE": ("encrypted Parquet", "write it without encryption"),
+    b"\x89HDF": ("HDF5", _AS_TABLE),
+    b"SQLite format 3": ("SQLite", _AS_TABLE),
+    b"\x80\x04": ("pickle", f"whet never reads pickles, as they can run code: {_AS_TABLE}"),
+}
+"""Kinds of files by their first bytes, and what to do with each."""
+_MARKS = {
+    b"\xff\xfe\x00\x00": "UTF-32",
+    b"\x00\x00\xfe\xff": "UTF-32",
+    b"\xff\xfe": "UTF-16",
+    b"\xfe\xff": "UTF-16",
+}
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return the content of a regular file, without the mark at its beginning that some programs write before UTF-8."""
+    require_file(path)
+    try:
+        _refuse_too_large(path.stat().st_size, memory.available_bytes())
+        return path.read_bytes().removeprefix(codecs.BOM_UTF8)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def require_file(path: Path) -> None:
+    """Raise DataError where there is no such file, StorageError where the system does not tell."""
+    fix = "name a file; the name of a dataset of the hub belongs in --dataset_name"
+    try:
+        if not path.exists():
+            raise DataError(what=f"{path}: no such file", why="the questions are read from it", fix="correct the path")
+        if not path.is_file():
+            what = "a folder" if path.is_dir() else "a pipe, a socket or a device"
+            raise DataError(what=f"{path}: this is {what}, not a file", why="questions are read from a file", fix=fix)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _refuse_too_large(n_bytes: int, available_bytes: int | None) -> None:
+    if available_bytes is not None and n_bytes * _TIMES_IN_MEMORY > available_bytes:
+        raise Rejected(
+            "the file is too large for this machine's memory",
+            got=f"{n_bytes:,} bytes; {available_bytes:,} bytes of memory are free",
+            why=f"reading takes up to {_TIMES_IN_MEMORY} times the size of the file",
+            fix="split the file and train on one part after the other: the --output_dir of one run is the "
+            "--model_name_or_path of the next",
+        )
+
+
+def _unreadable(path: Path, error: OSError) -> StorageError:
+    return StorageError(
+        what=f"{path}: cannot be read",
+        got=str(error),
+        why="the system refused",
+        fix="check the path and its permissions",
+    )
+
+
+def text_of(data: bytes) -> str:
+    """Return the UTF-8 text of a file; raise Rejected for packed files and other encodings."""
+    for magic, (name, fix) in _BINARY.items():
+        if data.startswith(magic):
+            article = "an" if name[0] in "AEO" else "a"
+            why = "questions are read from JSON, JSON lines, CSV or Parquet"
+            raise Rejected(f"this is {article} {name} file", why=why, fix=fix)
+    for mark, name in _MARKS.items():
+        if data.startswith(mark):
+            raise _not_utf8(f"the text is {name}", name)
+    if b"\0" in data[:4] and data.strip(b"\0"):
+        raise _not_utf8("the text holds null bytes, as UTF-16 or UTF-32 does", "UTF-16LE")
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise _not_utf8(
+            f"byte {error.start} (line {line}) is not UTF-8; it may be Latin-1",
+            "LATIN1",
+            got=repr(data[max(error.start - 20, 0) : error.start + 20]),
+        ) from None
+
+
+def _not_utf8(what: str, encoding: str, got: str | None = None) -> Rejected:
+    return Rejected(
+        what,
+        got=got,
+        why="questions are read as UTF-8: in another encoding the same bytes are other characters",
+        fix=f"save the file as UTF-8, and name that: iconv -f {encoding} -t UTF-8 OLD > NEW",
+    )

@@ -1,0 +1,80 @@
+"""SQuAD's own form: articles, each with paragraphs, each with a context and its questions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from whet.tasks.qa.read.collect import Collector, not_an_object, title_field
+from whet.tasks.qa.read.question import kind, text_field
+from whet.tasks.qa.read.rejected import Rejected
+
+
+def read_nested(articles: Sequence[Any], collector: Collector) -> None:
+    """Hand every question of these articles, SQuAD 1.1 or 2.0, to the collector."""
+    for a, article in enumerate(articles):
+        if collector.full:
+            return
+        try:
+            paragraphs, title = _list_field(article, "paragraphs"), title_field(article)
+        except Rejected as problem:
+            collector.reject(problem, partial(_article_place, a, article), _n_questions(article))
+            continue
+        for p, paragraph in enumerate(paragraphs):
+            _read_paragraph(paragraph, f"data[{a}].paragraphs[{p}]", title, collector)
+
+
+def _read_paragraph(paragraph: Any, path: str, title: str, collector: Collector) -> None:
+    try:
+        questions, context = _list_field(paragraph, "qas"), text_field(paragraph, "context")
+    except Rejected as problem:
+        return collector.reject(problem, partial(_paragraph_place, path, title), _n_questions(paragraph))
+    for q, question in enumerate(questions):
+        if collector.full:
+            return None
+        place = partial(_question_place, path, q, title, question)
+        collector.add(question, context=context, title=title, place=place)
+    return None
+
+
+def _list_field(owner: Any, name: str) -> list[Any]:
+    if not isinstance(owner, Mapping):
+        raise not_an_object(owner)
+    value = owner.get(name)
+    if not isinstance(value, list):
+        raise Rejected(
+            f"{name} is {kind(value)}, not a list" if name in owner else f"{name} is missing",
+            got=value if name in owner else sorted(map(str, owner)),
+            why="articles hold a list of paragraphs, and paragraphs a list of qas",
+            fix=f"write {name} as a list",
+        )
+    return value
+
+
+def _n_questions(part: Any) -> int:
+    """Return how many questions an article or a paragraph holds, as far as it can be read."""
+    if not isinstance(part, Mapping):
+        return 0
+    qas, paragraphs = part.get("qas"), part.get("paragraphs")
+    if isinstance(qas, list):
+        return len(qas)
+    return sum(map(_n_questions, paragraphs)) if isinstance(paragraphs, list) else 0
+
+
+def _article_place(index: int, article: Any) -> str:
+    title = article.get("title") if isinstance(article, Mapping) else None
+    return f"data[{index}]{_named('article', title)}"
+
+
+def _paragraph_place(path: str, title: str) -> str:
+    return f"{path}{_named('article', title)}"
+
+
+def _question_place(path: str, index: int, title: str, question: Any) -> str:
+    name = question.get("id") if isinstance(question, Mapping) else None
+    return f"{path}.qas[{index}]{_named('article', title)}{_named('question', name)}"
+
+
+def _named(what: str, name: Any) -> str:
+    return f", {what} {name[:80]!r}" if isinstance(name, str) and name else ""

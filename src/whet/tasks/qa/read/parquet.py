@@ -1,0 +1,116 @@
+"""Parquet files, read within bounds: a few kilobytes of Parquet can stand for gigabytes of text."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from whet.tasks.qa.read.cells import column_values, refuse_twice, text_bytes
+from whet.tasks.qa.read.rejected import Rejected
+
+if TYPE_CHECKING:
+    import pyarrow
+    from pyarrow.parquet import ParquetFile
+
+_CELLS_PER_BYTE, _SPARE_CELLS = 20, 100_000
+"""Every question has an id of its own, and ids do not compress below this."""
+_BYTES_PER_BYTE, _SPARE_BYTES = 200, 512 << 20
+"""Texts, written out, for a byte of the file. Contexts repeat for each of their questions, but not without end."""
+_ROOM_BYTES = 2 << 30
+"""Memory beyond the size that the file gives for its pages."""
+
+
+def parquet_columns(data: bytes, wanted: Sequence[str]) -> dict[str, list[Any]]:
+    """Return every column's values by its name, those of columns that are not wanted left out: None."""
+    from pyarrow import ArrowException
+
+    try:
+        return _read(data, wanted)
+    except MemoryError as error:
+        raise _too_large(len(data), str(error) or "more than the memory allowed") from None
+    except (ArrowException, OSError, ValueError, KeyError, OverflowError, TypeError) as error:
+        raise Rejected(
+            "the Parquet file cannot be read",
+            got=str(error),
+            why="it is damaged, cut off, or uses what this version of Arrow does not know",
+            fix="write or copy it again",
+        ) from None
+
+
+def _read(data: bytes, wanted: Sequence[str]) -> dict[str, list[Any]]:
+    from pyarrow import BufferReader, parquet
+
+    with _limited_memory(_ROOM_BYTES):
+        source = BufferReader(data)
+        file = parquet.ParquetFile(source, pre_buffer=False)
+        refuse_twice(file.schema_arrow.names)
+        n_bytes = _check_sizes(file, len(data))
+    columns: dict[str, list[Any]] = {name: [] for name in file.schema_arrow.names}
+    read = [name for name in columns if name in wanted]
+    with _limited_memory(3 * n_bytes + _ROOM_BYTES):
+        size = 0
+        for group in range(file.num_row_groups):
+            table = _row_group(source, group, read)
+            size += sum(text_bytes(chunk) for column in table.columns for chunk in column.chunks)
+            if size > len(data) * _BYTES_PER_BYTE + _SPARE_BYTES:
+                raise _too_large(len(data), f"at least {size:,} bytes of text")
+            for name in read:
+                columns[name] += column_values(table.column(name))
+    return columns
+
+
+def _row_group(source: Any, group: int, read: Sequence[str]) -> pyarrow.Table:
+    """Return these columns of a row group; texts come as dictionaries, each text once, where Arrow can do that."""
+    from pyarrow import ArrowNotImplementedError, parquet
+
+    columns = parquet.ParquetFile(source, pre_buffer=False).schema
+    texts = [columns.column(n).path for n in range(len(columns)) if columns.column(n).physical_type == "BYTE_ARRAY"]
+    flat = [name for name in texts if name in read]
+    for as_dictionary in (texts, flat):  # texts in lists: not where their encoding changes within the group
+        try:
+            file = parquet.ParquetFile(source, read_dictionary=as_dictionary, pre_buffer=False)
+            return file.read_row_group(group, columns=read, use_threads=False)
+        except ArrowNotImplementedError:
+            if as_dictionary is flat:
+                raise
+    raise AssertionError("the second attempt returns or raises")
+
+
+def _check_sizes(file: ParquetFile, n_bytes: int) -> int:
+    """Refuse counts that a file of this size cannot hold honestly; return the bytes of its pages, unpacked."""
+    metadata = file.metadata
+    groups = [metadata.row_group(n) for n in range(metadata.num_row_groups)]
+    columns = [group.column(n) for group in groups for n in range(group.num_columns)]
+    n_cells = max([metadata.num_rows, sum(group.num_rows for group in groups), *(c.num_values for c in columns)])
+    if n_cells > n_bytes * _CELLS_PER_BYTE + _SPARE_CELLS:
+        raise _too_large(n_bytes, f"{n_cells:,} rows or list entries")
+    unpacked = sum(column.total_uncompressed_size for column in columns)
+    if unpacked > n_bytes * _BYTES_PER_BYTE + _SPARE_BYTES:
+        raise _too_large(n_bytes, f"{unpacked:,} bytes when unpacked")
+    return unpacked
+
+
+def _too_large(n_bytes: int, what: str) -> Rejected:
+    return Rejected(
+        "the Parquet file holds far more than its size allows",
+        got=f"{what}, in a file of {n_bytes:,} bytes",
+        why="repeated values make it small on the disk, and would fill the memory here",
+        fix="write the file again without repeated rows, or split it into several files",
+    )
+
+
+@contextmanager
+def _limited_memory(n_bytes: int) -> Iterator[None]:
+    """Let this process take at most so many bytes more: the sizes that a file gives need not be true."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    held = int(Path("/proc/self/statm").read_text("ascii").split()[0]) * resource.getpagesize()
+    limit = held + n_bytes
+    bound = [known for known in (soft, hard) if known != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_AS, (min([limit, *bound]), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))

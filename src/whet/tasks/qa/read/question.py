@@ -1,0 +1,213 @@
+"""The rules for the parts of one question: its texts, its answers and where they stand in the context."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from whet.tasks.qa.read.cells import Unreadable
+from whet.tasks.qa.read.json_text import parse_json, skip_space
+from whet.tasks.qa.read.rejected import Rejected
+from whet.tasks.qa.types import Answers
+
+_SAMPLE = 60
+_MAX_PLACES = 3
+
+
+def text_field(row: Mapping[str, Any], name: str) -> str:
+    """Return this field of the row: a text with something to read in it, free of what no tokenizer can take."""
+    value = row.get(name)
+    if not isinstance(value, str):
+        raise Rejected(
+            f"{name} is missing" if name not in row else f"{name} is {kind(value)}, not a text",
+            got=sorted(map(str, row)) if name not in row else value,
+            why=f"every question needs {name} as a text",
+            fix=f"write {name} as a JSON string",
+        )
+    if not value or value.isspace():
+        raise Rejected(
+            f"{name} is empty",
+            got=value,
+            why="there is nothing to read in it",
+            fix="fill it, or remove what belongs to it",
+        )
+    if "\0" in value or not value.isascii():
+        _refuse_bad_characters(name, value)
+    return value
+
+
+def answers_field(row: Mapping[str, Any], context: str, *, required: bool) -> Answers:
+    """Return the answers of the row, each checked to stand at its offset; empty where the context holds none.
+
+    Both ways of writing them are read: a list of {text, answer_start}, and {text: [...], answer_start: [...]}.
+    """
+    value = row.get("answers")
+    if value is None and not required:
+        return _NO_ANSWERS
+    texts, starts = _columns(_from_cell(value), present="answers" in row)
+    for text, start in zip(texts, starts, strict=True):
+        # type(start) is int, not isinstance: True is an int to Python
+        if type(start) is int and start >= 0 and isinstance(text, str) and context.startswith(text, start):
+            if not text or text.isspace():
+                raise _empty_answer()
+        else:
+            raise _misplaced(text, start, context)
+    answers = Answers(texts=tuple(texts), starts=tuple(starts)) if texts else _NO_ANSWERS
+    _check_impossible(row.get("is_impossible"), answers, required=required)
+    return answers
+
+
+def kind(value: object) -> str:
+    """Return what this value is, in the words of JSON."""
+    if isinstance(value, Unreadable):
+        return f"unreadable ({value.reason})"
+    for types, words in _KINDS:
+        if isinstance(value, types):
+            return words
+    return f"a {type(value).__name__}"
+
+
+_NO_ANSWERS = Answers()
+_KINDS: tuple[tuple[type | tuple[type, ...], str], ...] = (
+    (type(None), "null"),
+    (bool, "true or false"),
+    (str, "a text"),
+    (int, "a whole number"),
+    (float, "a number with a fraction"),
+    ((list, tuple), "a list"),
+    (dict, "an object"),
+)
+
+
+def _refuse_bad_characters(name: str, value: str) -> None:
+    try:
+        value.encode()
+        index = value.index("\0") if "\0" in value else -1
+    except UnicodeEncodeError as error:
+        index = error.start
+    if index >= 0:
+        raise Rejected(
+            f"{name} holds the character U+{ord(value[index]):04X} at {index}",
+            got=ascii(value[max(index - 20, 0) : index + 20]),
+            why="half of a surrogate pair and the null character are no text; tokenizers fail on them",
+            fix="remove it, or write the whole character",
+        )
+
+
+def _from_cell(value: Any) -> Any:
+    """Return what a table's cell holds: CSV can keep the answers only as JSON text."""
+    if not isinstance(value, str):
+        return value
+    try:
+        answers, end = parse_json(value, skip_space(value))
+        if skip_space(value, end) == len(value):
+            return answers
+        reason = "more follows after the JSON value"
+    except Rejected as problem:
+        reason = problem.what
+    raise Rejected(
+        f"answers cannot be read as JSON: {reason}",
+        got=value,
+        why="a table without lists keeps the answers as the text of one JSON value",
+        fix="write the cell with json.dumps",
+    )
+
+
+def _columns(value: Any, *, present: bool) -> tuple[list[Any], list[Any]]:
+    """Return the texts and the starts, in lists of one length, their elements not yet checked."""
+    if isinstance(value, list) and all(isinstance(answer, dict) for answer in value):
+        return [answer.get("text") for answer in value], [answer.get("answer_start") for answer in value]
+    if isinstance(value, dict):
+        texts, starts = value.get("text"), value.get("answer_start")
+        if isinstance(texts, list) and isinstance(starts, list) and len(texts) == len(starts):
+            return texts, starts
+    raise Rejected(
+        "answers does not hold texts and their places" if present else "answers is missing",
+        got=value,
+        why='answers is [{"text": ..., "answer_start": ...}], or {"text": [...], "answer_start": [...]} of one length',
+        fix="write it so; a question without an answer has an empty list",
+    )
+
+
+def _empty_answer() -> Rejected:
+    return Rejected(
+        "an answer is empty",
+        why="an answer is a stretch of the context",
+        fix="remove the answer; a question without an answer has an empty list",
+    )
+
+
+def _misplaced(text: Any, start: Any, context: str) -> Rejected:
+    """Return why this answer does not stand at this start."""
+    if text == "":
+        return _empty_answer()
+    if not isinstance(text, str):
+        return Rejected(
+            f"the text of an answer is {kind(text)}",
+            got=text,
+            why="it has to be a text",
+            fix="write it as a JSON string",
+        )
+    if type(start) is not int:
+        return Rejected(
+            f"answer_start of {text[:_SAMPLE]!r} is {kind(start)}",
+            got=start,
+            why="it has to be a whole number, the index of the answer's first character",
+            fix=f"write a whole number; {_real_places(text, None, context)}",
+        )
+    inside = 0 <= start < len(context)
+    here = (
+        f"the context has {context[start : start + len(text)][:_SAMPLE]!r} at {start}"
+        if inside
+        else (f"the context ends at {len(context)}, and {start} is outside of it")
+    )
+    return Rejected(
+        "an answer does not stand where answer_start says",
+        got=f"{text[:_SAMPLE]!r} should stand at {start}; {here}",
+        why="the context from answer_start on, counted in characters (code points) from 0, begins with the answer",
+        fix=_real_places(text, start, context),
+    )
+
+
+def _real_places(text: str, start: int | None, context: str) -> str:
+    """Return what to write as answer_start, from where the text occurs in the context."""
+    places: list[int] = []
+    while text and len(places) <= _MAX_PLACES and (at := context.find(text, places[-1] + 1 if places else 0)) >= 0:
+        places.append(at)
+    if not places:
+        return "the text occurs nowhere in the context: correct the text or remove the answer"
+    shown = ", ".join(map(str, places[:_MAX_PLACES])) + (", ..." if len(places) > _MAX_PLACES else "")
+    advice = f"the text occurs at {shown}: correct answer_start"
+    return advice + next((f" (it was counted in {unit})" for unit in _other_units(start, places, context)), "")
+
+
+def _other_units(start: int | None, places: list[int], context: str) -> list[str]:
+    """Return the units, other than code points, in which `start` would be right."""
+    units = (("UTF-16 units, as Java and JavaScript count", "utf-16-le", 2), ("UTF-8 bytes", "utf-8", 1))
+    return [
+        words
+        for words, encoding, width in units
+        if any(place != start == len(context[:place].encode(encoding)) // width for place in places)
+    ]
+
+
+def _check_impossible(flag: Any, answers: Answers, *, required: bool) -> None:
+    if flag is None:
+        return
+    if not isinstance(flag, bool):
+        raise Rejected(
+            f"is_impossible is {kind(flag)}", got=flag, why="it has to be true or false", fix="write true or false"
+        )
+    if flag and answers.texts:
+        raise Rejected(
+            "is_impossible is true, but the question has answers",
+            got=list(answers.texts[:_MAX_PLACES]),
+            why="a question is either answerable or not",
+            fix="set is_impossible to false, or move the answers to plausible_answers",
+        )
+    if not flag and not answers.texts and required:
+        raise Rejected(
+            "is_impossible is false, but the question has no answers",
+            why="a question is either answerable or not",
+            fix="add the answer, or set is_impossible to true",
+        )

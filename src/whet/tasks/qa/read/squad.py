@@ -1,0 +1,101 @@
+"""Questions from a file in any form that SQuAD-like data comes in; the form is told by the content."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from whet.tasks.qa.read.collect import Collector, no_cycle_search, not_an_object
+from whet.tasks.qa.read.csv_files import csv_table, delimiter_of
+from whet.tasks.qa.read.file_bytes import PARQUET, read_bytes, text_of
+from whet.tasks.qa.read.json_text import parse_json, place_in, skip_space
+from whet.tasks.qa.read.nested import read_nested
+from whet.tasks.qa.read.parquet import parquet_columns
+from whet.tasks.qa.read.rejected import Rejected
+from whet.tasks.qa.read.tables import READ, TEXTS, json_lines, read_columns, read_rows, read_table
+from whet.tasks.qa.types import Questions
+
+_TELLING = {"context", "question", "answers"}
+
+
+def read_questions(
+    path: Path, *, limit: int | None = None, require_answers: bool = True, skip_bad: bool = False
+) -> Questions:
+    """Return the questions of a file, the first `limit` of them if a limit is given.
+
+    Read are SQuAD's nested JSON (1.1 and 2.0); one row a question, with the columns id, context, question, answers and
+    perhaps title, as {"data": [...]}, a list, JSON lines, CSV (the answers as JSON text) or Parquet. The columns
+    answer_text and answer_start may take the place of answers. Without `require_answers` the answers may be missing.
+    Everything is checked before anything is returned: DataError reports the first problems, each with its place, and
+    how many there are. With `skip_bad` the result holds the good questions and names the bad.
+    """
+    collector = Collector(str(path), limit=limit, require_answers=require_answers, skip_bad=skip_bad)
+    try:
+        data = read_bytes(Path(path))
+        with no_cycle_search():
+            if data.startswith(PARQUET):
+                read_columns(parquet_columns(data, READ), collector)
+            else:
+                _read_text(text_of(data), data, collector, Path(path))
+    except Rejected as problem:
+        raise problem.error(str(path)) from None
+    return collector.finish()
+
+
+def _read_text(text: str, data: bytes, collector: Collector, path: Path) -> None:
+    begin = skip_space(text)
+    if begin == len(text):
+        raise Rejected("the file is empty", why="there is no question in it", fix="name another file")
+    if text[begin] not in "{[" and (delimiter := delimiter_of(text, TEXTS, path)):
+        read_table(csv_table(data, TEXTS, delimiter), collector)
+        return
+    document, end = parse_json(text, begin)
+    rest = skip_space(text, end)
+    if rest == len(text):
+        _read_document(document, collector)
+    elif _is_row(document) and "\n" not in text[begin:end] and "\n" in text[end:rest]:
+        read_rows(json_lines(text), collector)
+    else:
+        raise Rejected(
+            f"{place_in(text, rest)}: the JSON ends here, but more text follows",
+            got=text[rest : rest + 40],
+            why="a file is one JSON document, or JSON lines with one object a line",
+            fix="remove what follows, or write one object a line",
+        )
+
+
+def _read_document(document: Any, collector: Collector) -> None:
+    if isinstance(document, list):
+        return _read_data(document, collector)
+    if not isinstance(document, Mapping):
+        raise not_an_object(document)
+    if "data" not in document:
+        if _is_row(document):  # JSON lines with only one line
+            return read_rows([("line 1", document)], collector)
+        raise _not_squad("the document has no `data`", document)
+    articles = document["data"]
+    if not isinstance(articles, list):
+        raise _not_squad("`data` is not a list", document)
+    return _read_data(articles, collector)
+
+
+def _read_data(items: Sequence[Any], collector: Collector) -> None:
+    if items and _is_row(items[0]):
+        read_rows(((f"data[{n}]", row) for n, row in enumerate(items)), collector)
+    else:
+        read_nested(items, collector)
+
+
+def _is_row(value: Any) -> bool:
+    """Tell a row that holds one question from an article or a whole document; some of its columns may be missing."""
+    return isinstance(value, Mapping) and not {"data", "paragraphs"} & value.keys() and bool(_TELLING & value.keys())
+
+
+def _not_squad(what: str, document: Mapping[str, Any]) -> Rejected:
+    return Rejected(
+        f"not SQuAD: {what}",
+        got=f"fields found: {', '.join(map(str, document)) or 'none'}",
+        why='SQuAD is {"data": [...]}: articles with paragraphs, or rows with id, context, question and answers',
+        fix="write the file so, or as JSON lines, CSV or Parquet",
+    )

@@ -1,0 +1,128 @@
+"""What has to be as it was when a run goes on from a checkpoint, and what was allowed to change by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from whet.config.arguments import TrainingArguments
+from whet.config.options import options_of
+from whet.config.rules.saving import CURVE_FIELDS
+from whet.errors import ConfigError
+from whet.log import logger
+from whet.precision import policy
+from whet.train.checkpoint import fingerprint as identity
+from whet.train.checkpoint.manifest import digest_of
+
+if TYPE_CHECKING:
+    from whet.train.loop import Fit
+
+ARGUMENTS, IDENTITY = "training_args.json", "identity.json"
+OPTIMIZER, _WEIGHTS = "optimizer", "weights"
+SCHEDULE = {"learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "warmup_ratio"}
+_IN_GROUPS = {
+    "learning_rate": ("lr", "initial_lr"), "adam_beta1": ("betas",), "adam_beta2": ("betas",),
+    "adam_epsilon": ("eps",), "weight_decay": ("weight_decay",),
+}  # fmt: skip
+"""Settings that an optimizer keeps in the groups of its parameters, and under which names."""
+_OF_FIRST_VERSION = {"order": "the shuffle and the cuts of whet's first version"}
+"""Facts that checkpoints did not hold yet."""
+_LEARNED = {"lr", "initial_lr", "betas", "eps", "weight_decay"}
+_MOST_LINES = 6
+
+
+def require_same(fit: Fit, folder: Path) -> set[str]:
+    """Return what differs from the checkpoint and was allowed to; raises ConfigError with what was not."""
+    lines = dict(_settings(fit.args, folder))
+    if (folder / IDENTITY).is_file():
+        before = _OF_FIRST_VERSION if fit.plan.order_rule else {}
+        lines |= _facts(fit.saver.identity, {**before, **_read(folder / IDENTITY)})
+    _refuse(lines, fit.args, folder)
+    for text in lines.values():
+        logger.warning("resuming from %s with a change that was allowed: %s", folder.name, text)
+    return set(lines)
+
+
+def require_same_settings(args: TrainingArguments, folder: Path) -> None:
+    """Raise ConfigError with the settings that differ and may not; model and data are not at hand yet."""
+    _refuse(dict(_settings(args, folder)), args, folder)
+
+
+def config_digest(fit: Fit) -> str:
+    """Return one checksum of everything that is compared on resume."""
+    facts = {name: value for name, value in fit.saver.identity.items() if name != "environment"}
+    return digest_of({"settings": _curve(fit.args.to_dict()), **facts})
+
+
+def group_settings(changed: set[str], group: Mapping[str, Any]) -> set[str]:
+    """Return which entries of an optimizer's group are those of the new settings, not of the checkpoint."""
+    wanted = {entry for name in changed for entry in _IN_GROUPS.get(name, ())}
+    if "optim" in changed:
+        wanted |= group.keys() - _LEARNED
+    return wanted & group.keys()
+
+
+def _refuse(lines: Mapping[str, str], args: TrainingArguments, folder: Path) -> None:
+    allowed = set(args.resume_allow_changes)
+    if "optim" in allowed:
+        allowed.add(OPTIMIZER)
+    if "seed" in allowed and args.data_seed is None:
+        allowed.add("data_seed")
+    refused = {name: text for name, text in lines.items() if name not in allowed}
+    if refused:
+        raise _refusal(folder, refused, args.resume_allow_changes)
+
+
+def _settings(args: TrainingArguments, folder: Path) -> Iterator[tuple[str, str]]:
+    before, now = _curve(_read(folder / ARGUMENTS)), _curve(json.loads(args.to_json_string()))
+    if args.precision == "auto":  # takes what the checkpoint has
+        del now["precision"]
+    for name, value in now.items():
+        if before.get(name) != value:
+            yield name, f"{name}: {before.get(name)} in the checkpoint -> {value} now"
+
+
+def _facts(now: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, str]:
+    """Return one line for each kind of difference; the log warns where only the last bits may differ."""
+    found = {}
+    for kind in ("model", "data", "order", "dtype", _WEIGHTS, OPTIMIZER):
+        lines = list(identity.differences(before.get(kind), now.get(kind), kind))
+        if lines:
+            more = len(lines) - _MOST_LINES
+            found[kind] = "; ".join(lines[:_MOST_LINES]) + (f"; and {more} more" if more > 0 else "")
+    elsewhere = list(identity.differences(before.get("environment"), now["environment"]))
+    if elsewhere:
+        logger.warning("the run resumes, but not bit for bit as it would have: %s", "; ".join(elsewhere))
+    return found
+
+
+def _refusal(folder: Path, refused: Mapping[str, str], allowed: Sequence[str]) -> ConfigError:
+    """Return the error; what is allowed already stays in the list that it offers, or following it would undo that."""
+    names = [*allowed] + [name if name != OPTIMIZER else "optim" for name in refused if name != _WEIGHTS]
+    allow = f", or accept the change with --resume_allow_changes {','.join(dict.fromkeys(names))}"
+    return ConfigError(
+        what=f"the run of {folder.name} cannot resume with other settings",
+        got="; ".join(refused.values()),
+        why="its loss curve would be that of neither setting; only the length of the run may change",
+        fix="use the settings of the checkpoint; or start a new run in another --output_dir, without "
+        "--resume_from_checkpoint" + ("" if _WEIGHTS in refused else allow),
+    )
+
+
+def _curve(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that change the curve, from all of them."""
+    data_seed, options = values.get("data_seed"), options_of(TrainingArguments)
+    padding = values.get("padding_in_loss", "none")  # checkpoints of earlier versions have no such setting
+    return {name: values.get(name, options[name].default) for name in CURVE_FIELDS} | {
+        "padding_in_loss": padding,
+        "per_device_train_batch_size": None if padding == "none" else values.get("per_device_train_batch_size"),
+        "precision": policy.in_checkpoint(values),
+        "data_seed": values.get("seed") if data_seed is None else data_seed,
+        "rows_per_step": values.get("per_device_train_batch_size", 0) * values.get("gradient_accumulation_steps", 0),
+    }
+
+
+def _read(path: Path) -> Any:
+    return json.loads(path.read_text("utf-8"))

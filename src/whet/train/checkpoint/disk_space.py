@@ -1,0 +1,136 @@
+"""Whether the disk has room: the size of a checkpoint, worked out before the first step is taken."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from whet.errors import StorageError
+from whet.log import logger
+from whet.optim.optimizers.native import NativeAdamW
+from whet.train.checkpoint import resume, weights
+
+if TYPE_CHECKING:
+    from whet.train.loop import Fit
+
+_MANIFEST_ENTRY_BYTES = 130
+_ROOM_FOR_SAVES = 2
+_MB = 1e6
+
+
+def forecast_bytes(fit: Fit) -> int:
+    """Return the bytes of one checkpoint of this run; exact but for the log history, which grows with the run."""
+    model = fit.trainer.model
+    stated = _with_state(fit.optimizer)
+    texts = resume.texts(fit) | {weights.OPTIMIZER_NUMBERS: weights.optimizer_numbers(stated or fit.optimizer)}
+    moments = _two_moments(fit.optimizer) if stated is None else weights.optimizer_tensors(stated)
+    parts = [
+        *(len(text.encode()) for text in texts.values()),
+        _tensors_bytes(_untied(model.state_dict())),
+        _tensors_bytes(moments),
+        *_model_texts(model, fit.trainer.processing_class),
+    ]
+    return sum(parts) + _MANIFEST_ENTRY_BYTES * (len(parts) + 2)
+
+
+def check(fit: Fit) -> None:
+    """Raise StorageError where the disk has no room for the saves that a run needs at the same time.
+
+    That is two, the one that is there and the one that takes its place; a run that goes on has the first already.
+    """
+    save, args = fit.plan.save, fit.args
+    if save.strategy == "no":
+        return
+    output_dir = Path(args.output_dir)
+    size, free = forecast_bytes(fit), free_bytes(output_dir)
+    there = len(fit.saver.folders)
+    needed = max(1, _ROOM_FOR_SAVES - there) * size
+    figures = f"{size / _MB:,.1f} MB a checkpoint, {free / _MB:,.1f} MB free"
+    if free < needed:
+        raise StorageError(
+            what=f"the disk has no room for {max(1, _ROOM_FOR_SAVES - there)} checkpoints",
+            got=f"{figures} in {output_dir}",
+            why="a checkpoint is only deleted when the next one is complete, so both exist for a moment",
+            fix="free space there, name another disk in --output_dir, or use --save_strategy no",
+        )
+    planned = (fit.plan.n_steps - fit.state.global_step) // save.every if save.every else 0
+    if args.save_total_limit is None and planned * size > free:
+        logger.warning("%d checkpoints are planned, %s: --save_total_limit 2 would keep the newest", planned, figures)
+
+
+def free_bytes(folder: Path) -> int:
+    """Return what this user may still write in the folder, or where it will be made."""
+    place = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
+    return shutil.disk_usage(place).free
+
+
+def _with_state(optimizer: Optimizer) -> Optimizer | None:
+    """Return the optimizer, or if it took no step yet one like it that did; None where that is not known."""
+    if weights.optimizer_tensors(optimizer):
+        return optimizer
+    try:
+        return _after_a_step(optimizer)
+    except Exception:  # an optimizer that cannot work without data
+        return None
+
+
+def _two_moments(optimizer: Optimizer) -> dict[str, Tensor]:
+    """Return what most optimizers keep, without memory behind it."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    moments = (torch.empty_like(parameter, device="meta") for parameter in parameters for _ in range(2))
+    return {f"{index}.moment": moment for index, moment in enumerate(moments)}
+
+
+def _after_a_step(optimizer: Optimizer) -> Optimizer:
+    """Return such an optimizer after a step over parameters that have shapes and no memory."""
+    known = isinstance(optimizer, NativeAdamW) or type(optimizer).__module__.startswith("torch.optim.")
+    if not known:
+        raise TypeError("only torch's optimizers and whet's AdamW are known to run without memory")
+    plain = {"fused": False, "foreach": False, "capturable": False}
+    groups = [
+        {
+            **{name: plain.get(name, value) for name, value in group.items()},
+            "params": [nn.Parameter(torch.empty_like(p, device="meta")) for p in group["params"] if p.requires_grad],
+        }
+        for group in optimizer.param_groups
+    ]
+    probe: Any = type(optimizer)(groups, lr=0.0)  # pyright: ignore[reportCallIssue, reportArgumentType]
+    for group in probe.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.empty_like(parameter)
+    probe.start() if isinstance(probe, NativeAdamW) else probe.step()
+    return probe
+
+
+def _untied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors without the second names of one memory."""
+    places = {
+        (tensor.data_ptr(), tuple(tensor.shape)) if tensor.numel() else name: name for name, tensor in tensors.items()
+    }
+    return {name: tensors[name] for name in places.values()}
+
+
+def _tensors_bytes(tensors: Mapping[str, Tensor]) -> int:
+    """Return the bytes of a safetensors file: length, header with one entry a tensor, data."""
+    header, end = {"__metadata__": {"format": "pt"}}, 0
+    for name, tensor in tensors.items():
+        begin, end = end, end + tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [begin, end]}  # pyright: ignore[reportArgumentType]
+    return 8 + len(json.dumps(header, separators=(",", ":"))) + end
+
+
+def _model_texts(model: nn.Module, processing: Any) -> Iterable[int]:
+    """Yield the sizes of the configuration and the tokenizer."""
+    for holder in (getattr(model, "config", None), getattr(model, "generation_config", None)):
+        if hasattr(holder, "to_json_string"):
+            yield len(holder.to_json_string().encode())  # pyright: ignore[reportOptionalMemberAccess]
+    backend = getattr(processing, "backend_tokenizer", None)
+    if backend is not None:
+        yield len(backend.to_str(pretty=True).encode())

@@ -1,0 +1,130 @@
+"""What a run is: its model, its data and where it runs, written into each checkpoint and compared on resume."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import datasets
+import numpy as np
+import torch
+import transformers
+import xxhash
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+import whet
+from whet.data.store import RowStore
+from whet.kernels.library import library
+from whet.optim.optimizers.native import WhetAdamW
+from whet.train.compat.dataloaders import is_sized
+
+if TYPE_CHECKING:
+    from whet.train.loop import Fit
+
+_PASSING = {
+    "transformers_version", "_name_or_path", "architectures", "dtype", "torch_dtype", "_attn_implementation",
+    "_experts_implementation",
+}  # fmt: skip
+"""Entries of a model's configuration that say where it came from or how it is run."""
+_SAMPLED_ROWS = 64
+
+
+def of(fit: Fit) -> dict[str, Any]:
+    """Return the facts of the run, as they read after a way through JSON."""
+    model = fit.trainer.model
+    facts = {
+        "model": {"class": type(model).__name__, "config": _config(model)},
+        "weights": {name: _shape(parameter) for name, parameter in model.named_parameters()},
+        "dtype": ", ".join(sorted({str(p.dtype).removeprefix("torch.") for p in model.parameters()})),
+        "data": _data(fit.trainer.train_dataset),
+        "order": fit.plan.order_rule,
+        "optimizer": _optimizer_class(fit.optimizer),
+        "environment": environment(),
+    }
+    padding = fit.trainer.objective.padding
+    if padding.in_loss != "none":
+        facts["data"]["padded_to"] = padding.length or "the longest row of a batch"
+    return json.loads(json.dumps(facts, default=str))
+
+
+def _optimizer_class(optimizer: Optimizer) -> str:
+    """Return the class's full name; whet's AdamW goes by torch's name, whose rule and state it has."""
+    kind = torch.optim.AdamW if type(optimizer) is WhetAdamW else type(optimizer)
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def environment() -> dict[str, Any]:
+    """Return what the last bits of a run may depend on beside its settings."""
+    return {
+        "threads": torch.get_num_threads(),
+        "whet": whet.__version__,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "machine": platform.machine(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "native_operators": library() is not None,
+    }
+
+
+def differences(before: Any, now: Any, name: str = "") -> Iterator[str]:
+    """Yield one line for each value that differs, under its dotted name."""
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        for key in sorted({*before, *now}):
+            yield from differences(before.get(key), now.get(key), f"{name}.{key}" if name else key)
+    elif before != now:
+        yield f"{name}: {before} in the checkpoint -> {now} now"
+
+
+def digest_of_rows(rows: Any) -> str | None:
+    """Return a checksum of a data set: of all of a RowStore, of rows spread over a list or a table of datasets.
+
+    None for any other kind: reading its rows may cost much or draw random numbers.
+    """
+    digest = xxhash.xxh3_128()
+    if isinstance(rows, RowStore):
+        for name, column in sorted(rows.arrays().items()):
+            digest.update(name.encode())
+            digest.update(np.ascontiguousarray(column).data)
+        return digest.hexdigest()
+    fixed = isinstance(rows, datasets.Dataset) and rows.format["type"] != "custom"
+    if not (fixed or isinstance(rows, list | tuple)):
+        return None
+    for row in np.unique(np.linspace(0, len(rows) - 1, _SAMPLED_ROWS).astype(int)):
+        for part in _parts(rows[int(row)]):
+            digest.update(part)
+    return digest.hexdigest()
+
+
+def _parts(value: Any) -> Iterator[bytes]:
+    if isinstance(value, Mapping):
+        for name in sorted(value, key=str):
+            yield str(name).encode()
+            yield from _parts(value[name])
+    elif isinstance(value, Tensor):
+        plain = value.detach().cpu()
+        yield from _parts((plain.float() if plain.dtype == torch.bfloat16 else plain).numpy())
+    elif isinstance(value, np.ndarray) and value.dtype != object:
+        yield f"{value.dtype}{value.shape}".encode()
+        yield np.ascontiguousarray(value).tobytes()
+    elif isinstance(value, list | tuple):
+        yield json.dumps(value, default=str).encode()
+    else:
+        yield str(value).encode(errors="surrogatepass")
+
+
+def _data(dataset: Any) -> dict[str, Any]:
+    """Return the count of rows and their checksum; None for what only reading all of them would show."""
+    return {"rows": len(dataset) if is_sized(dataset) else None, "digest": digest_of_rows(dataset)}
+
+
+def _config(model: nn.Module) -> dict[str, Any]:
+    config = getattr(model, "config", None)
+    values = config.to_dict() if hasattr(config, "to_dict") else {}  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
+    return {name: value for name, value in values.items() if name not in _PASSING}
+
+
+def _shape(parameter: nn.Parameter) -> str:
+    return f"{list(parameter.shape)}" + ("" if parameter.requires_grad else " frozen")

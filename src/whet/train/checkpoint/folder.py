@@ -1,0 +1,383 @@
+"""Checkpoint folders: staged beside their place, synced, sealed by a manifest of checksums, then renamed.
+
+`checkpoint-00001234/` holds tensors as safetensors and everything else as JSON; `MANIFEST.json` is written last and
+carries a checksum of itself. The newest checkpoint is the one with the highest step that verifies: no time stamp, no
+link and no clock takes part in the decision. If a run goes back to an older checkpoint, those of the line that it
+leaves are moved to `abandoned-ID/`, and never taken unless they are named. A folder that has to go is renamed out of
+sight first, so that nothing half deleted carries a checkpoint's name.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+
+from whet.errors import StorageError
+from whet.log import logger
+from whet.train import disk_errors
+from whet.train.checkpoint import lineage as lines
+from whet.train.checkpoint import manifest, not_resumable
+from whet.train.checkpoint.lineage import Line, Place
+from whet.train.checkpoint.manifest import sync
+
+MANIFEST = manifest.MANIFEST
+_NAME = re.compile(r"checkpoint-(\d{8,18})")
+MODEL_STAGING = ".model.partial"
+"""Where a model is written before its files get their places in the output folder."""
+_MOST_NAMED = 3
+_ASIDE = "abandoned"
+"""What folders of checkpoints begin with that a run left behind when it went back to an older one."""
+_HIDDEN = re.compile(r"\.(checkpoint-\d{8,18})\.(partial|replaced|removed)")
+
+
+def folder_name(step: int) -> str:
+    """Return the folder name of the checkpoint after `step` optimizer steps."""
+    return f"checkpoint-{step:08d}"
+
+
+def save(
+    output_dir: Path,
+    step: int,
+    write: Callable[[Path], None],
+    facts: Mapping[str, Any],
+    line: Line | None = None,
+) -> Path:
+    """Write a checkpoint: `write(folder)` writes the files; the folder gets its name only when it is complete.
+
+    Raises StorageError (exit 74) if the disk refuses; the staging folder is removed, earlier checkpoints stay.
+    """
+    staged = Staged(output_dir, step, line)
+    staged.put(write)
+    return staged.publish(facts)
+
+
+class Staged:
+    """A checkpoint that is being written, out of sight until it is published; whatever goes wrong removes it."""
+
+    def __init__(self, output_dir: Path, step: int, line: Line | None = None) -> None:
+        """Checkpoints that do not belong to `line`, if there is one, are set aside when this one is published."""
+        self.step = step
+        self.line = line
+        self.target = output_dir / folder_name(step)
+        self._staging = _hidden(self.target, "partial")
+        self._replaced = _hidden(self.target, "replaced")
+        self._moved: list[tuple[Path, Path]] = []
+        with self._or_nothing():
+            self._make_room(output_dir)
+
+    def put(self, write: Callable[[Path], None]) -> None:
+        """Let `write(folder)` put files into the staging folder."""
+        with self._or_nothing():
+            write(self._staging)
+
+    def publish(self, facts: Mapping[str, Any], written_by: Line | None = None) -> Path:
+        """Seal the files and give the folder its name; return it when what is there now reads as it was written.
+
+        A checkpoint of the same step is moved aside, and goes only when every byte of the new one has been read again.
+        """
+        origin = written_by or self.line
+        content = {**facts, **(origin.facts() if origin else {})}
+        with self._or_nothing():
+            manifest.seal(self._staging, self.step, content)
+            aside = self._set_aside()
+            replaces = self.target.is_dir() and not self.target.is_symlink()
+            if replaces:
+                self._move(self.target, self._replaced)
+            self._move(self._staging, self.target)
+            sync(self.target.parent.resolve())  # the folder may be named by a link; nothing in it may be one
+            if problems := manifest.problems_of(self.target, self.step, light=not replaces):
+                raise OSError("; ".join(problems))
+        if replaces:
+            _clear(self._replaced)
+        for folder in aside:
+            logger.warning("%s is of another line of training than this run: it is kept in %s", folder.name, folder)
+        return self.target
+
+    def _set_aside(self) -> list[Path]:
+        """Move the checkpoints of other lines into folders named for those, and return where they are now.
+
+        The highest step goes last: wherever this ends, the newest checkpoint is that of the old line or the parent.
+        """
+        if self.line is None:
+            return []
+        found = []
+        for one in lines.places(every(self.target.parent)):
+            if not self.line.holds(one.line.run, one.step):
+                place = _aside(one)
+                place.parent.mkdir(exist_ok=True)
+                self._move(one.folder, place)
+                sync(place.parent)
+                sync(self.target.parent.resolve())
+                found.append(place)
+        return found
+
+    def _make_room(self, output_dir: Path) -> None:
+        if not output_dir.is_dir():
+            output_dir.mkdir(parents=True)
+            sync(output_dir.parent.resolve())
+        _empty(self._staging)
+        _settle(self.target)
+        self._staging.mkdir()
+
+    def _move(self, old: Path, new: Path) -> None:
+        old.rename(new)
+        self._moved.append((old, new))
+
+    @contextmanager
+    def _or_nothing(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            for old, new in reversed(self._moved):
+                with suppress(OSError):
+                    new.rename(old)
+                    _remove_if_empty(new.parent)
+            _empty(self._staging)
+            if not isinstance(error, OSError | SafetensorError):
+                raise
+            raise StorageError(
+                what=f"the checkpoint of step {self.step} cannot be written",
+                got=str(error),
+                why="a checkpoint counts only when all of it is on the disk; earlier ones are untouched",
+                fix=f"{disk_errors.fix(error, self.target.parent)}; --save_total_limit keeps fewer checkpoints, and "
+                "--save_error_policy continue trains without this one",
+            ) from error
+
+
+def problems_of(folder: Path, *, light: bool = False) -> list[str]:
+    """Return what is wrong with a checkpoint folder, one line each; empty when every byte is as it was written.
+
+    A light look compares the sizes of large files, not their content.
+    """
+    if not folder.is_dir():
+        return ["there is no such folder"]
+    return manifest.problems_of(folder, step_of(folder) if _NAME.fullmatch(folder.name) else None, light=light)
+
+
+def newest(output_dir: Path) -> Path | None:
+    """Return the checkpoint with the highest step that verifies; the log names each damaged one passed over.
+
+    None where there is no checkpoint at all. Raises StorageError where there are some, and none of them verifies.
+    """
+    folders = every(output_dir)
+    left = lines.abandoned(folders)
+    for folder in reversed(folders):
+        if folder in left:
+            logger.warning("%s was passed over: the run went back to before it; name it to resume from it", folder)
+            continue
+        problems = problems_of(folder)
+        if not problems:
+            return folder
+        logger.warning(
+            "%s is damaged and was passed over, the checkpoint before it is tried: %s", folder, "; ".join(problems[:3])
+        )
+    if not folders:
+        not_resumable.require_not_of_transformers(output_dir)
+        return None
+    raise StorageError(
+        what=f"none of the {len(folders)} checkpoints in {output_dir} is complete",
+        got=f"the newest {min(_MOST_NAMED, len(folders))}: "
+        + "; ".join(f"{folder.name}: {problems_of(folder)[0]}" for folder in folders[: -_MOST_NAMED - 1 : -1]),
+        why="a run that should resume never starts from the beginning by itself",
+        fix="put a complete checkpoint back; or start a new run: leave --resume_from_checkpoint out and use another "
+        "--output_dir (or --overwrite_output_dir, which deletes these checkpoints)",
+    )
+
+
+def copy(folder: Path, output_dir: Path, line: Line) -> Path:
+    """Copy a checkpoint that verifies into the output folder of a run that came from it; return the copy."""
+    (there,) = lines.places([folder])
+
+    def write(staging: Path) -> None:
+        shutil.copytree(folder, staging, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST))
+
+    known = manifest.facts_of(folder) or {}
+    facts = {name: value for name, value in known.items() if name not in ("schema", "step", "run", "parents")}
+    staged = Staged(output_dir, there.step, line)
+    staged.put(write)
+    return staged.publish(facts, there.line)
+
+
+def resumed_line(folder: Path, output_dir: Path) -> Line:
+    """Return the line of a run that resumes from this checkpoint and saves to `output_dir`.
+
+    It is the checkpoint's own if that is the newest one there, and a new one otherwise.
+    """
+    found = lines.places([folder])
+    own = found[0] if found else Place(folder, step_of(folder) if _NAME.fullmatch(folder.name) else 0, Line(None))
+    there = every(output_dir)
+    left = lines.abandoned(there)
+    later = [path for path in there if path not in left and step_of(path) > own.step]
+    stays = folder.resolve().parent == output_dir.resolve() and all(problems_of(path) for path in later)
+    return own.line if stays and own.line.run is not None else own.line.continued(own.step)
+
+
+def would_resume(output_dir: Path) -> Path | None:
+    """Return the checkpoint that "auto" would take, by a light look; None if there is none."""
+    folders = every(output_dir)
+    left = lines.abandoned(folders)
+    return next((path for path in reversed(folders) if path not in left and not problems_of(path, light=True)), None)
+
+
+def find(name: str, line: Line, places: Sequence[Path]) -> Path | None:
+    """Return the checkpoint of this name that belongs to the line: from these folders, or what was set aside there."""
+    if not _NAME.fullmatch(name):
+        return None
+    folders = [folder / name for place in places for folder in (place, *_set_aside_in(place))]
+    there = [folder for folder in folders if folder.is_dir() and not folder.is_symlink()]
+    return next((one.folder for one in lines.places(there) if line.holds(one.line.run, one.step)), None)
+
+
+def require_good(folder: Path, *, light: bool = False) -> Path:
+    """Return the folder if it verifies; raises StorageError otherwise."""
+    problems = problems_of(folder, light=light)
+    if problems:
+        raise not_resumable.error(folder, problems, _instead_of(folder))
+    return folder
+
+
+def _instead_of(folder: Path) -> Path | None:
+    """Return an intact checkpoint in the folder itself, or next to it."""
+    there = [path for place in (folder, folder.parent) for path in reversed(every(place)) if path != folder]
+    left = lines.abandoned(there)
+    return next((path for path in there if path not in left and not problems_of(path)), None)
+
+
+def every(output_dir: Path) -> list[Path]:
+    """Return the checkpoint folders, oldest step first, whole or not."""
+    if not output_dir.is_dir():
+        return []
+    found = [path for path in output_dir.iterdir() if _NAME.fullmatch(path.name) and not path.is_symlink()]
+    return sorted((path for path in found if path.is_dir()), key=step_of)
+
+
+def step_of(folder: Path) -> int:
+    """Return the optimizer step in a checkpoint folder's name."""
+    match = _NAME.fullmatch(folder.name)
+    assert match is not None
+    return int(match.group(1))
+
+
+def rotate(folders: Sequence[Path], keep: int | None, protected: Path | None) -> None:
+    """Remove the oldest of one run's checkpoints beyond `keep`; the protected one and the newest always stay.
+
+    `folders` are the checkpoints of the run, oldest step first. What cannot be removed stays, with a warning.
+    """
+    if keep is None:
+        return
+    folders = sorted(folders, key=step_of)
+    kept = {path.name for path in folders[-max(keep, 1) :]}
+    if protected is not None and protected.name not in kept and 1 < keep <= len(folders):
+        kept.discard(folders[-keep].name)  # the best one takes a place among the kept, as in transformers
+    if protected is not None:
+        kept.add(protected.name)
+    for folder in folders:
+        if folder.name not in kept:
+            _remove(folder)
+
+
+def remove_all(output_dir: Path) -> None:
+    """Remove the checkpoints of an earlier run, those set aside included; the log says how many there were."""
+    aside = _set_aside_in(output_dir)
+    folders = [path for place in (output_dir, *aside) for path in every(place)]
+    for folder in folders:
+        _remove(folder)
+    for place in aside:
+        _remove_if_empty(place)
+    if folders:
+        logger.info("removed %d checkpoints of an earlier run from %s", len(folders), output_dir)
+
+
+def tidy(output_dir: Path) -> None:
+    """Take away what a killed run left half written or half deleted, and put back what it had not yet replaced."""
+    if not output_dir.is_dir():
+        return
+    for path in sorted(output_dir.iterdir()):
+        if path.name == MODEL_STAGING and path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        match = _HIDDEN.fullmatch(path.name)
+        if match is None or path.is_symlink() or not path.is_dir():
+            continue
+        if match.group(2) == "replaced":
+            _settle(output_dir / match.group(1))
+        else:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _settle(place: Path) -> None:
+    """End what a killed save began that replaced a checkpoint: keep the new one where it is whole, else the old one.
+
+    Where both are damaged the one with the name stays, as any damaged checkpoint does.
+    """
+    replaced = _hidden(place, "replaced")
+    odd = replaced.is_symlink() or place.is_symlink() or (place.exists() and not place.is_dir())
+    if odd or not replaced.is_dir():
+        return
+    with suppress(OSError):  # then both stay, and the next run tries again
+        if not problems_of(replaced) and (not place.exists() or problems_of(place)):
+            if place.exists():
+                _remove(place)
+            replaced.rename(place)
+        else:
+            sync(place.parent.resolve())  # else a power cut may take the new name back, when the old one is gone
+            shutil.rmtree(replaced)
+
+
+def _set_aside_in(output_dir: Path) -> list[Path]:
+    """Return the folders that hold checkpoints of abandoned lines."""
+    found = [path for path in output_dir.glob(f"{_ASIDE}-*") if path.is_dir() and not path.is_symlink()]
+    return sorted(found)
+
+
+def _aside(one: Place) -> Path:
+    """Return where an abandoned checkpoint goes: a folder named for its line, in which nothing has its name yet."""
+    base = one.folder.with_name(f"{_ASIDE}-{one.line.name}")
+    for number in itertools.count(1):
+        place = base if number == 1 else base.with_name(f"{base.name}-{number}")
+        free = not os.path.lexists(place) or (place.is_dir() and not place.is_symlink())
+        if free and not os.path.lexists(place / one.folder.name):
+            return place / one.folder.name
+    raise AssertionError
+
+
+def _remove_if_empty(folder: Path) -> None:
+    if folder.name.startswith(f"{_ASIDE}-"):
+        with suppress(OSError):
+            folder.rmdir()
+
+
+def _hidden(folder: Path, state: str) -> Path:
+    return folder.with_name(f".{folder.name}.{state}")
+
+
+def _remove(folder: Path) -> None:
+    out_of_sight = _hidden(folder, "removed")
+    _empty(out_of_sight)
+    try:
+        folder.rename(out_of_sight)
+    except OSError as error:
+        logger.warning("%s cannot be removed: %s", folder, error)
+        return
+    _clear(out_of_sight)
+
+
+def _empty(place: Path) -> None:
+    """Remove a folder that is in the way; anything else stays (rmtree would wait on a pipe), and the save fails."""
+    if place.is_dir() and not place.is_symlink():
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _clear(folder: Path) -> None:
+    """Remove a folder that is out of sight; what cannot be removed goes when the next run begins."""
+    try:
+        shutil.rmtree(folder)
+    except OSError as error:
+        logger.warning("%s cannot be removed: %s", folder, error)

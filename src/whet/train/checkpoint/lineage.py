@@ -1,0 +1,84 @@
+"""Which line of training a checkpoint belongs to: runs that resume from an older checkpoint begin a new line.
+
+Every manifest names its line by a random id, and the checkpoints that the line came from. Ids decide what a run may
+take for its own; no path, step or time stamp does. Checkpoints from before there were ids count as one nameless line.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from whet.train.checkpoint import manifest
+
+_ID = re.compile(r"[0-9a-f]{32}")
+_SHOWN = 8
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line: `run` is its id, `parents` are the checkpoints it came from, as (run, step), the nearest first."""
+
+    run: str | None
+    parents: tuple[tuple[str | None, int], ...] = ()
+
+    @property
+    def name(self) -> str:
+        """A short name for folders and messages."""
+        return "unnamed" if self.run is None else self.run[:_SHOWN]
+
+    def facts(self) -> dict[str, Any]:
+        """Return what a manifest says of the line."""
+        return {"run": self.run, "parents": [list(parent) for parent in self.parents]}
+
+    def holds(self, run: str | None, step: int) -> bool:
+        """Return whether the checkpoint of that run and step is one of this line, or of those that led to it."""
+        return run == self.run or any(run == parent and step <= last for parent, last in self.parents)
+
+    def left(self, run: str | None, step: int) -> bool:
+        """Return whether this line went back to before that checkpoint."""
+        return any(run == parent and step > last for parent, last in self.parents) and not self.holds(run, step)
+
+    def continued(self, step: int) -> Line:
+        """Return a new line that begins at a checkpoint of this one."""
+        return Line(uuid.uuid4().hex, ((self.run, step), *self.parents))
+
+
+@dataclass(frozen=True)
+class Place:
+    """A checkpoint folder, with the step and the line that its manifest names."""
+
+    folder: Path
+    step: int
+    line: Line
+
+
+def begin() -> Line:
+    """Return the line of a run that starts at its first step."""
+    return Line(uuid.uuid4().hex)
+
+
+def places(folders: Sequence[Path]) -> list[Place]:
+    """Return where these checkpoints stand, those whose manifest cannot be read left out."""
+    found = ((folder, manifest.facts_of(folder)) for folder in folders)
+    return [Place(folder, facts["step"], _line(facts)) for folder, facts in found if facts is not None]
+
+
+def abandoned(folders: Sequence[Path]) -> list[Path]:
+    """Return the checkpoints that another of these went back to before."""
+    found = places(folders)
+    return [one.folder for one in found if any(other.line.left(one.line.run, one.step) for other in found)]
+
+
+def _line(facts: Mapping[str, Any]) -> Line:
+    """Return the line that a manifest names; the nameless one if it names none, or not as whet does."""
+    run, parents = facts.get("run"), facts.get("parents")
+    if not isinstance(run, str) or not _ID.fullmatch(run) or not isinstance(parents, list):
+        return Line(None)
+    pairs = [parent for parent in parents if isinstance(parent, list) and len(parent) == 2]
+    known = [(old, step) for old, step in pairs if isinstance(step, int) and (old is None or isinstance(old, str))]
+    return Line(run, tuple(known))

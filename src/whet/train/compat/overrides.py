@@ -1,0 +1,91 @@
+"""Which methods of a Trainer a subclass, an instance or a patch has replaced, and what follows from that."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from whet.errors import ConfigError
+from whet.train.compat.method_table import EARLIER, HONOURED_INTERNAL, INTERNAL, METHODS, WAY
+
+_REFUSED = (
+    frozenset({name for name, method in METHODS.items() if method.override == "refused"} | INTERNAL | EARLIER)
+    - HONOURED_INTERNAL
+)
+
+LOSS = ("compute_loss", "training_step", "_prepare_inputs")
+"""Methods that get a padded batch: batches are then made for them."""
+LOADER = ("get_train_dataloader", "_get_train_sampler")
+"""Methods that decide which rows make which batch of the training."""
+
+_MOST_NAMES = 6
+
+_originals: dict[str, Any] = {}
+
+
+def remember(cls: type) -> None:
+    """Keep the methods of whet's Trainer as they are defined, to compare with later."""
+    _originals.update({name: inspect.getattr_static(cls, name) for name in dir(cls)})
+
+
+def changed(trainer: Any, *names: str) -> bool:
+    """Return whether one of these methods is another than whet's: by a subclass, on the instance, or by a patch."""
+    return any(_is_other(trainer, name) for name in names)
+
+
+def require_honoured(trainer: Any) -> None:
+    """Raise ConfigError for replaced methods that whet's loop would never call."""
+    refused = sorted(name for name in _REFUSED if _is_other(trainer, name))
+    n_more = len(refused) - _MOST_NAMES
+    if refused:
+        raise ConfigError(
+            what=f"{type(trainer).__name__} overrides what whet's Trainer does not call",
+            got=", ".join(refused[:_MOST_NAMES]) + (f" and {n_more} more" if n_more > 0 else ""),
+            why="whet's training loop is another one, and never ignores an override",
+            fix=f"{WAY}; whet's Trainer calls overridden compute_loss, create_optimizer, create_scheduler, "
+            "get_train_dataloader, get_eval_dataloader, evaluate, log and save_model",
+        )
+
+
+def takes(function: Callable[..., Any], name: str) -> bool:
+    """Return whether the function has a parameter of this name, or takes any keyword."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # a builtin without a signature
+        return True
+    return name in parameters or any(one.kind == one.VAR_KEYWORD for one in parameters.values())
+
+
+def n_positional(function: Callable[..., Any]) -> int:
+    """Return how many arguments a function has to be called with."""
+    parameters = inspect.signature(function).parameters.values()
+    taken = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(one.kind in taken for one in parameters)
+
+
+def given(function: Callable[..., Any], **options: Any) -> dict[str, Any]:
+    """Return those of the options that the function takes: overrides of older releases have fewer parameters."""
+    return {name: value for name, value in options.items() if takes(function, name)}
+
+
+def given_if_required(function: Callable[..., Any], **options: Any) -> dict[str, Any]:
+    """Return those of the options that the function cannot be called without."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return {}
+    needed = {name for name, one in parameters.items() if one.default is one.empty}
+    return {name: value for name, value in options.items() if name in needed}
+
+
+def honoured() -> Iterable[str]:
+    """Return the names of the methods that may be overridden."""
+    return sorted({name for name, method in METHODS.items() if method.override == "honoured"} | HONOURED_INTERNAL)
+
+
+def _is_other(trainer: Any, name: str) -> bool:
+    if name in trainer.__dict__:
+        return callable(trainer.__dict__[name])
+    found = inspect.getattr_static(type(trainer), name, None)
+    return found is not None and found is not _originals.get(name)

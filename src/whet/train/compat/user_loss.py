@@ -1,0 +1,277 @@
+"""Training and evaluation through the methods that users override: `compute_loss` and what calls it.
+
+Batches are padded, as a user's code expects them; a model of a known family computes them without the padding
+(`methods/unpad/encoder.py`). Losses are combined by the rule of transformers' Trainer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers.trainer_pt_utils import nested_detach
+
+from whet.data.batch import Batch, filled_length
+from whet.data.columns import read_by
+from whet.data.padding import NO_PADDING
+from whet.errors import ConfigError
+from whet.kernels.random import stream_key
+from whet.log import logger
+from whet.methods import order
+from whet.methods.unpad import padding_readers
+from whet.models import attention
+from whet.models.families import why_padded
+from whet.models.objective import IGNORED, Collate, OwnLoss
+from whet.models.packed import PackedModel
+from whet.models.wrapped import unwrapped
+from whet.train.compat import overrides
+
+if TYPE_CHECKING:
+    from whet.config.arguments import TrainingArguments
+    from whet.train.trainer import Trainer
+
+_LOSS_KEY = "loss"
+
+
+class UserLoss:
+    """Padded batches for the Trainer's `training_step` and `prediction_step`.
+
+    `forward` and `loss_sum` are for timed passes before the training alone: a user's loss is not called for these.
+    """
+
+    packed = False
+    padding = NO_PADDING
+
+    def __init__(self, model: nn.Module, collate: Collate, packed_model: PackedModel | None) -> None:
+        self.model, self.packed_model = model, packed_model
+        self._rows = OwnLoss(model, collate)
+        self._read = read_by(model)
+
+    def batch(
+        self, dataset: Any, rows: Sequence[int] | np.ndarray, first_slot: int, padded_to: np.ndarray | None = None
+    ) -> Batch:
+        return counted(self._rows.batch(dataset, rows, first_slot), self.packed_model)
+
+    def count(self, batch: Batch) -> int:
+        return self._rows.count(batch)
+
+    def forward(self, batch: Batch, *, seed: int, step: int) -> Any:
+        seed_torch(seed, step, batch.first_slot)
+        read = {name: value for name, value in batch.inputs.items() if self._read is None or name in self._read}
+        return self.model(**read)
+
+    def loss_sum(self, output: Any, batch: Batch) -> Tensor:
+        values = output.values() if isinstance(output, Mapping) else output if isinstance(output, tuple) else [output]
+        sums = [value.float().sum() for value in values if isinstance(value, Tensor) and value.requires_grad]
+        return torch.stack(sums).sum()
+
+    def logits(self, output: Any, batch: Batch) -> tuple[np.ndarray, ...]:
+        return self._rows.logits(output, batch)
+
+
+def counted(batch: Batch, packed_model: PackedModel | None) -> Batch:
+    """Return the batch with the count of token places that the model computes of it."""
+    if packed_model is None or "attention_mask" not in batch.inputs:
+        return batch
+    return replace(batch, n_computed=filled_length(batch.n_tokens))
+
+
+def wanted(trainer: Trainer) -> bool:
+    """Return whether a user's code, or the smoothing of labels, has a part in training batches or their loss."""
+    smoothed = bool(trainer.args.label_smoothing_factor)
+    by_user = overrides.changed(trainer, *overrides.LOSS, *overrides.LOADER)
+    return smoothed or trainer.compute_loss_func is not None or by_user
+
+
+def build(trainer: Trainer, collate: Collate) -> UserLoss:
+    """Return the objective; the model is changed so that it computes padded batches without their padding."""
+    if trainer.args.max_tokens_per_batch is not None:
+        raise ConfigError(
+            what="max_tokens_per_batch does not go with a loss of your own",
+            got=type(trainer).__name__,
+            why="compute_loss gets padded batches, whose size is not their tokens",
+            fix="leave --max_tokens_per_batch out, and lower --per_device_train_batch_size instead",
+        )
+    return UserLoss(trainer.model, collate, _without_padding(trainer.model, trainer.args))
+
+
+def seed_torch(seed: int, step: int, first_slot: int) -> None:
+    """Set torch's generator from the place in the run: a resumed run draws the same masks."""
+    low, high = stream_key(seed, step, first_slot)
+    torch.manual_seed(low | (high >> 1) << 32)
+
+
+def gradients(
+    trainer: Trainer, batches: Sequence[Batch], *, step: int, between: Callable[[], None] = lambda: None
+) -> Tensor:
+    """Leave in .grad the gradient of the losses that `training_step` returns; return their sum, () float32."""
+    seed = trainer.args.seed
+    trainer.precision.begin(seed, step)
+    n_items = n_items_in(trainer, [batch.inputs for batch in batches])
+    trainer.current_gradient_accumulation_steps = len(batches)
+    total = torch.zeros(())
+    for number, batch in enumerate(batches):
+        if number:
+            between()
+        seed_torch(seed, step, batch.first_slot)
+        loss = trainer.training_step(
+            trainer.model, dict(batch.inputs), **overrides.given(trainer.training_step, num_items_in_batch=n_items)
+        )
+        loss = _as_loss(loss, "training_step", trainer).detach()
+        total = total.to(loss.device) + loss
+    return total
+
+
+def training_step(trainer: Trainer, model: nn.Module, inputs: Mapping[str, Any], n_items: Any) -> Tensor:
+    """Run one micro-batch forward and backward; return its part of the step's loss."""
+    if not model.training:
+        model.train()
+    inputs = trainer._prepare_inputs(dict(inputs))
+    options = overrides.given(trainer.compute_loss, num_items_in_batch=n_items)
+    with trainer.precision.forward(), padding_readers.targets_of(unwrapped(model), inputs):
+        loss = _as_loss(trainer.compute_loss(model, inputs, **options), "compute_loss", trainer)
+    if not _is_scaled(trainer, n_items if options else None):
+        loss = loss / trainer.current_gradient_accumulation_steps
+    trainer.precision.backward(loss)
+    return loss.detach()
+
+
+def compute_loss(
+    trainer: Trainer, model: nn.Module, inputs: Mapping[str, Any], return_outputs: bool, n_items: Any
+) -> Any:
+    """Return the loss of a padded batch as transformers' Trainer computes it, with the outputs where asked for."""
+    inputs = dict(inputs)
+    smoother, by_user = trainer.label_smoother, trainer.compute_loss_func
+    labels = inputs.pop("labels", None) if smoother is not None or by_user is not None else None
+    if trainer.model_accepts_loss_kwargs and n_items is not None:
+        inputs["num_items_in_batch"] = n_items
+    outputs = model(**inputs)
+    if by_user is not None:
+        loss = by_user(outputs, labels, **overrides.given(by_user, num_items_in_batch=n_items))
+    elif labels is not None:
+        assert smoother is not None
+        loss = smoother(outputs, labels, shift_labels=trainer.loss_shifts_labels, num_items_in_batch=n_items)
+    else:
+        loss = _loss_in(outputs)
+    return (loss, outputs) if return_outputs else loss
+
+
+def prediction_step(
+    trainer: Trainer, model: nn.Module, inputs: Mapping[str, Any], loss_only: bool, ignore_keys: Sequence[str] | None
+) -> tuple[Any, Any, Any]:
+    """Return loss, predictions and labels of a padded batch; None for what there is not."""
+    names = trainer.label_names
+    has_labels = bool(names) and all(inputs.get(name) is not None for name in names)
+    has_loss = has_labels or (not names and (inputs.get("return_loss") or trainer.can_return_loss))
+    inputs = trainer._prepare_inputs(dict(inputs))
+    labels = nested_detach(tuple(inputs.get(name) for name in names)) if has_loss else None
+    loss = None
+    with torch.no_grad(), trainer.precision.forward(), padding_readers.targets_of(unwrapped(model), inputs):
+        if has_loss:
+            n_items = n_items_in(trainer, [inputs])
+            options = overrides.given(trainer.compute_loss, num_items_in_batch=n_items)
+            loss, outputs = trainer.compute_loss(model, inputs, return_outputs=True, **options)
+            loss = loss.detach().mean()
+        else:
+            outputs = model(**inputs)
+    if loss_only:
+        return loss, None, None
+    logits = nested_detach(predictions_in(outputs, _ignored(trainer, ignore_keys), with_loss=has_loss))
+    logits = logits[0] if isinstance(logits, tuple) and len(logits) == 1 else logits
+    return loss, logits, labels[0] if labels is not None and len(labels) == 1 else labels
+
+
+def n_items_in(trainer: Trainer, batches: Sequence[Mapping[str, Any]]) -> Tensor | None:
+    """Return the targets of a step, which a loss divides by: labels other than -100. None where nothing asks."""
+    if not (trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None):
+        return None
+    found = [batch.get("shift_labels", batch.get("labels")) for batch in batches]
+    if not found or not all(isinstance(labels, Tensor) for labels in found):
+        return None
+    shifted = [trainer.loss_shifts_labels and "shift_labels" not in batch for batch in batches]
+    counts = [
+        (labels[..., 1:] if shift else labels).ne(IGNORED).sum() for labels, shift in zip(found, shifted, strict=True)
+    ]
+    return torch.stack(counts).sum().to(trainer.device)
+
+
+def predictions_in(outputs: Any, ignored: Sequence[str], *, with_loss: bool) -> Any:
+    """Return a model's outputs without its loss and the ignored ones, as transformers' Trainer takes them."""
+    if isinstance(outputs, Mapping):
+        left_out = {*ignored, *([_LOSS_KEY] if with_loss else [])}
+        return tuple(value for name, value in outputs.items() if name not in left_out)
+    return outputs[1:] if with_loss and isinstance(outputs, tuple | list) else outputs
+
+
+def _ignored(trainer: Trainer, asked: Sequence[str] | None) -> Sequence[str]:
+    config = getattr(trainer.model, "config", None)
+    return getattr(config, "keys_to_ignore_at_inference", ["past_key_values"]) if asked is None else asked
+
+
+def _is_scaled(trainer: Trainer, n_items: Any) -> bool:
+    """Return whether a loss is one of all micro-batches already, as transformers decides it."""
+    if trainer.loss_is_scaled_for_ga is not None:
+        return trainer.loss_is_scaled_for_ga
+    return (trainer.model_accepts_loss_kwargs and n_items is not None) or trainer.compute_loss_func is not None
+
+
+def _loss_in(outputs: Any) -> Tensor:
+    if isinstance(outputs, Mapping):
+        if _LOSS_KEY not in outputs:
+            raise ConfigError(
+                what="the model returned no loss",
+                got=f"outputs {', '.join(outputs)}",
+                why="compute_loss of whet's Trainer takes the model's own loss",
+                fix="give rows with labels, or compute the loss in compute_loss without super()",
+            )
+        return outputs[_LOSS_KEY]
+    return outputs[0] if isinstance(outputs, tuple | list) else outputs
+
+
+def _as_loss(found: Any, method: str, trainer: Trainer) -> Tensor:
+    if isinstance(found, Tensor) and found.numel() == 1:
+        return found.reshape(())
+    raise ConfigError(
+        what=f"{method} of {type(trainer).__name__} returned no loss",
+        got=f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__,
+        why="training needs one number to minimise",
+        fix=f"return a scalar tensor from {method}, such as loss.mean()",
+    )
+
+
+def _without_padding(model: nn.Module, args: TrainingArguments) -> PackedModel | None:
+    """Make a model of a known family compute padded batches without their padding; None where it runs them padded.
+
+    The span loss of question answering heads reads places of padding: these get what `padding_in_loss` says.
+    """
+    amount = args.padding_in_loss if reads_spans(model) else "sampled"
+    if (why := _why_padded(model, args)) is not None:
+        logger.info("batches run padded (%s): %s", type(unwrapped(model)).__name__, why)
+        return None
+    order.optimize(model, padding=amount)
+    return order.packed_model(model)
+
+
+def reads_spans(model: nn.Module) -> bool:
+    """Return whether this is a question answering model: the softmax of its own loss runs over padding too."""
+    return type(unwrapped(model)).__name__.endswith("ForQuestionAnswering")
+
+
+def _why_padded(model: nn.Module, args: TrainingArguments) -> str | None:
+    """Return why batches for a loss of the user's own run padded; None where they need not."""
+    if (why := why_padded(model)) is not None:
+        return why
+    if args.torch_compile:
+        return "a compiled model with a loss of your own reads padded batches"
+    if args.attn_implementation not in (None, attention.NAME):
+        return f"attention {args.attn_implementation} does not know rows end to end"
+    if reads_spans(model) and args.padding_in_loss == "none":
+        return (
+            "the model's own loss counts padding; --padding_in_loss sampled runs without most of it, with the loss"
+            " within 0.1 %"
+        )
+    return None

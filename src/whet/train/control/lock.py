@@ -1,0 +1,207 @@
+"""One run per output folder: a lock that the kernel frees when its process ends, however it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import socket
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from whet.config.rules.training import LOCK_NAME, require_output_dir
+from whet.errors import OutputError
+from whet.log import logger
+from whet.train.control import stop
+
+_NAMED_WITHIN_S = 0.5
+"""A holder writes its name just after it took the lock; who comes in between waits so long for it."""
+_TAKEN = {errno.EAGAIN, errno.EACCES}
+_held: dict[tuple[int, int], int] = {}
+"""Device and inode of each folder that this process holds -> the handle of its lock."""
+
+
+@contextlib.contextmanager
+def output_folder(path: str | Path, overwrite: bool) -> Iterator[Path]:
+    """Give the folder to this run alone: created, tried with a file, locked; what was created and stays empty goes.
+
+    Raises OutputError (exit 73) naming process and host of a run that holds it, and what `require_output_dir` raises.
+    """
+    folder = Path(path)
+    refuse_taken(folder)
+    whole = folder.absolute()
+    missing = [place for place in (whole, *whole.parents) if not os.path.lexists(place)]
+    clean = lambda: _remove_empty(missing)  # noqa: E731 - it is handed on
+    stop.before_leaving(clean)
+    try:
+        require_output_dir(folder, overwrite)
+        with locked(folder):
+            yield require_output_dir(folder, overwrite)  # a run may have come and gone while this one waited
+    finally:
+        clean()
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the folder for this process within the block; a folder that it holds already is not held twice."""
+    folder = folder.absolute()  # whoever holds it may change its working directory
+    place = _identity(folder)
+    handle = None if place in _held else _take(folder)
+    if handle is None:
+        yield
+        return
+    if not _held:
+        _forget_in_children()
+    _held[place] = handle
+    release = lambda: _release(folder, place)  # noqa: E731 - it is handed on
+    stop.before_leaving(release)
+    try:
+        yield
+    finally:
+        release()
+
+
+@contextlib.contextmanager
+def locked_if_possible(folder: Path) -> Iterator[None]:
+    """Hold the folder within the block; where the place cannot be written, say nothing yet: the first save will."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        possible = os.access(folder, os.W_OK | os.X_OK)
+    except OSError:
+        possible = False
+    with locked(folder) if possible else contextlib.nullcontext():
+        yield
+
+
+def _take(folder: Path) -> int | None:
+    """Return the handle of the folder's lock; None where this file system knows no locks."""
+    path = folder / LOCK_NAME
+    while True:
+        handle = _open(path)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(handle)
+            if error.errno in _TAKEN:
+                raise _taken(folder) from error
+            logger.warning("%s cannot be locked (%s): start no second run there", folder, error)
+            return None
+        if _is(handle, path):
+            break
+        os.close(handle)  # its holder removed it in between
+    with contextlib.suppress(OSError):  # on a full disk the lock holds without the holder's name
+        os.ftruncate(handle, 0)
+        os.write(handle, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())
+    return handle
+
+
+def _open(path: Path) -> int:
+    try:
+        return _own_file(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644))
+    except OSError as error:
+        raise OutputError(
+            what="output_dir cannot be locked",
+            got=str(error),
+            why="one run writes to a folder, and holds this file while it does",
+            fix=f"remove {path}, or use another --output_dir",
+        ) from error
+
+
+def _own_file(handle: int) -> int:
+    """Return the handle of a plain file with one name; OSError for a pipe, a device, or another file's second name."""
+    status = os.fstat(handle)
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+        os.close(handle)
+        raise OSError(None, "it is no plain file, or another name of a file elsewhere")
+    return handle
+
+
+def _release(folder: Path, place: tuple[int, int]) -> None:
+    handle = _held.pop(place, None)
+    if handle is None:
+        return
+    path = folder / LOCK_NAME
+    with contextlib.suppress(OSError):
+        if _is(handle, path):
+            path.unlink()
+    os.close(handle)
+
+
+def _is(handle: int, path: Path) -> bool:
+    """Return whether the open file is the one that the path names now."""
+    try:
+        named = path.stat(follow_symlinks=False)
+    except OSError:
+        return False
+    return os.path.samestat(named, os.fstat(handle))
+
+
+def refuse_taken(folder: Path) -> None:
+    """Raise OutputError if a run holds this folder, before anything else is wrong with it."""
+    try:
+        handle = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except (OSError, ValueError):
+        return
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in _TAKEN and _identity(folder) not in _held:
+            raise _taken(folder) from error
+    finally:
+        os.close(handle)
+
+
+def _taken(folder: Path) -> OutputError:
+    return OutputError(
+        what="another run is writing to output_dir",
+        got=f"{folder}, held by {_holder(folder / LOCK_NAME)}",
+        why="two runs in one folder would overwrite each other's checkpoints",
+        fix="use another --output_dir, or wait for that run, or end it",
+    )
+
+
+def _holder(path: Path) -> str:
+    deadline = time.monotonic() + _NAMED_WITHIN_S
+    while True:
+        try:
+            found = json.loads(path.read_text("utf-8"))
+            return f"process {int(found['pid'])} on {str(found['host'])[:255]!r}"
+        except (OSError, ValueError, KeyError, TypeError):
+            if time.monotonic() > deadline:
+                return "a process that has not named itself"
+            time.sleep(0.01)
+
+
+def _identity(folder: Path) -> tuple[int, int]:
+    status = folder.stat()
+    return status.st_dev, status.st_ino
+
+
+def _remove_empty(folders: list[Path]) -> None:
+    """Remove the folders, innermost first, as far as they are empty."""
+    for folder in folders:
+        try:
+            folder.rmdir()
+        except OSError:
+            return
+
+
+def _forget_in_children() -> None:
+    """See to it that a forked child does not hold what its parent holds: it may outlive it."""
+    global _sees_to_forks
+    if not _sees_to_forks:
+        _sees_to_forks = True
+        os.register_at_fork(after_in_child=_forget)
+
+
+_sees_to_forks = False
+
+
+def _forget() -> None:
+    for handle in _held.values():
+        os.close(handle)
+    _held.clear()

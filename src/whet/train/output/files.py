@@ -1,0 +1,134 @@
+"""The files that a run leaves next to its checkpoints: complete or not there, and never written through a link.
+
+Each file is written under a hidden name that nothing else has, put on the disk, and renamed over the old one. A rename
+replaces a link, a pipe or a device that stands at the name; it does not write to it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+
+from whet.errors import StorageError
+from whet.log import logger
+from whet.paths import follow_umask
+from whet.train import disk_errors
+from whet.train.checkpoint import folder as checkpoint
+from whet.train.checkpoint.manifest import sync
+
+_WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace the file by one with this text, or raise OSError and leave the old one as it was."""
+    unfinished = path.with_name(f".{path.name}.partial")
+    try:
+        with suppress(FileNotFoundError):
+            unfinished.unlink()
+        handle = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
+        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+        sync(path.parent.resolve())
+    except OSError:
+        with suppress(OSError):
+            unfinished.unlink()
+        raise
+
+
+def write_json(path: Path, values: Mapping[str, Any], *, indent: int, on_error: str) -> None:
+    """Replace the file by these values as JSON; its folder is made if need be; `on_error` as in `stored`."""
+    with stored(f"{path.name} cannot be written", path.parent, on_error=on_error):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, json.dumps(values, indent=indent, sort_keys=True) + "\n")
+
+
+def write_model(folder: Path, write: Callable[[Path], None]) -> None:
+    """Let `write(staging)` write a model, then move its files into the folder; StorageError if the disk refuses.
+
+    Nothing in the folder changes before all of it is on the disk. Weights of an earlier model that it does not replace
+    are removed: transformers would read shards that are left over.
+    """
+    staging = folder / checkpoint.MODEL_STAGING
+    with stored(f"the model cannot be written to {folder}", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        _remove(staging)
+        staging.mkdir()
+        try:
+            write(staging)
+            names = _names(staging)
+            for name in names:
+                follow_umask(staging / name)
+                sync(staging / name)
+            for name in names:
+                _make_folders(folder, name.parent)
+                (staging / name).replace(folder / name)
+            for path in folder.iterdir():
+                if _WEIGHTS.fullmatch(path.name) and Path(path.name) not in names:
+                    path.unlink()
+            sync(folder.resolve())
+        finally:
+            _remove(staging)
+
+
+@contextmanager
+def stored(what: str, folder: Path, *, on_error: str = "stop") -> Iterator[None]:
+    """Raise StorageError (exit 74), naming what is kept, if the disk refuses within the block.
+
+    With `on_error` "continue" (`--save_error_policy`) the log says so instead.
+    """
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        problem = StorageError(
+            what=what,
+            got=str(error),
+            why="a file counts only when it is completely on the disk; no checkpoint was touched",
+            fix=disk_errors.fix(error, folder),
+        )
+        if on_error == "stop":
+            newest = _newest(folder)
+            raise disk_errors.resumable(problem, newest, {"resume_from_checkpoint": "auto"}) from error
+        logger.warning("the run goes on without this file: %s", problem)
+
+
+def _newest(folder: Path) -> Path | None:
+    try:
+        return checkpoint.would_resume(folder)
+    except OSError:
+        return None
+
+
+def _names(staging: Path) -> list[Path]:
+    """Return the files in the staging folder, relative to it; weights last, since they make the rest a model."""
+    found = [Path(place, name).relative_to(staging) for place, _, files in os.walk(staging) for name in files]
+    return sorted(found, key=lambda name: (bool(_WEIGHTS.fullmatch(name.name)), name))
+
+
+def _make_folders(folder: Path, name: Path) -> None:
+    """Make the sub-folder; what stands at its name and is no folder, such as a link to one, makes way."""
+    for part in [*reversed(name.parents), name]:
+        place = folder / part
+        if place == folder:
+            continue
+        if place.is_symlink() or (place.exists() and not place.is_dir()):
+            place.unlink()
+        place.mkdir(exist_ok=True)
+
+
+def _remove(staging: Path) -> None:
+    """Remove what is left of the staging folder; a link, a pipe or a file of its name goes, not what it leads to."""
+    if staging.is_dir() and not staging.is_symlink():
+        shutil.rmtree(staging, ignore_errors=True)
+    elif os.path.lexists(staging):
+        staging.unlink()

@@ -1,0 +1,67 @@
+"""The files of a run's metrics, and what a person is shown of them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from transformers.trainer_pt_utils import metrics_format as readable
+
+from whet.log import logger
+from whet.train.output import files as output_files
+
+
+def save(output_dir: str, split: str, metrics: Mapping[str, Any], *, combined: bool, on_error: str = "stop") -> None:
+    """Write {split}_results.json, and put the metrics into all_results.json; `on_error` as in `output_files.stored`."""
+    folder = Path(output_dir)
+    _write_json(folder / f"{split}_results.json", metrics, on_error)
+    if combined:
+        path = folder / "all_results.json"
+        _write_json(path, _read_object(path) | dict(metrics), on_error)
+
+
+def show(split: str, metrics: Mapping[str, Any]) -> None:
+    """Print the metrics, one a line, as transformers' log_metrics does."""
+    shown = formatted(metrics)
+    widths = max((len(str(name)) for name in shown), default=0), max((len(str(v)) for v in shown.values()), default=0)
+    print(f"***** {split} metrics *****")
+    for name in sorted(shown):
+        print(f"  {name: <{widths[0]}} = {shown[name]!s:>{widths[1]}}")
+
+
+def formatted(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metrics as a person reads them: times as hours and minutes, numbers with four digits."""
+    return readable(dict(metrics))
+
+
+def prefixed(metrics: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """Return the metrics under `prefix_name`; those that carry the prefix already keep their names."""
+    start = f"{prefix}_"
+    return {name if name.startswith(start) else start + name: value for name, value in metrics.items()}
+
+
+def _write_json(path: Path, values: Mapping[str, Any], on_error: str) -> None:
+    numbers = {name: _json_number(value) for name, value in values.items()}
+    output_files.write_json(path, numbers, indent=4, on_error=on_error)
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    """Return what the file of an earlier run holds; nothing if it is a link, or none that whet wrote."""
+    try:
+        found = json.loads(path.read_text("utf-8")) if path.is_file() and not path.is_symlink() else {}
+        return dict(found)
+    except (OSError, ValueError, TypeError) as error:
+        logger.warning("%s cannot be read and is written again: %s", path, error)
+        return {}
+
+
+def _json_number(value: Any) -> Any:
+    """Return the value; NaN and the infinities, which JSON does not have, as text."""
+    if hasattr(value, "item") and getattr(value, "size", 1) == 1:
+        value = value.item()
+    if not isinstance(value, float) or math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

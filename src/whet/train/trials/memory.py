@@ -1,0 +1,108 @@
+"""How much memory a pass takes, and whether there is room for it beside the optimizer's state."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+import torch
+
+from whet.errors import ConfigError
+from whet.hardware import memory, trim
+from whet.hardware.memory import Room
+from whet.train.control.guard import WARN_FRAC, WARN_OWN_FRAC
+
+_LOOK_S = 0.001
+"""A pass is watched this often; what is in memory for a shorter time is small."""
+_SPREAD = 1.03
+"""A run's peaks are other than the trial's by some MiB: rows in another order, memory in other pieces."""
+_GPU_MARGIN = 0.02
+"""Part of a GPU's memory that is left to fragmentation."""
+
+
+class HostRoom:
+    """The memory of this process, as the system shows it: no error tells where it ends."""
+
+    def __init__(self, rooms: Callable[[], Sequence[Room]] | None, state_bytes: int) -> None:
+        self.rooms = rooms or memory.rooms
+        self.state_bytes = state_bytes
+        self._trim = (lambda: None) if trim.why_not() else trim.trim()
+        if memory.resident_bytes() is None or not self.rooms():
+            raise ConfigError(
+                what="auto_find_batch_size cannot measure memory here",
+                why="on a CPU it reads this process's memory and its limits, which this system does not report",
+                fix="leave it out, and set --per_device_train_batch_size by hand",
+            )
+
+    def peak(self, run: Callable[[], None]) -> int:
+        """Return the most memory that this process holds while it runs this."""
+        self._trim()  # what an earlier pass has left would be taken again, and not be seen
+        done, seen = threading.Event(), [_resident()]
+
+        def watch() -> None:
+            while not done.wait(_LOOK_S):
+                seen.append(_resident())
+
+        watcher = threading.Thread(target=watch, name="whet-memory", daemon=True)
+        watcher.start()
+        try:
+            run()
+        finally:
+            done.set()
+            watcher.join()
+        most = max(*seen, _resident())
+        self._trim()
+        return most
+
+    def fits(self, peak_bytes: int) -> bool:
+        """Return whether such a peak, beside the optimizer's state, leaves what the run's memory guard warns below."""
+        needed = int(_SPREAD * (peak_bytes + self.state_bytes))
+        more = needed - _resident()
+        return all(
+            room.left_bytes - more >= min(WARN_FRAC * room.limit_bytes, WARN_OWN_FRAC * needed) for room in self.rooms()
+        )
+
+    def told(self) -> str:
+        """Return the tightest limit, in words."""
+        room = min(self.rooms(), key=lambda room: room.left_bytes)
+        return f"{mib(room.left_bytes)} are left of {mib(room.limit_bytes)} that {room.of} allows"
+
+
+class GpuRoom:
+    """The memory of a GPU: a pass for which there is none raises an error."""
+
+    def __init__(self, device: torch.device, state_bytes: int) -> None:
+        self.device, self.state_bytes = device, state_bytes
+        self.most = 0
+        """Memory at the highest in the passes that ran."""
+
+    def runs(self, run: Callable[[], None]) -> bool:
+        """Return whether this runs beside the optimizer's state; what it took is free again."""
+        margin = int(_GPU_MARGIN * torch.cuda.get_device_properties(self.device).total_memory)
+        torch.cuda.reset_peak_memory_stats(self.device)
+        held = None
+        try:
+            held = torch.empty(self.state_bytes + margin, dtype=torch.uint8, device=self.device)
+            run()
+            ran = True
+        except torch.OutOfMemoryError:
+            ran = False
+        del held  # and the error is gone, with the pass's tensors that its traceback held
+        torch.cuda.empty_cache()
+        if ran:
+            self.most = max(self.most, torch.cuda.max_memory_allocated(self.device) - margin)
+        return ran
+
+    def told(self) -> str:
+        """Return what was measured, in words."""
+        total = torch.cuda.get_device_properties(self.device).total_memory
+        return f"{mib(self.most)} of {mib(total)} at the highest"
+
+
+def mib(n_bytes: float) -> str:
+    """Return an amount of memory for people."""
+    return f"{n_bytes / 2**20:,.0f} MiB"
+
+
+def _resident() -> int:
+    return memory.resident_bytes() or 0
