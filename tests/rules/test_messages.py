@@ -99,8 +99,9 @@ def test_every_command_module_and_extra_in_a_message_exists() -> None:
 
 
 def test_every_setting_assigned_in_a_fix_is_a_name_that_callers_have() -> None:
-    """`enable_jit_checkpoint=False`, `padding='all'`: a field, or a parameter of what whet exports."""
+    """`enable_jit_checkpoint=False`, `padding='all'`: a field, or a parameter of what callers have."""
     takers = [transformers.Trainer.__init__, whet.Trainer.__init__, whet.Trainer.hyperparameter_search, whet.optimize]
+    takers.append(transformers.PreTrainedTokenizerBase.__call__)
     known = {*_KINDS} | {name for taker in takers for name in inspect.signature(taker).parameters}
     for one in _TEXTS:
         if one.part == "fix":

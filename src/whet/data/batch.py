@@ -166,7 +166,8 @@ def _without_padding(row: Mapping[str, Any], index: int) -> dict[str, np.ndarray
             what=f"row {index} of the data set has no input_ids",
             got=sorted(row),
             why="a packed batch is made of token rows",
-            fix="give rows with input_ids, or a data_collator of your own",
+            fix="tokenise the data set first, so that its rows have input_ids, start_positions and end_positions; "
+            "whet qa does so with a file of questions",
         )
     n_tokens = len(row["input_ids"])
     mask = np.asarray(row.get("attention_mask", np.ones(n_tokens)), dtype=bool)

@@ -21,6 +21,7 @@ from whet.kernels.layers.cross_entropy import row_cross_entropy
 from whet.kernels.random import stream_key
 from whet.kernels.reference.layers import to_rows
 from whet.models import attention
+from whet.models.bad_batch import explained
 from whet.models.families import answers_questions, family_of
 from whet.models.loading import implementation
 from whet.models.packed import PackedModel, prepare
@@ -264,7 +265,8 @@ def _seeded(model: nn.Module, batch: Batch, seed: int, step: int) -> Any:
     """Run the model with torch's generator set from the place in the run: a resumed run draws the same masks."""
     low, high = stream_key(seed, step, batch.first_slot)
     torch.manual_seed(low | (high >> 1) << 32)
-    return model(**batch.inputs)
+    with explained(model, batch.inputs):
+        return model(**batch.inputs)
 
 
 def _collated(collate: Collate, rows: list[Any], first_slot: int, label_names: Sequence[str]) -> Batch:

@@ -14,6 +14,7 @@ from whet.kernels.batch_position import Kernel, Place, Placement, Site
 from whet.kernels.layers.fused import dropout
 from whet.kernels.reference.layers import Drop
 from whet.models import attention
+from whet.models.bad_batch import explained
 from whet.models.families import Family, family_of, is_one_of
 from whet.models.recomputation import require_pass
 from whet.models.wrapped import unwrapped
@@ -66,7 +67,7 @@ class PackedModel:
         place = place_of(batch, seed=seed, step=step)
         if self.module.training:  # dropouts that have no site draw from torch's generator: a resumed run draws the same
             torch.manual_seed(_torch_seed(place))
-        with self.placement.at(place):
+        with explained(self.module, batch.inputs), self.placement.at(place):
             return self.module(**batch.inputs)
 
 

@@ -14,6 +14,7 @@ from whet.kernels import allocator
 from whet.log import logger
 from whet.methods import fuse, int8, order
 from whet.models import objective as objectives
+from whet.models.bad_batch import checked
 from whet.models.packed import PackedModel, release
 from whet.precision import formats, policy
 from whet.train import late_arguments
@@ -80,7 +81,7 @@ def follow_overrides(trainer: Trainer) -> None:
 
 def _collator(trainer: Trainer) -> objectives.Collate:
     if not trainer.args.remove_unused_columns:
-        return trainer.data_collator
+        return checked(trainer.data_collator)
     return collate.without_unread(trainer.data_collator, trainer.model, trainer.label_names)
 
 

@@ -12,6 +12,7 @@ from whet.log import logger
 from whet.methods.unpad import calls as unpad_calls
 from whet.methods.unpad import padding_readers
 from whet.methods.unpad.layout import Layout, layout_of
+from whet.models.bad_batch import explained
 from whet.models.binding import bind
 from whet.models.packed import PackedModel
 
@@ -104,7 +105,8 @@ def _run(self: Any, given: Sequence[Any], options: Mapping[str, Any]) -> Any:
     amount = padding_readers.amount(calls.packed.module, calls.amount)
     calls.say_if_more(amount)
     layout = layout_of(mask, amount)
-    with calls.packed.placement.at(layout.place()), calls.autocast(mask.device):
+    given_ids = {"input_ids": input_ids, **call}
+    with explained(self, given_ids), calls.packed.placement.at(layout.place()), calls.autocast(mask.device):
         packed_options = _packed_inputs(call, layout, _positions(input_ids, calls.packed))
         out = type(self).forward(self, layout.packed(input_ids), **packed_options)
     out = _padded(self, out, mask, layout, amount)

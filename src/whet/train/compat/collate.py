@@ -10,6 +10,7 @@ from transformers import DataCollatorWithPadding, default_data_collator
 
 from whet.data.columns import Columns, Row, read_by
 from whet.errors import ConfigError, DataError
+from whet.models.bad_batch import checked
 from whet.models.objective import Collate
 from whet.models.wrapped import unwrapped
 
@@ -33,6 +34,7 @@ def without_unread(collate: Collate, model: nn.Module, label_names: Iterable[str
     names = read_by(unwrapped(model))
     if names is None:
         return collate
+    collate = checked(collate)
     columns = Columns(names | set(label_names))
 
     def shown(row: Any) -> Any:
@@ -66,6 +68,8 @@ def _stacked(rows: list[Any]) -> Mapping[str, Any]:
     try:
         return default_data_collator(rows)
     except ValueError as error:
+        if "str" in str(error):  # a column of text, which `bad_batch.checked` names
+            raise
         raise DataError(
             what="the rows of a batch cannot be stacked",
             got=str(error),

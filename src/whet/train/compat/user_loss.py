@@ -6,7 +6,8 @@ Batches are padded, as a user's code expects them; a model of a known family com
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from whet.log import logger
 from whet.methods import order
 from whet.methods.unpad import padding_readers
 from whet.models import attention
+from whet.models.bad_batch import explained
 from whet.models.families import why_padded
 from whet.models.objective import IGNORED, Collate, OwnLoss
 from whet.models.packed import PackedModel
@@ -62,7 +64,8 @@ class UserLoss:
     def forward(self, batch: Batch, *, seed: int, step: int) -> Any:
         seed_torch(seed, step, batch.first_slot)
         read = {name: value for name, value in batch.inputs.items() if self._read is None or name in self._read}
-        return self.model(**read)
+        with explained(self.model, read):
+            return self.model(**read)
 
     def loss_sum(self, output: Any, batch: Batch) -> Tensor:
         values = output.values() if isinstance(output, Mapping) else output if isinstance(output, tuple) else [output]
@@ -132,12 +135,23 @@ def training_step(trainer: Trainer, model: nn.Module, inputs: Mapping[str, Any],
         model.train()
     inputs = trainer._prepare_inputs(dict(inputs))
     options = overrides.given(trainer.compute_loss, num_items_in_batch=n_items)
-    with trainer.precision.forward(), padding_readers.targets_of(unwrapped(model), inputs):
+    with _forward(trainer, model, inputs):
         loss = _as_loss(trainer.compute_loss(model, inputs, **options), "compute_loss", trainer)
     if not _is_scaled(trainer, n_items if options else None):
         loss = loss / trainer.current_gradient_accumulation_steps
     trainer.precision.backward(loss)
     return loss.detach()
+
+
+@contextmanager
+def _forward(trainer: Trainer, model: nn.Module, inputs: Mapping[str, Any]) -> Iterator[None]:
+    """Run a user's loss: in the run's precision, exact at targets in padding, and with a reason where rows do not fit.
+
+    The loss may take columns out of `inputs`.
+    """
+    inputs = dict(inputs)
+    with trainer.precision.forward(), padding_readers.targets_of(unwrapped(model), inputs), explained(model, inputs):
+        yield
 
 
 def compute_loss(
@@ -170,7 +184,7 @@ def prediction_step(
     inputs = trainer._prepare_inputs(dict(inputs))
     labels = nested_detach(tuple(inputs.get(name) for name in names)) if has_loss else None
     loss = None
-    with torch.no_grad(), trainer.precision.forward(), padding_readers.targets_of(unwrapped(model), inputs):
+    with torch.no_grad(), _forward(trainer, model, inputs):
         if has_loss:
             n_items = n_items_in(trainer, [inputs])
             options = overrides.given(trainer.compute_loss, num_items_in_batch=n_items)

@@ -1,0 +1,127 @@
+"""Rows that do not fit the model end with four parts that name the fault, in training and in evaluation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForMaskedLM,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+)
+
+import whet
+from tiny import arguments, tiny_config
+
+CLASSES, TAGS = AutoModelForSequenceClassification, AutoModelForTokenClassification
+WORDS, SPANS = AutoModelForMaskedLM, AutoModelForQuestionAnswering
+IDS = [5, 6, 7, 8]
+LONG = [5] * 100
+BAD: dict[str, tuple[Any, Any, str, str]] = {
+    "text": (CLASSES, {"text": "hello", "label": 1}, "no input_ids", "tokenizer(row['text']"),
+    "text of words": (TAGS, {"tokens": ["a"], "ner_tags": [0]}, "no input_ids", "tokenise"),
+    "questions": (SPANS, {"question": "a", "context": "b"}, "no input_ids", "tokenise"),
+    "label too large": (CLASSES, {"input_ids": IDS, "label": 7}, "label 7", "num_labels=8"),
+    "label below 0": (CLASSES, {"input_ids": IDS, "label": -1}, "label -1", "from 0"),
+    "label of text": (CLASSES, {"input_ids": IDS, "label": "yes"}, "label holds text", "class_encode_column"),
+    "label with a fraction": (CLASSES, {"input_ids": IDS, "label": 1.0}, "float32", "int(label)"),
+    "tag too large": (TAGS, {"input_ids": IDS, "labels": [0, 1, 2, 1]}, "label 2", "num_labels=3"),
+    "tags of text": (TAGS, {"input_ids": IDS, "labels": ["O"] * 4}, "labels holds text", "number"),
+    "too few tags": (TAGS, {"input_ids": IDS, "labels": [0, 1]}, "another shape", "-100"),
+    "word too large": (WORDS, {"input_ids": IDS, "labels": [0, 1, 2, 333]}, "label 333", "the model's own tokens"),
+    "too long": (CLASSES, {"input_ids": LONG, "label": 1}, "100 tokens", "max_length=80"),
+    "too long for spans": (
+        SPANS,
+        {"input_ids": LONG, "start_positions": 1, "end_positions": 1},
+        "max_position_embeddings 80",
+        "--max_seq_length 80",
+    ),
+    "unknown token": (CLASSES, {"input_ids": [500], "label": 1}, "input_ids 500", "resize_token_embeddings"),
+    "token below 0": (CLASSES, {"input_ids": [-5], "label": 1}, "input_ids -5", "tokenizer"),
+    "unknown type": (CLASSES, {"input_ids": [5], "token_type_ids": [3], "label": 1}, "token_type_ids 3", "leave"),
+    "no token": (CLASSES, {"input_ids": [], "label": 1}, "not token ids", "empty rows"),
+    "no names": (CLASSES, ([1, 2], 1), "no named columns", "dicts"),
+}
+ROWS = pytest.mark.parametrize(("head", "row", "said", "fix"), BAD.values(), ids=BAD)
+
+
+class Own(whet.Trainer):
+    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
+        outputs = model(**inputs)
+        return (outputs.loss, outputs) if return_outputs else outputs.loss
+
+
+def new(head: Any, family: str = "bert", **changes: Any) -> Any:
+    torch.manual_seed(0)
+    return head.from_config(tiny_config(family, **changes))
+
+
+def refusal(run: Any) -> tuple[str, str]:
+    """Return what the error says, and its fix."""
+    with pytest.raises(whet.WhetError) as caught:
+        run()
+    return str(caught.value), caught.value.problems[0].fix
+
+
+@ROWS
+@pytest.mark.parametrize("kind", [whet.Trainer, Own], ids=["whet's loss", "compute_loss"])
+def test_training_on_bad_rows_says_what_is_wrong(
+    head: Any, row: Any, said: str, fix: str, kind: Any, tmp_path: Path
+) -> None:
+    text, way = refusal(kind(new(head), arguments(tmp_path), train_dataset=[row] * 8).train)
+    assert said in text
+    assert fix in way
+
+
+@pytest.mark.parametrize("name", ["text", "label too large", "too long", "label of text"])
+def test_evaluating_bad_rows_says_what_is_wrong(name: str, tmp_path: Path) -> None:
+    head, row, said, fix = BAD[name]
+    text, way = refusal(whet.Trainer(new(head), arguments(tmp_path), eval_dataset=[row] * 8).evaluate)
+    assert said in text
+    assert fix in way
+
+
+def test_a_family_that_numbers_from_its_padding_token_names_the_length_that_fits(tmp_path: Path) -> None:
+    model, row = new(CLASSES, "roberta", pad_token_id=1), {"input_ids": [5] * 79, "label": 1}
+    text, fix = refusal(whet.Trainer(model, arguments(tmp_path), train_dataset=[row] * 8).train)
+    assert "79 tokens" in text
+    assert "max_length=78" in fix
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "distilbert"])
+def test_an_optimised_model_names_a_sequence_that_is_too_long(family: str) -> None:
+    model = whet.optimize(new(CLASSES, family))
+    text, fix = refusal(lambda: model(torch.full((2, 100), 5)))
+    assert "100 tokens" in text
+    assert "max_position_embeddings 80" in text
+    assert "truncation=True" in fix
+    with pytest.raises(IndexError):  # what torch raises; loops that catch it go on working
+        model(torch.full((2, 100), 5))
+
+
+def test_the_errors_of_a_users_own_code_come_through(tmp_path: Path) -> None:
+    def collate(rows: list[Any]) -> dict[str, Any]:
+        raise ValueError("mine")
+
+    trainer = whet.Trainer(new(CLASSES), arguments(tmp_path), collate, [{"input_ids": IDS, "label": 1}] * 8)
+    with pytest.raises(ValueError, match="mine"):
+        trainer.train()
+
+
+def test_labels_that_are_left_out_and_several_labels_train(tmp_path: Path) -> None:
+    several = new(CLASSES, num_labels=3, problem_type="multi_label_classification")
+    for model, row in (
+        (several, {"input_ids": IDS, "label": [0.0, 1.0, 0.0]}),
+        (new(CLASSES, num_labels=1), {"input_ids": IDS, "label": 7.5}),
+        (new(TAGS), {"input_ids": IDS, "labels": [-100, 0, 1, -100]}),
+    ):
+        whet.Trainer(model, arguments(tmp_path, max_steps=1), train_dataset=[row] * 4).train()
+
+
+def test_text_beside_the_tokens_is_no_fault(tmp_path: Path) -> None:
+    rows = [{"input_ids": IDS, "label": 1, "text": "hello"}] * 4
+    whet.Trainer(new(CLASSES), arguments(tmp_path, max_steps=1), train_dataset=rows).train()
