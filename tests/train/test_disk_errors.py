@@ -14,7 +14,7 @@ from tiny_qa import command, save_encoder, squad, write_json
 
 from whet.cli.main import run
 from whet.errors import EXIT_IO
-from whet.train import disk_errors
+from whet.train.output import disk_errors
 
 FIXES = {
     "ENOSPC": r"free space on the disk of .* \([\d,.]+ MB are free\)",

@@ -17,7 +17,7 @@ from transformers import TrainerCallback
 import whet
 from whet.errors import ConfigError
 from whet.log import logger
-from whet.train import late_arguments
+from whet.train.compat import late_arguments
 
 CHANGES: dict[str, Any] = {
     "use_cpu": {"use_cpu": False},

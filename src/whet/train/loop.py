@@ -19,14 +19,17 @@ from whet.log import logger
 from whet.models import adapters
 from whet.optim import in_backward, schedule
 from whet.precision import formats
-from whet.train import clipping, late_arguments, loading, obstacles, optimizing, step
-from whet.train.checkpoint import best, resume, saving, weights
+from whet.train import clipping, optimizing, step
+from whet.train.batches import loading
+from whet.train.checkpoint import best, saving, weights
 from whet.train.checkpoint import disk_space as space
 from whet.train.checkpoint import folder as checkpoint
-from whet.train.compat import overrides, search, user_loss
+from whet.train.compat import late_arguments, overrides, search, user_loss
 from whet.train.control import guard, stop
 from whet.train.control.leave import Edges
 from whet.train.meter import Meter, speed
+from whet.train.output import obstacles
+from whet.train.resume import restore as resume
 from whet.train.trials import batch_size
 from whet.train.trials import precision as probe
 

@@ -17,9 +17,8 @@ from whet.models import objective as objectives
 from whet.models.bad_batch import checked
 from whet.models.packed import PackedModel, release
 from whet.precision import formats, policy
-from whet.train import late_arguments
 from whet.train.checkpoint import weights
-from whet.train.compat import collate, overrides, user_loss
+from whet.train.compat import collate, late_arguments, overrides, user_loss
 
 if TYPE_CHECKING:
     from whet.train.trainer import Trainer

@@ -21,11 +21,11 @@ from whet.errors import ConfigError, DataError
 from whet.log import set_level
 from whet.models import objective as objectives
 from whet.precision import policy
-from whet.train import constructor, evaluate, late_arguments, setup
+from whet.train import evaluate, setup
 from whet.train.callbacks import empty_cache, profile, progress, trackers
 from whet.train.callbacks.events import Events
 from whet.train.checkpoint import weights
-from whet.train.compat import dataloaders, overrides, search
+from whet.train.compat import constructor, dataloaders, late_arguments, overrides, search
 from whet.train.compat.accelerator import Accelerator
 from whet.train.compat.collate import default_collator
 from whet.train.compat.methods import TransformersMethods

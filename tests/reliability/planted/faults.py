@@ -109,7 +109,7 @@ PLANTED = (
                 "within = divmod(step + self.skips, self.steps_per_epoch)\n        rows_per_step",
             ),
             Edit(
-                "train/checkpoint/resume.py",
+                "train/resume/restore.py",
                 '    logger.info("resuming after step',
                 '    object.__setattr__(fit.plan.order, "skips", 1)\n    logger.info("resuming after step',
             ),
@@ -123,7 +123,7 @@ PLANTED = (
             Edit("data/order.py", "    drop_last: bool = False\n", "    drop_last: bool = False\n    began: int = 0\n"),
             Edit("data/order.py", "self.epochs(epoch)", "self.epochs(epoch - self.began)"),
             Edit(
-                "train/checkpoint/resume.py",
+                "train/resume/restore.py",
                 '    logger.info("resuming after step',
                 '    object.__setattr__(fit.plan.order, "began", fit.place // fit.plan.order.steps_per_epoch)\n'
                 '    logger.info("resuming after step',

@@ -20,8 +20,8 @@ from whet.tasks.qa.evaluate.predict import Judge
 from whet.tasks.qa.splits import Split, cut, describe, write_left_out
 from whet.tasks.qa.types import Questions
 from whet.tasks.qa.windows.cut import check_max_length
-from whet.train.checkpoint import resume
 from whet.train.control import stop
+from whet.train.resume import restore as resume
 from whet.train.trainer import Trainer
 
 _SPLIT_OF = {"train": "train", "eval": "validation", "predict": "test"}

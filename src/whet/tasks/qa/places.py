@@ -12,10 +12,10 @@ from whet.errors import ConfigError, OutputError, Problem, WhetError
 from whet.models.loading.hub_folder import missing_folder
 from whet.models.loading.hub_reach import hub_problem
 from whet.tasks.qa.read.file_bytes import require_file
-from whet.train import obstacles
 from whet.train.available import missing
 from whet.train.checkpoint import folder as checkpoint
 from whet.train.checkpoint import manifest
+from whet.train.output import obstacles
 
 if TYPE_CHECKING:
     from whet.tasks.qa.arguments import QaArguments

@@ -15,7 +15,8 @@ from torch.optim import Optimizer
 from whet.errors import StorageError
 from whet.log import logger
 from whet.optim.optimizers.native import NativeAdamW
-from whet.train.checkpoint import resume, weights
+from whet.train.checkpoint import weights
+from whet.train.resume import restore as resume
 
 if TYPE_CHECKING:
     from whet.train.loop import Fit

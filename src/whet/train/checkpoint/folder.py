@@ -22,11 +22,12 @@ from safetensors import SafetensorError
 
 from whet.errors import StorageError
 from whet.log import logger
-from whet.train import disk_errors
 from whet.train.checkpoint import lineage as lines
-from whet.train.checkpoint import manifest, not_resumable
+from whet.train.checkpoint import manifest
 from whet.train.checkpoint.lineage import Line, Place
 from whet.train.checkpoint.manifest import sync
+from whet.train.output import disk_errors
+from whet.train.resume import not_resumable
 
 MANIFEST = manifest.MANIFEST
 _NAME = re.compile(r"checkpoint-(\d{8,18})")

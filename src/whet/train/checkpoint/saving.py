@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from whet.errors import StorageError
 from whet.log import logger
-from whet.train import disk_errors
-from whet.train.checkpoint import compare as unchanged
-from whet.train.checkpoint import fingerprint as identity
 from whet.train.checkpoint import folder as checkpoint
 from whet.train.checkpoint import lineage as lines
 from whet.train.checkpoint import snapshot
 from whet.train.checkpoint.lineage import Line
 from whet.train.control import guard
+from whet.train.output import disk_errors
+from whet.train.resume import compare as unchanged
+from whet.train.resume import fingerprint as identity
 
 if TYPE_CHECKING:
     from whet.train.loop import Fit

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from whet.train.checkpoint import resume, weights
+from whet.train.checkpoint import weights
 from whet.train.checkpoint.manifest import MANIFEST
 from whet.train.compat import overrides
+from whet.train.resume import restore as resume
 
 if TYPE_CHECKING:
     from whet.train.loop import Fit

@@ -18,7 +18,7 @@ from whet.errors import ConfigError
 from whet.models import adapters
 from whet.models.loading.quiet import quiet
 from whet.paths import utf8_name
-from whet.train.checkpoint import counters
+from whet.train.resume import kinds as counters
 
 WEIGHTS = "model.safetensors"
 _OPTIMIZER = "optimizer"

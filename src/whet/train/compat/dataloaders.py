@@ -9,7 +9,7 @@ import numpy as np
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from whet.errors import ConfigError
-from whet.train import plan
+from whet.train.batches import plan
 from whet.train.compat import overrides
 
 if TYPE_CHECKING:

@@ -20,9 +20,9 @@ from safetensors import SafetensorError
 from whet.errors import StorageError
 from whet.log import logger
 from whet.paths import follow_umask
-from whet.train import disk_errors
 from whet.train.checkpoint import folder as checkpoint
 from whet.train.checkpoint.manifest import sync
+from whet.train.output import disk_errors
 
 _WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?")
 

@@ -13,8 +13,8 @@ from whet.config.rules.saving import CURVE_FIELDS
 from whet.errors import ConfigError
 from whet.log import logger
 from whet.precision import policy
-from whet.train.checkpoint import fingerprint as identity
 from whet.train.checkpoint.manifest import digest_of
+from whet.train.resume import fingerprint as identity
 
 if TYPE_CHECKING:
     from whet.train.loop import Fit

@@ -13,7 +13,7 @@ from whet.data import budget
 from whet.data.batch import Batch
 from whet.data.prefetch import Piece, Prefetcher, Source
 from whet.log import logger
-from whet.train import plan, streams
+from whet.train.batches import plan, streams
 from whet.train.compat import dataloaders
 
 if TYPE_CHECKING:

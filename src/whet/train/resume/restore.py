@@ -20,10 +20,11 @@ from whet.errors import ConfigError, StorageError
 from whet.log import logger
 from whet.optim import schedule
 from whet.precision import policy
-from whet.train.checkpoint import best, counters, manifest, weights
-from whet.train.checkpoint import compare as unchanged
+from whet.train.checkpoint import best, manifest, weights
 from whet.train.checkpoint import folder as checkpoint
 from whet.train.checkpoint import lineage as lines
+from whet.train.resume import compare as unchanged
+from whet.train.resume import kinds as counters
 
 if TYPE_CHECKING:
     from whet.train.loop import Fit
