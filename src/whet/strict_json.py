@@ -40,11 +40,12 @@ def parse_whole(text: str) -> Any:
     return value
 
 
-def parse(text: str, start: int = 0) -> tuple[Any, int]:
+def parse(text: str, start: int = 0, *, in_lines: bool = False) -> tuple[Any, int]:
     """Return the JSON value that begins at `start` and the index of what follows it; raise BadJson if there is none.
 
     Refused as well: NaN and Infinity, a key that stands twice in one object, numbers too long for Python, and nesting
-    too deep for it. The text may hold more after the value; the caller decides what that means.
+    too deep for it. The text may hold more after the value; the caller decides what that means. `in_lines`: it comes from
+    a file with a value on each line, which other commands check.
     """
     try:
         return _DECODER.raw_decode(text, start)
@@ -53,7 +54,7 @@ def parse(text: str, start: int = 0) -> tuple[Any, int]:
             f"{place_in(text, error.pos)}: not JSON: {error.msg}",
             got=text[max(error.pos - 20, 0) : error.pos + 20] or "the end of the text",
             why="a file that begins like JSON has to be JSON to its end",
-            fix="write the file again, or correct this place (python -m json.tool FILE checks it)",
+            fix=f"write the file again, or correct this place ({_checker(text, in_lines)} checks it)",
         ) from None
     except RecursionError:
         raise BadJson(
@@ -68,6 +69,11 @@ def parse(text: str, start: int = 0) -> tuple[Any, int]:
         _refuse_duplicate(text, start, str(error))
     except ValueError as error:
         _refuse_long_number(text, start, str(error))
+
+
+def _checker(text: str, in_lines: bool) -> str:
+    """Return the command that checks such a file: one value, or one on each line."""
+    return "python -m json.tool --json-lines FILE" if in_lines or _LINES.match(text) else "python -m json.tool FILE"
 
 
 def skip_space(text: str, start: int = 0) -> int:
@@ -106,6 +112,7 @@ def _unique_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
+_LINES = re.compile(r"\s*\{[^\n]*\}[ \t\r]*\n\s*\{")
 _SPACE = re.compile(r"[ \t\n\r]*")
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique_keys, parse_constant=_no_constant)
 

@@ -11,6 +11,8 @@ import pytest
 import torch
 from native_support import need_native, place_of
 
+from whet.doctor.advice import native_works
+from whet.doctor.native import examine
 from whet.errors import ConfigError
 from whet.kernels import build, library
 from whet.kernels.layers import fused
@@ -88,3 +90,27 @@ def test_a_file_that_is_no_library_is_left_alone(monkeypatch, tmp_path, caplog):
 def test_building_without_a_source_tree_says_what_to_do(tmp_path):
     with pytest.raises(ConfigError, match="no source tree"):
         build.build(tmp_path)
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux's /proc")
+def test_a_stale_library_is_reported_once_with_what_replaces_it(monkeypatch, caplog):
+    """A library of another version has not all operators: here one that has none."""
+    stale = Path(
+        next(line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libc.so" in line)
+    )
+    monkeypatch.setattr(library, "_places", lambda: iter([stale]))
+    library.library.cache_clear()
+    try:
+        with caplog.at_level(logging.WARNING):
+            found = fused.bias_act(torch.ones(4, 8), None, "gelu")
+            fused.bias_act(torch.ones(4, 8), None, "gelu")
+            seen = examine()
+    finally:
+        library.library.cache_clear()
+    assert torch.equal(found, reference.bias_act(torch.ones(4, 8), None, "gelu"))
+    (line,) = [text for text in caplog.messages if str(stale) in text]
+    assert "python -m whet.kernels.build" in line
+    problem = native_works(seen)
+    assert problem is not None
+    assert str(stale) in problem.what
+    assert "python -m whet.kernels.build" in problem.fix or "install a C++ compiler" in problem.fix

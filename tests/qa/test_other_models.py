@@ -19,6 +19,8 @@ _T5 = {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 1, "num_heads": 2, "
 _BART = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "pad_token_id": 0,
          "decoder_attention_heads": 2, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "max_position_embeddings": 128,
          "bos_token_id": 2, "eos_token_id": 3, "decoder_start_token_id": 3, "forced_eos_token_id": 3}  # fmt: skip
+_XLM = {"emb_dim": 32, "n_layers": 1, "n_heads": 2, "max_position_embeddings": 128, "pad_index": 0, "pad_token_id": 0,
+        "bos_token_id": 2, "eos_token_id": 3, "n_langs": 1}  # fmt: skip
 TRAINED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "T5": ("T5Config", "T5ForConditionalGeneration", _T5),
     "MT5": ("MT5Config", "MT5ForConditionalGeneration", _T5),
@@ -26,6 +28,10 @@ TRAINED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "GPT-2": ("GPT2Config", "GPT2Model", {"n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 128,
                                           "bos_token_id": 2, "eos_token_id": 3}),
     "Llama": ("LlamaConfig", "LlamaModel", _SMALL),
+    "XLM": ("XLMConfig", "XLMModel", _XLM),
+    "Flaubert": ("FlaubertConfig", "FlaubertModel", _XLM),
+    "XLNet": ("XLNetConfig", "XLNetModel", {"d_model": 32, "n_layer": 1, "n_head": 2, "d_inner": 64, "pad_token_id": 0,
+                                            "bos_token_id": 2, "eos_token_id": 3}),
     "BERT as a decoder": ("BertConfig", "BertLMHeadModel", {**_SMALL, "is_decoder": True}),
 }  # fmt: skip
 REFUSED: dict[str, tuple[str, str, dict[str, Any], str]] = {

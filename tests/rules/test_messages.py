@@ -26,6 +26,7 @@ _OF_PROGRAMS = {
     "numactl": {"cpunodebind", "membind"},
     "--parallel": {"parallel"},
     "--build": {"build"},
+    "json.tool": {"json-lines"},
 }
 _OF_EVERY_COMMAND = {"help", "config", "print_config", "version", "OPTION", "flag"}
 """Flags that are no settings, and the words that help texts write for any flag."""

@@ -22,7 +22,8 @@ _COMPILERS = ("c++", "g++", "clang++")
 def examine(root: Path = ROOT) -> Native:
     """Return what is there. Loads the library, after torch, and tries it against plain torch."""
     path, isa, error = _try()
-    tree = Path(next(iter(whet.kernels.__path__))).parents[2]
+    trees = [Path(place).parents[2] for place in whet.kernels.__path__]  # an editable install has two places
+    tree = next((one for one in trees if (one / "CMakeLists.txt").exists()), None)
     compilers = (os.environ.get("CXX"), *_COMPILERS)
     return Native(
         path=path,
@@ -30,7 +31,7 @@ def examine(root: Path = ROOT) -> Native:
         best_isa=best_isa(root),
         error=error,
         asked_isa=os.environ.get("WHET_ISA"),
-        source_tree=str(tree) if (tree / "CMakeLists.txt").exists() else None,
+        source_tree=None if tree is None else str(tree),
         cmake=shutil.which("cmake"),
         compiler=next((found for name in compilers if name and (found := shutil.which(name))), None),
     )

@@ -45,8 +45,15 @@ def library() -> Library | None:
     try:
         return Library(path)
     except (OSError, AttributeError, ValueError) as error:
-        _LOG.warning("the native operators in %s cannot be used: %s (%s)", path, _COST, error)
+        _LOG.warning("the native operators in %s cannot be used: %s (%s); %s", path, _COST, error, _how_to_replace())
         return None
+
+
+def _how_to_replace() -> str:
+    """Return what brings a library that fits: a build in a checkout, another installation elsewhere."""
+    if (Path(__file__).parents[3] / "CMakeLists.txt").exists():
+        return "build them again: python -m whet.kernels.build"
+    return "install them again: pip install --force-reinstall --no-deps whet"
 
 
 def find() -> Path | None:

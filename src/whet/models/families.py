@@ -92,7 +92,8 @@ def answers_questions(model: nn.Module) -> bool:
     base = unwrapped(model)
     if adds_tokens(model):
         return False
-    heads = tuple(cls.__name__ for cls in type(base).__mro__ if cls.__name__.endswith("ForQuestionAnswering"))
+    heads = tuple(cls.__name__ for cls in type(base).__mro__ if cls.__name__.endswith(_SPAN_HEADS))
+    heads = tuple(name for name in heads if name not in _BEAM_HEADS)
     return is_one_of(base, heads) and has_forward_of(base, heads)
 
 
@@ -113,5 +114,8 @@ def _of_type(model: nn.Module) -> Family | None:
     return FAMILIES.get(getattr(config, "model_type", ""))
 
 
+_SPAN_HEADS = ("ForQuestionAnswering", "ForQuestionAnsweringSimple")
+_BEAM_HEADS = ("XLNetForQuestionAnswering", "XLMForQuestionAnswering", "FlaubertForQuestionAnswering")
+"""Heads that search for an answer's end by its start: they give no logits for each token."""
 _MIXERS = (nn.RNNBase, nn.modules.conv._ConvNd, nn.MultiheadAttention, nn.modules.batchnorm._NormBase)
 """Layers of torch whose result for one token depends on others."""

@@ -82,6 +82,12 @@ def _unreadable(path: Path, error: OSError) -> StorageError:
     )
 
 
+_SAMPLE = 4096
+"""Bytes of a file that are looked at to tell text from other data."""
+_LARGEST_CONTROL_SHARE = 50
+"""Text has fewer than one control character in so many; random bytes have one in nine."""
+
+
 def text_of(data: bytes) -> str:
     """Return the UTF-8 text of a file; raise Rejected for packed files and other encodings."""
     for magic, (name, fix) in _BINARY.items():
@@ -92,17 +98,40 @@ def text_of(data: bytes) -> str:
     for mark, name in _MARKS.items():
         if data.startswith(mark):
             raise _not_utf8(f"the text is {name}", name)
-    if b"\0" in data[:4] and data.strip(b"\0"):
+    if _is_wide_text(data):
         raise _not_utf8("the text holds null bytes, as UTF-16 or UTF-32 does", "UTF-16LE")
     try:
         return data.decode()
     except UnicodeDecodeError as error:
+        _refuse_binary(data)
         line = data.count(b"\n", 0, error.start) + 1
         raise _not_utf8(
             f"byte {error.start} (line {line}) is not UTF-8; it may be Latin-1",
             "LATIN1",
             got=repr(data[max(error.start - 20, 0) : error.start + 20]),
         ) from None
+
+
+def _is_wide_text(data: bytes) -> bool:
+    """Return whether this is text of two or four bytes a character: every other byte of Latin letters is null."""
+    sample = data[:_SAMPLE].rstrip(b"\0")
+    return b"\0" in data[:4] and sample.count(0) * 3 > len(sample) and not _control_bytes(sample.replace(b"\0", b""))
+
+
+def _refuse_binary(data: bytes) -> None:
+    """Raise Rejected for bytes that are no text in any encoding: these hold null bytes and control characters."""
+    sample = data[:_SAMPLE]
+    if b"\0" in sample or _control_bytes(sample) * _LARGEST_CONTROL_SHARE > len(sample):
+        raise Rejected(
+            "this is not text",
+            got=repr(data[:40]),
+            why="questions are read from JSON, JSON lines, CSV or Parquet",
+            fix="name a file of questions; one that was packed or encrypted has to be unpacked first",
+        )
+
+
+def _control_bytes(sample: bytes) -> int:
+    return sum(byte < 32 and byte not in b"\t\n\r\f\x1b" for byte in sample)
 
 
 def _not_utf8(what: str, encoding: str, got: str | None = None) -> Rejected:

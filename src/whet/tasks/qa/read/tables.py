@@ -102,7 +102,7 @@ def json_lines(text: str) -> Iterator[tuple[str, Any]]:
         if begin == len(line):
             continue
         try:
-            row, end = parse_json(line, begin)
+            row, end = parse_json(line, begin, in_lines=True)
         except Rejected as problem:
             problem.what = f"line {n} of the JSON lines: {problem.what.removeprefix('line 1, ')}"
             raise
