@@ -46,7 +46,8 @@ class Fit:
         self.plan = loading.make_plan(trainer)
         self.optimizer, self.scheduler = optimizing.build(trainer, self.plan.n_steps)
         self.in_backward = in_backward.InBackward(self.optimizer) if self.args.optimizer_in_backward else None
-        self.parameters = [parameter for parameter in trainer.model.parameters() if parameter.requires_grad]
+        self.parameters = list(trainer.model.parameters())  # those without a gradient are passed over in each step
+        self.untrained = optimizing.Untrained(trainer.model, self.optimizer)
         if self.args.save_strategy != "no":
             adapters.require_saved(trainer.model)
         self.clipping = clipping.choose(self.optimizer, self.parameters, trainer.events)
@@ -104,7 +105,8 @@ class Fit:
             self.loader.close()
             if self.in_backward is not None:
                 self.in_backward.remove()
-            self.optimizer.zero_grad(set_to_none=True)  # of a step that was broken off
+            self.trainer.model.zero_grad(set_to_none=True)  # of a step that was broken off
+            self.optimizer.zero_grad(set_to_none=True)
             self.saver.close()
             self._send("on_train_end")
 
@@ -169,10 +171,12 @@ class Fit:
         if result.applied:
             self.clipping.prepare(result.grad_scale)
             self._send("on_pre_optimizer_step")
+            self.untrained.warn()
             self.optimizer.step()
             if self.meter.n_steps == self.meter.n_skipped:  # the first one here: now the optimizer has its state
                 logger.info("%s", formats.describe(self.trainer.model, self.trainer.precision, self.optimizer))
             self._send("on_optimizer_step")
+        self.trainer.model.zero_grad(set_to_none=True)
         self.optimizer.zero_grad(set_to_none=True)
         schedule.after_step(self.scheduler)
         return result

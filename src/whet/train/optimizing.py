@@ -9,6 +9,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from whet.errors import ConfigError
+from whet.log import logger
 from whet.optim import registry, schedule
 from whet.optim.groups import parameter_groups
 from whet.optim.optimizers import torchao
@@ -17,6 +18,9 @@ from whet.train.compat import overrides
 if TYPE_CHECKING:
     from whet.config.arguments import TrainingArguments
     from whet.train.trainer import Trainer
+
+
+_MOST_NAMED = 3
 
 
 def build(trainer: Trainer, n_steps: int) -> tuple[Optimizer, Any]:
@@ -38,6 +42,35 @@ def build(trainer: Trainer, n_steps: int) -> tuple[Optimizer, Any]:
     trainer.made_optimizers = (optimizer, scheduler)
     trainer.events.optimizer, trainer.events.lr_scheduler = optimizer, scheduler
     return optimizer, scheduler
+
+
+class Untrained:
+    """Parameters that get a gradient and have no place in the optimizer: unfrozen after it was made."""
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
+        self._model, self._optimizer = model, optimizer
+        self._frozen = _outside(model, optimizer)
+        """What to look at in each step: nothing, in most runs."""
+
+    def warn(self) -> None:
+        """Log a warning about them, once for each; transformers' Trainer does not train them either."""
+        if not any(parameter.grad is not None for parameter in self._frozen.values()):
+            return
+        outside = _outside(self._model, self._optimizer)
+        found = [name for name, one in self._frozen.items() if one.grad is not None and name in outside]
+        self._frozen = {name: one for name, one in self._frozen.items() if one.grad is None}
+        if found:
+            logger.warning(
+                "%d parameters get gradients and are not trained, as they were frozen when the optimizer was made: %s; "
+                "their gradients count when clipping; to train them later, freeze them in on_train_begin instead, when "
+                "the optimizer has been made",
+                len(found), ", ".join(found[:_MOST_NAMED]) + (" ..." if len(found) > _MOST_NAMED else ""),
+            )  # fmt: skip
+
+
+def _outside(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:
+    held = {id(one) for group in optimizer.param_groups for one in group["params"]}
+    return {name: one for name, one in model.named_parameters() if id(one) not in held}
 
 
 def create_optimizer(trainer: Trainer, model: nn.Module) -> Optimizer:

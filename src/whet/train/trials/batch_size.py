@@ -168,7 +168,7 @@ def _state_to_come(fit: Fit) -> int:
     given, _ = fit.trainer.given_optimizers
     whole = registry.model_state_bytes(fit.trainer.model, fit.args) if given is None else None
     if whole is None:
-        whole = _OTHER_STATE * sum(parameter.numel() for parameter in fit.parameters)
+        whole = _OTHER_STATE * sum(parameter.numel() for parameter in fit.parameters if parameter.requires_grad)
     states = fit.optimizer.state.values()
     there = sum(
         value.numel() * value.element_size()
