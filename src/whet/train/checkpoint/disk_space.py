@@ -14,8 +14,7 @@ from torch.optim import Optimizer
 
 from whet.errors import StorageError
 from whet.log import logger
-from whet.optim.optimizers.native import NativeAdamW
-from whet.train.checkpoint import weights
+from whet.train.checkpoint import optimizer_states, weights
 from whet.train.resume import restore as resume
 
 if TYPE_CHECKING:
@@ -77,7 +76,7 @@ def _with_state(optimizer: Optimizer) -> Optimizer | None:
     if weights.optimizer_tensors(optimizer):
         return optimizer
     try:
-        return _after_a_step(optimizer)
+        return optimizer_states.after_a_step(optimizer)
     except Exception:  # an optimizer that cannot work without data
         return None
 
@@ -87,27 +86,6 @@ def _two_moments(optimizer: Optimizer) -> dict[str, Tensor]:
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     moments = (torch.empty_like(parameter, device="meta") for parameter in parameters for _ in range(2))
     return {f"{index}.moment": moment for index, moment in enumerate(moments)}
-
-
-def _after_a_step(optimizer: Optimizer) -> Optimizer:
-    """Return such an optimizer after a step over parameters that have shapes and no memory."""
-    known = isinstance(optimizer, NativeAdamW) or type(optimizer).__module__.startswith("torch.optim.")
-    if not known:
-        raise TypeError("only torch's optimizers and whet's AdamW are known to run without memory")
-    plain = {"fused": False, "foreach": False, "capturable": False}
-    groups = [
-        {
-            **{name: plain.get(name, value) for name, value in group.items()},
-            "params": [nn.Parameter(torch.empty_like(p, device="meta")) for p in group["params"] if p.requires_grad],
-        }
-        for group in optimizer.param_groups
-    ]
-    probe: Any = type(optimizer)(groups, lr=0.0)  # pyright: ignore[reportCallIssue, reportArgumentType]
-    for group in probe.param_groups:
-        for parameter in group["params"]:
-            parameter.grad = torch.empty_like(parameter)
-    probe.start() if isinstance(probe, NativeAdamW) else probe.step()
-    return probe
 
 
 def _untied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -18,6 +18,7 @@ from whet.errors import ConfigError
 from whet.models import adapters
 from whet.models.loading.quiet import quiet
 from whet.paths import utf8_name
+from whet.train.checkpoint import optimizer_states
 from whet.train.resume import kinds as counters
 
 WEIGHTS = "model.safetensors"
@@ -154,8 +155,11 @@ def load_optimizer(optimizer: Optimizer, folder: Path) -> None:
         values = state.setdefault(int(parameter), {})
         for part in within:
             values = values.setdefault(part, {})
+            if not isinstance(values, dict):
+                raise ValueError(f"the saved state of parameter {parameter} holds {part} twice")
         values[key] = tensor
     _require_shapes(optimizer, state)
+    optimizer_states.require_like(optimizer, state)
     _require_all(state)
     _require_steps(state)
     groups = [_restored(group) for group in rest["param_groups"]]
@@ -214,7 +218,7 @@ def _require_all(state: Mapping[int, Mapping[str, Any]]) -> None:
 def _require_steps(state: Mapping[int, Mapping[str, Any]]) -> None:
     for index, values in state.items():
         step = values.get("step", 0)
-        if isinstance(step, Tensor):
+        if isinstance(step, Tensor) and (step.is_floating_point() or step.dtype is torch.int64):
             step = step.item() if step.numel() == 1 else math.nan
         if not isinstance(step, int | float) or not 0 <= step < counters.MOST or step != int(step):
             raise ValueError(f"the saved step of parameter {index} is {str(values['step'])[:60]}")
