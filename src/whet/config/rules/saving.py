@@ -19,8 +19,15 @@ CURVE_FIELDS = (
 )  # fmt: skip
 """Settings that change the curve; how far it goes may change."""
 
+METRIC_FIELDS = ("metric_for_best_model", "greater_is_better")
+"""Settings that say which evaluation is the best; compared where both runs have a metric for it."""
+
+EVALUATION_FIELDS = ("eval_strategy", "eval_steps", "eval_delay", *METRIC_FIELDS)
+"""Settings that change the curve if the learning rate follows the evaluations."""
+
 CURVE_FACTS = (
-    "precision", "data_seed", "rows_per_step", "per_device_train_batch_size", "model", "data", "order", "dtype",
+    "precision", "data_seed", "rows_per_step", "per_device_train_batch_size", "model", "data", "evaluation_data",
+    "order", "dtype",
 )  # fmt: skip
 """What else changes it: facts that several settings, or none, decide."""
 
@@ -39,7 +46,7 @@ def interval_is_a_time(args: TrainingArguments) -> Problem | None:
 
 def allowed_changes_are_known(args: TrainingArguments) -> Problem | None:
     """Allowing what is never compared would promise nothing."""
-    known = (*CURVE_FIELDS, *CURVE_FACTS)
+    known = (*CURVE_FIELDS, *CURVE_FACTS, *EVALUATION_FIELDS)
     strange = [name for name in args.resume_allow_changes if name not in known]
     if not strange:
         return None

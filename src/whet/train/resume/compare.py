@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from whet.config.arguments import TrainingArguments
 from whet.config.options import options_of
-from whet.config.rules.saving import CURVE_FIELDS
+from whet.config.rules.saving import CURVE_FIELDS, EVALUATION_FIELDS, METRIC_FIELDS
+from whet.config.rules.schedule import BY_METRIC
 from whet.errors import ConfigError
 from whet.log import logger
 from whet.precision import policy
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from whet.train.loop import Fit
 
 ARGUMENTS, IDENTITY = "training_args.json", "identity.json"
-OPTIMIZER, _WEIGHTS = "optimizer", "weights"
+OPTIMIZER, _WEIGHTS, _EVALUATION_DATA = "optimizer", "weights", "evaluation_data"
 SCHEDULE = {"learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "warmup_ratio"}
 _IN_GROUPS = {
     "learning_rate": ("lr", "initial_lr"), "adam_beta1": ("betas",), "adam_beta2": ("betas",),
@@ -31,6 +32,12 @@ _OF_FIRST_VERSION = {"order": "the shuffle and the cuts of whet's first version"
 """Facts that checkpoints did not hold yet."""
 _LEARNED = {"lr", "initial_lr", "betas", "eps", "weight_decay"}
 _MOST_LINES = 6
+_LONGEST_SHOWN = 60
+_MEANT = {
+    "rows_per_step": "per_device_train_batch_size times gradient_accumulation_steps",
+    "data_seed": "the order of the rows; without it, seed",
+}
+"""Compared names that are no settings of their own -> what they are made of."""
 
 
 def require_same(fit: Fit, folder: Path) -> set[str]:
@@ -53,7 +60,8 @@ def require_same_settings(args: TrainingArguments, folder: Path) -> None:
 def config_digest(fit: Fit) -> str:
     """Return one checksum of everything that is compared on resume."""
     facts = {name: value for name, value in fit.saver.identity.items() if name != "environment"}
-    return digest_of({"settings": _curve(fit.args.to_dict()), **facts})
+    settings = fit.args.to_dict()
+    return digest_of({"settings": _curve(settings) | {"data_seed": _data_seed(settings)}, **facts})
 
 
 def group_settings(changed: set[str], group: Mapping[str, Any]) -> set[str]:
@@ -68,26 +76,36 @@ def _refuse(lines: Mapping[str, str], args: TrainingArguments, folder: Path) -> 
     allowed = set(args.resume_allow_changes)
     if "optim" in allowed:
         allowed.add(OPTIMIZER)
-    if "seed" in allowed and args.data_seed is None:
-        allowed.add("data_seed")
     refused = {name: text for name, text in lines.items() if name not in allowed}
     if refused:
         raise _refusal(folder, refused, args.resume_allow_changes)
 
 
 def _settings(args: TrainingArguments, folder: Path) -> Iterator[tuple[str, str]]:
-    before, now = _curve(_read(folder / ARGUMENTS)), _curve(json.loads(args.to_json_string()))
+    kept, given = _read(folder / ARGUMENTS), json.loads(args.to_json_string())
+    before, now = _curve(kept), _curve(given)
+    if kept.get("data_seed") is not None or given["data_seed"] is not None:  # else the order follows seed
+        before["data_seed"], now["data_seed"] = _data_seed(kept), _data_seed(given)
     if args.precision == "auto":  # takes what the checkpoint has
         del now["precision"]
     for name, value in now.items():
-        if before.get(name) != value:
-            yield name, f"{name}: {before.get(name)} in the checkpoint -> {value} now"
+        if name in before and before[name] != value:
+            hint = f" ({_MEANT[name]})" if name in _MEANT else ""
+            yield name, f"{name}: {_shown(before[name])} in the checkpoint -> {_shown(value)} now{hint}"
+
+
+def _shown(value: Any) -> str:
+    """Return a setting as a person reads it, cut to a length that leaves room for others."""
+    text = "not set" if value is None else json.dumps(value) if isinstance(value, bool | dict) else str(value)
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
 
 
 def _facts(now: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, str]:
     """Return one line for each kind of difference; the log warns where only the last bits may differ."""
     found = {}
-    for kind in ("model", "data", "order", "dtype", _WEIGHTS, OPTIMIZER):
+    if _EVALUATION_DATA not in before:  # written by an earlier version
+        before = {**before, _EVALUATION_DATA: now.get(_EVALUATION_DATA)}
+    for kind in ("model", "data", _EVALUATION_DATA, "order", "dtype", _WEIGHTS, OPTIMIZER):
         lines = list(identity.differences(before.get(kind), now.get(kind), kind))
         if lines:
             more = len(lines) - _MOST_LINES
@@ -103,7 +121,7 @@ def _refusal(folder: Path, refused: Mapping[str, str], allowed: Sequence[str]) -
     names = [*allowed] + [name if name != OPTIMIZER else "optim" for name in refused if name != _WEIGHTS]
     allow = f", or accept the change with --resume_allow_changes {','.join(dict.fromkeys(names))}"
     return ConfigError(
-        what=f"the run of {folder.name} cannot resume with other settings",
+        what=f"the run of {folder.name} cannot resume with other settings: {', '.join(refused)}",
         got="; ".join(refused.values()),
         why="its loss curve would be that of neither setting; only the length of the run may change",
         fix="use the settings of the checkpoint; or start a new run in another --output_dir, without "
@@ -112,16 +130,27 @@ def _refusal(folder: Path, refused: Mapping[str, str], allowed: Sequence[str]) -
 
 
 def _curve(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that change the curve, from all of them."""
-    data_seed, options = values.get("data_seed"), options_of(TrainingArguments)
+    """Return the settings that change the curve, from all of them; those that mean nothing in this run are left out."""
+    options = options_of(TrainingArguments)
     padding = values.get("padding_in_loss", "none")  # checkpoints of earlier versions have no such setting
-    return {name: values.get(name, options[name].default) for name in CURVE_FIELDS} | {
+    found = {name: values.get(name, options[name].default) for name in CURVE_FIELDS} | {
         "padding_in_loss": padding,
-        "per_device_train_batch_size": None if padding == "none" else values.get("per_device_train_batch_size"),
         "precision": policy.in_checkpoint(values),
-        "data_seed": values.get("seed") if data_seed is None else data_seed,
         "rows_per_step": values.get("per_device_train_batch_size", 0) * values.get("gradient_accumulation_steps", 0),
     }
+    if padding != "none":
+        found["per_device_train_batch_size"] = values.get("per_device_train_batch_size")
+    if values.get("metric_for_best_model"):
+        found |= {name: values.get(name) for name in METRIC_FIELDS}
+    if values.get("lr_scheduler_type") in BY_METRIC:
+        found |= {name: values.get(name) for name in EVALUATION_FIELDS}
+    return found
+
+
+def _data_seed(values: Mapping[str, Any]) -> Any:
+    """Return the seed of the row order: its own, or that of everything."""
+    own = values.get("data_seed")
+    return values.get("seed") if own is None else own
 
 
 def _read(path: Path) -> Any:

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 import whet
 from whet.data.store import RowStore
 from whet.kernels.library import library
+from whet.optim import schedule
 from whet.optim.optimizers.native import WhetAdamW
 from whet.train.compat.dataloaders import is_sized
 
@@ -44,6 +45,8 @@ def of(fit: Fit) -> dict[str, Any]:
         "optimizer": _optimizer_class(fit.optimizer),
         "environment": environment(),
     }
+    if schedule.moves_by_metric(fit.scheduler):
+        facts["evaluation_data"] = _data_of_each(fit.trainer.eval_dataset)
     padding = fit.trainer.objective.padding
     if padding.in_loss != "none":
         facts["data"]["padded_to"] = padding.length or "the longest row of a batch"
@@ -118,6 +121,13 @@ def _parts(value: Any) -> Iterator[bytes]:
 def _data(dataset: Any) -> dict[str, Any]:
     """Return the count of rows and their checksum; None for what only reading all of them would show."""
     return {"rows": len(dataset) if is_sized(dataset) else None, "digest": digest_of_rows(dataset)}
+
+
+def _data_of_each(dataset: Any) -> dict[str, Any]:
+    """Return the same of the data set of an evaluation, or of each of several."""
+    if isinstance(dataset, Mapping):
+        return {str(name): _data(one) for name, one in dataset.items()}
+    return {} if dataset is None else _data(dataset)
 
 
 def _config(model: nn.Module) -> dict[str, Any]:

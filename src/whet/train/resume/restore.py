@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import TrainerState
 
 from whet.config.arguments import TrainingArguments
+from whet.config.rules.saving import METRIC_FIELDS
 from whet.errors import ConfigError, StorageError
 from whet.log import logger
 from whet.optim import schedule
@@ -106,6 +107,8 @@ def restore(fit: Fit, folder: Path) -> None:
         kept = TrainerState.load_from_json(str(folder / _STATE))
         for name in _COUNTERS:
             setattr(fit.state, name, getattr(kept, name))
+        if changed & {*METRIC_FIELDS}:  # the best by another metric is no measure
+            fit.state.best_metric, fit.state.best_global_step, kept.best_model_checkpoint = None, None, None
         best.take_over(fit, kept.best_model_checkpoint, folder)
         run, meter = _read(folder / _RUN), fit.meter
         meter.loss_total, meter.n_losses = run["loss_total"], run["n_losses"]

@@ -1,0 +1,99 @@
+"""What a resumed run refuses to change, as its user reads it; what the evaluations decide is compared as well."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_runs import span_rows, tiny_bert, toy_rows, toy_trainer
+
+import whet
+from whet.errors import ConfigError
+
+_SAVED = {"save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps", "eval_steps": 1}
+
+
+def _first(folder: Path, **changes: Any) -> None:
+    toy_trainer(folder, max_steps=2, **(_SAVED | changes)).train()
+
+
+def _resumed(folder: Path, **changes: Any) -> Any:
+    trainer = toy_trainer(folder, max_steps=4, **(_SAVED | changes))
+    trainer.train(resume_from_checkpoint=True)
+    return trainer
+
+
+def _refusal(folder: Path, **changes: Any) -> Any:
+    with pytest.raises(ConfigError, match="cannot resume with other settings") as caught:
+        _resumed(folder, **changes)
+    return caught.value.problems[0]
+
+
+@pytest.mark.parametrize("kind", ["reduce_lr_on_plateau", "greedy"])
+@pytest.mark.parametrize(
+    "changed",
+    [{"eval_steps": 2}, {"eval_delay": 1}, {"metric_for_best_model": "runtime"}, {"greater_is_better": True}],
+    ids=str,
+)  # fmt: skip
+def test_evaluations_that_move_the_rate_are_compared(tmp_path: Path, kind: str, changed: dict[str, Any]) -> None:
+    _first(tmp_path, lr_scheduler_type=kind)
+    (name,) = changed
+    assert name in _refusal(tmp_path, lr_scheduler_type=kind, **changed).what
+    _resumed(tmp_path, lr_scheduler_type=kind, **changed, resume_allow_changes=[name, *(["greater_is_better"])])
+
+
+def test_the_evaluation_set_that_moves_the_rate_is_compared(tmp_path: Path) -> None:
+    _first(tmp_path, lr_scheduler_type="reduce_lr_on_plateau")
+    other = {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_dataset": toy_rows(5)}
+    assert "evaluation_data.rows: 6 in the checkpoint -> 5 now" in _refusal(tmp_path, **other).got
+    _resumed(tmp_path, **other, resume_allow_changes=["evaluation_data"])
+
+
+def test_evaluations_may_change_where_nothing_follows_them(tmp_path: Path) -> None:
+    _first(tmp_path)
+    assert _resumed(tmp_path, eval_steps=2, eval_dataset=toy_rows(5)).state.global_step == 4
+
+
+def test_the_best_by_another_metric_is_no_measure(tmp_path: Path) -> None:
+    """With greater_is_better turned round, nothing could be better than the first run's best loss."""
+    best = {"load_best_model_at_end": True, "save_steps": 1, "metric_for_best_model": "loss"}
+    _first(tmp_path, **best)
+    turned = best | {"greater_is_better": True}
+    assert "greater_is_better: false in the checkpoint -> true now" in _refusal(tmp_path, **turned).got
+    trainer = _resumed(tmp_path, **turned, resume_allow_changes=["greater_is_better"])
+    assert trainer.state.best_global_step in (3, 4)
+
+
+def test_details_name_what_the_user_set(tmp_path: Path) -> None:
+    _first(tmp_path)
+    told = _refusal(tmp_path, seed=7, learning_rate=3e-3, lr_scheduler_kwargs={}, max_grad_norm=0.5, weight_decay=0.1,
+                    adam_beta1=0.8, adam_beta2=0.9, adam_epsilon=1e-7, label_smoothing_factor=0.0)  # fmt: skip
+    names = ("seed", "learning_rate", "lr_scheduler_kwargs", "max_grad_norm", "weight_decay", "adam_beta1",
+             "adam_beta2", "adam_epsilon")  # fmt: skip
+    assert all(name in told.what for name in names), "what is cut from got is named there"
+    assert "data_seed" not in f"{told.what}{told.got}", "it was never set: the order follows seed"
+    assert "lr_scheduler_kwargs: not set in the checkpoint -> {} now" in str(told.got)
+    assert _resumed(tmp_path, seed=7, resume_allow_changes=["seed"]).state.global_step == 4
+
+
+def test_a_seed_of_the_order_that_is_set_is_compared(tmp_path: Path) -> None:
+    _first(tmp_path, data_seed=5)
+    told = _refusal(tmp_path)
+    assert "data_seed: 5 in the checkpoint -> 42 now (the order of the rows; without it, seed)" in told.got
+    assert _resumed(tmp_path, data_seed=5).state.global_step == 4
+
+
+def test_rows_of_a_step_say_what_they_are_made_of(tmp_path: Path) -> None:
+    _first(tmp_path)
+    told = _refusal(tmp_path, gradient_accumulation_steps=2)
+    assert "4 in the checkpoint -> 8 now (per_device_train_batch_size times gradient_accumulation_steps)" in told.got
+
+
+def test_padding_is_one_difference(tmp_path: Path) -> None:
+    args = {"max_steps": 2, "save_steps": 1, "use_cpu": True, "per_device_train_batch_size": 4}
+    whet.Trainer(tiny_bert(), whet.TrainingArguments(str(tmp_path), **args), train_dataset=span_rows()).train()
+    changed = whet.TrainingArguments(str(tmp_path), padding_in_loss="sampled", **(args | {"max_steps": 3}))
+    with pytest.raises(ConfigError, match="other settings: padding_in_loss, data") as caught:
+        whet.Trainer(tiny_bert(), changed, train_dataset=span_rows()).train(resume_from_checkpoint=True)
+    assert "per_device_train_batch_size" not in str(caught.value)
