@@ -52,6 +52,7 @@ def test_unfrozen_parameters_count_when_clipping_and_are_reported(
     tmp_path: Path, optim: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Losses and norms are those of transformers; a norm of 0.05 clips every step."""
+    caplog.set_level("WARNING", logger="whet")
     mine = _run(whet.Trainer, ours(tmp_path / "a", max_grad_norm=0.05, optim=optim), Unfreezes())
     other = _run(transformers.Trainer, theirs(tmp_path / "b", max_grad_norm=0.05), Unfreezes())
     assert _figures(mine, "loss") == pytest.approx(_figures(other, "loss"), rel=1e-4)  # sums in another order
