@@ -72,7 +72,7 @@ def tiny_rows(n_rows: int, family: str = "bert", *, lengths: tuple[int, int] = (
     if family in ("albert", "bert", "electra"):
         positions = np.arange(starts[-1]) - np.repeat(starts[:-1], row_lengths)
         tokens["token_type_ids"] = (positions > np.repeat(row_lengths // 3, row_lengths)).astype(np.int64)
-    return RowStore(row_starts=starts, tokens=tokens, labels={"start_positions": first, "end_positions": last})
+    return RowStore(cu_seqlens=starts, tokens=tokens, labels={"start_positions": first, "end_positions": last})
 
 
 def padded(rows: Sequence[Mapping[str, Any]], pad_id: int, length: int | None = None) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from whet.kernels.library import library
 from whet.kernels.optimizer.adamw import AdamWTensors
-from whet.kernels.reference.layers import AdamWStep
+from whet.kernels.specs import AdamWStep
 
 BYTES_PER_PARAMETER = 28
 """Read: parameter, gradient and two moments. Written: parameter and two moments. Four bytes each."""

@@ -117,7 +117,7 @@ def main() -> None:
             for name, one in found[size].items():
                 print(f"{size:10} {name:5} {one['median_s']:7.3f} s a step   {one['speedup']:.2f} times fp32's speed")
     if options.json:
-        about = {"machine": facts(), "threads": options.threads, "tokens": int(rows().row_starts[-1])}
+        about = {"machine": facts(), "threads": options.threads, "tokens": int(rows().cu_seqlens[-1])}
         options.json.write_text(json.dumps(about | {"sizes": found}, indent=1) + "\n")
 
 

@@ -20,25 +20,25 @@ from torch.nn import functional
 
 from whet.kernels import native_call
 from whet.kernels.attention import packed as fused_attention
-from whet.kernels.batch_position import Place
+from whet.kernels.batch_position import BatchPosition
 from whet.kernels.layers import cross_entropy as fused_loss
 from whet.kernels.layers import embedding as fused_embedding
 from whet.kernels.layers import fused
 from whet.kernels.library import Library, library
 from whet.kernels.optimizer import adamw as fused_optimizer
-from whet.kernels.reference.layers import AdamWStep, AttentionSpec, Drop, Norm, Tables
+from whet.kernels.specs import AdamWStep, AttentionSpec, Drop, Norm, Tables
 
 LENGTHS = [384, 290, 240, 210, 180, 160, 146, 130, 112, 96, 80, 60]
 P = 0.1
 Run = Callable[[], Any]
 
 
-def place_of(lengths: list[int]) -> Place:
-    """Return the place of these rows in step 0."""
+def position_of(lengths: list[int]) -> BatchPosition:
+    """Return the position of a batch with these rows in step 0."""
     slots = torch.arange(len(lengths), dtype=torch.int32)
     positions = torch.cat([torch.arange(n, dtype=torch.int32) for n in lengths])
     starts = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32)
-    return Place(0, 0, slots.repeat_interleave(torch.tensor(lengths)), positions, starts, slots)
+    return BatchPosition(0, 0, slots.repeat_interleave(torch.tensor(lengths)), positions, starts, slots)
 
 
 def both_ways(make: Callable[..., Tensor], inputs: list[Tensor]) -> Run:
@@ -56,15 +56,15 @@ def leaves(*shapes: tuple[int, ...]) -> list[Tensor]:
     return [torch.randn(shape).requires_grad_() for shape in shapes]
 
 
-def dropout_pair(n: int, d: int, place: Place) -> tuple[Run, Run]:
+def dropout_pair(n: int, d: int, position: BatchPosition) -> tuple[Run, Run]:
     x = leaves((n, d))
-    drop = Drop(P, place, 0)
+    drop = Drop(P, position, 0)
     return both_ways(lambda a: fused.dropout(a, drop), x), both_ways(lambda a: functional.dropout(a, P), x)
 
 
-def norm_pair(n: int, d: int, place: Place) -> tuple[Run, Run]:
+def norm_pair(n: int, d: int, position: BatchPosition) -> tuple[Run, Run]:
     x = leaves((n, d), (n, d), (d,), (d,), (d,))
-    drop = Drop(P, place, 0)
+    drop = Drop(P, position, 0)
 
     def ours(a: Tensor, r: Tensor, w: Tensor, b: Tensor, lb: Tensor) -> Tensor:
         return fused.add_norm(a, r, Norm(w, b, 1e-12), linear_bias=lb, drop=drop)[0]
@@ -75,12 +75,12 @@ def norm_pair(n: int, d: int, place: Place) -> tuple[Run, Run]:
     return both_ways(ours, x), both_ways(eager, x)
 
 
-def gelu_pair(n: int, d: int, _place: Place) -> tuple[Run, Run]:
+def gelu_pair(n: int, d: int, _position: BatchPosition) -> tuple[Run, Run]:
     x = leaves((n, 4 * d), (4 * d,))
     return both_ways(lambda a, b: fused.bias_act(a, b, "gelu"), x), both_ways(lambda a, b: functional.gelu(a + b), x)
 
 
-def swiglu_pair(n: int, d: int, _place: Place) -> tuple[Run, Run]:
+def swiglu_pair(n: int, d: int, _position: BatchPosition) -> tuple[Run, Run]:
     x = leaves((n, 8 * d))
 
     def eager(a: Tensor) -> Tensor:
@@ -90,36 +90,40 @@ def swiglu_pair(n: int, d: int, _place: Place) -> tuple[Run, Run]:
     return both_ways(lambda a: fused.gated_act_joined(a, "silu"), x), both_ways(eager, x)
 
 
-def attention_pair(n: int, d: int, place: Place, p: float = P, dtype: torch.dtype = torch.float32) -> tuple[Run, Run]:
-    qkv, ours, eager = attentions(n, d, place, p, dtype)
+def attention_pair(
+    n: int, d: int, position: BatchPosition, p: float = P, dtype: torch.dtype = torch.float32
+) -> tuple[Run, Run]:
+    qkv, ours, eager = attentions(n, d, position, p, dtype)
     return both_ways(ours, qkv), both_ways(eager, qkv)
 
 
-def attention_without_dropout_pair(n: int, d: int, place: Place) -> tuple[Run, Run]:
-    return attention_pair(n, d, place, p=0.0)
+def attention_without_dropout_pair(n: int, d: int, position: BatchPosition) -> tuple[Run, Run]:
+    return attention_pair(n, d, position, p=0.0)
 
 
-def attention_bf16_pair(n: int, d: int, place: Place) -> tuple[Run, Run]:
-    return attention_pair(n, d, place, dtype=torch.bfloat16)
+def attention_bf16_pair(n: int, d: int, position: BatchPosition) -> tuple[Run, Run]:
+    return attention_pair(n, d, position, dtype=torch.bfloat16)
 
 
-def attention_forward_pair(n: int, d: int, place: Place, dtype: torch.dtype = torch.float32) -> tuple[Run, Run]:
-    (qkv,), ours, eager = attentions(n, d, place, P, dtype)
+def attention_forward_pair(
+    n: int, d: int, position: BatchPosition, dtype: torch.dtype = torch.float32
+) -> tuple[Run, Run]:
+    (qkv,), ours, eager = attentions(n, d, position, P, dtype)
     return lambda: ours(qkv.detach()), lambda: eager(qkv.detach())
 
 
-def attention_forward_bf16_pair(n: int, d: int, place: Place) -> tuple[Run, Run]:
-    return attention_forward_pair(n, d, place, torch.bfloat16)
+def attention_forward_bf16_pair(n: int, d: int, position: BatchPosition) -> tuple[Run, Run]:
+    return attention_forward_pair(n, d, position, torch.bfloat16)
 
 
 Attentions = tuple[list[Tensor], Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
 
 
-def attentions(n: int, d: int, place: Place, p: float, dtype: torch.dtype) -> Attentions:
+def attentions(n: int, d: int, position: BatchPosition, p: float, dtype: torch.dtype) -> Attentions:
     """Return the joined projections of 12 heads, and two ways to attend."""
     heads = 12
     qkv = [torch.randn(n, 3, heads, d // heads, dtype=dtype).requires_grad_()]
-    spec = AttentionSpec(place.row_starts, (d // heads) ** -0.5, drop=Drop(p, place, 0) if p else None)
+    spec = AttentionSpec(position.cu_seqlens, (d // heads) ** -0.5, drop=Drop(p, position, 0) if p else None)
 
     def eager(a: Tensor) -> Tensor:
         rows = [row.permute(1, 2, 0, 3)[:, None] for row in a.split(LENGTHS)]
@@ -129,10 +133,10 @@ def attentions(n: int, d: int, place: Place, p: float, dtype: torch.dtype) -> At
     return qkv, lambda a: fused_attention.attend_joined(a, spec), eager
 
 
-def embedding_pair(n: int, d: int, place: Place) -> tuple[Run, Run]:
+def embedding_pair(n: int, d: int, position: BatchPosition) -> tuple[Run, Run]:
     tables, params = leaves((30522, d), (512, d), (2, d)), leaves((d,), (d,))
-    ids = [torch.randint(0, 30522, (n,)), place.positions.long(), torch.zeros(n, dtype=torch.int64)]
-    kept, drop = [fused_embedding.RowGradient(table) for table in tables], Drop(P, place, 0)
+    ids = [torch.randint(0, 30522, (n,)), position.positions.long(), torch.zeros(n, dtype=torch.int64)]
+    kept, drop = [fused_embedding.RowGradient(table) for table in tables], Drop(P, position, 0)
     grad = torch.randn(n, d)
 
     def ours() -> None:
@@ -152,13 +156,13 @@ def embedding_pair(n: int, d: int, place: Place) -> tuple[Run, Run]:
     return ours, eager
 
 
-def loss_pair(n: int, d: int, _place: Place) -> tuple[Run, Run]:
+def loss_pair(n: int, d: int, _position: BatchPosition) -> tuple[Run, Run]:
     x, labels = leaves((n, d), (32000, d)), torch.randint(0, 32000, (n,))
     eager = both_ways(lambda h, w: functional.cross_entropy(h @ w.T, labels, reduction="sum"), x)
     return both_ways(lambda h, w: fused_loss.linear_cross_entropy(h, w, labels), x), eager
 
 
-def adamw_pair(_n: int, d: int, _place: Place) -> tuple[Run, Run]:
+def adamw_pair(_n: int, d: int, _position: BatchPosition) -> tuple[Run, Run]:
     shapes = [(4 * d, d), (d, 4 * d), (3 * d, d), (d, d), (d,), (d,)] * 4
     params = [torch.randn(shape).requires_grad_() for shape in shapes]
     for param in params:
@@ -235,14 +239,14 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print all measured seconds")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    found, place = library(), place_of(LENGTHS)
+    found, position = library(), position_of(LENGTHS)
     clock = time.process_time if args.clock == "cpu" else time.perf_counter
     other = args.against.name if args.against else "eager"
     print(f"width {args.width}, {args.threads} threads, instruction set {found.isa if found else 'none: plain torch'}")
     for name, make in PAIRS.items():
         if args.only not in name:
             continue
-        pair = make(sum(LENGTHS), args.width, place)
+        pair = make(sum(LENGTHS), args.width, position)
         if args.against:
             pair = pair[0], under(Library(args.against), pair[0])
         ours, eager = alternate(pair, args.rounds, clock)

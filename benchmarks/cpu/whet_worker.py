@@ -45,7 +45,7 @@ def arguments(options: argparse.Namespace) -> whet.TrainingArguments:
 
 def train(options: argparse.Namespace, model: Any, rows: RowStore, channel: Channel) -> None:
     """Take a step whenever told."""
-    asked = AskedRows(rows.row_starts, rows.tokens, rows.labels)
+    asked = AskedRows(rows.cu_seqlens, rows.tokens, rows.labels)
 
     def facts(known: dict[str, Any]) -> dict[str, Any]:
         taken = asked.turn["rows"]

@@ -86,7 +86,7 @@ def random_rows(tokens: int) -> RowStore:
     starts = np.concatenate([[0], np.cumsum(numbers.integers(2 * tokens // 3, 4 * tokens // 3, ROWS))]).astype(np.int64)
     ids = numbers.integers(1000, 30000, starts[-1])
     answers = {name: np.ones(ROWS, dtype=np.int64) for name in objective.SPAN_LABELS}
-    return RowStore(row_starts=starts, tokens={"input_ids": ids}, labels=answers)
+    return RowStore(cu_seqlens=starts, tokens={"input_ids": ids}, labels=answers)
 
 
 def kept_by_one_block(bench: Bench, *, bf16: bool) -> list[str]:

@@ -30,20 +30,20 @@ def store() -> RowStore:
 
 def test_rows_lie_end_to_end() -> None:
     batch = pack(store(), first_slot=4, position_offset=0)
-    assert batch.row_starts is not None
+    assert batch.cu_seqlens is not None
     assert batch.positions is not None
     assert batch.inputs["input_ids"].tolist() == [[5, 6, 7, 8, 9, 10]]
     assert batch.inputs["token_type_ids"].tolist() == [[0, 0, 1, 0, 0, 1]]
     assert batch.inputs["position_ids"].tolist() == [[0, 1, 2, 0, 0, 1]]
     assert batch.positions.tolist() == [0, 1, 2, 0, 0, 1]
-    assert batch.row_starts.tolist() == [0, 3, 4, 6]
+    assert batch.cu_seqlens.tolist() == [0, 3, 4, 6]
     assert {name: label.tolist() for name, label in batch.labels.items()} == {
         "start_positions": [1, 0, 0],
         "end_positions": [2, 0, 1],
     }
     assert (batch.n_rows, batch.first_slot, batch.n_tokens, batch.n_computed, batch.n_padded) == (3, 4, 6, 6, 9)
     assert {tensor.dtype for tensor in batch.inputs.values()} == {torch.int64}
-    assert batch.row_starts.dtype == batch.positions.dtype == torch.int32
+    assert batch.cu_seqlens.dtype == batch.positions.dtype == torch.int32
 
 
 def test_a_family_may_count_positions_from_elsewhere() -> None:
@@ -156,9 +156,9 @@ def test_few_sizes_occur() -> None:
 def test_what_fills_a_batch_is_no_row() -> None:
     rows = [{"input_ids": [*range(100 * n, 100 * n + 50)], "start_positions": 0} for n in range(3)]
     batch = pack(rows_of(rows, range(3)), first_slot=2, position_offset=2)
-    assert batch.row_starts is not None
+    assert batch.cu_seqlens is not None
     assert batch.positions is not None
-    assert (batch.n_tokens, batch.n_computed, batch.row_starts[-1]) == (150, 152, 150)
+    assert (batch.n_tokens, batch.n_computed, batch.cu_seqlens[-1]) == (150, 152, 150)
     assert batch.inputs["input_ids"][0, 150:].tolist() == [0, 1]
     assert batch.inputs["position_ids"][0, 149:].tolist() == [51, 2, 2]
     assert batch.positions[149:].tolist() == [49, 0, 0]

@@ -75,7 +75,7 @@ def test_a_row_that_cannot_be_taken() -> None:
 def test_a_saved_store_is_the_same(tmp_path: Path) -> None:
     """Values, order and dtypes; also of a store whose arrays lie in memory in steps."""
     store = store_of(ROWS)
-    strided = RowStore(store.row_starts, {"input_ids": np.arange(12, dtype=np.int32)[::2]}, {})
+    strided = RowStore(store.cu_seqlens, {"input_ids": np.arange(12, dtype=np.int32)[::2]}, {})
     for name, one in (("whole", store), ("strided", strided), ("empty", store_of([]))):
         one.save(tmp_path / name)
         found = RowStore.load(tmp_path / name)

@@ -12,9 +12,9 @@ from whet.kernels.attention import choice as attention_path
 from whet.kernels.attention import flash
 from whet.kernels.attention import gpu as gpu_attention
 from whet.kernels.attention import padded as padded_attention
-from whet.kernels.batch_position import Place
+from whet.kernels.batch_position import BatchPosition
 from whet.kernels.reference import layers as reference
-from whet.kernels.reference.layers import AttentionSpec, Drop
+from whet.kernels.specs import AttentionSpec, Drop
 
 pytestmark = [
     pytest.mark.gpu,
@@ -42,9 +42,9 @@ def spec_of(lengths=LENGTHS, *, p=0.0, causal=False, step=5, first_slot=7, devic
     row_slots = torch.arange(first_slot, first_slot + len(lengths), dtype=torch.int32)
     slots = row_slots.repeat_interleave(lengths_of).to(device)
     positions = torch.cat([torch.arange(n, dtype=torch.int32) for n in lengths]).to(device)
-    longest = lengths_of.max()
-    place = Place(3, step, slots, positions, starts, row_slots, longest=longest)
-    return AttentionSpec(starts, 0.125, causal, Drop(p, place, 5) if p else None, longest)
+    max_seqlen = lengths_of.max()
+    position = BatchPosition(3, step, slots, positions, starts, row_slots, max_seqlen=max_seqlen)
+    return AttentionSpec(starts, 0.125, causal, Drop(p, position, 5) if p else None, max_seqlen)
 
 
 def inputs(dtype, *, lengths=LENGTHS, heads=4, key_heads=4, width=64):

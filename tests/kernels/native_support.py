@@ -1,4 +1,4 @@
-"""What the tests of the native operators share: places, comparison with float64, the same work on 1 and 2 threads."""
+"""What the tests of the native operators share: positions, comparison with float64, runs on 1 and 2 threads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from hypothesis import settings
 from torch import Tensor
 
-from whet.kernels.batch_position import Place
+from whet.kernels.batch_position import BatchPosition
 from whet.kernels.library import library
 
 quick = settings(max_examples=10, deadline=None, derandomize=True)
@@ -25,13 +25,13 @@ def need_native() -> None:
         pytest.skip("the native operators are not built here (python -m whet.kernels.build)", allow_module_level=True)
 
 
-def place_of(lengths: Sequence[int], *, seed: int = 3, step: int = 5, first_slot: int = 7) -> Place:
-    """Return the place of rows of these lengths, in slots from `first_slot` on."""
+def position_of(lengths: Sequence[int], *, seed: int = 3, step: int = 5, first_slot: int = 7) -> BatchPosition:
+    """Return the position of rows of these lengths, in slots from `first_slot` on."""
     lengths_of = torch.tensor(lengths)
     starts = torch.cat([torch.zeros(1, dtype=torch.int64), lengths_of.cumsum(0)]).int()
     slots = torch.arange(first_slot, first_slot + len(lengths), dtype=torch.int32)
     positions = torch.cat([torch.arange(n, dtype=torch.int32) for n in lengths])
-    return Place(seed, step, slots.repeat_interleave(lengths_of), positions, starts, slots)
+    return BatchPosition(seed, step, slots.repeat_interleave(lengths_of), positions, starts, slots)
 
 
 def relative(found: Tensor, exact: Tensor) -> float:

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from native_support import outputs_and_gradients, place_of
+from native_support import outputs_and_gradients, position_of
 from torch.nn.functional import layer_norm
 
 from tiny import plain_torch
@@ -15,7 +15,7 @@ from whet.kernels.attention.packed import attend
 from whet.kernels.layers import embedding as fused_embedding
 from whet.kernels.layers import fused
 from whet.kernels.library import library
-from whet.kernels.reference.layers import AttentionSpec, Drop, Norm, Tables
+from whet.kernels.specs import AttentionSpec, Drop, Norm, Tables
 
 WIDTH, LENGTHS = 48, [3, 9]
 N = sum(LENGTHS)
@@ -31,14 +31,14 @@ def operators(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_dropout_of_one_gives_zeros_and_no_gradient(dtype: torch.dtype) -> None:
-    drop, x = Drop(1.0, place_of(LENGTHS), 2), torch.randn(N, WIDTH).to(dtype)
+    drop, x = Drop(1.0, position_of(LENGTHS), 2), torch.randn(N, WIDTH).to(dtype)
     out, gradient = outputs_and_gradients(lambda x: fused.dropout(x, drop), [x])
     assert out.count_nonzero() == gradient.count_nonzero() == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_dropout_of_one_leaves_the_residual_to_the_norm(dtype: torch.dtype) -> None:
-    drop, norm = Drop(1.0, place_of(LENGTHS), 2), Norm(torch.ones(WIDTH), torch.zeros(WIDTH), 1e-5)
+    drop, norm = Drop(1.0, position_of(LENGTHS), 2), Norm(torch.ones(WIDTH), torch.zeros(WIDTH), 1e-5)
     x, residual = torch.randn(2, N, WIDTH).to(dtype)
     dropped = outputs_and_gradients(lambda x, r: fused.add_norm(x, r, norm, drop=drop)[0], [x, residual])
     (alone, gradient) = outputs_and_gradients(lambda r: fused.add_norm(r, None, norm)[0], [residual])
@@ -49,8 +49,8 @@ def test_dropout_of_one_leaves_the_residual_to_the_norm(dtype: torch.dtype) -> N
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_attention_dropout_of_one_gives_zeros_and_no_gradient(dtype: torch.dtype) -> None:
-    place = place_of(LENGTHS)
-    spec = AttentionSpec(place.row_starts, 0.3, drop=Drop(1.0, place, 2))
+    position = position_of(LENGTHS)
+    spec = AttentionSpec(position.cu_seqlens, 0.3, drop=Drop(1.0, position, 2))
     results = outputs_and_gradients(lambda q, k, v: attend(q, k, v, spec), list(torch.randn(3, N, 4, 16).to(dtype)))
     assert [result.count_nonzero().item() for result in results] == [0, 0, 0, 0]
 

@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 import torch
-from native_support import place_of
+from native_support import position_of
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tiny import tiny_model, tiny_rows
@@ -20,7 +20,7 @@ from whet.data.padding import Padding
 from whet.kernels.attention import choice as attention_path
 from whet.kernels.attention import flash
 from whet.kernels.reference import layers as reference
-from whet.kernels.reference.layers import AttentionSpec, Drop
+from whet.kernels.specs import AttentionSpec, Drop
 from whet.models.packed import prepare
 
 LENGTHS = [40, 7, 53]
@@ -35,9 +35,9 @@ def generator(monkeypatch):
 
 
 def spec_of(p=0.0, **changes):
-    place = place_of(LENGTHS)
-    drop = Drop(p, place, 5) if p else None
-    return AttentionSpec(place.row_starts, 0.3, drop=drop, longest=torch.tensor(max(LENGTHS)), **changes)
+    position = position_of(LENGTHS)
+    drop = Drop(p, position, 5) if p else None
+    return AttentionSpec(position.cu_seqlens, 0.3, drop=drop, max_seqlen=torch.tensor(max(LENGTHS)), **changes)
 
 
 def meta(*, heads=4, key_heads=4, width=64, dtype=torch.bfloat16):
@@ -82,7 +82,7 @@ def test_both_operators_keep_everything_on_the_gpu(generator):
 
 def test_keys_without_those_of_padding(generator):
     counts = torch.tensor([30, 7, 50], dtype=torch.int32)
-    starts = spec_of().row_starts
+    starts = spec_of().cu_seqlens
     x = torch.arange(sum(LENGTHS)).float()[:, None, None]
     keys, values, key_starts = flash._keys_alone(x, -x, starts, counts)
     assert keys.flatten().tolist() == [*range(30), *range(40, 47), *range(47, 97)]
@@ -122,9 +122,9 @@ def test_one_call_has_one_mask_and_leaves_the_generator_alone(generator):
     seeds = [
         flash.call_seed(drop),
         flash.call_seed(replace(drop, site=6)),
-        flash.call_seed(replace(drop, place=replace(drop.place, step=6))),
-        flash.call_seed(replace(drop, place=replace(drop.place, seed=4))),
-        flash.call_seed(replace(drop, place=place_of(LENGTHS, first_slot=8))),
+        flash.call_seed(replace(drop, position=replace(drop.position, step=6))),
+        flash.call_seed(replace(drop, position=replace(drop.position, seed=4))),
+        flash.call_seed(replace(drop, position=position_of(LENGTHS, first_slot=8))),
     ]
     assert len(set(seeds)) == len(seeds)
     assert all(0 <= seed < 2**63 for seed in seeds)

@@ -15,14 +15,14 @@ from native_support import (
     assert_same_on_two_threads,
     need_native,
     outputs_and_gradients,
-    place_of,
+    position_of,
     quick,
     relative,
 )
 
 from whet.kernels.attention import packed as fused_attention
 from whet.kernels.reference import layers as reference
-from whet.kernels.reference.layers import AttentionSpec, Drop
+from whet.kernels.specs import AttentionSpec, Drop
 
 need_native()
 HERE = Path(__file__).parent
@@ -37,8 +37,8 @@ def joined(lengths, heads, head_width, dtype=torch.float32):
 
 
 def spec_of(lengths, *, p=0.0, causal=False, scale=0.3):
-    place = place_of(lengths)
-    return AttentionSpec(place.row_starts, scale, causal, Drop(p, place, 5) if p else None)
+    position = position_of(lengths)
+    return AttentionSpec(position.cu_seqlens, scale, causal, Drop(p, position, 5) if p else None)
 
 
 @quick

@@ -1,10 +1,10 @@
 """Under torch.compile the plain versions run inside the compiled graph, with the masks of the native ones."""
 
 import torch
-from native_support import need_native, place_of
+from native_support import need_native, position_of
 
 from whet.kernels.layers import fused
-from whet.kernels.reference.layers import Drop, Norm
+from whet.kernels.specs import Drop, Norm
 
 need_native()
 
@@ -18,5 +18,5 @@ def test_a_compiled_block_has_the_masks_of_each_step():
     x, residual, weight = torch.randn(10, 32, requires_grad=True), torch.randn(10, 32), torch.ones(32)
     compiled = torch.compile(block, backend="eager", fullgraph=True)
     for step in range(3):
-        drop = Drop(0.3, place_of([10], step=step), 1)
+        drop = Drop(0.3, position_of([10], step=step), 1)
         torch.testing.assert_close(compiled(x, residual, weight, drop), block(x, residual, weight, drop))

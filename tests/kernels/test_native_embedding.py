@@ -9,14 +9,14 @@ from native_support import (
     assert_same_on_two_threads,
     need_native,
     outputs_and_gradients,
-    place_of,
+    position_of,
     quick,
 )
 
 from whet.kernels.layers import embedding as fused_embedding
 from whet.kernels.layers.embedding import RowGradient
 from whet.kernels.reference import layers as reference
-from whet.kernels.reference.layers import Drop, Norm, Tables
+from whet.kernels.specs import Drop, Norm, Tables
 
 need_native()
 ENTRIES = (50, 130, 2)
@@ -43,7 +43,7 @@ def embedded_by(module, ids, drop):
 @given(n=st.integers(1, 120), width=st.integers(8, 100), n_tables=st.integers(1, 3), p=st.sampled_from([0.0, 0.2]))
 def test_up_to_three_tables(n, width, n_tables, p):
     ids, tensors = case(n, width, n_tables)
-    drop = Drop(p, place_of([n]), 1)
+    drop = Drop(p, position_of([n]), 1)
     assert_near_float64(embedded_by(fused_embedding, ids, drop), embedded_by(reference, ids, drop), tensors)
 
 
@@ -90,5 +90,5 @@ def test_an_id_outside_of_the_table_is_refused():
 
 def test_nothing_depends_on_threads():
     ids, tensors = case(500, 48, 3)
-    drop = Drop(0.1, place_of([500]), 1)
+    drop = Drop(0.1, position_of([500]), 1)
     assert_same_on_two_threads(lambda: outputs_and_gradients(embedded_by(fused_embedding, ids, drop), tensors))

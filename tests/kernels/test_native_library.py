@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from native_support import need_native, place_of
+from native_support import need_native, position_of
 
 from whet.doctor.advice import native_works
 from whet.doctor.native import examine
@@ -17,7 +17,7 @@ from whet.errors import ConfigError
 from whet.kernels import build, library
 from whet.kernels.layers import fused
 from whet.kernels.reference import layers as reference
-from whet.kernels.reference.layers import Drop
+from whet.kernels.specs import Drop
 
 need_native()
 
@@ -58,14 +58,14 @@ def test_a_lesser_instruction_set_gives_right_results(level):
 def test_plain_torch_runs_where_the_library_is_absent(monkeypatch, tmp_path, caplog):
     monkeypatch.setattr(library, "_places", lambda: iter([tmp_path / "none.so"]))
     library.library.cache_clear()
-    place = place_of([4])
+    position = position_of([4])
     try:
         with caplog.at_level(logging.WARNING):
-            found = fused.dropout(torch.ones(4, 8), Drop(0.5, place, 0))
-            fused.dropout(torch.ones(4, 8), Drop(0.5, place, 1))
+            found = fused.dropout(torch.ones(4, 8), Drop(0.5, position, 0))
+            fused.dropout(torch.ones(4, 8), Drop(0.5, position, 1))
     finally:
         library.library.cache_clear()
-    assert torch.equal(found, reference.dropout(torch.ones(4, 8), Drop(0.5, place, 0)))
+    assert torch.equal(found, reference.dropout(torch.ones(4, 8), Drop(0.5, position, 0)))
     (line,) = caplog.messages
     assert f"about {library.TIMES_AS_LONG} times as long" in line
 

@@ -22,18 +22,18 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reas
 _MEASURE = """
 import re, sys, torch
 from pathlib import Path
-from native_support import place_of
+from native_support import position_of
 from whet.kernels.attention import packed as fused_attention
 from whet.kernels.layers import cross_entropy as fused_loss
-from whet.kernels.reference.layers import AttentionSpec, Drop
+from whet.kernels.specs import AttentionSpec, Drop
 
 def status(name):
     return int(re.search(name + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
 
 def attention(n_tokens):
-    place = place_of([n_tokens])
+    position = position_of([n_tokens])
     x = torch.randn(n_tokens, 3, 1, 64, requires_grad=True)
-    spec = AttentionSpec(place.row_starts, 0.125, False, Drop(0.1, place, 5))
+    spec = AttentionSpec(position.cu_seqlens, 0.125, False, Drop(0.1, position, 5))
     grad = torch.ones(n_tokens, 1, 64)
     return lambda: fused_attention.attend_joined(x, spec).backward(grad)
 

@@ -9,14 +9,14 @@ from native_support import (
     assert_same_on_two_threads,
     need_native,
     outputs_and_gradients,
-    place_of,
+    position_of,
     quick,
 )
 from torch.nn import functional
 
 from whet.kernels.layers import fused
 from whet.kernels.reference import layers as reference
-from whet.kernels.reference.layers import Drop, Norm
+from whet.kernels.specs import Drop, Norm
 
 need_native()
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16])
@@ -33,7 +33,7 @@ def inputs_of(n, width, dtype):
 @quick
 @given(n=st.integers(1, 90), width=st.integers(8, 150), dtype=DTYPES, rms=st.booleans(), p=st.sampled_from([0.0, 0.2]))
 def test_everything_at_once(n, width, dtype, rms, p):
-    drop = Drop(p, place_of([n]), 2)
+    drop = Drop(p, position_of([n]), 2)
 
     def run_by(module):
         def run(x, residual, weight, bias, linear_bias):
@@ -84,7 +84,7 @@ def test_only_one_result_is_used(used):
 
 
 def test_sums_do_not_depend_on_threads():
-    drop = Drop(0.1, place_of([700]), 2)
+    drop = Drop(0.1, position_of([700]), 2)
 
     def run(x, residual, weight, bias, linear_bias):
         return fused.add_norm(x, residual, Norm(weight, bias, 1e-5), linear_bias=linear_bias, drop=drop)[0]

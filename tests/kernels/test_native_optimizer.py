@@ -10,7 +10,7 @@ from native_support import assert_same_on_two_threads, need_native, quick
 from whet.kernels.optimizer import adamw as fused_optimizer
 from whet.kernels.optimizer.adamw import AdamWTensors
 from whet.kernels.reference import layers as reference
-from whet.kernels.reference.layers import AdamWStep
+from whet.kernels.specs import AdamWStep
 
 need_native()
 SIZES = st.lists(st.integers(1, 70_000), min_size=1, max_size=4)

@@ -15,7 +15,7 @@ from torch import Tensor
 from whet.kernels.optimizer.adamw_8bit import AdamW8bitTensors
 from whet.kernels.reference import adamw_8bit as reference_8bit
 from whet.kernels.reference.adamw_8bit import BLOCK, Codes, dynamic_map
-from whet.kernels.reference.layers import AdamWStep
+from whet.kernels.specs import AdamWStep
 
 need_native()
 SIZES = st.lists(st.integers(1, 70_000), min_size=1, max_size=4)

@@ -8,20 +8,20 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from native_support import assert_near_float64, outputs_and_gradients, place_of, quick, relative
+from native_support import assert_near_float64, outputs_and_gradients, position_of, quick, relative
 
 from whet.kernels.attention import padded as padded_attention
 from whet.kernels.random import attention_bits, attention_bits_of_rows
 from whet.kernels.reference import layers as reference
-from whet.kernels.reference.layers import AttentionSpec, Drop
+from whet.kernels.specs import AttentionSpec, Drop
 
 LENGTHS = st.lists(st.integers(3, 130), min_size=1, max_size=5)
 
 
 def spec_of(lengths, *, p=0.0, causal=False, counted=False):
-    place = place_of(lengths)
-    longest = torch.tensor(max(lengths)) if counted else None
-    return AttentionSpec(place.row_starts, 0.3, causal, Drop(p, place, 5) if p else None, longest)
+    position = position_of(lengths)
+    max_seqlen = torch.tensor(max(lengths)) if counted else None
+    return AttentionSpec(position.cu_seqlens, 0.3, causal, Drop(p, position, 5) if p else None, max_seqlen)
 
 
 def tensors(lengths, heads, key_heads, width, dtype=torch.float32):

@@ -15,7 +15,7 @@ from whet.kernels.layers.embedding import RowGradient
 from whet.kernels.optimizer import adamw as fused_optimizer
 from whet.kernels.optimizer.adamw import AdamWTensors
 from whet.kernels.optimizer.rows_in_use import RowsInUse, rows_in_use
-from whet.kernels.reference.layers import AdamWStep
+from whet.kernels.specs import AdamWStep
 from whet.optim.optimizers.native import WhetAdamW
 
 need_native()

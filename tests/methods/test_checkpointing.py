@@ -13,7 +13,7 @@ from torch import nn
 import whet
 from tiny import FAMILIES, arguments, losses, tiny_model, tiny_rows
 from usage import counts_memory, in_use_bytes
-from whet.kernels.layers import recompute as remake
+from whet.kernels.layers import recompute
 from whet.kernels.library import library
 from whet.methods import checkpointing, fuse, order
 from whet.models import objective
@@ -178,12 +178,12 @@ def test_blocks_of_any_module_are_found(tmp_path: Path) -> None:
 
 
 def test_memory_that_is_used_again_is_not_taken_for_what_was_there() -> None:
-    """An address is on offer only while the result that was offered lives, unchanged."""
+    """A registered address counts only while the registered result lives, unchanged."""
     x = torch.ones(1000, requires_grad=True)
-    with remake.Remaking():
+    with recompute.Recomputing():
         for change in (False, True):
             result = x * 2
-            remake.offer(result, lambda: pytest.fail("made again"))
+            recompute.register(result, lambda: pytest.fail("made again"))
             if change:
                 result += 1
                 total = (result * result).sum()

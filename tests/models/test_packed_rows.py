@@ -16,8 +16,8 @@ from whet.data.batch import pack
 from whet.data.store import RowStore
 from whet.kernels.batch_position import Placement, Site
 from whet.kernels.layers.fused import dropout
-from whet.kernels.reference.layers import Drop
-from whet.models.packed import place_of
+from whet.kernels.specs import Drop
+from whet.models.packed import position_of
 
 # Products of another number of tokens may sum in another order; here, none did. A mask that differs in one place moves
 # logits, which are of size 0.5, by more than 1e-3.
@@ -62,9 +62,9 @@ def test_one_rows_tokens_do_not_reach_another(tmp_path: Path, family: str, dropo
     """Every other row stays as it is in every bit: each of its numbers comes from the same sums."""
     rows, changed_row = tiny_rows(6, family), 2
     ids = rows.tokens["input_ids"].copy()
-    inside = slice(rows.row_starts[changed_row], rows.row_starts[changed_row + 1])
+    inside = slice(rows.cu_seqlens[changed_row], rows.cu_seqlens[changed_row + 1])
     ids[inside] = VOCABULARY - 1 - ids[inside]
-    changed = RowStore(rows.row_starts, dict(rows.tokens) | {"input_ids": ids}, rows.labels)
+    changed = RowStore(rows.cu_seqlens, dict(rows.tokens) | {"input_ids": ids}, rows.labels)
     logits_of = Rows(tmp_path, family, dropout)
     before, after = logits_of(rows), logits_of(changed)
     assert farthest(before[changed_row], after[changed_row]) > 0.01
@@ -117,12 +117,12 @@ def test_a_layer_that_runs_twice_draws_anew_each_time() -> None:
     placement = Placement()
     sites = [Site(placement, number, n_sites=2) for number in (0, 1, 0, 1, 0)]
     batch = pack(tiny_rows(3), first_slot=0, position_offset=0)
-    place, x = place_of(batch, seed=SEED, step=STEP), torch.ones(batch.n_computed, 64)
-    with placement.at(place):
-        uses = [dropout(x, Drop(0.3, place, site.use())) for site in sites]
+    position, x = position_of(batch, seed=SEED, step=STEP), torch.ones(batch.n_computed, 64)
+    with placement.at(position):
+        uses = [dropout(x, Drop(0.3, position, site.use())) for site in sites]
     assert all(not torch.equal(one, two) for one, two in combinations(uses, 2))
-    with placement.at(place):
-        assert torch.equal(dropout(x, Drop(0.3, place, sites[0].use())), uses[0])
+    with placement.at(position):
+        assert torch.equal(dropout(x, Drop(0.3, position, sites[0].use())), uses[0])
 
 
 @operators

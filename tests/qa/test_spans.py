@@ -39,13 +39,13 @@ def test_tokens_of_minus_infinity_are_told_from_padding() -> None:
 
 @given(st.lists(st.integers(1, 7), min_size=1, max_size=6), st.integers(1, 9), st.integers(0, 99), st.data())
 def test_batches_do_not_change_the_scores(lengths: list[int], k: int, seed: int, data) -> None:
-    row_starts = np.cumsum([0, *lengths])
-    logits = torch.from_numpy(np.random.default_rng(seed).integers(0, 3, size=(2, row_starts[-1])).astype(np.float32))
+    cu_seqlens = np.cumsum([0, *lengths])
+    logits = torch.from_numpy(np.random.default_rng(seed).integers(0, 3, size=(2, cu_seqlens[-1])).astype(np.float32))
     cut = data.draw(st.integers(0, len(lengths) - 1))
-    token = row_starts[cut]
-    parts = [top_spans(logits[0, token:], logits[1, token:], row_starts[cut:] - token, k)]
+    token = cu_seqlens[cut]
+    parts = [top_spans(logits[0, token:], logits[1, token:], cu_seqlens[cut:] - token, k)]
     if cut:
-        parts.insert(0, top_spans(logits[0, :token], logits[1, :token], row_starts[: cut + 1], k))
+        parts.insert(0, top_spans(logits[0, :token], logits[1, :token], cu_seqlens[: cut + 1], k))
     joined = concat(parts)
-    for name, column in vars(top_spans(logits[0], logits[1], row_starts, k)).items():
+    for name, column in vars(top_spans(logits[0], logits[1], cu_seqlens, k)).items():
         np.testing.assert_array_equal(getattr(joined, name), column, err_msg=name)

@@ -22,7 +22,7 @@ _SHARE, _LARGEST_STEP = 32, 64
 class Batch:
     """What one forward pass reads.
 
-    `inputs` are the model's keyword arguments, `labels` what its loss needs as well. For packed batches `row_starts` is
+    `inputs` are the model's keyword arguments, `labels` what its loss needs as well. For packed batches `cu_seqlens` is
     (rows + 1,) and `positions` (n_computed,), int32; for padded ones both are None. Some rows may end with padding
     tokens, which `padding` describes; None: there are none. What a packed batch computes behind its last row fills it
     up to a size that comes again (`filled_length`); no loss reads it.
@@ -32,16 +32,16 @@ class Batch:
     labels: Mapping[str, Tensor]
     n_rows: int
     first_slot: int
-    """Place of the first row in the step's global batch."""
+    """Index of the first row in the step's global batch."""
     n_tokens: int
     """Real tokens."""
     n_computed: int
     """Token places that the model computes, padding included."""
     n_padded: int
     """Token places that it would compute with every row padded."""
-    row_starts: Tensor | None = None
+    cu_seqlens: Tensor | None = None
     positions: Tensor | None = None
-    longest: int = 0
+    max_seqlen: int = 0
     """Tokens of the longest row of a packed batch, its padding tokens included."""
     padding: PaddingTokens | None = None
 
@@ -66,7 +66,7 @@ class Batch:
             self,
             inputs={name: changed(value) for name, value in self.inputs.items()},
             labels={name: changed(value) for name, value in self.labels.items()},
-            row_starts=changed(self.row_starts),
+            cu_seqlens=changed(self.cu_seqlens),
             positions=changed(self.positions),
             padding=None if self.padding is None else self.padding.each(change),
         )
@@ -98,40 +98,40 @@ def pack(
     if padded_to is None:
         padded_to = padding.lengths(rows.lengths_with_padding, len(rows))
     samples = padding.sample(rows.lengths, padded_to)
-    row_starts = rows.row_starts + np.append(0, samples.counts.cumsum())
+    cu_seqlens = rows.cu_seqlens + np.append(0, samples.counts.cumsum())
     positions = _positions(rows, samples)
-    n_more = len(positions) - row_starts[-1]
+    n_more = len(positions) - cu_seqlens[-1]
     columns = {name: _column(rows, samples, column, padding.fill(name)) for name, column in rows.tokens.items()}
     # The batch's first tokens once more, all at a row's first position: what surely is a token of this model.
     columns = {name: np.append(column, column[:n_more]) for name, column in columns.items()}
     columns["position_ids"] = positions + position_offset
     if padding.token_id == position_offset - 1:  # RoBERTa does not number its padding
-        columns["position_ids"][samples.places(rows.row_starts)[1]] = padding.token_id
+        columns["position_ids"][samples.places(rows.cu_seqlens)[1]] = padding.token_id
     return Batch(
         inputs={name: torch.from_numpy(column).unsqueeze(0) for name, column in columns.items()},
         labels={name: torch.from_numpy(column.astype(np.int64)) for name, column in rows.labels.items()},
         n_rows=len(rows),
         first_slot=first_slot,
-        n_tokens=int(rows.row_starts[-1]),
+        n_tokens=int(rows.cu_seqlens[-1]),
         n_computed=len(positions),
         n_padded=int(padded_to.sum()),
-        row_starts=torch.from_numpy(row_starts.astype(np.int32)),
+        cu_seqlens=torch.from_numpy(cu_seqlens.astype(np.int32)),
         positions=torch.from_numpy(positions.astype(np.int32)),
-        longest=int(np.diff(row_starts).max()),
-        padding=None if padding.in_loss == "none" else PaddingTokens.of(samples, rows.row_starts),
+        max_seqlen=int(np.diff(cu_seqlens).max()),
+        padding=None if padding.in_loss == "none" else PaddingTokens.of(samples, rows.cu_seqlens),
     )
 
 
 def _positions(rows: RowStore, samples: Samples) -> np.ndarray:
     """Return the column that each token has in the padded batch, and 0 for what fills the packed one up."""
-    in_rows = np.arange(rows.row_starts[-1]) - np.repeat(rows.row_starts[:-1], rows.lengths)
+    in_rows = np.arange(rows.cu_seqlens[-1]) - np.repeat(rows.cu_seqlens[:-1], rows.lengths)
     positions = _column(rows, samples, in_rows, samples.columns)
     return np.pad(positions, (0, filled_length(len(positions)) - len(positions)))
 
 
 def _column(rows: RowStore, samples: Samples, of_tokens: np.ndarray, of_padding: np.ndarray | int) -> np.ndarray:
     """Return a column of all tokens that are computed, from those of the real ones and of the padding."""
-    real, padding = samples.places(rows.row_starts)
+    real, padding = samples.places(rows.cu_seqlens)
     column = np.empty(len(real) + len(padding), dtype=np.int64)
     column[real], column[padding] = of_tokens, of_padding
     return column
@@ -153,7 +153,7 @@ def rows_of(dataset: Any, indices: Sequence[int] | np.ndarray, columns: Columns 
     label_names = [name for name, value in rows[0].items() if value.ndim == 0]
     starts = np.concatenate([[0], np.cumsum([len(row["input_ids"]) for row in rows])]).astype(np.int64)
     return RowStore(
-        row_starts=starts,
+        cu_seqlens=starts,
         tokens={name: np.concatenate([row[name] for row in rows]) for name in token_names},
         labels={name: np.asarray([int(row[name]) for row in rows]) for name in label_names},
         given_lengths=np.asarray([len(row["input_ids"]) for row in given], dtype=np.int64),

@@ -66,14 +66,14 @@ class Samples:
     columns: np.ndarray
     sizes: np.ndarray
 
-    def places(self, row_starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def places(self, cu_seqlens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return where real tokens and padding tokens are, each behind the real ones of its row.
 
-        `row_starts` says where rows would begin without padding.
+        `cu_seqlens` says where rows would begin without padding.
         """
         before = np.cumsum(self.counts) - self.counts
-        real = np.arange(row_starts[-1]) + np.repeat(before, np.diff(row_starts))
-        return real, np.arange(len(self.columns)) + np.repeat(row_starts[1:], self.counts)
+        real = np.arange(cu_seqlens[-1]) + np.repeat(before, np.diff(cu_seqlens))
+        return real, np.arange(len(self.columns)) + np.repeat(cu_seqlens[1:], self.counts)
 
 
 @dataclass(frozen=True)
@@ -92,17 +92,17 @@ class PaddingTokens:
     real_starts: Tensor
 
     @classmethod
-    def of(cls, samples: Samples, row_starts: np.ndarray) -> PaddingTokens:
-        """Return the padding tokens of rows that would begin at `row_starts` without them."""
-        real, padding = samples.places(row_starts)
+    def of(cls, samples: Samples, cu_seqlens: np.ndarray) -> PaddingTokens:
+        """Return the padding tokens of rows that would begin at `cu_seqlens` without them."""
+        real, padding = samples.places(cu_seqlens)
         log_sizes = np.zeros(len(real) + len(padding), dtype=np.float32)
         log_sizes[padding] = np.log(samples.sizes)
         return cls(
             n=len(padding),
-            key_counts=torch.from_numpy(np.diff(row_starts).astype(np.int32)),
+            key_counts=torch.from_numpy(np.diff(cu_seqlens).astype(np.int32)),
             log_sizes=torch.from_numpy(log_sizes),
             real=torch.from_numpy(real),
-            real_starts=torch.from_numpy(row_starts.astype(np.int32)),
+            real_starts=torch.from_numpy(cu_seqlens.astype(np.int32)),
         )
 
     def each(self, change: Callable[[Tensor], Tensor]) -> PaddingTokens:

@@ -13,38 +13,39 @@ from whet.paths import follow_umask
 _COLUMN_PREFIX = "token."
 _ROW_PREFIX = "row."
 _STARTS = "row_starts"
+"""Name of `cu_seqlens` in files and fingerprints: caches and checkpoints of earlier runs have it."""
 
 
 @dataclass(frozen=True)
 class RowStore:
     """A data set of token rows without padding; also a map-style dataset for any Trainer.
 
-    `tokens` holds one array (N,) a token column (`input_ids`, `token_type_ids` ...), `row_starts` is (rows + 1,) int64,
+    `tokens` holds one array (N,) a token column (`input_ids`, `token_type_ids` ...), `cu_seqlens` is (rows + 1,) int64,
     and `labels` holds one array (rows,) a label column (`start_positions` ...).
     """
 
-    row_starts: np.ndarray
+    cu_seqlens: np.ndarray
     tokens: Mapping[str, np.ndarray]
     labels: Mapping[str, np.ndarray] = field(default_factory=dict)
     given_lengths: np.ndarray | None = None
     """Lengths of the rows (rows,) with the padding that they came with; None: they came without."""
 
     def __len__(self) -> int:
-        return len(self.row_starts) - 1
+        return len(self.cu_seqlens) - 1
 
     def __getitem__(self, row: int) -> dict[str, object]:
         """Return the row as the features that `transformers` data sets hold: lists of ints and int labels."""
         if not -len(self) <= row < len(self):
             raise IndexError(row)
         row %= len(self)
-        span = slice(self.row_starts[row], self.row_starts[row + 1])
+        span = slice(self.cu_seqlens[row], self.cu_seqlens[row + 1])
         tokens: dict[str, object] = {name: column[span].tolist() for name, column in self.tokens.items()}
         return tokens | {name: int(column[row]) for name, column in self.labels.items()}
 
     @property
     def lengths(self) -> np.ndarray:
         """Tokens of each row, (rows,) int64."""
-        return np.diff(self.row_starts)
+        return np.diff(self.cu_seqlens)
 
     @property
     def lengths_with_padding(self) -> np.ndarray:
@@ -56,9 +57,9 @@ class RowStore:
         index = np.asarray(rows, dtype=np.int64)
         lengths = self.lengths[index]
         starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-        where = np.arange(starts[-1]) + np.repeat(self.row_starts[index] - starts[:-1], lengths)
+        where = np.arange(starts[-1]) + np.repeat(self.cu_seqlens[index] - starts[:-1], lengths)
         return RowStore(
-            row_starts=starts,
+            cu_seqlens=starts,
             tokens={name: column[where] for name, column in self.tokens.items()},
             labels={name: column[index] for name, column in self.labels.items()},
             given_lengths=None if self.given_lengths is None else self.given_lengths[index],
@@ -67,7 +68,7 @@ class RowStore:
     def arrays(self) -> dict[str, np.ndarray]:
         """Return everything as named arrays, the form in which a store lies in a safetensors file."""
         return (
-            {_STARTS: self.row_starts}
+            {_STARTS: self.cu_seqlens}
             | {_COLUMN_PREFIX + name: column for name, column in self.tokens.items()}
             | {_ROW_PREFIX + name: column for name, column in self.labels.items()}
         )
@@ -76,7 +77,7 @@ class RowStore:
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> RowStore:
         """The inverse of `arrays`; names that belong to neither kind of column are left to the caller."""
         return cls(
-            row_starts=arrays[_STARTS],
+            cu_seqlens=arrays[_STARTS],
             tokens=_named(arrays, _COLUMN_PREFIX),
             labels=_named(arrays, _ROW_PREFIX),
         )

@@ -1,4 +1,4 @@
-"""Where in a run a forward pass stands: what dropout masks are keyed by and which rows attention may see."""
+"""The position of a micro-batch in a run: it keys dropout masks and says which tokens attend to which."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from torch import Tensor
 from whet.kernels.random import stream_key
 
 Kernel = Literal["auto", "whet", "flash_attention_2"]
-"""What attention on a GPU may run: the fastest that fits, only what keeps whet's dropout masks, only flash kernels."""
+"""What attention on a GPU may run: the fastest kernel, only those with whet's dropout masks, only flash kernels."""
 
 
 @dataclass(frozen=True)
-class Place:
-    """One micro-batch of rows, end to end, and its place in the run.
+class BatchPosition:
+    """A micro-batch of sequences, packed end to end, and its position in the run. All tensors are int32.
 
-    `slots` and `positions` (N,) say for each token its row's place in the step's global batch and its own place in the
-    row; `row_starts` (rows + 1,) where rows begin; `row_slots` (rows,) the rows' places. All int32. `row_slots` and
-    `longest` () stay on the CPU: the tokens of the longest row, None where nobody has counted them. So does
-    `key_counts` (rows,): the first so many tokens of a row are real, the others padding, to which nobody attends. None:
-    all are real.
+    For each token, `slots` (N,) is the index of its row in the step's global batch and `positions` (N,) its index in
+    that row. Row r has the tokens cu_seqlens[r] to cu_seqlens[r + 1], and `row_slots` (rows,) is each row's slot.
+    `max_seqlen` () is the length of the longest row; None: not counted. The first key_counts[r] tokens of row r are
+    real and the others padding, to which no token attends; None: all are real. `row_slots`, `max_seqlen` and
+    `key_counts` stay on the CPU.
     """
 
     seed: int
     step: int
     slots: Tensor
     positions: Tensor
-    row_starts: Tensor
+    cu_seqlens: Tensor
     row_slots: Tensor
-    longest: Tensor | None = field(default=None, kw_only=True)
+    max_seqlen: Tensor | None = field(default=None, kw_only=True)
     key_counts: Tensor | None = field(default=None, kw_only=True)
 
     def is_of(self, n_rows: int, n_tokens: int) -> bool:
-        """Return whether a tensor of this size is of the pass, and not of a call that a hook makes meanwhile."""
+        """Return whether a tensor of this size belongs to the pass, and not to a call that a hook makes during it."""
         return torch.compiler.is_compiling() or (n_rows == 1 and n_tokens == len(self.slots))
 
     def key(self, site: int) -> tuple[int, int]:
@@ -46,16 +46,16 @@ class Place:
 
 
 @dataclass(frozen=True)
-class KeyedPlace(Place):
-    """A place whose keys are a tensor (sites, 2) of int64 words: a compiled graph reads them anew at each step.
+class KeyedPosition(BatchPosition):
+    """A position whose keys are a tensor (sites, 2) of int64 words, which a compiled graph reads at each step.
 
-    Sites count from 0 within the compiled block, so that one graph serves every layer. `seed` and `step` mean nothing.
+    Sites count from 0 within the compiled block, so that one graph serves every layer. `seed` and `step` are not used.
     """
 
     keys: Tensor
 
     def key(self, site: int) -> tuple[int, int]:
-        """Return the site's key words; within a graph they are tensors (), which the plain operators take as well."""
+        """Return the site's key words; within a graph they are tensors (), which the plain operators accept too."""
         if torch.compiler.is_compiling():
             return self.keys[site, 0], self.keys[site, 1]  # pyright: ignore[reportReturnType]
         low, high = self.keys[site].tolist()
@@ -63,10 +63,10 @@ class KeyedPlace(Place):
 
 
 @dataclass(frozen=True)
-class DrawnPlace(Place):
-    """A place whose seed comes from torch's CPU generator, when the pass makes its first mask.
+class DrawnPosition(BatchPosition):
+    """A position whose seed comes from torch's CPU generator when the pass makes its first mask.
 
-    A pass without masks draws nothing, like torch's own dropout. `seed` and `step` mean nothing.
+    A pass without masks draws nothing, like torch's own dropout. `seed` and `step` are not used.
     """
 
     @cached_property
@@ -81,10 +81,10 @@ class DrawnPlace(Place):
 
 @dataclass(frozen=True, eq=False)
 class _Pass:
-    """A forward pass that is running, and the one within which it was started."""
+    """A running forward pass, and the pass within which it started."""
 
     placement: Placement
-    place: Place | None
+    position: BatchPosition | None
     uses: dict[int, int]
     """How often the pass has used each site so far."""
     outer: _Pass | None
@@ -100,35 +100,35 @@ def running() -> object | None:
 
 
 class Placement:
-    """What all sites of one model share: their way to the running pass. It holds nothing of the pass itself."""
+    """The link from all sites of one model to its running pass. It holds no state of the pass."""
 
     def __init__(self, kernel: Kernel = "auto", *, outside: str = "sdpa") -> None:
         self.kernel: Kernel = kernel
         self.attention_outside = outside
         """The attention implementation of transformers that the model has outside of whet's passes."""
-        self.traced: KeyedPlace | None = None
-        """The place in a graph that is being traced: a tracer cannot read context variables."""
+        self.traced: KeyedPosition | None = None
+        """The position in a graph that is being traced: a tracer cannot read context variables."""
 
     @property
-    def now(self) -> Place | None:
-        """The place of the model's running pass in this thread; None outside of one."""
+    def now(self) -> BatchPosition | None:
+        """The position of the model's running pass in this thread; None outside of a pass."""
         if torch.compiler.is_compiling() and self.traced is not None:
             return self.traced
         own = self._own()
-        return None if own is None else own.place
+        return None if own is None else own.position
 
-    def at(self, place: Place) -> Moment:
+    def at(self, position: BatchPosition) -> Moment:
         """Return a context that is the forward pass of this micro-batch."""
-        return Moment(self, place, {})
+        return Moment(self, position, {})
 
     def outside(self) -> Moment:
         """Return a context that is outside of any pass of this model, even if it is entered within one."""
         return Moment(self, None, {})
 
     def back(self) -> Moment:
-        """Return a context that is this moment of the pass again: a recomputation meets the same places and masks."""
+        """Return a context that re-enters the pass at this moment: a recomputation sees the same position and masks."""
         own = self._own()
-        return self.outside() if own is None else Moment(self, own.place, dict(own.uses))
+        return self.outside() if own is None else Moment(self, own.position, dict(own.uses))
 
     @property
     def is_lost(self) -> bool:
@@ -138,7 +138,7 @@ class Placement:
         return torch._C._current_graph_task_id() != -1
 
     def site(self, number: int, n_sites: int) -> int:
-        """Return the number of this use of a site: a layer that a model runs several times counts anew each time."""
+        """Return the number of this use of a site: each run of a layer that a model runs several times has its own."""
         own = self._own()
         assert own is not None  # a site is used within a pass
         use = own.uses.get(number, 0)
@@ -154,14 +154,14 @@ class Placement:
 
 @dataclass(frozen=True)
 class Moment:
-    """A moment of a forward pass, as a context: to be entered any number of times, in any thread, nested too."""
+    """A moment of a forward pass, as a context that any thread may enter any number of times, nested too."""
 
     placement: Placement
-    place: Place | None
+    position: BatchPosition | None
     uses: dict[int, int]
 
     def __enter__(self) -> None:
-        _RUNNING.set(_Pass(self.placement, self.place, dict(self.uses), _RUNNING.get()))
+        _RUNNING.set(_Pass(self.placement, self.position, dict(self.uses), _RUNNING.get()))
 
     def __exit__(self, *error: object) -> None:
         ended = _RUNNING.get()
@@ -171,7 +171,7 @@ class Moment:
 
 @dataclass(frozen=True)
 class Site:
-    """One place in a model where random masks are used."""
+    """A dropout or an attention of a model: where it uses random masks."""
 
     placement: Placement
     number: int
@@ -180,12 +180,12 @@ class Site:
     """Its number within a compiled block."""
 
     @property
-    def place(self) -> Place | None:
+    def position(self) -> BatchPosition | None:
         """The running forward pass in this thread; None outside of whet's own passes."""
         return self.placement.now
 
     def use(self) -> int:
         """Return the number of this use, for the mask's key."""
-        if isinstance(self.place, KeyedPlace):
+        if isinstance(self.position, KeyedPosition):
             return self.local
         return self.placement.site(self.number, self.n_sites)

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from whet.kernels.batch_position import KeyedPlace
-from whet.kernels.reference.layers import Drop
+from whet.kernels.batch_position import KeyedPosition
+from whet.kernels.specs import Drop
 
 _DTYPES = (torch.float32, torch.bfloat16)
 Mask = tuple[float, int, Tensor | None, Tensor | None, Tensor | None]
@@ -30,15 +30,15 @@ def holds(*tensors: Tensor | None, drop: Drop | None = None) -> bool:
 
 
 def in_graph(drop: Drop | None) -> bool:
-    """Return whether a block is being traced, and operators can read the dropout's place."""
+    """Return whether a block is being traced, and operators can read the dropout's position."""
     if not (torch.compiler.is_compiling() and Traced.operators):
         return False
-    return drop is None or drop.p == 0.0 or isinstance(drop.place, KeyedPlace)
+    return drop is None or drop.p == 0.0 or isinstance(drop.position, KeyedPosition)
 
 
 def mask_arguments(drop: Drop | None) -> Mask:
     """Return a dropout as arguments of an operator."""
     if drop is None or drop.p == 0.0:
         return _NOTHING
-    assert isinstance(drop.place, KeyedPlace)
-    return drop.p, drop.site, drop.place.keys, drop.place.slots, drop.place.positions
+    assert isinstance(drop.position, KeyedPosition)
+    return drop.p, drop.site, drop.position.keys, drop.position.slots, drop.position.positions

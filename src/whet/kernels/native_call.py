@@ -10,7 +10,7 @@ from torch.profiler import record_function
 from whet.kernels import structs
 from whet.kernels.library import Library, library
 from whet.kernels.random import keep_threshold
-from whet.kernels.reference.layers import Drop
+from whet.kernels.specs import Drop
 
 DTYPES = {torch.float32: structs.FLOAT32, torch.bfloat16: structs.BFLOAT16}
 
@@ -55,12 +55,12 @@ def mask_of(drop: Drop | None, n_rows: int) -> structs.Mask:
     """Return the dropout mask's arguments for a hidden state of n_rows tokens."""
     if drop is None or drop.p == 0.0:
         return structs.Mask()
-    place = drop.place
-    assert place.slots.dtype == place.positions.dtype == torch.int32
-    assert place.slots.numel() == place.positions.numel() == n_rows
+    position = drop.position
+    assert position.slots.dtype == position.positions.dtype == torch.int32
+    assert position.slots.numel() == position.positions.numel() == n_rows
     low, high = drop.key
     key = low | high << 32
-    return structs.Mask(key, keep_threshold(drop.p), drop.keep_scale, ptr(place.slots), ptr(place.positions))
+    return structs.Mask(key, keep_threshold(drop.p), drop.keep_scale, ptr(position.slots), ptr(position.positions))
 
 
 def float32(tensor: Tensor | None) -> Tensor | None:

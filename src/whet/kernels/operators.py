@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.library import custom_op, register_autograd, register_fake
 
 from whet.kernels.attention.packed import _Attend, plain
-from whet.kernels.batch_position import KeyedPlace
+from whet.kernels.batch_position import KeyedPosition
 from whet.kernels.layers.fused import _AddNorm, _BiasAct, _masked, _NormSpec
 from whet.kernels.native_call import native_for
-from whet.kernels.reference.layers import AttentionSpec, Drop
+from whet.kernels.specs import AttentionSpec, Drop
 
 
 class _Kept:
@@ -40,7 +40,7 @@ class _Kept:
 def _drop(p: float, site: int, keys: Tensor | None, slots: Tensor | None, positions: Tensor | None) -> Drop | None:
     if keys is None or slots is None or positions is None:
         return None
-    return Drop(p, KeyedPlace(0, 0, slots, positions, slots, slots, keys), site)
+    return Drop(p, KeyedPosition(0, 0, slots, positions, slots, slots, keys), site)
 
 
 def _or_empty(tensor: Tensor | None, like: Tensor) -> Tensor:
@@ -212,25 +212,25 @@ register_autograd("whet::bias_act", _act_gradient, setup_context=_keep_act)
 
 
 def _spec(
-    row_starts: Tensor,
+    cu_seqlens: Tensor,
     row_slots: Tensor | None,
     scale: float,
     causal: bool,
     p: float,
     site: int,
     keys: Tensor | None,
-    longest: Tensor | None,
+    max_seqlen: Tensor | None,
     kernel: str,
     key_counts: Tensor | None,
 ) -> AttentionSpec:
-    n_rows = len(row_starts) - 1  # a compiled block's row_slots and key_counts have one more
+    n_rows = len(cu_seqlens) - 1  # a compiled block's row_slots and key_counts have one more
     counts = None if key_counts is None else key_counts[:n_rows]
-    asked: Any = {"longest": longest, "kernel": kernel, "key_counts": counts}
+    asked: Any = {"max_seqlen": max_seqlen, "kernel": kernel, "key_counts": counts}
     if keys is None or row_slots is None:
-        return AttentionSpec(row_starts, scale, causal, **asked)
+        return AttentionSpec(cu_seqlens, scale, causal, **asked)
     row_slots = row_slots[:n_rows]
-    place = KeyedPlace(0, 0, row_slots, row_slots, row_starts, row_slots, keys)
-    return AttentionSpec(row_starts, scale, causal, Drop(p, place, site), **asked)
+    position = KeyedPosition(0, 0, row_slots, row_slots, cu_seqlens, row_slots, keys)
+    return AttentionSpec(cu_seqlens, scale, causal, Drop(p, position, site), **asked)
 
 
 def _tensors(q: Tensor, k: Tensor | None, v: Tensor | None) -> tuple[Tensor, ...]:
@@ -261,19 +261,19 @@ def attention(
     q: Tensor,
     k: Tensor | None,
     v: Tensor | None,
-    row_starts: Tensor,
+    cu_seqlens: Tensor,
     row_slots: Tensor | None,
     scale: float,
     causal: bool,
     p: float,
     site: int,
     keys: Tensor | None,
-    longest: Tensor | None,
+    max_seqlen: Tensor | None,
     kernel: str,
     key_counts: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Return the attention (N, H, K) within rows, and a number a query and head; q may hold all three, (N, 3, H, K)."""
-    spec = _spec(row_starts, row_slots, scale, causal, p, site, keys, longest, kernel, key_counts)
+    spec = _spec(cu_seqlens, row_slots, scale, causal, p, site, keys, max_seqlen, kernel, key_counts)
     tensors = _tensors(q, k, v)
     if native_for(*tensors) is None:
         out = _plain_attention(tensors, spec)
@@ -299,19 +299,19 @@ def attention_backward(
     q: Tensor,
     k: Tensor | None,
     v: Tensor | None,
-    row_starts: Tensor,
+    cu_seqlens: Tensor,
     row_slots: Tensor | None,
     scale: float,
     causal: bool,
     p: float,
     site: int,
     keys: Tensor | None,
-    longest: Tensor | None,
+    max_seqlen: Tensor | None,
     kernel: str,
     key_counts: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of q, k and v; those of k and v are empty where q holds all three."""
-    spec = _spec(row_starts, row_slots, scale, causal, p, site, keys, longest, kernel, key_counts)
+    spec = _spec(cu_seqlens, row_slots, scale, causal, p, site, keys, max_seqlen, kernel, key_counts)
     tensors = _tensors(q, k, v)
     if native_for(*tensors) is None:
         with _autograd():
@@ -333,15 +333,17 @@ def _(dout: Tensor, out: Tensor, lse: Tensor, q: Tensor, k: Tensor | None, v: Te
 
 
 def _keep_attention(ctx: Any, inputs: Any, output: Any) -> None:
-    q, k, v, row_starts, row_slots, ctx.scale, ctx.causal, ctx.p, ctx.site, keys, longest, ctx.kernel, counts = inputs
+    q, k, v, cu_seqlens, row_slots, ctx.scale, ctx.causal, ctx.p, ctx.site, keys, max_seqlen, ctx.kernel, counts = (
+        inputs
+    )
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*output, q, k, v, row_starts, row_slots, keys, longest, counts)
+    ctx.save_for_backward(*output, q, k, v, cu_seqlens, row_slots, keys, max_seqlen, counts)
 
 
 def _attention_gradient(ctx: Any, dout: Tensor, _: Any) -> Any:
-    *tensors, keys, longest, counts = ctx.saved_tensors
+    *tensors, keys, max_seqlen, counts = ctx.saved_tensors
     mask = (ctx.p, ctx.site, keys)
-    dq, dk, dv = attention_backward(dout, *tensors, ctx.scale, ctx.causal, *mask, longest, ctx.kernel, counts)
+    dq, dk, dv = attention_backward(dout, *tensors, ctx.scale, ctx.causal, *mask, max_seqlen, ctx.kernel, counts)
     joined = tensors[3] is None
     return dq, _or_none(dk, wanted=not joined), _or_none(dv, wanted=not joined), *(None,) * 10
 

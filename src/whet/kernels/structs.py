@@ -114,7 +114,7 @@ class Attention(ctypes.Structure):
         ("key", c_uint64),
         ("keep_scale", c_float),
         ("reserved", c_int32),
-        ("row_starts row_slots key_counts", c_void_p),
+        ("cu_seqlens row_slots key_counts", c_void_p),
         ("q k v out", View),
         ("lse", c_void_p),
         ("dout dq dk dv", View),
@@ -200,7 +200,7 @@ class RowCrossEntropy(ctypes.Structure):
     """Arguments of `whet_row_cross_entropy`."""
 
     _fields_ = _fields(
-        ("n_rows", c_int64), ("dtype differentiate", c_int32), ("row_starts logits labels losses", c_void_p)
+        ("n_rows", c_int64), ("dtype differentiate", c_int32), ("cu_seqlens logits labels losses", c_void_p)
     )
 
 

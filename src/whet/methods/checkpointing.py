@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from whet.errors import ConfigError
 from whet.kernels.batch_position import Placement
-from whet.kernels.layers.recompute import Remaking
+from whet.kernels.layers.recompute import Recomputing
 from whet.methods import blocks, compiling, fuse, products
 from whet.models.ending import Ending, without
 from whet.models.fused import ends_a_block, is_fused
@@ -131,7 +131,7 @@ def _inner(module: nn.Module) -> Callable[..., Any]:
 
 def _remaking(self: Any, *args: Any, **options: Any) -> Any:
     """Stand in for the forward of a whole model that has native operators."""
-    with Remaking() if _keeps(self) else nullcontext():
+    with Recomputing() if _keeps(self) else nullcontext():
         return _inner(self)(*args, **options)
 
 

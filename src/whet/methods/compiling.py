@@ -18,7 +18,7 @@ from whet.config.arguments import TrainingArguments
 from whet.config.rules.compile import DEFAULT_BACKEND
 from whet.errors import ConfigError
 from whet.kernels import graph, native_call, operators
-from whet.kernels.batch_position import KeyedPlace, Place, Placement, Site
+from whet.kernels.batch_position import BatchPosition, KeyedPosition, Placement, Site
 from whet.methods import compile_checks
 from whet.methods.blocks import find, own_forward, unbound
 from whet.models.attention import SITE
@@ -136,12 +136,12 @@ def _compiler(backend: str, mode: str | None, model: nn.Module, *, whole: bool) 
 
 
 def _run(
-    forward: Callable[..., Any], placement: Placement | None, place: KeyedPlace | None, *given: Any, **named: Any
+    forward: Callable[..., Any], placement: Placement | None, position: KeyedPosition | None, *given: Any, **named: Any
 ) -> Any:
     """Run the block. Only a trace reads what is set here, and it has set it itself: threads do not meet in it."""
     if placement is None:
         return forward(*given, **named)
-    placement.traced = place
+    placement.traced = position
     result = forward(*given, **named)
     placement.traced = None
     return result
@@ -174,30 +174,30 @@ def _numbered(state: _State, block: nn.Module) -> tuple[Site, ...]:
 def _forward(block: _Block, self: Any, *args: Any, **options: Any) -> Any:
     """Stand in for the forward of a block; outside of a pass of whet, a packed block is as its class has it."""
     placement = block.placement
-    place = None if placement is None else placement.now
-    if not block.state.on or (placement is not None and place is None):
+    position = None if placement is None else placement.now
+    if not block.state.on or (placement is not None and position is None):
         return block.forward(*args, **options)
     function = unbound(block.forward)
-    if place is None:
+    if position is None:
         return block.compiled(function, None, None, self, *args, **options)
-    return block.compiled(function, placement, _keyed(place, block.sites), self, *map(_no_view, args), **options)
+    return block.compiled(function, placement, _keyed(position, block.sites), self, *map(_no_view, args), **options)
 
 
-def _keyed(place: Place, sites: tuple[Site, ...]) -> KeyedPlace:
-    """Return the place with the keys of this use of the block's sites."""
-    keys = torch.tensor([place.key(site.use()) for site in sites], dtype=torch.int64)
+def _keyed(position: BatchPosition, sites: tuple[Site, ...]) -> KeyedPosition:
+    """Return the position with the keys of this use of the block's sites."""
+    keys = torch.tensor([position.key(site.use()) for site in sites], dtype=torch.int64)
     # One row alone would be a size of 1, for which torch makes a graph of its own: one more slot, which nobody reads.
-    row_slots = torch.nn.functional.pad(place.row_slots, (0, 1))
-    counts = None if place.key_counts is None else torch.nn.functional.pad(place.key_counts, (0, 1))
-    return KeyedPlace(
+    row_slots = torch.nn.functional.pad(position.row_slots, (0, 1))
+    counts = None if position.key_counts is None else torch.nn.functional.pad(position.key_counts, (0, 1))
+    return KeyedPosition(
         0,
         0,
-        place.slots,
-        place.positions,
-        place.row_starts,
+        position.slots,
+        position.positions,
+        position.cu_seqlens,
         row_slots,
         keys,
-        longest=place.longest,
+        max_seqlen=position.max_seqlen,
         key_counts=counts,
     )
 

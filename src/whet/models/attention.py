@@ -14,7 +14,7 @@ from transformers.masking_utils import sdpa_mask
 from whet.errors import ConfigError
 from whet.kernels.attention.packed import attend as attend_rows
 from whet.kernels.batch_position import Site, running
-from whet.kernels.reference.layers import AttentionSpec, Drop
+from whet.kernels.specs import AttentionSpec, Drop
 from whet.models.recomputation import require_pass
 
 NAME = "whet"
@@ -37,23 +37,23 @@ def attend(
     called by somebody else) it is transformers' own: eager, with its weights, where the model had that, or else SDPA.
     """
     site: Site | None = getattr(module, SITE, None)
-    place = None if site is None else site.place
+    position = None if site is None else site.position
     if site is None and running() is not None:
         raise _unknown(module)
-    if site is not None and place is None and attention_mask is None:
+    if site is not None and position is None and attention_mask is None:
         require_pass(module, site, query)
-    if site is None or place is None or not place.is_of(query.shape[0], query.shape[2]):
+    if site is None or position is None or not position.is_of(query.shape[0], query.shape[2]):
         return _outside(module, site)(module, query, key, value, attention_mask, **options)
     p = options.get("dropout", 0.0)
-    drop = Drop(p, place, site.use()) if p > 0.0 else None
+    drop = Drop(p, position, site.use()) if p > 0.0 else None
     scale = options.get("scaling") or query.shape[-1] ** -0.5
     spec = AttentionSpec(
-        place.row_starts,
+        position.cu_seqlens,
         scale,
         drop=drop,
-        longest=place.longest,
+        max_seqlen=position.max_seqlen,
         kernel=site.placement.kernel,
-        key_counts=place.key_counts,
+        key_counts=position.key_counts,
     )
     q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     return attend_rows(q, k, v, spec)[None], None

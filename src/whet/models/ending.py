@@ -16,7 +16,7 @@ from torch import Tensor
 
 from whet.kernels.batch_position import running
 from whet.kernels.layers.fused import add_norm
-from whet.kernels.reference.layers import Drop, Norm
+from whet.kernels.specs import Drop, Norm
 
 
 @dataclass(frozen=True)

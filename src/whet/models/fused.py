@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from whet.kernels.attention.packed import attend, attend_joined
-from whet.kernels.batch_position import Place, Site
-from whet.kernels.layers import recompute as remake
+from whet.kernels.batch_position import BatchPosition, Site
+from whet.kernels.layers import recompute
 from whet.kernels.layers.embedding import TAKES_THE_REST, RowGradient, embed
 from whet.kernels.layers.fused import bias_act
 from whet.kernels.products.linear import linear
-from whet.kernels.reference.layers import AttentionSpec, Drop, Norm, Tables
+from whet.kernels.specs import AttentionSpec, Drop, Norm, Tables
 from whet.models.binding import bound
 from whet.models.ending import Ending, end
 from whet.models.packed import PlacedDropout
@@ -30,11 +30,11 @@ PLACEMENT = "whet_placement"
 """Attribute of a module whose forward is one of these: the Placement of its model."""
 
 
-def _place(module: Any, x: Tensor) -> Place | None:
+def _position(module: Any, x: Tensor) -> BatchPosition | None:
     """Return where the running pass of whet stands; None where the module's own forward has to run on x (B, T, ...)."""
     placement = module.__dict__.get(PLACEMENT)
-    place = placement.now if placement is not None and is_transformers_own(module) else None
-    return place if place is not None and place.is_of(*x.shape[:2]) else None
+    position = placement.now if placement is not None and is_transformers_own(module) else None
+    return position if position is not None and position.is_of(*x.shape[:2]) else None
 
 
 def _product(x: Tensor, dense: nn.Linear) -> tuple[Tensor, Tensor | None]:
@@ -81,10 +81,10 @@ def _block_end(module: nn.Module, found: tuple[Tensor, Tensor, Ending] | Tensor)
 def _attention(module: Any, x: Tensor, parts: tuple[nn.Linear, ...], heads: int, p: float) -> Tensor:
     """Return the attention output (1, N, D) of x through three projections: joined, unless one must be called."""
     site: Site = module.whet_site
-    place = site.place
-    assert place is not None
-    drop = Drop(p, place, site.use()) if module.training and p > 0.0 else None
-    spec = AttentionSpec(place.row_starts, module.scaling, drop=drop, key_counts=place.key_counts)
+    position = site.position
+    assert position is not None
+    drop = Drop(p, position, site.use()) if module.training and p > 0.0 else None
+    spec = AttentionSpec(position.cu_seqlens, module.scaling, drop=drop, key_counts=position.key_counts)
     if _can_join(parts):
         return attend_joined(_joined(x, *parts)[0].unflatten(-1, (3, heads, -1)), spec).flatten(1)[None]
     q, k, v = (_with_bias(x, part)[0].unflatten(-1, (heads, -1)) for part in parts)
@@ -111,7 +111,7 @@ def _joined(x: Tensor, *linears: nn.Linear) -> Tensor:
         return torch.cat([part.weight for part in linears])
 
     weight = together()
-    remake.offer(weight, together)
+    recompute.register(weight, together)
     return linear(x, weight, torch.cat([part.bias for part in linears]), [part.weight for part in linears])
 
 
@@ -127,7 +127,7 @@ def _drop(dropout: Any) -> Drop | None:
     """Return the dropout of this use of a PlacedDropout; None where nothing is dropped."""
     if not dropout.training or dropout.p == 0.0:
         return None
-    return Drop(dropout.p, dropout.site.place, dropout.site.use())
+    return Drop(dropout.p, dropout.site.position, dropout.site.use())
 
 
 _TABLES = ("word_embeddings", "position_embeddings", "token_type_embeddings")
@@ -178,7 +178,7 @@ def bert_embeddings(
 ) -> Tensor:
     """BertEmbeddings, and those of RoBERTa, XLM-R, ELECTRA and ALBERT."""
     found = None
-    if input_ids is not None and position_ids is not None and _place(self, input_ids) is not None:
+    if input_ids is not None and position_ids is not None and _position(self, input_ids) is not None:
         found = _embeddings(self, input_ids, position_ids, token_type_ids)
     if found is None:
         return type(self).forward(self, input_ids, token_type_ids, position_ids, inputs_embeds, **rest)
@@ -190,14 +190,14 @@ def distilbert_embeddings(
 ) -> Tensor:
     """DistilBERT's Embeddings."""
     found = None
-    if input_ids is not None and position_ids is not None and _place(self, input_ids) is not None:
+    if input_ids is not None and position_ids is not None and _position(self, input_ids) is not None:
         found = _embeddings(self, input_ids, position_ids, None)
     return type(self).forward(self, input_ids, input_embeds, position_ids) if found is None else found
 
 
 def bert_self_attention(self: Any, hidden_states: Tensor, *rest: Any, **options: Any) -> tuple[Tensor, None]:
     """BertSelfAttention, and that of RoBERTa, XLM-R and ELECTRA."""
-    if _place(self, hidden_states) is None:
+    if _position(self, hidden_states) is None:
         return type(self).forward(self, hidden_states, *rest, **options)
     parts = (self.query, self.key, self.value)
     return _attention(self, hidden_states, parts, self.num_attention_heads, self.dropout.p), None
@@ -205,7 +205,7 @@ def bert_self_attention(self: Any, hidden_states: Tensor, *rest: Any, **options:
 
 def bert_output(self: Any, hidden_states: Tensor, input_tensor: Tensor) -> Tensor:
     """BertSelfOutput, and that of RoBERTa, XLM-R and ELECTRA."""
-    if _place(self, hidden_states) is None:
+    if _position(self, hidden_states) is None:
         return type(self).forward(self, hidden_states, input_tensor)
     product, bias = _product(hidden_states, self.dense)
     return _finished(_residual_norm(product, bias, input_tensor, self.LayerNorm, self.dropout))
@@ -213,7 +213,7 @@ def bert_output(self: Any, hidden_states: Tensor, input_tensor: Tensor) -> Tenso
 
 def bert_block_output(self: Any, hidden_states: Tensor, input_tensor: Tensor) -> Tensor:
     """BertOutput, and that of RoBERTa, XLM-R and ELECTRA."""
-    if _place(self, hidden_states) is None:
+    if _position(self, hidden_states) is None:
         return type(self).forward(self, hidden_states, input_tensor)
     product, bias = _product(hidden_states, self.dense)
     return _block_end(self, _residual_norm(product, bias, input_tensor, self.LayerNorm, self.dropout))
@@ -221,7 +221,7 @@ def bert_block_output(self: Any, hidden_states: Tensor, input_tensor: Tensor) ->
 
 def bert_intermediate(self: Any, hidden_states: Tensor) -> Tensor:
     """BertIntermediate, and that of RoBERTa, XLM-R and ELECTRA."""
-    if _place(self, hidden_states) is None:
+    if _position(self, hidden_states) is None:
         return type(self).forward(self, hidden_states)
     return _inner(hidden_states, self.dense, self.intermediate_act_fn)
 
@@ -229,7 +229,7 @@ def bert_intermediate(self: Any, hidden_states: Tensor) -> Tensor:
 def distilbert_block(self: Any, hidden_states: Tensor, *rest: Any, **options: Any) -> Tensor:
     """DistilBERT's TransformerBlock."""
     attention, ffn = self.attention, self.ffn
-    if _place(self, hidden_states) is None:
+    if _position(self, hidden_states) is None:
         return type(self).forward(self, hidden_states, *rest, **options)
     if _is_standard_part(attention):
         parts = (attention.q_lin, attention.k_lin, attention.v_lin)
@@ -251,7 +251,7 @@ def _is_standard_part(module: nn.Module) -> bool:
 
 def albert_attention(self: Any, hidden_states: Tensor, *rest: Any, **options: Any) -> tuple[Tensor, None]:
     """AlbertAttention, which holds the output product, the residual and the norm as well."""
-    if _place(self, hidden_states) is None:
+    if _position(self, hidden_states) is None:
         return type(self).forward(self, hidden_states, *rest, **options)
     parts = (self.query, self.key, self.value)
     seen = _attention(self, hidden_states, parts, self.num_attention_heads, self.attention_dropout.p)
@@ -261,7 +261,7 @@ def albert_attention(self: Any, hidden_states: Tensor, *rest: Any, **options: An
 
 def albert_layer(self: Any, hidden_states: Tensor, *rest: Any, **options: Any) -> Tensor:
     """AlbertLayer; its feed-forward part has no dropout."""
-    if _place(self, hidden_states) is None:
+    if _position(self, hidden_states) is None:
         return type(self).forward(self, hidden_states, *rest, **options)
     seen, _ = self.attention(hidden_states, *rest, **options)
     product, bias = _product(_inner(seen, self.ffn, self.activation), self.ffn_output)

@@ -109,13 +109,13 @@ class SpanObjective(ABC):
         """Return the same of all that the loss counts; a padding token's logits stand for all that it represents."""
 
     def loss_sum(self, output: Any, batch: Batch) -> Tensor:
-        start, end, row_starts = self.loss_logits(output, batch)
-        losses = row_cross_entropy(start, batch.labels["start_positions"], row_starts)
-        return (losses + row_cross_entropy(end, batch.labels["end_positions"], row_starts)).sum() / 2
+        start, end, cu_seqlens = self.loss_logits(output, batch)
+        losses = row_cross_entropy(start, batch.labels["start_positions"], cu_seqlens)
+        return (losses + row_cross_entropy(end, batch.labels["end_positions"], cu_seqlens)).sum() / 2
 
     def logits(self, output: Any, batch: Batch) -> tuple[np.ndarray, ...]:
-        start, end, row_starts = self.span_logits(output, batch)
-        return tuple(to_rows(side, row_starts, IGNORED).float().cpu().numpy() for side in (start, end))
+        start, end, cu_seqlens = self.span_logits(output, batch)
+        return tuple(to_rows(side, cu_seqlens, IGNORED).float().cpu().numpy() for side in (start, end))
 
 
 class PackedSpans(SpanObjective):
@@ -146,21 +146,21 @@ class PackedSpans(SpanObjective):
         return self.model(batch, seed=seed, step=step)
 
     def span_logits(self, output: Any, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        start, end, row_starts = self._row_logits(output, batch)
+        start, end, cu_seqlens = self._row_logits(output, batch)
         padding = batch.padding
         if padding is None:
-            return start, end, row_starts
+            return start, end, cu_seqlens
         return start[padding.real], end[padding.real], padding.real_starts
 
     def loss_logits(self, output: Any, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        start, end, row_starts = self._row_logits(output, batch)
+        start, end, cu_seqlens = self._row_logits(output, batch)
         if batch.padding is None:
-            return start, end, row_starts
-        return start + batch.padding.log_sizes, end + batch.padding.log_sizes, row_starts
+            return start, end, cu_seqlens
+        return start + batch.padding.log_sizes, end + batch.padding.log_sizes, cu_seqlens
 
     def _row_logits(self, output: Any, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        assert batch.row_starts is not None
-        return output.start_logits[0, : batch.n_in_rows], output.end_logits[0, : batch.n_in_rows], batch.row_starts
+        assert batch.cu_seqlens is not None
+        return output.start_logits[0, : batch.n_in_rows], output.end_logits[0, : batch.n_in_rows], batch.cu_seqlens
 
 
 class PaddedSpans(SpanObjective):
@@ -190,16 +190,16 @@ class PaddedSpans(SpanObjective):
 
     def span_logits(self, output: Any, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         mask = _mask(batch)
-        row_starts = torch.cat([mask.new_zeros(1, dtype=torch.int32), mask.sum(1, dtype=torch.int32).cumsum(0)])
-        return output.start_logits[mask], output.end_logits[mask], row_starts
+        cu_seqlens = torch.cat([mask.new_zeros(1, dtype=torch.int32), mask.sum(1, dtype=torch.int32).cumsum(0)])
+        return output.start_logits[mask], output.end_logits[mask], cu_seqlens
 
     def loss_logits(self, output: Any, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         if self.padding.in_loss == "none":
             return self.span_logits(output, batch)
         order = _mask(batch).logical_not().int().argsort(dim=1, stable=True)  # labels count a row's own tokens
         start, end = (side.gather(1, order) for side in (output.start_logits, output.end_logits))
-        row_starts = torch.arange(len(start) + 1, dtype=torch.int32, device=start.device) * start.shape[1]
-        return start.flatten(), end.flatten(), row_starts
+        cu_seqlens = torch.arange(len(start) + 1, dtype=torch.int32, device=start.device) * start.shape[1]
+        return start.flatten(), end.flatten(), cu_seqlens
 
 
 class OwnLoss:

@@ -1,4 +1,4 @@
-"""Prepare a model for packed batches: its attention learns about rows, its dropouts become functions of their place."""
+"""Prepare a model for packed batches: attention within sequences, dropout masks by position."""
 
 import math
 from dataclasses import dataclass
@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from whet.data.batch import Batch
 from whet.data.padding import PaddingTokens
 from whet.errors import ConfigError
-from whet.kernels.batch_position import Kernel, Place, Placement, Site
+from whet.kernels.batch_position import BatchPosition, Kernel, Placement, Site
 from whet.kernels.layers.fused import dropout
-from whet.kernels.reference.layers import Drop
+from whet.kernels.specs import Drop
 from whet.models import attention
 from whet.models.bad_batch import explained
 from whet.models.families import Family, family_of, is_one_of
@@ -36,12 +36,12 @@ class PlacedDropout(nn.Dropout):
     def forward(self, input: Tensor) -> Tensor:
         if not self.training or self.p == 0.0:
             return input
-        place = self.site.place
-        if place is None:
+        position = self.site.position
+        if position is None:
             require_pass(self, self.site, input)
-        if place is None or math.prod(input.shape[:-1]) != len(place.slots):
+        if position is None or math.prod(input.shape[:-1]) != len(position.slots):
             return nn.functional.dropout(input, self.p)
-        return dropout(input, Drop(self.p, place, self.site.use()))
+        return dropout(input, Drop(self.p, position, self.site.use()))
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, site={self.site.number}"
@@ -64,29 +64,29 @@ class PackedModel:
 
     def __call__(self, batch: Batch, *, seed: int, step: int) -> object:
         """Return the model's output for the packed batch; its token dims are (1, N)."""
-        place = place_of(batch, seed=seed, step=step)
+        position = position_of(batch, seed=seed, step=step)
         if self.module.training:  # dropouts that have no site draw from torch's generator: a resumed run draws the same
-            torch.manual_seed(_torch_seed(place))
-        with explained(self.module, batch.inputs), self.placement.at(place):
+            torch.manual_seed(_torch_seed(position))
+        with explained(self.module, batch.inputs), self.placement.at(position):
             return self.module(**batch.inputs)
 
 
-def place_of(batch: Batch, *, seed: int, step: int) -> Place:
-    """Return the place of a packed batch in the run; what fills it up is a row more."""
-    assert batch.row_starts is not None
+def position_of(batch: Batch, *, seed: int, step: int) -> BatchPosition:
+    """Return the position of a packed batch in the run; what fills it up is a row more."""
+    assert batch.cu_seqlens is not None
     assert batch.positions is not None
-    row_starts = with_filling(batch.row_starts, batch.n_in_rows, batch.n_computed)
-    row_slots = torch.arange(batch.first_slot, batch.first_slot + len(row_starts) - 1, dtype=torch.int32)
+    cu_seqlens = with_filling(batch.cu_seqlens, batch.n_in_rows, batch.n_computed)
+    row_slots = torch.arange(batch.first_slot, batch.first_slot + len(cu_seqlens) - 1, dtype=torch.int32)
     on_device = row_slots.to(batch.positions.device, non_blocking=True)  # a copy that waits would stall the GPU
-    slots = on_device.repeat_interleave(row_starts.diff(), output_size=batch.n_computed)
-    return Place(
+    slots = on_device.repeat_interleave(cu_seqlens.diff(), output_size=batch.n_computed)
+    return BatchPosition(
         seed=seed,
         step=step,
         slots=slots,
         positions=batch.positions,
-        row_starts=row_starts,
+        cu_seqlens=cu_seqlens,
         row_slots=row_slots,
-        longest=torch.tensor(max(batch.longest, batch.n_computed - batch.n_in_rows)),
+        max_seqlen=torch.tensor(max(batch.max_seqlen, batch.n_computed - batch.n_in_rows)),
         key_counts=None if batch.padding is None else _key_counts(batch, batch.padding),
     )
 
@@ -97,14 +97,14 @@ def _key_counts(batch: Batch, padding: PaddingTokens) -> Tensor:
     return nn.functional.pad(padding.key_counts, (0, 1), value=n_more) if n_more else padding.key_counts
 
 
-def _torch_seed(place: Place) -> int:
-    low, high = place.key(int(place.row_slots[0]))
+def _torch_seed(position: BatchPosition) -> int:
+    low, high = position.key(int(position.row_slots[0]))
     return low | (high >> 1) << 32
 
 
-def with_filling(row_starts: Tensor, n_tokens: int, n_filled: int) -> Tensor:
+def with_filling(cu_seqlens: Tensor, n_tokens: int, n_filled: int) -> Tensor:
     """Return where rows begin (rows + 1,), with one row more where n_filled token places are more than n_tokens."""
-    return row_starts if n_filled == n_tokens else nn.functional.pad(row_starts, (0, 1), value=n_filled)
+    return cu_seqlens if n_filled == n_tokens else nn.functional.pad(cu_seqlens, (0, 1), value=n_filled)
 
 
 def prepare(model: nn.Module, kernel: Kernel = "auto", *, encoder_only: bool = False) -> PackedModel | None:

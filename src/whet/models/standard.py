@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 from transformers import activations
 
-from whet.kernels.reference.layers import Kind
+from whet.kernels.specs import Kind
 
 ACTIVATIONS: dict[type[nn.Module], Kind] = {
     activations.GELUActivation: "gelu",

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from whet.kernels.random import stream_key
-from whet.kernels.reference.layers import AttentionSpec, Drop
+from whet.kernels.specs import AttentionSpec, Drop
 from whet.optional import require
 
 
@@ -17,7 +17,7 @@ from whet.optional import require
 class _Rows:
     starts: Tensor
     key_starts: Tensor
-    longest: int
+    max_seqlen: int
     p: float
 
 
@@ -30,10 +30,10 @@ def attend(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, *, package: boo
     """
     q, k, v = (t if t.stride(-1) == 1 else t.contiguous() for t in (q, k, v))
     drop = spec.drop if spec.drop is not None and spec.drop.p > 0.0 else None
-    longest = spec.row_starts.diff().max() if spec.longest is None else spec.longest
-    starts = spec.row_starts.to(q.device)
+    max_seqlen = spec.cu_seqlens.diff().max() if spec.max_seqlen is None else spec.max_seqlen
+    starts = spec.cu_seqlens.to(q.device)
     k, v, key_starts = (k, v, starts) if spec.key_counts is None else _keys_alone(k, v, starts, spec.key_counts)
-    rows = _Rows(starts, key_starts, int(longest), 0.0 if drop is None else drop.p)
+    rows = _Rows(starts, key_starts, int(max_seqlen), 0.0 if drop is None else drop.p)
     with _drawing_from(drop, q.device):
         return (_by_package if package else _by_torch)(q, k, v, rows, spec)
 
@@ -41,7 +41,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, *, package: boo
 def call_seed(drop: Drop) -> int:
     """Return the generator's seed of this call: one for each (seed, step, site) and first row of the micro-batch."""
     low, high = drop.key
-    low, high = stream_key(low | high << 32, int(drop.place.row_slots[0]), 0)
+    low, high = stream_key(low | high << 32, int(drop.position.row_slots[0]), 0)
     return low | (high >> 1) << 32
 
 
@@ -53,7 +53,7 @@ def generator_of(device: torch.device) -> torch.Generator:
 def _by_torch(q: Tensor, k: Tensor, v: Tensor, rows: _Rows, spec: AttentionSpec) -> Tensor:
     # torch.nn.attention.varlen runs this operator too, but has no dropout; it has a gradient of its own.
     forward = torch.ops.aten._flash_attention_forward
-    lengths = (rows.starts, rows.key_starts, rows.longest, rows.longest)
+    lengths = (rows.starts, rows.key_starts, rows.max_seqlen, rows.max_seqlen)
     return forward(q, k, v, *lengths, rows.p, spec.causal, False, scale=spec.scale)[0]
 
 
@@ -65,8 +65,8 @@ def _by_package(q: Tensor, k: Tensor, v: Tensor, rows: _Rows, spec: AttentionSpe
         v,
         rows.starts,
         rows.key_starts,
-        rows.longest,
-        rows.longest,
+        rows.max_seqlen,
+        rows.max_seqlen,
         dropout_p=rows.p,
         softmax_scale=spec.scale,
         causal=spec.causal,

@@ -6,7 +6,7 @@ from torch import Tensor
 from whet.kernels.attention import choice as attention_path
 from whet.kernels.attention import flash
 from whet.kernels.attention import padded as padded_attention
-from whet.kernels.reference.layers import AttentionSpec
+from whet.kernels.specs import AttentionSpec
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:

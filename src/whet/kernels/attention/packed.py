@@ -12,7 +12,7 @@ from whet.kernels.first_derivative import once_differentiable
 from whet.kernels.native_call import DTYPES, call, native_for, ptr
 from whet.kernels.random import keep_threshold
 from whet.kernels.reference import layers as reference
-from whet.kernels.reference.layers import AttentionSpec
+from whet.kernels.specs import AttentionSpec
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
@@ -48,10 +48,10 @@ def plain(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
 
 
 def _in_graph(spec: AttentionSpec, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
-    row_slots = None if spec.drop is None else spec.drop.place.row_slots
+    row_slots = None if spec.drop is None else spec.drop.position.row_slots
     p, site, keys, _, _ = graph.mask_arguments(spec.drop)
-    rows = (spec.row_starts, row_slots, spec.scale, spec.causal)
-    return torch.ops.whet.attention(q, k, v, *rows, p, site, keys, spec.longest, spec.kernel, spec.key_counts)[0]
+    rows = (spec.cu_seqlens, row_slots, spec.scale, spec.causal)
+    return torch.ops.whet.attention(q, k, v, *rows, p, site, keys, spec.max_seqlen, spec.kernel, spec.key_counts)[0]
 
 
 class _Attend(Function):
@@ -90,11 +90,11 @@ def _view(x: Tensor) -> structs.View:
 
 def _arguments(spec: AttentionSpec, qkv: tuple[Tensor, Tensor, Tensor], out: Tensor, lse: Tensor) -> structs.Attention:
     q, k, v = qkv
-    assert spec.row_starts.dtype == torch.int32
-    assert spec.row_starts.is_contiguous()
-    args = structs.Attention(spec.row_starts.numel() - 1, q.shape[1], k.shape[1], q.shape[2], DTYPES[q.dtype])
+    assert spec.cu_seqlens.dtype == torch.int32
+    assert spec.cu_seqlens.is_contiguous()
+    args = structs.Attention(spec.cu_seqlens.numel() - 1, q.shape[1], k.shape[1], q.shape[2], DTYPES[q.dtype])
     args.causal, args.scale, args.keep_scale = spec.causal, spec.scale, 1.0
-    args.row_starts, args.lse = ptr(spec.row_starts), ptr(lse)
+    args.cu_seqlens, args.lse = ptr(spec.cu_seqlens), ptr(lse)
     if spec.key_counts is not None:
         assert spec.key_counts.dtype == torch.int32
         assert not spec.causal
@@ -102,8 +102,8 @@ def _arguments(spec: AttentionSpec, qkv: tuple[Tensor, Tensor, Tensor], out: Ten
     args.q, args.k, args.v, args.out = (_view(tensor) for tensor in (q, k, v, out))
     drop = spec.drop
     if drop is not None and drop.p > 0.0:
-        assert drop.place.row_slots.dtype == torch.int32
+        assert drop.position.row_slots.dtype == torch.int32
         low, high = drop.key
         args.key, args.threshold, args.keep_scale = low | high << 32, keep_threshold(drop.p), drop.keep_scale
-        args.row_slots = ptr(drop.place.row_slots)
+        args.row_slots = ptr(drop.position.row_slots)
     return args

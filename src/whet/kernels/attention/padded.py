@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from whet.kernels.random import attention_bits_of_rows, keep_threshold
-from whet.kernels.reference.layers import AttentionSpec, Drop, float32, wide
+from whet.kernels.reference.layers import float32, wide
+from whet.kernels.specs import AttentionSpec, Drop
 
 _MOST_WEIGHTS = 1 << 25
 """Attention weights that are computed at a time where they are dropped: their random words take 8 bytes each."""
@@ -24,14 +25,14 @@ class _Rows:
 
     lengths: Tensor
     key_counts: Tensor
-    longest: int
+    max_seqlen: int
     places: Tensor
 
     def padded(self, x: Tensor) -> Tensor:
         """Return (N, H, K) as (rows, H, T, K), with zeros in the padding."""
         n_rows = len(self.lengths)
-        flat = x.new_zeros(n_rows * self.longest, *x.shape[1:]).index_copy(0, self.places, x)
-        return flat.unflatten(0, (n_rows, self.longest)).transpose(1, 2)
+        flat = x.new_zeros(n_rows * self.max_seqlen, *x.shape[1:]).index_copy(0, self.places, x)
+        return flat.unflatten(0, (n_rows, self.max_seqlen)).transpose(1, 2)
 
     def packed(self, x: Tensor) -> Tensor:
         """Return (rows, H, T, K) as (N, H, K)."""
@@ -39,7 +40,7 @@ class _Rows:
 
     def seen(self, *, causal: bool) -> Tensor:
         """Return which keys a query sees, (rows, 1, 1 or T, T). Padded queries see some too: nothing turns NaN."""
-        at = torch.arange(self.longest, device=self.lengths.device)
+        at = torch.arange(self.max_seqlen, device=self.lengths.device)
         own = (at < self.key_counts[:, None])[:, None, None]
         return own & (at <= at[:, None]) if causal else own
 
@@ -47,7 +48,7 @@ class _Rows:
 def attend(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
     """Return softmax(q k^T scale) v of each row by itself, (N, H, K); k and v (N, G, K) may have fewer heads.
 
-    With dropout, memory grows with rows times the square of the longest; without, as torch's own attention has it.
+    With dropout, memory grows with rows times the square of the longest row; without, as torch's own attention has it.
     """
     rows = _rows_of(spec, len(q), q.device)
     group = q.shape[1] // k.shape[1]
@@ -59,20 +60,20 @@ def attend(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
 
 
 def _rows_of(spec: AttentionSpec, n_tokens: int, device: torch.device) -> _Rows:
-    starts = spec.row_starts.to(device).long()
+    starts = spec.cu_seqlens.to(device).long()
     lengths = starts.diff()
-    longest = int(lengths.max() if spec.longest is None else spec.longest)
+    max_seqlen = int(lengths.max() if spec.max_seqlen is None else spec.max_seqlen)
     row = torch.arange(len(lengths), device=device).repeat_interleave(lengths, output_size=n_tokens)
-    places = torch.arange(n_tokens, device=device) - starts[row] + row * longest
+    places = torch.arange(n_tokens, device=device) - starts[row] + row * max_seqlen
     counts = lengths if spec.key_counts is None else spec.key_counts.to(device, non_blocking=True)
-    return _Rows(lengths, counts, longest, places)
+    return _Rows(lengths, counts, max_seqlen, places)
 
 
 def _dropped(qkv: list[Tensor], seen: Tensor, scale: float, drop: Drop) -> Tensor:
     """Return the attention of padded rows with whet's masks, some rows at a time."""
-    n_heads, longest = qkv[0].shape[1:3]
-    n_rows = max(1, _MOST_WEIGHTS // (n_heads * longest * longest))
-    slots = drop.place.row_slots.to(seen.device, non_blocking=True)[: len(seen)]
+    n_heads, max_seqlen = qkv[0].shape[1:3]
+    n_rows = max(1, _MOST_WEIGHTS // (n_heads * max_seqlen * max_seqlen))
+    slots = drop.position.row_slots.to(seen.device, non_blocking=True)[: len(seen)]
     parts = zip(*(t.split(n_rows) for t in (*qkv, seen, slots)), strict=True)
     return torch.cat([_textbook(part, scale, drop) for part in parts])
 

@@ -28,33 +28,33 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tens
     return _LinearCrossEntropy.apply(hidden, weight, labels)
 
 
-def row_cross_entropy(logits: Tensor, labels: Tensor, row_starts: Tensor) -> Tensor:
+def row_cross_entropy(logits: Tensor, labels: Tensor, cu_seqlens: Tensor) -> Tensor:
     """Return -log softmax(logits of the row)[label] (rows,), fp32, for rows that lie end to end in logits (N,).
 
-    `labels` (rows,) int64 count from their row's start and lie within it; `row_starts` (rows + 1,).
+    `labels` (rows,) int64 count from their row's start and lie within it; `cu_seqlens` (rows + 1,).
     """
     if native_for(logits) is None:
-        return reference.row_cross_entropy(logits, labels, row_starts)
+        return reference.row_cross_entropy(logits, labels, cu_seqlens)
     assert labels.dtype == torch.int64
-    return _RowCrossEntropy.apply(logits, labels.contiguous(), row_starts.int().contiguous())
+    return _RowCrossEntropy.apply(logits, labels.contiguous(), cu_seqlens.int().contiguous())
 
 
 class _RowCrossEntropy(Function):
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, labels: Tensor, row_starts: Tensor) -> Tensor:
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, cu_seqlens: Tensor) -> Tensor:
         grad, n_rows = logits.detach().clone(memory_format=torch.contiguous_format), labels.numel()
         losses = torch.empty(n_rows, dtype=torch.float32)
         args = structs.RowCrossEntropy(n_rows, DTYPES[logits.dtype], ctx.needs_input_grad[0])
-        args.row_starts, args.logits, args.labels, args.losses = (ptr(t) for t in (row_starts, grad, labels, losses))
+        args.cu_seqlens, args.logits, args.labels, args.losses = (ptr(t) for t in (cu_seqlens, grad, labels, losses))
         call("row_cross_entropy", args)
-        ctx.save_for_backward(grad, row_starts)
+        ctx.save_for_backward(grad, cu_seqlens)
         return losses
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        grad, row_starts = ctx.saved_tensors
-        return grad * grads[0].repeat_interleave(row_starts.diff()).to(grad.dtype), None, None
+        grad, cu_seqlens = ctx.saved_tensors
+        return grad * grads[0].repeat_interleave(cu_seqlens.diff()).to(grad.dtype), None, None
 
 
 class _LinearCrossEntropy(Function):

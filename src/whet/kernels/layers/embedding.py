@@ -14,7 +14,7 @@ from whet.kernels.first_derivative import once_differentiable
 from whet.kernels.native_call import DTYPES, call, float32, mask_of, native_for, ptr
 from whet.kernels.optimizer.rows_in_use import RowsInUse, forget_rows, rows_in_use
 from whet.kernels.reference import layers as reference
-from whet.kernels.reference.layers import Drop, Norm, Tables
+from whet.kernels.specs import Drop, Norm, Tables
 
 _MOST_TABLES = 3
 _ADDING = Lock()

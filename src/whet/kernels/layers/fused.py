@@ -14,10 +14,10 @@ from torch.autograd import Function
 
 from whet.kernels import graph, structs
 from whet.kernels.first_derivative import once_differentiable
-from whet.kernels.layers import recompute as remake
+from whet.kernels.layers import recompute
 from whet.kernels.native_call import DTYPES, call, float32, mask_of, native_for, ptr, rows_of
 from whet.kernels.reference import layers as reference
-from whet.kernels.reference.layers import Drop, Kind, Norm
+from whet.kernels.specs import Drop, Kind, Norm
 
 _Args = TypeVar("_Args", bound=ctypes.Structure)
 _KINDS = {"gelu": structs.GELU_ERF, "gelu_tanh": structs.GELU_TANH, "silu": structs.SILU}
@@ -49,7 +49,7 @@ def add_norm(
     y, total = _AddNorm.apply(x, residual, linear_bias, norm.weight, norm.bias, _NormSpec(norm.eps, norm.rms, drop))
     total = x if total is None else total
     kept, again = total.detach(), (norm.weight, norm.bias, _NormSpec(norm.eps, norm.rms, None))
-    remake.offer(y, lambda: _AddNorm.apply(kept, None, None, *again)[0])
+    recompute.register(y, lambda: _AddNorm.apply(kept, None, None, *again)[0])
     return y, total
 
 
@@ -60,7 +60,7 @@ def bias_act(x: Tensor, bias: Tensor | None, kind: Kind) -> Tensor:
     if native_for(x) is None:
         return reference.bias_act(x, bias, kind)
     y, kept = _BiasAct.apply(x, bias, _KINDS[kind]), x.detach()
-    remake.offer(y, lambda: _BiasAct.apply(kept, bias, _KINDS[kind]))
+    recompute.register(y, lambda: _BiasAct.apply(kept, bias, _KINDS[kind]))
     return y
 
 

@@ -1,7 +1,7 @@
-"""Results that are cheap to make again: backward makes them anew instead of the graph keeping them.
+"""Cheap results that backward recomputes, so that autograd need not save them.
 
-An operator offers what it returns together with a way to make it from tensors that the graph keeps anyway. Where such a
-result would be kept for backward, under `Remaking`, the way is kept in its place. Nothing random is made again.
+An operator registers its result together with a function that recomputes it from tensors that autograd saves anyway.
+Under `Recomputing`, autograd saves the function instead of the result. Nothing random is recomputed.
 """
 
 from __future__ import annotations
@@ -21,41 +21,41 @@ Make = Callable[[], Tensor]
 
 
 @dataclass(frozen=True)
-class _Offer:
-    """A result that can be made again; it counts while the result lives unchanged."""
+class _Entry:
+    """A registered result. It is valid while the result lives unchanged."""
 
     result: weakref.ReferenceType[Tensor]
     version: int
     make: Make
 
     @property
-    def holds(self) -> bool:
-        """Whether memory at the result's address still is the result: addresses are used again."""
+    def is_valid(self) -> bool:
+        """Whether the memory at the result's address still holds the result: addresses are reused."""
         result = self.result()
         return result is not None and result._version == self.version
 
 
-_OFFERS: ContextVar[dict[int, _Offer] | None] = ContextVar("whet_offers", default=None)
+_ENTRIES: ContextVar[dict[int, _Entry] | None] = ContextVar("whet_recomputable_results", default=None)
 
 
-def offer(result: Tensor, make: Make) -> None:
-    """Say that `make` gives the result again, in every bit; without effect outside of `Remaking`.
+def register(result: Tensor, make: Make) -> None:
+    """Register `make`, which recomputes the result bitwise. It has no effect outside of `Recomputing`.
 
-    `make` runs without gradients and must not hold the result itself.
+    `make` runs without gradients and must not hold a reference to the result.
     """
     if torch.compiler.is_compiling():
         return
-    offers = _OFFERS.get()
-    if offers is not None:
-        offers[_address(result)] = _Offer(weakref.ref(result), result._version, make)
+    entries = _ENTRIES.get()
+    if entries is not None:
+        entries[_address(result)] = _Entry(weakref.ref(result), result._version, make)
 
 
-class Remaking:
-    """A context: what its forward pass keeps for backward is only what is not on offer."""
+class Recomputing:
+    """A context whose forward pass saves for backward only what is not registered."""
 
     def __enter__(self) -> None:
-        self._token = _OFFERS.set({})
-        self._hooks = saved_tensors_hooks(_keep, _give)
+        self._token = _ENTRIES.set({})
+        self._hooks = saved_tensors_hooks(_pack, _unpack)
         self._casts = _Casts() if _autocast() else None
         self._hooks.__enter__()
         if self._casts is not None:
@@ -65,12 +65,12 @@ class Remaking:
         if self._casts is not None:
             self._casts.__exit__(*error)
         self._hooks.__exit__(*error)
-        _OFFERS.reset(self._token)
+        _ENTRIES.reset(self._token)
 
 
 @dataclass(frozen=True)
-class _Remade:
-    """What the graph keeps in place of a tensor: how to make it, and which part of the result it is."""
+class _Recipe:
+    """What autograd saves instead of a tensor: how to recompute it, and which part of the result it is."""
 
     make: Make
     size: torch.Size
@@ -79,40 +79,40 @@ class _Remade:
 
 
 class _Casts(TorchDispatchMode):
-    """Offers the copies that autocast makes of weights and of results on offer: they are what its products keep."""
+    """Registers the copies that autocast makes of weights and of registered results: its products save those."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        make = _way_to(args[0]) if func is torch.ops.aten._to_copy.default else None
+        make = _recipe_of(args[0]) if func is torch.ops.aten._to_copy.default else None
         if make is not None:
             dtype = out.dtype
-            offer(out, lambda: make().to(dtype))
+            register(out, lambda: make().to(dtype))
         return out
 
 
-def _way_to(source: Tensor) -> Make | None:
-    """Return how backward can have a tensor that a cast reads, None where it would have to be kept for that."""
+def _recipe_of(source: Tensor) -> Make | None:
+    """Return how backward can get a tensor that a cast reads; None if it would have to be saved for that."""
     if isinstance(source, nn.Parameter):
         return lambda: source
-    found = _offer_of(source)
+    found = _entry_of(source)
     return found.make if found is not None and source.is_contiguous() else None
 
 
-def _offer_of(tensor: Tensor) -> _Offer | None:
-    """Return the offer of the result that this tensor is a view of."""
-    found = (_OFFERS.get() or {}).get(_address(tensor))
-    result = None if found is None or not found.holds else found.result()
+def _entry_of(tensor: Tensor) -> _Entry | None:
+    """Return the entry of the result that this tensor is a view of."""
+    found = (_ENTRIES.get() or {}).get(_address(tensor))
+    result = None if found is None or not found.is_valid else found.result()
     return found if result is not None and result.dtype == tensor.dtype else None
 
 
-def _keep(tensor: Tensor) -> Tensor | _Remade:
-    found = _offer_of(tensor)
+def _pack(tensor: Tensor) -> Tensor | _Recipe:
+    found = _entry_of(tensor)
     if found is None:
         return tensor
-    return _Remade(found.make, tensor.size(), tensor.stride(), tensor.storage_offset())
+    return _Recipe(found.make, tensor.size(), tensor.stride(), tensor.storage_offset())
 
 
-def _give(kept: Tensor | _Remade) -> Tensor:
+def _unpack(kept: Tensor | _Recipe) -> Tensor:
     if isinstance(kept, Tensor):
         return kept
     with torch.no_grad():

@@ -113,7 +113,7 @@ struct Attention {
   uint64_t key;
   float keep_scale;
   int32_t reserved;
-  const int32_t* row_starts;  // (n_rows + 1,)
+  const int32_t* cu_seqlens;  // (n_rows + 1,)
   const int32_t* row_slots;   // (n_rows,), unread without dropout
   const int32_t* key_counts;  // (n_rows,): a row's first so many tokens are its keys, the others only queries; null: all
   View q, k, v, out;
@@ -222,12 +222,12 @@ struct CrossEntropy {
   float* losses;
 };
 
-// Cross entropy over rows of different lengths, (row_starts[r], row_starts[r + 1]) of the logits, which become their own
+// Cross entropy over rows of different lengths, (cu_seqlens[r], cu_seqlens[r + 1]) of the logits, which become their own
 // gradient. labels count from the row's start.
 struct RowCrossEntropy {
   int64_t n_rows;
   int32_t dtype, differentiate;
-  const int32_t* row_starts;  // (n_rows + 1,)
+  const int32_t* cu_seqlens;  // (n_rows + 1,)
   void* logits;
   const int64_t* labels;
   float* losses;

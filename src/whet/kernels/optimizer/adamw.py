@@ -12,7 +12,7 @@ from whet.kernels.library import library
 from whet.kernels.native_call import DTYPES, call
 from whet.kernels.optimizer.rows_in_use import RowsInUse, rows_in_use
 from whet.kernels.reference import layers as reference
-from whet.kernels.reference.layers import AdamWStep
+from whet.kernels.specs import AdamWStep
 
 
 def squared_norm(tensors: Sequence[Tensor]) -> float:

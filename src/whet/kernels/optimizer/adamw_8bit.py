@@ -7,7 +7,7 @@ from torch import Tensor
 
 from whet.kernels.optimizer.adamw import Updated
 from whet.kernels.reference import adamw_8bit as reference_8bit
-from whet.kernels.reference.layers import AdamWStep
+from whet.kernels.specs import AdamWStep
 
 
 class AdamW8bitTensors(Updated):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from whet.kernels.reference import layers as reference
-from whet.kernels.reference.layers import AdamWStep
+from whet.kernels.specs import AdamWStep
 
 BLOCK = 256
 _DECADES = 7

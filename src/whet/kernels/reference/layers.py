@@ -4,83 +4,13 @@ They take float64 too. With bf16 they compute in fp32 and round what is stored, 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from whet.kernels.batch_position import Kernel, Place
 from whet.kernels.random import attention_bits, hidden_bits, keep_threshold
-
-Kind = Literal["gelu", "gelu_tanh", "silu"]
-
-
-@dataclass(frozen=True)
-class Drop:
-    """Dropout with probability p (0 <= p <= 1) at one site of a model."""
-
-    p: float
-    place: Place
-    site: int
-
-    @property
-    def key(self) -> tuple[int, int]:
-        """The key words of this site's stream in this step."""
-        return self.place.key(self.site)
-
-    @property
-    def keep_scale(self) -> float:
-        """What kept values are multiplied by; with p = 1 everything becomes zero, as in torch."""
-        return 1.0 / (1.0 - self.p) if self.p < 1.0 else 0.0
-
-
-@dataclass(frozen=True)
-class Norm:
-    """The parameters (D,) of a LayerNorm (Ba et al. 2016) or, without mean, an RMSNorm (Zhang and Sennrich 2019)."""
-
-    weight: Tensor
-    bias: Tensor | None
-    eps: float
-    rms: bool = False
-
-
-@dataclass(frozen=True)
-class AttentionSpec:
-    """How attention runs: `row_starts` (rows + 1,) int32 says where rows begin; a row sees only itself.
-
-    `longest` () is the longest row's tokens, on the CPU: a GPU need not be asked. None: it is read from `row_starts`.
-    `key_counts` (rows,) int32, on the CPU: only the first so many tokens of a row are keys, the others (padding) are
-    queries alone. None: every token is both; with a causal mask it must be None.
-    """
-
-    row_starts: Tensor
-    scale: float
-    causal: bool = False
-    drop: Drop | None = None
-    longest: Tensor | None = None
-    kernel: Kernel = "auto"
-    key_counts: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class Tables:
-    """Embedding tables (entries, D) to sum; the rows `padding_ids` (one a table, None: none) get no gradient."""
-
-    tables: tuple[Tensor, ...]
-    padding_ids: tuple[int | None, ...]
-
-
-@dataclass(frozen=True)
-class AdamWStep:
-    """One step's constants: `step` counts from 1, and gradients are multiplied by `grad_scale` first (clipping)."""
-
-    beta1: float
-    beta2: float
-    eps: float
-    step: int
-    grad_scale: float = 1.0
+from whet.kernels.specs import AdamWStep, AttentionSpec, Drop, Kind, Norm, Tables
 
 
 def dropout(x: Tensor, drop: Drop) -> Tensor:
@@ -115,9 +45,9 @@ def gated_act(gate: Tensor, up: Tensor, kind: Kind) -> Tensor:
 
 def attend(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
     """Return softmax(q k^T scale) v of each row by itself (N, H, K); k and v (N, G, K) may have fewer heads."""
-    starts = spec.row_starts.tolist()
-    slots = [0] * (len(starts) - 1) if spec.drop is None else spec.drop.place.row_slots.tolist()
-    counts = spec.row_starts.diff() if spec.key_counts is None else spec.key_counts
+    starts = spec.cu_seqlens.tolist()
+    slots = [0] * (len(starts) - 1) if spec.drop is None else spec.drop.position.row_slots.tolist()
+    counts = spec.cu_seqlens.diff() if spec.key_counts is None else spec.key_counts
     ends = [a + n for a, n in zip(starts[:-1], counts.tolist(), strict=True)]
     group = q.shape[1] // k.shape[1]
     rows = [
@@ -143,15 +73,15 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tens
     return functional.cross_entropy(logits, labels.clamp_min(-1), ignore_index=-1, reduction="sum")
 
 
-def row_cross_entropy(logits: Tensor, labels: Tensor, row_starts: Tensor) -> Tensor:
+def row_cross_entropy(logits: Tensor, labels: Tensor, cu_seqlens: Tensor) -> Tensor:
     """Return -log softmax(logits of the row)[label] for each row; logits (N,), labels and result (rows,)."""
-    rows = wide(to_rows(logits, row_starts, -torch.inf))
+    rows = wide(to_rows(logits, cu_seqlens, -torch.inf))
     return functional.cross_entropy(rows, labels, reduction="none")
 
 
-def to_rows(flat: Tensor, row_starts: Tensor, fill: float) -> Tensor:
+def to_rows(flat: Tensor, cu_seqlens: Tensor, fill: float) -> Tensor:
     """Return the rows of `flat` (N,) one below the other, (rows, longest), filled up with `fill`."""
-    lengths = row_starts.diff()
+    lengths = cu_seqlens.diff()
     rows = flat.new_full((len(lengths), int(lengths.max())), fill)
     return rows.masked_scatter(torch.arange(rows.shape[1], device=flat.device) < lengths[:, None], flat)
 
@@ -184,7 +114,7 @@ def wide(x: Tensor) -> Tensor:
 
 
 def _dropped(x: Tensor, drop: Drop) -> Tensor:
-    bits = hidden_bits(drop.key, drop.place.slots, drop.place.positions, x.shape[-1])
+    bits = hidden_bits(drop.key, drop.position.slots, drop.position.positions, x.shape[-1])
     return x * (bits >= keep_threshold(drop.p)).view(x.shape) * float32(drop.keep_scale)
 
 

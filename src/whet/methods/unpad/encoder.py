@@ -106,7 +106,7 @@ def _run(self: Any, given: Sequence[Any], options: Mapping[str, Any]) -> Any:
     calls.say_if_more(amount)
     layout = layout_of(mask, amount)
     given_ids = {"input_ids": input_ids, **call}
-    with explained(self, given_ids), calls.packed.placement.at(layout.place()), calls.autocast(mask.device):
+    with explained(self, given_ids), calls.packed.placement.at(layout.position()), calls.autocast(mask.device):
         packed_options = _packed_inputs(call, layout, _positions(input_ids, calls.packed))
         out = type(self).forward(self, layout.packed(input_ids), **packed_options)
     out = _padded(self, out, mask, layout, amount)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from whet.config.arguments import PaddingInLoss
 from whet.data.batch import filled_length
 from whet.data.padding import SAMPLES
-from whet.kernels.batch_position import DrawnPlace, Place
+from whet.kernels.batch_position import BatchPosition, DrawnPosition
 
 
 @dataclass(frozen=True)
@@ -33,17 +33,17 @@ class Layout:
         """Return a column (B, T) as the packed batch has it, (1, N) int64."""
         return column.flatten().index_select(0, self.columns).long()[None]
 
-    def place(self) -> Place:
-        """Return the place of the batch; its masks follow torch's generator."""
+    def position(self) -> BatchPosition:
+        """Return the batch's position in the run; its masks follow torch's generator."""
         row_slots = torch.arange(len(self.row_lengths), dtype=torch.int32)
-        return DrawnPlace(
+        return DrawnPosition(
             seed=0,
             step=0,
             slots=row_slots.to(self.columns.device).repeat_interleave(self.row_lengths),
             positions=self.ranks,
-            row_starts=nn.functional.pad(self.row_lengths.cumsum(0, dtype=torch.int32), (1, 0)),
+            cu_seqlens=nn.functional.pad(self.row_lengths.cumsum(0, dtype=torch.int32), (1, 0)),
             row_slots=row_slots,
-            longest=self.row_lengths.max().cpu(),
+            max_seqlen=self.row_lengths.max().cpu(),
             key_counts=self.key_counts.cpu(),
         )
 

@@ -18,7 +18,7 @@ from whet.kernels.optimizer.adamw import AdamWTensors
 from whet.kernels.optimizer.adamw_8bit import AdamW8bitTensors
 from whet.kernels.optimizer.rows_in_use import RowsInUse, rows_in_use
 from whet.kernels.reference.adamw_8bit import BLOCK, Codes
-from whet.kernels.reference.layers import AdamWStep
+from whet.kernels.specs import AdamWStep
 from whet.optim.optimizers.base import Stepping
 from whet.optim.recipe import Options, Recipe, Request, Shapes, keep_dtypes, require_cpu
 

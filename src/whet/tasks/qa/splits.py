@@ -84,7 +84,7 @@ def cut(questions: Questions, tokenizer: Any, qa: QaArguments, *, with_labels: b
 
 def describe(name: str, split: Split, max_seq_length: int) -> None:
     """Log what the split holds, and what padding would have cost."""
-    n_rows, n_tokens = len(split.rows), int(split.rows.row_starts[-1])
+    n_rows, n_tokens = len(split.rows), int(split.rows.cu_seqlens[-1])
     logger.info(
         "%s: %d questions, %d windows; %.0f of %d tokens real: packing computes %.0f %% of what padding would",
         name,

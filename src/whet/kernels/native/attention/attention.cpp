@@ -16,14 +16,14 @@ constexpr int64_t kChunk = 16 * kQueries;  // queries a piece of work: long rows
 struct Workspace {
   float *key_panels, *values, *staging, *queries, *out, *scores, *totals, *top, *factor;
 
-  static int64_t size(int64_t longest, int64_t padded) {
-    return 2 * round_up(longest, kPanel) * padded + kPanel * padded + 2 * kQueries * padded + kQueries * kRow +
+  static int64_t size(int64_t max_seqlen, int64_t padded) {
+    return 2 * round_up(max_seqlen, kPanel) * padded + kPanel * padded + 2 * kQueries * padded + kQueries * kRow +
            (2 + W) * kQueries + 9 * 16;
   }
-  Workspace(int64_t longest, int64_t padded) {
-    Cutter cut{scratch(static_cast<size_t>(size(longest, padded)))};
-    key_panels = cut.take(round_up(longest, kPanel) * padded);
-    values = cut.take(round_up(longest, kPanel) * padded);
+  Workspace(int64_t max_seqlen, int64_t padded) {
+    Cutter cut{scratch(static_cast<size_t>(size(max_seqlen, padded)))};
+    key_panels = cut.take(round_up(max_seqlen, kPanel) * padded);
+    values = cut.take(round_up(max_seqlen, kPanel) * padded);
     staging = cut.take(kPanel * padded);
     queries = cut.take(kQueries * padded);
     out = cut.take(kQueries * padded);
@@ -62,12 +62,12 @@ struct Part {
 template <class T>
 class Forward {
  public:
-  Forward(const Attention& args, int64_t longest)
+  Forward(const Attention& args, int64_t max_seqlen)
       : a(args),
         padded(round_up(args.head_width, W)),
         depth(units<T>(args.head_width)),
         scale(args.scale * kLog2E),
-        w(longest, padded) {}
+        w(max_seqlen, padded) {}
 
   void run(const Item& item) {
     const int64_t last = smaller(item.length, item.first + kChunk);
@@ -187,7 +187,7 @@ void forward(const Attention& a) {
   const WorkList work(a, a.heads, kChunk);
 #pragma omp parallel
   {
-    Forward<T> one(a, work.longest);
+    Forward<T> one(a, work.max_seqlen);
 #pragma omp for schedule(dynamic, 1)
     for (int64_t i = 0; i < work.count; ++i) one.run(work.items[i]);
   }

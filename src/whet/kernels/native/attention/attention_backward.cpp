@@ -17,13 +17,13 @@ struct Workspace {
   float *keys, *key_panels, *value_panels, *dkeys, *dvalues;
   float *queries, *dout, *queries_by_token, *dout_by_token, *dqueries, *scores, *dscores, *by_key, *top, *dots;
 
-  static int64_t size(int64_t longest, int64_t padded) {
-    return 5 * round_up(longest, kPanel) * padded + 5 * kQueries * padded + 3 * kQueries * kPanel + 2 * kQueries +
+  static int64_t size(int64_t max_seqlen, int64_t padded) {
+    return 5 * round_up(max_seqlen, kPanel) * padded + 5 * kQueries * padded + 3 * kQueries * kPanel + 2 * kQueries +
            15 * 16;
   }
-  Workspace(int64_t longest, int64_t padded) {
-    Cutter cut{scratch(static_cast<size_t>(size(longest, padded)))};
-    const int64_t row = round_up(longest, kPanel) * padded;
+  Workspace(int64_t max_seqlen, int64_t padded) {
+    Cutter cut{scratch(static_cast<size_t>(size(max_seqlen, padded)))};
+    const int64_t row = round_up(max_seqlen, kPanel) * padded;
     for (float** piece : {&keys, &key_panels, &value_panels, &dkeys, &dvalues}) *piece = cut.take(row);
     for (float** piece : {&queries, &dout, &queries_by_token, &dout_by_token, &dqueries})
       *piece = cut.take(kQueries * padded);
@@ -69,13 +69,13 @@ struct Places {
 template <class T>
 class Backward {
  public:
-  Backward(const Attention& args, int64_t longest)
+  Backward(const Attention& args, int64_t max_seqlen)
       : a(args),
         group(args.heads / args.key_heads),
         padded(round_up(args.head_width, W)),
         depth(units<T>(args.head_width)),
         block(args.causal ? kQueries / 2 : kQueries),
-        w(longest, padded) {}
+        w(max_seqlen, padded) {}
 
   void run(const Item& item) {
     const Span row{item.start, item.length, item.head}, keys{item.start, item.keys, item.head};
@@ -181,7 +181,7 @@ void backward(const Attention& a) {
   const WorkList work(a, a.key_heads, INT64_MAX / 2);
 #pragma omp parallel
   {
-    Backward<T> one(a, work.longest);
+    Backward<T> one(a, work.max_seqlen);
 #pragma omp for schedule(dynamic, 1)
     for (int64_t i = 0; i < work.count; ++i) one.run(work.items[i]);
   }

@@ -31,9 +31,9 @@ class WorkList {
   WorkList(const Attention& a, int64_t heads, int64_t chunk) {
     RowLength* rows = static_cast<RowLength*>(std::malloc(static_cast<size_t>(a.n_rows + 1) * sizeof(RowLength)));
     for (int64_t r = 0; r < a.n_rows; ++r) {
-      rows[r] = {a.row_starts[r + 1] - a.row_starts[r], r};
+      rows[r] = {a.cu_seqlens[r + 1] - a.cu_seqlens[r], r};
       count += heads * ((rows[r].length + chunk - 1) / chunk);
-      longest = rows[r].length > longest ? rows[r].length : longest;
+      max_seqlen = rows[r].length > max_seqlen ? rows[r].length : max_seqlen;
     }
     std::qsort(rows, static_cast<size_t>(a.n_rows), sizeof(RowLength), longest_first);
     items = static_cast<Item*>(std::malloc(static_cast<size_t>(count + 1) * sizeof(Item)));
@@ -44,7 +44,7 @@ class WorkList {
       const int64_t keys = a.key_counts ? a.key_counts[row] : rows[i].length;
       for (int64_t head = 0; head < heads; ++head)
         for (int64_t first = 0; first < rows[i].length; first += chunk)
-          items[n++] = {a.row_starts[row], rows[i].length, keys, head, first, slot};
+          items[n++] = {a.cu_seqlens[row], rows[i].length, keys, head, first, slot};
     }
     std::free(rows);
   }
@@ -53,7 +53,7 @@ class WorkList {
   WorkList& operator=(const WorkList&) = delete;
 
   Item* items = nullptr;
-  int64_t count = 0, longest = 0;
+  int64_t count = 0, max_seqlen = 0;
 };
 
 // Cuts one allocation into aligned pieces.

@@ -62,7 +62,7 @@ template <class T>
 void run(const RowCrossEntropy& a) {
 #pragma omp parallel for schedule(static)
   for (int64_t r = 0; r < a.n_rows; ++r) {
-    const int64_t first = a.row_starts[r], end = a.row_starts[r + 1];
+    const int64_t first = a.cu_seqlens[r], end = a.cu_seqlens[r + 1];
     a.losses[r] = row_loss(static_cast<T*>(a.logits) + first, end - first, a.labels[r], a.differentiate != 0);
   }
 }

@@ -26,8 +26,8 @@ def predict(
     """
     scores = []
     for batch, output in outputs:
-        start, end, row_starts = objective.span_logits(output, batch)
-        scores.append(top_spans(start.float(), end.float(), row_starts, options.n_best_size))
+        start, end, cu_seqlens = objective.span_logits(output, batch)
+        scores.append(top_spans(start.float(), end.float(), cu_seqlens, options.n_best_size))
     return decode(split.questions, split.windows, concat(scores), options)
 
 

@@ -12,14 +12,14 @@ from torch import Tensor
 from whet.tasks.qa.types import SpanScores
 
 
-def top_spans(start_logits: Tensor, end_logits: Tensor, row_starts: Tensor | np.ndarray, k: int) -> SpanScores:
+def top_spans(start_logits: Tensor, end_logits: Tensor, cu_seqlens: Tensor | np.ndarray, k: int) -> SpanScores:
     """Return the k likeliest starts and the k likeliest ends of each row, best first; of equals the lowest index.
 
-    The logits are (N,), rows end to end without padding, as `row_starts` (rows + 1,) cuts them; no row is empty.
+    The logits are (N,), rows end to end without padding, as `cu_seqlens` (rows + 1,) cuts them; no row is empty.
     All tokens of a row compete, not only those of the context: the guides' script (`utils_qa.py`) drops the others
     after the choice, and so does `decode`. Padding never competes, so packing cannot change the choice.
     """
-    starts = torch.as_tensor(row_starts, dtype=torch.int64, device=start_logits.device)
+    starts = torch.as_tensor(cu_seqlens, dtype=torch.int64, device=start_logits.device)
     lengths = starts.diff()
     padded = _padded(torch.stack([start_logits, end_logits]).detach().float(), starts, at_least=k)  # (2, rows, T)
     # A stable sort, not topk: which of several equal logits topk returns is not defined and differs by device.
@@ -52,7 +52,7 @@ def _padded(logits: Tensor, starts: Tensor, *, at_least: int) -> Tensor:
     """Return (2, rows, T) with -inf behind each row's tokens; T is the longest row, and no less than `at_least`."""
     lengths = starts.diff()
     rows, n_tokens = len(lengths), logits.shape[1]
-    assert int(starts[-1]) == n_tokens, "row_starts must cover the logits"
+    assert int(starts[-1]) == n_tokens, "cu_seqlens must cover the logits"
     width = max(at_least, int(lengths.max()) if rows else 0)
     row = torch.repeat_interleave(torch.arange(rows, device=logits.device), lengths, output_size=n_tokens)
     column = torch.arange(n_tokens, device=logits.device) - starts[row]

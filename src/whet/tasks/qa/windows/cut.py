@@ -172,9 +172,9 @@ def _windows(
     tokens = {"input_ids": joined.ids}
     if "token_type_ids" in tokenizer.model_input_names:
         tokens["token_type_ids"] = joined.types
-    in_row = joined.part_starts - joined.row_starts[:-1, None]
+    in_row = joined.part_starts - joined.cu_seqlens[:-1, None]
     windows = Windows(
-        rows=RowStore(row_starts=joined.row_starts, tokens=tokens),
+        rows=RowStore(cu_seqlens=joined.cu_seqlens, tokens=tokens),
         question_of=cuts.question_of,
         context_of=context_of,
         context_first=np.ascontiguousarray(in_row[:, template.texts[1 if question_first else 0]]),

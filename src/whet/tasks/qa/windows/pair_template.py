@@ -38,7 +38,7 @@ class JoinedRows:
     """(tokens,) int32."""
     types: np.ndarray
     """(tokens,) uint8: the token types."""
-    row_starts: np.ndarray
+    cu_seqlens: np.ndarray
     """(rows + 1,) int64."""
     part_starts: np.ndarray
     """(rows, parts) int64: where in `ids` each part of the template begins."""
@@ -79,7 +79,7 @@ class PairTemplate:
         for part, text in zip(self.texts, (first, second), strict=True):
             _copy_stretches(text, into=ids, at=starts[:, part])
         types = np.repeat(np.tile(np.asarray(self.types, dtype=np.uint8), len(lengths)), lengths.ravel())
-        return JoinedRows(ids=ids, types=types, row_starts=np.append(starts[:, 0], ends[-1]), part_starts=starts)
+        return JoinedRows(ids=ids, types=types, cu_seqlens=np.append(starts[:, 0], ends[-1]), part_starts=starts)
 
 
 def find_template(tokenizer: PreTrainedTokenizerBase, rust: Tokenizer, first: str, second: str) -> PairTemplate:

@@ -1,0 +1,77 @@
+"""Settings that operators take next to their tensors: the native ones, those of compiled graphs and the plain ones."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from whet.kernels.batch_position import BatchPosition, Kernel
+
+Kind = Literal["gelu", "gelu_tanh", "silu"]
+
+
+@dataclass(frozen=True)
+class Drop:
+    """Dropout with probability p (0 <= p <= 1) at one site of a model."""
+
+    p: float
+    position: BatchPosition
+    site: int
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """The key words of this site's stream in this step."""
+        return self.position.key(self.site)
+
+    @property
+    def keep_scale(self) -> float:
+        """The factor of kept values. With p = 1 every value becomes zero, as in torch."""
+        return 1.0 / (1.0 - self.p) if self.p < 1.0 else 0.0
+
+
+@dataclass(frozen=True)
+class Norm:
+    """The parameters (D,) of a LayerNorm (Ba et al. 2016) or, without mean, an RMSNorm (Zhang and Sennrich 2019)."""
+
+    weight: Tensor
+    bias: Tensor | None
+    eps: float
+    rms: bool = False
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """How attention runs: sequence r has the tokens cu_seqlens[r] to cu_seqlens[r + 1] and attends only to itself.
+
+    `cu_seqlens` (rows + 1,) is int32. `max_seqlen` (), the tokens of the longest sequence, stays on the CPU, so that
+    nothing waits for a GPU; None: it is computed from `cu_seqlens`. `key_counts` (rows,) int32, on the CPU: only the
+    first key_counts[r] tokens of sequence r are keys; the others are padding tokens, which are queries alone. None: all
+    tokens are keys. A causal mask requires None.
+    """
+
+    cu_seqlens: Tensor
+    scale: float
+    causal: bool = False
+    drop: Drop | None = None
+    max_seqlen: Tensor | None = None
+    kernel: Kernel = "auto"
+    key_counts: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Embedding tables (entries, D) to sum. The row `padding_ids[i]` of table i, None: no row, gets no gradient."""
+
+    tables: tuple[Tensor, ...]
+    padding_ids: tuple[int | None, ...]
+
+
+@dataclass(frozen=True)
+class AdamWStep:
+    """One step's constants: `step` counts from 1, and gradients are multiplied by `grad_scale` first (clipping)."""
+
+    beta1: float
+    beta2: float
+    eps: float
+    step: int
+    grad_scale: float = 1.0
