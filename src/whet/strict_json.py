@@ -44,8 +44,8 @@ def parse(text: str, start: int = 0, *, in_lines: bool = False) -> tuple[Any, in
     """Return the JSON value that begins at `start` and the index of what follows it; raise BadJson if there is none.
 
     Refused as well: NaN and Infinity, a key that stands twice in one object, numbers too long for Python, and nesting
-    too deep for it. The text may hold more after the value; the caller decides what that means. `in_lines`: it comes from
-    a file with a value on each line, which other commands check.
+    too deep for it. The text may hold more after the value; the caller decides what that means. `in_lines`: it
+    comes from a file with a value on each line, which other commands check.
     """
     try:
         return _DECODER.raw_decode(text, start)

@@ -144,8 +144,9 @@ class TrainingArguments(DerivedSettings):
     """Batches whose gradients are summed before the weights change. 4 batches of 8 rows train as 1 batch of 32 rows
     does, in about a quarter of the activation memory."""
     max_tokens_per_batch: int | None = None
-    """Most tokens in one forward and backward pass: a batch with more is cut between rows into several, and a longer
-    row runs alone. The rows of a step, and so its result, stay; only the memory gets less. null: cut by rows alone."""
+    """Most real tokens in one forward and backward pass: a batch with more is cut between rows into several, and a
+    longer row runs alone. The rows of a step, and so its result, stay; only the memory gets less. Padding that the loss
+    counts comes on top: up to 4 tokens a row with padding_in_loss sampled. null: cut by rows alone."""
     auto_find_batch_size: bool = False
     """Before training, find how many rows fit into memory at a time, up to per_device_train_batch_size, by passes over
     the longest rows. Where fewer fit, more batches are accumulated: each step keeps its rows."""

@@ -20,7 +20,7 @@ from whet.methods import blocks, compiling, fuse, products
 from whet.models.ending import Ending, without
 from whet.models.fused import ends_a_block, is_fused
 from whet.models.packed import PackedModel
-from whet.models.standard import is_transformers_own
+from whet.models.standard import has_hooks, is_transformers_own
 
 Policy = Literal["blocks", "selective"]
 _STATE = "whet_checkpointing"
@@ -156,11 +156,16 @@ def _run_block(how: _How, self: Any, args: tuple[Any, ...], options: dict[str, A
     if not (wanted and _keeps(self)):
         return run(*args, **options)
     again = partial(checkpoint, use_reentrant=False, context_fn=partial(_contexts, how))
-    if not (how.but_its_end and is_transformers_own(self)):
+    if not (how.but_its_end and is_transformers_own(self)) or _has_hooks_inside(self):
         return again(run, *args, **options)
     found: list[Ending] = []
     product, residual = again(without(run, found), *args, **options)
     return found[0].finish(product, residual) if found else product
+
+
+def _has_hooks_inside(block: nn.Module) -> bool:
+    """Return whether a hook runs within the block: it may call the block's last module, and wants its result."""
+    return any(has_hooks(module) for module in block.modules() if module is not block)
 
 
 def _outside(how: _How, self: Any, *args: Any, **options: Any) -> Any:

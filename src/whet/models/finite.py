@@ -16,8 +16,8 @@ def not_finite(model: nn.Module, optimizer: Optimizer | None = None) -> list[str
 
     Of buffers only NaN counts: masks are made of infinities.
     """
-    found = [name for name, value in model.named_parameters() if not _is_finite(value)]
-    found += [name for name, value in model.named_buffers() if value.is_floating_point() and bool(value.isnan().any())]
+    found = [name for name, value in model.named_parameters() if not all(map(_is_finite, _plain_tensors(value)))]
+    found += [name for name, value in model.named_buffers() if any(map(_has_nan, _plain_tensors(value)))]
     return found + ([] if optimizer is None else list(_spoilt_state(optimizer, _names(model))))
 
 
@@ -29,7 +29,7 @@ def _spoilt_state(optimizer: Optimizer, names: dict[int, str]) -> Iterator[str]:
 
 
 def _plain_tensors(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors in a value of the state: those inside a dict, and those that a quantised tensor is made of."""
+    """Yield the tensors in a weight or a value of the state: those inside a dict, and those of a quantised one."""
     if isinstance(value, Tensor) and is_traceable_wrapper_subclass(value):
         for name in value.__tensor_flatten__()[0]:  # pyright: ignore[reportAttributeAccessIssue]
             yield from _plain_tensors(getattr(value, name))
@@ -50,6 +50,10 @@ def _is_finite(value: Tensor) -> bool:
         return True
     value = value.detach()
     return bool(torch.isfinite(value.sum())) or bool(torch.isfinite(value).all())
+
+
+def _has_nan(value: Tensor) -> bool:
+    return value.is_floating_point() and bool(value.isnan().any())
 
 
 def shown(names: Iterable[str], most: int = 5) -> str:

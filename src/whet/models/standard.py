@@ -85,6 +85,8 @@ def _why_odd(module: Any, cls: type[nn.Module]) -> str | None:
         parameter = module._parameters.get(name)
         if parameter is not None and type(parameter) not in (nn.Parameter, Tensor):
             return f"has a {name} of class {name_of(type(parameter))}"
+        if parameter is not None and not parameter.is_floating_point():
+            return f"has a {name} of {parameter.dtype}"
     if cls in (nn.Linear, nn.LayerNorm, nn.Embedding) and module._parameters.get("weight") is None:
         return "has no weight of its own"
     if cls is nn.LayerNorm and len(module.normalized_shape) != 1:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from whet.errors import ConfigError
 from whet.log import logger
 from whet.precision.device import uses_tf32
 from whet.precision.policy import Precision
@@ -14,6 +15,27 @@ from whet.precision.policy import Precision
 _SHORT = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 _PRODUCTS = {"int8": "int8 (those that make gradients of weights: fp32)"}
 _HALF = (torch.bfloat16, torch.float16)
+
+
+_FLOATING_LAYERS = (nn.Linear, nn.Embedding, nn.LayerNorm)
+
+
+def require_floating(model: nn.Module) -> None:
+    """Raise ConfigError for plain layers whose weights are whole numbers: torch cannot compute with them."""
+    odd = [
+        f"{name}.weight ({module.weight.dtype})"
+        for name, module in model.named_modules()
+        if type(module) in _FLOATING_LAYERS and type(module.weight) is nn.Parameter
+        if not module.weight.is_floating_point()  # pyright: ignore[reportCallIssue]
+    ]
+    if odd:
+        raise ConfigError(
+            what="some weights of the model are whole numbers",
+            got=", ".join(odd[:3]) + (f" and {len(odd) - 3} more" if len(odd) > 3 else ""),
+            why="a plain layer of torch multiplies numbers of one floating format; quantised weights need a layer that "
+            "knows their scale",
+            fix="load the model with the quantization_config that it was saved with, or give weights in float32",
+        )
 
 
 def raise_to_float32(model: nn.Module) -> None:

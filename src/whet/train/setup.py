@@ -30,6 +30,7 @@ def use_model(trainer: Trainer, model: nn.Module) -> None:
     """Make this the Trainer's model: on its device, in float32, with whet's operators where they can serve."""
     trainer.model_args = trainer.args
     trainer.model = order.restore(model).to(weights.device_of(trainer.args.use_cpu))
+    formats.require_floating(trainer.model)
     formats.raise_to_float32(trainer.model)
     trainer.precision = policy.build(trainer.args, trainer.device)
     inside = _inside(trainer.model)
