@@ -15,6 +15,7 @@ import numpy as np
 from whet.errors import ConfigError, DataError
 from whet.hardware import memory
 from whet.models.loading.tokenizer_check import rust_errors
+from whet.tasks.qa.windows import tokenising
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
@@ -76,15 +77,21 @@ def encode_texts(
     batches = list(_batches(texts))
 
     def encode(batch: Sequence[str]) -> EncodedTexts:
+        made = tokenised(batch)
+        count(sum(map(len, batch)))
+        return made
+
+    def tokenised(batch: Sequence[str]) -> EncodedTexts:
         with rust_errors(f"a text among these: {batch[0][:60]!r} ..." if batch else "no text"):
             if with_spans:
                 return _flat(rust.encode_batch(batch, add_special_tokens=False), with_spans=True)
             return _flat(rust.encode_batch_fast(batch, add_special_tokens=False), with_spans=False)
 
-    if n_threads is None:
-        return _joined([encode(batch) for batch in batches])
-    with _no_threads_in_rust(), ThreadPoolExecutor(n_threads) as pool:
-        return _joined(list(pool.map(encode, batches)))
+    with tokenising.reported(sum(map(len, texts))) as count:
+        if n_threads is None:
+            return _joined([encode(batch) for batch in batches])
+        with _no_threads_in_rust(), ThreadPoolExecutor(n_threads) as pool:
+            return _joined(list(pool.map(encode, batches)))
 
 
 def _batches(texts: Sequence[str]) -> Iterator[list[str]]:

@@ -1,0 +1,33 @@
+"""Tokenising one huge text is one long call: the log shows that it moves, and how far it is."""
+
+from __future__ import annotations
+
+import re
+import threading
+
+import pytest
+from tiny_qa import trained_tokenizer
+
+from whet.tasks.qa.windows import encode, tokenising
+
+
+@pytest.mark.parametrize("n_threads", [None, 2])
+def test_a_long_text_is_reported_while_it_is_tokenised(
+    n_threads: int | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With a tenth of a second between the lines, a text of 4 million characters has several."""
+    caplog.set_level("INFO", logger="whet")
+    monkeypatch.setattr(tokenising, "INTERVAL_S", 0.1)
+    text = "The rain fell on the hills and the sheep slept. " * 80_000
+    made = encode.encode_texts(encode.rust_tokenizer(trained_tokenizer()), ["short", text], n_threads=n_threads)
+    assert len(made.lengths) == 2
+    told = [record.getMessage() for record in caplog.records if "tokenising" in record.getMessage()]
+    assert len(told) >= 2
+    assert all(re.fullmatch(r"tokenising: [\d,]+ of 3,840,005 characters are done after \d+ s", line) for line in told)
+    assert not [thread for thread in threading.enumerate() if thread.name == "whet-tokenising"]
+
+
+def test_a_short_text_is_not_reported(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="whet")
+    encode.encode_texts(encode.rust_tokenizer(trained_tokenizer()), ["The rain fell."])
+    assert "tokenising" not in caplog.text
