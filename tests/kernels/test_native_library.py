@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -68,6 +69,12 @@ def test_plain_torch_runs_where_the_library_is_absent(monkeypatch, tmp_path, cap
     assert torch.equal(found, reference.dropout(torch.ones(4, 8), Drop(0.5, position, 0)))
     (line,) = caplog.messages
     assert f"about {library.TIMES_AS_LONG} times as long" in line
+
+
+def test_library_needs_no_newer_glibc_than_torch():
+    versions = re.findall(rb"GLIBC_2\.(\d+)\0", library.library().path.read_bytes())
+    assert versions
+    assert max(map(int, versions)) <= 28  # torch's own wheels are manylinux_2_28
 
 
 def test_the_price_that_is_told_is_the_one_that_was_measured():

@@ -39,8 +39,9 @@ def examine(root: Path = ROOT) -> Native:
 
 def best_isa(root: Path = ROOT) -> str:
     """Return the best of the library's instruction sets that this processor has."""
-    if platform.machine().lower() not in ("x86_64", "amd64"):
-        return "baseline"
+    machine = platform.machine().lower()
+    if machine not in ("x86_64", "amd64"):
+        return "neon" if machine in ("aarch64", "arm64") else "baseline"
     has = features(root)
     return "x86-64-v4" if has >= _V4 else "x86-64-v3" if has >= _V3 else "x86-64"
 

@@ -28,25 +28,17 @@ struct Isa {
   const Table* table;
 };
 
-bool supports_v3() {
 #ifdef WHET_X86
+bool supports_v3() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") &&
          __builtin_cpu_supports("bmi2");
-#else
-  return false;
-#endif
 }
 
 bool supports_v4() {
-#ifdef WHET_X86
   return supports_v3() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-#else
-  return false;
-#endif
 }
 
-#ifdef WHET_X86
 // The operators of x86-64-v4, with the processor's own bf16 where it has it and the compiler knew it.
 const Table* best_of_v4() {
 #ifdef WHET_BF16
@@ -67,6 +59,8 @@ Isa choose() {
     return {"x86-64-v4", most && std::strcmp(most, "v4") == 0 ? &x86_64_v4::table : best_of_v4()};
   if (v3_allowed && supports_v3()) return {"x86-64-v3", &x86_64_v3::table};
   return {"x86-64", &baseline::table};
+#elif defined(__ARM_NEON)
+  return {"neon", &baseline::table};
 #else
   return {"baseline", &baseline::table};
 #endif

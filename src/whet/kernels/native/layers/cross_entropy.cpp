@@ -1,4 +1,5 @@
 // Cross entropy of rows of logits, which become their own gradient.
+#include "glibc.h"
 #include "mathfn.h"
 #include "operators.h"
 
