@@ -11,8 +11,8 @@ from optimizer_runs import Layers, arguments, cases, take_steps
 from safetensors.torch import load_file
 
 from whet.optim import registry
-from whet.train.checkpoint import weights
-from whet.train.checkpoint.weights import load_optimizer
+from whet.train.checkpoint import content
+from whet.train.checkpoint.optimizer_state import OptimizerState, names_in
 
 OPTIM_ARGS = {
     "sgd": "momentum=0.9,nesterov=true",
@@ -23,10 +23,16 @@ OPTIM_ARGS = {
 _NAMES = [name for name in registry.RECIPES if name != "adamw_apex_fused"]
 
 
-def save_optimizer(optimizer, folder):
+def save_optimizer(optimizer, model, folder):
     """As a checkpoint does it."""
-    weights.save_moments(weights.optimizer_tensors(optimizer), folder)
-    (folder / weights.OPTIMIZER_NUMBERS).write_text(weights.optimizer_numbers(optimizer), "utf-8")
+    text, tensors = content.divided({"optimizer": OptimizerState(optimizer, names_in(optimizer, model)).state()})
+    content.write_tensors(tensors, folder)
+    (folder / content.STATE).write_text(text, "utf-8")
+
+
+def load_optimizer(optimizer, model, folder):
+    """As a resumed run does it."""
+    OptimizerState(optimizer, names_in(optimizer, model)).load_state(content.read(folder)["optimizer"])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -38,9 +44,9 @@ def test_a_state_goes_through_files(tmp_path: Path, optim: str, plainly: bool, d
     take_steps(whole, registry.build(whole, args), range(6))
     first = registry.build(stopped, args)
     take_steps(stopped, first, range(3))
-    save_optimizer(first, tmp_path)
+    save_optimizer(first, stopped, tmp_path)
     second = registry.build(stopped, args)
-    load_optimizer(second, tmp_path)
+    load_optimizer(second, stopped, tmp_path)
     take_steps(stopped, second, range(3, 6))
     for one, other in zip(whole.parameters(), stopped.parameters(), strict=True):
         assert torch.equal(one, other)
@@ -51,12 +57,13 @@ def test_what_lies_in_the_files(tmp_path: Path) -> None:
     model = Layers()
     optimizer = registry.build(model, arguments("adamw_whet_8bit"))
     take_steps(model, optimizer, range(2))
-    save_optimizer(optimizer, tmp_path)
+    save_optimizer(optimizer, model, tmp_path)
     tensors = load_file(tmp_path / "optimizer.safetensors")
     assert {t.dtype for name, t in tensors.items() if name.endswith(("exp_avg", "exp_avg_sq"))} == {torch.uint8}
     saved = sum(t.numel() * t.element_size() for t in tensors.values())
     assert saved == registry.model_state_bytes(model, arguments("adamw_whet_8bit"))
-    assert {values["step"] for values in json.loads((tmp_path / "optimizer.json").read_text())["state"].values()} == {2}
+    state = json.loads((tmp_path / content.STATE).read_text())["optimizer"]["state"]
+    assert {values["step"] for values in state.values()} == {2}
 
 
 def test_loading_leaves_the_given_state_alone(tmp_path: Path) -> None:

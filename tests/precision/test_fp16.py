@@ -110,7 +110,7 @@ def test_it_resumes_bitwise_with_its_scale(tmp_path: Path, at: int) -> None:
     whole = _steep(tmp_path / "whole", **saving)
     whole.train()
     folder = tmp_path / "whole" / f"checkpoint-{at:08d}"
-    kept = json.loads((folder / "meter.json").read_text("utf-8"))["precision"]
+    kept = json.loads((folder / "state.json").read_text("utf-8"))["precision"]
     assert kept["scale"] < 65536.0
     resumed = _steep(tmp_path / "again", **saving)
     resumed.train(resume_from_checkpoint=str(folder))

@@ -176,7 +176,9 @@ def _without_order(folder: Path) -> None:
     del facts["order"]
     path.write_text(json.dumps(facts), "utf-8")
     sealed = json.loads((folder / manifest.MANIFEST).read_text("utf-8"))
-    others = {name: value for name, value in sealed.items() if name not in ("schema", "step", "files", "checksum")}
+    others = {
+        name: value for name, value in sealed.items() if name not in ("format_version", "step", "files", "checksum")
+    }
     (folder / manifest.MANIFEST).unlink()
     manifest.seal(folder, sealed["step"], others)
 

@@ -186,7 +186,7 @@ def _replaced(path: Path, values: Any) -> None:
 
 
 _STRANGE = ["../secret", "/etc/hostname", "..", ".", "", "a\0b", "a/b", "a\\b", "\ud800", _MANIFEST]
-_ODD = [{"files": []}, {"files": {"a": 1}}, {"schema": 2}, {"step": "1"}, {"step": 7}]
+_ODD = [{"files": []}, {"files": {"a": 1}}, {"format_version": 3}, {"step": "1"}, {"step": 7}]
 
 
 @pytest.mark.parametrize("name", _STRANGE, ids=ascii)

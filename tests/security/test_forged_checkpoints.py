@@ -55,56 +55,83 @@ def _added(name: str) -> Spoil:
     return _tensors("optimizer.safetensors", lambda tensors: tensors.__setitem__(name, torch.ones(2)))
 
 
+def _in_state(name: str, tensor: torch.Tensor) -> Spoil:
+    """Give the first parameter one more tensor, in both files."""
+
+    def spoil(folder: Path) -> None:
+        place = f"{_FIRST}.{name}"
+        _json(_RUN, "optimizer", "state", _FIRST.removeprefix("state."), name, value={"$tensor": place})(folder)
+        _tensors("optimizer.safetensors", lambda tensors: tensors.__setitem__(place, tensor))(folder)
+
+    return spoil
+
+
 def _without_first(tensors: dict[str, torch.Tensor]) -> None:
-    for name in [name for name in tensors if name.startswith("0.")]:
+    for name in [name for name in tensors if name.startswith(f"{_FIRST}.")]:
         del tensors[name]
 
 
-_STATE, _RUN, _OPT = "trainer_state.json", "meter.json", "optimizer.json"
+def _group(name: str, *, value: Any) -> Spoil:
+    """Change a setting of the optimizer's first group."""
+    return _json("state.json", "optimizer", "param_groups", 0, name, value=value)
+
+
+_STATE, _RUN = "trainer_state.json", "state.json"
+_FIRST = "state.bert.embeddings.word_embeddings.weight"
+"""How the names of the first parameter's moments begin."""
 FORGED: dict[str, Spoil] = {
     **{f"step {value!r}": _json(_STATE, "global_step", value=value)
        for value in (None, "x", -1, 1, 10**12, 10**30, float("nan"), [], True)},
     **{f"history {value!r}": _json(_STATE, "log_history", value=value) for value in ("x", -1, {}, [1])},
     **{f"flops {value!r}": _json(_STATE, "total_flos", value=value) for value in (None, "x", float("nan"), [])},
     "best metric": _json(_STATE, "best_metric", value=[]),
-    **{f"losses {value!r}": _json(_RUN, "loss_total", value=value) for value in (None, "x", float("inf"), {})},
-    **{f"number of losses {value!r}": _json(_RUN, "n_losses", value=value) for value in (-1, "x", 10**30, 0.5)},
-    **{f"left out {value!r}": _json(_RUN, "n_left_out", value=value) for value in (None, -1, [], float("nan"))},
-    "pending": _json(_RUN, "pending", value="x"),
-    "checkpoints elsewhere": _json(_RUN, "checkpoints", value=[["../../x"]]),
+    **{f"losses {value!r}": _json(_RUN, "meter", "loss_total", value=value) for value in (None, "x", float("inf"), {})},
+    **{f"number of losses {value!r}": _json(_RUN, "meter", "n_losses", value=value)
+       for value in (-1, "x", 10**30, 0.5)},
+    **{f"left out {value!r}": _json(_RUN, "loader", "n_left_out", value=value)
+       for value in (None, -1, [], float("nan"))},
+    "pending": _json(_RUN, "edges", "pending", value="x"),
+    "checkpoints elsewhere": _json(_RUN, "checkpoints", "names", value=[["../../x"]]),
     "precision": _json(_RUN, "precision", value=[]),
-    **{f"eps {value!r}": _json(_OPT, "param_groups", 0, "eps", value=value) for value in (None, "x", [1, 2], {})
+    **{f"eps {value!r}": _group("eps", value=value) for value in (None, "x", [1, 2], {})
        if value is not None},
-    **{f"betas {value!r}": _json(_OPT, "param_groups", 0, "betas", value=value) for value in ("x", -1, [], {}, [0.9])},
-    "weight decay": _json(_OPT, "param_groups", 0, "weight_decay", value=[]),
-    **{f"rate {value!r}": _json(_OPT, "param_groups", 0, "lr", value=value)
+    **{f"betas {value!r}": _group("betas", value=value) for value in ("x", -1, [], {}, [0.9])},
+    "weight decay": _group("weight_decay", value=[]),
+    **{f"rate {value!r}": _group("lr", value=value)
        for value in (-1.0, 1e30, float("nan"), float("inf"))},
-    **{f"weight decay {value!r}": _json(_OPT, "param_groups", 0, "weight_decay", value=value)
+    **{f"weight decay {value!r}": _group("weight_decay", value=value)
        for value in (-0.1, 1e30, float("nan"))},
-    **{f"betas {value!r}": _json(_OPT, "param_groups", 0, "betas", value=value) for value in ([-1.0, 0.9], [0.9, 7.0])},
-    "eps negative": _json(_OPT, "param_groups", 0, "eps", value=-1e-8),
-    **{f"step of the optimizer {value!r}": _replaced("0.step", lambda _, value=value: torch.tensor(value))
+    **{f"betas {value!r}": _group("betas", value=value) for value in ([-1.0, 0.9], [0.9, 7.0])},
+    "eps negative": _group("eps", value=-1e-8),
+    **{f"step of the optimizer {value!r}": _replaced(f"{_FIRST}.step", lambda _, value=value: torch.tensor(value))
        for value in (float("nan"), -1.0, 0.5, 1e30, [1.0, 2.0])},
-    "moment in float64": _replaced("0.exp_avg", lambda old: old.double()),
+    "moment in float64": _replaced(f"{_FIRST}.exp_avg", lambda old: old.double()),
     "weights as whole numbers": _tensors("model.safetensors", lambda t: t.update(
         {name: one.to(torch.int64) for name, one in t.items() if name.endswith("dense.weight")})),
-    "rate": _json(_OPT, "param_groups", 0, "lr", value="x"),
-    "index too large": _added("999999999999.exp_avg"),
-    "index negative": _added("-1.exp_avg"),
-    "index a word": _added("x.exp_avg"),
+    "rate": _group("lr", value="x"),
+    "moment of no parameter": _added("state.nobody.exp_avg"),
     "a name in a name": _added("exp_avg"),
-    "a name in 3,000 parts": _added("0." + "a." * 3000 + "x"),
-    "moment of another shape": _replaced("0.exp_avg", lambda _: torch.ones(3)),
-    "moment of whole numbers": _replaced("0.exp_avg", lambda old: torch.ones(old.shape, dtype=torch.int8)),
-    "a tensor too many": _added("0.other"),
-    "a tensor of another optimizer": _added("0.momentum_buffer"),
-    "a tensor in a tensor's place": _added("0.exp_avg.more"),
-    "step of whole numbers that wraps": _replaced("0.step", lambda _: torch.tensor(2, dtype=torch.int8)),
-    "second moment of codes": _replaced("0.exp_avg_sq", lambda old: torch.ones(old.shape, dtype=torch.uint8)),
-    "moment of truth values": _replaced("0.exp_avg", lambda old: torch.ones(old.shape, dtype=torch.bool)),
-    "moment of complex numbers": _replaced("0.exp_avg", lambda old: torch.ones(old.shape, dtype=torch.complex64)),
-    "a number too many": _json(_OPT, "state", "0", value={"other": 1}),
-    "moment not finite": _replaced("0.exp_avg_sq", lambda old: torch.full(old.shape, torch.nan)),
+    "a name in 3,000 parts": _added("state." + "a." * 3000 + "x"),
+    "state of no parameter": _json(_RUN, "optimizer", "state", "nobody", value={"step": 2}),
+    "group of other parameters": _group("params", value=["nobody"]),
+    "groups": _json(_RUN, "optimizer", "param_groups", value=[]),
+    "reference to no tensor": _json(_RUN, "optimizer", "state", "nobody", value={"exp_avg": {"$tensor": "x"}}),
+    "part with another name": _json(_RUN, "../../x", value={}),
+    "callbacks": _json(_RUN, "callbacks", "exported", value=[["x"]]),
+    "schedule": _json(_RUN, "schedule", value=[]),
+    "losses before": _json(_RUN, "spikes", "losses", value=["x"]),
+    "moment of another shape": _replaced(f"{_FIRST}.exp_avg", lambda _: torch.ones(3)),
+    "moment of whole numbers": _replaced(f"{_FIRST}.exp_avg", lambda old: torch.ones(old.shape, dtype=torch.int8)),
+    "a tensor too many": _in_state("other", torch.ones(2)),
+    "a tensor of another optimizer": _in_state("momentum_buffer", torch.ones(2)),
+    "a tensor that nobody names": _added(f"{_FIRST}.exp_avg.more"),
+    "step of whole numbers that wraps": _replaced(f"{_FIRST}.step", lambda _: torch.tensor(2, dtype=torch.int8)),
+    "second moment of codes": _replaced(f"{_FIRST}.exp_avg_sq", lambda old: torch.ones(old.shape, dtype=torch.uint8)),
+    "moment of truth values": _replaced(f"{_FIRST}.exp_avg", lambda old: torch.ones(old.shape, dtype=torch.bool)),
+    "moment of complex numbers": _replaced(
+        f"{_FIRST}.exp_avg", lambda old: torch.ones(old.shape, dtype=torch.complex64)),
+    "a number too many": _json(_RUN, "optimizer", "state", _FIRST.removeprefix("state."), "other", value=1),
+    "moment not finite": _replaced(f"{_FIRST}.exp_avg_sq", lambda old: torch.full(old.shape, torch.nan)),
     "no state for one parameter": _tensors("optimizer.safetensors", _without_first),
     "weights not finite": _tensors("model.safetensors", lambda t: next(iter(t.values())).fill_(torch.nan)),
     "weights missing": _tensors("model.safetensors", lambda t: t.pop(next(iter(t)))),
@@ -139,7 +166,9 @@ def _forged(good: Path, folder: Path, spoil: Spoil) -> Path:
     facts = manifest.facts_of(made) or {}
     (made / manifest.MANIFEST).unlink()
     spoil(made)
-    manifest.seal(made, 2, {name: value for name, value in facts.items() if name not in ("schema", "step", "content")})
+    manifest.seal(
+        made, 2, {name: value for name, value in facts.items() if name not in ("format_version", "step", "content")}
+    )
     return made
 
 

@@ -43,7 +43,8 @@ _STEP = checkpoint.folder_name(3)
 _CONFIG = {"model_type": "bert", "vocab_size": 30, "hidden_size": 8, "num_hidden_layers": 1, "dtype": "float32"}
 _TOKENIZER = {"tokenizer_class": "BertTokenizer", "cls_token": "[CLS]", "added_tokens_decoder": {"0": {"content": "a"}}}
 _NAMES = ("data", "paragraphs", "qas", "context", "id", "question", "answers", "text", "answer_start", "files", "bytes",
-          "checksum", "step", "schema", "model_type", "vocab_size", "auto_map", "sub", "seed", "token", "weight_map",
+          "checksum", "step", "format_version",
+          "model_type", "vocab_size", "auto_map", "sub", "seed", "token", "weight_map",
           "metadata", "dtype", "shape", "data_offsets", "xxh3_128", "vocab_file", "fast_tokenizer_files")  # fmt: skip
 _VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.sampled_from(["bert", "../x"]),
@@ -101,7 +102,7 @@ def good(tmp_path: Path) -> Path:
         save_file(tensors, folder / "weights.safetensors")
         (folder / "state.json").write_text('{"step": 3}', "utf-8")
 
-    checkpoint.save(tmp_path, 3, write, {"world_size": 1})
+    checkpoint.save(tmp_path, 3, write, {"n_ranks": 1})
     for parse, files in PARSERS.values():
         for file in files:
             parse(tmp_path, file)

@@ -47,7 +47,7 @@ def _save(out: Path, step: int = 1) -> Path:
 
 def _seal(folder: Path, files: object) -> None:
     """Write a manifest that matches its own checksum, as a forger would."""
-    manifest = {"schema": 1, "step": checkpoint.step_of(folder), "files": files}
+    manifest = {"format_version": 2, "step": checkpoint.step_of(folder), "files": files}
     digest = xxhash.xxh3_128(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
     (folder / checkpoint.MANIFEST).write_text(json.dumps(manifest | {"checksum": digest}), "utf-8")
 

@@ -62,7 +62,7 @@ def test_the_manifest_names_size_and_checksum_of_every_file(saved: Path) -> None
         if path.name != _MANIFEST
     }
     assert manifest["files"] == wanted
-    assert (manifest["schema"], manifest["step"], manifest["world_size"]) == (1, 4, 1)
+    assert (manifest["format_version"], manifest["step"], manifest["n_ranks"]) == (2, 4, 1)
     assert len(manifest["checksum"]) == 32
 
 
@@ -105,7 +105,7 @@ def _linked(path: Path) -> None:
     path.symlink_to(path.parent.parent / "elsewhere")
 
 
-_FILES = ["model.safetensors", "optimizer.safetensors", "optimizer.json", "trainer_state.json", "training_args.json"]
+_FILES = ["model.safetensors", "optimizer.safetensors", "state.json", "trainer_state.json", "training_args.json"]
 _DAMAGE: dict[str, tuple[str, Callable[[Path], Any]]] = {
     **{f"a flipped bit in {name}": (name, _flipped) for name in [*_FILES, _MANIFEST]},
     **{f"no {name}": (name, Path.unlink) for name in [*_FILES, _MANIFEST]},
@@ -167,11 +167,9 @@ def test_steps_sort_as_numbers(tmp_path: Path) -> None:
 
 def test_auto_with_damaged_checkpoints_alone_does_not_start_anew(saved: Path) -> None:
     for name in (_TWO, _FOUR):
-        (saved / name / "optimizer.json").unlink()
+        (saved / name / "state.json").unlink()
     trainer = toy_trainer(saved, max_steps=4)
-    with pytest.raises(
-        StorageError, match=rf"(?s)none of the 2 checkpoints.*{_FOUR}: optimizer.json.*{_TWO}"
-    ) as caught:
+    with pytest.raises(StorageError, match=rf"(?s)none of the 2 checkpoints.*{_FOUR}: state.json.*{_TWO}") as caught:
         trainer.train(resume_from_checkpoint=True)
     assert caught.value.exit_code == EXIT_IO
     assert trainer.state.log_history == []

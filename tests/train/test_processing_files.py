@@ -110,7 +110,7 @@ def _link(folder: Path) -> None:
 
 _REFUSED = {
     "manifest": lambda folder: (folder / "MANIFEST.json").write_text("{}", "utf-8"),
-    "whet's file": lambda folder: (folder / "optimizer.json").write_text("{}", "utf-8"),
+    "whet's file": lambda folder: (folder / "state.json").write_text("{}", "utf-8"),
     "weights": lambda folder: (folder / "model.safetensors").write_text("{}", "utf-8"),
     "link": _link,
 }

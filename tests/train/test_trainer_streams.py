@@ -115,7 +115,7 @@ def test_a_stream_that_gives_other_rows_after_a_stop_is_refused(tmp_path: Path) 
 def test_the_place_in_a_stream_is_in_the_checkpoint(tmp_path: Path) -> None:
     args = ours(tmp_path, max_steps=2, save_strategy="steps", save_steps=2)
     whet.Trainer(Smoothed(), args, train_dataset=streaming(class_rows(14))).train()
-    kept = read_json(tmp_path / "checkpoint-00000002" / "meter.json")["stream"]
+    kept = read_json(tmp_path / "checkpoint-00000002" / "state.json")["loader"]
     assert (kept["epoch"], kept["step"]) == (0, 2)
     assert kept["rows"] is not None
 

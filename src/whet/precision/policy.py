@@ -47,7 +47,7 @@ class Precision(Protocol):
         """Return what a resumed run needs, ready for JSON."""
         ...
 
-    def load_state(self, state: dict[str, Any]) -> None:
+    def load_state(self, saved: dict[str, Any]) -> None:
         """Go on from what `state` returned."""
         ...
 
@@ -75,7 +75,7 @@ class Float32:
     def state(self) -> dict[str, Any]:
         return {}
 
-    def load_state(self, state: dict[str, Any]) -> None:
+    def load_state(self, saved: dict[str, Any]) -> None:
         pass
 
 
@@ -162,8 +162,8 @@ class Float16:
     def state(self) -> dict[str, Any]:
         return self._scaler.state_dict()
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        self._scaler.load_state_dict(state)
+    def load_state(self, saved: dict[str, Any]) -> None:
+        self._scaler.load_state_dict(saved)
 
 
 def build(args: TrainingArguments, device: torch.device) -> Precision:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from whet.optim import in_backward, schedule
 from whet.precision import formats
 from whet.train import clipping, optimizing, step
 from whet.train.batches import loading
-from whet.train.checkpoint import best, saving, weights
+from whet.train.checkpoint import best, optimizer_state, saving, weights
 from whet.train.checkpoint import disk_space as space
 from whet.train.checkpoint import folder as checkpoint
 from whet.train.compat import late_arguments, overrides, search, user_loss
@@ -30,6 +30,8 @@ from whet.train.control.leave import Edges
 from whet.train.meter import Meter, speed
 from whet.train.output import obstacles
 from whet.train.resume import restore as resume
+from whet.train.resume.parts import OptimizerPart, SchedulePart
+from whet.train.state import Stateful
 from whet.train.trials import batch_size
 from whet.train.trials import precision as probe
 
@@ -54,11 +56,6 @@ class Fit:
         self.flos_by_user = overrides.changed(trainer, "floating_point_ops")
         self.flos_per_token = 6.0 * weights.count_without_embeddings(trainer.model)
         self.meter = Meter()
-        self.n_bad_in_a_row = 0
-        self.n_left_out = 0
-        """Steps of epochs that a callback ended early."""
-        self.pending: dict[str, bool] | None = None
-        """What was due at the step of a checkpoint when the run left, and is done after resuming."""
         self.spikes = guard.SpikeGuard(self.args.max_loss_spike)
         self.saver = saving.Saver(self)
         self.edges = Edges(self)
@@ -75,10 +72,28 @@ class Fit:
         """The counters, in transformers' form."""
         return self.trainer.state
 
+    def parts(self, changed: Set[str] = frozenset()) -> dict[str, Stateful]:
+        """Return what a checkpoint holds of the run beside the model, in the order in which it is restored.
+
+        `changed` are the settings that `--resume_allow_changes` lets differ from the checkpoint.
+        """
+        names = optimizer_state.names_in(self.optimizer, self.trainer.model)
+        return {
+            "meter": self.meter,
+            "spikes": self.spikes,
+            "precision": self.trainer.precision,
+            "edges": self.edges,
+            "callbacks": self.trainer.events,
+            "loader": self.loader,
+            "checkpoints": self.saver,
+            "optimizer": OptimizerPart(self.optimizer, names, changed),
+            "schedule": SchedulePart(self.optimizer, self.scheduler, changed),
+        }
+
     @property
     def place(self) -> int:
         """Steps of the plan that are behind the run: those taken and those left out."""
-        return self.state.global_step + self.n_left_out
+        return self.state.global_step + self.loader.n_left_out
 
     @property
     def ended(self) -> bool:
@@ -212,16 +227,16 @@ class Fit:
         """Stop after several steps in a row that were not finite, or spikes; none of them was applied."""
         if result.rescaled:
             return
-        self.n_bad_in_a_row = 0 if result.applied else self.n_bad_in_a_row + 1
+        n_bad = self.spikes.n_bad_in_a_row = 0 if result.applied else self.spikes.n_bad_in_a_row + 1
         if not result.applied:
             guard.tell(self.state.global_step, result, self.args.max_loss_spike)
-        if self.n_bad_in_a_row >= self.args.max_nonfinite_steps:
-            raise guard.too_many(self.n_bad_in_a_row, self.state.global_step, result)
+        if n_bad >= self.args.max_nonfinite_steps:
+            raise guard.too_many(n_bad, self.state.global_step, result)
 
     def _end_epoch(self) -> bool:
         """Tell of the epoch's end, and return whether it is one: its last step, the run's, or a callback's wish."""
         if self.trainer.events.control.should_epoch_stop:
-            self.n_left_out += self.loader.leave_epoch(self.place)
+            self.loader.leave_epoch(self.place)
         ends = self.loader.ends_epoch(self.place) or self.ended
         if ends:
             self._send("on_epoch_end")

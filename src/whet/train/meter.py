@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from whet.data.batch import Batch
+from whet.train.resume import kinds
+from whet.train.state import State
 from whet.train.step import StepResult
+
+_KINDS = {
+    "loss_total": kinds.number,
+    "n_losses": kinds.count,
+    "n_skipped": kinds.count,
+    "n_rows": kinds.count,
+    "window": kinds.list_of(kinds.loss),
+}
 
 
 @dataclass
@@ -17,6 +28,8 @@ class Meter:
     started_s: float = field(default_factory=time.perf_counter)
     n_steps: int = 0
     n_rows: int = 0
+    n_rows_before: int = 0
+    """Rows that earlier processes of the run trained on."""
     n_tokens: int = 0
     n_computed: int = 0
     n_padded: int = 0
@@ -53,6 +66,23 @@ class Meter:
         """Return the mean loss of the steps since the last call (NaN where one of them was), and start anew."""
         losses, self.window = self.window, []
         return sum(losses) / len(losses) if losses else float("nan")
+
+    def state(self) -> State:
+        """Return what the mean loss and the next log need."""
+        return {
+            "loss_total": self.loss_total,
+            "n_losses": self.n_losses,
+            "n_skipped": self.n_skipped,
+            "n_rows": self.n_rows_before + self.n_rows,
+            "window": [loss if math.isfinite(loss) else str(loss) for loss in self.window],  # JSON has no NaN
+        }
+
+    def load_state(self, saved: State) -> None:
+        """Continue from the saved counts."""
+        kinds.require_all(saved, _KINDS, "meter")
+        self.loss_total, self.n_losses, self.n_skipped = saved["loss_total"], saved["n_losses"], saved["n_skipped"]
+        self.n_rows_before = saved["n_rows"]
+        self.window = [float(loss) for loss in saved["window"]]
 
     @property
     def elapsed_s(self) -> float:

@@ -15,6 +15,8 @@ from whet.data.prefetch import Piece, Prefetcher, Source
 from whet.log import logger
 from whet.train.batches import plan, streams
 from whet.train.compat import dataloaders
+from whet.train.resume import kinds
+from whet.train.state import State
 
 if TYPE_CHECKING:
     from whet.train.loop import Fit
@@ -40,20 +42,27 @@ class Loader(Protocol):
         """Return whether the step before this one was an epoch's last."""
         ...
 
-    def leave_epoch(self, place: int) -> int:
-        """Go to the next epoch; return how many steps of this one are left out."""
+    n_left_out: int
+    """Steps of epochs that a callback ended early."""
+
+    def leave_epoch(self, place: int) -> None:
+        """Go to the next epoch; the steps of this one that remain are left out."""
         ...
 
     def epochs_done(self, place: int) -> float:
         """Return how many epochs are done before this step."""
         ...
 
-    def state(self) -> dict[str, Any] | None:
-        """Return what a resumed run needs, ready for JSON; None where the step's number says it all."""
+    def state(self) -> State:
+        """Return where the run is in its data, as far as the step's number does not say it."""
         ...
 
-    def go_to(self, state: Any) -> None:
-        """Go on from what `state` returned."""
+    def load_state(self, saved: State) -> None:
+        """Take back what `state` returned; nothing is read before `open`."""
+        ...
+
+    def open(self) -> None:
+        """Go to where the saved state was; DataError if the source does not give the same rows again."""
         ...
 
     def close(self) -> None:
@@ -73,6 +82,7 @@ class PlannedLoader:
 
     def __init__(self, prefetcher: Prefetcher, order: Any) -> None:
         self._prefetcher, self._order = prefetcher, order
+        self.n_left_out = 0
 
     def take(self, place: int) -> list[Batch]:
         return self._prefetcher.take(place)
@@ -86,16 +96,20 @@ class PlannedLoader:
     def ends_epoch(self, place: int) -> bool:
         return place % self._order.steps_per_epoch == 0
 
-    def leave_epoch(self, place: int) -> int:
-        return -place % self._order.steps_per_epoch
+    def leave_epoch(self, place: int) -> None:
+        self.n_left_out += -place % self._order.steps_per_epoch
 
     def epochs_done(self, place: int) -> float:
         return self._order.epoch(place)
 
-    def state(self) -> None:
-        return None
+    def state(self) -> State:
+        return {"n_left_out": self.n_left_out}
 
-    def go_to(self, state: Any) -> None:
+    def load_state(self, saved: State) -> None:
+        kinds.require_all(saved, {"n_left_out": kinds.count}, "loader")
+        self.n_left_out = saved["n_left_out"]
+
+    def open(self) -> None:
         pass
 
     def close(self) -> None:

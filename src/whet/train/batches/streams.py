@@ -29,6 +29,8 @@ from whet.kernels.random import stream_key
 from whet.log import logger
 from whet.train.compat import overrides, user_loss
 from whet.train.compat.dataloaders import is_sized
+from whet.train.resume import kinds
+from whet.train.state import State
 
 if TYPE_CHECKING:
     from whet.train.trainer import Trainer
@@ -49,6 +51,11 @@ class Source(Protocol):
         ...
 
 
+_KINDS = {
+    "epoch": kinds.count, "step": kinds.count, "n_left_out": kinds.count, "digest": kinds.or_none(kinds.text),
+}  # fmt: skip
+
+
 class StreamLoader:
     """The batches of each step of a run, read one step ahead."""
 
@@ -61,6 +68,8 @@ class StreamLoader:
         self._ahead: list[Batch] | None = None
         self._last: list[Batch] = []
         self._state: Any = None
+        self._saved: State | None = None
+        self.n_left_out = 0
 
     def take(self, place: int) -> list[Batch]:
         """Return the batches of the next step; none where the source has ended for good."""
@@ -92,13 +101,11 @@ class StreamLoader:
         """Return whether the last step was an epoch's last."""
         return self.epoch_ended
 
-    def leave_epoch(self, place: int) -> int:
-        """Begin the next epoch with the next step; return how many steps are left out, as far as it is known."""
-        if self.epoch_ended:
-            return 0
-        left = max((self.steps_per_epoch or 0) - self.step, 0)
-        self._end()
-        return left
+    def leave_epoch(self, place: int) -> None:
+        """Begin the next epoch with the next step; the steps left out are counted as far as their number is known."""
+        if not self.epoch_ended:
+            self.n_left_out += max((self.steps_per_epoch or 0) - self.step, 0)
+            self._end()
 
     def epochs_done(self, place: int) -> float:
         """Return how many epochs are done; without a length, a run is taken for one epoch, as in transformers."""
@@ -108,14 +115,23 @@ class StreamLoader:
         """Let go of the source."""
         self._steps = self._ahead = None
 
-    def state(self) -> dict[str, Any]:
-        """Return where the run is in its source, ready for JSON."""
+    def state(self) -> State:
+        """Return where the run is in its source."""
+        place = {"epoch": self.epoch, "n_left_out": self.n_left_out}
         if self.epoch_ended:
-            return {"epoch": self.epoch, "step": 0, "rows": None, "digest": None}
-        return {"epoch": self.epoch, "step": self.step, "rows": self._state, "digest": _digest(self._last)}
+            return {**place, "step": 0, "rows": None, "digest": None}
+        return {**place, "step": self.step, "rows": self._state, "digest": _digest(self._last)}
 
-    def go_to(self, state: Mapping[str, Any]) -> None:
-        """Go to where a run was; DataError where the source does not give the same rows again."""
+    def load_state(self, saved: State) -> None:
+        """Note where the run was in its source; `open` goes there."""
+        kinds.require_all(saved, _KINDS, "loader")
+        self._saved, self.n_left_out = saved, saved["n_left_out"]
+
+    def open(self) -> None:
+        """Go to where the saved state was; DataError if the source does not give the same rows again."""
+        state, self._saved = self._saved, None
+        if state is None:
+            return
         self.close()
         self.epoch, self.step = state["epoch"], state["step"]
         self.epoch_ended = self.step == 0

@@ -7,9 +7,12 @@ from functools import partial
 from typing import Any
 
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback, TrainerControl, TrainerState
+from transformers.trainer_callback import ExportableState
 
 from whet.errors import ConfigError
 from whet.train.callbacks.progress import Bar, JsonLines
+from whet.train.resume import kinds
+from whet.train.state import State
 
 _RESETS = {
     "on_train_begin": ("should_training_stop",),
@@ -75,6 +78,24 @@ class Events:
                 fix="pass the object that was added, or its class",
             )
 
+    def state(self) -> State:
+        """Return the attributes of the callbacks that export a state, as EarlyStoppingCallback does its patience."""
+        exporting = [one for one in self.callbacks if isinstance(one, ExportableState)]
+        return {"exported": [[type(one).__name__, dict(one.state().get("attributes", {}))] for one in exporting]}
+
+    def load_state(self, saved: State) -> None:
+        """Put the attributes back into callbacks of the same classes, in their order; settings stay the new ones."""
+        kinds.require_all(saved, {"exported": kinds.list_of(_is_export)}, "callbacks")
+        left = list(saved["exported"])
+        for callback in self.callbacks:
+            if not isinstance(callback, ExportableState):
+                continue
+            found = next((entry for entry in left if entry[0] == type(callback).__name__), None)
+            if found is not None:
+                left.remove(found)
+                for name in callback.state().get("attributes", {}).keys() & found[1].keys():
+                    setattr(callback, name, found[1][name])
+
     def heard(self, event: str) -> bool:
         """Return whether a callback does something at `event`."""
         methods = (getattr(callback, event, None) for callback in self.callbacks)
@@ -107,6 +128,10 @@ class Events:
     def _sent(self, event: str, args: Any, state: Any, control: Any, *fourth: Any, **facts: Any) -> TrainerControl:
         named = {_FACT_OF[event]: fourth[0]} if fourth and event in _FACT_OF else {}
         return self.call_event(event, args, state, control, **named, **facts)
+
+
+def _is_export(entry: Any) -> bool:
+    return isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], str) and isinstance(entry[1], dict)
 
 
 def _is_meant(callback: Any, wanted: Any) -> bool:

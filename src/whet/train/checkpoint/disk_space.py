@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from whet.errors import StorageError
 from whet.log import logger
-from whet.train.checkpoint import optimizer_states, weights
-from whet.train.resume import restore as resume
+from whet.train.checkpoint import content, optimizer_state, optimizer_template, snapshot
+from whet.train.checkpoint.optimizer_state import OptimizerState
+from whet.train.state import State, gather
 
 if TYPE_CHECKING:
     from whet.train.loop import Fit
@@ -28,13 +28,11 @@ _MB = 1e6
 def forecast_bytes(fit: Fit) -> int:
     """Return the bytes of one checkpoint of this run; exact but for the log history, which grows with the run."""
     model = fit.trainer.model
-    stated = _with_state(fit.optimizer)
-    texts = resume.texts(fit) | {weights.OPTIMIZER_NUMBERS: weights.optimizer_numbers(stated or fit.optimizer)}
-    moments = _two_moments(fit.optimizer) if stated is None else weights.optimizer_tensors(stated)
+    text, tensors = content.divided({**gather(fit.parts()), "optimizer": _optimizer_state(fit)})
     parts = [
-        *(len(text.encode()) for text in texts.values()),
+        *(len(text.encode()) for text in snapshot.texts(fit, text).values()),
         _tensors_bytes(_untied(model.state_dict())),
-        _tensors_bytes(moments),
+        *map(_tensors_bytes, tensors.values()),
         *_model_texts(model, fit.trainer.processing_class),
     ]
     return sum(parts) + _MANIFEST_ENTRY_BYTES * (len(parts) + 2)
@@ -71,21 +69,22 @@ def free_bytes(folder: Path) -> int:
     return shutil.disk_usage(place).free
 
 
-def _with_state(optimizer: Optimizer) -> Optimizer | None:
-    """Return the optimizer, or if it took no step yet one like it that did; None where that is not known."""
-    if weights.optimizer_tensors(optimizer):
-        return optimizer
+def _optimizer_state(fit: Fit) -> State:
+    """Return the optimizer's state after a step: its own, or that of one like it; two moments if that is unknown."""
+    optimizer, names = fit.optimizer, optimizer_state.names_in(fit.optimizer, fit.trainer.model)
+    own = OptimizerState(optimizer, names).state()
+    if own["state"]:
+        return own
+    parameters = {
+        name: parameter
+        for name, parameter in zip(names, optimizer_state.parameters_of(optimizer), strict=True)
+        if parameter.requires_grad
+    }
     try:
-        return optimizer_states.after_a_step(optimizer)
+        return OptimizerState(optimizer_template.after_a_step(optimizer), list(parameters)).state()
     except Exception:  # an optimizer that cannot work without data
-        return None
-
-
-def _two_moments(optimizer: Optimizer) -> dict[str, Tensor]:
-    """Return what most optimizers keep, without memory behind it."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    moments = (torch.empty_like(parameter, device="meta") for parameter in parameters for _ in range(2))
-    return {f"{index}.moment": moment for index, moment in enumerate(moments)}
+        moments = {name: torch.empty_like(parameter, device="meta") for name, parameter in parameters.items()}
+        return own | {"state": {name: {"first": one, "second": one} for name, one in moments.items()}}
 
 
 def _untied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -201,7 +201,7 @@ def copy(folder: Path, output_dir: Path, line: Line) -> Path:
         shutil.copytree(folder, staging, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST))
 
     known = manifest.facts_of(folder) or {}
-    facts = {name: value for name, value in known.items() if name not in ("schema", "step", "run", "parents")}
+    facts = {name: value for name, value in known.items() if name not in ("step", "run", "parents")}
     staged = Staged(output_dir, there.step, line)
     staged.put(write)
     return staged.publish(facts, there.line)

@@ -19,6 +19,8 @@ from whet.train.control import guard
 from whet.train.output import disk_errors
 from whet.train.resume import compare as unchanged
 from whet.train.resume import fingerprint as identity
+from whet.train.resume import kinds
+from whet.train.state import State
 
 if TYPE_CHECKING:
     from whet.train.loop import Fit
@@ -92,10 +94,25 @@ class Saver:
             return {"resume_from_checkpoint": "auto"}
         return {"resume_from_checkpoint": str(last)} if last is not None else {}
 
-    def take_over(self, folders: list[Path]) -> None:
-        """Go on with the checkpoints of an earlier part of the run; a kill may have left one too many."""
+    def state(self) -> State:
+        """Return the names of the run's checkpoints."""
+        return {"names": [path.name for path in self.folders]}
+
+    def load_state(self, saved: State) -> None:
+        """Take over the checkpoints of an earlier part of the run; a kill may have left one too many."""
+        kinds.require_all(saved, {"names": kinds.list_of(kinds.text)}, "checkpoints")
+        folders = self._own(saved["names"])
         checkpoint.rotate(folders, self.fit.args.save_total_limit, self._protected())
         self.folders = [path for path in folders if path.is_dir() and not path.is_symlink()]
+
+    def _own(self, names: Sequence[str]) -> list[Path]:
+        """Return the run's checkpoints that are still there; none if it resumes in another folder."""
+        output_dir, folder = Path(self.fit.args.output_dir), self.resumed_from
+        if folder is None or folder.resolve().parent != output_dir.resolve():
+            return []
+        wanted = {folder.name, *names}
+        there = lines.places([path for path in checkpoint.every(output_dir) if path.name in wanted])
+        return [one.folder for one in there if self.line.holds(one.line.run, one.step)]
 
     def due(self, done: int, *, epoch_ends: bool, complete: bool, better: bool) -> bool:
         """Return whether a checkpoint is to be written after `done` steps; the last step of a rhythm always is."""
@@ -159,7 +176,12 @@ class Saver:
         content = snapshot.take(self.fit, self._buffers)
         staged = checkpoint.Staged(output_dir, done, self.line)
         staged.put(content.write_texts)
-        facts = {"world_size": 1, "config_digest": unchanged.config_digest(self.fit)}
+        facts = {
+            "n_ranks": 1,
+            "seed": self.fit.args.seed,
+            "n_rows": self.fit.meter.n_rows_before + self.fit.meter.n_rows,
+            "config_digest": unchanged.config_digest(self.fit),
+        }
         return Write(staged, content, facts, self.folders[:-1], self.fit.args.save_total_limit, self._protected())
 
     def _protected(self) -> Path | None:

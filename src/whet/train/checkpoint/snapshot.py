@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from whet.train.checkpoint import weights
+from whet.precision import policy
+from whet.train.checkpoint import best, content, weights
 from whet.train.checkpoint.manifest import MANIFEST
 from whet.train.compat import overrides
-from whet.train.resume import restore as resume
+from whet.train.resume import compare
+from whet.train.state import gather
 
 if TYPE_CHECKING:
     from whet.train.loop import Fit
@@ -50,7 +53,8 @@ class Snapshot:
     model: nn.Module
     processing: Any
     weights: Mapping[str, Tensor]
-    moments: Mapping[str, Tensor]
+    tensors: Mapping[str, Mapping[str, Tensor]]
+    """Those of each part of the run's state."""
     save_model: Callable[[Path], None] | None = None
     """The user's own `save_model`; what it writes is the checkpoint's model."""
 
@@ -66,17 +70,28 @@ class Snapshot:
         """Write weights and optimizer state: most of the bytes, and nearly all of the time."""
         if self.save_model is None or not weights.has_weights(folder):
             weights.save_weights(self.model, folder, self.weights)
-        weights.save_moments(self.moments, folder)
+        content.write_tensors(self.tensors, folder)
 
 
 def take(fit: Fit, buffers: Buffers | None = None) -> Snapshot:
     """Return what the run's checkpoint would hold now; with buffers it stays so whatever the run does next."""
     model, state = fit.trainer.model, fit.trainer.model.state_dict()
-    moments = weights.optimizer_tensors(fit.optimizer)
+    text, tensors = content.divided(gather(fit.parts()))
     if buffers is not None:
         model = _with_own_config(model)
-        state, moments = buffers.copies(state, "weights"), buffers.copies(moments, "moments")
-    return Snapshot(resume.texts(fit), model, fit.trainer.processing_class, state, moments, _by_user(fit))
+        state = buffers.copies(state, "weights")
+        tensors = {part: buffers.copies(found, part) for part, found in tensors.items()}
+    return Snapshot(texts(fit, text), model, fit.trainer.processing_class, state, tensors, _by_user(fit))
+
+
+def texts(fit: Fit, state: str) -> dict[str, str]:
+    """Return the small files of a checkpoint around the text of its state."""
+    return {
+        compare.ARGUMENTS: policy.as_run(fit.args, fit.trainer.precision) + "\n",
+        compare.FINGERPRINT: json.dumps(fit.saver.identity, indent=2) + "\n",
+        content.STATE: state,
+        content.TRAINER_STATE: json.dumps(best.as_saved(fit.state), indent=2, sort_keys=True) + "\n",
+    }
 
 
 def _by_user(fit: Fit) -> Callable[[Path], None] | None:

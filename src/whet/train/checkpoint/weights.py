@@ -1,33 +1,25 @@
-"""Weights and optimizer state in and out of folders: safetensors for tensors, JSON for the rest."""
+"""The weights of a model, and the files of its tokenizer, in and out of folders."""
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file, load_model, save_file, save_model
+from safetensors.torch import load_file, load_model, save_model
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from whet.errors import ConfigError
 from whet.models import adapters
 from whet.models.loading.quiet import quiet
 from whet.paths import utf8_name
-from whet.train.checkpoint import optimizer_states
-from whet.train.resume import kinds as counters
 
 WEIGHTS = "model.safetensors"
-_OPTIMIZER = "optimizer"
-OPTIMIZER_NUMBERS = f"{_OPTIMIZER}.json"
-FILES = (WEIGHTS, f"{WEIGHTS}.index.json", f"{_OPTIMIZER}.safetensors", OPTIMIZER_NUMBERS, "config.json")
-"""Names of the files that are written here, beside shards of the weights."""
-_SHAPED = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "sum"}
-"""State of torch's optimizers that has the parameter's shape."""
+FILES = (WEIGHTS, f"{WEIGHTS}.index.json", "optimizer.safetensors", "config.json")
+"""Names of the files of a checkpoint that hold tensors, or the model's settings."""
 
 
 def save_weights(model: nn.Module, folder: Path, tensors: Mapping[str, Tensor] | None = None) -> None:
@@ -120,117 +112,6 @@ def _require_floats(model: nn.Module, file: Path) -> None:
         kind = kinds.get(name)
         if kind is not None and own.is_floating_point() and not kind.startswith(("F", "BF")):
             raise ValueError(f"{name} is stored as {kind}, and weights are floating-point numbers")
-
-
-def optimizer_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
-    """Return the tensors of the optimizer's state, as `parameter.name`; a dict within adds its own name."""
-    tensors: dict[str, Tensor] = {}
-    for parameter, values in optimizer.state_dict()["state"].items():
-        _take_tensors(values, f"{parameter}", tensors)
-    return tensors
-
-
-def optimizer_numbers(optimizer: Optimizer) -> str:
-    """Return the rest of the optimizer's state as JSON text: numbers, and the groups of its parameters."""
-    state = optimizer.state_dict()
-    numbers = {str(parameter): _take_tensors(values, "", {}) for parameter, values in state["state"].items()}
-    rest = {"param_groups": [_plain(group) for group in state["param_groups"]], "state": numbers}
-    return json.dumps(rest, indent=2) + "\n"
-
-
-def save_moments(tensors: Mapping[str, Tensor], folder: Path) -> None:
-    """Write the tensors of an optimizer's state; its numbers are written as `OPTIMIZER_NUMBERS`."""
-    with utf8_name(folder) as named:
-        save_file(_apart(tensors), named / f"{_OPTIMIZER}.safetensors")
-
-
-def load_optimizer(optimizer: Optimizer, folder: Path) -> None:
-    """Put back the state that was written, into an optimizer over the same parameters; ValueError for any other."""
-    rest = json.loads((folder / OPTIMIZER_NUMBERS).read_text("utf-8"))
-    state: dict[int, dict[str, Any]] = {int(parameter): dict(values) for parameter, values in rest["state"].items()}
-    with utf8_name(folder) as named:
-        tensors = load_file(named / f"{_OPTIMIZER}.safetensors")
-    for name, tensor in tensors.items():
-        parameter, *within, key = name.split(".")
-        values = state.setdefault(int(parameter), {})
-        for part in within:
-            values = values.setdefault(part, {})
-            if not isinstance(values, dict):
-                raise ValueError(f"the saved state of parameter {parameter} holds {part} twice")
-        values[key] = tensor
-    _require_shapes(optimizer, state)
-    optimizer_states.require_like(optimizer, state)
-    _require_all(state)
-    _require_steps(state)
-    groups = [_restored(group) for group in rest["param_groups"]]
-    counters.require_groups(groups, optimizer.param_groups)
-    optimizer.load_state_dict({"state": state, "param_groups": groups})
-
-
-def _take_tensors(values: dict[str, Any], place: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """Return the values without tensors, which are put into `tensors` under their place."""
-    rest: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, Tensor):
-            tensors[f"{place}.{name}"] = value.contiguous()
-        else:
-            rest[name] = _take_tensors(value, f"{place}.{name}", tensors) if isinstance(value, dict) else value
-    return rest
-
-
-def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors with copies of those that share memory: safetensors takes each memory once."""
-    seen: set[int] = set()
-    found = {}
-    for name, tensor in tensors.items():
-        memory = tensor.untyped_storage().data_ptr()
-        found[name] = tensor.clone() if memory in seen else tensor
-        seen.add(memory)
-    return found
-
-
-def _require_shapes(optimizer: Optimizer, state: Mapping[int, Mapping[str, Any]]) -> None:
-    """Torch checks no shapes here; its optimizers would run over memory that is not theirs."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    for index, values in state.items():
-        if not 0 <= index < len(parameters):
-            raise ValueError(f"the optimizer has {len(parameters)} parameters, its saved state one of number {index}")
-        shape = tuple(parameters[index].shape)
-        for name in _SHAPED & values.keys():
-            if isinstance(values[name], Tensor) and tuple(values[name].shape) != shape:
-                raise ValueError(f"parameter {index} is {shape}, its saved {name} {tuple(values[name].shape)}")
-            if isinstance(values[name], Tensor) and not _may_hold_moments(values[name], parameters[index]):
-                raise ValueError(f"the saved {name} of parameter {index} holds {values[name].dtype}")
-
-
-def _may_hold_moments(tensor: Tensor, parameter: Tensor) -> bool:
-    wider = tensor.dtype is torch.float64 and parameter.dtype is not torch.float64
-    return (tensor.is_floating_point() and not wider) or tensor.dtype is torch.uint8  # the codes of 8-bit moments
-
-
-def _require_all(state: Mapping[int, Mapping[str, Any]]) -> None:
-    """Either no parameter has a state, or each that is named has one."""
-    empty = [index for index, values in state.items() if not values]
-    if empty and len(empty) < len(state):
-        raise ValueError(f"parameter {empty[0]} has no saved state, others have")
-
-
-def _require_steps(state: Mapping[int, Mapping[str, Any]]) -> None:
-    for index, values in state.items():
-        step = values.get("step", 0)
-        if isinstance(step, Tensor) and (step.is_floating_point() or step.dtype is torch.int64):
-            step = step.item() if step.numel() == 1 else math.nan
-        if not isinstance(step, int | float) or not 0 <= step < counters.MOST or step != int(step):
-            raise ValueError(f"the saved step of parameter {index} is {str(values['step'])[:60]}")
-
-
-def _plain(group: dict[str, Any]) -> dict[str, Any]:
-    return {name: value.item() if isinstance(value, Tensor) else value for name, value in group.items()}
-
-
-def _restored(group: dict[str, Any]) -> dict[str, Any]:
-    lists = {name: value for name, value in group.items() if isinstance(value, list) and name != "params"}
-    return group | {name: tuple(value) for name, value in lists.items()}  # JSON knows no tuples
 
 
 def count_without_embeddings(model: nn.Module) -> int:

@@ -15,6 +15,8 @@ from whet.hardware import memory
 from whet.hardware.memory import Room
 from whet.log import logger
 from whet.models import finite
+from whet.train.resume import kinds
+from whet.train.state import State
 from whet.train.step import StepResult
 
 EVERY_S = 0.05
@@ -102,6 +104,18 @@ class SpikeGuard:
         self.limit = limit
         self.losses: deque[float] = deque(losses, maxlen=LOSSES)
         """Those of the last applied steps."""
+        self.n_bad_in_a_row = 0
+        """Steps in a row, up to now, that were not applied."""
+
+    def state(self) -> State:
+        """Return the losses that the next one is compared with, and how many steps in a row were not applied."""
+        return {"losses": list(self.losses), "n_bad_in_a_row": self.n_bad_in_a_row}
+
+    def load_state(self, saved: State) -> None:
+        """Continue from the saved losses and count."""
+        kinds.require_all(saved, {"losses": kinds.list_of(kinds.number), "n_bad_in_a_row": kinds.count}, "spikes")
+        self.losses.extend(saved["losses"])
+        self.n_bad_in_a_row = saved["n_bad_in_a_row"]
 
     def judge(self, result: StepResult) -> StepResult:
         """Return the result, as one that is not to be applied where its loss is a spike."""

@@ -18,6 +18,8 @@ from whet.log import logger
 from whet.train.checkpoint import folder as checkpoint
 from whet.train.control import guard, lock, stop
 from whet.train.control.stop import Stopped
+from whet.train.resume import kinds
+from whet.train.state import State
 
 if TYPE_CHECKING:
     from whet.train.loop import Fit
@@ -29,6 +31,17 @@ class Edges:
     def __init__(self, fit: Fit) -> None:
         self.fit = fit
         self.memory = guard.memory_guard(fit.args)
+        self.pending: dict[str, bool] | None = None
+        """What was due at the step of a checkpoint when the run left; it is done after resuming."""
+
+    def state(self) -> State:
+        """Return what was due when the run left."""
+        return {"pending": self.pending}
+
+    def load_state(self, saved: State) -> None:
+        """Note what is still due."""
+        kinds.require_all(saved, {"pending": kinds.or_none(kinds.an_object)}, "edges")
+        self.pending = saved["pending"]
 
     def cross(self) -> None:
         """Go on, or save and leave: because of a signal, or because memory runs out."""
@@ -42,7 +55,7 @@ class Edges:
         try:
             return self.fit.evaluate()
         except Stopped:
-            self.fit.pending = due
+            self.pending = due
             self.leave(f"stopped by {stop.asked()} during the evaluation", {})
             raise
 
@@ -55,10 +68,10 @@ class Edges:
             what = f"{why} before the first step was done: nothing was lost, start again with the same command"
             raise Stopped(what, again, code)
         if fit.trainer.events.control.should_training_stop:
-            fit.pending = (fit.pending or {}) | {"stop": True}
+            self.pending = (self.pending or {}) | {"stop": True}
         folder = Path(fit.args.output_dir) / checkpoint.folder_name(done)
         fit.saver.wait()
-        if fit.pending or folder not in fit.saver.folders:
+        if self.pending or folder not in fit.saver.folders:
             fit.saver.save(done, better=False)
             fit.saver.wait()
         kept = f"saved in {folder}, no completed step is lost"
@@ -69,7 +82,7 @@ class Edges:
 
     def take_up(self) -> None:
         """Do what a checkpoint says was due when the run left."""
-        due, self.fit.pending = self.fit.pending, None
+        due, self.pending = self.pending, None
         if not due:
             return
         control = self.fit.trainer.events.control

@@ -20,7 +20,7 @@ from whet.train.resume import fingerprint as identity
 if TYPE_CHECKING:
     from whet.train.loop import Fit
 
-ARGUMENTS, IDENTITY = "training_args.json", "identity.json"
+ARGUMENTS, FINGERPRINT = "training_args.json", "identity.json"
 OPTIMIZER, _WEIGHTS, _EVALUATION_DATA = "optimizer", "weights", "evaluation_data"
 SCHEDULE = {"learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "warmup_ratio"}
 _IN_GROUPS = {
@@ -43,9 +43,9 @@ _MEANT = {
 def require_same(fit: Fit, folder: Path) -> set[str]:
     """Return what differs from the checkpoint and was allowed to; raises ConfigError with what was not."""
     lines = dict(_settings(fit.args, folder))
-    if (folder / IDENTITY).is_file():
+    if (folder / FINGERPRINT).is_file():
         before = _OF_FIRST_VERSION if fit.plan.order_rule else {}
-        lines |= _facts(fit.saver.identity, {**before, **_read(folder / IDENTITY)})
+        lines |= _facts(fit.saver.identity, {**before, **_read(folder / FINGERPRINT)})
     _refuse(lines, fit.args, folder)
     for text in lines.values():
         logger.warning("resuming from %s with a change that was allowed: %s", folder.name, text)

@@ -1,4 +1,4 @@
-"""The numbers in a checkpoint's small files, checked for their kind: a forged folder may hold anything."""
+"""Checks of the kinds of values in a checkpoint's JSON: a forged folder may hold anything."""
 
 from __future__ import annotations
 
@@ -22,58 +22,51 @@ _MOST_OF = {
 """Settings of an optimizer by torch's names, none of them negative -> the most that a run writes."""
 
 
-def _count(value: Any) -> bool:
+def count(value: Any) -> bool:
+    """Return whether this is a whole number that can count something."""
     return type(value) is int and 0 <= value < MOST
 
 
-def _number(value: Any) -> bool:
+def number(value: Any) -> bool:
+    """Return whether this is a finite number of a size that occurs."""
     return type(value) in (int, float) and abs(value) < MOST**4 and math.isfinite(value)
 
 
-def _loss(value: Any) -> bool:
-    """A loss may have been NaN or infinite, which JSON holds as a word."""
-    return _number(value) or value in ("nan", "inf", "-inf")
+def loss(value: Any) -> bool:
+    """Return whether this is a loss: it may have been NaN or infinite, which JSON holds as a word."""
+    return number(value) or value in ("nan", "inf", "-inf")
 
 
-def _list_of(check: Check) -> Check:
+def list_of(check: Check) -> Check:
+    """Return the check of a list of such values."""
     return lambda value: isinstance(value, list) and all(map(check, value))
 
 
-def _or_none(check: Check) -> Check:
+def or_none(check: Check) -> Check:
+    """Return the check of such a value, or none."""
     return lambda value: value is None or check(value)
 
 
-def _object(value: Any) -> bool:
+def an_object(value: Any) -> bool:
+    """Return whether this is a JSON object."""
     return isinstance(value, dict)
 
 
-def _text(value: Any) -> bool:
+def text(value: Any) -> bool:
+    """Return whether this is a text."""
     return isinstance(value, str)
 
 
-STATE: Mapping[str, Check] = {
-    "global_step": _count,
-    "epoch": _or_none(_number),
-    "log_history": _list_of(_object),
-    "total_flos": _number,
-    "best_metric": _or_none(_number),
-    "best_global_step": _or_none(_count),
-    "best_model_checkpoint": _or_none(_text),
+TRAINER_STATE: Mapping[str, Check] = {
+    "global_step": count,
+    "epoch": or_none(number),
+    "log_history": list_of(an_object),
+    "total_flos": number,
+    "best_metric": or_none(number),
+    "best_global_step": or_none(count),
+    "best_model_checkpoint": or_none(text),
 }
-"""What is taken from trainer_state.json."""
-RUN: Mapping[str, Check] = {
-    "loss_total": _number,
-    "n_losses": _count,
-    "window": _list_of(_loss),
-    "n_bad_in_a_row": _count,
-    "n_left_out": _count,
-    "n_skipped": _count,
-    "losses": _list_of(_number),
-    "pending": _or_none(_object),
-    "checkpoints": _list_of(_text),
-    "precision": _object,
-}
-"""What is taken from meter.json."""
+"""What is read from trainer_state.json."""
 
 
 def require_kinds(values: Any, kinds: Mapping[str, Check], file: str) -> None:
@@ -83,6 +76,13 @@ def require_kinds(values: Any, kinds: Mapping[str, Check], file: str) -> None:
     for name, check in kinds.items():
         if name in values and not check(values[name]):
             raise ValueError(f"{name} in {file} is {str(values[name])[:60]!r}, which no run writes there")
+
+
+def require_all(values: Any, kinds: Mapping[str, Check], part: str) -> None:
+    """Raise ValueError if a value of the part's state is missing, or of another kind than whet writes."""
+    require_kinds(values, kinds, part)
+    if missing := sorted(kinds.keys() - values.keys()):
+        raise ValueError(f"{missing[0]} is missing in the state of {part}")
 
 
 def require_step(found: Any, step: int | None, file: str) -> None:
@@ -103,12 +103,12 @@ def _allowed(name: str, value: Any) -> bool:
     """Return whether a setting by this name may have this value: torch checks rates and decays of new groups only."""
     most = _MOST_OF.get(name)
     values = value if isinstance(value, tuple | list) else [value]
-    return most is None or all(one is None or (_number(one) and 0 <= one <= most) for one in values)
+    return most is None or all(one is None or (number(one) and 0 <= one <= most) for one in values)
 
 
 def _alike(old: Any, new: Any) -> bool:
     if type(new) in (int, float) or hasattr(new, "item"):  # a rate may be a tensor of one number
-        return _number(old)
+        return number(old)
     if isinstance(new, tuple | list):
         return isinstance(old, tuple | list) and len(old) == len(new) and all(map(_alike, old, new))
     return old is None or new is None or type(old) is type(new)

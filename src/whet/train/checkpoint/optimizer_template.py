@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -43,23 +43,27 @@ def after_a_step(optimizer: Optimizer, *, frozen_too: bool = False) -> Optimizer
     return probe
 
 
-def require_like(optimizer: Optimizer, state: Mapping[int, Mapping[str, Any]]) -> None:
-    """Raise ValueError for saved entries that this optimizer does not keep, or keeps in another form."""
+def require_like(optimizer: Optimizer, names: Sequence[str], state: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise ValueError for saved entries that this optimizer does not keep, or keeps in another form.
+
+    `names` are those of its parameters, in the order of its groups.
+    """
     try:
-        known = after_a_step(optimizer, frozen_too=True).state_dict()["state"]
+        made = after_a_step(optimizer, frozen_too=True).state_dict()["state"]
     except Exception:  # an optimizer that cannot work without data: nothing to compare with
         return
-    for index, values in state.items():
-        usual = known.get(index, {})
+    known = {names[index]: values for index, values in made.items()}
+    for parameter, values in state.items():
+        usual = known.get(parameter, {})
         for name in values.keys() - _ANYWHERE:
             if name not in usual:
-                raise ValueError(f"the saved state of parameter {index} has {str(name)[:60]}, this optimizer has none")
+                raise ValueError(f"the saved state of {parameter} has {str(name)[:60]}, this optimizer has none")
             if not _alike(values[name], usual[name]):
                 found, wanted = _form(values[name]), _form(usual[name])
-                raise ValueError(f"the saved {name} of parameter {index} is {found}, not {wanted}")
+                raise ValueError(f"the saved {name} of {parameter} is {found}, not {wanted}")
         master = values.get("master")
         if master is not None and not (isinstance(master, Tensor) and master.dtype is torch.float32):
-            raise ValueError(f"the saved master of parameter {index} is {_form(master)}")
+            raise ValueError(f"the saved master of {parameter} is {_form(master)}")
 
 
 def _alike(found: Any, usual: Any) -> bool:

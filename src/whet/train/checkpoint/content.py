@@ -1,0 +1,83 @@
+"""The files of a checkpoint in form 2: what a run's state becomes on the disk, and how it is read again.
+
+`state.json` holds the plain values of all parts, `<part>.safetensors` the tensors of one. `trainer_state.json` is
+transformers' own form of the counters and the log.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from whet.errors import ConfigError
+from whet.paths import utf8_name
+from whet.train.checkpoint import manifest
+from whet.train.state import State, join, split
+
+STATE, TRAINER_STATE = "state.json", "trainer_state.json"
+
+
+def form_of(folder: Path) -> int:
+    """Return the form of a checkpoint that verifies."""
+    return manifest.version_of(manifest.facts_of(folder) or {}) or 1
+
+
+def divided(parts: Mapping[str, State]) -> tuple[str, dict[str, dict[str, Tensor]]]:
+    """Return the text of `state.json`, and the tensors of each part that has any."""
+    plain, tensors = {}, {}
+    for name, state in parts.items():
+        plain[name], found = split(state)
+        if found:
+            tensors[name] = found
+    return _text(plain), tensors
+
+
+def write_tensors(tensors: Mapping[str, Mapping[str, Tensor]], folder: Path) -> None:
+    """Write the tensors of each part into its file."""
+    with utf8_name(folder) as named:
+        for part, found in tensors.items():
+            save_file(_apart(found), named / f"{part}.safetensors")
+
+
+def read(folder: Path) -> dict[str, State]:
+    """Return the states of the parts; raises ValueError if tensors and text do not belong together."""
+    plain = json.loads((folder / STATE).read_text("utf-8"))
+    if not isinstance(plain, dict):
+        raise ValueError(f"{STATE} holds no object")
+    states = {}
+    for part, state in plain.items():
+        file = f"{part}.safetensors"
+        if not part.isidentifier():
+            raise ValueError(f"{str(part)[:60]!r} in {STATE} is no part of a run")
+        with utf8_name(folder) as named:
+            tensors = load_file(named / file) if (folder / file).is_file() else {}
+        states[part] = join(state, tensors)
+    return states
+
+
+def _text(values: Any) -> str:
+    try:
+        return json.dumps(values, indent=1) + "\n"
+    except TypeError as error:
+        raise ConfigError(
+            what="the state of the run cannot be written",
+            got=str(error),
+            why="checkpoints hold plain numbers and texts: they can be read without running code",
+            fix="change what the optimizer or the callback exports as its state, or use --save_strategy no",
+        ) from error
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors with copies of those that share memory: safetensors takes each memory once."""
+    seen: set[int] = set()
+    found = {}
+    for name, tensor in tensors.items():
+        memory = tensor.untyped_storage().data_ptr()
+        found[name] = tensor.clone() if memory in seen else tensor
+        seen.add(memory)
+    return found
