@@ -65,6 +65,9 @@ _NO_DIFFERENCE: Mapping[str, Alias] = {
     "eval_use_gather_object": _no_difference(bool, _ALONE, False),
     "log_level_replica": _no_difference(str, _ALONE, "warning"),
     "log_on_each_node": _no_difference(bool, _ALONE, True),
+    "restore_callback_states_from_checkpoint": _no_difference(
+        bool, "the states that callbacks export are restored on every resume", True
+    ),
     "save_on_each_node": _no_difference(bool, _ALONE, False),
     "split_batches": _no_difference(bool | None, _ALONE),
 }

@@ -33,7 +33,6 @@ NOT_HONOURED: Mapping[str, str] = {
     # saving
     "save_only_model": "use --save_strategy no for the final model alone; checkpoints always hold what resuming needs",
     "ignore_data_skip": "leave it out: a resumed run continues with the next row, which costs no time in whet",
-    "restore_callback_states_from_checkpoint": "restore what a callback keeps in its own on_train_begin",
     # logs
     "include_num_input_tokens_seen": "the results always hold train_tokens_per_second; padding is not among them",
     "skip_memory_metrics": "use --memory_limit_gb to watch the memory of a run, and --profile for its time",

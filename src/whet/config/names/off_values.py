@@ -24,7 +24,6 @@ OFF: Mapping[str, tuple[object, ...]] = {
     # saving
     "save_only_model": (False,),
     "ignore_data_skip": (False,),
-    "restore_callback_states_from_checkpoint": (False,),
     # logs
     "include_num_input_tokens_seen": (False,),  # its word "no" reads as false
     "skip_memory_metrics": (True,),
