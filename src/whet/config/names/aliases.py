@@ -66,7 +66,7 @@ _NO_DIFFERENCE: Mapping[str, Alias] = {
     "log_level_replica": _no_difference(str, _ALONE, "warning"),
     "log_on_each_node": _no_difference(bool, _ALONE, True),
     "restore_callback_states_from_checkpoint": _no_difference(
-        bool, "the states that callbacks export are restored on every resume", True
+        bool, "the states that callbacks export are restored on every resume", False
     ),
     "save_on_each_node": _no_difference(bool, _ALONE, False),
     "split_batches": _no_difference(bool | None, _ALONE),
