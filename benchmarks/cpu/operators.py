@@ -23,7 +23,9 @@ from whet.kernels.attention import packed as fused_attention
 from whet.kernels.batch_position import BatchPosition
 from whet.kernels.layers import cross_entropy as fused_loss
 from whet.kernels.layers import embedding as fused_embedding
-from whet.kernels.layers import fused
+from whet.kernels.layers.activation import bias_act, gated_act_joined
+from whet.kernels.layers.dropout import dropout
+from whet.kernels.layers.norm import add_norm
 from whet.kernels.library import Library, library
 from whet.kernels.optimizer import adamw as fused_optimizer
 from whet.kernels.specs import AdamWStep, AttentionSpec, Drop, Norm, Tables
@@ -59,7 +61,7 @@ def leaves(*shapes: tuple[int, ...]) -> list[Tensor]:
 def dropout_pair(n: int, d: int, position: BatchPosition) -> tuple[Run, Run]:
     x = leaves((n, d))
     drop = Drop(P, position, 0)
-    return both_ways(lambda a: fused.dropout(a, drop), x), both_ways(lambda a: functional.dropout(a, P), x)
+    return both_ways(lambda a: dropout(a, drop), x), both_ways(lambda a: functional.dropout(a, P), x)
 
 
 def norm_pair(n: int, d: int, position: BatchPosition) -> tuple[Run, Run]:
@@ -67,7 +69,7 @@ def norm_pair(n: int, d: int, position: BatchPosition) -> tuple[Run, Run]:
     drop = Drop(P, position, 0)
 
     def ours(a: Tensor, r: Tensor, w: Tensor, b: Tensor, lb: Tensor) -> Tensor:
-        return fused.add_norm(a, r, Norm(w, b, 1e-12), linear_bias=lb, drop=drop)[0]
+        return add_norm(a, r, Norm(w, b, 1e-12), linear_bias=lb, drop=drop)[0]
 
     def eager(a: Tensor, r: Tensor, w: Tensor, b: Tensor, lb: Tensor) -> Tensor:
         return functional.layer_norm(functional.dropout(a + lb, P) + r, (d,), w, b, 1e-12)
@@ -77,7 +79,7 @@ def norm_pair(n: int, d: int, position: BatchPosition) -> tuple[Run, Run]:
 
 def gelu_pair(n: int, d: int, _position: BatchPosition) -> tuple[Run, Run]:
     x = leaves((n, 4 * d), (4 * d,))
-    return both_ways(lambda a, b: fused.bias_act(a, b, "gelu"), x), both_ways(lambda a, b: functional.gelu(a + b), x)
+    return both_ways(lambda a, b: bias_act(a, b, "gelu"), x), both_ways(lambda a, b: functional.gelu(a + b), x)
 
 
 def swiglu_pair(n: int, d: int, _position: BatchPosition) -> tuple[Run, Run]:
@@ -87,7 +89,7 @@ def swiglu_pair(n: int, d: int, _position: BatchPosition) -> tuple[Run, Run]:
         gate, up = a.chunk(2, dim=-1)
         return functional.silu(gate) * up
 
-    return both_ways(lambda a: fused.gated_act_joined(a, "silu"), x), both_ways(eager, x)
+    return both_ways(lambda a: gated_act_joined(a, "silu"), x), both_ways(eager, x)
 
 
 def attention_pair(

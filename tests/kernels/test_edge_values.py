@@ -13,7 +13,8 @@ from torch.nn.functional import layer_norm
 from tiny import plain_torch
 from whet.kernels.attention.packed import attend
 from whet.kernels.layers import embedding as fused_embedding
-from whet.kernels.layers import fused
+from whet.kernels.layers.dropout import dropout
+from whet.kernels.layers.norm import add_norm
 from whet.kernels.library import library
 from whet.kernels.specs import AttentionSpec, Drop, Norm, Tables
 
@@ -32,7 +33,7 @@ def operators(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_dropout_of_one_gives_zeros_and_no_gradient(dtype: torch.dtype) -> None:
     drop, x = Drop(1.0, position_of(LENGTHS), 2), torch.randn(N, WIDTH).to(dtype)
-    out, gradient = outputs_and_gradients(lambda x: fused.dropout(x, drop), [x])
+    out, gradient = outputs_and_gradients(lambda x: dropout(x, drop), [x])
     assert out.count_nonzero() == gradient.count_nonzero() == 0
 
 
@@ -40,8 +41,8 @@ def test_dropout_of_one_gives_zeros_and_no_gradient(dtype: torch.dtype) -> None:
 def test_dropout_of_one_leaves_the_residual_to_the_norm(dtype: torch.dtype) -> None:
     drop, norm = Drop(1.0, position_of(LENGTHS), 2), Norm(torch.ones(WIDTH), torch.zeros(WIDTH), 1e-5)
     x, residual = torch.randn(2, N, WIDTH).to(dtype)
-    dropped = outputs_and_gradients(lambda x, r: fused.add_norm(x, r, norm, drop=drop)[0], [x, residual])
-    (alone, gradient) = outputs_and_gradients(lambda r: fused.add_norm(r, None, norm)[0], [residual])
+    dropped = outputs_and_gradients(lambda x, r: add_norm(x, r, norm, drop=drop)[0], [x, residual])
+    (alone, gradient) = outputs_and_gradients(lambda r: add_norm(r, None, norm)[0], [residual])
     assert torch.equal(dropped[0], alone)
     assert dropped[1].count_nonzero() == 0
     torch.testing.assert_close(dropped[2], gradient, rtol=1e-5, atol=1e-6)
@@ -64,7 +65,7 @@ def test_a_norm_that_overflows_is_not_finite(large: float, dtype: torch.dtype, r
     x = torch.randn(N, WIDTH)
     x[4] *= large
     inputs = [x.to(dtype), torch.randn(N, WIDTH).to(dtype), weight, bias]
-    run = lambda x, r, w, b: fused.add_norm(x, r, Norm(w, b, 1e-5, rms))[0]  # noqa: E731
+    run = lambda x, r, w, b: add_norm(x, r, Norm(w, b, 1e-5, rms))[0]  # noqa: E731
     out, *gradients = outputs_and_gradients(run, inputs)
     assert out[4].isnan().all()
     others = [row for row in range(N) if row != 4]
@@ -94,5 +95,5 @@ def test_the_embeddings_norm_that_overflows_is_not_finite() -> None:
 def test_large_numbers_that_do_not_overflow_are_torchs() -> None:
     x = torch.randn(N, WIDTH) * 1e17
     weight, bias = torch.randn(2, WIDTH)
-    found = fused.add_norm(x, None, Norm(weight, bias, 1e-5))[0]
+    found = add_norm(x, None, Norm(weight, bias, 1e-5))[0]
     torch.testing.assert_close(found, layer_norm(x, (WIDTH,), weight, bias), rtol=1e-5, atol=1e-5)

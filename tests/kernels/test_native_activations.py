@@ -13,7 +13,7 @@ from native_support import (
     relative,
 )
 
-from whet.kernels.layers import fused
+from whet.kernels.layers.activation import bias_act, gated_act, gated_act_joined
 from whet.kernels.reference import layers as reference
 
 need_native()
@@ -29,7 +29,7 @@ def random(*shape, dtype=torch.float32):
 @given(n=st.integers(1, 70), width=st.integers(1, 150), dtype=DTYPES, kind=st.sampled_from(KINDS))
 def test_bias_and_activation(n, width, dtype, kind):
     inputs = [random(n, width, dtype=dtype), random(width)]
-    assert_near_float64(lambda x, b: fused.bias_act(x, b, kind), lambda x, b: reference.bias_act(x, b, kind), inputs)
+    assert_near_float64(lambda x, b: bias_act(x, b, kind), lambda x, b: reference.bias_act(x, b, kind), inputs)
 
 
 @quick
@@ -40,15 +40,15 @@ def test_gated_activation(n, width, dtype, kind):
     def textbook(joined):
         return reference.gated_act(*joined.chunk(2, dim=-1), kind)
 
-    assert_near_float64(lambda joined: fused.gated_act_joined(joined, kind), textbook, [x])
-    assert_near_float64(lambda joined: fused.gated_act(*joined.chunk(2, dim=-1), kind), textbook, [x])
+    assert_near_float64(lambda joined: gated_act_joined(joined, kind), textbook, [x])
+    assert_near_float64(lambda joined: gated_act(*joined.chunk(2, dim=-1), kind), textbook, [x])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_value_is_right_not_only_the_sum(kind):
     """Every value within 8 ulp where it is not tiny, and no more than 1e-6 off anywhere; slopes within 3e-6."""
     x = torch.linspace(-14, 14, 200_001).view(1, -1)
-    found = outputs_and_gradients(lambda a: fused.bias_act(a, None, kind), [x])
+    found = outputs_and_gradients(lambda a: bias_act(a, None, kind), [x])
     exact = outputs_and_gradients(lambda a: reference.bias_act(a, None, kind), [x.double()])
     error = (found[0] - exact[0]).abs()
     plain = x.abs() > 1e-3
@@ -60,7 +60,7 @@ def test_each_value_is_right_not_only_the_sum(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_extreme_inputs(kind):
     x = torch.tensor([[torch.nan, -1e30, -100.0, -0.0, 0.0, 100.0, 1e30, torch.inf]])
-    y = fused.bias_act(x, None, kind)[0]
+    y = bias_act(x, None, kind)[0]
     assert torch.isnan(y[0])
     assert torch.equal(y[1:5].abs() < 1e-30, torch.ones(4, dtype=torch.bool))
     assert torch.equal(y[5:], x[0, 5:])
@@ -68,10 +68,10 @@ def test_extreme_inputs(kind):
 
 def test_bias_gradient_does_not_depend_on_threads():
     inputs = [random(500, 100), random(100)]
-    assert_same_on_two_threads(lambda: outputs_and_gradients(lambda x, b: fused.bias_act(x, b, "gelu"), inputs))
+    assert_same_on_two_threads(lambda: outputs_and_gradients(lambda x, b: bias_act(x, b, "gelu"), inputs))
 
 
 def test_leading_dimensions_are_kept():
     x = random(3, 5, 14)
-    assert fused.gated_act_joined(x, "silu").shape == (3, 5, 7)
-    assert relative(fused.bias_act(x, None, "gelu"), torch.nn.functional.gelu(x.double())) < 1e-6
+    assert gated_act_joined(x, "silu").shape == (3, 5, 7)
+    assert relative(bias_act(x, None, "gelu"), torch.nn.functional.gelu(x.double())) < 1e-6

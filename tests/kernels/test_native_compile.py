@@ -3,14 +3,15 @@
 import torch
 from native_support import need_native, position_of
 
-from whet.kernels.layers import fused
+from whet.kernels.layers.activation import bias_act
+from whet.kernels.layers.norm import add_norm
 from whet.kernels.specs import Drop, Norm
 
 need_native()
 
 
 def block(x, residual, weight, drop):
-    y, _ = fused.add_norm(fused.bias_act(x, None, "gelu"), residual, Norm(weight, None, 1e-5), drop=drop)
+    y, _ = add_norm(bias_act(x, None, "gelu"), residual, Norm(weight, None, 1e-5), drop=drop)
     return y
 
 

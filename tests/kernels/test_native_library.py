@@ -16,7 +16,8 @@ from whet.doctor.advice import native_works
 from whet.doctor.native import examine
 from whet.errors import ConfigError
 from whet.kernels import build, library
-from whet.kernels.layers import fused
+from whet.kernels.layers.activation import bias_act
+from whet.kernels.layers.dropout import dropout
 from whet.kernels.reference import layers as reference
 from whet.kernels.specs import Drop
 
@@ -25,11 +26,13 @@ need_native()
 _PROBE = """
 import json, torch
 from whet.kernels.library import library
-from whet.kernels.layers import fused
+from whet.kernels.layers.activation import bias_act
+from whet.kernels.layers.dropout import dropout
+from whet.kernels.layers.norm import add_norm
 from whet.kernels.reference import layers as plain
 x = torch.linspace(-3, 3, 1000).view(10, 100)
 norm = plain.Norm(torch.linspace(0, 1, 100), None, 1e-5)
-results = [fused.bias_act(x, None, "gelu"), fused.add_norm(x, None, norm)[0]]
+results = [bias_act(x, None, "gelu"), add_norm(x, None, norm)[0]]
 exact = [plain.bias_act(x.double(), None, "gelu"), plain.add_norm(x.double(), None, norm)[0]]
 error = max(float((a - b).abs().max()) for a, b in zip(results, exact))
 maps = {line.split()[-1] for line in open("/proc/self/maps") if "omp" in line.rsplit("/", 1)[-1]}
@@ -62,8 +65,8 @@ def test_plain_torch_runs_where_the_library_is_absent(monkeypatch, tmp_path, cap
     position = position_of([4])
     try:
         with caplog.at_level(logging.WARNING):
-            found = fused.dropout(torch.ones(4, 8), Drop(0.5, position, 0))
-            fused.dropout(torch.ones(4, 8), Drop(0.5, position, 1))
+            found = dropout(torch.ones(4, 8), Drop(0.5, position, 0))
+            dropout(torch.ones(4, 8), Drop(0.5, position, 1))
     finally:
         library.library.cache_clear()
     assert torch.equal(found, reference.dropout(torch.ones(4, 8), Drop(0.5, position, 0)))
@@ -109,8 +112,8 @@ def test_a_stale_library_is_reported_once_with_what_replaces_it(monkeypatch, cap
     library.library.cache_clear()
     try:
         with caplog.at_level(logging.WARNING):
-            found = fused.bias_act(torch.ones(4, 8), None, "gelu")
-            fused.bias_act(torch.ones(4, 8), None, "gelu")
+            found = bias_act(torch.ones(4, 8), None, "gelu")
+            bias_act(torch.ones(4, 8), None, "gelu")
             seen = examine()
     finally:
         library.library.cache_clear()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from native_support import assert_same_on_two_threads, need_native, position_of, quick
 
 from whet.kernels.attention import packed as fused_attention
-from whet.kernels.layers import fused
+from whet.kernels.layers.dropout import dropout
 from whet.kernels.reference import layers as reference
 from whet.kernels.reference.layers import attend
 from whet.kernels.specs import AttentionSpec, Drop
@@ -31,7 +31,7 @@ need_native()
 def test_hidden_masks_are_those_of_plain_torch(lengths, width, p, seed, site):
     position = position_of(lengths, seed=seed, first_slot=2**31 - 100)
     x = torch.ones(sum(lengths), width)
-    found = fused.dropout(x, Drop(p, position, site))
+    found = dropout(x, Drop(p, position, site))
     assert torch.equal(found, reference.dropout(x, Drop(p, position, site)))
 
 
@@ -50,27 +50,27 @@ def test_attention_masks_are_those_of_plain_torch(length, heads, p, causal):
 def test_a_mask_depends_on_slot_and_position_alone():
     x = torch.ones(30, 70)
     both, second = position_of([20, 10]), position_of([10], first_slot=8)
-    packed = fused.dropout(x, Drop(0.5, both, 1))
-    assert torch.equal(packed[20:], fused.dropout(x[20:], Drop(0.5, second, 1)))
+    packed = dropout(x, Drop(0.5, both, 1))
+    assert torch.equal(packed[20:], dropout(x[20:], Drop(0.5, second, 1)))
     assert not torch.equal(packed[:10], packed[20:])
 
 
 def test_every_site_and_step_has_its_own_mask():
     x = torch.ones(20, 64)
     position, later = position_of([20]), position_of([20], step=6)
-    masks = [fused.dropout(x, drop) for drop in (Drop(0.5, position, 1), Drop(0.5, position, 2), Drop(0.5, later, 1))]
+    masks = [dropout(x, drop) for drop in (Drop(0.5, position, 1), Drop(0.5, position, 2), Drop(0.5, later, 1))]
     assert len({tuple(mask.flatten().tolist()) for mask in masks}) == len(masks)
 
 
 def test_dropout_keeps_the_mean():
     position = position_of([2000])
-    kept = fused.dropout(torch.ones(2000, 512), Drop(0.1, position, 3))
+    kept = dropout(torch.ones(2000, 512), Drop(0.1, position, 3))
     assert abs(float(kept.mean()) - 1.0) < 2e-3  # six standard deviations of a mean of a million draws
 
 
 def test_backward_sees_the_mask_of_forward():
     x = torch.ones(30, 100, dtype=torch.bfloat16, requires_grad=True)
-    y = fused.dropout(x, Drop(0.3, position_of([30]), 4))
+    y = dropout(x, Drop(0.3, position_of([30]), 4))
     (grad,) = torch.autograd.grad(y.sum(), x)
     assert torch.equal(grad, y)
 
@@ -78,14 +78,14 @@ def test_backward_sees_the_mask_of_forward():
 _ROUNDING = """
 import torch
 from native_support import position_of
-from whet.kernels.layers import fused
+from whet.kernels.layers.dropout import dropout
 from whet.kernels.reference import layers as reference
 from whet.kernels.specs import Drop
 bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
 x = bits.view(torch.bfloat16).reshape(256, 256)
 x = torch.where(x.abs().float() < 2.0**-125, 1.0, x)
 drop = Drop(0.3, position_of([256]), 4)
-found, exact = fused.dropout(x, drop), reference.dropout(x, drop)
+found, exact = dropout(x, drop), reference.dropout(x, drop)
 exact[x.isnan() & (found == 0)] = 0  # dropped: the reference multiplies by 0 instead
 assert found.isnan().any() and found.isinf().any()
 assert torch.equal(found.isnan(), exact.isnan())
@@ -102,4 +102,4 @@ def test_every_bf16_is_rounded_as_torch_rounds(level):
 
 def test_masks_do_not_depend_on_threads():
     drop = Drop(0.3, position_of([70, 31]), 4)
-    assert_same_on_two_threads(lambda: [fused.dropout(torch.ones(101, 77), drop)])
+    assert_same_on_two_threads(lambda: [dropout(torch.ones(101, 77), drop)])

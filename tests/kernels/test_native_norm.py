@@ -14,7 +14,8 @@ from native_support import (
 )
 from torch.nn import functional
 
-from whet.kernels.layers import fused
+from whet.kernels.layers import norm as fused_norm
+from whet.kernels.layers.norm import add_norm
 from whet.kernels.reference import layers as reference
 from whet.kernels.specs import Drop, Norm
 
@@ -43,7 +44,7 @@ def test_everything_at_once(n, width, dtype, rms, p):
 
         return run
 
-    assert_near_float64(run_by(fused), run_by(reference), inputs_of(n, width, dtype))
+    assert_near_float64(run_by(fused_norm), run_by(reference), inputs_of(n, width, dtype))
 
 
 @quick
@@ -54,19 +55,19 @@ def test_norm_alone(n, width, dtype, rms, biased):
     def run_by(module):
         return lambda x, w, b=None: module.add_norm(x, None, Norm(w, b, 1e-5, rms))[0]
 
-    assert_near_float64(run_by(fused), run_by(reference), [x, weight, bias] if biased else [x, weight])
+    assert_near_float64(run_by(fused_norm), run_by(reference), [x, weight, bias] if biased else [x, weight])
 
 
 def test_it_is_the_layer_norm_of_torch():
     x, residual, weight, bias, _ = inputs_of(20, 96, torch.float32)
-    y, total = fused.add_norm(x, residual, Norm(weight, bias, 1e-12))
+    y, total = add_norm(x, residual, Norm(weight, bias, 1e-12))
     assert torch.equal(total, x + residual)
     torch.testing.assert_close(y, functional.layer_norm(x + residual, (96,), weight, bias, 1e-12))
 
 
 def test_a_large_mean_does_not_spoil_the_variance():
     x = torch.randn(4, 256) + 1000.0
-    y, _ = fused.add_norm(x, None, Norm(torch.ones(256), None, 1e-5))
+    y, _ = add_norm(x, None, Norm(torch.ones(256), None, 1e-5))
     exact = functional.layer_norm(x.double(), (256,), eps=1e-5)
     assert float((y - exact).abs().max()) < 1e-3  # one ulp of 1000 is 6e-5, and variance is 1
 
@@ -74,7 +75,7 @@ def test_a_large_mean_does_not_spoil_the_variance():
 @pytest.mark.parametrize("used", [0, 1])
 def test_only_one_result_is_used(used):
     def run(x, residual, weight, bias, linear_bias):
-        return fused.add_norm(x, residual, Norm(weight, bias, 1e-5), linear_bias=linear_bias)[used]
+        return add_norm(x, residual, Norm(weight, bias, 1e-5), linear_bias=linear_bias)[used]
 
     x, residual, weight, bias, linear_bias = (t.requires_grad_() for t in inputs_of(6, 32, torch.float32))
     grads = torch.autograd.grad(run(x, residual, weight, bias, linear_bias).sum(), [x, residual], allow_unused=True)
@@ -87,6 +88,6 @@ def test_sums_do_not_depend_on_threads():
     drop = Drop(0.1, position_of([700]), 2)
 
     def run(x, residual, weight, bias, linear_bias):
-        return fused.add_norm(x, residual, Norm(weight, bias, 1e-5), linear_bias=linear_bias, drop=drop)[0]
+        return add_norm(x, residual, Norm(weight, bias, 1e-5), linear_bias=linear_bias, drop=drop)[0]
 
     assert_same_on_two_threads(lambda: outputs_and_gradients(run, inputs_of(700, 130, torch.float32)))

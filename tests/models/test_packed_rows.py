@@ -15,7 +15,7 @@ from tiny import FAMILIES, VOCABULARY, arguments, plain_torch, tiny_model, tiny_
 from whet.data.batch import pack
 from whet.data.store import RowStore
 from whet.kernels.batch_position import Placement, Site
-from whet.kernels.layers.fused import dropout
+from whet.kernels.layers.dropout import dropout
 from whet.kernels.specs import Drop
 from whet.models.packed import position_of
 

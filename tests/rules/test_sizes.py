@@ -10,12 +10,11 @@ MOST_FUNCTION_LINES = 50
 MOST_PARAMETERS = 6
 VAGUE_WORDS = {"util", "utils", "helper", "helpers", "common", "misc"}
 WIDE_ON_PURPOSE = {
-    "src/whet/kernels/operators.py: add_norm": "an operator of torch takes tensors and numbers, no objects",
-    "src/whet/kernels/operators.py: add_norm_backward": "an operator of torch takes tensors and numbers, no objects",
-    "src/whet/kernels/operators.py: _": "an operator of torch takes tensors and numbers, no objects",
-    "src/whet/kernels/operators.py: _spec": "an operator of torch takes tensors and numbers, no objects",
-    "src/whet/kernels/operators.py: attention": "an operator of torch takes tensors and numbers, no objects",
-    "src/whet/kernels/operators.py: attention_backward": "an operator of torch takes tensors and numbers, no objects",
+    "src/whet/kernels/torch_ops/norm.py: add_norm": "an operator of torch takes no objects",
+    "src/whet/kernels/torch_ops/norm.py: add_norm_backward": "an operator of torch takes no objects",
+    "src/whet/kernels/torch_ops/attention.py: _spec": "an operator of torch takes no objects",
+    "src/whet/kernels/torch_ops/attention.py: attention": "an operator of torch takes no objects",
+    "src/whet/kernels/torch_ops/attention.py: attention_backward": "an operator of torch takes no objects",
     "src/whet/train/compat/methods.py: TransformersMethods.create_model_card": "takes what transformers' Trainer takes",
     "src/whet/train/compat/methods.py: TransformersMethods.hyperparameter_search": "as in transformers",
     "src/whet/train/trainer.py: Trainer.__init__": "takes what transformers' Trainer takes",

@@ -1,4 +1,4 @@
-"""How the operators run inside of a compiled graph: as the operators that `operators.py` registers with torch."""
+"""How the operators run inside of a compiled graph: as the operators that `torch_ops/` registers with torch."""
 
 import torch
 from torch import Tensor
@@ -13,12 +13,12 @@ _NOTHING: Mask = (0.0, 0, None, None, None)
 
 
 class Traced:
-    """What graphs that are traced now may hold; `methods/compiling.py` sets it."""
+    """What graphs may hold that are being traced; `methods/compiling.py` sets it."""
 
     operators = False
-    """Whether `operators.py` has registered its operators: a graph of somebody else's holds plain torch."""
+    """Whether `torch_ops/` has registered its operators. Graphs that others compile hold plain torch."""
     native = False
-    """Whether the native library is there to carry them out."""
+    """Whether the native library is there to run them."""
 
 
 def holds(*tensors: Tensor | None, drop: Drop | None = None) -> bool:

@@ -1,6 +1,7 @@
 """How tensors become arguments of the native operators."""
 
 import ctypes
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -12,14 +13,15 @@ from whet.kernels.library import Library, library
 from whet.kernels.random import keep_threshold
 from whet.kernels.specs import Drop
 
+_Args = TypeVar("_Args", bound=ctypes.Structure)
 DTYPES = {torch.float32: structs.FLOAT32, torch.bfloat16: structs.BFLOAT16}
 
 
 def native_for(*tensors: Tensor | None) -> Library | None:
     """Return the library if it can work on these tensors: all on the CPU and of one dtype, fp32 or bf16.
 
-    The answer is None where somebody follows the operators: a tracer would take results for constants, a compiler can
-    fuse plain torch, and a transform needs operators that it knows.
+    None if torch follows the operators: a tracer would record results as constants, a compiler can fuse plain torch,
+    and a transform needs operators that it knows.
     """
     if is_followed():
         return None
@@ -41,7 +43,7 @@ def ptr(tensor: Tensor | None) -> int | None:
 
 
 def call(name: str, args: ctypes.Structure) -> None:
-    """Run one operator of the library, under its name where a profiler looks on: it cannot see into ctypes."""
+    """Run one operator of the library. A profiler sees it under its name, since it cannot look into ctypes."""
     found = library()
     assert found is not None  # callers ask native_for first
     if _profiler_enabled():
@@ -71,3 +73,15 @@ def float32(tensor: Tensor | None) -> Tensor | None:
 def rows_of(x: Tensor) -> int:
     """Return how many rows of the last dimension x has."""
     return x.numel() // x.shape[-1] if x.numel() else 0
+
+
+def floats(*shape: int) -> Tensor:
+    """Return a new fp32 tensor, not yet written."""
+    return torch.empty(shape, dtype=torch.float32)
+
+
+def point(args: _Args, **tensors: Tensor | None) -> _Args:
+    """Set the pointers of args to the tensors' data. The caller keeps the tensors alive."""
+    for name, tensor in tensors.items():
+        setattr(args, name, ptr(tensor))
+    return args

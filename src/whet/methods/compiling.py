@@ -17,7 +17,7 @@ from torch._inductor import list_mode_options
 from whet.config.arguments import TrainingArguments
 from whet.config.rules.compile import DEFAULT_BACKEND
 from whet.errors import ConfigError
-from whet.kernels import graph, native_call, operators
+from whet.kernels import graph, native_call, torch_ops
 from whet.kernels.batch_position import BatchPosition, KeyedPosition, Placement, Site
 from whet.methods import compile_checks
 from whet.methods.blocks import find, own_forward, unbound
@@ -122,7 +122,7 @@ def _compiler(backend: str, mode: str | None, model: nn.Module, *, whole: bool) 
     # torch keeps graphs with the code that they were made from: a copy of it holds those of this model alone.
     own = FunctionType(_run.__code__.replace(), _run.__globals__)
     compiled = torch.compile(own, backend=backend, options=options, dynamic=True, fullgraph=whole)
-    graph.Traced.operators = operators.REGISTERED
+    graph.Traced.operators = torch_ops.REGISTERED
 
     def limited(*given: Any, **named: Any) -> Any:
         graph.Traced.native = native_call.library() is not None

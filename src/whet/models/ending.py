@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from whet.kernels.batch_position import running
-from whet.kernels.layers.fused import add_norm
+from whet.kernels.layers.norm import add_norm
 from whet.kernels.specs import Drop, Norm
 
 

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from whet.kernels.attention.packed import attend, attend_joined
 from whet.kernels.batch_position import BatchPosition, Site
 from whet.kernels.layers import recompute
+from whet.kernels.layers.activation import bias_act
 from whet.kernels.layers.embedding import TAKES_THE_REST, RowGradient, embed
-from whet.kernels.layers.fused import bias_act
 from whet.kernels.products.linear import linear
 from whet.kernels.specs import AttentionSpec, Drop, Norm, Tables
 from whet.models.binding import bound

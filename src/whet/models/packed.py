@@ -11,7 +11,7 @@ from whet.data.batch import Batch
 from whet.data.padding import PaddingTokens
 from whet.errors import ConfigError
 from whet.kernels.batch_position import BatchPosition, Kernel, Placement, Site
-from whet.kernels.layers.fused import dropout
+from whet.kernels.layers.dropout import dropout
 from whet.kernels.specs import Drop
 from whet.models import attention
 from whet.models.bad_batch import explained

@@ -1,4 +1,4 @@
-"""Attention within packed rows as a native operator with its gradient."""
+"""Attention within packed sequences, and its gradient."""
 
 from typing import Any
 
@@ -16,10 +16,10 @@ from whet.kernels.specs import AttentionSpec
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
-    """Return softmax(q k^T scale) v of each row by itself, (N, H, K); k and v (N, G, K) may have fewer heads.
+    """Return softmax(q k^T scale) v (N, H, K) within each sequence; k and v (N, G, K) may have fewer heads.
 
-    The tensors may be views whose last dimension is contiguous. Backward computes the weights again, from one number a
-    query and head, and the dropout mask from its key; working memory is linear in the longest row.
+    The tensors may be views whose last dimension is contiguous. Backward recomputes the weights from one number a query
+    and head, and the dropout mask from its key. Working memory is linear in the longest sequence.
     """
     if graph.in_graph(spec.drop):
         return _in_graph(spec, q, k, v)
@@ -31,7 +31,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
 def attend_joined(qkv: Tensor, spec: AttentionSpec) -> Tensor:
     """Return the attention (N, H, K) of qkv (N, 3, H, K), the product of the three joined projections.
 
-    It is read in place, and its gradient comes as one tensor, ready for the product's backward.
+    It is read in place, and its gradient is one tensor, which the product's backward takes.
     """
     if graph.in_graph(spec.drop):
         return _in_graph(spec, qkv, None, None)
@@ -42,7 +42,7 @@ def attend_joined(qkv: Tensor, spec: AttentionSpec) -> Tensor:
 
 
 def plain(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
-    """Return what `attend` does without the native operator: a GPU's kernels, or the textbook row by row."""
+    """Return what `attend` computes without the native operator: by a GPU's kernels, or the textbook row by row."""
     on_gpu = q.device.type != "cpu" and not torch.compiler.is_compiling()
     return (gpu_attention if on_gpu else reference).attend(q, k, v, spec)
 
@@ -54,14 +54,47 @@ def _in_graph(spec: AttentionSpec, q: Tensor, k: Tensor | None, v: Tensor | None
     return torch.ops.whet.attention(q, k, v, *rows, p, site, keys, spec.max_seqlen, spec.kernel, spec.key_counts)[0]
 
 
+def attention_forward(tensors: tuple[Tensor, ...], spec: AttentionSpec) -> tuple[Tensor, Tensor]:
+    """Return the attention (N, H, K), and the log-sum-exp of the scores (N, H) fp32, which backward needs.
+
+    `tensors` are query, key and value, or one tensor (N, 3, H, K) that holds them.
+    """
+    q, k, v = _split(with_contiguous_heads(tensors))
+    out, lse = attention_outputs(tensors)
+    call("attention", _arguments(spec, (q, k, v), out, lse))
+    return out, lse
+
+
+def attention_backward(
+    dout: Tensor, tensors: tuple[Tensor, ...], out: Tensor, lse: Tensor, spec: AttentionSpec
+) -> tuple[Tensor, ...]:
+    """Return the gradients of the tensors, contiguous, for that of the attention."""
+    tensors, (dout,) = with_contiguous_heads(tensors), with_contiguous_heads((dout,))
+    found = tuple(torch.empty(t.shape, dtype=t.dtype) for t in tensors)
+    args = _arguments(spec, _split(tensors), out, lse)
+    args.dout = _view(dout)
+    args.dq, args.dk, args.dv = (_view(grad) for grad in _split(found))
+    call("attention_backward", args)
+    return found
+
+
+def attention_outputs(tensors: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+    """Return new tensors for the results of `attention_forward`, not yet written."""
+    q = tensors[0]
+    out = q.new_empty(q.shape if len(tensors) > 1 else (q.shape[0], *q.shape[2:]))
+    return out, q.new_empty(out.shape[:2], dtype=torch.float32)
+
+
+def with_contiguous_heads(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Return the tensors as the operator reads them: with a contiguous last dimension; views stay views."""
+    return tuple(t if t.stride(-1) == 1 else t.contiguous() for t in tensors)
+
+
 class _Attend(Function):
     @staticmethod
     def forward(ctx: Any, spec: AttentionSpec, *tensors: Tensor) -> Tensor:
-        tensors = tuple(t if t.stride(-1) == 1 else t.contiguous() for t in tensors)
-        q, k, v = _split(tensors)
-        out = torch.empty(q.shape, dtype=q.dtype)
-        lse = torch.empty(q.shape[:2], dtype=torch.float32)
-        call("attention", _arguments(spec, (q, k, v), out, lse))
+        tensors = with_contiguous_heads(tensors)
+        out, lse = attention_forward(tensors, spec)
         ctx.spec = spec
         ctx.save_for_backward(*tensors, out, lse)
         return out
@@ -70,13 +103,7 @@ class _Attend(Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         *tensors, out, lse = ctx.saved_tensors
-        dout = grads[0] if grads[0].stride(-1) == 1 else grads[0].contiguous()
-        found = tuple(torch.empty(t.shape, dtype=t.dtype) for t in tensors)
-        args = _arguments(ctx.spec, _split(tuple(tensors)), out, lse)
-        args.dout = _view(dout)
-        args.dq, args.dk, args.dv = (_view(grad) for grad in _split(found))
-        call("attention_backward", args)
-        return None, *found
+        return None, *attention_backward(grads[0], tuple(tensors), out, lse, ctx.spec)
 
 
 def _split(tensors: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,0 +1,156 @@
+"""`whet::attention` and its gradient.
+
+It is one operator without the native library too: plain torch goes through the sequences one by one, and a GPU has
+kernels of its own.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.library import custom_op, register_autograd, register_fake
+
+from whet.kernels.attention.packed import attention_backward as backward_of
+from whet.kernels.attention.packed import attention_forward as forward_of
+from whet.kernels.attention.packed import attention_outputs, plain
+from whet.kernels.batch_position import KeyedPosition
+from whet.kernels.native_call import native_for
+from whet.kernels.specs import AttentionSpec, Drop
+from whet.kernels.torch_ops.arguments import or_none, shaped_as
+
+NAME = "whet::attention"
+_BACKWARD = "whet::attention_backward"
+
+
+def _spec(
+    cu_seqlens: Tensor,
+    row_slots: Tensor | None,
+    scale: float,
+    causal: bool,
+    p: float,
+    site: int,
+    keys: Tensor | None,
+    max_seqlen: Tensor | None,
+    kernel: str,
+    key_counts: Tensor | None,
+) -> AttentionSpec:
+    n_rows = len(cu_seqlens) - 1  # a compiled block's row_slots and key_counts have one more
+    counts = None if key_counts is None else key_counts[:n_rows]
+    asked: Any = {"max_seqlen": max_seqlen, "kernel": kernel, "key_counts": counts}
+    if keys is None or row_slots is None:
+        return AttentionSpec(cu_seqlens, scale, causal, **asked)
+    row_slots = row_slots[:n_rows]
+    position = KeyedPosition(0, 0, row_slots, row_slots, cu_seqlens, row_slots, keys)
+    return AttentionSpec(cu_seqlens, scale, causal, Drop(p, position, site), **asked)
+
+
+def _tensors(q: Tensor, k: Tensor | None, v: Tensor | None) -> tuple[Tensor, ...]:
+    """Return query, key and value; or the three of them joined in one tensor."""
+    return (q,) if k is None or v is None else (q, k, v)
+
+
+def _plain_attention(tensors: tuple[Tensor, ...], spec: AttentionSpec) -> Tensor:
+    q, k, v = tensors[0].unbind(1) if len(tensors) == 1 else tensors
+    # As the graph expects it: flash kernels keep the strides of q, and under autocast float32 becomes its format.
+    return plain(q, k, v, spec).to(q.dtype).contiguous()
+
+
+@contextmanager
+def _autograd() -> Iterator[None]:
+    """Run the block with autograd, which torch turns off inside an operator."""
+    keys = torch._C.DispatchKey
+    with (
+        torch._C._SetExcludeDispatchKeyGuard(keys.AutogradFunctionality, False),
+        torch._C._SetExcludeDispatchKeyGuard(keys.ADInplaceOrView, False),
+        torch.enable_grad(),
+    ):
+        yield
+
+
+@custom_op(NAME, mutates_args=())
+def attention(
+    q: Tensor,
+    k: Tensor | None,
+    v: Tensor | None,
+    cu_seqlens: Tensor,
+    row_slots: Tensor | None,
+    scale: float,
+    causal: bool,
+    p: float,
+    site: int,
+    keys: Tensor | None,
+    max_seqlen: Tensor | None,
+    kernel: str,
+    key_counts: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Return the results of `attention_forward`; without k and v, q holds all three, (N, 3, H, K)."""
+    spec = _spec(cu_seqlens, row_slots, scale, causal, p, site, keys, max_seqlen, kernel, key_counts)
+    tensors = _tensors(q, k, v)
+    if native_for(*tensors) is None:
+        out = _plain_attention(tensors, spec)
+        return out, out.new_empty(out.shape[:2], dtype=torch.float32)
+    return forward_of(tensors, spec)
+
+
+@register_fake(NAME)
+def _(q: Tensor, k: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor]:
+    return attention_outputs((q,) if k is None else (q, k))
+
+
+@custom_op(_BACKWARD, mutates_args=())
+def attention_backward(
+    dout: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    q: Tensor,
+    k: Tensor | None,
+    v: Tensor | None,
+    cu_seqlens: Tensor,
+    row_slots: Tensor | None,
+    scale: float,
+    causal: bool,
+    p: float,
+    site: int,
+    keys: Tensor | None,
+    max_seqlen: Tensor | None,
+    kernel: str,
+    key_counts: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of q, k and v; those of k and v are empty if q holds all three."""
+    spec = _spec(cu_seqlens, row_slots, scale, causal, p, site, keys, max_seqlen, kernel, key_counts)
+    tensors = _tensors(q, k, v)
+    if native_for(*tensors) is None:
+        with _autograd():
+            again = tuple(tensor.detach().requires_grad_() for tensor in tensors)
+            found = torch.autograd.grad(_plain_attention(again, spec), again, dout)
+    else:
+        found = backward_of(dout, tensors, out, lse, spec)
+    found = tuple(grad.contiguous() for grad in found)
+    dk, dv = found[1:] or (q.new_empty(0), q.new_empty(0))
+    return found[0], dk, dv
+
+
+@register_fake(_BACKWARD)
+def _(dout: Tensor, out: Tensor, lse: Tensor, q: Tensor, *rest: Any) -> Any:
+    return tuple(shaped_as(one, q) for one in (q, *rest[:2]))
+
+
+def _save(ctx: Any, inputs: Any, output: Any) -> None:
+    q, k, v, cu_seqlens, row_slots, ctx.scale, ctx.causal, ctx.p, ctx.site, keys, max_seqlen, ctx.kernel, counts = (
+        inputs
+    )
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*output, q, k, v, cu_seqlens, row_slots, keys, max_seqlen, counts)
+
+
+def _gradient(ctx: Any, dout: Tensor, _: Any) -> Any:
+    *tensors, keys, max_seqlen, counts = ctx.saved_tensors
+    mask = (ctx.p, ctx.site, keys)
+    dq, dk, dv = attention_backward(dout, *tensors, ctx.scale, ctx.causal, *mask, max_seqlen, ctx.kernel, counts)
+    joined = tensors[3] is None
+    return dq, or_none(dk, wanted=not joined), or_none(dv, wanted=not joined), *(None,) * 10
+
+
+register_autograd(NAME, _gradient, setup_context=_save)
