@@ -22,6 +22,7 @@ _TESTS = Path(__file__).resolve().parent
 for _folder in ("qa", "rules", "train"):  # their tiny corpora, stand-ins and models serve other folders as well
     sys.path.append(str(_TESTS / _folder))
 
+_LEVEL = logger.level
 _SHARED_DATA = _TESTS.parents[1] / "shared" / "data"
 
 
@@ -88,9 +89,9 @@ def _cache_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
 @pytest.fixture(autouse=True)
 def _log_of_a_library() -> Iterator[None]:
     """Each test begins with whet's log as a library leaves it; a command that it runs sets it up for a terminal."""
-    handlers, propagate, level = list(logger.handlers), logger.propagate, logger.level
+    handlers, propagate = list(logger.handlers), logger.propagate
     logger.handlers.clear()
     logger.propagate = True
+    logger.setLevel(_LEVEL)  # a fixture of a module may have run with another log_level
     yield
     logger.handlers[:], logger.propagate = handlers, propagate
-    logger.setLevel(level)
