@@ -16,11 +16,7 @@ from transformers import AutoConfig, AutoModelForQuestionAnswering
 
 import whet
 from whet.data.store import RowStore
-from whet.kernels import native_call
 from whet.kernels.library import library
-from whet.kernels.optimizer import adamw as fused_optimizer
-from whet.methods import fuse
-from whet.optim.optimizers import auto
 
 FAMILIES = ("albert", "bert", "distilbert", "electra", "roberta", "xlm-roberta")
 VOCABULARY = 200
@@ -127,11 +123,14 @@ def arguments(folder: Path, **changes: Any) -> whet.TrainingArguments:
 
 @contextmanager
 def plain_torch() -> Iterator[None]:
-    """Run the block as on a machine without the native library: every operator in plain torch."""
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (native_call, fused_optimizer, fuse, auto):
-            patch.setattr(module, "library", lambda: None)
-        yield
+    """Run the block with WHET_KERNELS=reference: every operator in plain torch."""
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("WHET_KERNELS", "reference")
+            library.cache_clear()
+            yield
+    finally:
+        library.cache_clear()
 
 
 @pytest.fixture(params=["native", "plain-torch"])

@@ -84,6 +84,18 @@ def native_is_there(native: Native) -> Problem | None:
     )
 
 
+def kernels_are_native(native: Native) -> Problem | None:
+    """The reference operators are for tests and comparisons."""
+    if native.asked_kernels != "reference":
+        return None
+    return Problem(
+        what="the native operators are turned off",
+        got="WHET_KERNELS=reference",
+        why="plain torch runs instead, slower in all that is between the matrix products",
+        fix="run: unset WHET_KERNELS",
+    )
+
+
 def isa_is_known(native: Native) -> Problem | None:
     """An unknown word would be passed over in silence."""
     if native.asked_isa in _KNOWN_ISAS:
@@ -242,7 +254,12 @@ def _cores(machine: Machine) -> str:
 
 
 _SOFTWARE_BROKEN: tuple[Callable[[Software], Problem | None], ...] = (torch_works, transformers_is_there)
-_NATIVE_RULES: tuple[Callable[[Native], Problem | None], ...] = (native_is_there, isa_is_known, isa_is_the_best)
+_NATIVE_RULES: tuple[Callable[[Native], Problem | None], ...] = (
+    native_is_there,
+    kernels_are_native,
+    isa_is_known,
+    isa_is_the_best,
+)
 _MACHINE_RULES: tuple[Callable[[Machine], Problem | None], ...] = (
     memory_is_free,
     disk_is_free,

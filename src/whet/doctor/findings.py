@@ -72,6 +72,8 @@ class Native:
     """Why a library that is there cannot be used."""
     asked_isa: str | None
     """The environment variable WHET_ISA."""
+    asked_kernels: str | None = None
+    """The environment variable WHET_KERNELS; None: it is not set."""
     source_tree: str | None
     """Where it can be built from."""
     cmake: str | None

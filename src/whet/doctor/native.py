@@ -31,6 +31,7 @@ def examine(root: Path = ROOT) -> Native:
         best_isa=best_isa(root),
         error=error,
         asked_isa=os.environ.get("WHET_ISA"),
+        asked_kernels=os.environ.get("WHET_KERNELS") or None,
         source_tree=None if tree is None else str(tree),
         cmake=shutil.which("cmake"),
         compiler=next((found for name in compilers if name and (found := shutil.which(name))), None),

@@ -78,7 +78,9 @@ def _software(software: Software) -> Iterator[Row]:
 
 
 def _native(native: Native) -> Iterator[Row]:
-    if native.isa is not None:
+    if native.asked_kernels == "reference":
+        yield "operators", f"plain torch (WHET_KERNELS=reference; native: {native.isa or 'none'})"
+    elif native.isa is not None:
         yield "operators", f"native, {native.isa}, results right"
         yield "library", str(native.path)
     else:

@@ -3,6 +3,7 @@
 import ctypes
 import importlib.metadata
 import logging
+import os
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -10,10 +11,13 @@ from typing import Any
 
 import torch  # the library must come after torch: torch's own libgomp then serves both, with one pool of threads
 
+from whet.errors import ConfigError
 from whet.kernels import structs
 
 _LOG = logging.getLogger(__name__)
 FILE_NAME = "_native.so"
+CHOICE = "WHET_KERNELS"
+"""Environment variable: native or reference (plain torch); unset: native if the library is there."""
 TIMES_AS_LONG = 2.6
 """A step of MiniLM's size in plain torch, over one with the operators: `benchmarks/cpu/plain_torch.py`."""
 _COST = f"plain torch runs instead, and a step takes about {TIMES_AS_LONG} times as long"
@@ -36,17 +40,50 @@ class Library:
 
 @cache
 def library() -> Library | None:
-    """Return the library, or None where there is none for this machine (one log line says why)."""
+    """Return the library; None if there is none or WHET_KERNELS=reference (one log line says why).
+
+    The variable is read at the first call. Raises ConfigError if it asks for native operators that cannot be loaded.
+    """
     assert torch.__version__  # loaded before, see above
-    path = find()
+    asked = choice()
+    if asked == "reference":
+        _LOG.info("operators in plain torch, since %s=reference: a step takes longer", CHOICE)
+        return None
+    path, error = find(), None
+    try:
+        if path is not None:
+            return Library(path)
+    except (OSError, AttributeError, ValueError) as caught:
+        error = caught
+    if asked == "native":
+        raise _not_there(error) from error
     if path is None:
         _LOG.warning("no native operators here: %s (build them: python -m whet.kernels.build)", _COST)
-        return None
-    try:
-        return Library(path)
-    except (OSError, AttributeError, ValueError) as error:
+    else:
         _LOG.warning("the native operators in %s cannot be used: %s (%s); %s", path, _COST, error, _how_to_replace())
-        return None
+    return None
+
+
+def choice() -> str | None:
+    """Return what WHET_KERNELS asks for, None if it is not set; ConfigError for an unknown value."""
+    asked = os.environ.get(CHOICE) or None
+    if asked in (None, "native", "reference"):
+        return asked
+    raise ConfigError(
+        what=f"the environment variable {CHOICE} has an unknown value",
+        got=asked,
+        why="it says which operators run: whet's native ones, or the reference in plain torch",
+        fix=f"set {CHOICE} to native or reference, or unset it",
+    )
+
+
+def _not_there(error: Exception | None) -> ConfigError:
+    return ConfigError(
+        what=f"{CHOICE}=native asks for the native operators, and they cannot be loaded",
+        got="no library" if error is None else str(error),
+        why="without the variable, plain torch would run instead",
+        fix=f"{_how_to_replace()}; or unset {CHOICE}",
+    )
 
 
 def _how_to_replace() -> str:

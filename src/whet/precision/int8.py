@@ -5,7 +5,7 @@ import os
 import torch
 
 from whet.errors import ConfigError, Problem
-from whet.kernels.library import library
+from whet.kernels.library import choice, library
 from whet.kernels.products.int8 import has_vnni
 
 CHOICE = "WHET_INT8"
@@ -41,6 +41,13 @@ def _missing(device: torch.device) -> Problem | None:
             got=f"the {device.type.upper()}",
             why="whet's products in 8 bits are made for CPUs; GPUs have bf16 and fp16 at a higher rate than fp32",
             fix="add --use_cpu, or use --precision bf16",
+        )
+    if choice() == "reference":
+        return Problem(
+            what="int8 is asked for, and the native operators are turned off",
+            got="WHET_KERNELS=reference",
+            why="torch quantises and scales in passes of their own, which cost more than 8 bits gain",
+            fix=f"unset WHET_KERNELS; or {INSTEAD}",
         )
     if library() is None:
         return Problem(
