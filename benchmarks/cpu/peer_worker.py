@@ -51,7 +51,7 @@ PEERS = {
 def dataset_of(path: str, tokenizer: Any, *, padded: bool) -> datasets.Dataset:
     """Return the rows as the guides hold them: an Arrow table of lists, with the number of each row beside it."""
     arrays = load_file(path)
-    starts = arrays["cu_seqlens"]
+    starts = arrays["row_starts"]
     names = [name for name in tokenizer.model_input_names if f"token.{name}" in arrays]
     columns = {name: np.split(arrays[f"token.{name}"], starts[1:-1]) for name in names}
     columns["attention_mask"] = [np.ones_like(row) for row in columns["input_ids"]]
