@@ -7,8 +7,9 @@ import logging
 import math
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from whet.config.fields import TrainingFields
 from whet.config.names.aliases import ALIASES
 from whet.config.names.off_values import OFF, off_value
 from whet.errors import ConfigError
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     import torch
     from transformers.training_args import ParallelMode
 
-    from whet.config.arguments import TrainingArguments
 
 _LEVELS = {
     "debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR,
@@ -40,18 +40,12 @@ _ABSENT = ("deepspeed_plugin", "distributed_state", "fsdp_plugin_args")
 """Objects that transformers keeps for runs of several processes."""
 
 
-class DerivedSettings:
+class DerivedSettings(TrainingFields):
     """Properties and methods of transformers' TrainingArguments that follow from its fields."""
 
     __slots__ = ()
 
     if TYPE_CHECKING:
-        use_cpu: bool
-        per_device_train_batch_size: int
-        per_device_eval_batch_size: int
-        warmup_steps: int | float
-        warmup_ratio: float
-        log_level: str
 
         def to_dict(self) -> dict[str, Any]: ...
 
@@ -183,7 +177,7 @@ def replacing(settings: str) -> str:
 
 
 def _refusing(name: str) -> Any:
-    def setter(*_: Any, **__: Any) -> TrainingArguments:
+    def setter(*_: Any, **__: Any) -> NoReturn:
         raise ConfigError(
             what=f"{name} cannot change these TrainingArguments",
             got=f"args.{name}(...)",

@@ -76,21 +76,24 @@ def options_of(cls: type) -> dict[str, Option]:
 
 
 def help_texts(cls: type) -> dict[str, str]:
-    """Return the text under each field in the class's source, on one line; nothing where there is no source."""
+    """Return the text under each field, on one line, from the source of the class that declares it; none without."""
+    texts: dict[str, str] = {}
+    for declaring in (base for base in cls.__mro__ if "__annotations__" in vars(base)):
+        texts = _texts_in(declaring) | texts
+    return texts
+
+
+def _texts_in(cls: type) -> dict[str, str]:
     try:
         source = inspect.getsource(sys.modules[cls.__module__])
     except OSError:
         return {}
     body = next(n.body for n in ast.parse(source).body if isinstance(n, ast.ClassDef) and n.name == cls.__name__)
-    texts = {}
-    for declared, after in pairwise(body):
-        if (
-            isinstance(declared, ast.AnnAssign)
-            and isinstance(after, ast.Expr)
-            and isinstance(after.value, ast.Constant)
-        ):
-            texts[ast.unparse(declared.target)] = " ".join(str(after.value.value).split())
-    return texts
+    return {
+        ast.unparse(declared.target): " ".join(str(after.value.value).split())
+        for declared, after in pairwise(body)
+        if isinstance(declared, ast.AnnAssign) and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+    }
 
 
 def printable(settings: object) -> dict[str, Any]:

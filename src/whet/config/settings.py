@@ -132,6 +132,8 @@ def _open_to_parsers(cls: type) -> None:
     It also writes to the fields, so the options are read from them before.
     """
     kinds = {option.name: simple(option.kind) for option in options_of(cls).values()}
-    cls.__annotations__ = {name: kinds.get(name, kind) for name, kind in cls.__annotations__.items()}
+    for declaring in (base for base in cls.__mro__ if "__annotations__" in vars(base)):
+        declared = declaring.__annotations__.items()
+        declaring.__annotations__ = {name: kinds.get(name, kind) for name, kind in declared}
     for one in fields(cls):  # pyright: ignore[reportArgumentType]
         one.metadata = MappingProxyType({})

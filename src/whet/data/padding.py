@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from whet.config.arguments import PaddingInLoss
+from whet.config.fields import PaddingInLoss
 
 SAMPLES = 4
 """Padding tokens a row under `sampled`. The error of the loss by their number: `docs/methods/packing.md`."""

@@ -8,7 +8,8 @@ from typing import Any, get_args
 import torch
 from torch import nn
 
-from whet.config.arguments import PaddingInLoss, TrainingArguments
+from whet.config.arguments import TrainingArguments
+from whet.config.fields import PaddingInLoss
 from whet.errors import ConfigError
 from whet.kernels import allocator
 from whet.log import logger

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from whet.config.fields import TrainingFields
 from whet.config.options import options_of
 from whet.config.rules.schedule import BY_METRIC
-
-if TYPE_CHECKING:
-    from whet.config.arguments import TrainingArguments
 
 _READ_BY = {
     "eval_steps": ("eval_strategy", "steps"),
@@ -19,7 +15,7 @@ _READ_BY = {
 """Field -> the only strategy that reads it."""
 
 
-def unread(args: TrainingArguments) -> list[str]:
+def unread(args: TrainingFields) -> list[str]:
     """Return a note for each field that was set to something else than its default and has no effect in this run."""
     notes = []
     for name, (strategy, needed) in _READ_BY.items():
@@ -35,7 +31,7 @@ def unread(args: TrainingArguments) -> list[str]:
     return [*notes, *_about_order(args), *_about_schedule(args)]
 
 
-def _about_order(args: TrainingArguments) -> list[str]:
+def _about_order(args: TrainingFields) -> list[str]:
     """Return what transformers' rules for the order of rows leave without effect."""
     notes, strategy = [], args.train_sampling_strategy
     by_length = ("group_by_length", "batch_rebalance")
@@ -52,7 +48,7 @@ def _about_order(args: TrainingArguments) -> list[str]:
     return notes
 
 
-def _about_schedule(args: TrainingArguments) -> list[str]:
+def _about_schedule(args: TrainingFields) -> list[str]:
     """Return what a schedule that follows a metric makes of it: its mode is min unless it is given."""
     kwargs = args.lr_scheduler_kwargs or {}
     if args.lr_scheduler_type not in BY_METRIC or "mode" in kwargs or not args.greater_is_better:
@@ -63,10 +59,10 @@ def _about_schedule(args: TrainingArguments) -> list[str]:
     ]
 
 
-def _is_set(args: TrainingArguments, name: str) -> bool:
+def _is_set(args: TrainingFields, name: str) -> bool:
     return getattr(args, name) != options_of(type(args))[name].default
 
 
-def _also_evaluates(args: TrainingArguments, name: str) -> bool:
+def _also_evaluates(args: TrainingFields, name: str) -> bool:
     """Evaluations come every logging_steps where eval_steps are not given."""
     return name == "logging_steps" and args.eval_strategy == "steps" and args.eval_steps == args.logging_steps

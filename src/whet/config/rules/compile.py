@@ -1,13 +1,11 @@
 """The rules about torch.compile: names of backends that are gone, and what does not go with it."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from whet.config.fields import TrainingFields
 from whet.config.rules.ranges import Rule
 from whet.errors import Problem
-
-if TYPE_CHECKING:
-    from whet.config.arguments import TrainingArguments
 
 DEFAULT_BACKEND = "inductor"
 
@@ -43,7 +41,7 @@ def compile_settled(values: Mapping[str, Any]) -> dict[str, Any]:
     return {"torch_compile": on, "torch_compile_backend": backend or (DEFAULT_BACKEND if on else None)}
 
 
-def backend_is_not_gone(args: "TrainingArguments") -> Problem | None:
+def backend_is_not_gone(args: TrainingFields) -> Problem | None:
     """Known before torch is loaded; whether torch knows the others is asked later."""
     name = args.torch_compile_backend
     if name is None or name not in GONE:
@@ -52,7 +50,7 @@ def backend_is_not_gone(args: "TrainingArguments") -> Problem | None:
     return Problem(what=f"torch.compile has no backend {name} any more", got=name, why=why, fix=fix)
 
 
-def mode_is_inductors(args: "TrainingArguments") -> Problem | None:
+def mode_is_inductors(args: TrainingFields) -> Problem | None:
     """The other backends would ignore it."""
     if args.torch_compile_mode is None or args.torch_compile_backend in (DEFAULT_BACKEND, None, *GONE):
         return None
@@ -64,7 +62,7 @@ def mode_is_inductors(args: "TrainingArguments") -> Problem | None:
     )
 
 
-def compiled_blocks_are_whole(args: "TrainingArguments") -> Problem | None:
+def compiled_blocks_are_whole(args: TrainingFields) -> Problem | None:
     """A compiled graph chooses itself what it keeps."""
     if not (args.torch_compile and args.gradient_checkpointing and args.checkpointing_policy == "selective"):
         return None
@@ -76,7 +74,7 @@ def compiled_blocks_are_whole(args: "TrainingArguments") -> Problem | None:
     )
 
 
-def offload_meets_no_graph(args: "TrainingArguments") -> Problem | None:
+def offload_meets_no_graph(args: TrainingFields) -> Problem | None:
     """Hooks on saved tensors and compiled graphs are not tried together."""
     if not (args.torch_compile and args.activation_offload):
         return None

@@ -1,18 +1,14 @@
 """The rules about batches: made ahead in threads, and as large as memory allows."""
 
-from typing import TYPE_CHECKING
-
+from whet.config.fields import TrainingFields
 from whet.config.rules.ranges import Rule, at_least
 from whet.errors import Problem
-
-if TYPE_CHECKING:
-    from whet.config.arguments import TrainingArguments
 
 PREFETCH_FACTOR = 2
 """Batches that a worker makes ahead where nobody says: as torch does."""
 
 
-def workers_make_ahead(args: "TrainingArguments") -> Problem | None:
+def workers_make_ahead(args: TrainingFields) -> Problem | None:
     """What steers workers does nothing without any."""
     given: dict[str, object] = {}
     if args.dataloader_prefetch_factor is not None:
@@ -29,7 +25,7 @@ def workers_make_ahead(args: "TrainingArguments") -> Problem | None:
     )
 
 
-def found_size_may_accumulate(args: "TrainingArguments") -> Problem | None:
+def found_size_may_accumulate(args: TrainingFields) -> Problem | None:
     """A smaller batch than asked for means that gradients are summed."""
     if not (args.auto_find_batch_size and args.optimizer_in_backward):
         return None

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from whet.config.fields import TrainingFields
 from whet.config.rules.ranges import Rule
 from whet.errors import Problem
-
-if TYPE_CHECKING:
-    from whet.config.arguments import TrainingArguments
 
 _WITH_NAMES = ("wandb", "mlflow", "trackio")
 
 
-def run_name_is_read(args: TrainingArguments) -> Problem | None:
+def run_name_is_read(args: TrainingFields) -> Problem | None:
     """TensorBoard has no names of runs, only folders."""
     if args.run_name is None or set(_WITH_NAMES) & set(args.report_to):
         return None

@@ -1,15 +1,11 @@
 """The rules about what saves memory: checkpointing, offload, batches by tokens, and which attention they need."""
 
-from typing import TYPE_CHECKING
-
+from whet.config.fields import TrainingFields
 from whet.config.rules.ranges import Rule, at_least
 from whet.errors import Problem
 
-if TYPE_CHECKING:
-    from whet.config.arguments import TrainingArguments
 
-
-def checkpointing_is_on(args: "TrainingArguments") -> Problem | None:
+def checkpointing_is_on(args: TrainingFields) -> Problem | None:
     """What steers checkpointing does nothing without it."""
     given = {"checkpointing_policy": args.checkpointing_policy} if args.checkpointing_policy != "blocks" else {}
     if args.gradient_checkpointing_kwargs:
@@ -24,7 +20,7 @@ def checkpointing_is_on(args: "TrainingArguments") -> Problem | None:
     )
 
 
-def checkpointing_kwargs_are_known(args: "TrainingArguments") -> Problem | None:
+def checkpointing_kwargs_are_known(args: TrainingFields) -> Problem | None:
     """Of torch's two ways to checkpoint, one is left."""
     given = dict(args.gradient_checkpointing_kwargs or {})
     if given in ({}, {"use_reentrant": False}):
@@ -37,7 +33,7 @@ def checkpointing_kwargs_are_known(args: "TrainingArguments") -> Problem | None:
     )
 
 
-def offload_has_a_gpu(args: "TrainingArguments") -> Problem | None:
+def offload_has_a_gpu(args: TrainingFields) -> Problem | None:
     """On a CPU the activations are in the host's memory already."""
     if not (args.activation_offload and args.use_cpu):
         return None
@@ -49,7 +45,7 @@ def offload_has_a_gpu(args: "TrainingArguments") -> Problem | None:
     )
 
 
-def offload_meets_what_is_kept(args: "TrainingArguments") -> Problem | None:
+def offload_meets_what_is_kept(args: TrainingFields) -> Problem | None:
     """What selective checkpointing keeps, torch keeps outside of the graph."""
     if not (args.activation_offload and args.checkpointing_policy == "selective"):
         return None
@@ -61,7 +57,7 @@ def offload_meets_what_is_kept(args: "TrainingArguments") -> Problem | None:
     )
 
 
-def flash_computes_in_half(args: "TrainingArguments") -> Problem | None:
+def flash_computes_in_half(args: TrainingFields) -> Problem | None:
     """The flash kernels know no float32."""
     if args.attn_implementation != "flash_attention_2" or args.bf16 or args.fp16:
         return None
@@ -73,7 +69,7 @@ def flash_computes_in_half(args: "TrainingArguments") -> Problem | None:
     )
 
 
-def token_budget_is_packed(args: "TrainingArguments") -> Problem | None:
+def token_budget_is_packed(args: TrainingFields) -> Problem | None:
     """Padded batches are cut by rows."""
     if args.max_tokens_per_batch is None or args.attn_implementation in (None, "whet", "flash_attention_2"):
         return None

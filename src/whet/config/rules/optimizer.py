@@ -1,8 +1,9 @@
 """The rules of `TrainingArguments` about optimizers."""
 
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from whet.config.fields import TrainingFields
 from whet.config.optimizer_names import (
     ELSEWHERE,
     ENTRY_POINTS,
@@ -16,11 +17,8 @@ from whet.config.optimizer_names import (
 from whet.config.rules.ranges import Rule
 from whet.errors import Problem
 
-if TYPE_CHECKING:
-    from whet.config.arguments import TrainingArguments
 
-
-def optimizer_is_known(args: "TrainingArguments") -> Problem | None:
+def optimizer_is_known(args: TrainingFields) -> Problem | None:
     """An optimizer is one of whet's, or a package offers it."""
     if args.optim in OPTIONS or args.optim in plugged_in():
         return None
@@ -42,7 +40,7 @@ def optimizer_is_known(args: "TrainingArguments") -> Problem | None:
     )
 
 
-def optim_args_are_pairs(args: "TrainingArguments") -> Problem | None:
+def optim_args_are_pairs(args: TrainingFields) -> Problem | None:
     """The options of an optimizer are written as in transformers."""
     try:
         texts(args.optim_args)
@@ -56,7 +54,7 @@ def optim_args_are_pairs(args: "TrainingArguments") -> Problem | None:
     return None
 
 
-def optim_args_are_known(args: "TrainingArguments") -> Problem | None:
+def optim_args_are_known(args: TrainingFields) -> Problem | None:
     """An optimizer takes only its own options; those of a plug-in are its own matter."""
     if args.optim not in OPTIONS or optim_args_are_pairs(args):
         return None
@@ -88,7 +86,7 @@ def _read_by_the_optimizer(name: str, blind: frozenset[str], usual: float) -> Ru
     return rule
 
 
-def step_in_backward_is_whole(args: "TrainingArguments") -> Problem | None:
+def step_in_backward_is_whole(args: TrainingFields) -> Problem | None:
     """A gradient that is used and freed at once can neither be summed nor measured together with the others."""
     if not args.optimizer_in_backward:
         return None

@@ -1,13 +1,11 @@
 """Rules about number formats: `precision`, and the ecosystem's `bf16`, `fp16` and `tf32` beside it."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from whet.config.fields import TrainingFields
 from whet.config.rules.ranges import Rule
 from whet.errors import Problem
-
-if TYPE_CHECKING:
-    from whet.config.arguments import TrainingArguments
 
 _SWITCHES = ("bf16", "fp16")
 
@@ -28,7 +26,7 @@ def settled(values: Mapping[str, Any]) -> dict[str, Any]:
     return {"precision": precision, **filled}
 
 
-def one_half_precision(args: "TrainingArguments") -> Problem | None:
+def one_half_precision(args: TrainingFields) -> Problem | None:
     """A product computes in one format."""
     if not (args.bf16 and args.fp16):
         return None
@@ -43,7 +41,7 @@ def one_half_precision(args: "TrainingArguments") -> Problem | None:
 def switch_agrees(name: str) -> Rule:
     """Return the rule that the ecosystem's switch of a format says what precision says."""
 
-    def rule(args: "TrainingArguments") -> Problem | None:
+    def rule(args: TrainingFields) -> Problem | None:
         said = getattr(args, name)
         if args.precision == "auto" or said is None or said == (args.precision == name):
             return None
@@ -58,7 +56,7 @@ def switch_agrees(name: str) -> Rule:
     return rule
 
 
-def tf32_has_a_gpu(args: "TrainingArguments") -> Problem | None:
+def tf32_has_a_gpu(args: TrainingFields) -> Problem | None:
     """Known before torch is loaded; whether the GPU at hand has it is asked later."""
     if not (args.tf32 and args.use_cpu):
         return None
@@ -70,7 +68,7 @@ def tf32_has_a_gpu(args: "TrainingArguments") -> Problem | None:
     )
 
 
-def int8_is_not_compiled(args: "TrainingArguments") -> Problem | None:
+def int8_is_not_compiled(args: TrainingFields) -> Problem | None:
     """A compiled graph holds products of its own."""
     if not (args.precision == "int8" and args.torch_compile):
         return None

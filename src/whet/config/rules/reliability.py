@@ -1,15 +1,11 @@
 """The rules of what guards a run: non-finite steps, loss spikes, memory."""
 
-from typing import TYPE_CHECKING
-
+from whet.config.fields import TrainingFields
 from whet.config.rules.ranges import Rule, at_least
 from whet.errors import Problem
 
-if TYPE_CHECKING:
-    from whet.config.arguments import TrainingArguments
 
-
-def spike_is_above_the_median(args: "TrainingArguments") -> Problem | None:
+def spike_is_above_the_median(args: TrainingFields) -> Problem | None:
     """Half of all losses lie above their median."""
     if args.max_loss_spike is None or args.max_loss_spike > 1:
         return None

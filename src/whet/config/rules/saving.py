@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
+from whet.config.fields import TrainingFields
 from whet.config.rules.ranges import Rule
 from whet.errors import Problem
-
-if TYPE_CHECKING:
-    from whet.config.arguments import TrainingArguments
 
 CURVE_FIELDS = (
     "seed", "train_sampling_strategy", "dataloader_drop_last", "learning_rate", "lr_scheduler_type",
@@ -32,7 +29,7 @@ CURVE_FACTS = (
 """What else changes it: facts that several settings, or none, decide."""
 
 
-def interval_is_a_time(args: TrainingArguments) -> Problem | None:
+def interval_is_a_time(args: TrainingFields) -> Problem | None:
     """A checkpoint every 0 seconds would leave no time to train, and one every so many NaN never comes."""
     if args.save_strategy != "time" or (args.save_interval_s > 0 and math.isfinite(args.save_interval_s)):
         return None
@@ -44,7 +41,7 @@ def interval_is_a_time(args: TrainingArguments) -> Problem | None:
     )
 
 
-def allowed_changes_are_known(args: TrainingArguments) -> Problem | None:
+def allowed_changes_are_known(args: TrainingFields) -> Problem | None:
     """Allowing what is never compared would promise nothing."""
     known = (*CURVE_FIELDS, *CURVE_FACTS, *EVALUATION_FIELDS)
     strange = [name for name in args.resume_allow_changes if name not in known]
@@ -58,7 +55,7 @@ def allowed_changes_are_known(args: TrainingArguments) -> Problem | None:
     )
 
 
-def some_saves_to_delay(args: TrainingArguments) -> Problem | None:
+def some_saves_to_delay(args: TrainingFields) -> Problem | None:
     """Without checkpoints there is nothing to write behind."""
     if not args.save_async or args.save_strategy != "no":
         return None

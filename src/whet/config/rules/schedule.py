@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from whet.config.fields import TrainingFields
 from whet.config.rules.ranges import Rule
 from whet.errors import Problem
-
-if TYPE_CHECKING:
-    from whet.config.arguments import TrainingArguments
 
 _COSINE = frozenset({"num_cycles"})
 _FLOOR = frozenset({"min_lr", "min_lr_rate"})
@@ -39,7 +35,7 @@ _LR_END = 1e-7
 """Where transformers' polynomial schedule ends by default."""
 
 
-def has_no_warmup(args: TrainingArguments) -> Problem | None:
+def has_no_warmup(args: TrainingFields) -> Problem | None:
     """Some schedules would ignore the warm-up."""
     if args.lr_scheduler_type not in _WITHOUT_WARMUP or not (args.warmup_steps or args.warmup_ratio):
         return None
@@ -51,7 +47,7 @@ def has_no_warmup(args: TrainingArguments) -> Problem | None:
     )
 
 
-def knows_its_kwargs(args: TrainingArguments) -> Problem | None:
+def knows_its_kwargs(args: TrainingFields) -> Problem | None:
     """A schedule takes only its own parameters."""
     known = _KWARGS.get(args.lr_scheduler_type, frozenset())
     strange = sorted(set(args.lr_scheduler_kwargs or {}) - known)
@@ -65,7 +61,7 @@ def knows_its_kwargs(args: TrainingArguments) -> Problem | None:
     )
 
 
-def kwargs_are_values(args: TrainingArguments) -> Problem | None:
+def kwargs_are_values(args: TrainingFields) -> Problem | None:
     """A parameter is a number, or one of a few words."""
     strange = {name: value for name, value in (args.lr_scheduler_kwargs or {}).items() if not _fits(name, value)}
     if not strange:
@@ -79,7 +75,7 @@ def kwargs_are_values(args: TrainingArguments) -> Problem | None:
     )
 
 
-def polynomial_falls(args: TrainingArguments) -> Problem | None:
+def polynomial_falls(args: TrainingFields) -> Problem | None:
     """The schedule of transformers refuses to rise."""
     end = (args.lr_scheduler_kwargs or {}).get("lr_end", _LR_END)
     if args.lr_scheduler_type != "polynomial" or not _is_number(end) or args.learning_rate > end:
@@ -92,7 +88,7 @@ def polynomial_falls(args: TrainingArguments) -> Problem | None:
     )
 
 
-def has_one_floor(args: TrainingArguments) -> Problem | None:
+def has_one_floor(args: TrainingFields) -> Problem | None:
     """The cosine to a lowest rate needs that rate, once."""
     given = sorted(_FLOOR & set(args.lr_scheduler_kwargs or {}))
     if args.lr_scheduler_type not in ("cosine_with_min_lr", "cosine_warmup_with_min_lr") or len(given) == 1:
@@ -105,7 +101,7 @@ def has_one_floor(args: TrainingArguments) -> Problem | None:
     )
 
 
-def has_a_decay(args: TrainingArguments) -> Problem | None:
+def has_a_decay(args: TrainingFields) -> Problem | None:
     """How long the last part of warmup_stable_decay is follows from nothing."""
     if args.lr_scheduler_type != "warmup_stable_decay" or "num_decay_steps" in (args.lr_scheduler_kwargs or {}):
         return None
@@ -117,7 +113,7 @@ def has_a_decay(args: TrainingArguments) -> Problem | None:
     )
 
 
-def is_evaluated(args: TrainingArguments) -> Problem | None:
+def is_evaluated(args: TrainingFields) -> Problem | None:
     """A schedule by a metric stands still without evaluations."""
     if args.lr_scheduler_type not in BY_METRIC or args.eval_strategy != "no":
         return None

@@ -4,21 +4,19 @@ import math
 import os
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from whet.config.fields import TrainingFields
 from whet.config.rules.ranges import Rule, at_least, below_one, seed, share, whole_or_share
 from whet.config.rules.reliability import RELIABILITY_RULES
 from whet.config.rules.schedule import SCHEDULE_RULES
 from whet.errors import ConfigError, OutputError, Problem
 
-if TYPE_CHECKING:
-    from whet.config.arguments import TrainingArguments
-
 LOCK_NAME = ".whet.lock"
 """The file in output_dir that a run holds locked. It does not count: a run that was killed leaves it behind."""
 
 
-def warmup_steps_whole_or_share(args: "TrainingArguments") -> Problem | None:
+def warmup_steps_whole_or_share(args: TrainingFields) -> Problem | None:
     """A part of a step cannot be taken."""
     if args.warmup_steps < 1 or args.warmup_steps == int(args.warmup_steps):
         return None
@@ -30,7 +28,7 @@ def warmup_steps_whole_or_share(args: "TrainingArguments") -> Problem | None:
     )
 
 
-def one_warmup(args: "TrainingArguments") -> Problem | None:
+def one_warmup(args: TrainingFields) -> Problem | None:
     """Two lengths of one warm-up contradict each other."""
     if not (args.warmup_steps and args.warmup_ratio):
         return None
@@ -42,7 +40,7 @@ def one_warmup(args: "TrainingArguments") -> Problem | None:
     )
 
 
-def max_steps_off_or_positive(args: "TrainingArguments") -> Problem | None:
+def max_steps_off_or_positive(args: TrainingFields) -> Problem | None:
     """-1 is the ecosystem's "not set"."""
     if args.max_steps == -1 or args.max_steps >= 1:
         return None
@@ -54,7 +52,7 @@ def max_steps_off_or_positive(args: "TrainingArguments") -> Problem | None:
     )
 
 
-def some_epochs(args: "TrainingArguments") -> Problem | None:
+def some_epochs(args: TrainingFields) -> Problem | None:
     """Without max_steps, the epochs are the length of the run."""
     if args.max_steps != -1 or args.num_train_epochs > 0:
         return None
@@ -66,7 +64,7 @@ def some_epochs(args: "TrainingArguments") -> Problem | None:
     )
 
 
-def best_model_is_evaluated(args: "TrainingArguments") -> Problem | None:
+def best_model_is_evaluated(args: TrainingFields) -> Problem | None:
     """What is never measured has no best."""
     if args.eval_strategy != "no" or not (args.load_best_model_at_end or args.save_strategy == "best"):
         return None
@@ -78,7 +76,7 @@ def best_model_is_evaluated(args: "TrainingArguments") -> Problem | None:
     )
 
 
-def best_model_is_saved(args: "TrainingArguments") -> Problem | None:
+def best_model_is_saved(args: TrainingFields) -> Problem | None:
     """The best model can be loaded only where it was saved when it was measured."""
     if not args.load_best_model_at_end or args.eval_strategy == "no":
         return None
@@ -92,7 +90,7 @@ def best_model_is_saved(args: "TrainingArguments") -> Problem | None:
     )
 
 
-def saves_are_evaluated(args: "TrainingArguments") -> Problem | None:
+def saves_are_evaluated(args: TrainingFields) -> Problem | None:
     """With step intervals, each checkpoint must fall on an evaluation."""
     both_by_steps = args.eval_strategy == args.save_strategy == "steps"
     if not (args.load_best_model_at_end and both_by_steps and args.eval_steps and args.save_steps > 0):
@@ -112,7 +110,7 @@ def _is_multiple(whole: float, part: float) -> bool:
     return times >= 1 and math.isclose(times * part, whole)  # shares of the run, such as 0.3 and 0.1, are not exact
 
 
-def best_needs_a_metric(args: "TrainingArguments") -> Problem | None:
+def best_needs_a_metric(args: TrainingFields) -> Problem | None:
     """Saving the best needs to know by which number."""
     if args.save_strategy != "best" or args.metric_for_best_model:
         return None
@@ -124,7 +122,7 @@ def best_needs_a_metric(args: "TrainingArguments") -> Problem | None:
     )
 
 
-def trackers_or_none(args: "TrainingArguments") -> Problem | None:
+def trackers_or_none(args: TrainingFields) -> Problem | None:
     """`none` and `all` stand alone."""
     if not {"none", "all"} & set(args.report_to):
         return None
@@ -136,7 +134,7 @@ def trackers_or_none(args: "TrainingArguments") -> Problem | None:
     )
 
 
-def logging_dir_is_read(args: "TrainingArguments") -> Problem | None:
+def logging_dir_is_read(args: TrainingFields) -> Problem | None:
     """Only TensorBoard writes to a folder of logs."""
     if args.logging_dir is None or "tensorboard" in args.report_to:
         return None

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whet.config.arguments import PaddingInLoss
+from whet.config.fields import PaddingInLoss
 from whet.log import logger
 from whet.methods.unpad import calls as unpad_calls
 from whet.methods.unpad import padding_readers

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from whet.config.arguments import PaddingInLoss
+from whet.config.fields import PaddingInLoss
 from whet.data.batch import filled_length
 from whet.data.padding import SAMPLES
 from whet.kernels.batch_position import BatchPosition, DrawnPosition

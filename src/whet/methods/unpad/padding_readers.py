@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whet.config.arguments import PaddingInLoss
+from whet.config.fields import PaddingInLoss
 from whet.methods.unpad import calls as unpad_calls
 
 _FIRST_TOKEN_HEADS = ("ForSequenceClassification", "ForMultipleChoice", "ForNextSentencePrediction")
