@@ -1,16 +1,13 @@
 """The rules of question answering: what a run, or a question asked, needs to make sense."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from whet.config.arguments import TrainingArguments
 from whet.config.rules.ranges import Rule, above, at_least, seed
 from whet.config.rules.training import output_dir_has_a_name
 from whet.config.settings import broken
 from whet.errors import MASK, Problem
-
-if TYPE_CHECKING:
-    from whet.tasks.qa.arguments import AskArguments, QaArguments
-
+from whet.tasks.qa.fields import AskFields, QaFields
 
 V1_METRICS = ("exact_match", "f1")
 V2_METRICS = (
@@ -20,7 +17,7 @@ V2_METRICS = (
 """Figures of `squad_metrics` by which a model may be called best."""
 
 
-def names_a_model(qa: "QaArguments") -> Problem | None:
+def names_a_model(qa: QaFields) -> Problem | None:
     """Everything begins with pretrained weights."""
     if qa.model_name_or_path.strip():
         return None
@@ -32,7 +29,7 @@ def names_a_model(qa: "QaArguments") -> Problem | None:
     )
 
 
-def runs_no_foreign_code(qa: "QaArguments") -> Problem | None:
+def runs_no_foreign_code(qa: QaFields) -> Problem | None:
     """Promise 5 of the design: no code from data."""
     if not qa.trust_remote_code:
         return None
@@ -44,7 +41,7 @@ def runs_no_foreign_code(qa: "QaArguments") -> Problem | None:
     )
 
 
-def token_is_real(qa: "QaArguments") -> Problem | None:
+def token_is_real(qa: QaFields) -> Problem | None:
     """What --print_config wrote in place of a token is not a token."""
     if qa.token != MASK:
         return None
@@ -56,7 +53,7 @@ def token_is_real(qa: "QaArguments") -> Problem | None:
     )
 
 
-def has_data(qa: "QaArguments") -> Problem | None:
+def has_data(qa: QaFields) -> Problem | None:
     """No data, no run."""
     if qa.dataset_name or _files(qa):
         return None
@@ -68,7 +65,7 @@ def has_data(qa: "QaArguments") -> Problem | None:
     )
 
 
-def data_from_one_place(qa: "QaArguments") -> Problem | None:
+def data_from_one_place(qa: QaFields) -> Problem | None:
     """run_qa.py would ignore the files."""
     if not (qa.dataset_name and _files(qa)):
         return None
@@ -80,7 +77,7 @@ def data_from_one_place(qa: "QaArguments") -> Problem | None:
     )
 
 
-def config_of_a_dataset(qa: "QaArguments") -> Problem | None:
+def config_of_a_dataset(qa: QaFields) -> Problem | None:
     """Files have no configurations."""
     if not qa.dataset_config_name or qa.dataset_name:
         return None
@@ -116,7 +113,7 @@ def threshold_is_read(spans: Any) -> Problem | None:
     )
 
 
-def asks_something(ask: "AskArguments") -> Problem | None:
+def asks_something(ask: AskFields) -> Problem | None:
     """A question is what the command is for."""
     if any(question.strip() for question in ask.question):
         return None
@@ -128,7 +125,7 @@ def asks_something(ask: "AskArguments") -> Problem | None:
     )
 
 
-def ask_names_a_model(ask: "AskArguments") -> Problem | None:
+def ask_names_a_model(ask: AskFields) -> Problem | None:
     """The model comes first on the command line."""
     if ask.model.strip():
         return None
@@ -140,7 +137,7 @@ def ask_names_a_model(ask: "AskArguments") -> Problem | None:
     )
 
 
-def has_a_context(ask: "AskArguments") -> Problem | None:
+def has_a_context(ask: AskFields) -> Problem | None:
     """Extractive answers stand in a text."""
     if ask.context.strip():
         return None
@@ -152,7 +149,7 @@ def has_a_context(ask: "AskArguments") -> Problem | None:
     )
 
 
-def does_something(qa: "QaArguments", args: TrainingArguments) -> Problem | None:
+def does_something(qa: QaFields, args: TrainingArguments) -> Problem | None:
     """As run_qa.py, nothing happens by default."""
     if args.do_train or args.do_eval or args.do_predict:
         return None
@@ -167,7 +164,7 @@ def does_something(qa: "QaArguments", args: TrainingArguments) -> Problem | None
 def work_has_its_file(work: str, flag: str) -> Rule:
     """Return the rule that work which is asked for has its file, where the data comes from files."""
 
-    def rule(qa: "QaArguments", args: TrainingArguments) -> Problem | None:
+    def rule(qa: QaFields, args: TrainingArguments) -> Problem | None:
         if not getattr(args, work) or qa.dataset_name or not _files(qa) or getattr(qa, flag):
             return None
         return Problem(
@@ -181,7 +178,7 @@ def work_has_its_file(work: str, flag: str) -> Rule:
     return rule
 
 
-def best_metric_is_known(qa: "QaArguments", args: TrainingArguments) -> Problem | None:
+def best_metric_is_known(qa: QaFields, args: TrainingArguments) -> Problem | None:
     """Told before the training, not at its first evaluation."""
     wanted = args.metric_for_best_model
     known = V2_METRICS if qa.version_2_with_negative else V1_METRICS
@@ -195,7 +192,7 @@ def best_metric_is_known(qa: "QaArguments", args: TrainingArguments) -> Problem 
     )
 
 
-def profile_has_steps(qa: "QaArguments", args: TrainingArguments) -> Problem | None:
+def profile_has_steps(qa: QaFields, args: TrainingArguments) -> Problem | None:
     """A run without training has none."""
     if not args.profile or args.do_train:
         return None
@@ -207,7 +204,7 @@ def profile_has_steps(qa: "QaArguments", args: TrainingArguments) -> Problem | N
     )
 
 
-def answers_are_not_smoothed(qa: "QaArguments", args: TrainingArguments) -> Problem | None:
+def answers_are_not_smoothed(qa: QaFields, args: TrainingArguments) -> Problem | None:
     """Answers are positions, and transformers' label smoother reads the column labels."""
     if not args.label_smoothing_factor:
         return None
@@ -219,12 +216,12 @@ def answers_are_not_smoothed(qa: "QaArguments", args: TrainingArguments) -> Prob
     )
 
 
-def check_run(qa: "QaArguments", args: TrainingArguments) -> list[Problem]:
+def check_run(qa: QaFields, args: TrainingArguments) -> list[Problem]:
     """Return what is wrong between the options of the task and those of the training."""
     return broken(RUN_RULES, qa, args)
 
 
-def _files(qa: "QaArguments") -> dict[str, str]:
+def _files(qa: QaFields) -> dict[str, str]:
     named = {"train_file": qa.train_file, "validation_file": qa.validation_file, "test_file": qa.test_file}
     return {name: path for name, path in named.items() if path}
 
