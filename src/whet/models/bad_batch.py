@@ -136,10 +136,16 @@ def _odd_labels(model: Any, ids: Tensor, inputs: Mapping[str, Any]) -> DataError
         got=f"label {odd}",
         why=f"{head} has {n_classes} classes ({'vocab_size' if masked else 'num_labels'}), counted from 0;"
         f" {_IGNORED} is left out of the loss",
-        fix="use the model's own tokens as labels"
-        if masked
-        else f"number the labels from 0, or load the model with from_pretrained(..., num_labels={max(odd + 1, 2)})",
+        fix=_labels_in_range(odd, masked=masked),
     )
+
+
+def _labels_in_range(odd: int, *, masked: bool) -> str:
+    if masked:
+        return "use the model's own tokens as labels"
+    if odd < 0:
+        return f"number the labels from 0; {_IGNORED} marks those that do not count"
+    return f"number the labels from 0, or load the model with from_pretrained(..., num_labels={odd + 1})"
 
 
 def _float_labels(labels: Tensor, n_classes: int) -> DataError | None:

@@ -13,8 +13,10 @@ from whet.errors import ConfigError
 from whet.kernels import allocator
 from whet.log import logger
 from whet.methods import fuse, int8, order
+from whet.models import attention
 from whet.models import objective as objectives
 from whet.models.bad_batch import checked
+from whet.models.families import why_padded
 from whet.models.packed import PackedModel, release
 from whet.precision import formats, policy
 from whet.train.checkpoint import weights
@@ -103,6 +105,11 @@ def _fuse(trainer: Trainer) -> None:
         if trainer.args.attn_implementation in ("eager", "sdpa"):
             why = "attention that is not whet's does not know rows end to end (%s)"
         logger.info(f"batches run padded: {why}", name)
+        if why_padded(model) is None and trainer.args.attn_implementation in (None, attention.NAME):
+            logger.warning(
+                "whet.Trainer runs the padding of %s; transformers' Trainer with whet.optimize(model) leaves it out",
+                type(_inside(model)).__name__,
+            )
         return
     fused = fuse.apply(objective.model) if fuse.possible(objective.model) else "operators in plain torch"
     logger.info("batches run without padding (%s), %s", name, fused)

@@ -98,8 +98,11 @@ class Staged:
                 raise OSError("; ".join(problems))
         if replaces:
             _clear(self._replaced)
-        for folder in aside:
-            logger.warning("%s is of another line of training than this run: it is kept in %s", folder.name, folder)
+        if aside:
+            logger.warning(
+                "checkpoints of another line of training, which this run left, are kept and never used by themselves: %s",
+                ", ".join(map(str, aside)),
+            )
         return self.target
 
     def _set_aside(self) -> list[Path]:
