@@ -100,7 +100,7 @@ class Staged:
             _clear(self._replaced)
         if aside:
             logger.warning(
-                "checkpoints of another line of training, which this run left, are kept and never used by themselves: %s",
+                "checkpoints of another line of training, which this run left, are kept; auto never takes them: %s",
                 ", ".join(map(str, aside)),
             )
         return self.target
