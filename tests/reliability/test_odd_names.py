@@ -59,7 +59,7 @@ def test_a_run_with_odd_names_is_stopped_continued_and_asked(kind: str, tmp_path
     assert process.returncode == 75, told
     assert told.replace("\n", "").isprintable(), "a name of the disk reaches the terminal as it is"
 
-    again = re.search(r"(?:go on|resume|continue)[^:]*: (whet .*)", told)
+    again = re.search(r"continue with:\s+(whet .*)", told)
     assert again, told
     shell = f"{sys.executable} -m {again[1]}"
     done = subprocess.run(["bash", "-c", shell], cwd=tmp_path, env=os.environ | env, capture_output=True, check=False)

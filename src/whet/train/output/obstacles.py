@@ -34,9 +34,7 @@ def require_free_names(output_dir: Path, *, after: int = 0, last: int | None = N
 
 def _strange(output_dir: Path) -> Iterator[tuple[int, Path]]:
     """Yield (step, path) for what has the name of a checkpoint, or of one that is being written, and is no folder."""
-    if not output_dir.is_dir():
-        return
-    for path in sorted(output_dir.iterdir()):
+    for path in _entries(output_dir):
         named = _NAMES.fullmatch(path.name)
         if named and (path.is_symlink() or not path.is_dir()):
             yield int(named[1] or named[2]), path
@@ -46,3 +44,11 @@ def _described(path: Path) -> str:
     if path.is_symlink():
         return f"{path} is a link to {os.readlink(path)}"  # noqa: PTH115 - as it stands there
     return f"{path} is a file" if path.is_file() else f"{path} is neither a file nor a folder"
+
+
+def _entries(folder: Path) -> list[Path]:
+    """Return what is in the folder; nothing if it cannot be read, which is reported when the run makes it or writes."""
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []
