@@ -73,7 +73,7 @@ class Fit:
         return self.trainer.state
 
     def parts(self, changed: Set[str] = frozenset()) -> dict[str, Stateful]:
-        """Return what a checkpoint holds of the run beside the model, in the order in which it is restored.
+        """Return what a checkpoint holds of the run besides the model, in the order in which it is restored.
 
         `changed` are the settings that `--resume_allow_changes` lets differ from the checkpoint.
         """

@@ -28,7 +28,8 @@ _MB = 1e6
 def forecast_bytes(fit: Fit) -> int:
     """Return the bytes of one checkpoint of this run; exact but for the log history, which grows with the run."""
     model = fit.trainer.model
-    text, tensors = content.divided({**gather(fit.parts()), "optimizer": _optimizer_state(fit)})
+    others = {name: part for name, part in fit.parts().items() if name != "optimizer"}
+    text, tensors = content.divided({**gather(others), "optimizer": _optimizer_state(fit)})
     parts = [
         *(len(text.encode()) for text in snapshot.texts(fit, text).values()),
         _tensors_bytes(_untied(model.state_dict())),
