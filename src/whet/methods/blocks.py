@@ -9,17 +9,12 @@ from typing import Any
 from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from whet.models.families import is_one_of
-from whet.models.packed import PackedModel
+from whet.models.view import ModelView
 
 
-def find(model: nn.Module, packed: PackedModel | None) -> list[nn.Module]:
-    """Return the blocks of the model's family, or else the members of its lists of equal modules; there may be none."""
-    if packed is not None:
-        return [module for module in model.modules() if is_one_of(module, packed.family.blocks)]
-    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList) and _is_stack(module)]
-    inner = {id(below) for one in lists for block in one for below in block.modules()}
-    return [block for one in lists if id(one) not in inner for block in one]
+def find(model: nn.Module) -> list[nn.Module]:
+    """Return the blocks of the model; there may be none."""
+    return [module for _, module in ModelView(model).blocks()]
 
 
 def own_forward(module: nn.Module) -> Callable[..., Any]:
@@ -36,7 +31,3 @@ def unbound(forward: Callable[..., Any]) -> Callable[..., Any]:
     if isinstance(forward, MethodType):
         return forward.__func__
     return lambda _, *args, **options: forward(*args, **options)
-
-
-def _is_stack(modules: nn.ModuleList) -> bool:
-    return len(modules) > 1 and len({type(module) for module in modules}) == 1

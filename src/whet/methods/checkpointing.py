@@ -113,7 +113,7 @@ _IN_WORDS = {
 
 
 def _put_blocks(state: _State, model: nn.Module, packed: PackedModel | None, how: _How) -> None:
-    for block in _blocks(model, packed):
+    for block in _blocks(model):
         _put_forward(state, block, partial(_block, how))
 
 
@@ -213,9 +213,9 @@ def _enable_theirs(model: PreTrainedModel, contexts: Callable[[], _Contexts]) ->
     enable({"use_reentrant": False, "context_fn": contexts})
 
 
-def _blocks(model: nn.Module, packed: PackedModel | None) -> Sequence[nn.Module]:
+def _blocks(model: nn.Module) -> Sequence[nn.Module]:
     """Return the modules that the model is a stack of."""
-    found = blocks.find(model, packed)
+    found = blocks.find(model)
     if not found:
         raise ConfigError(
             what="gradient_checkpointing finds no blocks in this model",

@@ -74,7 +74,7 @@ def apply(model: nn.Module, packed: PackedModel | None, args: TrainingArguments)
     backend = args.torch_compile_backend or DEFAULT_BACKEND
     compiled = _compiler(backend, args.torch_compile_mode, model, whole=packed is not None)
     state = model.__dict__.setdefault(_STATE, _State())
-    blocks = find(model, packed) or [model]
+    blocks = find(model) or [model]
     for block in blocks:
         _put(state, block, compiled, packed)
     what = f"{len(blocks)} blocks" if blocks != [model] else f"{type(model).__name__} as a whole"

@@ -87,6 +87,12 @@ def why_padded(model: nn.Module, within: nn.Module | None = None) -> str | None:
     return None
 
 
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """Return the blocks that the model's family names; none for a model of an unknown family."""
+    family = _of_type(model)
+    return [] if family is None else [module for module in model.modules() if is_one_of(module, family.blocks)]
+
+
 def answers_questions(model: nn.Module) -> bool:
     """Return whether the model is an extractive question answering model of transformers, with its own forward."""
     base = unwrapped(model)
