@@ -27,7 +27,8 @@ from transformers import BertConfig, BertForQuestionAnswering
 
 from whet.data.store import RowStore
 from whet.methods import checkpointing, fuse
-from whet.models import objective
+from whet.objectives.choose import choose
+from whet.objectives.span import SPAN_LABELS
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tests")]
@@ -48,7 +49,7 @@ class Bench:
         shape = {"hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS}
         config = BertConfig(vocab_size=30522, intermediate_size=4 * WIDTH, **shape)
         self.model = BertForQuestionAnswering(config).train()
-        self.spans: Any = objective.choose(self.model, None, lambda rows: {})
+        self.spans: Any = choose(self.model, None, lambda rows: {})
         self.fused = fuse.possible(self.spans.packed_model)
         if self.fused:
             fuse.apply(self.spans.packed_model)
@@ -85,7 +86,7 @@ def random_rows(tokens: int) -> RowStore:
     numbers = np.random.default_rng(0)
     starts = np.concatenate([[0], np.cumsum(numbers.integers(2 * tokens // 3, 4 * tokens // 3, ROWS))]).astype(np.int64)
     ids = numbers.integers(1000, 30000, starts[-1])
-    answers = {name: np.ones(ROWS, dtype=np.int64) for name in objective.SPAN_LABELS}
+    answers = {name: np.ones(ROWS, dtype=np.int64) for name in SPAN_LABELS}
     return RowStore(cu_seqlens=starts, tokens={"input_ids": ids}, labels=answers)
 
 

@@ -14,7 +14,7 @@ from tiny import FAMILIES, arguments, losses, tiny_model, tiny_rows
 from whet.kernels.attention import choice as attention_path
 from whet.log import logger
 from whet.models import attention
-from whet.models import objective as objectives
+from whet.objectives.choose import choose
 
 IMPLEMENTATIONS = ("whet", "eager", "sdpa")
 # The same sums of float32 in another order, through other kernels, over six steps; seen: 4e-7.
@@ -91,7 +91,7 @@ def test_whets_own_is_refused_where_it_cannot_serve(tmp_path: Path) -> None:
 def test_three_names_run_packed(monkeypatch: pytest.MonkeyPatch, name: str | None, kernel: str) -> None:
     """On a GPU they differ in what may compute; here nothing but the choice is seen."""
     monkeypatch.setattr(attention_path, "have", lambda device: attention_path.Have(torch=True))
-    found = objectives.choose(tiny_model("bert"), None, dict, attn=name)
+    found = choose(tiny_model("bert"), None, dict, attn=name)
     assert found.packed
     assert found.packed_model is not None
     assert found.packed_model.placement.kernel == kernel

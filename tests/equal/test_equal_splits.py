@@ -24,7 +24,7 @@ from tiny import (
     tiny_rows,
     weights_of,
 )
-from whet.models.objective import Objective
+from whet.objectives.base import Objective
 from whet.precision.policy import Float32
 from whet.train import step
 

@@ -16,7 +16,8 @@ from usage import counts_memory, in_use_bytes
 from whet.kernels.layers import recompute
 from whet.kernels.library import library
 from whet.methods import checkpointing, fuse, order
-from whet.models import objective
+from whet.objectives.choose import choose
+from whet.objectives.span import PaddedSpans
 
 WIDTH, LAYERS, ROWS = 384, 6, 6
 native = pytest.mark.skipif(library() is None, reason="the native library is not built here (no compiler)")
@@ -49,7 +50,7 @@ def test_it_saves_what_the_page_says(family: str, bf16: bool) -> None:
     """Counted by the C library, not by what anybody believes to be kept. At the peak of backward, one block that is
     computed again is there beside what was kept: a block's share of the plain pass is added for it."""
     model = minilm_like(family)
-    spans = objective.choose(model, None, lambda rows: {})
+    spans = choose(model, None, lambda rows: {})
     fuse.apply(spans.packed_model)
     plain = kept_bytes(spans, family, bf16=bf16)
     saved = {}
@@ -65,7 +66,7 @@ def test_it_saves_what_the_page_says(family: str, bf16: bool) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_restoring_leaves_no_trace(family: str, policy: Any) -> None:
     model = tiny_model(family)
-    packed = objective.choose(model, None, lambda rows: {}).packed_model
+    packed = choose(model, None, lambda rows: {}).packed_model
     if fuse.possible(packed):
         fuse.apply(packed)
     before = [dict(module.__dict__) for module in model.modules()]
@@ -124,7 +125,7 @@ def test_it_works_under_optimize(family: str) -> None:
         if switched:
             _switch_on(model)
         rows = tiny_rows(5, family, lengths=(9, 9))
-        batch = objective.PaddedSpans(model, _stack).batch(rows, range(5), 0)
+        batch = PaddedSpans(model, _stack).batch(rows, range(5), 0)
         output = model(**batch.inputs)
         (output.start_logits.square().mean() + output.end_logits.sum()).backward()
         return {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}

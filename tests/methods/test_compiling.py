@@ -20,7 +20,7 @@ from whet.config.rules.compile import GONE
 from whet.data.batch import Batch
 from whet.kernels.library import library
 from whet.methods import compiling, fuse, order
-from whet.models import objective
+from whet.objectives.choose import choose
 from whet.train.checkpoint import folder as checkpoint
 
 native = pytest.mark.skipif(library() is None, reason="the native library is not built here (no compiler)")
@@ -111,7 +111,7 @@ def test_the_graph_holds_native_operators(tmp_path: Path) -> None:
 def test_each_step_has_masks_of_its_own() -> None:
     """The step's number is no part of the graph: other steps drop other channels, and the same step the same."""
     model = tiny_model("bert", dropout=0.3).train()
-    spans = objective.choose(model, None, lambda rows: {})
+    spans = choose(model, None, lambda rows: {})
     packed = spans.packed_model
     if fuse.possible(packed):
         fuse.apply(packed)
@@ -159,7 +159,7 @@ def test_blocks_are_computed_again_compiled(tmp_path: Path, family: str) -> None
 
 def test_restoring_leaves_no_trace() -> None:
     model = tiny_model("bert")
-    packed = objective.choose(model, None, lambda rows: {}).packed_model
+    packed = choose(model, None, lambda rows: {}).packed_model
     before = [dict(module.__dict__) for module in model.modules()]
     compiling.apply(model, packed, arguments(Path("unused"), torch_compile=True, torch_compile_backend="eager"))
     assert [dict(module.__dict__) for module in model.modules()] != before

@@ -22,8 +22,9 @@ from whet import Trainer, TrainingArguments
 from whet.data.store import RowStore
 from whet.kernels.library import library
 from whet.methods import fuse
-from whet.models import objective
 from whet.models.fused import GRADIENT
+from whet.objectives.choose import choose
+from whet.objectives.span import PackedSpans
 
 pytestmark = pytest.mark.skipif(library() is None, reason="the native library is not built here (no compiler)")
 
@@ -72,8 +73,8 @@ def step_of(model: Any, spans: Any) -> tuple[float, dict[str, torch.Tensor]]:
 def test_loss_and_gradients_are_those_of_plain_torch(family: str, p: float) -> None:
     torch.manual_seed(0)
     model = AutoModelForQuestionAnswering.from_config(configs(p)[family]).train()
-    spans = objective.choose(model, None, lambda rows: {})
-    assert isinstance(spans, objective.PackedSpans)
+    spans = choose(model, None, lambda rows: {})
+    assert isinstance(spans, PackedSpans)
     loss, gradients = step_of(model, spans)
     applied = fuse.apply(spans.model)
     fused_loss, fused_gradients = step_of(model, spans)
@@ -125,7 +126,7 @@ def test_a_table_that_the_output_shares_gets_an_ordinary_gradient(tied: bool) ->
     if tied:
         model.words = torch.nn.Linear(48, 120, bias=False)
         model.words.weight = table.weight
-    packed = objective.choose(model, None, lambda _: {}).model
+    packed = choose(model, None, lambda _: {}).model
     fuse.apply(packed)
     holders = [module for module in packed.module.modules() if hasattr(module, GRADIENT)]
     assert len(holders) == (not tied)

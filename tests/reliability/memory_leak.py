@@ -14,7 +14,7 @@ def leak(megabytes: int, first_call: int = 1) -> Callable[[Callable[[], None]], 
     """Return what makes a child keep so much more memory after each micro-batch, really written to."""
 
     def prepare(_: Callable[[], None]) -> None:
-        home = import_module("whet.models.objective").PackedSpans
+        home = import_module("whet.objectives.span").PackedSpans
         real, kept, count = home.loss_sum, [], 0
 
         def leaking(*given: Any) -> Any:

@@ -62,7 +62,7 @@ def test_command_after_going_back_resumes_the_new_line(corpus: Corpus, tmp_path:
     old = (_step(out, 24) / "model.safetensors").read_bytes()
     back = [*corpus.words(out, learning_rate=1e-3), "--resume_from_checkpoint", str(_step(out, 8))]
     back += ["--resume_allow_changes", "learning_rate"]
-    child = qa(back, tmp_path / "log1", hook("whet.models.objective", "PackedSpans.loss_sum", 9))
+    child = qa(back, tmp_path / "log1", hook("whet.objectives.span", "PackedSpans.loss_sum", 9))
     assert child.until_told()
     child.kill(signal.SIGTERM)
     assert child.wait() == 75, child.text()

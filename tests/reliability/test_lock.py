@@ -177,4 +177,4 @@ def _in_a_child(attempt: Callable[[], object]) -> str:
 
 def _in_step(call: int, go: Path) -> Callable[[Callable[[], None]], None]:
     """In the given micro-batch, until the file is there: another process comes meanwhile and is sent away."""
-    return hook("whet.models.objective", "PackedSpans.loss_sum", call, go)
+    return hook("whet.objectives.span", "PackedSpans.loss_sum", call, go)

@@ -90,7 +90,7 @@ def test_names_that_differ_in_case_alone(corpus: Corpus, tmp_path: Path) -> None
 
 def test_a_folder_that_vanishes_is_made_again(corpus: Corpus, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    inside = hook("whet.models.objective", "PackedSpans.loss_sum", 20, tmp_path / "go")
+    inside = hook("whet.objectives.span", "PackedSpans.loss_sum", 20, tmp_path / "go")
     child = qa(corpus.words(out), tmp_path / "log", inside)
     assert child.until_told()
     shutil.rmtree(out)

@@ -87,7 +87,7 @@ def _check_saved(child: Child, took: Took, out: Path, wanted: Path, log: Path) -
 
 def _in_micro_batch(call: int) -> Callable[[Callable[[], None]], None]:
     """Inside the given micro-batch of the training, between its forward and its backward pass."""
-    return hook("whet.models.objective", f"{_OBJECTIVE}.loss_sum", call)
+    return hook("whet.objectives.span", f"{_OBJECTIVE}.loss_sum", call)
 
 
 @pytest.mark.parametrize(("call", "number"), _moments(9, 3, N_MICRO_BATCHES))

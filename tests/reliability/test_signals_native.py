@@ -70,7 +70,7 @@ def _tell_only(module: str, name: str):
 def test_second_signal_ends_a_run_at_once(corpus: Corpus, tmp_path: Path) -> None:
     """The run is inside a step that does not end; the checkpoints that it has are kept."""
     out = tmp_path / "out"
-    stays = hook("whet.models.objective", "PackedSpans.loss_sum", 20, tmp_path / "never")
+    stays = hook("whet.objectives.span", "PackedSpans.loss_sum", 20, tmp_path / "never")
     child = qa(corpus.words(out), tmp_path / "log", stays)
     assert child.until_told()
     child.kill(signal.SIGTERM)
@@ -87,7 +87,7 @@ def test_second_signal_ends_a_run_at_once(corpus: Corpus, tmp_path: Path) -> Non
 
 def test_signal_ends_a_run_that_has_nothing_to_save(corpus: Corpus, tmp_path: Path) -> None:
     """In a first step that does not end, as in a long compilation: no edge is reached."""
-    stays = hook("whet.models.objective", "PackedSpans.loss_sum", 1, tmp_path / "never")
+    stays = hook("whet.objectives.span", "PackedSpans.loss_sum", 1, tmp_path / "never")
     child = qa(corpus.words(tmp_path / "out"), tmp_path / "log", stays)
     assert child.until_told()
     started_s = time.monotonic()

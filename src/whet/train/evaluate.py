@@ -15,7 +15,8 @@ from transformers.trainer_utils import EvalLoopOutput, denumpify_detensorize
 
 from whet.data.batch import Batch
 from whet.errors import ConfigError
-from whet.models.objective import IGNORED, SPAN_LABELS, Objective
+from whet.objectives.base import IGNORED, Objective
+from whet.objectives.span import SPAN_LABELS
 from whet.precision.policy import Precision
 from whet.train.compat import overrides
 from whet.train.compat.dataloaders import OwnLoader, is_sized

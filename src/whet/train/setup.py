@@ -14,10 +14,12 @@ from whet.kernels import allocator
 from whet.log import logger
 from whet.methods import fuse, int8, order
 from whet.models import attention
-from whet.models import objective as objectives
 from whet.models.bad_batch import checked
 from whet.models.families import why_padded
 from whet.models.packed import PackedModel, release
+from whet.objectives.base import Collate
+from whet.objectives.choose import choose
+from whet.objectives.span import PackedSpans
 from whet.precision import formats, policy
 from whet.train.checkpoint import weights
 from whet.train.compat import collate, late_arguments, overrides, user_loss
@@ -55,7 +57,7 @@ def prepare(trainer: Trainer) -> None:
     else:
         given = None if collate.pads_only(trainer.data_collator) or not trainer.own_collator else trainer.collate
         default = trainer.collate if trainer.own_collator else collate.default_collator(trainer.processing_class, model)
-        trainer.objective = objectives.choose(model, given, default, _padding(trainer), attn=args.attn_implementation)
+        trainer.objective = choose(model, given, default, _padding(trainer), attn=args.attn_implementation)
         _fuse(trainer)
     if trainer.device.type == "cpu":
         allocator.keep_freed_memory()
@@ -81,7 +83,7 @@ def follow_overrides(trainer: Trainer) -> None:
         prepare(trainer)
 
 
-def _collator(trainer: Trainer) -> objectives.Collate:
+def _collator(trainer: Trainer) -> Collate:
     if not trainer.args.remove_unused_columns:
         return checked(trainer.data_collator)
     return collate.without_unread(trainer.data_collator, trainer.model, trainer.label_names)
@@ -100,7 +102,7 @@ def _fuse(trainer: Trainer) -> None:
     """Put the fused operators in where they can serve, and say how batches will run."""
     model, objective = trainer.model, trainer.objective
     name = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
-    if not isinstance(objective, objectives.PackedSpans):
+    if not isinstance(objective, PackedSpans):
         why = "whet does not know %s with this head and collator without padding"
         if trainer.args.attn_implementation in ("eager", "sdpa"):
             why = "attention that is not whet's does not know rows end to end (%s)"

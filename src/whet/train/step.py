@@ -10,7 +10,7 @@ from torch.profiler import record_function
 
 from whet.data.batch import Batch
 from whet.kernels.optimizer.adamw import gradient_norm
-from whet.models.objective import Objective
+from whet.objectives.base import Objective
 from whet.precision.policy import Precision
 
 

@@ -19,7 +19,7 @@ from whet.config.names.translate import Given
 from whet.config.ranks import require_one_process
 from whet.errors import ConfigError, DataError
 from whet.log import set_level
-from whet.models import objective as objectives
+from whet.objectives.base import Collate, Objective
 from whet.precision import policy
 from whet.train import evaluate, setup
 from whet.train.callbacks import empty_cache, profile, progress, trackers
@@ -50,9 +50,9 @@ class Trainer(TransformersMethods):
     """
 
     model: nn.Module
-    objective: objectives.Objective
+    objective: Objective
     precision: policy.Precision
-    collate: objectives.Collate
+    collate: Collate
     """Makes padded batches, without the columns that the model does not read."""
     user_loss: bool
     """Whether the step goes through `training_step` and `compute_loss`, which users override."""
@@ -74,7 +74,7 @@ class Trainer(TransformersMethods):
         self,
         model: nn.Module | None = None,
         args: TrainingArguments | None = None,
-        data_collator: objectives.Collate | None = None,
+        data_collator: Collate | None = None,
         train_dataset: Any = None,
         eval_dataset: Any = None,
         processing_class: Any = None,

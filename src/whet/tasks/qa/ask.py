@@ -11,7 +11,8 @@ import numpy as np
 from whet import log
 from whet.errors import escape_controls
 from whet.models.loading.load import ModelSource, load_qa_model, load_tokenizer, max_positions
-from whet.models.objective import SpanObjective, choose
+from whet.objectives.choose import choose
+from whet.objectives.span import SpanObjective
 from whet.precision.policy import Float32
 from whet.tasks.qa.arguments import AskArguments
 from whet.tasks.qa.evaluate.decode import DecodeOptions

@@ -11,8 +11,8 @@ from transformers import DataCollatorWithPadding, default_data_collator
 from whet.data.columns import Columns, Row, read_by
 from whet.errors import ConfigError, DataError
 from whet.models.bad_batch import checked
-from whet.models.objective import Collate
 from whet.models.wrapped import unwrapped
+from whet.objectives.base import Collate
 
 
 def default_collator(processing_class: Any, model: nn.Module | None = None) -> Collate:

@@ -27,9 +27,10 @@ from whet.methods.unpad import padding_readers
 from whet.models import attention
 from whet.models.bad_batch import explained
 from whet.models.families import why_padded
-from whet.models.objective import IGNORED, Collate, OwnLoss
 from whet.models.packed import PackedModel
 from whet.models.wrapped import unwrapped
+from whet.objectives.base import IGNORED, Collate
+from whet.objectives.own_loss import OwnLoss
 from whet.train.compat import overrides
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from whet.data.batch import Batch
-from whet.models.objective import SpanObjective
+from whet.objectives.span import SpanObjective
 from whet.tasks.qa.evaluate.decode import DecodeOptions, decode, write_predictions
 from whet.tasks.qa.evaluate.metrics import squad_metrics
 from whet.tasks.qa.evaluate.spans import concat, top_spans

@@ -1,0 +1,53 @@
+"""Which objective a model trains with: chosen by its head, its family, and what the user asked for."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from whet.data.columns import read_by
+from whet.data.padding import NO_PADDING, Padding
+from whet.kernels.batch_position import Kernel
+from whet.models import attention
+from whet.models.families import answers_questions, family_of
+from whet.models.loading import implementation
+from whet.models.packed import prepare
+from whet.models.wrapped import passed_on, unwrapped
+from whet.objectives.base import Collate, Objective
+from whet.objectives.own_loss import OwnLoss
+from whet.objectives.span import PackedSpans, PaddedSpans
+
+_TOKEN_COLUMNS = frozenset({"input_ids", "token_type_ids"})
+_KERNELS: dict[str | None, Kernel] = {
+    None: "auto",
+    attention.NAME: "whet",
+    implementation.FLASH: "flash_attention_2",
+}
+"""What packed attention runs on a GPU, by `attn_implementation`; with another one, batches are padded."""
+
+
+def choose(
+    model: nn.Module,
+    collate: Collate | None,
+    default_collate: Collate,
+    padding: Padding = NO_PADDING,
+    attn: str | None = None,
+) -> Objective:
+    """Return how this model trains: without padding wherever its family and its head are known.
+
+    A collator of the user's own is honoured: its batches are padded, and the model's own loss is used. So is the code
+    that is to compute attention, `attn`: with transformers' eager or sdpa, batches are padded.
+    """
+    spans = collate is None and answers_questions(model)
+    if spans and attn == implementation.FLASH and family_of(model) is not None:
+        implementation.require_kernels(next(model.parameters()).device)
+    packed = prepare(model, _KERNELS[attn]) if spans and attn in _KERNELS else None
+    if packed is None and attn not in (None, attention.NAME):
+        implementation.use(unwrapped(model), attn)
+    if attn == attention.NAME and packed is None:
+        raise implementation.not_known(model)
+    if not spans:
+        return OwnLoss(model, collate or default_collate)
+    if packed is None:
+        return PaddedSpans(model, default_collate, padding)
+    read = read_by(packed.module) or _TOKEN_COLUMNS
+    return PackedSpans(packed, passed_on(model, read & _TOKEN_COLUMNS), padding)

@@ -1,0 +1,77 @@
+"""Models that compute their own loss, on batches that a collator pads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from whet.data.batch import Batch
+from whet.data.padding import NO_PADDING
+from whet.errors import ConfigError
+from whet.objectives.base import IGNORED, Collate, Rows
+from whet.objectives.collated import collated, run_seeded
+
+_NEXT_WORD_HEADS = ("ForCausalLM", "LMHeadModel")
+
+
+class OwnLoss:
+    """Any module that returns its own mean loss, on batches that a collator pads."""
+
+    packed = False
+    packed_model = None
+    padding = NO_PADDING
+
+    def __init__(self, model: nn.Module, collate: Collate) -> None:
+        self.model = model
+        self.collate = collate
+
+    def batch(self, dataset: Any, rows: Rows, first_slot: int, padded_to: np.ndarray | None = None) -> Batch:
+        return collated(self.collate, [dataset[int(row)] for row in rows], first_slot, ())
+
+    def count(self, batch: Batch) -> int:
+        """Return the targets that the model's mean runs over: token labels other than -100, or else the rows.
+
+        A model of next words compares each token with the label after it: a row's first label is no target.
+        """
+        labels = batch.inputs.get("labels")
+        if isinstance(labels, Tensor) and not labels.is_floating_point() and labels.dim() > 1:
+            first = 1 if type(self.model).__name__.endswith(_NEXT_WORD_HEADS) else 0
+            return int((labels[:, first:] != IGNORED).sum())
+        return batch.n_rows
+
+    def forward(self, batch: Batch, *, seed: int, step: int) -> Any:
+        return run_seeded(self.model, batch, seed, step)
+
+    def loss_sum(self, output: Any, batch: Batch) -> Tensor:
+        return loss_of(output).float() * self.count(batch)
+
+    def logits(self, output: Any, batch: Batch) -> tuple[np.ndarray, ...]:
+        if isinstance(output, Mapping):
+            found = [value for name, value in output.items() if name != "loss"]
+        else:
+            found = list(output) if isinstance(output, tuple | list) else [output]
+        return tuple(
+            value.detach().float().cpu().numpy()
+            for value in found
+            if isinstance(value, Tensor) and value.dim() > 0 and len(value) == batch.n_rows
+        )
+
+
+def loss_of(output: Any) -> Tensor:
+    """Return the one number in a module's output that it wants minimised."""
+    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if loss is None and isinstance(output, tuple | list) and output:
+        loss = output[0]
+    if isinstance(output, Tensor):
+        loss = output
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        raise ConfigError(
+            what="the model returned no loss",
+            got=type(output).__name__,
+            why="training needs one number to minimise: output.loss, output['loss'], output[0] or the output itself",
+            fix="give rows with labels, or a model whose forward returns a loss",
+        )
+    return loss

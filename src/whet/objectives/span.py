@@ -1,0 +1,162 @@
+"""The span loss of question answering models, for packed and for padded batches."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from whet.data.batch import Batch, pack, rows_of
+from whet.data.columns import Columns
+from whet.data.padding import NO_PADDING, Padding
+from whet.data.store import RowStore
+from whet.errors import DataError
+from whet.kernels.layers.cross_entropy import row_cross_entropy
+from whet.kernels.reference.layers import to_rows
+from whet.models.packed import PackedModel
+from whet.objectives.base import IGNORED, Collate, Rows
+from whet.objectives.collated import collated, real_places, run_seeded, widened
+
+SPAN_LABELS = ("start_positions", "end_positions")
+
+
+class SpanObjective(ABC):
+    """What packed and padded question answering share: cross entropy of each row's start and end.
+
+    The softmax runs over the row's own tokens and, as in transformers' heads, over its padding if `padding` counts any.
+    """
+
+    padding: Padding
+
+    def count(self, batch: Batch) -> int:
+        missing = [name for name in SPAN_LABELS if name not in batch.labels]
+        if missing:
+            raise DataError(
+                what="the rows hold no answer positions",
+                got=sorted(batch.labels),
+                why="a question answering model learns from start_positions and end_positions",
+                fix=f"add the columns {' and '.join(missing)} to the data set",
+            )
+        return batch.n_rows
+
+    @abstractmethod
+    def span_logits(self, output: Any, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Return start and end logits (N,) of the real tokens, rows end to end, and where rows begin (rows + 1,)."""
+
+    @abstractmethod
+    def loss_logits(self, output: Any, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the same of all that the loss counts; a padding token's logits stand for all that it represents."""
+
+    def loss_sum(self, output: Any, batch: Batch) -> Tensor:
+        start, end, cu_seqlens = self.loss_logits(output, batch)
+        losses = row_cross_entropy(start, batch.labels["start_positions"], cu_seqlens)
+        return (losses + row_cross_entropy(end, batch.labels["end_positions"], cu_seqlens)).sum() / 2
+
+    def logits(self, output: Any, batch: Batch) -> tuple[np.ndarray, ...]:
+        start, end, cu_seqlens = self.span_logits(output, batch)
+        return tuple(to_rows(side, cu_seqlens, IGNORED).float().cpu().numpy() for side in (start, end))
+
+
+class PackedSpans(SpanObjective):
+    """Extractive question answering without padding."""
+
+    packed = True
+
+    def __init__(self, model: PackedModel, columns: Iterable[str], padding: Padding = NO_PADDING) -> None:
+        self.model = self.packed_model = model
+        self.padding = padding
+        self.columns = Columns(["attention_mask", *SPAN_LABELS, *columns])
+
+    def batch(self, dataset: Any, rows: Rows, first_slot: int, padded_to: np.ndarray | None = None) -> Batch:
+        found = rows_of(dataset, rows, self.columns)
+        read = {name: column for name, column in found.tokens.items() if name in self.columns.names}
+        found = replace(found, tokens=read)  # a RowStore has the columns that it has
+        _require_answers(found, rows)
+        has_loss = found.labels.keys() >= set(SPAN_LABELS)
+        return pack(
+            found,
+            first_slot=first_slot,
+            position_offset=self.model.position_offset,
+            padding=self.padding if has_loss else replace(self.padding, in_loss="none"),
+            padded_to=padded_to,
+        )
+
+    def forward(self, batch: Batch, *, seed: int, step: int) -> Any:
+        return self.model(batch, seed=seed, step=step)
+
+    def span_logits(self, output: Any, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        start, end, cu_seqlens = self._row_logits(output, batch)
+        padding = batch.padding
+        if padding is None:
+            return start, end, cu_seqlens
+        return start[padding.real], end[padding.real], padding.real_starts
+
+    def loss_logits(self, output: Any, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        start, end, cu_seqlens = self._row_logits(output, batch)
+        if batch.padding is None:
+            return start, end, cu_seqlens
+        return start + batch.padding.log_sizes, end + batch.padding.log_sizes, cu_seqlens
+
+    def _row_logits(self, output: Any, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        assert batch.cu_seqlens is not None
+        return output.start_logits[0, : batch.n_in_rows], output.end_logits[0, : batch.n_in_rows], batch.cu_seqlens
+
+
+class PaddedSpans(SpanObjective):
+    """Extractive question answering for models that only know padded batches.
+
+    All padding is computed there: the loss counts all of it, or none.
+    """
+
+    packed = False
+    packed_model = None
+
+    def __init__(self, model: nn.Module, collate: Collate, padding: Padding = NO_PADDING) -> None:
+        self.model = model
+        self.collate = collate
+        self.padding = padding
+
+    def batch(self, dataset: Any, rows: Rows, first_slot: int, padded_to: np.ndarray | None = None) -> Batch:
+        taken = [dataset[int(row)] for row in rows]
+        found = rows_of(taken, range(len(taken)))  # refuses what packed batches refuse
+        batch = collated(self.collate, taken, first_slot, SPAN_LABELS)
+        if self.padding.in_loss == "none":
+            return batch
+        return widened(batch, found, self.padding, padded_to)
+
+    def forward(self, batch: Batch, *, seed: int, step: int) -> Any:
+        return run_seeded(self.model, batch, seed, step)
+
+    def span_logits(self, output: Any, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        mask = real_places(batch)
+        cu_seqlens = torch.cat([mask.new_zeros(1, dtype=torch.int32), mask.sum(1, dtype=torch.int32).cumsum(0)])
+        return output.start_logits[mask], output.end_logits[mask], cu_seqlens
+
+    def loss_logits(self, output: Any, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        if self.padding.in_loss == "none":
+            return self.span_logits(output, batch)
+        order = real_places(batch).logical_not().int().argsort(dim=1, stable=True)  # labels count a row's own tokens
+        start, end = (side.gather(1, order) for side in (output.start_logits, output.end_logits))
+        cu_seqlens = torch.arange(len(start) + 1, dtype=torch.int32, device=start.device) * start.shape[1]
+        return start.flatten(), end.flatten(), cu_seqlens
+
+
+def _require_answers(found: RowStore, indices: Sequence[int] | np.ndarray) -> None:
+    """Raise DataError for a row whose answer does not begin and end at tokens of its own: its loss would be NaN."""
+    for name in SPAN_LABELS:
+        places = found.labels.get(name)
+        if places is None:
+            continue
+        (bad,) = np.nonzero((places < 0) | (places >= found.lengths))
+        if len(bad):
+            raise DataError(
+                what=f"row {indices[bad[0]]} of the data set has no answer in it",
+                got=f"{name} {places[bad[0]]} in a row of {found.lengths[bad[0]]} tokens",
+                why="an answer begins and ends at a token of its row",
+                fix=f"correct {name}; a row without an answer points at its first token",
+            )
