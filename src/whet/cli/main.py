@@ -11,16 +11,17 @@ from importlib import import_module
 from typing import NoReturn
 
 from whet import __version__, lasting
+from whet.config import environment
 from whet.config.ranks import require_one_process
 from whet.errors import EXIT_BAD_CONFIG, EXIT_IO, EXIT_OK, ConfigError, WhetError, escape_controls
 from whet.train.control import stop
 
 COMMANDS = {
-    "qa": "train, evaluate and predict with a question answering model",
-    "ask": "put questions to a trained model",
-    "demo": "see training work, without a download",
-    "bench-methods": "measure what each technique brings on your model and machine",
-    "doctor": "see what this machine can do for training, and what to improve",
+    "qa": "train, evaluate and run a question answering model",
+    "ask": "ask a trained model questions about a text",
+    "demo": "train a small model; nothing is downloaded",
+    "bench-methods": "measure each training technique on your model and machine",
+    "doctor": "check this machine and installation, with advice",
 }
 TRAINING = frozenset({"qa", "demo", "bench-methods"})
 """The commands that train."""
@@ -30,12 +31,12 @@ _INTERRUPTED = 128 + 2  # what shells report for SIGINT
 _PIPE_CLOSED = 128 + 13  # and for SIGPIPE
 _HELP = "\n".join(
     [
+        "whet fine-tunes transformer models on CPUs.",
+        "",
         "Examples:",
         "  whet demo",
         "  whet qa --model_name_or_path distilbert-base-uncased --dataset_name squad \\",
         "      --do_train --output_dir out",
-        "",
-        "whet fine-tunes transformer models at the limit of the machine at hand.",
         "",
         "Usage: whet COMMAND [--OPTION VALUE ...]",
         "",
@@ -105,6 +106,8 @@ def run(argv: Sequence[str]) -> int:
             from whet.cli.again import tell_command
 
             tell_command(argv, error.again)
+        if list(argv) in ([name] for name in COMMANDS):
+            print(f"every option, with examples: whet {argv[0]} --help", file=sys.stderr)
         return error.exit_code
     except stop.Stopped as stopped:
         from whet.cli.again import tell
@@ -126,7 +129,8 @@ def _dispatch(argv: list[str]) -> int:
     if first in ("--version", "-V"):
         return _show(f"whet {__version__}")
     if first in ("--help", "-h", "help"):
-        return _show(_HELP)
+        about = argv[1] if len(argv) > 1 else None
+        return _run_command(about, ["--help"]) if about in COMMANDS else _show(_HELP)
     if first is None:
         print(_HELP, file=sys.stderr)
         return EXIT_BAD_CONFIG
@@ -140,13 +144,19 @@ def _run_command(name: str, argv: list[str]) -> int:
     command = import_module(f"whet.cli.{name.replace('-', '_')}").COMMAND
     loaded = load(command, argv)
     for note in loaded.notes:
-        print(f"note: {escape_controls(note)}", file=sys.stderr)
+        _note(note)
     if loaded.text is not None:
         return _show(loaded.text)
+    if name != "doctor":  # it reports these variables itself
+        environment.require_known(_note)
     if name in TRAINING:
         require_one_process()
     with quiet_libraries():
         return command.run(*loaded.settings)
+
+
+def _note(text: str) -> None:
+    print(f"note: {escape_controls(text)}", file=sys.stderr)
 
 
 def _show(text: str) -> int:

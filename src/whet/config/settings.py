@@ -77,12 +77,11 @@ def _checking_init(cls: type) -> Callable[..., None]:
     def __init__(self: Any, *placed: Any, **given: Any) -> None:  # noqa: N807
         refuse(_misplaced(type(self).__name__, placed, by_place, given))
         taken = take(dict(zip(by_place, placed, strict=False)) | given, Names.of([type(self)]))
-        refuse(taken.problems)
-        for note in taken.notes:
+        for note in taken.notes if not taken.problems else ():
             _log.warning("%s", note)
         defaults = {option.name: option.default for option in options_of(type(self)).values()}
         spec.build(self, **spec.settle({**defaults, **taken.values}))
-        refuse(broken_rules(self))
+        refuse([*taken.problems, *broken_rules(self)])
         for note in notes(self):
             _log.warning("%s", note)
 

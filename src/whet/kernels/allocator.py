@@ -5,9 +5,9 @@ fault for every 4 KiB, a tenth of a training step and more. Whoever wants anothe
 """
 
 import ctypes
-import os
 from functools import cache
 
+from whet.config import environment
 from whet.hardware import trim
 from whet.hardware.memory import huge_pages, limit_bytes
 from whet.log import logger
@@ -30,7 +30,7 @@ def keep_freed_memory() -> bool:
     Done once, for the whole process; the log says so. Returns False, and changes nothing, where it cannot be done or is
     not wanted: another allocator, another system than Linux with glibc, WHET_KEEP_MEMORY=0.
     """
-    if os.environ.get(SWITCH) == "0" or trim.why_not() is not None:
+    if environment.value(SWITCH) == "0" or trim.why_not() is not None:
         return False
     libc = ctypes.CDLL(None, use_errno=True)
     wanted = ((_MMAP_THRESHOLD, _LARGEST_BLOCK), (_TRIM_THRESHOLD, _NEVER), (_TOP_PAD, _STEP))

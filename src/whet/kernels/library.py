@@ -3,7 +3,6 @@
 import ctypes
 import importlib.metadata
 import logging
-import os
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import torch  # the library must come after torch: torch's own libgomp then serves both, with one pool of threads
 
+from whet.config import environment
 from whet.errors import ConfigError
 from whet.kernels import structs
 
@@ -66,15 +66,7 @@ def library() -> Library | None:
 
 def choice() -> str | None:
     """Return what WHET_KERNELS asks for, None if it is not set; ConfigError for an unknown value."""
-    asked = os.environ.get(CHOICE) or None
-    if asked in (None, "native", "reference"):
-        return asked
-    raise ConfigError(
-        what=f"the environment variable {CHOICE} has an unknown value",
-        got=asked,
-        why="it says which operators run: whet's native ones, or the reference in plain torch",
-        fix=f"set {CHOICE} to native or reference, or unset it",
-    )
+    return environment.value(CHOICE)
 
 
 def _not_there(error: Exception | None) -> ConfigError:

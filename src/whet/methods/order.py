@@ -8,6 +8,7 @@ from typing import Any, get_args
 import torch
 from torch import nn
 
+from whet.config import environment
 from whet.config.arguments import TrainingArguments
 from whet.config.fields import PaddingInLoss
 from whet.errors import ConfigError
@@ -60,6 +61,7 @@ def optimize(
     Raises ConfigError for a family that whet does not know, for another dtype or `padding`, for a model that
     torch.compile or DataParallel has wrapped already, and for an optimizer with none of the model's parameters.
     """
+    environment.require_known()
     optimizable.require_model(model)
     optimizable.require_optimizer(optimizer, model)
     _require_dtype(dtype)

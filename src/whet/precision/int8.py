@@ -1,9 +1,8 @@
 """What products in 8 bits need: a processor with the instructions, and the native operators."""
 
-import os
-
 import torch
 
+from whet.config import environment
 from whet.errors import ConfigError, Problem
 from whet.kernels.library import choice, library
 from whet.kernels.products.int8 import has_vnni
@@ -16,15 +15,7 @@ INSTEAD = "use --precision auto, which takes the faster one of fp32 and bf16"
 
 def backward_too() -> bool:
     """Return whether the gradient of the input runs in 8 bits too."""
-    asked = os.environ.get(CHOICE, "both")
-    if asked in ("forward", "both"):
-        return asked == "both"
-    raise ConfigError(
-        what=f"the environment variable {CHOICE} has an unknown value",
-        got=asked,
-        why="it says which products of a linear layer run in 8 bits",
-        fix=f"set {CHOICE} to forward or both, or leave it out",
-    )
+    return environment.value(CHOICE) != "forward"
 
 
 def require(device: torch.device) -> None:

@@ -1,9 +1,11 @@
-"""Command line words -> named texts. What the names mean is for others to say."""
+"""Command line words -> named texts. This module does not interpret the names."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
+from whet.config.reading.files import SUFFIXES
 from whet.config.reading.values import is_bool_word, is_many, is_switch
 from whet.errors import Problem
 
@@ -32,36 +34,60 @@ def split(argv: Sequence[str], kind_of: Callable[[str], Any], lone: str | None =
     are all read; the bare `--name` of a switch means true, and its `--no_name` false.
     """
     words = Words()
-    for name, text in _pairs(argv, kind_of):
+    if argv[:1] == ["help"]:
+        words.wants.add("help")
+        argv = argv[1:]
+    for name, text, switch in _pairs(argv, kind_of):
         if name in _ALONE and text is None:
             words.wants.add(name)
         elif text is None:
             words.problems.append(_no_value(str(name)))
-        elif name is None and (lone is None or lone in words.flags):
-            words.problems.append(_stray(text))
+        elif name is None and (problem := _wrong_lone(text, switch, lone, words)):
+            words.problems.append(problem)
         else:
             _put(words, name or str(lone), text, kind_of)
     return words
 
 
-def _pairs(argv: Sequence[str], kind_of: Callable[[str], Any]) -> Iterator[tuple[str | None, str | None]]:
-    """Yield each (name, text): a lone word has no name, a flag without a value has no text."""
-    at = 0
+class _Pair(NamedTuple):
+    name: str | None
+    """None for a lone word."""
+    text: str | None
+    """None for a flag without a value."""
+    switch: str | None = None
+    """Of a lone word: the flag before it, as it was written, if that is true or false and stood alone."""
+
+
+def _pairs(argv: Sequence[str], kind_of: Callable[[str], Any]) -> Iterator[_Pair]:
+    at, switch = 0, None
     while at < len(argv):
         word, after = argv[at], argv[at + 1] if at + 1 < len(argv) else None
         at += 1
         if not _is_flag(word):
-            yield None, word
+            yield _Pair(None, word, switch)
+            switch = None
             continue
         name, equals, text = word.lstrip("-").partition("=")
-        name = {"h": "help"}.get(name, name.replace("-", "_"))
+        name, switch = {"h": "help"}.get(name, name.replace("-", "_")), None
         if equals or name in _ALONE:
-            yield name, text if equals else None
+            yield _Pair(name, text if equals else None)
             continue
         name, bare = _switch(name, kind_of)
         takes_next = after is not None and _is_value(after, bare)
-        yield name, after if takes_next else bare
+        yield _Pair(name, after if takes_next else bare)
         at += takes_next
+        switch = word if bare in ("true", "false") and not takes_next else None
+
+
+def _wrong_lone(text: str, switch: str | None, lone: str | None, words: Words) -> Problem | None:
+    """Return what is wrong with a word that no flag takes, None if it is the value of `lone`."""
+    if lone == "config":
+        fits = Path(text).suffix.lower() in SUFFIXES
+    else:
+        fits = lone is not None and (switch is None or "/" in text or Path(text).exists())
+    if switch is not None and not fits:
+        return _no_bool(switch, text)
+    return None if fits and lone not in words.flags else _stray(text, lone)
 
 
 def _is_flag(word: str) -> bool:
@@ -103,10 +129,23 @@ def _no_value(name: str) -> Problem:
     )
 
 
-def _stray(text: str) -> Problem:
+def _no_bool(switch: str, text: str) -> Problem:
+    name = switch.lstrip("-")
+    is_off = name.replace("-", "_").startswith("no_")
+    plain = name[3:] if is_off else name
+    return Problem(
+        what=f"--{name} takes no value" if is_off else f"--{name} takes true or false",
+        got=text,
+        why="no word follows the short form of false" if is_off else "no other word says whether it is on",
+        fix=f"use --{plain} or --{plain} false; another word needs a --flag of its own",
+    )
+
+
+def _stray(text: str, lone: str | None) -> Problem:
+    file = "; a config file ends in .yaml, .yml or .json" if lone == "config" else ""
     return Problem(
         what="a word belongs to no flag",
         got=text,
-        why="a flag takes one value, and this command takes no further word",
+        why=f"a flag takes one value, and this command takes no further word{file}",
         fix=f"put its --flag before it; join a value of several words by quotes: --flag '... {text}'",
     )

@@ -6,7 +6,6 @@ of both matrices, is faster still as a native operator (`python benchmarks/cpu/p
 torch itself.
 """
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -18,6 +17,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional
 
+from whet.config import environment
 from whet.hardware.cpu import vendor
 from whet.kernels import structs
 from whet.kernels.first_derivative import once_differentiable
@@ -48,8 +48,7 @@ def by_onednn() -> bool:
     """Return whether fp32 products of linear layers go to oneDNN in this process."""
     if not torch.backends.mkldnn.is_available():
         return False
-    asked = os.environ.get(CHOICE)
-    if asked in ("mkl", "onednn"):
+    if asked := environment.value(CHOICE):
         return asked == "onednn"
     capable = torch.backends.cpu.get_cpu_capability().startswith("AVX512")
     return capable and vendor() not in ("GenuineIntel", "")

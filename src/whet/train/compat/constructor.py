@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from whet.config import environment
 from whet.errors import ConfigError
 from whet.train.compat import overrides
 
@@ -26,6 +27,7 @@ def processing_class(given: Any, tokenizer: Any) -> Any:
 
 def require_consistent(trainer: Trainer, model: Any) -> None:
     """Raise ConfigError for arguments of the Trainer that contradict each other."""
+    environment.require_known()
     _require_one_model(trainer, model)
     optimizers = any(one is not None for one in trainer.given_optimizers)
     if trainer.model_init is not None and optimizers:

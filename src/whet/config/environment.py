@@ -1,0 +1,79 @@
+"""whet's own environment variables: an unknown value is refused, and a misspelled name is reported once."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
+from functools import partial
+
+from whet.errors import ConfigError, Problem, escape_controls
+
+PREFIX = "WHET_"
+VARIABLES: Mapping[str, Sequence[str]] = {
+    "WHET_KERNELS": ("native", "reference"),
+    "WHET_ISA": ("v4", "v3", "baseline"),
+    "WHET_PRODUCTS": ("mkl", "onednn"),
+    "WHET_INT8": ("forward", "both"),
+    "WHET_KEEP_MEMORY": ("0", "1"),
+}
+"""Variable -> the values that it takes. An empty variable counts as unset."""
+_MEANINGS = {
+    "WHET_KERNELS": "which operators run: whet's native ones, or the reference in plain torch",
+    "WHET_ISA": "the best instruction set that the native operators may use",
+    "WHET_PRODUCTS": "which library multiplies the matrices of linear layers in fp32",
+    "WHET_INT8": "which products of a linear layer run in 8 bits",
+    "WHET_KEEP_MEMORY": "whether freed memory stays with the process (1) or goes back to the system (0)",
+}
+_OF_TESTS = ("WHET_TEST_", "WHET_GATE", "WHET_SOAK", "WHET_RELIABILITY_")
+"""What the names of variables begin with that only whet's own tests read."""
+_log = logging.getLogger("whet.config")
+_reported: set[str] = set()
+"""Unknown names that the log has mentioned in this process."""
+
+
+def require_known(warn: Callable[[str], None] | None = None) -> None:
+    """Raise ConfigError for every variable of whet with an unknown value; warn once about unknown names."""
+    for text in misspelled(os.environ):
+        if text not in _reported:
+            _reported.add(text)
+            (warn or partial(_log.warning, "%s"))(escape_controls(text))
+    if problems := unknown_values(os.environ):
+        raise ConfigError.of(problems)
+
+
+def value(name: str) -> str | None:
+    """Return what this variable says, None if it is not set; raises ConfigError for an unknown value."""
+    asked = os.environ.get(name) or None
+    if asked is not None and (problems := unknown_values({name: asked})):
+        raise ConfigError.of(problems)
+    return asked
+
+
+def unknown_values(environment: Mapping[str, str]) -> list[Problem]:
+    """Return a problem for each variable of whet whose value is not one of its own."""
+    return [
+        Problem(
+            what=f"the environment variable {name} has an unknown value",
+            got=environment[name],
+            why=f"it says {_MEANINGS[name]}",
+            fix=f"set {name} to {' or '.join(values)}, or unset it",
+        )
+        for name, values in VARIABLES.items()
+        if environment.get(name) and environment[name] not in values
+    ]
+
+
+def misspelled(environment: Mapping[str, str]) -> list[str]:
+    """Return a sentence for each variable that looks like one of whet's and is not read."""
+    return [
+        f"the environment variable {name} has no effect{_guess(name)}"
+        for name in sorted(environment)
+        if name.startswith(PREFIX) and name not in VARIABLES and not name.startswith(_OF_TESTS)
+    ]
+
+
+def _guess(name: str) -> str:
+    like = get_close_matches(name, VARIABLES, n=1)
+    return f": did you mean {like[0]}?" if like else f"; whet reads {', '.join(VARIABLES)}"
