@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 import tiny_tokenizers
 
+from whet.jobs.tokenising.cache import default_cache_dir
 from whet.tasks.qa.types import Answers, Questions, Windows
 from whet.tasks.qa.windows import cache
-from whet.tasks.qa.windows.cache import cached_windows, default_cache_dir, windows_key
+from whet.tasks.qa.windows.cache import cached_windows, windows_key
 from whet.tasks.qa.windows.cut import WindowOptions, make_windows
 
 _OPTIONS = WindowOptions(max_seq_length=32, doc_stride=8)
@@ -180,10 +181,9 @@ def test_a_file_under_the_name_of_another_is_not_taken(bert, tmp_path, n_made):
 def test_of_several_at_once_one_makes_the_windows(overwrite_cache, bert, tmp_path, n_made, monkeypatch):
     """Each has a lock of its own, as processes do; the first lets go only when the others wait."""
     n_waiting = []
-    info = cache._log.info
-    monkeypatch.setattr(
-        cache._log, "info", lambda text, *rest: (n_waiting.append("waiting" in text), info(text, *rest))
-    )
+    log = logging.getLogger("whet")
+    info = log.info
+    monkeypatch.setattr(log, "info", lambda text, *rest: (n_waiting.append("waiting" in text), info(text, *rest)))
     count = cache.make_windows
 
     def make_when_all_wait(*args: Any, **options: Any) -> Windows:

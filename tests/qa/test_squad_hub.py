@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from whet.errors import DataError
-from whet.tasks.qa.read.hub import HubSource, read_hub
+from whet.jobs.hub_data import HubSource
+from whet.tasks.qa.read.hub import read_hub
 from whet.tasks.qa.types import Answers
 
 _CONTEXT = "A cave holds bats."

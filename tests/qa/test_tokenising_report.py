@@ -8,7 +8,7 @@ import threading
 import pytest
 from tiny_qa import trained_tokenizer
 
-from whet.tasks.qa.windows import encode, tokenising
+from whet.jobs.tokenising import encode, progress
 
 
 @pytest.mark.parametrize("n_threads", [None, 2])
@@ -17,7 +17,7 @@ def test_a_long_text_is_reported_while_it_is_tokenised(
 ) -> None:
     """With a tenth of a second between the lines, a text of 4 million characters has several."""
     caplog.set_level("INFO", logger="whet")
-    monkeypatch.setattr(tokenising, "INTERVAL_S", 0.1)
+    monkeypatch.setattr(progress, "INTERVAL_S", 0.1)
     text = "The rain fell on the hills and the sheep slept. " * 80_000
     made = encode.encode_texts(encode.rust_tokenizer(trained_tokenizer()), ["short", text], n_threads=n_threads)
     assert len(made.lengths) == 2

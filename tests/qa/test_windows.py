@@ -12,12 +12,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
+from whet.jobs.tokenising.encode import rust_tokenizer
 from whet.tasks.qa.read.squad import read_questions
 from whet.tasks.qa.types import Answers, Questions, Windows
 from whet.tasks.qa.windows import cut as windows_module
 from whet.tasks.qa.windows import pair_template
 from whet.tasks.qa.windows.cut import WindowOptions, make_windows
-from whet.tasks.qa.windows.encode import rust_tokenizer
 
 _MAKERS = {
     "bert": tiny_tokenizers.bert,

@@ -27,6 +27,8 @@ LIGHT = [
     "tasks/qa/arguments.py",
     "tasks/qa/rules.py",
     "tasks/qa/run.py",
+    "jobs/fields.py",
+    "jobs/rules.py",
     "train/control/lock.py",
     "train/control/stop.py",
 ]

@@ -13,8 +13,8 @@ import pytest
 
 from whet.errors import ConfigError
 from whet.hardware.memory import peak_bytes
+from whet.jobs.tokenising.encode import encode_texts, rust_tokenizer
 from whet.models.loading.load import ModelSource, load_tokenizer
-from whet.tasks.qa.windows.encode import encode_texts, rust_tokenizer
 
 pytestmark = pytest.mark.reliability
 _MOST_S, _MOST_MIB = 5.0, 200

@@ -17,9 +17,9 @@ from whet import __version__, log
 from whet.config.arguments import TrainingArguments
 from whet.errors import ConfigError, WhetError
 from whet.hardware import memory
+from whet.jobs.sources import source_of
 from whet.models.loading.load import load_qa_model, load_tokenizer, max_positions
 from whet.tasks.qa.arguments import QaArguments
-from whet.tasks.qa.job import source_of
 from whet.tasks.qa.splits import Split, cut, read_split
 from whet.tasks.qa.windows.cut import check_max_length
 from whet.train.trainer import Trainer

@@ -17,7 +17,7 @@ def _run(qa: QaArguments, args: TrainingArguments) -> int:
 
 
 def _missing(qa: QaArguments, args: TrainingArguments) -> list[Problem]:
-    from whet.tasks.qa.places import check_places
+    from whet.jobs.places import check_places
 
     return check_places(qa, args)
 

@@ -13,9 +13,11 @@ from whet import log
 from whet.config.arguments import TrainingArguments
 from whet.config.rules.training import LOCK_NAME
 from whet.errors import ConfigError
+from whet.jobs.summary import show
 from whet.optional import require
 from whet.tasks.qa.arguments import DemoArguments, QaArguments
 from whet.tasks.qa.splits import read_split
+from whet.tasks.qa.summary import SHOWN
 from whet.train.control import lock
 from whet.train.output import files as output_files
 
@@ -113,12 +115,11 @@ def _show_it(qa: QaArguments, args: TrainingArguments, folder: Path, started_s: 
     questions = {name: read_split(qa, name) for name in ("train", "validation")}
 
     from whet.tasks.qa.job import QaJob
-    from whet.tasks.qa.summary import show
 
     job = QaJob.prepare(qa, args, questions)
     before = QaJob(qa, replace(args, do_train=False), job.splits, job.trainer).run()["eval_f1"]
     metrics = job.run()
-    show(metrics, folder, time.perf_counter() - started_s)
+    show(SHOWN, metrics, folder, time.perf_counter() - started_s)
     print(f"\nF1 before training {before:.1f}, after training {metrics['eval_f1']:.1f}\n")
     _ask_about_unseen_texts(job)
     print(f'\nAsk more: whet ask {folder} --context FILE --question "..." --version_2_with_negative')

@@ -12,12 +12,14 @@ from transformers import set_seed
 
 from whet.config.arguments import TrainingArguments
 from whet.errors import ConfigError, WhetError
+from whet.jobs import left_out
+from whet.jobs.sources import source_of
 from whet.models.families import FAMILIES, family_of
-from whet.models.loading.load import ModelSource, load_qa_model, load_tokenizer, max_positions
+from whet.models.loading.load import load_qa_model, load_tokenizer, max_positions
 from whet.tasks.qa.arguments import QaArguments
 from whet.tasks.qa.evaluate.decode import DecodeOptions
 from whet.tasks.qa.evaluate.predict import Judge
-from whet.tasks.qa.splits import Split, cut, describe, write_left_out
+from whet.tasks.qa.splits import Split, cut, describe
 from whet.tasks.qa.types import Questions
 from whet.tasks.qa.windows.cut import check_max_length
 from whet.train.control import stop
@@ -107,7 +109,7 @@ class QaJob:
         metrics = metrics | {f"{prefix}_samples": len(split.rows)}
         if split.questions.n_left_out:
             metrics[f"{prefix}_questions_left_out"] = split.questions.n_left_out
-        write_left_out(split.questions, Path(self.args.output_dir) / f"{prefix}_left_out.json")
+        left_out.write(split.questions.left_out, Path(self.args.output_dir) / f"{prefix}_left_out.json")
         if self.trainer.state.epoch is not None:
             metrics["epoch"] = self.trainer.state.epoch
         self.trainer.save_metrics(prefix, metrics)
@@ -131,15 +133,3 @@ def _require_works(trainer: Trainer, split: Split) -> None:
             why="the code of this model in transformers refused a row; whet does not know this architecture",
             fix=f"name a model of another family in --model_name_or_path, such as {', '.join(FAMILIES)}",
         ) from error
-
-
-def source_of(qa: QaArguments) -> ModelSource:
-    """Return where the run's model comes from."""
-    return ModelSource(
-        model=qa.model_name_or_path,
-        config=qa.config_name,
-        tokenizer=qa.tokenizer_name,
-        cache_dir=qa.cache_dir,
-        revision=qa.model_revision,
-        token=qa.token,
-    )

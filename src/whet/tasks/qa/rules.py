@@ -6,7 +6,8 @@ from whet.config.arguments import TrainingArguments
 from whet.config.rules.ranges import Rule, above, at_least, seed
 from whet.config.rules.training import output_dir_has_a_name
 from whet.config.settings import broken
-from whet.errors import MASK, Problem
+from whet.errors import Problem
+from whet.jobs.rules import JOB_RULES, JOB_RUN_RULES
 from whet.tasks.qa.fields import AskFields, QaFields
 
 V1_METRICS = ("exact_match", "f1")
@@ -15,78 +16,6 @@ V2_METRICS = (
     *("best_exact", "best_f1"),
 )
 """Figures of `squad_metrics` by which a model may be called best."""
-
-
-def names_a_model(qa: QaFields) -> Problem | None:
-    """Everything begins with pretrained weights."""
-    if qa.model_name_or_path.strip():
-        return None
-    return Problem(
-        what="no model is named",
-        got="no model_name_or_path",
-        why="fine-tuning starts from pretrained weights",
-        fix="name a folder or a model of the hub: --model_name_or_path distilbert-base-uncased",
-    )
-
-
-def runs_no_foreign_code(qa: QaFields) -> Problem | None:
-    """Promise 5 of the design: no code from data."""
-    if not qa.trust_remote_code:
-        return None
-    return Problem(
-        what="trust_remote_code is true",
-        got=True,
-        why="whet never runs code that comes with a model or a dataset: it could do anything this user may do",
-        fix="leave --trust_remote_code out, and use a model that transformers itself implements",
-    )
-
-
-def token_is_real(qa: QaFields) -> Problem | None:
-    """What --print_config wrote in place of a token is not a token."""
-    if qa.token != MASK:
-        return None
-    return Problem(
-        what="the token is masked",
-        got=MASK,
-        why="--print_config prints this in place of a token, so that none ends up in a file",
-        fix="take token out of the config file and set HF_TOKEN, or give --token",
-    )
-
-
-def has_data(qa: QaFields) -> Problem | None:
-    """No data, no run."""
-    if qa.dataset_name or _files(qa):
-        return None
-    return Problem(
-        what="no data is named",
-        got="no dataset_name and no file",
-        why="questions come from a dataset of the hub or from files",
-        fix="use --dataset_name squad, or --train_file, --validation_file and --test_file",
-    )
-
-
-def data_from_one_place(qa: QaFields) -> Problem | None:
-    """run_qa.py would ignore the files."""
-    if not (qa.dataset_name and _files(qa)):
-        return None
-    return Problem(
-        what="data is named twice",
-        got={"dataset_name": qa.dataset_name, **_files(qa)},
-        why="questions come from one dataset or from files, and one of them would be ignored",
-        fix=f"keep --dataset_name, or --{' and --'.join(_files(qa))}",
-    )
-
-
-def config_of_a_dataset(qa: QaFields) -> Problem | None:
-    """Files have no configurations."""
-    if not qa.dataset_config_name or qa.dataset_name:
-        return None
-    return Problem(
-        what="dataset_config_name is given without a dataset",
-        got=qa.dataset_config_name,
-        why="it chooses among the configurations of a dataset of the hub",
-        fix="add --dataset_name, or leave --dataset_config_name out",
-    )
 
 
 def windows_move_on(spans: Any) -> Problem | None:
@@ -149,35 +78,6 @@ def has_a_context(ask: AskFields) -> Problem | None:
     )
 
 
-def does_something(qa: QaFields, args: TrainingArguments) -> Problem | None:
-    """As run_qa.py, nothing happens by default."""
-    if args.do_train or args.do_eval or args.do_predict:
-        return None
-    return Problem(
-        what="there is nothing to do",
-        got="no do_train, do_eval or do_predict",
-        why="a run trains, evaluates or predicts only when asked to",
-        fix="add --do_train, --do_eval or --do_predict",
-    )
-
-
-def work_has_its_file(work: str, flag: str) -> Rule:
-    """Return the rule that work which is asked for has its file, where the data comes from files."""
-
-    def rule(qa: QaFields, args: TrainingArguments) -> Problem | None:
-        if not getattr(args, work) or qa.dataset_name or not _files(qa) or getattr(qa, flag):
-            return None
-        return Problem(
-            what=f"{work} has no data",
-            got=_files(qa),
-            why=f"with data from files, {work} reads {flag}, which is not given",
-            fix=f"add --{flag}, or leave out what asks for it ({_askers(work)})",
-        )
-
-    rule.__name__ = f"{work}_has_{flag}"
-    return rule
-
-
 def best_metric_is_known(qa: QaFields, args: TrainingArguments) -> Problem | None:
     """Told before the training, not at its first evaluation."""
     wanted = args.metric_for_best_model
@@ -189,18 +89,6 @@ def best_metric_is_known(qa: QaFields, args: TrainingArguments) -> Problem | Non
         got=wanted,
         why=f"the evaluation of answers gives {', '.join(known)}",
         fix="use one of these in --metric_for_best_model, such as f1",
-    )
-
-
-def profile_has_steps(qa: QaFields, args: TrainingArguments) -> Problem | None:
-    """A run without training has none."""
-    if not args.profile or args.do_train:
-        return None
-    return Problem(
-        what="profile has nothing to look at",
-        got="profile without do_train",
-        why="it shows where the time of training steps goes",
-        fix="add --do_train, or leave --profile out",
     )
 
 
@@ -221,15 +109,6 @@ def check_run(qa: QaFields, args: TrainingArguments) -> list[Problem]:
     return broken(RUN_RULES, qa, args)
 
 
-def _files(qa: QaFields) -> dict[str, str]:
-    named = {"train_file": qa.train_file, "validation_file": qa.validation_file, "test_file": qa.test_file}
-    return {name: path for name, path in named.items() if path}
-
-
-def _askers(work: str) -> str:
-    return "--do_eval, --eval_strategy, --eval_on_start" if work == "do_eval" else f"--{work}"
-
-
 SPAN_RULES: tuple[Rule, ...] = (
     at_least("max_seq_length", 1, "a window holds tokens"),
     at_least("doc_stride", 0, "windows cannot share fewer than no tokens"),
@@ -238,16 +117,7 @@ SPAN_RULES: tuple[Rule, ...] = (
     threshold_is_read,
 )
 QA_RULES: tuple[Rule, ...] = (
-    names_a_model,
-    runs_no_foreign_code,
-    token_is_real,
-    has_data,
-    data_from_one_place,
-    config_of_a_dataset,
-    at_least("max_train_samples", 1, "training on no row is no training"),
-    at_least("max_eval_samples", 1, "an evaluation of no row has no result"),
-    at_least("max_predict_samples", 1, "predicting for no row gives nothing"),
-    at_least("preprocessing_num_workers", 1, "one thread does the work at least"),
+    *JOB_RULES,
     *SPAN_RULES,
     at_least("n_best_size", 1, "at least one answer must be looked at"),
 )
@@ -263,12 +133,4 @@ DEMO_RULES: tuple[Rule, ...] = (
     above("num_train_epochs", 0, "it is the length of the run"),
     seed("seed"),
 )
-RUN_RULES: tuple[Rule, ...] = (
-    does_something,
-    best_metric_is_known,
-    profile_has_steps,
-    answers_are_not_smoothed,
-    work_has_its_file("do_train", "train_file"),
-    work_has_its_file("do_eval", "validation_file"),
-    work_has_its_file("do_predict", "test_file"),
-)
+RUN_RULES: tuple[Rule, ...] = (*JOB_RUN_RULES, best_metric_is_known, answers_are_not_smoothed)

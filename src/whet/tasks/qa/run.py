@@ -8,11 +8,13 @@ from pathlib import Path
 from whet import log
 from whet.config.arguments import TrainingArguments
 from whet.config.settings import refuse
+from whet.jobs.places import may_hold_files, require_places
+from whet.jobs.summary import show
 from whet.tasks.qa.arguments import QaArguments
 from whet.tasks.qa.evaluate.metrics import check_scorable
-from whet.tasks.qa.places import may_hold_files, require_places
 from whet.tasks.qa.rules import check_run
 from whet.tasks.qa.splits import read_split
+from whet.tasks.qa.summary import SHOWN
 from whet.train.control import lock, stop
 
 
@@ -29,9 +31,7 @@ def run_qa(qa: QaArguments, args: TrainingArguments) -> int:
     with lock.output_folder(args.output_dir, may_hold_files(args)) as folder:
         metrics = _run(qa, args)
 
-        from whet.tasks.qa.summary import show
-
-        show(metrics, folder, time.perf_counter() - started_s)
+        show(SHOWN, metrics, folder, time.perf_counter() - started_s)
     return 0
 
 

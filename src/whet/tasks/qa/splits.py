@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from whet.data.store import RowStore
+from whet.jobs import left_out
+from whet.jobs.hub_data import HubSource
 from whet.log import logger
 from whet.tasks.qa.arguments import QaArguments
-from whet.tasks.qa.read.collect import MAX_SHOWN
-from whet.tasks.qa.read.hub import HubSource, read_hub
+from whet.tasks.qa.read.hub import read_hub
 from whet.tasks.qa.read.squad import read_questions
 from whet.tasks.qa.types import Questions, Windows
 from whet.tasks.qa.windows.cache import cached_windows
 from whet.tasks.qa.windows.cut import WindowOptions
-from whet.train.output import files as output_files
 
 
 @dataclass(frozen=True)
@@ -38,34 +37,12 @@ def read_split(qa: QaArguments, name: str) -> Questions:
     file = {"train": qa.train_file, "validation": qa.validation_file, "test": qa.test_file}[name]
     need = name != "test"
     if file is not None:
-        return _told(name, read_questions(Path(file), limit=limit, require_answers=need, skip_bad=qa.skip_bad))
-    assert qa.dataset_name is not None
-    source = HubSource(
-        dataset_name=qa.dataset_name,
-        dataset_config_name=qa.dataset_config_name,
-        cache_dir=None if qa.cache_dir is None else Path(qa.cache_dir),
-        token=qa.token,
-    )
-    return _told(name, read_hub(source, name, limit, require_answers=need, skip_bad=qa.skip_bad))
+        return _logged(name, read_questions(Path(file), limit=limit, require_answers=need, skip_bad=qa.skip_bad))
+    return _logged(name, read_hub(HubSource.of(qa), name, limit, require_answers=need, skip_bad=qa.skip_bad))
 
 
-def write_left_out(questions: Questions, path: Path) -> None:
-    """Write which questions were left out and why, one object each; no file where none was."""
-    if questions.left_out:
-        told = [asdict(problem) | {"got": None if problem.got is None else str(problem.got)[:300]}
-                for problem in questions.left_out]  # fmt: skip
-        with output_files.stored(f"{path.name} cannot be written", path.parent):
-            output_files.write_text(path, json.dumps(told, indent=2) + "\n")
-
-
-def _told(name: str, questions: Questions) -> Questions:
-    """Log what was left out of the split."""
-    if questions.left_out:
-        logger.warning("%s: %d questions are bad and were left out:", name, questions.n_left_out)
-    for problem in questions.left_out[:MAX_SHOWN]:
-        logger.warning("  %s", problem.what)
-    if len(questions.left_out) > MAX_SHOWN:
-        logger.warning("  and %d problems more", len(questions.left_out) - MAX_SHOWN)
+def _logged(name: str, questions: Questions) -> Questions:
+    left_out.log(name, questions.left_out, questions.n_left_out, "questions")
     return questions
 
 

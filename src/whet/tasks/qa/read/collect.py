@@ -2,47 +2,24 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from whet.errors import DataError, Problem
-from whet.tasks.qa.read.question import answers_field, kind, text_field
-from whet.tasks.qa.read.rejected import Rejected
+from whet.data.files.bad_rows import BadRows, Place
+from whet.data.files.rejected import Rejected
+from whet.data.files.row_fields import kind, text_field
+from whet.tasks.qa.read.question import answers_field
 from whet.tasks.qa.types import Answers, Questions
-
-MAX_SHOWN = 10
-"""Problems told in full; more would hide the first."""
-
-Place = Callable[[], str]
-"""Says where something stands. A function, as the text is wanted for bad data only."""
-
-
-@contextmanager
-def no_cycle_search() -> Iterator[None]:
-    """Keep Python from looking for reference cycles in between.
-
-    Reading makes a million objects without one cycle; looking them through again and again took as long as the reading.
-    """
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 class Collector:
-    """Questions in the making: every context is kept once, every problem is counted, the first few are kept."""
+    """Gathers questions: every context is kept once, and bad rows are counted."""
 
     def __init__(self, source: str, *, limit: int | None, require_answers: bool, skip_bad: bool = False) -> None:
-        self.source = source
+        self.bad = BadRows(source, skip_bad=skip_bad)
         self.require_answers = require_answers
-        self._skip_bad = skip_bad
         self._limit = limit
         self._ids: dict[str, Place] = {}
         self._titles: list[str] = []
@@ -50,9 +27,6 @@ class Collector:
         self._answers: list[Answers] = []
         self._context_of: list[int] = []
         self._contexts: dict[str, int] = {}
-        self._problems: list[Problem] = []
-        self._n_problems = 0
-        self._n_left_out = 0
         self._n_seen = 0
 
     @property
@@ -77,7 +51,7 @@ class Collector:
                     fix="give each question an id of its own",
                 )
         except Rejected as problem:
-            return self.reject(problem, place)
+            return self.bad.add(problem, place)
         self._ids[name] = place
         self._titles.append(title)
         self._questions.append(question)
@@ -93,26 +67,12 @@ class Collector:
             context, title = text_field(row, "context"), title_field(row)
         except Rejected as problem:
             self._n_seen += 1
-            return self.reject(problem, place)
+            return self.bad.add(problem, place)
         return self.add(row, context=context, title=title, place=place)
-
-    def reject(self, problem: Rejected, place: Place, n_questions: int = 1) -> None:
-        """Count a problem and the questions that it spoils; keep it if it is one of the first, or if all are named."""
-        self._n_problems += 1
-        self._n_left_out += n_questions
-        if self._skip_bad or len(self._problems) < MAX_SHOWN:
-            self._problems.append(problem.at(f"{self.source}: {place()}"))
 
     def finish(self) -> Questions:
         """Return the questions; raise one DataError that tells the problems, or that there is nothing at all."""
-        if self._n_problems and not (self._skip_bad and self._ids):
-            raise DataError.of([*self._problems[:MAX_SHOWN], *self._summary()])
-        if not self._ids:
-            raise DataError(
-                what=f"{self.source}: there is no question in it",
-                why="there is nothing to train on, to evaluate or to answer",
-                fix="name another file or split",
-            )
+        self.bad.refuse(len(self._ids), "question")
         return Questions(
             ids=list(self._ids),
             questions=self._questions,
@@ -120,23 +80,9 @@ class Collector:
             context_of=np.asarray(self._context_of, dtype=np.int64),
             contexts=list(self._contexts),
             titles=self._titles if any(self._titles) else (),
-            left_out=self._problems,
-            n_left_out=self._n_left_out,
+            left_out=self.bad.problems,
+            n_left_out=self.bad.n_left_out,
         )
-
-    def _summary(self) -> list[Problem]:
-        if self._n_problems <= MAX_SHOWN and self._ids:
-            return []
-        found = f"{self._n_problems} problems in all"
-        more = f"; the first {MAX_SHOWN} are listed above" if self._n_problems > MAX_SHOWN else ""
-        none = "; not one question can be used" if not self._ids else ""
-        return [
-            Problem(
-                what=f"{self.source}: {found}{more}{none}",
-                why="a run on what is left would be a run on other data than you named",
-                fix="correct the data" + (", or leave these out: --skip_bad" if self._ids else ""),
-            )
-        ]
 
 
 def title_field(row: Mapping[str, Any]) -> str:

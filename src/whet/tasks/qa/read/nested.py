@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from whet.data.files.rejected import Rejected
+from whet.data.files.row_fields import kind, text_field
 from whet.tasks.qa.read.collect import Collector, not_an_object, title_field
-from whet.tasks.qa.read.question import kind, text_field
-from whet.tasks.qa.read.rejected import Rejected
 
 
 def read_nested(articles: Sequence[Any], collector: Collector) -> None:
@@ -19,7 +19,7 @@ def read_nested(articles: Sequence[Any], collector: Collector) -> None:
         try:
             paragraphs, title = _list_field(article, "paragraphs"), title_field(article)
         except Rejected as problem:
-            collector.reject(problem, partial(_article_place, a, article), _n_questions(article))
+            collector.bad.add(problem, partial(_article_place, a, article), _n_questions(article))
             continue
         for p, paragraph in enumerate(paragraphs):
             _read_paragraph(paragraph, f"data[{a}].paragraphs[{p}]", title, collector)
@@ -29,7 +29,7 @@ def _read_paragraph(paragraph: Any, path: str, title: str, collector: Collector)
     try:
         questions, context = _list_field(paragraph, "qas"), text_field(paragraph, "context")
     except Rejected as problem:
-        return collector.reject(problem, partial(_paragraph_place, path, title), _n_questions(paragraph))
+        return collector.bad.add(problem, partial(_paragraph_place, path, title), _n_questions(paragraph))
     for q, question in enumerate(questions):
         if collector.full:
             return None

@@ -6,14 +6,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from whet.tasks.qa.read.collect import Collector, no_cycle_search, not_an_object
-from whet.tasks.qa.read.csv_files import csv_table, delimiter_of
-from whet.tasks.qa.read.file_bytes import PARQUET, read_bytes, text_of
-from whet.tasks.qa.read.json_text import parse_json, place_in, skip_space
+from whet.data.files.bad_rows import no_cycle_search
+from whet.data.files.csv_files import csv_table, delimiter_of
+from whet.data.files.file_bytes import PARQUET, read_bytes, text_of
+from whet.data.files.json_text import json_lines, parse_json, place_in, skip_space
+from whet.data.files.parquet import parquet_columns
+from whet.data.files.rejected import Rejected
+from whet.tasks.qa.read.collect import Collector, not_an_object
 from whet.tasks.qa.read.nested import read_nested
-from whet.tasks.qa.read.parquet import parquet_columns
-from whet.tasks.qa.read.rejected import Rejected
-from whet.tasks.qa.read.tables import READ, TEXTS, json_lines, read_columns, read_rows, read_table
+from whet.tasks.qa.read.tables import READ, TEXTS, read_columns, read_rows, read_table
 from whet.tasks.qa.types import Questions
 
 _TELLING = {"context", "question", "answers"}

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from whet.tasks.qa.read.cells import column_values, refuse_twice
+from whet.data.files.cells import column_values, refuse_twice
+from whet.data.files.rejected import Rejected
 from whet.tasks.qa.read.collect import Collector
-from whet.tasks.qa.read.json_text import parse_json, skip_space
-from whet.tasks.qa.read.rejected import Rejected
 
 if TYPE_CHECKING:
     import pyarrow
@@ -93,27 +92,6 @@ def _whole(value: Any) -> Any:
         return int(value)
     match = _WHOLE.fullmatch(value) if isinstance(value, str) else None
     return int(match[1]) if match else value
-
-
-def json_lines(text: str) -> Iterator[tuple[str, Any]]:
-    """Yield every line's place and value; raise Rejected at the first line that is not JSON."""
-    for n, line in enumerate(text.split("\n"), start=1):
-        begin = skip_space(line)
-        if begin == len(line):
-            continue
-        try:
-            row, end = parse_json(line, begin, in_lines=True)
-        except Rejected as problem:
-            problem.what = f"line {n} of the JSON lines: {problem.what.removeprefix('line 1, ')}"
-            raise
-        if skip_space(line, end) != len(line):
-            raise Rejected(
-                f"line {n} holds more than one JSON value",
-                got=line[end : end + 40],
-                why="in JSON lines each line is one question",
-                fix="write one object a line, or one JSON document in all",
-            )
-        yield f"line {n}", row
 
 
 def _row_place(place: str, row: Any) -> str:

@@ -9,8 +9,8 @@ import numpy as np
 
 from whet.data.store import RowStore
 from whet.errors import ConfigError, DataError
+from whet.jobs.tokenising.encode import EncodedTexts, encode_texts, rust_tokenizer
 from whet.tasks.qa.types import Questions, Windows
-from whet.tasks.qa.windows.encode import EncodedTexts, encode_texts, rust_tokenizer
 from whet.tasks.qa.windows.labels import span_labels
 from whet.tasks.qa.windows.pair_template import PairTemplate, Stretches, find_template
 

@@ -8,17 +8,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from whet.tasks.qa.read.cells import column_values, refuse_twice, text_bytes
-from whet.tasks.qa.read.rejected import Rejected
+from whet.data.files.cells import column_values, refuse_twice, text_bytes
+from whet.data.files.rejected import Rejected
 
 if TYPE_CHECKING:
     import pyarrow
     from pyarrow.parquet import ParquetFile
 
 _CELLS_PER_BYTE, _SPARE_CELLS = 20, 100_000
-"""Every question has an id of its own, and ids do not compress below this."""
+"""Rows differ in an id or a text, and these do not compress below this."""
 _BYTES_PER_BYTE, _SPARE_BYTES = 200, 512 << 20
-"""Texts, written out, for a byte of the file. Contexts repeat for each of their questions, but not without end."""
+"""Texts, written out, for a byte of the file. Texts repeat, but not without end."""
 _ROOM_BYTES = 2 << 30
 """Memory beyond the size that the file gives for its pages."""
 

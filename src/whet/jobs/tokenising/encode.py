@@ -14,8 +14,8 @@ import numpy as np
 
 from whet.errors import ConfigError, DataError
 from whet.hardware import memory
+from whet.jobs.tokenising import progress
 from whet.models.loading.tokenizer_check import rust_errors
-from whet.tasks.qa.windows import tokenising
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
@@ -87,7 +87,7 @@ def encode_texts(
                 return _flat(rust.encode_batch(batch, add_special_tokens=False), with_spans=True)
             return _flat(rust.encode_batch_fast(batch, add_special_tokens=False), with_spans=False)
 
-    with tokenising.reported(sum(map(len, texts))) as count:
+    with progress.reported(sum(map(len, texts))) as count:
         if n_threads is None:
             return _joined([encode(batch) for batch in batches])
         with _no_threads_in_rust(), ThreadPoolExecutor(n_threads) as pool:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import codecs
 from pathlib import Path
 
+from whet.data.files.rejected import Rejected
 from whet.errors import DataError, StorageError
 from whet.hardware import memory
-from whet.tasks.qa.read.rejected import Rejected
 
 PARQUET = b"PAR1"
 _TIMES_IN_MEMORY = 6
@@ -54,10 +54,10 @@ def require_file(path: Path) -> None:
     fix = "name a file; the name of a dataset of the hub belongs in --dataset_name"
     try:
         if not path.exists():
-            raise DataError(what=f"{path}: no such file", why="the questions are read from it", fix="correct the path")
+            raise DataError(what=f"{path}: no such file", why="the data is read from it", fix="correct the path")
         if not path.is_file():
             what = "a folder" if path.is_dir() else "a pipe, a socket or a device"
-            raise DataError(what=f"{path}: this is {what}, not a file", why="questions are read from a file", fix=fix)
+            raise DataError(what=f"{path}: this is {what}, not a file", why="data is read from a file", fix=fix)
     except OSError as error:
         raise _unreadable(path, error) from error
 
@@ -93,7 +93,7 @@ def text_of(data: bytes) -> str:
     for magic, (name, fix) in _BINARY.items():
         if data.startswith(magic):
             article = "an" if name[0] in "AEO" else "a"
-            why = "questions are read from JSON, JSON lines, CSV or Parquet"
+            why = "data is read from JSON, JSON lines, CSV or Parquet"
             raise Rejected(f"this is {article} {name} file", why=why, fix=fix)
     for mark, name in _MARKS.items():
         if data.startswith(mark):
@@ -125,8 +125,8 @@ def _refuse_binary(data: bytes) -> None:
         raise Rejected(
             "this is not text",
             got=repr(data[:40]),
-            why="questions are read from JSON, JSON lines, CSV or Parquet",
-            fix="name a file of questions; one that was packed or encrypted has to be unpacked first",
+            why="data is read from JSON, JSON lines, CSV or Parquet",
+            fix="name a file of text; one that was packed or encrypted has to be unpacked first",
         )
 
 
@@ -138,6 +138,6 @@ def _not_utf8(what: str, encoding: str, got: str | None = None) -> Rejected:
     return Rejected(
         what,
         got=got,
-        why="questions are read as UTF-8: in another encoding the same bytes are other characters",
+        why="text is read as UTF-8: in another encoding the same bytes are other characters",
         fix=f"save the file as UTF-8, and name that: iconv -f {encoding} -t UTF-8 OLD > NEW",
     )

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from whet.tasks.qa.read.rejected import Rejected
+from whet.data.files.rejected import Rejected
 
 if TYPE_CHECKING:
     import pyarrow

@@ -1,12 +1,12 @@
-"""The one exception that readers raise inside; the collector and the file readers turn it into a `DataError`."""
+"""The exception that readers raise for bad data; whoever knows its place turns it into a `DataError`."""
 
 from __future__ import annotations
 
 from whet.errors import DataError, Problem
 
 
-class Rejected(Exception):  # noqa: N818 - it never leaves this package, and says what happened to the data
-    """A piece of data that breaks a rule; told without its place, which whoever catches it adds."""
+class Rejected(Exception):  # noqa: N818 - the readers catch it, and it says what happened to the data
+    """A piece of data that breaks a rule, without its place: the one who catches it adds that."""
 
     def __init__(self, what: str, *, why: str, fix: str, got: object = None) -> None:
         super().__init__(what)

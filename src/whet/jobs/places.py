@@ -4,33 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from whet.config.arguments import TrainingArguments
 from whet.config.rules.training import check_output_dir
+from whet.data.files.file_bytes import require_file
 from whet.errors import ConfigError, OutputError, Problem, WhetError
+from whet.jobs.fields import JobFields
 from whet.models.loading.hub_folder import missing_folder
 from whet.models.loading.hub_reach import hub_problem
-from whet.tasks.qa.read.file_bytes import require_file
 from whet.train.available import missing
 from whet.train.checkpoint import folder as checkpoint
 from whet.train.checkpoint import manifest
 from whet.train.output import obstacles
 
-if TYPE_CHECKING:
-    from whet.tasks.qa.arguments import QaArguments
-
 _NO_CHECKPOINT = (None, "auto", "no")
 
 
-def check_places(qa: QaArguments, args: TrainingArguments) -> list[Problem]:
+def check_places(job: JobFields, args: TrainingArguments) -> list[Problem]:
     """Return everything that is wrong with the model, the output folder, the checkpoint and the files."""
-    return [problem for error in _errors(qa, args) for problem in error.problems]
+    return [problem for error in _errors(job, args) for problem in error.problems]
 
 
-def require_places(qa: QaArguments, args: TrainingArguments) -> None:
+def require_places(job: JobFields, args: TrainingArguments) -> None:
     """Raise one error with all that is wrong; its kind, and so the exit code, is that of the first."""
-    errors = list(_errors(qa, args)) or list(_hub_errors(qa))
+    errors = list(_errors(job, args)) or list(_hub_errors(job))
     if errors:
         raise type(errors[0]).of([problem for error in errors for problem in error.problems])
 
@@ -40,10 +37,10 @@ def may_hold_files(args: TrainingArguments) -> bool:
     return args.overwrite_output_dir or bool(args.resume_from_checkpoint) or not args.do_train
 
 
-def _errors(qa: QaArguments, args: TrainingArguments) -> Iterator[WhetError]:
+def _errors(job: JobFields, args: TrainingArguments) -> Iterator[WhetError]:
     """Yield what is wrong: the configuration first, then the place for the output, then what is read."""
     for flag in ("model_name_or_path", "config_name", "tokenizer_name"):
-        name = getattr(qa, flag)
+        name = getattr(job, flag)
         if name and name.strip() and (problem := missing_folder(name, f"--{flag}")):
             yield ConfigError.of([problem])
     if problems := missing(args):
@@ -51,18 +48,18 @@ def _errors(qa: QaArguments, args: TrainingArguments) -> Iterator[WhetError]:
     yield from _output(args)
     if args.do_train and args.resume_from_checkpoint not in _NO_CHECKPOINT:
         yield from _raised(lambda: checkpoint.require_good(Path(str(args.resume_from_checkpoint)), light=True))
-    files = ((args.do_train, qa.train_file), (args.do_eval, qa.validation_file), (args.do_predict, qa.test_file))
+    files = ((args.do_train, job.train_file), (args.do_eval, job.validation_file), (args.do_predict, job.test_file))
     for path in dict.fromkeys(path for wanted, path in files if wanted and path):
-        if not qa.dataset_name:
+        if not job.dataset_name:
             yield from _raised(lambda path=path: require_file(Path(path)))
 
 
-def _hub_errors(qa: QaArguments) -> Iterator[WhetError]:
+def _hub_errors(job: JobFields) -> Iterator[WhetError]:
     """Yield what is to come from a hub that cannot be reached; asked last, as the answer may take seconds."""
     for flag in ("model_name_or_path", "config_name", "tokenizer_name", "dataset_name"):
         kind = "dataset" if flag == "dataset_name" else "model"
-        name = getattr(qa, flag)
-        if name and (problem := hub_problem(name, f"--{flag}", kind, qa.cache_dir)):
+        name = getattr(job, flag)
+        if name and (problem := hub_problem(name, f"--{flag}", kind, job.cache_dir)):
             yield ConfigError.of([problem])
 
 

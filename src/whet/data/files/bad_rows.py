@@ -1,0 +1,75 @@
+"""The bad rows of one source: all are counted, and one error reports the first of them."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from whet.data.files.rejected import Rejected
+from whet.errors import DataError, Problem
+
+MAX_SHOWN = 10
+"""Problems reported in full; more would hide the first."""
+
+Place = Callable[[], str]
+"""Says where something stands. A function, as the text is wanted for bad data only."""
+
+
+class BadRows:
+    """What is wrong with one source: the first problems, or all of them where bad rows are left out."""
+
+    def __init__(self, source: str, *, skip_bad: bool = False) -> None:
+        self.source = source
+        self.skip_bad = skip_bad
+        self.problems: list[Problem] = []
+        self.n_left_out = 0
+        """Rows that these problems spoil."""
+        self._n_problems = 0
+
+    def add(self, problem: Rejected, place: Place, n_rows: int = 1) -> None:
+        """Count a problem and the rows that it spoils; keep it if it is one of the first, or if all are named."""
+        self._n_problems += 1
+        self.n_left_out += n_rows
+        if self.skip_bad or len(self.problems) < MAX_SHOWN:
+            self.problems.append(problem.at(f"{self.source}: {place()}"))
+
+    def refuse(self, n_good: int, row: str) -> None:
+        """Raise one DataError that reports the problems, or that there is nothing at all; `row` names one row."""
+        if self._n_problems and not (self.skip_bad and n_good):
+            raise DataError.of([*self.problems[:MAX_SHOWN], *self._summary(n_good, row)])
+        if not n_good:
+            raise DataError(
+                what=f"{self.source}: there is no {row} in it",
+                why="there is nothing to train on, to evaluate or to predict",
+                fix="name another file or split",
+            )
+
+    def _summary(self, n_good: int, row: str) -> list[Problem]:
+        if self._n_problems <= MAX_SHOWN and n_good:
+            return []
+        found = f"{self._n_problems} problems in all"
+        more = f"; the first {MAX_SHOWN} are listed above" if self._n_problems > MAX_SHOWN else ""
+        none = "" if n_good else f"; not one {row} can be used"
+        return [
+            Problem(
+                what=f"{self.source}: {found}{more}{none}",
+                why="a run on what is left would be a run on other data than you named",
+                fix="correct the data" + (", or leave these out: --skip_bad" if n_good else ""),
+            )
+        ]
+
+
+@contextmanager
+def no_cycle_search() -> Iterator[None]:
+    """Keep Python from looking for reference cycles in between.
+
+    Reading makes a million objects without one cycle; looking them through again and again took as long as the reading.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

@@ -1,0 +1,67 @@
+"""The fields of one row: what kind of value they hold, and texts that a tokenizer can read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from whet.data.files.cells import Unreadable
+from whet.data.files.rejected import Rejected
+
+
+def text_field(row: Mapping[str, Any], name: str) -> str:
+    """Return this field of the row: a text with something to read in it, free of what no tokenizer can take."""
+    value = row.get(name)
+    if not isinstance(value, str):
+        raise Rejected(
+            f"{name} is missing" if name not in row else f"{name} is {kind(value)}, not a text",
+            got=sorted(map(str, row)) if name not in row else value,
+            why=f"every row needs {name} as a text",
+            fix=f"write {name} as a JSON string",
+        )
+    if not value or value.isspace():
+        raise Rejected(
+            f"{name} is empty",
+            got=value,
+            why="there is nothing to read in it",
+            fix="fill it, or remove what belongs to it",
+        )
+    if "\0" in value or not value.isascii():
+        _refuse_bad_characters(name, value)
+    return value
+
+
+def kind(value: object) -> str:
+    """Return what this value is, in the words of JSON."""
+    if isinstance(value, Unreadable):
+        return f"unreadable ({value.reason})"
+    for types, words in _KINDS:
+        if isinstance(value, types):
+            return words
+    return f"a {type(value).__name__}"
+
+
+_KINDS: tuple[tuple[type | tuple[type, ...], str], ...] = (
+    (type(None), "null"),
+    (bool, "true or false"),
+    (str, "a text"),
+    (int, "a whole number"),
+    (float, "a number with a fraction"),
+    ((list, tuple), "a list"),
+    (dict, "an object"),
+)
+
+
+def _refuse_bad_characters(name: str, value: str) -> None:
+    try:
+        value.encode()
+        index = value.index("\0") if "\0" in value else -1
+    except UnicodeEncodeError as error:
+        index = error.start
+    if index >= 0:
+        raise Rejected(
+            f"{name} holds the character U+{ord(value[index]):04X} at {index}",
+            got=ascii(value[max(index - 20, 0) : index + 20]),
+            why="half of a surrogate pair and the null character are no text; tokenizers fail on them",
+            fix="remove it, or write the whole character",
+        )

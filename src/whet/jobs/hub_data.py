@@ -1,0 +1,81 @@
+"""One split of a data set of the hub, or of a local folder in the hub's layout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from whet.errors import DataError
+from whet.jobs.fields import JobFields
+from whet.models.loading.hub_reach import unreachable
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+
+@dataclass(frozen=True, kw_only=True)
+class HubSource:
+    """Which data set `datasets.load_dataset` shall load."""
+
+    dataset_name: str
+    """A name on the hub, or a local folder that holds Parquet, JSON lines or CSV files."""
+    dataset_config_name: str | None = None
+    cache_dir: Path | None = None
+    token: str | bool | None = field(default=None, repr=False)
+    """The hub's token; True takes the one that `hf auth login` stored."""
+
+    @classmethod
+    def of(cls, job: JobFields) -> HubSource:
+        """Return the data set that a command line names."""
+        assert job.dataset_name is not None
+        return cls(
+            dataset_name=job.dataset_name,
+            dataset_config_name=job.dataset_config_name,
+            cache_dir=None if job.cache_dir is None else Path(job.cache_dir),
+            token=job.token,
+        )
+
+    def describe(self, split: str) -> str:
+        """Return how messages name a split of it."""
+        return f"data set {self.dataset_name!r}, split {split!r}"
+
+
+def load_split(source: HubSource, split: str) -> Dataset:
+    """Return one split; no code of the data set runs. Raises DataError where `datasets` cannot load it."""
+    from datasets import load_dataset
+    from datasets.exceptions import DatasetsError
+
+    try:
+        with _without_the_hub(source.dataset_name):
+            return load_dataset(
+                source.dataset_name,
+                source.dataset_config_name,
+                split=split,
+                cache_dir=None if source.cache_dir is None else str(source.cache_dir),
+                token=source.token,
+            )
+    # RuntimeError: the data set wants to run a script of its own, which `datasets` refuses
+    except (DatasetsError, OSError, ValueError, RuntimeError) as error:
+        raise DataError(
+            what=f"{source.describe(split)}: cannot be loaded",
+            got=f"{type(error).__name__}: {error}",
+            why="`datasets.load_dataset` refused",
+            fix="check --dataset_name, --dataset_config_name and the network; or use --train_file",
+        ) from error
+
+
+@contextmanager
+def _without_the_hub(name: str) -> Iterator[None]:
+    """Where the hub does not answer, let `datasets` take what is cached at once: it would try for half a minute."""
+    from huggingface_hub import constants
+
+    before = constants.HF_HUB_OFFLINE
+    if not Path(name).exists() and not before and unreachable():
+        constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before

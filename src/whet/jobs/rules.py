@@ -1,0 +1,149 @@
+"""The rules that every task's run keeps: it has a model, data and something to do."""
+
+from whet.config.arguments import TrainingArguments
+from whet.config.rules.ranges import Rule, at_least
+from whet.errors import MASK, Problem
+from whet.jobs.fields import JobFields
+
+
+def names_a_model(job: JobFields) -> Problem | None:
+    """Everything begins with pretrained weights."""
+    if job.model_name_or_path.strip():
+        return None
+    return Problem(
+        what="no model is named",
+        got="no model_name_or_path",
+        why="fine-tuning starts from pretrained weights",
+        fix="name a folder or a model of the hub: --model_name_or_path distilbert-base-uncased",
+    )
+
+
+def runs_no_foreign_code(job: JobFields) -> Problem | None:
+    """Promise 5 of the design: no code from data."""
+    if not job.trust_remote_code:
+        return None
+    return Problem(
+        what="trust_remote_code is true",
+        got=True,
+        why="whet never runs code that comes with a model or a dataset: it could do anything this user may do",
+        fix="leave --trust_remote_code out, and use a model that transformers itself implements",
+    )
+
+
+def token_is_real(job: JobFields) -> Problem | None:
+    """What --print_config wrote in place of a token is not a token."""
+    if job.token != MASK:
+        return None
+    return Problem(
+        what="the token is masked",
+        got=MASK,
+        why="--print_config prints this in place of a token, so that none ends up in a file",
+        fix="take token out of the config file and set HF_TOKEN, or give --token",
+    )
+
+
+def has_data(job: JobFields) -> Problem | None:
+    """No data, no run."""
+    if job.dataset_name or _files(job):
+        return None
+    return Problem(
+        what="no data is named",
+        got="no dataset_name and no file",
+        why="data comes from a dataset of the hub or from files",
+        fix="use --dataset_name NAME, or --train_file, --validation_file and --test_file",
+    )
+
+
+def data_from_one_place(job: JobFields) -> Problem | None:
+    """The guides' scripts would ignore the files."""
+    if not (job.dataset_name and _files(job)):
+        return None
+    return Problem(
+        what="data is named twice",
+        got={"dataset_name": job.dataset_name, **_files(job)},
+        why="data comes from one dataset or from files, and one of them would be ignored",
+        fix=f"keep --dataset_name, or --{' and --'.join(_files(job))}",
+    )
+
+
+def config_of_a_dataset(job: JobFields) -> Problem | None:
+    """Files have no configurations."""
+    if not job.dataset_config_name or job.dataset_name:
+        return None
+    return Problem(
+        what="dataset_config_name is given without a dataset",
+        got=job.dataset_config_name,
+        why="it chooses among the configurations of a dataset of the hub",
+        fix="add --dataset_name, or leave --dataset_config_name out",
+    )
+
+
+def does_something(job: JobFields, args: TrainingArguments) -> Problem | None:
+    """As run_job.py, nothing happens by default."""
+    if args.do_train or args.do_eval or args.do_predict:
+        return None
+    return Problem(
+        what="there is nothing to do",
+        got="no do_train, do_eval or do_predict",
+        why="a run trains, evaluates or predicts only when asked to",
+        fix="add --do_train, --do_eval or --do_predict",
+    )
+
+
+def work_has_its_file(work: str, flag: str) -> Rule:
+    """Return the rule that work which is asked for has its file, where the data comes from files."""
+
+    def rule(job: JobFields, args: TrainingArguments) -> Problem | None:
+        if not getattr(args, work) or job.dataset_name or not _files(job) or getattr(job, flag):
+            return None
+        return Problem(
+            what=f"{work} has no data",
+            got=_files(job),
+            why=f"with data from files, {work} reads {flag}, which is not given",
+            fix=f"add --{flag}, or leave out what asks for it ({_askers(work)})",
+        )
+
+    rule.__name__ = f"{work}_has_{flag}"
+    return rule
+
+
+def profile_has_steps(job: JobFields, args: TrainingArguments) -> Problem | None:
+    """A run without training has none."""
+    if not args.profile or args.do_train:
+        return None
+    return Problem(
+        what="profile has nothing to look at",
+        got="profile without do_train",
+        why="it shows where the time of training steps goes",
+        fix="add --do_train, or leave --profile out",
+    )
+
+
+def _files(job: JobFields) -> dict[str, str]:
+    named = {"train_file": job.train_file, "validation_file": job.validation_file, "test_file": job.test_file}
+    return {name: path for name, path in named.items() if path}
+
+
+def _askers(work: str) -> str:
+    return "--do_eval, --eval_strategy, --eval_on_start" if work == "do_eval" else f"--{work}"
+
+
+JOB_RULES: tuple[Rule, ...] = (
+    names_a_model,
+    runs_no_foreign_code,
+    token_is_real,
+    has_data,
+    data_from_one_place,
+    config_of_a_dataset,
+    at_least("max_train_samples", 1, "training on no row is no training"),
+    at_least("max_eval_samples", 1, "an evaluation of no row has no result"),
+    at_least("max_predict_samples", 1, "predicting for no row gives nothing"),
+    at_least("preprocessing_num_workers", 1, "one thread does the work at least"),
+)
+JOB_RUN_RULES: tuple[Rule, ...] = (
+    does_something,
+    profile_has_steps,
+    work_has_its_file("do_train", "train_file"),
+    work_has_its_file("do_eval", "validation_file"),
+    work_has_its_file("do_predict", "test_file"),
+)
