@@ -53,7 +53,7 @@ def options_of(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--questions", type=int, default=88_000, help="questions of the part windows")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--all_peers", action="store_true", help="bf16 in the peer's best options, slow or not")
-    parser.add_argument("--output", type=Path, default=HERE, help="folder of results.json and results.png")
+    parser.add_argument("--output", type=Path, default=HERE, help="folder of results.json and the pictures of the speed")
     return parser.parse_args(words)
 
 
@@ -93,7 +93,7 @@ def check(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Measure, keep each part as it ends, print the table, draw the plot."""
+    """Measure, keep each part as it ends, print the table, draw the picture."""
     options = options_of()
     try:
         check(options)
@@ -113,8 +113,8 @@ def main() -> None:
         sys.exit("error: nothing was measured; the reasons stand above")
     lines = [Measured.of(record) for part in results.values() for record in part["lines"]]
     print(f"\n{table(lines)}\n\n{summary(lines)}", flush=True)
-    subprocess.run([options.peers, str(HERE / "plot.py"), str(file), str(file.with_suffix(".png"))], check=True)
-    print(f"{file}, {file.with_suffix('.png')}")
+    subprocess.run([options.peers, str(HERE / "plot.py"), str(file), str(options.output)], check=True)
+    print(file)
     if failed:
         sys.exit(f"error: not measured: {', '.join(failed)}; the reasons stand above")
 

@@ -32,6 +32,16 @@ class Block:
         return "no-run" not in self.info
 
     @property
+    def refused(self) -> bool:
+        """Whether whet refuses the block's command: the example shows the refusal."""
+        return "refused" in self.info
+
+    @property
+    def is_output(self) -> bool:
+        """Whether the block shows what the block before it prints."""
+        return "output" in self.info
+
+    @property
     def file_name(self) -> str | None:
         """The file that the block shows, where its first line is a comment that names one: `# run.yaml`."""
         found = re.match(r"# ([\w.-]+\.\w+)$", self.text.partition("\n")[0])

@@ -15,7 +15,7 @@ from documented_commands import check_command
 from markdown_page import Block, at_own_lines, blocks, commands
 from warm_whet import Warm
 
-from whet.errors import ConfigError
+from whet.errors import EXIT_BAD_CONFIG, ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -56,7 +56,7 @@ def test_commands_parse(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
             try:
                 check_command(words)
             except ConfigError as error:
-                pytest.fail(f"{block}: {' '.join(words)}\n{error}")
+                assert block.refused, f"{block}: {' '.join(words)}\n{error}"
 
 
 def test_yaml_and_json_are_data() -> None:
@@ -76,7 +76,7 @@ def test_python_compiles_and_what_is_not_run_can_import(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The folder of a `whet` that begins at once: importing torch anew would be most of what an example takes."""
+    """The folder of a `whet` that begins at once: importing torch again would be most of what an example takes."""
     folder = tmp_path_factory.mktemp("warm")
     made = Warm(folder, environment(folder))
     yield made.bin
@@ -94,7 +94,8 @@ def test_examples_run(page: Path, tmp_path: Path, stand_ins: Path, request: pyte
     write_files(page, tmp_path)
     for block in of_language("bash", page):
         if block.runs:
-            run(["bash", "-euxo", "pipefail", "-c", block.text], tmp_path, *programs)
+            command = ["bash", "-euxo", "pipefail", "-c", block.text]
+            check_output(block, run(command, tmp_path, *programs, expected=EXIT_BAD_CONFIG if block.refused else 0))
     python = [block for block in of_language("python", page) if block.runs]
     if python:
         (tmp_path / "page.py").write_text(at_own_lines(python), "utf-8")
@@ -119,10 +120,19 @@ def environment(folder: Path, *programs: Path) -> dict[str, str]:
     return os.environ | {"HF_HUB_OFFLINE": "1", "PIP_NO_INDEX": "1", "HF_HOME": str(folder / ".cache"), "PATH": path}
 
 
-def run(command: list[str], folder: Path, *programs: Path) -> None:
-    """Run the command in the folder; fail with its output."""
+def check_output(block: Block, printed: str) -> None:
+    """Check that the next block, if it shows the output of this one, shows lines that were printed, in order."""
+    following = [other for other in BLOCKS if other.page == block.page and other.line > block.line][:1]
+    for shown in following:
+        if shown.is_output:
+            assert shown.text in printed, f"{shown}: not in the output\n{printed}"
+
+
+def run(command: list[str], folder: Path, *programs: Path, expected: int = 0) -> str:
+    """Run the command in the folder and return its output; fail with it if the exit status is another one."""
     done = subprocess.run(
         command, cwd=folder, env=environment(folder, *programs), stdin=subprocess.DEVNULL, check=False,
         timeout=_LIMIT_S, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-4000:]
+    assert done.returncode == expected, done.stdout[-4000:]
+    return done.stdout
