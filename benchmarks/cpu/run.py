@@ -53,7 +53,7 @@ def options_of(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--questions", type=int, default=88_000, help="questions of the part windows")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--all_peers", action="store_true", help="bf16 in the peer's best options, slow or not")
-    parser.add_argument("--output", type=Path, default=HERE, help="folder of results.json and the pictures of the speed")
+    parser.add_argument("--output", type=Path, default=HERE, help="folder of results.json and its pictures")
     return parser.parse_args(words)
 
 

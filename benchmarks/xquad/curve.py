@@ -1,11 +1,11 @@
-"""The training loss of runs in fp32 and in int8, step by step, in one picture. It trains nothing; it needs matplotlib.
+"""The training loss of runs in fp32 and in int8, step by step, in one picture. Needs matplotlib.
 
     whet qa ... --logging_steps 25 --precision fp32 --output_dir fp32
     whet qa ... --logging_steps 25 --precision int8 --output_dir int8
     python benchmarks/xquad/curve.py --fp32 fp32 --int8 int8 --output curve.png
 
 A folder is a run's --output_dir: the losses are those of its trainer_state.json. Several folders after one option are
-runs with other seeds, in the same order after both. Prints how far each int8 run is from the fp32 run beside it.
+runs with other seeds, in the same order after both. Prints how far each int8 run is from its fp32 run.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import matplotlib as mpl
 mpl.use("Agg")
 import matplotlib.pyplot as plt
 
-COLOURS = {"fp32": "#4d4d4d", "int8": "#b2182b"}
+COLOURS = {"fp32": "#0b6bcb", "int8": "#d9580d"}
 
 
 def losses(folder: Path) -> dict[int, float]:
-    """Return the training loss by step, as the run has logged it."""
+    """Return the logged training loss by step."""
     history = json.loads((folder / "trainer_state.json").read_text("utf-8"))["log_history"]
     found = {entry["step"]: entry["loss"] for entry in history if "loss" in entry}
     if not found:
@@ -33,17 +33,19 @@ def losses(folder: Path) -> dict[int, float]:
 
 
 def gaps(fp32: dict[int, float], int8: dict[int, float]) -> list[float]:
-    """Return how far int8's loss is from fp32's at each step that both have, as a part of it."""
+    """Return how far int8's loss is from fp32's at each step that both have, as a part of fp32's."""
     return [abs(int8[step] - fp32[step]) / abs(fp32[step]) for step in sorted(fp32.keys() & int8.keys())]
 
 
-def draw(curves: dict[str, list[dict[int, float]]], file: Path) -> None:
-    """Draw every run: one colour a format, the first run of each darker than those with other seeds."""
+def draw(curves: dict[str, list[dict[int, float]]], title: str, file: Path) -> None:
+    """Draw every run: one colour for each format, int8 dashed so that fp32 shows through."""
     figure, axes = plt.subplots(figsize=(9, 4.5))
+    axes.set_title(title, loc="left", weight="bold")
     for name, runs in curves.items():
+        style = "--" if name == "int8" else "-"
         for number, run in enumerate(runs):
-            label, alpha = (name, 1.0) if number == 0 else (None, 0.35)
-            axes.plot(list(run), list(run.values()), color=COLOURS[name], linewidth=1.2, alpha=alpha, label=label)
+            label = name if number == 0 else None
+            axes.plot(list(run), list(run.values()), style, color=COLOURS[name], linewidth=1.8, label=label)
     axes.set_xlabel("optimizer step")
     axes.set_ylabel("training loss, mean since the last point")
     axes.set_ylim(bottom=0)
@@ -63,12 +65,14 @@ def main() -> None:
     if len(options.fp32) != len(options.int8):
         parser.error(f"{len(options.fp32)} runs in fp32 and {len(options.int8)} in int8: they are compared in pairs")
     curves = {name: [losses(folder) for folder in getattr(options, name)] for name in COLOURS}
+    every = []
     for folder, fp32, int8 in zip(options.int8, curves["fp32"], curves["int8"], strict=True):
         found = gaps(fp32, int8)
         if not found:
-            parser.error(f"{folder} has logged no step that the fp32 run beside it has; use the same --logging_steps")
+            parser.error(f"{folder} has logged no step that its fp32 run has; use the same --logging_steps")
         print(f"{folder}: {statistics.mean(found):.1%} from fp32's loss on average, {max(found):.1%} at most")
-    draw(curves, options.output)
+        every += found
+    draw(curves, f"The loss of int8 stays within {max(every):.1%} of fp32's", options.output)
 
 
 if __name__ == "__main__":
