@@ -1,4 +1,4 @@
-"""What a benchmark's numbers were measured on: stored beside every result."""
+"""What a benchmark's numbers were measured on: stored with every result."""
 
 from __future__ import annotations
 

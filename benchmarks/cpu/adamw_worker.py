@@ -63,7 +63,7 @@ def seconds(run: Callable[[], object]) -> float:
 
 
 def main() -> None:
-    """Measure whenever told."""
+    """Measure for each request."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("--copied", type=int, default=COPIED)

@@ -44,7 +44,7 @@ class Bench:
     all_peers: bool = False
     """Measure bf16 in the peer's best options even where whet's own choice is not bf16."""
     workers: list[dict[str, Any]] = field(default_factory=list)
-    """What each worker told of itself."""
+    """What each worker reported about itself."""
 
     def rounds(self, default: int) -> int:
         """Return how many rounds to measure."""
@@ -104,12 +104,12 @@ class Bench:
         command = [python, str(HERE / f"{script}.py"), *map(str, words)]
         worker = Worker(command, log, n_threads=n_threads or self.n_threads, with_whet=not peer)
         try:
-            told = worker.wait_ready()
+            reported = worker.wait_ready()
         except BaseException:
             worker.close()
             raise
         shown = [str(word).replace(str(self.folder), "...") for word in words]
-        self.workers.append({"worker": script, "words": " ".join(shown)} | told)
+        self.workers.append({"worker": script, "words": " ".join(shown)} | reported)
         return worker
 
     def start_peer(self, peer: str, model: str, *, n_steps: int, mode: str = "train") -> Worker:

@@ -1,4 +1,4 @@
-"""Whole training steps: whet beside transformers' Trainer with several options, always on the same rows."""
+"""Complete training steps: whet compared with transformers' Trainer with several options, always on the same rows."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class Measured:
     values: Sequence[float]
     """One a round."""
     counts: bool = True
-    """Whether this line decides the figure; others stand beside it to be read."""
+    """Whether this line decides the figure; others are printed for comparison."""
 
     @property
     def median(self) -> float:

@@ -77,7 +77,7 @@ def measure(n_tokens: int, layers: list[list[int]], dtype: torch.dtype, n_runs: 
 
 
 def main() -> None:
-    """Measure whenever told."""
+    """Measure for each request."""
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     channel = Channel()
     torch.manual_seed(0)

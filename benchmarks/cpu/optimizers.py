@@ -3,7 +3,7 @@
     python benchmarks/cpu/optimizers.py --threads 2 --rounds 21 --json optimizers.json
 
 All in one process, in turns, so that a busy moment hits them alike: medians of milliseconds, and gigabytes a second of
-what a step has to move, beside a plain copy of as many bytes (its source and its target counted).
+what a step has to move, compared with a plain copy of as many bytes (its source and its target counted).
 """
 
 from __future__ import annotations

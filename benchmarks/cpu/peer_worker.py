@@ -31,9 +31,9 @@ class Peer:
     """How a peer is run."""
 
     padded: bool
-    """Rows are stored padded to 384, as the guides' script does unless told otherwise."""
+    """Rows are stored padded to 384, as the guides' script does by default."""
     options: dict[str, Any]
-    """What its TrainingArguments get beside the guides' command."""
+    """What its TrainingArguments get in addition to the guides' command."""
     optimize: bool = False
     """Whether the model goes through whet.optimize first."""
 
@@ -49,7 +49,7 @@ PEERS = {
 
 
 def dataset_of(path: str, tokenizer: Any, *, padded: bool) -> datasets.Dataset:
-    """Return the rows as the guides hold them: an Arrow table of lists, with the number of each row beside it."""
+    """Return the rows as the guides hold them: an Arrow table of lists, with the number of each row."""
     arrays = load_file(path)
     starts = arrays["row_starts"]
     names = [name for name in tokenizer.model_input_names if f"token.{name}" in arrays]
@@ -121,7 +121,7 @@ def build(options: argparse.Namespace, peer: Peer) -> tuple[PeerTrainer, Collate
 
 
 class Losses:
-    """The loss of each step: transformers adds them up, and without logs never starts anew."""
+    """The loss of each step: transformers adds them up, and without logs never resets the sum."""
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
@@ -134,7 +134,7 @@ class Losses:
 
 
 def train(trainer: PeerTrainer, collate: Collate, channel: Channel, ready: dict[str, Any]) -> None:
-    """Take a step whenever told."""
+    """Take a step for each request."""
     losses = Losses(trainer)
 
     def facts(_: dict[str, Any]) -> dict[str, Any]:
@@ -155,7 +155,7 @@ def predict(trainer: PeerTrainer, channel: Channel, ready: dict[str, Any]) -> No
 
 
 def main() -> None:
-    """Do as told until told to stop."""
+    """Serve requests until the request to stop."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peer", choices=PEERS, required=True)
     parser.add_argument("--model", required=True)

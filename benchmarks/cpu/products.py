@@ -3,7 +3,7 @@
     python benchmarks/cpu/products.py
 
 2,088 tokens (twelve rows of XQuAD), the shapes of MiniLM and of BERT-base; alternating, medians of fifteen rounds.
-Prints a table and writes products.json beside this file.
+Prints a table and writes products.json in this folder.
 """
 
 from __future__ import annotations

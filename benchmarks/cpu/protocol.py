@@ -48,7 +48,7 @@ class Worker:
                 env=environment(n_threads, with_whet=with_whet),
             )  # fmt: skip
         self.ready: dict[str, Any] = {}
-        """What the worker told of itself when it was ready."""
+        """What the worker reported about itself when it was ready."""
 
     def wait_ready(self) -> dict[str, Any]:
         """Wait until the worker can take commands; return what it tells of itself."""

@@ -1,4 +1,4 @@
-"""How fast whet trains on this CPU, beside its peers: every figure in one run. See docs/benchmarks.md.
+"""How fast whet trains on this CPU, compared with its peers: every figure in one run. See docs/benchmarks.md.
 
 python benchmarks/cpu/run.py --data FOLDER_WITH_XQUAD --peers .venv-peers/bin/python
 python benchmarks/cpu/run.py --data FOLDER_WITH_XQUAD --only steps limit --models minilm --rounds 3

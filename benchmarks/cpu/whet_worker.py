@@ -44,7 +44,7 @@ def arguments(options: argparse.Namespace) -> whet.TrainingArguments:
 
 
 def train(options: argparse.Namespace, model: Any, rows: RowStore, channel: Channel) -> None:
-    """Take a step whenever told."""
+    """Take a step for each request."""
     asked = AskedRows(rows.cu_seqlens, rows.tokens, rows.labels)
 
     def facts(known: dict[str, Any]) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def about(trainer: whet.Trainer, precision: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Do as told until told to stop."""
+    """Serve requests until the request to stop."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", required=True)
     parser.add_argument("--rows", type=Path, required=True)

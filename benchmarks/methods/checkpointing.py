@@ -5,7 +5,7 @@
 One process and one model of MiniLM's shape (random weights: they change neither time nor memory), the same rows for
 everybody in a round, dropout on, forward and backward; alternating, so that a busy moment meets all alike. Memory is
 what the C library has given out after the forward pass and not got back (glibc's mallinfo2). Prints medians and what
-one block keeps, and writes checkpointing.json beside this file.
+one block keeps, and writes checkpointing.json in this folder.
 """
 
 from __future__ import annotations

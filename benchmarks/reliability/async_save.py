@@ -3,9 +3,9 @@
     python benchmarks/reliability/async_save.py --rounds 7 --folder out
 
 A new model of DistilBERT's size (66 M parameters, 797 MB a checkpoint), some optimizer steps, then saves of both kinds
-by turns, so that a busy moment meets both. The stall is the time the loop waits in a save; training goes on for
+in alternation, so that a busy moment affects both. The stall is the time the loop waits in a save; training goes on for
 `--steps` steps after each, and the time to the end of the write is taken too. The first save of each kind fills caches
-and memory and is told apart. Prints medians and writes async_save.json beside this file.
+and memory and is reported separately. Prints medians and writes async_save.json in this folder.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@
     python benchmarks/reliability/peer.py --kills 60 --damages 600 --signals 30
 
 A tiny BERT with dropout, 24 steps, a checkpoint every third; the settings are the best it has (peer_trials.BEST). What
-its documentation promises: `enable_jit_checkpoint` saves after SIGTERM, `resume_from_checkpoint` goes on. Damage, odd
+its documentation promises: `enable_jit_checkpoint` saves after SIGTERM, `resume_from_checkpoint` resumes. Damage, odd
 time stamps and bitwise equality after a kill are not promised; NaN losses are shown in the log on request. Writes
-peer.json beside this file, from which report.py fills the table's last column;
+peer.json in this folder, from which report.py fills the table's last column;
 a row is written as it ends, and with --only the other rows stay.
 """
 
@@ -119,7 +119,7 @@ def damages(place: Path, n: int, chance: random.Random) -> list[str]:
     return [*said, f"the checkpoint before it used: {n_before}/{n // 3 * 3}"]
 
 
-_BEGAN_AT = {1: "trained on from it", 2: "trained on from the one before", 3: "began anew"}
+_BEGAN_AT = {1: "trained on from it", 2: "trained on from the one before", 3: "started from the beginning"}
 """Steps that a run of three did after it was given a checkpoint of the second -> where it began."""
 
 
@@ -148,16 +148,16 @@ def signals(place: Path, n: int, chance: random.Random) -> list[str]:
 def non_finite(place: Path) -> list[str]:
     """R9: the loss of step 12 of 20 is NaN."""
     said = []
-    for shown, kept in (("as it comes", True), ("logging_nan_inf_filter=False", False)):
+    for shown, kept in (("default settings", True), ("logging_nan_inf_filter=False", False)):
         seen = trials.NanAt(12)
         run = trials.trainer(place / f"{kept}", [seen], max_steps=20, logging_nan_inf_filter=kept)
         run.train()
-        told = [entry["loss"] for entry in run.state.log_history if entry.get("step") == 12 and "loss" in entry]
+        logged = [entry["loss"] for entry in run.state.log_history if entry.get("step") == 12 and "loss" in entry]
         weights = load_file(place / f"{kept}" / "checkpoint-12" / _WEIGHTS).values()
         bad = not all(bool(tensor.isfinite().all()) for tensor in weights)
         ended = "ended" if len(seen.finite) < 20 else "went on"
         said.append(
-            f"{shown}: the NaN step was {'not ' if seen.finite[12] else ''}applied, the log says loss {told[0]}, "
+            f"{shown}: the NaN step was {'not ' if seen.finite[12] else ''}applied, the log says loss {logged[0]}, "
             f"the checkpoint of the step holds {'NaN' if bad else 'numbers'}, the run {ended}"
         )
     return said

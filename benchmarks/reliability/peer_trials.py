@@ -53,7 +53,7 @@ class NanAt(TrainerCallback):
 
 
 class Slow(TrainerCallback):
-    """Lets a step take a while, so that a run is long enough to be told to stop."""
+    """Lets a step take a while, so that a run is long enough to be stopped."""
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         time.sleep(0.05)

@@ -1,13 +1,12 @@
-"""Run the tests of docs/reliability.md row by row, note what they print, and fill the page's tables.
+"""Run the tests of docs/reliability.md row by row, record what they print, and fill the page's tables.
 
     python benchmarks/reliability/report.py
     python benchmarks/reliability/report.py --only R4 S6
     python benchmarks/reliability/report.py --only
 
-Each row is written to results.json beside this file as it ends and replaces the one that stood there; `--only` without
-a name fills the page from what is stored, also by peer.py and by `tests/reliability/planted/run.py --record`. A row is
-green when every test of it passed. `--times` takes so many times the gate's number of trials where a test counts any:
-for a try; the page then says so.
+Each row is written to results.json in this folder when it ends and replaces the earlier one. `--only` without a name
+fills the page from the stored results, including those of peer.py and `tests/reliability/planted/run.py --record`.
+A row is green if every test of it passed. `--times` multiplies the number of trials; the page then says so.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ def counted(row: Row, names: list[str], not_passed: set[str]) -> Iterator[str]:
 
 
 def figures(printed: str) -> Iterator[str]:
-    """Yield the lines that say a figure of a test, not of a run inside it."""
+    """Yield the lines that state a figure of a test; a run inside the test prints other lines."""
     for line in printed.splitlines():
         said = line.strip()
         if re.match(r"[^{}:/]+(: | alone loads ).*\d", said) and len(said) < _MOST_WORDS:
@@ -79,23 +78,45 @@ def figures(printed: str) -> Iterator[str]:
 
 
 def table(results: dict[str, Any], peer: dict[str, Any]) -> str:
-    """Return the page's table."""
-    lines = ["| # | what is tested | whet: figures, as the tests print them | tests | transformers' Trainer |",
-             "|---|---|---|---|---|"]  # fmt: skip
+    """Return the page's table: short cells, with links to the files that hold every figure."""
+    lines = ["| # | what is tested | whet | tests | transformers' Trainer |", "|---|---|---|---|---|"]
     for row in ROWS:
         found = results.get(row.name)
-        said, n = ("not run: " + row.missing, "-") if row.missing else ("not run yet", "-")
+        said, n = ("not run" if row.missing else "not recorded yet", "-")
         if found:
-            said = "; ".join(found["figures"]) or "no counts: each test is a case"
-            said += f" ({found['times']:g} times the gate's trials)" if found["times"] != 1 else ""
-            n = f"{found['passed']}/{found['tests']}"
-        compared = "; ".join(peer.get("rows", {}).get(row.name, [])) or "-"
-        lines.append(f"| {row.name} | {row.what} | {_cell(said)} | {n} | {_cell(compared)} |")
+            passed = f"{found['passed']}/{found['tests']}"
+            said = _link(trials(found["figures"]) or passed, RESULTS)
+            said += f" ({found['times']:g} times the trials)" if found["times"] != 1 else ""
+            n = passed
+        compared = peer.get("rows", {}).get(row.name)
+        peers = _link(strictest(compared), PEER) if compared else "-"
+        lines.append(f"| {row.name} | {row.what} | {said} | {n} | {peers} |")
     return "\n".join([*lines, *_recorded(results, peer)])
 
 
+_COUNT = re.compile(r"(\d+)/(\d+)")
+
+
+def trials(figures: list[str]) -> str:
+    """Return how many trials of the row passed, of all: the sum over its figures; empty if it counts none."""
+    counts = [(int(n), int(of)) for line in figures for n, of in _COUNT.findall(line)[-1:]]
+    return f"{sum(n for n, _ in counts)}/{sum(of for _, of in counts)}" if counts else ""
+
+
+def strictest(lines: list[str]) -> str:
+    """Return the lowest count of the lines; without counts, the first thing that a line says."""
+    counts = [found for line in lines for found in _COUNT.finditer(line)]
+    if not counts:
+        return lines[0].partition(": ")[2].partition(",")[0] or lines[0]
+    return min(counts, key=lambda found: int(found[1]) / int(found[2]))[0]
+
+
+def _link(text: str, file: Path) -> str:
+    return f"[{text}](../{file.relative_to(ROOT).as_posix()})"
+
+
 def _recorded(results: dict[str, Any], peer: dict[str, Any]) -> Iterator[str]:
-    """Yield a line about when and with what the figures were taken."""
+    """Yield lines about when and with which versions the figures were recorded."""
     if results:
         days = sorted({found["at"][:10] for found in results.values()})
         minutes = sum(found["seconds"] for found in results.values()) / 60
@@ -105,26 +126,20 @@ def _recorded(results: dict[str, Any], peer: dict[str, Any]) -> Iterator[str]:
         yield f"Trainer: {used}, recorded {peer.get('at', 'earlier')[:10]}."
 
 
-def _cell(text: str) -> str:
-    return text.replace("|", "/")
-
-
 def planted(recorded: dict[str, Any]) -> str:
     """Return the page's table of planted faults."""
     faults = recorded.get("faults", [])
-    lines = ["| fault | what it is | planted alone | tests that have to see it | what the first of them said |",
-             "|---|---|---|---|---|"]  # fmt: skip
+    lines = ["| fault | what it is | result | tests that must fail |", "|---|---|---|---|"]
     for one in faults:
         tests = "<br>".join(f"`{test}`" for test in one["tests"])
-        said = one["said"].splitlines()[0].replace("`", "'") if one["red"] else ""
-        state = f"{'red' if one['red'] else 'NOT SEEN'}, {one['seconds']} s"
-        lines.append(f"| {one['name']} | {one['what']} | {state} | {_cell(tests)} | `{_cell(said)}` |")
+        state = _link("red" if one["red"] else "NOT SEEN", FAULTS)
+        lines.append(f"| {one['name']} | {one['what']} | {state} | {tests} |")
     n_red = sum(one["red"] for one in faults)
     return "\n".join([*lines, f"\nRed: {n_red} of {len(faults)}, recorded {recorded.get('at', 'never')[:10]}."])
 
 
 def fill(page: Path, name: str, text: str) -> None:
-    """Put the table between its mark on the page and the next end of a table."""
+    """Replace the page's table: what is between its mark and the next end mark."""
     begin = f"<!-- {name}: benchmarks/reliability/report.py -->"
     before, found, rest = page.read_text("utf-8").partition(begin)
     if not found:
@@ -138,7 +153,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Run the rows, keep them, fill the page."""
+    """Run the rows, store them, fill the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = [row.name for row in ROWS]
     parser.add_argument("--only", nargs="*", choices=names, default=names, metavar="ROW", help=", ".join(names))

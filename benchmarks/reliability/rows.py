@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class Row:
     """One promise: its tests below tests/, which of them (`chosen`, pytest's -k), or why there are none.
 
-    `counted` says what each case is whose name matches, where a test is one trial and prints no count of its own.
+    `counted` names the cases to count if a test is one trial and prints no count of its own.
     """
 
     name: str
@@ -32,7 +32,7 @@ ROWS = (
     Row("R1", "kill -9, resume, compare bitwise with a run that was not killed", (f"{_R}/test_kill.py",)),
     Row("R2", "SIGKILL at every system call of a save", (f"{_R}/test_kill_calls.py",)),
     Row("R3", "power cut, by a model of what POSIX promises", (f"{_R}/test_power_cut.py",)),
-    Row("R4", "damaged checkpoints: found, named, the one before is used", (f"{_R}/test_damage.py",)),
+    Row("R4", "damaged checkpoints: detected, named, the previous one is used", (f"{_R}/test_damage.py",)),
     Row(
         "R5",
         "disk full, quota, I/O error, read-only at every system call of a save",
@@ -46,7 +46,7 @@ ROWS = (
         "R6",
         "SIGTERM, SIGINT, SIGUSR1 at any time",
         (f"{_R}/test_signals.py", f"{_R}/test_signals_library.py"),
-        counted=("signals while importing, tokenising, training, judging, saving: no step lost", "test_(in|while)_"),
+        counted=("signals while importing, tokenising, training, evaluating, saving: no step lost", "test_(in|while)_"),
     ),
     Row("R7", "another number of ranks on resume", missing=_ONE_PROCESS),
     Row("R8", "death of a worker under a launcher", missing=_ONE_PROCESS),
@@ -55,7 +55,7 @@ ROWS = (
         "steps that are not finite, and loss spikes, are not applied",
         (f"{_R}/test_non_finite_kinds.py",),
         counted=(
-            "ways in which numbers go bad, none of them applied, saved or averaged away",
+            "kinds of non-finite numbers, none of them applied, saved or averaged away",
             "changes_no_bit|bad_initial|nan_in_an|nan_just",
         ),
     ),
@@ -65,14 +65,14 @@ ROWS = (
         (f"{_R}/test_memory.py", f"{_R}/test_cgroup.py", *(f"{_BATCHES}::test_{name}" for name in _FEWER_ROWS)),
         counted=("runs whose limit is too small: nothing saved is lost, or fewer rows are taken at a time", _LIMITED),
     ),
-    Row("R11", "saving behind the run: same bytes, one at a time", (f"{_R}/test_async.py",)),
+    Row("R11", "asynchronous saves: same bytes, one at a time", (f"{_R}/test_async.py",)),
     Row("R12", "two runs, one output folder", (f"{_R}/test_lock.py",)),
     Row("R13", "clocks that jump, files with odd times", (f"{_R}/test_clocks.py",)),
     Row(
         "R14",
-        "odd output places",
+        "unusual output folders",
         (f"{_R}/test_output_place.py", f"{_R}/test_odd_names.py"),
-        counted=("places that work, or are refused before a model is loaded", "."),
+        counted=("output folders that work, or are refused before a model is loaded", "."),
     ),
     Row("R15", "leaks over thousands of steps", (f"{_R}/test_leaks.py",)),
     Row(
@@ -80,14 +80,14 @@ ROWS = (
         "where a run may stop and what may change",
         (f"{_R}/test_bookkeeping.py",),
         f"not {_TWICE}",
-        counted=("places to stop, and changes refused or told", "."),
+        counted=("places to stop, and changes refused or logged", "."),
     ),
     Row("R17", "the same run twice is the same", (f"{_R}/test_bookkeeping.py",), _TWICE),
     Row(
         "R18",
-        "going back to an older checkpoint, moved folders: a run takes only what is its own",
+        "resuming from an older checkpoint, moved folders: a run uses only its own checkpoints",
         (f"{_R}/test_lines.py",),
-        counted=("ways to go back, move, copy and mix: the right checkpoint is taken, none is lost", "."),
+        counted=("ways to resume, move, copy and mix: the right checkpoint is used, none is lost", "."),
     ),
     Row(
         "R19",
@@ -97,45 +97,45 @@ ROWS = (
     ),
     Row(
         "R20",
-        "result files on a disk that refuses, files of tokenizers in sub-folders",
+        "result files on a full or failing disk, tokenizer files in sub-folders",
         (f"{_R}/test_result_files.py", "train/test_processing_files.py"),
     ),
     Row(
         "R21",
         "standard output and error that break",
         (f"{_R}/test_outputs.py",),
-        counted=("ways in which outputs break, and the run or command ends as it should", "."),
+        counted=("ways in which outputs break, and the run or command ends correctly", "."),
     ),
     Row("R22", "signals inside native calls, a second signal, nohup", (f"{_R}/test_signals_native.py",)),
     Row("S1", "no pickle is read", (f"{_S}/test_pickle_carriers.py", "rules/test_safety.py")),
     Row("S2", "hostile model folders", (f"{_S}/test_hostile_models.py",)),
     Row(
         "S3",
-        "paths and links out of whet's own folders",
+        "paths and links that lead out of whet's folders",
         (f"{_S}/test_own_folders.py",),
-        counted=("ways out, through which nothing outside changes", "."),
+        counted=("such paths and links, through which nothing outside changes", "."),
     ),
     Row(
         "S3b",
-        "links, pipes and second names planted in the output folder and the cache",
+        "links, pipes and hard links planted in the output folder and the cache",
         (f"{_S}/test_planted_links.py",),
-        counted=("plants, through which nothing outside is written", "."),
+        counted=("planted files, through which nothing outside is written", "."),
     ),
-    Row("S4", "bad SQuAD data is refused with the place named", (f"{_S}/test_bad_squad.py",)),
+    Row("S4", "bad SQuAD data is refused, and the error names the position", (f"{_S}/test_bad_squad.py",)),
     Row("S5", "fuzzing of the parsers: only whet's own errors", (f"{_S}/test_fuzz.py",)),
     Row("S6", "secrets are neither printed nor saved", (f"{_S}/test_secrets.py",)),
-    Row("S7", "no connection that was not asked for", (f"{_S}/test_network.py",)),
+    Row("S7", "no connection without a request", (f"{_S}/test_network.py",)),
     Row("S8", "Kubernetes manifests", missing="whet writes none so far"),
     Row("S9", "dependencies: few, without known holes", (f"{_S}/test_dependencies.py",)),
     Row(
         "S10",
-        "data in messages neither steers the terminal nor forges a line",
+        "data in messages neither controls the terminal nor forges a line",
         (f"{_S}/test_printed_data.py",),
-        counted=("ways of data into a message, all escaped and cut", "."),
+        counted=("ways for data to reach a message, all escaped and shortened", "."),
     ),
     Row(
         "S11",
-        "forged checkpoints, sealed again",
+        "forged checkpoints with valid checksums",
         (f"{_S}/test_forged_checkpoints.py",),
         counted=("forged checkpoints refused", "_is_refused"),
     ),

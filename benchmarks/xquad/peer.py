@@ -63,7 +63,7 @@ class WithoutPadding(Trainer):
 
 
 def main() -> None:
-    """Train, save, write peer.json beside the model."""
+    """Train, save, write peer.json next to the model."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("train_file", type=Path)
     parser.add_argument("output_dir", type=Path)
