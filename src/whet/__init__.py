@@ -1,4 +1,4 @@
-"""whet: fine-tune transformer models at the limit of the machine at hand."""
+"""whet: fine-tune transformer models on the CPUs that you already have."""
 
 from __future__ import annotations
 

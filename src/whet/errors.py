@@ -1,4 +1,4 @@
-"""What can go wrong, told in four parts: what, got, why, fix. Every error a user can cause is a `WhetError`."""
+"""Errors in four parts: what, got, why, fix. Every error that a user can cause is a `WhetError`."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 MASK = "***"
-"""What is printed in place of a secret."""
-_USER_INFO = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+:/{1,2})[^/\s@]+@")  # one slash is left where it became a path
+"""Printed in place of a secret."""
+_USER_INFO = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+:/{1,2})[^/\s@]+@")  # pathlib turns two slashes into one
 _SECRET_NAMES = re.compile(r"(?:^|_)(?:TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$", re.IGNORECASE)
 _SHORTEST_SECRET = 8
 _LONGEST_GOT = 300
 _LONGEST_PART = 6000
 """Characters of the other parts of an error; only data in them can be longer."""
 _HARMLESS = "\u200c\u200d"
-"""Format characters that words of some languages are written with, and that move nothing on the screen."""
+"""Format characters that some languages need in their words; they move nothing on the screen."""
 
 EXIT_OK = 0
 EXIT_OTHER = 1
@@ -32,16 +32,16 @@ EXIT_BAD_CONFIG = 78
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """One thing that is wrong, told so that the reader can mend it."""
+    """One thing that is wrong, with what the reader needs to fix it."""
 
     what: str
     """What is wrong, in one clause."""
     got: object = None
-    """The offending value; None when there is none to show."""
+    """The offending value; None if there is none to show."""
     why: str
     """The rule that it breaks."""
     fix: str
-    """What to do: names a flag, a field or a command."""
+    """What to do; names a flag, a field or a command."""
 
     def __str__(self) -> str:
         got = [] if self.got is None else [f"  got: {_short(self.got, _LONGEST_GOT)}"]
@@ -50,11 +50,11 @@ class Problem:
 
 
 class WhetError(Exception):
-    """The base of every error that a user of whet can cause; `problems` holds all that was found at once."""
+    """The base of every error that a user of whet can cause; `problems` holds every problem that was found."""
 
     exit_code = EXIT_OTHER
     again: Mapping[str, object] = MappingProxyType({})
-    """The settings with which the run resumes when the fault is gone; none if there is nothing to resume."""
+    """The settings that resume the run once the cause is fixed; none if there is nothing to resume."""
 
     def __init__(self, *, what: str, why: str, fix: str, got: object = None) -> None:
         self.problems: tuple[Problem, ...] = (Problem(what=what, got=got, why=why, fix=fix),)
@@ -77,7 +77,7 @@ class ConfigError(WhetError):
 
 
 class DataError(WhetError):
-    """The input data is not what it has to be."""
+    """The input data is not valid."""
 
     exit_code = EXIT_BAD_DATA
 
@@ -89,7 +89,7 @@ class OutputError(WhetError):
 
 
 class StorageError(WhetError):
-    """Reading or writing failed, or what was read is damaged."""
+    """Reading or writing failed, or a file is damaged."""
 
     exit_code = EXIT_IO
 
@@ -101,30 +101,30 @@ class NonFiniteError(WhetError):
 
 
 def escape_controls(text: str, *, keep: str = "") -> str:
-    r"""Return the text on one line, with everything that steers a terminal or reorders its text as an escape.
+    r"""Return the text on one line, with escapes for everything that controls a terminal or reorders its text.
 
-    These are control characters, format characters such as the overrides of the writing direction, and separators of
-    lines. A byte of a file name that is no UTF-8 is shown as \xNN. `keep` stays as it is.
+    These are control characters, format characters such as those that override the writing direction, and line
+    separators. A byte of a file name that is not UTF-8 is shown as \xNN. Characters in `keep` are not escaped.
     """
     if text.isprintable():
         return text
-    return "".join(_escape(char) if char not in keep and _steers(char) else char for char in text)
+    return "".join(_escape(char) if char not in keep and _controls(char) else char for char in text)
 
 
-def _steers(char: str) -> bool:
+def _controls(char: str) -> bool:
     return char not in _HARMLESS and unicodedata.category(char) in ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 
 def _escape(char: str) -> str:
-    if "\udc80" <= char <= "\udcff":  # how Python keeps a byte that it could not decode
+    if "\udc80" <= char <= "\udcff":  # how Python stores a byte that it could not decode
         return f"\\x{ord(char) - 0xDC00:02x}"
     return char.encode("unicode_escape").decode("ascii")
 
 
 def hide_secrets(text: str) -> str:
-    """Return the text without the name and password of an address, and without what the environment keeps secret.
+    """Return the text without the user and password of a URL, and without secrets from the environment.
 
-    A variable is taken for a secret by its name: HF_TOKEN, WANDB_API_KEY, DB_PASSWORD. Names such as cls_token stay.
+    A variable counts as a secret because of its name: HF_TOKEN, WANDB_API_KEY, DB_PASSWORD. cls_token does not.
     """
     text = _USER_INFO.sub(rf"\1{MASK}@", text)
     for name, value in os.environ.items():

@@ -1,7 +1,7 @@
-"""Standard output and error that outlive their reader: a broken pipe or a closed terminal ends no training.
+"""Standard output and error that survive a broken pipe or a closed terminal, so that training continues.
 
-What cannot be written is dropped. A stream whose reader is gone leads to the null device from then on, for libraries in
-C and for Python's own last flush as well; on a full disk each write is tried again.
+Text that cannot be written is dropped. A stream whose reader is gone is redirected to the null device, also for C
+libraries and for Python's flush at exit. On a full disk, each write is tried again.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _STANDARD = (1, 2)
 
 
 class Lasting:
-    """A text stream that looks like the one it stands for, and never raises because that one is broken.
+    """A text stream that wraps another one and does not raise if that one is broken.
 
-    With `raises` it does, and remembers the error in `lost`: so a command knows what an OSError is of.
+    With `raises` it does raise, and stores the error in `lost`: a command then knows the source of an OSError.
     """
 
     def __init__(self, stream: Any, *, raises: bool = False) -> None:
@@ -29,12 +29,12 @@ class Lasting:
         self.lost: Exception | None = None
 
     def write(self, text: str) -> int:
-        """Write the text, with escapes for what the encoding does not have; drop it if that is not possible."""
+        """Write the text, with escapes for characters that the encoding lacks; drop it if the stream is broken."""
         try:
             return self._stream.write(text)
         except UnicodeEncodeError:
             return self.write(text.encode("ascii", "backslashreplace").decode("ascii"))
-        except (OSError, ValueError) as error:  # ValueError: it is closed
+        except (OSError, ValueError) as error:  # ValueError: the stream is closed
             self._lose(error)
             return len(text)
 
@@ -44,7 +44,7 @@ class Lasting:
             self.write(line)
 
     def flush(self) -> None:
-        """Write what is buffered, as far as possible."""
+        """Write the buffered text if the stream works."""
         try:
             self._stream.flush()
         except (OSError, ValueError) as error:
@@ -66,7 +66,7 @@ class Lasting:
 
 
 def to_null(number: int) -> None:
-    """Let a file descriptor lead to the null device."""
+    """Redirect a file descriptor to the null device."""
     null = os.open(os.devnull, os.O_RDWR)
     if null != number:
         os.dup2(null, number)
@@ -74,9 +74,9 @@ def to_null(number: int) -> None:
 
 
 def open_closed() -> list[int]:
-    """Open the null device for standard descriptors that are closed, and return those.
+    """Open the null device for closed standard descriptors, and return those.
 
-    The next file that is opened would get the number otherwise, and be written to by whoever prints.
+    Otherwise the next opened file would get that number, and printed text would be written into it.
     """
     closed = []
     for number in (0, *_STANDARD):
@@ -90,7 +90,7 @@ def open_closed() -> list[int]:
 
 @contextlib.contextmanager
 def outputs() -> Iterator[None]:
-    """Let standard output and error outlive their readers within the block, whoever prints."""
+    """Make standard output and error survive their readers within the block, for Python and C code."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = (_lasting(stream) for stream in before)
     after = sys.stdout, sys.stderr
@@ -104,7 +104,7 @@ def outputs() -> Iterator[None]:
 
 
 def keep_outputs(*, standard_output: bool) -> None:
-    """Do the same for the rest of the process: for standard error, and for standard output if it is wanted."""
+    """Do the same for the rest of the process: for standard error, and on request for standard output."""
     sys.stderr = _lasting(sys.stderr)
     sys.stdout = Lasting(sys.stdout, raises=True) if sys.stdout and not standard_output else _lasting(sys.stdout)
 

@@ -1,4 +1,4 @@
-"""The only place that imports optional packages, and what keeps libraries quiet while they are imported."""
+"""Imports of optional packages, and a block that silences libraries while they are imported."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from whet.errors import ConfigError
 
 
 def require(module: str, *, needed_for: str, install: str) -> ModuleType:
-    """Return the imported module, or raise a ConfigError that says what to install."""
+    """Return the imported module, or raise a ConfigError that names what to install."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -26,12 +26,12 @@ def require(module: str, *, needed_for: str, install: str) -> ModuleType:
 
 _LOG_AT_IMPORT = ("torchao", "bitsandbytes", "torch.utils._pytree")
 """Loggers that warn, at import, about parts of their packages that whet does not use. transformers imports both
-packages where they are installed, so that every program would begin with these warnings."""
+packages if they are installed, so every program would begin with these warnings."""
 
 
 @contextmanager
 def quiet_libraries() -> Iterator[None]:
-    """Run the block without these libraries' warnings; a level that the user has chosen for one of them stays."""
+    """Run the block without these libraries' warnings; a log level that the user has set for one of them stays."""
     unset = [logger for name in _LOG_AT_IMPORT if (logger := logging.getLogger(name)).level == logging.NOTSET]
     for logger in unset:
         logger.setLevel(logging.ERROR)

@@ -1,4 +1,4 @@
-"""Names of folders for libraries that take UTF-8 alone, and modes of files that libraries write."""
+"""UTF-8 names of folders for libraries that need them, and modes of files that libraries write."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 @contextmanager
 def utf8_name(folder: Path) -> Iterator[Path]:
-    """Yield a name of the folder that is UTF-8: its own, or else one by an open file descriptor (Linux)."""
+    """Yield a UTF-8 name of the folder: its own, or one through an open file descriptor (Linux)."""
     if _is_utf8(folder):
         yield folder
         return
@@ -22,9 +22,9 @@ def utf8_name(folder: Path) -> Iterator[Path]:
 
 
 def follow_umask(file: Path) -> None:
-    """Give a file the mode that this process's new files have; safetensors leaves its files to their owner alone.
+    """Give a file the mode of new files of this process; safetensors writes files that only their owner can read.
 
-    What the disk does not change stays: some file systems have no modes.
+    File systems without modes are left unchanged.
     """
     with suppress(OSError):
         descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -39,7 +39,7 @@ def _umask() -> int:
     with suppress(OSError, ValueError, StopIteration):
         line = next(line for line in status.read_text("ascii", "replace").splitlines() if line.startswith("Umask:"))
         return int(line.split()[1], 8)
-    before = os.umask(0o077)  # only a change tells it
+    before = os.umask(0o077)  # it can be read only by setting it
     os.umask(before)
     return before
 
@@ -47,6 +47,6 @@ def _umask() -> int:
 def _is_utf8(folder: Path) -> bool:
     try:
         str(folder).encode("utf-8")
-    except UnicodeEncodeError:  # Python keeps other bytes as halves of surrogate pairs
+    except UnicodeEncodeError:  # Python stores other bytes as halves of surrogate pairs
         return False
     return True

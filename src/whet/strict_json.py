@@ -1,4 +1,4 @@
-"""JSON, strictly: what Python's parser lets pass or trips over is refused with its place, and no NaN is written."""
+"""Strict JSON: what Python's parser accepts wrongly or crashes on is refused with its position; no NaN is written."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LONG_NUMBER = re.compile(_OR_STRING + r"(?P<found>-?\d{1000,})", re.DOTALL)
 
 
 class BadJson(Exception):  # noqa: N818 - whoever reads a file makes a WhetError of it
-    """Text that is not JSON, told without the name of its file."""
+    """The text is not JSON. The caller adds the name of the file."""
 
     def __init__(self, what: str, *, why: str, fix: str, got: object = None) -> None:
         super().__init__(what)
@@ -26,8 +26,8 @@ class BadJson(Exception):  # noqa: N818 - whoever reads a file makes a WhetError
         self.got = got
 
 
-def parse_whole(text: str) -> Any:
-    """Return the one JSON value that the text holds; raise BadJson if there is none or more than that."""
+def parse_document(text: str) -> Any:
+    """Return the one JSON value that the text holds; raise BadJson if there is none, or more text after it."""
     value, end = parse(text, skip_space(text))
     rest = skip_space(text, end)
     if rest != len(text):
@@ -41,11 +41,11 @@ def parse_whole(text: str) -> Any:
 
 
 def parse(text: str, start: int = 0, *, in_lines: bool = False) -> tuple[Any, int]:
-    """Return the JSON value that begins at `start` and the index of what follows it; raise BadJson if there is none.
+    """Return the JSON value that begins at `start` and the index after it; raise BadJson if there is none.
 
-    Refused as well: NaN and Infinity, a key that stands twice in one object, numbers too long for Python, and nesting
-    too deep for it. The text may hold more after the value; the caller decides what that means. `in_lines`: it
-    comes from a file with a value on each line, which other commands check.
+    Also refused: NaN and Infinity, a duplicate key in an object, numbers too long for Python, and nesting too deep for
+    it. Text after the value is left to the caller. `in_lines`: the file has a value on each line, so the fix names a
+    command that checks such files.
     """
     try:
         return _DECODER.raw_decode(text, start)
@@ -53,15 +53,15 @@ def parse(text: str, start: int = 0, *, in_lines: bool = False) -> tuple[Any, in
         raise BadJson(
             f"{place_in(text, error.pos)}: not JSON: {error.msg}",
             got=text[max(error.pos - 20, 0) : error.pos + 20] or "the end of the text",
-            why="a file that begins like JSON has to be JSON to its end",
-            fix=f"write the file again, or correct this place ({_checker(text, in_lines)} checks it)",
+            why="a file that begins like JSON must be JSON up to its end",
+            fix=f"write the file again, or correct this position ({_checker(text, in_lines)} checks it)",
         ) from None
     except RecursionError:
         raise BadJson(
             "objects or lists are nested too deep to be read",
             got=text[start : start + 40],
-            why="what is read here lies a few levels deep",
-            fix="look for a list or an object that holds itself, and write the file again",
+            why="valid data has only a few levels",
+            fix="look for a list or an object that contains itself, and write the file again",
         ) from None
     except _ConstantError as error:
         _refuse_constant(text, start, str(error))
@@ -129,7 +129,7 @@ def _refuse_long_number(text: str, start: int, message: str) -> NoReturn:
     raise BadJson(
         f"{place_in(text, _nth(_LONG_NUMBER, text, start, 1))}: a number has too many digits",
         got=message,
-        why="no number that is read here is so large",
+        why="valid data has no number that large",
         fix="correct the number",
     )
 
@@ -138,13 +138,13 @@ def _refuse_duplicate(text: str, start: int, key: str) -> NoReturn:
     where = place_in(text, _nth(_CLOSING_BRACE, text, start, _objects_before_duplicate(text, start)))
     raise BadJson(
         f"the object that ends at {where} has the key {key!r} more than once",
-        why="it is not known which of the two values is meant",
+        why="it is not clear which of the two values is meant",
         fix="keep one of them",
     )
 
 
 def _objects_before_duplicate(text: str, start: int) -> int:
-    """Read once more, to count the objects that end before the one with the duplicate, and that one with them."""
+    """Parse again, and count the objects up to and including the one with the duplicate key."""
     n_ended = 0
 
     def count(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
@@ -160,7 +160,7 @@ def _objects_before_duplicate(text: str, start: int) -> int:
 
 
 def _nth(pattern: re.Pattern[str], text: str, start: int, n: int) -> int:
-    """Return where the n-th match outside strings begins; the patterns match strings too, so as to skip them."""
+    """Return where the n-th match outside strings begins; the patterns match strings too, to skip them."""
     for match in pattern.finditer(text, start):
         n -= match["found"] is not None
         if n == 0:

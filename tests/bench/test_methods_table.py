@@ -44,7 +44,7 @@ def test_losses_that_must_be_equal_are_compared(losses: tuple[float, ...], equal
     shown = cells(line)
     assert line.equal is equal
     assert shown[-2] == ("=" if equal else "!=")
-    assert equal or shown[-1].startswith("WRONG: its losses must be those of plain")
+    assert equal or shown[-1].startswith("WRONG: its losses must equal those of plain")
     json.dumps(line.to_dict(), allow_nan=False)
 
 

@@ -13,7 +13,7 @@ from memory_leak import MIB, leak
 
 from whet.config.arguments import TrainingArguments
 from whet.hardware import memory
-from whet.hardware.memory import Room
+from whet.hardware.memory import MemoryLimit
 from whet.train.control import guard
 
 __all__ = ["corpus", "whole"]  # fixtures
@@ -84,7 +84,7 @@ def test_no_step_fits(corpus: Corpus, tmp_path: Path) -> None:
 def _guard(left_mib: int, *, limit_mib: int = 1000, holds_mib: int = 800, peaks_mib: tuple[int, ...] = (0,)) -> Any:
     peaks = iter([*peaks_mib, *[peaks_mib[-1]] * 10])
     return guard.MemoryGuard(
-        rooms=lambda: [Room((limit_mib - left_mib) * MIB, limit_mib * MIB, "a test")],
+        limits=lambda: [MemoryLimit((limit_mib - left_mib) * MIB, limit_mib * MIB, "a test")],
         resident=lambda: holds_mib * MIB,
         peak=lambda: next(peaks) * MIB,
     )
@@ -114,7 +114,7 @@ def test_what_a_micro_batch_takes_at_its_highest_counts() -> None:
 
 def test_it_looks_no_more_often_than_it_should() -> None:
     looks: list[int] = []
-    often = guard.MemoryGuard(rooms=lambda: looks.append(1) or [])  # type: ignore[func-returns-value]
+    often = guard.MemoryGuard(limits=lambda: looks.append(1) or [])  # type: ignore[func-returns-value]
     for _ in range(1000):
         often.look()
     assert len(looks) < 1000 * guard.EVERY_S
@@ -144,8 +144,8 @@ def test_a_limit_of_cgroup_v2(system: Path) -> None:
     _write(system / "sys/fs/cgroup/pod/memory.max", "1000\n")
     _write(system / "sys/fs/cgroup/pod/memory.current", "900\n")
     _write(system / "sys/fs/cgroup/pod/memory.stat", "anon 300\nfile 550\ninactive_file 400\nactive_file 150\n")
-    assert memory.rooms(root=system) == [Room(350, 1000, f"the cgroup {system / 'sys/fs/cgroup/pod'}")]
-    assert memory.rooms(root=system)[0].left_bytes == 650
+    assert memory.memory_limits(root=system) == [MemoryLimit(350, 1000, f"the cgroup {system / 'sys/fs/cgroup/pod'}")]
+    assert memory.memory_limits(root=system)[0].left_bytes == 650
 
 
 def test_a_limit_of_cgroup_v1(system: Path) -> None:
@@ -155,17 +155,17 @@ def test_a_limit_of_cgroup_v1(system: Path) -> None:
     _write(system / "sys/fs/cgroup/memory/job/memory.usage_in_bytes", "900\n")
     stat = "inactive_file 1\ntotal_inactive_file 200\ntotal_active_file 100\n"
     _write(system / "sys/fs/cgroup/memory/job/memory.stat", stat)
-    assert [(room.used_bytes, room.limit_bytes) for room in memory.rooms(root=system)] == [(600, 1000)]
+    assert [(room.used_bytes, room.limit_bytes) for room in memory.memory_limits(root=system)] == [(600, 1000)]
 
 
 def test_the_machine_itself(system: Path) -> None:
     _write(system / "proc/meminfo", "MemTotal: 8000 kB\nMemFree: 10 kB\nMemAvailable: 3000 kB\nSwapFree: 500 kB\n")
-    assert memory.rooms(root=system) == [Room(4500 * 1024, 8000 * 1024, "this machine")]
+    assert memory.memory_limits(root=system) == [MemoryLimit(4500 * 1024, 8000 * 1024, "this machine")]
 
 
 def test_this_machine_tells_something() -> None:
     holds = memory.resident_bytes()
     assert holds is not None
-    for room in memory.rooms():
+    for room in memory.memory_limits():
         assert room.used_bytes > 0
         assert room.limit_bytes > holds // 2

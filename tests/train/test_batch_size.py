@@ -19,7 +19,7 @@ from tiny_runs import toy_trainer
 import whet
 from tiny import arguments, losses, tiny_model, tiny_rows, weights_of
 from whet.hardware import memory, trim
-from whet.hardware.memory import Room
+from whet.hardware.memory import MemoryLimit
 from whet.train.control.guard import WARN_FRAC, MemoryGuard
 from whet.train.control.stop import Stopped
 from whet.train.loop import Fit
@@ -110,7 +110,7 @@ def test_on_a_gpu_the_size_is_halved_until_it_runs(fits: int) -> None:
 
 @in_another_process
 def test_the_peak_of_work_is_seen_though_it_is_freed() -> None:
-    room = HostRoom(lambda: [Room(0, 2**40, "a test")], 0)
+    room = HostRoom(lambda: [MemoryLimit(0, 2**40, "a test")], 0)
     before = memory.resident_bytes() or 0
     peaks = [room.peak(lambda n=n: np.ones(n * MIB, dtype=np.uint8).sum()) - before for n in (50, 200, 100)]
     assert [round(peak / MIB, -1) for peak in peaks] == [50, 200, 100]
@@ -118,7 +118,7 @@ def test_the_peak_of_work_is_seen_though_it_is_freed() -> None:
 
 def test_room_is_left_for_the_optimizer_and_before_the_guard_warns() -> None:
     holds = memory.resident_bytes() or 0
-    room = Room(holds, 4 * holds, "a test")  # a warning comes where less than 15 % of it are left
+    room = MemoryLimit(holds, 4 * holds, "a test")  # a warning comes where less than 15 % of it are left
     for state, fits in ((0, True), (2 * holds, False)):
         assert HostRoom(lambda: [room], state).fits(2 * holds) is fits
     assert not HostRoom(lambda: [room], 0).fits(int(3.5 * holds))
@@ -229,8 +229,8 @@ def test_where_memory_runs_out_later_half_of_what_was_found_is_proposed(
     names = ("per_device_train_batch_size", "gradient_accumulation_steps")
     fit = Fit(toy_trainer(tmp_path, **dict(zip(names, asked, strict=True))))
     fit.micro_rows, fit.state.global_step = found, 1
-    full = Room(99 * MIB, 100 * MIB, "a test")
-    fit.edges.memory = MemoryGuard(rooms=lambda: [full], resident=lambda: 50 * MIB, peak=lambda: 50 * MIB)
+    full = MemoryLimit(99 * MIB, 100 * MIB, "a test")
+    fit.edges.memory = MemoryGuard(limits=lambda: [full], resident=lambda: 50 * MIB, peak=lambda: 50 * MIB)
     with pytest.raises(Stopped) as caught:
         fit.edges.cross()
     changed = {} if again is None else dict(zip(names, again, strict=True))

@@ -29,7 +29,7 @@ _RESET_PEAK = "5"
 
 
 class StepClock:
-    """A callback that notes when each step had ended, and its loss."""
+    """A callback that records when each step ended, and its loss."""
 
     def __init__(self) -> None:
         self.ended_s: list[float] = []
@@ -48,12 +48,12 @@ class StepClock:
             self.losses.append(float(facts["logs"]["loss"]))
 
     def step_s(self, warmup: int) -> list[float]:
-        """Return the seconds of each step after the warm-up: batch, step, and what the loop does between steps."""
+        """Return the seconds of each step after the warm-up: batch, step, and the loop's work between steps."""
         return [end - start for start, end in zip(self.ended_s[warmup:-1], self.ended_s[warmup + 1 :], strict=True)]
 
 
 def main() -> None:
-    """Run what stdin describes; write what was measured, or what went wrong, to the file named on the command line."""
+    """Run the settings from stdin; write the measurements, or the error, to the file named on the command line."""
     log.set_up()
     try:
         told = measure(json.load(sys.stdin))
@@ -102,21 +102,21 @@ def _trainer(qa: QaArguments, args: TrainingArguments, tokenizer: Any, split: Sp
 
 
 def _forget_peak() -> tuple[int, bool]:
-    """Return the memory held now; and whether the system forgot the peak so far, which reading the data may have set.
+    """Return the memory held now, and whether the peak so far, which reading the data may have set, could be reset.
 
-    Writing 5 to clear_refs sets Linux's VmHWM back to what is held (proc(5)).
+    Writing 5 to clear_refs resets Linux's VmHWM to the memory held now (proc(5)).
     """
     before = memory.peak_bytes()
     with contextlib.suppress(OSError):
         _CLEAR_REFS.write_text(_RESET_PEAK, "ascii")
     held, after = memory.resident_bytes() or 0, memory.peak_bytes()
-    # A peak that is at most a little above what is held hides nothing of the run.
+    # A peak close to the memory held now does not hide the peak of the run.
     exact = before is not None and after is not None and after - held < 32 * 2**20
     return held, exact
 
 
 def _peak_bytes(device: torch.device, held_bytes: int) -> int | None:
-    """Return the most memory that model and training took: the GPU's, or this process's above what it held before."""
+    """Return the peak memory of model and training: the GPU's, or this process's minus what it held before."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     peak = memory.peak_bytes()

@@ -23,7 +23,7 @@ from whet.train.output import files as output_files
 
 
 def run_bench_methods(asked: BenchArguments, qa: QaArguments, args: TrainingArguments) -> int:
-    """Print the table and write it; return 0, or 1 where losses that must be equal are not."""
+    """Print the table and write it; return 0, or 1 if losses that must be equal are not."""
     log.set_up()
     args = replace(args, do_train=True)
     refuse(check_run(qa, args))
@@ -47,7 +47,7 @@ def run_bench_methods(asked: BenchArguments, qa: QaArguments, args: TrainingArgu
 
 
 def _report(asked: BenchArguments, qa: QaArguments, base: Base, found: Sequence[table.Line]) -> dict[str, Any]:
-    """Return everything that makes the figures repeatable, and the figures."""
+    """Return the figures, and everything needed to repeat them."""
     args = TrainingArguments(**base.settings)
     return {
         "machine": {"processor": cpu.model_name(), "usable_cores": cpu.usable_cores(), **found[0].runs[0]["facts"]},
@@ -74,13 +74,13 @@ def _folder(name: str) -> Path:
 
 
 def _write(path: Path, report: dict[str, Any]) -> None:
-    """Replace the file at once: whoever ends the command keeps what was measured by then."""
+    """Replace the file atomically, so that a stopped command keeps its measurements."""
     with output_files.stored(f"{path.name} cannot be written", path.parent):
         output_files.write_text(path, json.dumps(report, indent=2) + "\n")
 
 
 def _draw(found: Sequence[table.Line], title: str, path: Path) -> None:
-    """Draw the picture, or say what it needs: the table is worth having without it."""
+    """Draw the picture, or print what it needs; the table does not depend on it."""
     try:
         plot.draw(found, title, path)
     except ConfigError as error:
@@ -94,5 +94,5 @@ def _plain_failed(why: str) -> WhetError:
         what="the plain run failed",
         got=why,
         why="every technique is compared with it",
-        fix="run whet qa --do_train with the same options, which reports more",
+        fix="run whet qa --do_train with the same options; it reports more",
     )

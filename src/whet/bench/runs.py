@@ -1,4 +1,4 @@
-"""The runs behind the table: each technique in a process of its own, in alternating order, round by round."""
+"""The runs behind the table: each technique in its own process, in alternating order, round by round."""
 
 from __future__ import annotations
 
@@ -26,31 +26,31 @@ _MEASURED = {
     "overwrite_output_dir": False, "logging_strategy": "steps", "logging_steps": 1, "report_to": (),
     "disable_tqdm": True, "profile": False,
 }  # fmt: skip
-"""What every run is told: train, log each step, and do nothing else."""
+"""Settings of every run: train, log each step, and do nothing else."""
 
 
 @dataclass
 class Row:
-    """A technique and what came of it."""
+    """A technique and its runs."""
 
     technique: Technique
     skipped: str | None = None
-    """Why it was not tried, or refused: mostly for what this machine does not have."""
+    """Why it was not tried or was refused, mostly because this machine lacks something."""
     error: str | None = None
-    """What its run ended with; it is not tried again."""
+    """The error that ended its run; it is not tried again."""
     runs: list[dict[str, Any]] = field(default_factory=list)
     """What each round measured (`whet.bench.child.measure`)."""
 
     @property
     def works(self) -> bool:
-        """Whether there is, or may yet be, something to show."""
+        """Whether it has results, or may still get some."""
         return self.skipped is None and self.error is None
 
 
 def plain_settings(args: TrainingArguments, n_steps: int) -> dict[str, Any]:
-    """Return the fields of the plain run: the user's, in fp32 unless told otherwise, without saving or evaluating.
+    """Return the fields of the plain run: the user's, in fp32 by default, without saving or evaluating.
 
-    Every step is logged, since its loss is compared.
+    Every step is logged, because its loss is compared.
     """
     own: dict[str, Any] = {name: getattr(args, name) for name in options_of(TrainingArguments)}
     precision = "fp32" if args.precision == "auto" else args.precision
@@ -64,12 +64,12 @@ def measure(
     techniques: Sequence[Technique],
     after_run: Callable[[Sequence[Row]], None] = lambda _: None,
 ) -> list[Row]:
-    """Return a row for each technique, with one run a round; the first technique is the plain one.
+    """Return a row for each technique, with one run per round; the first technique is the plain one.
 
-    `after_run` sees the rows after each run, as far as they are.
+    `after_run` gets the rows so far after each run.
     """
     rows = [Row(technique, skipped=why_not(technique, base)) for technique in techniques]
-    secret = {name: getattr(qa, name) for name in options_of(QaArguments)}  # goes through a pipe, not on a command line
+    secret = {name: getattr(qa, name) for name in options_of(QaArguments)}  # in a pipe: a command line shows it
     for number in range(asked.rounds):
         for row in _in_turn(rows, number):
             changes = row.technique.changes(base)
@@ -85,7 +85,7 @@ def measure(
 
 
 def _take(row: Row, told: dict[str, Any]) -> None:
-    """Put what a run told into its row: what it measured, why whet refuses it here, or what it ended with."""
+    """Store the result of a run in its row: its measurements, why whet refuses it here, or its error."""
     if "error" not in told:
         row.runs.append(told)
     elif told.get("refused") and row.technique.name != PLAIN:
@@ -95,13 +95,13 @@ def _take(row: Row, told: dict[str, Any]) -> None:
 
 
 def _in_turn(rows: Sequence[Row], number: int) -> Iterator[Row]:
-    """Yield the rows that still work, every other round backwards: a machine that slows down is met by all alike."""
+    """Yield the rows that still work, every other round in reverse: a machine that slows down affects all alike."""
     ordered = [rows[0], *(rows[:0:-1] if number % 2 else rows[1:])]
     return (row for row in ordered if row.works)
 
 
 def run_child(spec: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
-    """Return what a child process measured with these settings, or {"error": its first line}."""
+    """Return the measurements of a child process with these settings, or {"error": its first line}."""
     with tempfile.TemporaryDirectory(prefix="whet-bench-") as folder:
         result = Path(folder) / "result.json"
         words = json.dumps({**spec, "args": {**spec["args"], "output_dir": f"{folder}/run"}})
@@ -111,16 +111,16 @@ def run_child(spec: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
                 command, input=words, capture_output=True, text=True, timeout=limit_s, check=False, errors="replace"
             )
         except subprocess.TimeoutExpired:
-            return {"error": f"not done after {limit_s:g} s (--limit_s)"}
+            return {"error": f"not finished after {limit_s:g} s (--limit_s)"}
         if result.is_file():
             return json.loads(result.read_text("utf-8"))
         return {"error": _ending(done)}
 
 
 def _ending(done: subprocess.CompletedProcess[str]) -> str:
-    """Return how a process ended that left no result."""
+    """Return how a process without a result ended."""
     if done.returncode < 0:
         why = " (out of memory?)" if -done.returncode == signal.SIGKILL else ""
         return f"ended by {signal.Signals(-done.returncode).name}{why}"
     last = [line for line in done.stderr.splitlines() if line.strip()]
-    return hide_secrets(f"ended with exit code {done.returncode}: {last[-1] if last else 'without a word'}")
+    return hide_secrets(f"ended with exit code {done.returncode}: {last[-1] if last else 'no message'}")

@@ -15,7 +15,7 @@ _FILE_COLUMNS = 160
 
 
 def show(found: Sequence[Line], n_steps: int) -> None:
-    """Print the table to standard output, with what the guides say beside what was measured."""
+    """Print the table to standard output: measurements, and what the guides say."""
     table = Table(caption="loss: = must equal another technique's, and does; != must and does not", box=None)
     for heading, justify in (
         ("technique", "left"),
@@ -25,17 +25,17 @@ def show(found: Sequence[Line], n_steps: int) -> None:
         ("of plain", "right"),
         (f"loss after {n_steps}", "right"),
         ("", "left"),
-        ("the guides, or what went wrong", "left"),
+        ("the guides' claim, or the error", "left"),
     ):
         table.add_column(heading, justify=justify)  # type: ignore[arg-type]
     for line in found:
         table.add_row(*cells(line))
-    # In a file or a pipe, nobody's terminal sets the width.
+    # A file or a pipe has no terminal width.
     Console(file=sys.stdout, width=None if sys.stdout.isatty() else _FILE_COLUMNS, markup=False).print(table)
 
 
 def cells(line: Line) -> list[str]:
-    """Return the texts of one line of the table."""
+    """Return the cells of one line of the table."""
     return [
         line.name,
         _shown(line.steps_per_s, "{:.2f}"),

@@ -1,4 +1,4 @@
-"""The techniques of the table: which settings each changes, what the guides say of it, what its loss must equal."""
+"""The techniques of the table: the settings each changes, what the guides say about it, what its loss must equal."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class Technique:
 
     name: str
     changes: Callable[[Base], Mapping[str, Any]]
-    """The fields that differ from the plain run's; empty where the technique has nothing to do there."""
+    """The fields that differ from the plain run's; empty if the technique does not apply to it."""
     claim: str = ""
     """What the guides say about speed and memory, in our words."""
     equal_to: str | None = None
-    """The technique whose losses these must be equal to, but for rounding."""
+    """The technique whose losses these must equal, to rounding."""
     package: str | None = None
-    """What must be installed, which is also the name of whet's extra."""
+    """The package that must be installed; also the name of whet's extra."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def _set(**changes: Any) -> Callable[[Base], Mapping[str, Any]]:
 
 
 def _smaller_batches(base: Base) -> Mapping[str, Any]:
-    """Return the same rows in four, or as many as there can be, batches each."""
+    """Return the same rows in four batches each, or in three or two, or one row each."""
     parts = next((n for n in (4, 3, 2) if base.batch_rows % n == 0), base.batch_rows)
     if parts == 1:
         return {}
@@ -59,7 +59,7 @@ def _smaller_batches(base: Base) -> Mapping[str, Any]:
 
 
 def _token_budget(base: Base) -> Mapping[str, Any]:
-    """Return a quarter of what the batch would take padded, but no less than one row."""
+    """Return a quarter of the padded batch's tokens, but at least one row."""
     return {"max_tokens_per_batch": max(base.row_tokens, base.batch_rows * base.row_tokens // 4)}
 
 
@@ -68,7 +68,7 @@ def _optim(name: str, claim: str = "", package: str | None = None) -> Technique:
 
 
 TECHNIQUES: tuple[Technique, ...] = (
-    Technique(name=PLAIN, changes=_set(), claim="what the others are compared with"),
+    Technique(name=PLAIN, changes=_set(), claim="the run that the others are compared with"),
     Technique(name="fp32", changes=_set(precision="fp32", bf16=None, fp16=None)),
     Technique(
         name="bf16",
@@ -97,16 +97,16 @@ TECHNIQUES: tuple[Technique, ...] = (
         changes=_set(gradient_checkpointing=True, checkpointing_policy="selective"),
         equal_to=PLAIN,
     ),
-    _optim("adamw_torch", "the usual one: 8 bytes a parameter (24 GB for 3 billion)"),
+    _optim("adamw_torch", "the usual one: 8 bytes per parameter (24 GB for 3 billion)"),
     _optim("adamw_torch_fused", "faster than adamw_torch"),
     _optim("adamw_whet"),
-    _optim("adamw_whet_8bit", "8-bit states: 2 bytes a parameter (6 GB for 3 billion)"),
+    _optim("adamw_whet_8bit", "8-bit states: 2 bytes per parameter (6 GB for 3 billion)"),
     _optim("adamw_anyprecision"),
     _optim("adamw_apex_fused", "faster than adamw_torch, on a GPU"),
-    _optim("adamw_bnb_8bit", "2 bytes a parameter (6 GB for 3 billion)", "bitsandbytes"),
+    _optim("adamw_bnb_8bit", "2 bytes per parameter (6 GB for 3 billion)", "bitsandbytes"),
     _optim("adamw_torch_8bit", "less memory than 32-bit states", "torchao"),
     _optim("adamw_torch_4bit", "less memory than 8-bit states", "torchao"),
-    _optim("adafactor", "less memory (told there: over 12 GB for 3 billion); may converge slower"),
+    _optim("adafactor", "less memory (the guides say: over 12 GB for 3 billion); may converge slower"),
     _optim("lion_32bit"),
     _optim("muon"),
     _optim("adagrad"),
@@ -132,7 +132,7 @@ TECHNIQUES: tuple[Technique, ...] = (
     Technique(
         name="auto_batch_size",
         changes=_set(auto_find_batch_size=True),
-        claim="no out of memory; as many rows as fit",
+        claim="never out of memory; as many rows as fit",
         equal_to=PLAIN,
     ),
     Technique(
@@ -164,7 +164,7 @@ TECHNIQUES: tuple[Technique, ...] = (
 
 
 def choose(only: Sequence[str], skip: Sequence[str]) -> list[Technique]:
-    """Return the techniques asked for, plain first, with those that they must be equal to."""
+    """Return the selected techniques, plain first, with those that they must be equal to."""
     named = {one.name: one for one in TECHNIQUES}
     wanted = {name for name in (only or named) if name not in skip}
     wanted |= {one.equal_to for name in wanted if (one := named[name]).equal_to is not None}
@@ -172,15 +172,15 @@ def choose(only: Sequence[str], skip: Sequence[str]) -> list[Technique]:
 
 
 def why_not(technique: Technique, base: Base) -> str | None:
-    """Return why the technique cannot be measured here, None where it can be tried."""
+    """Return why the technique cannot be measured here; None if it can be tried."""
     changes = technique.changes(base)
     unknown = changes.keys() - {one.name for one in dataclasses.fields(TrainingArguments)}
     if unknown:
         return f"this version of whet has no {', '.join(sorted(unknown))}"
     if not changes and technique.name != PLAIN:
-        return "nothing to divide: the batch has one row"
+        return "nothing to split: the batch has one row"
     if technique.name != PLAIN and all(base.settings[name] == value for name, value in changes.items()):
-        return "the plain run has it"
+        return "the plain run has this setting already"
     if technique.package is not None and find_spec(technique.package) is None:
         return f"{technique.package} is not installed: pip install 'whet[{technique.package}]'"
     return None

@@ -13,12 +13,12 @@ from whet.config.names.not_honoured import REFUSED
 from whet.config.names.off_values import OFF
 from whet.config.names.unread import unread
 from whet.config.options import printable
-from whet.config.rules.compile import COMPILE_RULES, compile_settled
+from whet.config.rules.compile import COMPILE_RULES, resolve_compile
 from whet.config.rules.loading import LOADING_RULES
 from whet.config.rules.logging import LOGGING_RULES
 from whet.config.rules.memory import MEMORY_RULES
 from whet.config.rules.optimizer import OPTIMIZER_RULES
-from whet.config.rules.precision import PRECISION_RULES, settled
+from whet.config.rules.precision import PRECISION_RULES, resolve_precision
 from whet.config.rules.saving import SAVING_RULES
 from whet.config.rules.schedule import BY_METRIC
 from whet.config.rules.training import TRAINING_RULES
@@ -36,7 +36,7 @@ _HEADINGS = {
 }
 
 
-def _settle(values: dict[str, Any]) -> dict[str, Any]:
+def _resolve_defaults(values: dict[str, Any]) -> dict[str, Any]:
     """Fill in what a field takes from others, as `transformers` does."""
     values |= {name: usual for name, usual in _FOR_NULL.items() if values[name] is None}
     for folder in ("output_dir", "logging_dir"):
@@ -52,7 +52,7 @@ def _settle(values: dict[str, Any]) -> dict[str, Any]:
     values["resume_allow_changes"] = tuple(dict.fromkeys(allowed))
     values["resume_from_checkpoint"] = _checkpoint(values["resume_from_checkpoint"])
     values["report_to"] = _trackers(tuple(values["report_to"]))
-    return values | settled(values) | compile_settled(values)
+    return values | resolve_precision(values) | resolve_compile(values)
 
 
 def _checkpoint(asked: str | bool | None) -> str | None:
@@ -82,7 +82,9 @@ _RULES = (
 )  # fmt: skip
 
 
-@checked(headings=_HEADINGS, rules=_RULES, settle=_settle, aliases=ALIASES, refused=REFUSED, off=OFF, notes=unread)
+@checked(
+    headings=_HEADINGS, rules=_RULES, resolve=_resolve_defaults, aliases=ALIASES, refused=REFUSED, off=OFF, notes=unread
+)
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingArguments(DerivedSettings):
     """How a model is trained, evaluated, saved and logged.

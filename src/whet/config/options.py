@@ -20,7 +20,7 @@ class Spec:
     headings: Mapping[str, str]
     """First field under each heading of the help text -> the heading."""
     rules: tuple[Callable[[Any], Problem | None], ...] = ()
-    settle: Callable[[dict[str, Any]], dict[str, Any]] = dict
+    resolve: Callable[[dict[str, Any]], dict[str, Any]] = dict
     """Makes the final values of the given ones: fills in what one field takes from another."""
     aliases: Mapping[str, Alias] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)

@@ -43,7 +43,7 @@ def draft(cls: type[Settings], values: Mapping[str, Any]) -> Settings:
     defaults = {option.name: option.default for option in options_of(cls).values()}
     made = object.__new__(cls)
     spec = spec_of(cls)
-    spec.build(made, **spec.settle({**defaults, **values}))
+    spec.build(made, **spec.resolve({**defaults, **values}))
     return made
 
 
@@ -80,7 +80,7 @@ def _checking_init(cls: type) -> Callable[..., None]:
         for note in taken.notes if not taken.problems else ():
             _log.warning("%s", note)
         defaults = {option.name: option.default for option in options_of(type(self)).values()}
-        spec.build(self, **spec.settle({**defaults, **taken.values}))
+        spec.build(self, **spec.resolve({**defaults, **taken.values}))
         refuse([*taken.problems, *broken_rules(self)])
         for note in notes(self):
             _log.warning("%s", note)

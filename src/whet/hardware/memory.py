@@ -11,7 +11,7 @@ from whet.hardware.cgroup import ROOT, folders, read_lines, read_words
 
 
 @dataclass(frozen=True)
-class Room:
+class MemoryLimit:
     """What a limit allows, and how much of it is taken."""
 
     used_bytes: int
@@ -53,7 +53,7 @@ def cgroup_bytes(root: Path = ROOT) -> int | None:
 
 def available_bytes(root: Path = ROOT) -> int | None:
     """Return what can be allocated now without swapping: on the machine, and within each cgroup's limit."""
-    free = [room.left_bytes for folder in limited_cgroups(root) if (room := cgroup_room(folder)) is not None]
+    free = [limit.left_bytes for folder in limited_cgroups(root) if (limit := cgroup_memory_limit(folder)) is not None]
     on_machine = _kilobytes(root / "proc/meminfo", "MemAvailable")
     known = [*free, *([] if on_machine is None else [on_machine])]
     return max(min(known), 0) if known else None
@@ -75,14 +75,14 @@ def huge_pages(root: Path = ROOT) -> str | None:
     return next((word.strip("[]") for word in words if word.startswith("[")), None)
 
 
-def rooms(cgroups: Sequence[Path] | None = None, root: Path = ROOT) -> list[Room]:
+def memory_limits(cgroups: Sequence[Path] | None = None, root: Path = ROOT) -> list[MemoryLimit]:
     """Return the limits on this process: the machine's and its cgroups', with what all processes under each take now.
 
     `cgroups` are those of `limited_cgroups`, for a caller who looks often: looking them up takes longer than looking.
     """
     groups = limited_cgroups(root) if cgroups is None else cgroups
-    found = [_machine_room(root), *(cgroup_room(folder) for folder in groups)]
-    return [room for room in found if room is not None]
+    found = [_machine_memory_limit(root), *(cgroup_memory_limit(folder) for folder in groups)]
+    return [limit for limit in found if limit is not None]
 
 
 def limited_cgroups(root: Path = ROOT) -> list[Path]:
@@ -90,13 +90,13 @@ def limited_cgroups(root: Path = ROOT) -> list[Path]:
     return list(dict.fromkeys(folder for folder, _ in _limits(root)))
 
 
-def cgroup_room(folder: Path) -> Room | None:
+def cgroup_memory_limit(folder: Path) -> MemoryLimit | None:
     """Return what the cgroup of this folder allows and takes; None where it sets no limit or does not tell."""
     limit = _limit_in(folder)
     used = next((size for name in _USE_FILES if (size := _number(folder / name)) is not None), None)
     if limit is None or used is None:
         return None
-    return Room(max(used - _file_cache_bytes(folder), 0), limit, f"the cgroup {folder}")
+    return MemoryLimit(max(used - _file_cache_bytes(folder), 0), limit, f"the cgroup {folder}")
 
 
 _LIMIT_FILES = ("memory.max", "memory.limit_in_bytes")
@@ -107,13 +107,13 @@ _NO_LIMIT = 1 << 60
 """cgroup v1 writes a number near 2^63 where there is no limit."""
 
 
-def _machine_room(root: Path) -> Room | None:
+def _machine_memory_limit(root: Path) -> MemoryLimit | None:
     """Return the machine's memory; what could be swapped out counts as free."""
     path = root / "proc/meminfo"
     total, available = _kilobytes(path, "MemTotal"), _kilobytes(path, "MemAvailable")
     if total is None or available is None:
         return None
-    return Room(total - available - (_kilobytes(path, "SwapFree") or 0), total, "this machine")
+    return MemoryLimit(total - available - (_kilobytes(path, "SwapFree") or 0), total, "this machine")
 
 
 def _limits(root: Path) -> Iterator[tuple[Path, int]]:

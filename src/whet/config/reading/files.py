@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from whet.errors import ConfigError
-from whet.strict_json import BadJson, parse_whole
+from whet.strict_json import BadJson, parse_document
 
 SUFFIXES = (".json", ".yaml", ".yml")
 LARGEST_BYTES = 1 << 20
@@ -46,7 +46,7 @@ def _text(path: str) -> str:
 
 def _from_json(text: str) -> Any:
     try:
-        return parse_whole(text)
+        return parse_document(text)
     except BadJson as problem:
         raise ValueError(problem.what) from None
 

@@ -34,7 +34,7 @@ GONE: Mapping[str, str] = {
 """Backends of older guides -> what became of each, and what to use."""
 
 
-def compile_settled(values: Mapping[str, Any]) -> dict[str, Any]:
+def resolve_compile(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of torch.compile as `transformers` fills them in: a backend or a mode turns it on."""
     backend, mode = values["torch_compile_backend"], values["torch_compile_mode"]
     on = bool(values["torch_compile"] or backend or mode)

@@ -10,7 +10,7 @@ from whet.errors import Problem
 _SWITCHES = ("bf16", "fp16")
 
 
-def settled(values: Mapping[str, Any]) -> dict[str, Any]:
+def resolve_precision(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return precision, bf16 and fp16, each filled in from the others; contradictions stay for the rules.
 
     bf16 false without a precision means fp32: auto would be free to choose what was just switched off.

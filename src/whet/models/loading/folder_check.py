@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from whet.errors import ConfigError
-from whet.strict_json import BadJson, parse_whole
+from whet.strict_json import BadJson, parse_document
 
 CONFIG, TOKENIZER_CONFIG, TOKENIZER = "config.json", "tokenizer_config.json", "tokenizer.json"
 _TEMPLATES = "additional_chat_templates"
@@ -49,7 +49,7 @@ def check_folder(folder: Path) -> None:
 def read_object(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file of the folder; raises ConfigError where it is damaged or anything else."""
     try:
-        value = parse_whole(path.read_text("utf-8"))
+        value = parse_document(path.read_text("utf-8"))
     except BadJson as problem:
         raise bad_model(f"{path}: {problem.what}", got=problem.got, why=problem.why, fix=problem.fix) from None
     except FileNotFoundError:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from whet.models.loading.folder_check import bad_model, plain_name, read_object
-from whet.strict_json import BadJson, parse_whole
+from whet.strict_json import BadJson, parse_document
 
 WEIGHTS = "model.safetensors"
 INDEX = f"{WEIGHTS}.index.json"
@@ -68,7 +68,7 @@ def read_header(path: Path) -> dict[str, Tensor]:
             raise _damaged(path, f"a header of {length:,} bytes in a file of {size:,}", "the header stands in the file")
         raw = file.read(length)
     try:
-        header = parse_whole(raw.decode("utf-8").rstrip(" "))
+        header = parse_document(raw.decode("utf-8").rstrip(" "))
     except (UnicodeDecodeError, BadJson) as error:
         raise _damaged(path, str(error), "the header is JSON") from None
     if not isinstance(header, dict) or len(header) > _MOST_TENSORS:

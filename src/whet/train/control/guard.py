@@ -12,7 +12,7 @@ from typing import Any
 from whet.config.arguments import TrainingArguments
 from whet.errors import NonFiniteError
 from whet.hardware import memory
-from whet.hardware.memory import Room
+from whet.hardware.memory import MemoryLimit
 from whet.log import logger
 from whet.models import finite
 from whet.train.resume import kinds
@@ -23,7 +23,7 @@ EVERY_S = 0.05
 """A look reads some files of the kernel, about 0.1 ms: no more often than this."""
 WARN_FRAC, WARN_OWN_FRAC = 0.15, 0.5
 STOP_FRAC, STOP_OWN_FRAC = 0.05, 0.25
-"""Room is scarce where less of the limit is left, and less than this part of what the process itself holds: on a
+"""Memory is scarce if less of the limit is left, and less than this part of what the process itself holds: on a
 machine full of other programs a small run goes on."""
 LOSSES, FEWEST_LOSSES = 32, 8
 """Losses that a spike is compared with, and how many it takes."""
@@ -33,7 +33,7 @@ LOSSES, FEWEST_LOSSES = 32, 8
 class MemoryGuard:
     """Looks, between micro-batches, at what the limits on this process leave."""
 
-    rooms: Callable[[], Sequence[Room]]
+    limits: Callable[[], Sequence[MemoryLimit]]
     resident: Callable[[], int | None] = memory.resident_bytes
     peak: Callable[[], int | None] = memory.peak_bytes
 
@@ -52,13 +52,13 @@ class MemoryGuard:
         if holds is None:
             return None
         more = self._more_at_peak(holds)
-        for room in self.rooms():
-            left = room.left_bytes - more
-            if left < min(STOP_FRAC * room.limit_bytes, STOP_OWN_FRAC * (holds + more)):
-                return _told(room, left, more)
-            if not self._warned and left < min(WARN_FRAC * room.limit_bytes, WARN_OWN_FRAC * (holds + more)):
+        for limit in self.limits():
+            left = limit.left_bytes - more
+            if left < min(STOP_FRAC * limit.limit_bytes, STOP_OWN_FRAC * (holds + more)):
+                return _told(limit, left, more)
+            if not self._warned and left < min(WARN_FRAC * limit.limit_bytes, WARN_OWN_FRAC * (holds + more)):
                 self._warned = True
-                logger.warning("memory is getting scarce: %s", _told(room, left, more))
+                logger.warning("memory is getting scarce: %s", _told(limit, left, more))
         return None
 
     def forget_peak(self) -> None:
@@ -80,15 +80,15 @@ def memory_guard(args: TrainingArguments) -> MemoryGuard | None:
         return None
     if args.memory_limit_gb is None:
         cgroups = memory.limited_cgroups()
-        return MemoryGuard(lambda: memory.rooms(cgroups))
+        return MemoryGuard(lambda: memory.memory_limits(cgroups))
     limit = int(args.memory_limit_gb * 2**30)
-    return MemoryGuard(lambda: [Room(memory.resident_bytes() or 0, limit, "memory_limit_gb")])
+    return MemoryGuard(lambda: [MemoryLimit(memory.resident_bytes() or 0, limit, "memory_limit_gb")])
 
 
-def _told(room: Room, left_bytes: int, more_bytes: int) -> str:
-    used = room.used_bytes + more_bytes
+def _told(limit: MemoryLimit, left_bytes: int, more_bytes: int) -> str:
+    used = limit.used_bytes + more_bytes
     return (
-        f"{_mib(used)} of {_mib(room.limit_bytes)} that {room.of} allows are in use at the highest, "
+        f"{_mib(used)} of {_mib(limit.limit_bytes)} that {limit.of} allows are in use at the highest, "
         f"{_mib(max(left_bytes, 0))} are left"
     )
 

@@ -133,7 +133,7 @@ def _found(fit: Fit, asked: int) -> int:
 
 
 def _on_host(fit: Fit, passes: _Passes, state_bytes: int, most: int) -> tuple[int, str]:
-    room = HostRoom(fit.edges.memory.rooms if fit.edges.memory else None, state_bytes)
+    room = HostRoom(fit.edges.memory.limits if fit.edges.memory else None, state_bytes)
     peaks: dict[int, int] = {}
 
     def peak(rows: int) -> int:

@@ -9,7 +9,7 @@ import torch
 
 from whet.errors import ConfigError
 from whet.hardware import memory, trim
-from whet.hardware.memory import Room
+from whet.hardware.memory import MemoryLimit
 from whet.train.control.guard import WARN_FRAC, WARN_OWN_FRAC
 
 _LOOK_S = 0.001
@@ -23,11 +23,11 @@ _GPU_MARGIN = 0.02
 class HostRoom:
     """The memory of this process, as the system shows it: no error tells where it ends."""
 
-    def __init__(self, rooms: Callable[[], Sequence[Room]] | None, state_bytes: int) -> None:
-        self.rooms = rooms or memory.rooms
+    def __init__(self, limits: Callable[[], Sequence[MemoryLimit]] | None, state_bytes: int) -> None:
+        self.limits = limits or memory.memory_limits
         self.state_bytes = state_bytes
         self._trim = (lambda: None) if trim.why_not() else trim.trim()
-        if memory.resident_bytes() is None or not self.rooms():
+        if memory.resident_bytes() is None or not self.limits():
             raise ConfigError(
                 what="auto_find_batch_size cannot measure memory here",
                 why="on a CPU it reads this process's memory and its limits, which this system does not report",
@@ -59,13 +59,14 @@ class HostRoom:
         needed = int(_SPREAD * (peak_bytes + self.state_bytes))
         more = needed - _resident()
         return all(
-            room.left_bytes - more >= min(WARN_FRAC * room.limit_bytes, WARN_OWN_FRAC * needed) for room in self.rooms()
+            limit.left_bytes - more >= min(WARN_FRAC * limit.limit_bytes, WARN_OWN_FRAC * needed)
+            for limit in self.limits()
         )
 
     def told(self) -> str:
         """Return the tightest limit, in words."""
-        room = min(self.rooms(), key=lambda room: room.left_bytes)
-        return f"{mib(room.left_bytes)} are left of {mib(room.limit_bytes)} that {room.of} allows"
+        limit = min(self.limits(), key=lambda limit: limit.left_bytes)
+        return f"{mib(limit.left_bytes)} are left of {mib(limit.limit_bytes)} that {limit.of} allows"
 
 
 class GpuRoom:
