@@ -25,8 +25,11 @@ import torch
 from torch import Tensor
 from transformers import BertConfig, BertForQuestionAnswering
 
+from whet.config.methods import MethodSettings
 from whet.data.store import RowStore
-from whet.methods import checkpointing, fuse
+from whet.methods import fuse
+from whet.methods.checkpointing import method as checkpointing
+from whet.models.view import ModelView
 from whet.objectives.choose import choose
 from whet.objectives.span import SPAN_LABELS
 
@@ -50,16 +53,15 @@ class Bench:
         config = BertConfig(vocab_size=30522, intermediate_size=4 * WIDTH, **shape)
         self.model = BertForQuestionAnswering(config).train()
         self.spans: Any = choose(self.model, None, lambda rows: {})
-        self.fused = fuse.possible(self.spans.packed_model)
-        if self.fused:
-            fuse.apply(self.spans.packed_model)
+        self.view = ModelView(self.model)
+        self.fused = fuse.apply(self.view, MethodSettings(operators="auto", row_gradients=True)) is not None
         self.rows = random_rows(tokens)
 
     def use(self, policy: Any) -> None:
         """Checkpoint by this policy."""
-        checkpointing.restore(self.model)
+        checkpointing.restore(self.view)
         if policy != "none":
-            checkpointing.apply(self.model, self.spans.packed_model, policy)
+            checkpointing.apply(self.view, MethodSettings(checkpointing=policy))
 
     def step(self, number: int, *, bf16: bool) -> dict[str, float]:
         """Run forward and backward; return seconds, the bytes that the forward pass kept, and the loss."""

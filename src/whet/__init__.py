@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from whet.config.arguments import TrainingArguments
     from whet.errors import ConfigError, DataError, WhetError
-    from whet.methods.order import changes, optimize, restore
+    from whet.methods.order import restore
+    from whet.own_loop.changes import changes
+    from whet.own_loop.optimize import optimize
     from whet.train.trainer import Trainer
 
 __version__ = "0.1.0"
@@ -16,8 +18,8 @@ __version__ = "0.1.0"
 _HOME = {
     "TrainingArguments": "whet.config.arguments",
     "Trainer": "whet.train.trainer",
-    "changes": "whet.methods.order",
-    "optimize": "whet.methods.order",
+    "changes": "whet.own_loop.changes",
+    "optimize": "whet.own_loop.optimize",
     "restore": "whet.methods.order",
     "WhetError": "whet.errors",
     "ConfigError": "whet.errors",

@@ -13,13 +13,17 @@ from torch import nn
 import whet
 from tiny import FAMILIES, arguments, losses, tiny_model, tiny_rows
 from usage import counts_memory, in_use_bytes
+from whet.config.methods import MethodSettings
 from whet.kernels.layers import recompute
 from whet.kernels.library import library
-from whet.methods import checkpointing, fuse, order
+from whet.methods import fuse, order
+from whet.methods.checkpointing import method as checkpointing
+from whet.models.view import ModelView
 from whet.objectives.choose import choose
 from whet.objectives.span import PaddedSpans
 
 WIDTH, LAYERS, ROWS = 384, 6, 6
+OPERATORS = MethodSettings(operators="auto", row_gradients=True)
 native = pytest.mark.skipif(library() is None, reason="the native library is not built here (no compiler)")
 
 
@@ -51,11 +55,11 @@ def test_it_saves_what_the_page_says(family: str, bf16: bool) -> None:
     computed again is there beside what was kept: a block's share of the plain pass is added for it."""
     model = minilm_like(family)
     spans = choose(model, None, lambda rows: {})
-    fuse.apply(spans.packed_model)
+    fuse.apply(ModelView(model), OPERATORS)
     plain = kept_bytes(spans, family, bf16=bf16)
     saved = {}
     for policy in ("blocks", "selective"):
-        checkpointing.apply(model, spans.packed_model, policy)
+        checkpointing.apply(ModelView(model), MethodSettings(checkpointing=policy))
         extra = plain / LAYERS if policy == "blocks" else 0
         saved[policy] = 1 - (kept_bytes(spans, family, bf16=bf16) + extra) / plain
     assert saved["blocks"] > 0.65, saved  # seen: 0.73 to 0.77
@@ -66,13 +70,13 @@ def test_it_saves_what_the_page_says(family: str, bf16: bool) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_restoring_leaves_no_trace(family: str, policy: Any) -> None:
     model = tiny_model(family)
-    packed = choose(model, None, lambda rows: {}).packed_model
-    if fuse.possible(packed):
-        fuse.apply(packed)
+    assert choose(model, None, lambda rows: {}).packed
+    view = ModelView(model)
+    fuse.apply(view, OPERATORS)
     before = [dict(module.__dict__) for module in model.modules()]
-    checkpointing.apply(model, packed, policy)
+    checkpointing.apply(view, MethodSettings(checkpointing=policy))
     assert [dict(module.__dict__) for module in model.modules()] != before
-    checkpointing.restore(model)
+    checkpointing.restore(view)
     assert [dict(module.__dict__) for module in model.modules()] == before
 
 

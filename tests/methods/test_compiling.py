@@ -16,13 +16,17 @@ from transformers import MPNetConfig, MPNetForQuestionAnswering
 
 import whet
 from tiny import Pad, arguments, losses, tiny_model, tiny_rows, weights_of
+from whet.config.methods import CompileSettings, MethodSettings
 from whet.config.rules.compile import GONE
 from whet.data.batch import Batch
 from whet.kernels.library import library
-from whet.methods import compiling, fuse, order
+from whet.methods import fuse, order
+from whet.methods.compiling import method as compiling
+from whet.models.view import ModelView
 from whet.objectives.choose import choose
 from whet.train.checkpoint import folder as checkpoint
 
+EAGER = MethodSettings(compile=CompileSettings(backend="eager"))
 native = pytest.mark.skipif(library() is None, reason="the native library is not built here (no compiler)")
 
 pytestmark = [
@@ -112,9 +116,8 @@ def test_each_step_has_masks_of_its_own() -> None:
     """The step's number is no part of the graph: other steps drop other channels, and the same step the same."""
     model = tiny_model("bert", dropout=0.3).train()
     spans = choose(model, None, lambda rows: {})
-    packed = spans.packed_model
-    if fuse.possible(packed):
-        fuse.apply(packed)
+    view = ModelView(model)
+    fuse.apply(view, MethodSettings(operators="auto", row_gradients=True))
     batch: Batch = spans.batch(tiny_rows(4), range(4), 0)
 
     def logits() -> list[torch.Tensor]:
@@ -122,7 +125,7 @@ def test_each_step_has_masks_of_its_own() -> None:
             return [spans.forward(batch, seed=seed, step=step).start_logits for seed, step in ((1, 1), (1, 2), (2, 1))]
 
     plain = logits()
-    compiling.apply(model, packed, arguments(Path("unused"), torch_compile_backend="eager"))
+    compiling.apply(view, EAGER)
     found, again = logits(), logits()
     assert n_graphs() == 1
     assert not torch.allclose(found[0], found[1])
@@ -159,11 +162,12 @@ def test_blocks_are_computed_again_compiled(tmp_path: Path, family: str) -> None
 
 def test_restoring_leaves_no_trace() -> None:
     model = tiny_model("bert")
-    packed = choose(model, None, lambda rows: {}).packed_model
+    assert choose(model, None, lambda rows: {}).packed
+    view = ModelView(model)
     before = [dict(module.__dict__) for module in model.modules()]
-    compiling.apply(model, packed, arguments(Path("unused"), torch_compile=True, torch_compile_backend="eager"))
+    compiling.apply(view, EAGER)
     assert [dict(module.__dict__) for module in model.modules()] != before
-    compiling.restore(model)
+    compiling.restore(view)
     assert [dict(module.__dict__) for module in model.modules()] == before
 
 

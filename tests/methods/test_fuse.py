@@ -19,10 +19,12 @@ from transformers import (
 )
 
 from whet import Trainer, TrainingArguments
+from whet.config.methods import MethodSettings
 from whet.data.store import RowStore
 from whet.kernels.library import library
 from whet.methods import fuse
 from whet.models.fused import GRADIENT
+from whet.models.view import ModelView
 from whet.objectives.choose import choose
 from whet.objectives.span import PackedSpans
 
@@ -76,10 +78,12 @@ def test_loss_and_gradients_are_those_of_plain_torch(family: str, p: float) -> N
     spans = choose(model, None, lambda rows: {})
     assert isinstance(spans, PackedSpans)
     loss, gradients = step_of(model, spans)
-    applied = fuse.apply(spans.model)
+    view = ModelView(model)
+    applied = fuse.apply(view, MethodSettings(operators="auto", row_gradients=True))
+    assert applied is not None
     fused_loss, fused_gradients = step_of(model, spans)
     again, _ = step_of(model, spans)
-    fuse.restore(spans.model)
+    fuse.restore(view)
     restored, _ = step_of(model, spans)
     assert sum(applied.changed.values()) >= 3
     assert fused_loss == pytest.approx(loss, rel=2e-6)  # fp32 sums in another order
@@ -126,7 +130,7 @@ def test_a_table_that_the_output_shares_gets_an_ordinary_gradient(tied: bool) ->
     if tied:
         model.words = torch.nn.Linear(48, 120, bias=False)
         model.words.weight = table.weight
-    packed = choose(model, None, lambda _: {}).model
-    fuse.apply(packed)
-    holders = [module for module in packed.module.modules() if hasattr(module, GRADIENT)]
+    assert choose(model, None, lambda _: {}).packed
+    fuse.apply(ModelView(model), MethodSettings(operators="auto", row_gradients=True))
+    holders = [module for module in model.modules() if hasattr(module, GRADIENT)]
     assert len(holders) == (not tied)

@@ -14,9 +14,11 @@ from optimized import Inputs, gradients, inputs, logits, optimized
 from torch import Tensor
 
 from tiny import FAMILIES, tiny_model, tiny_rows
+from whet.config.methods import MethodSettings
 from whet.data.batch import Batch, pack
-from whet.methods import checkpointing, fuse
+from whet.methods import fuse, order
 from whet.models.packed import PackedModel, prepare
+from whet.models.view import ModelView
 
 N_THREADS, N_CALLS = 8, 6
 
@@ -86,9 +88,7 @@ def test_two_threads_in_the_midst_of_their_passes_see_their_own_rows() -> None:
 def keyed_model(policy: str) -> PackedModel:
     packed = prepare(tiny_model("bert", dropout=0.3).train())
     assert packed is not None
-    if fuse.possible(packed):
-        fuse.apply(packed, row_gradients=False)
-    checkpointing.apply(packed.module, packed, policy)  # pyright: ignore[reportArgumentType]
+    order.apply(ModelView(packed.module), MethodSettings(operators="auto", checkpointing=policy))  # pyright: ignore[reportArgumentType]
     return packed
 
 
@@ -122,7 +122,7 @@ def test_gradients_that_threads_add_up_in_one_table_are_all_there() -> None:
     assert packed is not None
     if not fuse.possible(packed):
         pytest.skip("no native operators here")
-    fuse.apply(packed)
+    fuse.apply(ModelView(packed.module), MethodSettings(operators="auto", row_gradients=True))
     batches = [pack(tiny_rows(3, seed=i), first_slot=0, position_offset=0) for i in range(N_THREADS)]
 
     def total(run: Callable[[list[Callable[[], Any]]], Any]) -> list[Tensor]:

@@ -12,7 +12,7 @@ from override_runs import losses, ours, theirs
 
 import whet
 from tiny import Pad, tiny_config, tiny_model, tiny_rows
-from whet.methods import order
+from whet.models.packed import packed_model
 
 ROWS = tiny_rows(12)
 
@@ -81,5 +81,5 @@ def test_token_labels_that_compute_loss_keeps_to_itself_are_exact_in_padding(tmp
 def test_a_wrapped_model_is_known_as_optimised() -> None:
     peft = pytest.importorskip("peft")
     model = peft.get_peft_model(tiny_model("bert"), peft.LoraConfig(task_type="QUESTION_ANS", target_modules=["query"]))
-    assert order.packed_model(model) is None
-    assert order.packed_model(whet.optimize(model)) is order.packed_model(model.get_base_model())
+    assert packed_model(model) is None
+    assert packed_model(whet.optimize(model)) is packed_model(model.get_base_model())

@@ -13,7 +13,7 @@ _NOTHING: Mask = (0.0, 0, None, None, None)
 
 
 class Traced:
-    """What graphs may hold that are being traced; `methods/compiling.py` sets it."""
+    """What graphs may hold that are being traced; `methods/compiling/method.py` sets it."""
 
     operators = False
     """Whether `torch_ops/` has registered its operators. Graphs that others compile hold plain torch."""

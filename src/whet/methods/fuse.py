@@ -4,34 +4,36 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from whet.card import Card
+from whet.config.methods import MethodSettings
+from whet.kernels import allocator
 from whet.kernels.layers.embedding import RowGradient
 from whet.kernels.library import library
-from whet.models import fused
+from whet.methods import counting
+from whet.methods.seam import Applied, Cost, Stage
+from whet.models import fused, record
 from whet.models.binding import bind, bound
 from whet.models.fused import GRADIENT, PLACEMENT, part_of
-from whet.models.packed import PackedModel
+from whet.models.packed import PackedModel, packed_model
+from whet.models.view import ModelView
 
-
-@dataclass(frozen=True)
-class Applied:
-    """What the method changed."""
-
-    changed: dict[str, int]
-    """How many modules of each class run fused."""
-    isa: str
-    """The instruction set of the native library."""
-    called: Mapping[str, str]
-    """Submodules of these that are called as they are, by name, and why."""
-
-    def __str__(self) -> str:
-        text = f"fused operators in {sum(self.changed.values())} modules ({self.isa})"
-        return f"{text}, but not in {in_words(self.called)}" if self.called else text
+CARD = Card(
+    name="operators",
+    asked_by="default",
+    does="Native operators replace what lies between the matrix products of a packed model on a CPU.",
+    improves="both",
+    same_result="yes",
+    hurts="Never so far; WHET_KERNELS=reference turns them off.",
+    source="each operator names its own, for example Dao et al. 2022 for attention",
+    page="fused-operators.md",
+)
+STAGE = Stage.OPERATORS
 
 
 def possible(packed: PackedModel) -> bool:
@@ -40,14 +42,29 @@ def possible(packed: PackedModel) -> bool:
     return on_cpu and library() is not None
 
 
-def apply(packed: PackedModel, *, row_gradients: bool = True) -> Applied:
+def would_run(view: ModelView, settings: MethodSettings) -> bool:
+    """Return whether the model would run on these operators with these settings."""
+    packed = packed_model(view.model)
+    return settings.operators is not None and packed is not None and possible(packed)
+
+
+def apply(view: ModelView, settings: MethodSettings) -> Applied | None:
     """Put whet's operators into the model. Weights, their names and the saved form stay as they are.
 
-    A module that is more than its class is, by a hook or an adapter say, is still called; each pass looks again.
-    `row_gradients` keeps the word table's gradient between steps and touches only the rows in use.
+    A module that is more than its class, because of a hook or an adapter for example, is still called: each pass checks
+    again.
     """
-    native = library()
-    assert native is not None
+    packed, native = packed_model(view.model), library()
+    if settings.operators is None or packed is None or native is None or not possible(packed):
+        return None
+    allocator.keep_freed_memory()
+    changed = _put(packed, row_gradients=settings.row_gradients)
+    record.keep(view.model, CARD.name, changed)
+    return Applied(CARD.name, in_words(changed, native.isa, called(packed)), changed)
+
+
+def _put(packed: PackedModel, *, row_gradients: bool) -> dict[str, int]:
+    """Replace the forwards; return how many of each class. `row_gradients`: see the settings of this name."""
     changed: Counter[str] = Counter()
     for module in packed.module.modules():
         part = part_of(module)
@@ -58,7 +75,7 @@ def apply(packed: PackedModel, *, row_gradients: bool = True) -> Applied:
         table: Any = getattr(module, "word_embeddings", None)
         if row_gradients and type(table) is nn.Embedding and _trained_alone(table.weight, packed.module):
             setattr(table, GRADIENT, RowGradient(table.weight))
-    return Applied(dict(changed), native.isa, called(packed))
+    return dict(changed)
 
 
 def called(packed: PackedModel) -> dict[str, str]:
@@ -79,7 +96,18 @@ def _is_whets(module: nn.Module) -> bool:
     return forward is None or getattr(inner, "__module__", "").startswith("whet.")
 
 
-def in_words(called: Mapping[str, str]) -> str:
+def changed_in(model: nn.Module) -> dict[str, int] | None:
+    """Return how many modules of each class run fused; None if the operators are not in this model."""
+    return record.read(model, CARD.name)
+
+
+def in_words(changed: Mapping[str, int], isa: str, called: Mapping[str, str]) -> str:
+    """Return what runs fused, and which modules inside are called as they are."""
+    text = f"fused operators in {sum(changed.values())} modules ({isa})"
+    return f"{text}, but not in {_called_in_words(called)}" if called else text
+
+
+def _called_in_words(called: Mapping[str, str]) -> str:
     """Return modules that are called, in short: `query, value (24: is a Linear of peft)`."""
     by_reason: dict[str, list[str]] = {}
     for name, why in called.items():
@@ -87,13 +115,26 @@ def in_words(called: Mapping[str, str]) -> str:
     return "; ".join(f"{', '.join(dict.fromkeys(names))} ({len(names)}: {why})" for why, names in by_reason.items())
 
 
-def restore(packed: PackedModel) -> None:
+def restore(view: ModelView) -> None:
     """Take the operators out again, exactly."""
-    for module in packed.module.modules():
+    if record.take(view.model, CARD.name) is None:
+        return
+    for module in view.model.modules():
         module.__dict__.pop(PLACEMENT, None)
         module.__dict__.pop(GRADIENT, None)
         if fused.is_fused(module):
             del module.forward
+
+
+def cost(view: ModelView, settings: MethodSettings) -> Cost:
+    """Return what the blocks of a packed model keep more, or less, than on torch's operators."""
+    if not would_run(view, settings):
+        return Cost()
+    settings = replace(settings, checkpointing=None)
+    fused, plain = (counting.kept(view, settings, operators=operators) for operators in (True, False))
+    return Cost(
+        activation_bytes=fused.fixed - plain.fixed, activation_bytes_per_token=fused.per_token - plain.per_token
+    )
 
 
 def _trained_alone(weight: Tensor, module: nn.Module) -> bool:

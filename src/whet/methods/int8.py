@@ -1,25 +1,66 @@
-"""Which models products in 8 bits serve."""
+"""Products of linear layers in 8 bits: which models they serve. `precision/` switches them on in each step."""
 
 from torch import nn
 
+from whet.card import Card
+from whet.config.methods import MethodSettings
 from whet.errors import ConfigError
+from whet.kernels.products.int8 import packed_bytes
+from whet.methods import counting
+from whet.methods.seam import Applied, Cost, Stage
 from whet.models import fused
 from whet.models.families import FAMILIES
-from whet.models.packed import PackedModel
-from whet.precision.int8 import INSTEAD
-from whet.precision.policy import Precision
+from whet.models.packed import packed_model
+from whet.models.view import ModelView
+from whet.precision.int8 import INSTEAD, backward_too
+
+CARD = Card(
+    name="int8",
+    asked_by="precision",
+    does="Linear layers multiply whole numbers of 8 bits; gradients of weights stay float32 products.",
+    improves="speed",
+    same_result="no",
+    hurts="When the last tenth of a point of accuracy counts, and on CPUs without VNNI, which refuse it.",
+    source="Xi et al. 2024, arXiv:2403.12422, and the page's others",
+    page="int8.md",
+)
+STAGE = Stage.PRODUCTS
 
 
-def require_fused(model: nn.Module, packed: PackedModel | None, precision: Precision) -> None:
-    """Raise ConfigError where int8 is asked for and none of the model's linear layers run on whet's operators."""
-    if precision.name != "int8" or (packed is not None and any(map(_has_products, packed.module.modules()))):
-        return
+def apply(view: ModelView, settings: MethodSettings) -> Applied | None:
+    """Check that linear layers can run in 8 bits, and count the modules that hold them; the model stays as it is.
+
+    Raises ConfigError if none of the model's linear layers runs on whet's operators.
+    """
+    if settings.precision != "int8":
+        return None
+    model = view.model
+    packed = packed_model(model)
+    served = [] if packed is None else [module for module in model.modules() if _has_products(module)]
+    if served:
+        return Applied(CARD.name, f"linear layers of {len(served)} modules multiply in 8 bits")
     raise ConfigError(
         what="int8 is asked for, and none of this model's layers could run in it",
         got=f"{type(model).__name__}, padded batches" if packed is None else type(model).__name__,
         why=f"it serves encoders of the families {', '.join(FAMILIES)} with a head for questions, without padding",
         fix=f"{INSTEAD}; or leave out what makes batches padded (--attn_implementation, a collator)",
     )
+
+
+def restore(view: ModelView) -> None:
+    """Nothing to undo: the format is a setting of each step."""
+
+
+def cost(view: ModelView, settings: MethodSettings) -> Cost:
+    """Return the bytes of the packed weights, which a step makes anew: for forward, and again for backward."""
+    packed = packed_model(view.model)
+    if settings.precision != "int8" or packed is None:
+        return Cost()
+    products = [size for block in counting.blocks(view) for size in block.products]
+    directions = [(n_out, n_in) for n_in, n_out in products]
+    if backward_too():
+        directions += products
+    return Cost(weights_bytes=sum(packed_bytes(columns, depth) for columns, depth in directions))
 
 
 def _has_products(module: nn.Module) -> bool:

@@ -6,20 +6,39 @@ from types import MethodType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from whet.card import Card
+from whet.config.methods import MethodSettings
 from whet.errors import ConfigError
+from whet.methods import counting
+from whet.methods.seam import Applied, Cost, Stage
+from whet.models import record
+from whet.models.view import ModelView
 
-_INNER = "whet_before_offload"
+CARD = Card(
+    name="offload",
+    asked_by="activation_offload",
+    does="Activations of a GPU wait for backward in the host's memory.",
+    improves="memory",
+    same_result="yes",
+    hurts="When the copies to the host and back take longer than the computation that hides them.",
+    source="torch.autograd.graph.save_on_cpu of PyTorch",
+    page="checkpointing.md",
+)
+STAGE = Stage.PLACES
 
 
-def apply(model: nn.Module) -> str:
-    """Make the model's forward pass keep its activations in pinned host memory; return what was done, for the log.
+def apply(view: ModelView, settings: MethodSettings) -> Applied | None:
+    """Make the model's forward pass keep its activations in pinned host memory.
 
     Weights stay where they are. Losses and gradients do not change. Raises ConfigError for a model on the CPU.
     """
-    restore(model)
+    if not settings.offload:
+        return None
+    restore(view)
+    model = view.model
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     if device.type == "cpu":
         raise ConfigError(
@@ -28,23 +47,31 @@ def apply(model: nn.Module) -> str:
             why="it moves activations from a GPU to the host's memory, and on a CPU they are there already",
             fix="leave --activation_offload out; --gradient_checkpointing saves memory on a CPU",
         )
-    model.__dict__[_INNER] = (model.__dict__.get("forward"), model.forward)
+    record.keep(model, CARD.name, (model.__dict__.get("forward"), model.forward))
     model.forward = MethodType(_forward, model)
-    return "activations wait for backward in the host's memory"
+    return Applied(CARD.name, "activations wait for backward in the host's memory")
 
 
-def restore(model: nn.Module) -> None:
-    """Undo `apply`, exactly; a model without it stays as it is."""
-    before = model.__dict__.pop(_INNER, None)
+def restore(view: ModelView) -> None:
+    """Undo `apply` exactly."""
+    before = record.take(view.model, CARD.name)
     if before is None:
         return
-    model.__dict__.pop("forward", None)
+    view.model.__dict__.pop("forward", None)
     if before[0] is not None:
-        model.forward = before[0]
+        view.model.forward = before[0]
+
+
+def cost(view: ModelView, settings: MethodSettings) -> Cost:
+    """Return the activations of the blocks, which move from the device to the host."""
+    if not settings.offload:
+        return Cost()
+    moved = counting.kept(view, settings, operators=False).per_token
+    return Cost(activation_bytes_per_token=-moved, host_bytes_per_token=moved)
 
 
 def _forward(self: Any, *args: Any, **options: Any) -> Any:
-    run = self.__dict__[_INNER][1]
+    run = record.read(self, CARD.name)[1]
     if not (self.training and torch.is_grad_enabled()):
         return run(*args, **options)
     weights = {parameter.untyped_storage().data_ptr() for parameter in self.parameters()}

@@ -12,6 +12,7 @@ from types import MethodType
 from typing import Any
 
 from torch import nn
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from whet.models import attention
 
@@ -27,6 +28,22 @@ def bound(module: nn.Module) -> Callable[..., Any] | None:
     """Return the function that `bind` gave the module, or that somebody else did; None: it has its class's forward."""
     forward = module.__dict__.get("forward")
     return getattr(forward, "__func__", forward)
+
+
+def own_forward(module: nn.Module) -> Callable[..., Any]:
+    """Return the forward of the module's class, without the checkpoint that transformers puts around its blocks."""
+    forward = type(module).forward
+    if isinstance(module, GradientCheckpointingLayer):
+        own = forward.__code__.co_name == "forward_with_checkpointing"  # not one that somebody has put around it
+        forward = getattr(forward, "__wrapped__", forward) if own else forward
+    return MethodType(forward, module)
+
+
+def unbound(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a module's forward as a function that takes the module first."""
+    if isinstance(forward, MethodType):
+        return forward.__func__
+    return lambda _, *args, **options: forward(*args, **options)
 
 
 def _reduced(method: MethodType) -> Any:

@@ -13,7 +13,7 @@ from whet.errors import ConfigError
 from whet.kernels.batch_position import BatchPosition, Kernel, Placement, Site
 from whet.kernels.layers.dropout import dropout
 from whet.kernels.specs import Drop
-from whet.models import attention
+from whet.models import attention, record
 from whet.models.bad_batch import explained
 from whet.models.families import Family, family_of, is_one_of
 from whet.models.recomputation import require_pass
@@ -21,6 +21,8 @@ from whet.models.wrapped import unwrapped
 
 _CHUNK = "whet_chunk_size"
 """Attribute that keeps a module's chunk_size_feed_forward."""
+_PACKED = "packed"
+"""The entry in the record of a model that is prepared."""
 _REPLICATE = "_replicate_for_data_parallel"
 """The method that torch.nn.DataParallel copies a module by."""
 
@@ -126,7 +128,14 @@ def prepare(model: nn.Module, kernel: Kernel = "auto", *, encoder_only: bool = F
     for module in model.modules():
         setattr(module, _REPLICATE, refuse_replicas)
     model.set_attn_implementation(attention.NAME)  # pyright: ignore[reportCallIssue]
-    return PackedModel(model, family, placement, before)
+    packed = PackedModel(model, family, placement, before)
+    record.keep(model, _PACKED, packed)
+    return packed
+
+
+def packed_model(model: nn.Module) -> PackedModel | None:
+    """Return the model as `prepare` returned it; None if it is not prepared."""
+    return record.read(unwrapped(model), _PACKED)
 
 
 def _attention_of(model: Any) -> str:
@@ -142,6 +151,7 @@ def _attention_of(model: Any) -> str:
 
 def release(packed: PackedModel) -> None:
     """Undo `prepare`, exactly."""
+    record.take(packed.module, _PACKED)
     for module in packed.module.modules():
         module.__dict__.pop(attention.SITE, None)
         module.__dict__.pop(_REPLICATE, None)

@@ -8,15 +8,17 @@ from torch import nn
 from transformers.trainer_pt_utils import LabelSmoother
 from transformers.utils.generic import can_return_loss, find_labels
 
+from whet.config.methods import method_settings
 from whet.data.padding import Padding
 from whet.errors import ConfigError
 from whet.kernels import allocator
 from whet.log import logger
-from whet.methods import fuse, int8, order
+from whet.methods import fuse, order
+from whet.methods.seam import Applied
 from whet.models import attention
 from whet.models.bad_batch import checked
 from whet.models.families import why_padded
-from whet.models.packed import PackedModel, release
+from whet.models.view import ModelView
 from whet.objectives.base import Collate
 from whet.objectives.choose import choose
 from whet.objectives.span import PackedSpans
@@ -48,7 +50,7 @@ def use_model(trainer: Trainer, model: nn.Module) -> None:
 
 
 def prepare(trainer: Trainer) -> None:
-    """Choose how batches run, and put the operators in."""
+    """Choose the objective, and apply the methods to the model."""
     model, args = trainer.model, trainer.args
     trainer.collate = _collator(trainer)
     trainer.user_loss = user_loss.wanted(trainer)
@@ -58,11 +60,11 @@ def prepare(trainer: Trainer) -> None:
         given = None if collate.pads_only(trainer.data_collator) or not trainer.own_collator else trainer.collate
         default = trainer.collate if trainer.own_collator else collate.default_collator(trainer.processing_class, model)
         trainer.objective = choose(model, given, default, _padding(trainer), attn=args.attn_implementation)
-        _fuse(trainer)
     if trainer.device.type == "cpu":
         allocator.keep_freed_memory()
-    int8.require_fused(model, trainer.objective.packed_model, trainer.precision)
-    order.save_memory(model, trainer.objective.packed_model, args)
+    _require_packed_for_budget(trainer)
+    settings = method_settings(args, operators=None if trainer.user_loss else "auto")
+    _log_methods(trainer, order.apply(ModelView(model), settings))
 
 
 def _padding(trainer: Trainer) -> Padding:
@@ -79,7 +81,7 @@ def follow_overrides(trainer: Trainer) -> None:
     overrides.require_honoured(trainer)
     _require_own_names(trainer)
     if trainer.user_loss != user_loss.wanted(trainer):
-        _take_out(trainer.model, trainer.objective.packed_model)
+        order.restore(trainer.model)
         prepare(trainer)
 
 
@@ -89,32 +91,44 @@ def _collator(trainer: Trainer) -> Collate:
     return collate.without_unread(trainer.data_collator, trainer.model, trainer.label_names)
 
 
-def _take_out(model: nn.Module, packed: PackedModel | None) -> None:
-    """Take whet's operators out of a model again."""
-    put_by_optimize = order.packed_model(model) is not None
-    order.restore(model)
-    if packed is not None and not put_by_optimize:
-        fuse.restore(packed)
-        release(packed)
-
-
-def _fuse(trainer: Trainer) -> None:
-    """Put the fused operators in where they can serve, and say how batches will run."""
-    model, objective = trainer.model, trainer.objective
-    name = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
-    if not isinstance(objective, PackedSpans):
-        why = "whet does not know %s with this head and collator without padding"
-        if trainer.args.attn_implementation in ("eager", "sdpa"):
-            why = "attention that is not whet's does not know rows end to end (%s)"
-        logger.info(f"batches run padded: {why}", name)
-        if why_padded(model) is None and trainer.args.attn_implementation in (None, attention.NAME):
-            logger.warning(
-                "whet.Trainer runs the padding of %s; transformers' Trainer with whet.optimize(model) leaves it out",
-                type(_inside(model)).__name__,
-            )
+def _require_packed_for_budget(trainer: Trainer) -> None:
+    """Refuse a token budget for batches that run padded."""
+    if trainer.args.max_tokens_per_batch is None or trainer.objective.packed_model is not None:
         return
-    fused = fuse.apply(objective.model) if fuse.possible(objective.model) else "operators in plain torch"
-    logger.info("batches run without padding (%s), %s", name, fused)
+    raise ConfigError(
+        what="max_tokens_per_batch goes with packed batches",
+        got=f"{type(_inside(trainer.model)).__name__}, whose batches run padded",
+        why="the size of a padded batch is not its tokens",
+        fix="leave --max_tokens_per_batch out, and lower --per_device_train_batch_size instead",
+    )
+
+
+def _log_methods(trainer: Trainer, done: list[Applied]) -> None:
+    """Log how batches run, and what each method did."""
+    fused = next((one.text for one in done if one.method == fuse.CARD.name), "operators in plain torch")
+    if not trainer.user_loss:
+        _log_batches(trainer, fused)
+    for one in done:
+        if one.method != fuse.CARD.name:
+            logger.info("%s", one)
+
+
+def _log_batches(trainer: Trainer, fused: str) -> None:
+    """Log whether batches run packed, and why not."""
+    model = trainer.model
+    name = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
+    if isinstance(trainer.objective, PackedSpans):
+        logger.info("batches run without padding (%s), %s", name, fused)
+        return
+    why = "whet does not know %s with this head and collator without padding"
+    if trainer.args.attn_implementation in ("eager", "sdpa"):
+        why = "attention that is not whet's does not know rows end to end (%s)"
+    logger.info(f"batches run padded: {why}", name)
+    if why_padded(model) is None and trainer.args.attn_implementation in (None, attention.NAME):
+        logger.warning(
+            "whet.Trainer runs the padding of %s; transformers' Trainer with whet.optimize(model) leaves it out",
+            type(_inside(model)).__name__,
+        )
 
 
 def _smoother(trainer: Trainer, inside: nn.Module) -> LabelSmoother | None:

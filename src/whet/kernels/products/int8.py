@@ -63,6 +63,12 @@ def pack(weight: Tensor, *, down: bool, block: int = BLOCK) -> Packed:
     return Packed(depth, columns, block, data, scales)
 
 
+def packed_bytes(columns: int, depth: int, block: int = BLOCK) -> int:
+    """Return the bytes of a packed weight."""
+    padded_columns = -(-columns // PANEL) * PANEL
+    return padded_columns * (-(-depth // 4) * 4 + -(-depth // block) * torch.float32.itemsize)
+
+
 def product(x: Tensor, weight: Packed, bias: Tensor | None = None, key: tuple[int, int] | None = None) -> Tensor:
     """Return x (N, depth) times the packed weight + bias, (N, columns) in fp32.
 

@@ -1,7 +1,7 @@
 """Training and evaluation through the methods that users override: `compute_loss` and what calls it.
 
 Batches are padded, as a user's code expects them; a model of a known family computes them without the padding
-(`methods/unpad/encoder.py`). Losses are combined by the rule of transformers' Trainer.
+(`methods/unpad/method.py`). Losses are combined by the rule of transformers' Trainer.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from whet.data.padding import NO_PADDING
 from whet.errors import ConfigError
 from whet.kernels.random import stream_key
 from whet.log import logger
-from whet.methods import order
 from whet.methods.unpad import padding_readers
 from whet.models import attention
 from whet.models.bad_batch import explained
 from whet.models.families import why_padded
-from whet.models.packed import PackedModel
+from whet.models.packed import PackedModel, packed_model
 from whet.models.wrapped import unwrapped
 from whet.objectives.base import IGNORED, Collate
 from whet.objectives.own_loss import OwnLoss
+from whet.own_loop.optimize import optimize
 from whet.train.compat import overrides
 
 if TYPE_CHECKING:
@@ -267,8 +267,8 @@ def _without_padding(model: nn.Module, args: TrainingArguments) -> PackedModel |
     if (why := _why_padded(model, args)) is not None:
         logger.info("batches run padded (%s): %s", type(unwrapped(model)).__name__, why)
         return None
-    order.optimize(model, padding=amount)
-    return order.packed_model(model)
+    optimize(model, padding=amount)
+    return packed_model(model)
 
 
 def reads_spans(model: nn.Module) -> bool:

@@ -18,7 +18,7 @@ from torch.func import functional_call
 from whet.data.batch import Batch
 from whet.kernels.layers.embedding import RowGradient
 from whet.log import logger
-from whet.methods import compiling
+from whet.methods.compiling import method as compiling
 from whet.models.fused import GRADIENT
 from whet.precision import compare, policy
 from whet.precision.device import has_bf16

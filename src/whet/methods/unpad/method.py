@@ -7,16 +7,33 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from whet.card import Card
 from whet.config.fields import PaddingInLoss
+from whet.config.methods import MethodSettings
 from whet.log import logger
+from whet.methods.seam import Applied, Cost, Stage
 from whet.methods.unpad import calls as unpad_calls
 from whet.methods.unpad import padding_readers
 from whet.methods.unpad.layout import Layout, layout_of
+from whet.models import record
 from whet.models.bad_batch import explained
 from whet.models.binding import bind
-from whet.models.packed import PackedModel
+from whet.models.packed import PackedModel, packed_model
+from whet.models.view import ModelView
 
-_STATE = "whet_unpad"
+CARD = Card(
+    name="unpad",
+    asked_by="default",
+    does="Calls with padded batches run without their padding: in `whet.optimize`, and for a loss of your own.",
+    improves="both",
+    same_result="yes",
+    hurts='When a head reads hidden states of padding: ask for these with padding="all".',
+    source="Zeng et al. 2022, arXiv:2208.08124, section 3",
+    page="packing.md",
+)
+STAGE = Stage.CALLS
+_CALLS = "calls without padding"
+"""The entry in the record of the encoder; that of the method is in the record of the model."""
 
 
 class _Calls:
@@ -54,27 +71,53 @@ class _Calls:
         return out if self.dtype is None else _in_dtype(out, dtype)
 
 
-def apply(packed: PackedModel, dtype: torch.dtype | None = None, amount: PaddingInLoss = "sampled") -> None:
+def apply(view: ModelView, settings: MethodSettings) -> Applied | None:
     """Make the encoder inside the model drop padding on the way in and put it back on the way out.
 
-    `amount` says what places of padding get: sampled, the states of a few padding tokens a row, each for the places
-    around it; all, each its own; none, zeros. Products of the encoder compute in `dtype`, in that of the weights where
-    it is None. Dropout masks follow torch's CPU generator: each call that drops anything draws one number from it.
+    `settings.unpad` says what padding tokens get: sampled, the states of a few padding tokens a sequence, each for the
+    places around it; all, each its own; none, zeros. Products of the encoder compute in `settings.unpad_dtype`, by
+    default in that of the weights. Dropout masks follow torch's CPU generator: each call that drops anything draws one
+    number from it.
     """
-    encoder = packed.module.base_model
-    assert isinstance(encoder, nn.Module)
-    setattr(encoder, _STATE, _Calls(packed, dtype, amount))
+    packed = packed_model(view.model)
+    if settings.unpad is None or packed is None:
+        return None
+    encoder = _encoder(view.model)
+    record.keep(view.model, CARD.name, settings.unpad)
+    record.keep(encoder, _CALLS, _Calls(packed, settings.unpad_dtype, settings.unpad))
     encoder.forward = bind(_forward, encoder)
-    padding_readers.apply(packed.module)
+    padding_readers.apply(view.model)
+    return Applied(CARD.name, "no padding")
 
 
-def restore(packed: PackedModel) -> None:
+def restore(view: ModelView) -> None:
     """Take it out again, exactly."""
-    encoder = packed.module.base_model
-    assert isinstance(encoder, nn.Module)
+    if record.take(view.model, CARD.name) is None:
+        return
+    encoder = _encoder(view.model)
     encoder.__dict__.pop("forward", None)
-    encoder.__dict__.pop(_STATE, None)
-    padding_readers.restore(packed.module)
+    record.take(encoder, _CALLS)
+    padding_readers.restore(view.model)
+
+
+def cost(view: ModelView, settings: MethodSettings) -> Cost:
+    """Return no cost: a call computes fewer tokens, and each token costs what it did."""
+    return Cost()
+
+
+def is_on(model: nn.Module) -> bool:
+    """Return whether calls of the model run without their padding."""
+    return record.read(model, CARD.name) is not None
+
+
+def dtype_of(model: nn.Module) -> torch.dtype | None:
+    """Return what the encoder's products compute in during calls without padding; None: as without whet."""
+    return record.read(_encoder(model), _CALLS).dtype
+
+
+def _encoder(model: Any) -> nn.Module:
+    """Return the encoder inside a model of transformers, which may be the model."""
+    return model.base_model
 
 
 def _forward(self: Any, *given: Any, **options: Any) -> Any:
@@ -93,7 +136,7 @@ def _outside_of_graphs(self: Any, given: Sequence[Any], options: Mapping[str, An
 
 
 def _run(self: Any, given: Sequence[Any], options: Mapping[str, Any]) -> Any:
-    calls: _Calls = getattr(self, _STATE)
+    calls: _Calls = record.read(self, _CALLS)
     call = unpad_calls.named(self, given, options)
     why = unpad_calls.why_padded(self, call)
     if call is None or why is not None:

@@ -6,9 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
+from whet.kernels.library import library
 from whet.methods import fuse
-from whet.models.packed import PackedModel, PlacedDropout
+from whet.methods.unpad import method as unpad
+from whet.models.packed import PlacedDropout, packed_model
 
 
 @dataclass(frozen=True)
@@ -29,17 +32,25 @@ class Changes:
     """Modules that keep their own forward, by name, and why: subclasses, adapters, hooks, as they are now."""
 
     def __str__(self) -> str:
-        applied = fuse.Applied(dict(self.fused), self.isa or "", self.called)
-        return f"no padding, {applied if self.fused else 'operators in plain torch'}"
+        fused = fuse.in_words(self.fused, self.isa or "", self.called) if self.fused else "operators in plain torch"
+        return f"no padding, {fused}"
 
 
-def of(packed: PackedModel, applied: fuse.Applied | None, dtype: torch.dtype | None) -> Changes:
-    """Return what was changed in this model."""
+def changes(model: nn.Module) -> Changes | None:
+    """Return what `optimize` changed in this model; None if nothing of it is in the model.
+
+    The modules that keep their own forward are those of this moment: adapters and hooks come and go.
+    """
+    packed = packed_model(model)
+    if packed is None or not unpad.is_on(packed.module):
+        return None
+    fused = fuse.changed_in(packed.module)
+    native = None if fused is None else library()
     return Changes(
         attention_before=packed.attention_before,
         dropouts=sum(isinstance(module, PlacedDropout) for module in packed.module.modules()),
-        fused={} if applied is None else applied.changed,
-        isa=None if applied is None else applied.isa,
-        dtype=dtype,
-        called={} if applied is None else fuse.called(packed),
+        fused=fused or {},
+        isa=None if native is None else native.isa,
+        dtype=unpad.dtype_of(packed.module),
+        called={} if fused is None else fuse.called(packed),
     )

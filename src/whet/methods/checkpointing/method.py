@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -13,17 +13,35 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+from whet.card import Card
+from whet.config.methods import MethodSettings
 from whet.errors import ConfigError
 from whet.kernels.batch_position import Placement
 from whet.kernels.layers.recompute import Recomputing
-from whet.methods import blocks, compiling, fuse, products
+from whet.methods import counting, fuse
+from whet.methods.checkpointing import kept_products
+from whet.methods.compiling import method as compiling
+from whet.methods.seam import Applied, Cost, Stage
+from whet.models import record
+from whet.models.binding import own_forward
 from whet.models.ending import Ending, without
 from whet.models.fused import ends_a_block, is_fused
-from whet.models.packed import PackedModel
+from whet.models.packed import PackedModel, packed_model
 from whet.models.standard import has_hooks, is_transformers_own
+from whet.models.view import ModelView
 
 Policy = Literal["blocks", "selective"]
-_STATE = "whet_checkpointing"
+CARD = Card(
+    name="checkpointing",
+    asked_by="gradient_checkpointing",
+    does="Backward recomputes activations that the forward pass did not keep.",
+    improves="memory",
+    same_result="yes",
+    hurts="When memory is not what limits you: it only costs time.",
+    source="Chen et al. 2016, arXiv:1604.06174; selective: Korthikanti et al. 2022, arXiv:2205.05198",
+    page="checkpointing.md",
+)
+STAGE = Stage.RECOMPUTATION
 _INNER = "whet_inner_forward"
 _Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
 
@@ -58,41 +76,53 @@ class _How:
         return self.placement is not None and self.placement.traced is None
 
 
-def apply(model: nn.Module, packed: PackedModel | None, policy: Policy) -> str:
-    """Make the model compute activations again in backward; return what was done, for the log.
+def apply(view: ModelView, settings: MethodSettings) -> Applied | None:
+    """Make the model recompute activations in backward.
 
-    blocks keeps the input of each block. selective keeps the results of matrix products as well, and attention's where
-    the operators are native, and computes again what lies between them. Losses and gradients stay as they are.
-    Raises ConfigError for a model without blocks.
+    blocks keeps the input of each block. selective keeps the results of matrix products as well, and of attention if
+    the operators are native, and recomputes what lies between them. Losses and gradients stay as they are. Without a
+    policy a packed model follows transformers' own switch in its blocks. Raises ConfigError for a model without blocks.
     """
-    restore(model)
-    state = model.__dict__.setdefault(_STATE, _State())
+    if settings.checkpointing is not None:
+        return Applied(CARD.name, _put(view, settings.checkpointing))
+    if (packed := packed_model(view.model)) is not None:
+        _follow(view, packed)
+    return None
+
+
+def _put(view: ModelView, policy: Policy) -> str:
+    """Make the model recompute by this policy; return what was done, for the log."""
+    restore(view)
+    model, packed, state = view.model, packed_model(view.model), _State()
+    record.keep(model, CARD.name, state)
     if packed is not None and _runs_fused(model, packed) and not compiling.is_on(model):
         whole = policy == "blocks"
-        _put_blocks(state, model, packed, _How("blocks", packed.placement, wanted=whole, but_its_end=whole))
+        _put_blocks(state, view, _How("blocks", packed.placement, wanted=whole, but_its_end=whole))
         _put_forward(state, model, _remaking)
         return _IN_WORDS[policy] if whole else "norms, activations and casts are computed again in backward"
     if packed is None and isinstance(model, PreTrainedModel) and model.supports_gradient_checkpointing:
         state.theirs = not any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
         _enable_theirs(model, partial(_contexts, _How(policy, None)))
         return _IN_WORDS[policy]
-    _put_blocks(state, model, packed, _How(policy, packed.placement if packed else None))
+    _put_blocks(state, view, _How(policy, packed.placement if packed else None))
     return _IN_WORDS[policy]
 
 
-def follow(packed: PackedModel) -> None:
-    """Make a packed model compute its blocks again where transformers' own switch in them is on, and only there.
+def _follow(view: ModelView, packed: PackedModel) -> None:
+    """Make a packed model recompute those blocks in which transformers' own switch is on.
 
-    Left to itself, a block would be computed again without knowing which rows it stood at.
+    Without this, a block would be recomputed without knowing which sequences it belongs to.
     """
-    restore(packed.module)
-    state = packed.module.__dict__.setdefault(_STATE, _State())
-    _put_blocks(state, packed.module, packed, _How("blocks", packed.placement, wanted=None))
+    restore(view)
+    state = _State()
+    record.keep(view.model, CARD.name, state)
+    _put_blocks(state, view, _How("blocks", packed.placement, wanted=None))
 
 
-def restore(model: nn.Module) -> None:
-    """Undo `apply` and `follow`, exactly; a model without them stays as it is."""
-    state: _State | None = model.__dict__.pop(_STATE, None)
+def restore(view: ModelView) -> None:
+    """Undo `apply` exactly."""
+    model = view.model
+    state: _State | None = record.take(model, CARD.name)
     if state is None:
         return
     for module, before in reversed(state.forwards):
@@ -106,14 +136,38 @@ def restore(model: nn.Module) -> None:
         disable()
 
 
+def cost(view: ModelView, settings: MethodSettings) -> Cost:
+    """Return what checkpointing saves of what the blocks keep, and what it computes again.
+
+    blocks: a block is there in full while it is recomputed. selective: at most what it recomputes of one block.
+    """
+    if settings.checkpointing is None:
+        return Cost()
+    operators = fuse.would_run(view, settings) and settings.compile is None
+    without = counting.kept(view, replace(settings, checkpointing=None), operators=operators)
+    kept = counting.kept(view, settings, operators=operators)
+    found = counting.blocks(view)
+    whole = settings.checkpointing == "blocks"
+    again = [block.weights - block.last if operators else block.weights for block in found] if whole else []
+    attention = [] if operators and not whole else [block.uses * block.attention for block in found]
+    n_uses = sum(block.uses for block in found)
+    return Cost(
+        activation_bytes=kept.fixed - without.fixed,
+        activation_bytes_per_token=kept.per_token - without.per_token,
+        backward_bytes_per_token=(without.per_token - (0 if whole else kept.per_token)) / max(1, n_uses),
+        flop_per_token=2 * sum(block.uses * n_weights for block, n_weights in zip(found, again, strict=False)),
+        flop_per_token_pair=4 * sum(attention),
+    )
+
+
 _IN_WORDS = {
     "blocks": "each block is computed again in backward",
     "selective": "all but the products with weights is computed again in backward",
 }
 
 
-def _put_blocks(state: _State, model: nn.Module, packed: PackedModel | None, how: _How) -> None:
-    for block in _blocks(model):
+def _put_blocks(state: _State, view: ModelView, how: _How) -> None:
+    for block in _blocks(view):
         _put_forward(state, block, partial(_block, how))
 
 
@@ -126,7 +180,7 @@ def _put_forward(state: _State, module: nn.Module, forward: Callable[..., Any]) 
 
 def _inner(module: nn.Module) -> Callable[..., Any]:
     """Return the forward that the module had, as its class has it now where that was its class's."""
-    return module.__dict__[_INNER] or blocks.own_forward(module)
+    return module.__dict__[_INNER] or own_forward(module)
 
 
 def _remaking(self: Any, *args: Any, **options: Any) -> Any:
@@ -173,7 +227,7 @@ def _outside(how: _How, self: Any, *args: Any, **options: Any) -> Any:
     if not (getattr(self, "gradient_checkpointing", False) and _keeps(self)):
         return type(self).forward(self, *args, **options)
     again = partial(checkpoint, use_reentrant=False, context_fn=partial(_contexts, how))
-    return again(blocks.own_forward(self), *args, **options)
+    return again(own_forward(self), *args, **options)
 
 
 def _runs_fused(model: nn.Module, packed: PackedModel) -> bool:
@@ -189,7 +243,7 @@ def _keeps(module: nn.Module) -> bool:
 
 def _contexts(how: _How) -> _Contexts:
     """Return the contexts of a block's forward pass and of its recomputation."""
-    forward, again = products.contexts() if how.policy == "selective" else (nullcontext(), nullcontext())
+    forward, again = kept_products.contexts() if how.policy == "selective" else (nullcontext(), nullcontext())
     return forward, again if how.placement is None else _Both(how.placement.back(), again)
 
 
@@ -213,13 +267,13 @@ def _enable_theirs(model: PreTrainedModel, contexts: Callable[[], _Contexts]) ->
     enable({"use_reentrant": False, "context_fn": contexts})
 
 
-def _blocks(model: nn.Module) -> Sequence[nn.Module]:
+def _blocks(view: ModelView) -> Sequence[nn.Module]:
     """Return the modules that the model is a stack of."""
-    found = blocks.find(model)
+    found = [block for _, block in view.blocks()]
     if not found:
         raise ConfigError(
             what="gradient_checkpointing finds no blocks in this model",
-            got=type(model).__name__,
+            got=type(view.model).__name__,
             why="it computes whole blocks again, and the model has no list of two or more modules of one class",
             fix="leave --gradient_checkpointing out, or call torch.utils.checkpoint inside the model",
         )

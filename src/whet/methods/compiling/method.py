@@ -14,18 +14,32 @@ from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._inductor import list_mode_options
 
-from whet.config.arguments import TrainingArguments
+from whet.card import Card
+from whet.config.methods import MethodSettings
 from whet.config.rules.compile import DEFAULT_BACKEND
 from whet.errors import ConfigError
 from whet.kernels import graph, native_call, torch_ops
 from whet.kernels.batch_position import BatchPosition, KeyedPosition, Placement, Site
-from whet.methods import compile_checks
-from whet.methods.blocks import find, own_forward, unbound
+from whet.methods.compiling import checks
+from whet.methods.seam import Applied, Cost, Stage
+from whet.models import record
 from whet.models.attention import SITE
-from whet.models.packed import PackedModel, PlacedDropout
+from whet.models.binding import own_forward, unbound
+from whet.models.packed import PackedModel, PlacedDropout, packed_model
+from whet.models.view import ModelView
 from whet.models.wrapped import unwrapped
 
-_STATE = "whet_compiled"
+CARD = Card(
+    name="torch.compile",
+    asked_by="torch_compile",
+    does="torch.compile makes one graph of a block, which serves all layers and batches of any length.",
+    improves="speed",
+    same_result="yes",
+    hurts="When the run is short: the first steps wait for the compiler. Packed models on a CPU gain little.",
+    source="Ansel et al. 2024, PyTorch 2 (ASPLOS)",
+    page="compile.md",
+)
+STAGE = Stage.COMPILATION
 _VARIANTS = 32
 """Graphs that torch may make of one block: training and evaluation, formats, and where models differ between layers.
 With more of them torch would give up and run plain code, without a word."""
@@ -64,26 +78,30 @@ class _Block:
         )
 
 
-def apply(model: nn.Module, packed: PackedModel | None, args: TrainingArguments) -> str:
-    """Compile the model's blocks, or the whole model where it has none; return what was done, for the log.
+def apply(view: ModelView, settings: MethodSettings) -> Applied | None:
+    """Compile the model's blocks, or the whole model if it has none.
 
     Nothing is compiled before the first pass. Weights and their names stay. Raises ConfigError for what torch, or this
     machine, cannot do.
     """
-    restore(model)
-    backend = args.torch_compile_backend or DEFAULT_BACKEND
-    compiled = _compiler(backend, args.torch_compile_mode, model, whole=packed is not None)
-    state = model.__dict__.setdefault(_STATE, _State())
-    blocks = find(model) or [model]
+    if settings.compile is None:
+        return None
+    restore(view)
+    model, packed = view.model, packed_model(view.model)
+    backend, mode = settings.compile.backend, settings.compile.mode
+    compiled = _compiler(backend, mode, model, whole=packed is not None)
+    state = _State()
+    record.keep(model, CARD.name, state)
+    blocks = [block for _, block in view.blocks()] or [model]
     for block in blocks:
         _put(state, block, compiled, packed)
     what = f"{len(blocks)} blocks" if blocks != [model] else f"{type(model).__name__} as a whole"
-    return f"{what} by {backend}{f', mode {args.torch_compile_mode}' if args.torch_compile_mode else ''}"
+    return Applied(CARD.name, f"{what} by {backend}{f', mode {mode}' if mode else ''}")
 
 
-def restore(model: nn.Module) -> None:
-    """Undo `apply`, exactly; a model without it stays as it is."""
-    state: _State | None = model.__dict__.pop(_STATE, None)
+def restore(view: ModelView) -> None:
+    """Undo `apply` exactly."""
+    state: _State | None = record.take(view.model, CARD.name)
     if state is None:
         return
     for module, before in reversed(state.forwards):
@@ -94,15 +112,20 @@ def restore(model: nn.Module) -> None:
         setattr(module, name, site)
 
 
+def cost(view: ModelView, settings: MethodSettings) -> Cost:
+    """Return no cost: the backend decides what a graph keeps, and no product is added. Measure it."""
+    return Cost()
+
+
 def is_on(model: nn.Module) -> bool:
     """Return whether the model's blocks are compiled."""
-    return _STATE in unwrapped(model).__dict__
+    return record.read(unwrapped(model), CARD.name) is not None
 
 
 @contextmanager
 def off(model: nn.Module) -> Iterator[None]:
     """Run the block with the model as it is without compilation."""
-    state: _State = unwrapped(model).__dict__[_STATE]
+    state: _State = record.read(unwrapped(model), CARD.name)
     state.on = False
     try:
         yield
@@ -112,7 +135,7 @@ def off(model: nn.Module) -> Iterator[None]:
 
 def _compiler(backend: str, mode: str | None, model: nn.Module, *, whole: bool) -> Callable[..., Any]:
     """Return the compiled form of `_run`, shared by all blocks. `whole` refuses to leave the graph within a block."""
-    compile_checks.require(backend, mode, model)
+    checks.require(backend, mode, model)
     options = None
     if backend == DEFAULT_BACKEND:
         # Masks of models that run padded come from torch's generator: drawn as they are without compilation.
@@ -130,7 +153,7 @@ def _compiler(backend: str, mode: str | None, model: nn.Module, *, whole: bool) 
             try:
                 return compiled(*given, **named)
             except BackendCompilerFailed as error:
-                raise compile_checks.failed(backend, error) from error
+                raise checks.failed(backend, error) from error
 
     return limited
 

@@ -1,0 +1,56 @@
+"""What the methods are asked for: the settings that `whet/methods` reads, made from TrainingArguments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from whet.config.fields import PaddingInLoss
+from whet.config.rules.compile import DEFAULT_BACKEND
+
+if TYPE_CHECKING:
+    import torch
+
+    from whet.config.arguments import TrainingArguments
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CompileSettings:
+    """How torch.compile compiles."""
+
+    backend: str = DEFAULT_BACKEND
+    mode: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MethodSettings:
+    """What each method is asked for. The defaults ask for nothing."""
+
+    operators: Literal["auto"] | None = None
+    """auto: native operators if the model is on a CPU and the library is there."""
+    row_gradients: bool = False
+    """Whether the word table keeps its gradient between steps, for an optimizer that skips rows without a gradient."""
+    unpad: PaddingInLoss | None = None
+    """What padding tokens get in calls with padded batches; None: such calls keep their padding."""
+    unpad_dtype: torch.dtype | None = None
+    """What the encoder computes in during such calls; None: as without whet."""
+    precision: str = "fp32"
+    """The number format of matrix products; auto: not chosen yet."""
+    compile: CompileSettings | None = None
+    checkpointing: Literal["blocks", "selective"] | None = None
+    """What is recomputed in backward; None: what transformers' own switch in the model says."""
+    offload: bool = False
+    """Whether activations wait in the host's memory for backward."""
+
+
+def method_settings(args: TrainingArguments, *, operators: Literal["auto"] | None) -> MethodSettings:
+    """Return what a training run asks of the methods."""
+    backend, mode = args.torch_compile_backend or DEFAULT_BACKEND, args.torch_compile_mode
+    return MethodSettings(
+        operators=operators,
+        row_gradients=True,
+        precision=args.precision,
+        compile=CompileSettings(backend=backend, mode=mode) if args.torch_compile else None,
+        checkpointing=args.checkpointing_policy if args.gradient_checkpointing else None,
+        offload=args.activation_offload,
+    )

@@ -1,0 +1,36 @@
+"""The names of the methods, read from their files: to import a method would import torch."""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from pathlib import Path
+
+_FOLDER = Path(__file__).resolve().parents[2] / "methods"
+BY_NAME = "methods"
+"""The setting that asks for methods by name."""
+
+
+@cache
+def method_files() -> dict[str, str]:
+    """Return each method's name, which is that of its file or folder, with the last part of its module's name."""
+    files = {path.stem: path for path in _FOLDER.glob("*.py")}
+    folders = {path.parent.name: path for path in _FOLDER.glob("*/method.py")}
+    found = {name: path for name, path in sorted({**files, **folders}.items()) if _card(path) is not None}
+    return {name: ".".join(path.relative_to(_FOLDER).with_suffix("").parts) for name, path in found.items()}
+
+
+@cache
+def names_to_ask_for() -> tuple[str, ...]:
+    """Return the names that `--methods` takes: methods whose card says `asked_by="methods"`."""
+    paths = {name: _FOLDER / f"{module.replace('.', '/')}.py" for name, module in method_files().items()}
+    return tuple(name for name, path in paths.items() if (_card(path) or {}).get("asked_by") == BY_NAME)
+
+
+def _card(path: Path) -> dict[str, object] | None:
+    """Return what the file's `CARD = Card(...)` says in plain constants; None if it has none."""
+    for node in ast.parse(path.read_text("utf-8")).body:
+        if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["CARD"]:
+            words = node.value.keywords if isinstance(node.value, ast.Call) else []
+            return {word.arg: word.value.value for word in words if word.arg and isinstance(word.value, ast.Constant)}
+    return None

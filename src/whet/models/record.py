@@ -1,0 +1,28 @@
+"""What methods keep about a model, to undo what they did: one attribute, `whet`, with an entry for each method."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+_NAME = "whet"
+
+
+def keep(module: nn.Module, method: str, state: Any) -> None:
+    """Keep the method's state with the module. Copies of the module have a copy of it."""
+    module.__dict__.setdefault(_NAME, {})[method] = state
+
+
+def read(module: nn.Module, method: str) -> Any:
+    """Return the method's state; None if it keeps none."""
+    return module.__dict__.get(_NAME, {}).get(method)
+
+
+def take(module: nn.Module, method: str) -> Any:
+    """Remove the method's state and return it; None if it keeps none."""
+    states = module.__dict__.get(_NAME, {})
+    state = states.pop(method, None)
+    if not states:
+        module.__dict__.pop(_NAME, None)
+    return state
