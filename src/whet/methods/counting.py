@@ -109,7 +109,7 @@ class _Keeping:
 
 
 def _block(view: ModelView, named: Named, uses: int) -> Block:
-    inside = [linear.module for linear in view.linears() if _is_in(linear, named)]
+    inside: list[Any] = [linear.module for linear in view.linears() if _is_in(linear, named)]
     sizes = [(layer.weight.numel(), *_features(layer)) for layer in inside]
     joined = [layer for part in _attentions(view, named.module) for layer in _linears(part)[:3]]
     shared = [_features(layer) for layer in joined]
