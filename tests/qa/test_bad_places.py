@@ -28,7 +28,7 @@ def _words(folder: Path, *words: str, **options: Any) -> list[str]:
 
 def _told(words: list[str], code: int, capsys: pytest.CaptureFixture[str]) -> str:
     assert run(words) == code
-    return capsys.readouterr().err
+    return "".join(capsys.readouterr())
 
 
 def test_everything_that_is_missing_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -84,7 +84,7 @@ def test_true_and_the_bare_flag_are_auto(
     tmp_path: Path, encoder: Path, capsys: pytest.CaptureFixture[str], asked: list[str]
 ) -> None:
     words = [*_trained(tmp_path, encoder), "--max_steps", "3", "--resume_from_checkpoint", *asked]
-    assert "resuming after step 2" in _told(words, 0, capsys)
+    assert "resumes    after step 2 of" in _told(words, 0, capsys)
 
 
 def test_other_settings_are_told_before_the_model_is_loaded(
@@ -113,7 +113,7 @@ def test_allowing_what_each_refusal_names_leads_to_a_run(
     assert second
     assert second[1].startswith("learning_rate,data")
     told = _told([*words, "--resume_allow_changes", second[1]], 0, capsys)
-    assert "resuming after step 2" in told
+    assert "resumes    after step 2 of" in told
 
 
 def test_it_says_how_many_of_the_damaged_checkpoints_it_names(tmp_path: Path) -> None:

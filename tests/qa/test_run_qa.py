@@ -69,7 +69,7 @@ def _n_windows(folder: Path, n_questions: int = 20) -> int:
 def test_every_file_is_there(trained: Path) -> None:
     results = {"train_results.json", "eval_results.json", "predict_results.json", "all_results.json"}
     predictions = {f"{part}_{name}" for part in ("eval", "predict") for name in _PREDICTIONS}
-    assert files(trained) == _MODEL | results | predictions | {"trainer_state.json"}
+    assert files(trained) == _MODEL | results | predictions | {"trainer_state.json", "run.log"}
     for name in files(trained):
         if name.endswith(".json"):
             load(trained, name)
@@ -164,7 +164,9 @@ def test_predictions_for_questions_with_answers_are_judged(trained_v2: Path) -> 
 def test_evaluation_alone_reproduces_the_metrics(trained: Path, data: Path, tmp_path: Path) -> None:
     words = command(trained, tmp_path / "again", "--do_eval", validation_file=data / "v1.json")
     assert run(words) == 0
-    assert files(tmp_path / "again") == {"eval_results.json", "all_results.json", *(f"eval_{n}" for n in _PREDICTIONS)}
+    assert files(tmp_path / "again") == {
+        "eval_results.json", "all_results.json", "run.log", *(f"eval_{n}" for n in _PREDICTIONS)
+    }  # fmt: skip
     timed = ("runtime", "per_second", "epoch")
     first, second = (
         {name: value for name, value in load(folder, "eval_results.json").items() if not name.endswith(timed)}
@@ -227,12 +229,10 @@ def test_evaluated_and_saved_during_training_and_ended_with_the_best(encoder: Pa
     assert all(equal(weights[name], kept[name]) for name in kept)
 
 
-def test_json_lines_where_no_terminal_is(
-    encoder: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_json_lines_for_programs(encoder: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Every line of standard output is one, so that a program can read them; words for people go to standard error."""
     words = command(
-        encoder, tmp_path / "out", "--do_train", "--do_eval", train_file=data / "v1.json",
+        encoder, tmp_path / "out", "--do_train", "--do_eval", "--log_format", "json", train_file=data / "v1.json",
         validation_file=data / "v1.json", max_steps=2, logging_steps=1,
     )  # fmt: skip
     assert run(words) == 0
@@ -248,7 +248,8 @@ def test_people_are_told_the_results_and_where_they_are(
     assert run(words) == 0
     shown = "".join(capsys.readouterr())
     assert f"{load(tmp_path / 'out', 'eval_results.json')['eval_f1']:.2f}" in shown
-    assert str(tmp_path / "out") in shown  # whole, however wide the terminal is
+    assert shown.splitlines()[-1].startswith("  files in ")
+    assert shown.splitlines()[-1].endswith(f"{tmp_path.name[-20:]}/out")
 
 
 def test_weights_that_turn_to_nan_end_the_run_with_70(encoder: Path, data: Path, tmp_path: Path) -> None:
@@ -256,7 +257,7 @@ def test_weights_that_turn_to_nan_end_the_run_with_70(encoder: Path, data: Path,
         encoder, tmp_path / "out", "--do_train", train_file=data / "v1.json", learning_rate=1e30, max_grad_norm=0
     )
     assert run(words) == 70
-    assert not (tmp_path / "out").exists()  # nothing was worth keeping, so nothing is there
+    assert files(tmp_path / "out") == {"run.log"}  # nothing else was worth keeping
 
 
 def _process(words: list[str], **how: Any) -> Any:
@@ -279,7 +280,7 @@ def test_a_killed_run_resumes_to_the_same_bits(encoder: Path, data: Path, tmp_pa
     """Killed as soon as it has saved once, wherever that is; the model drops out at 0.1."""
     assert run(_saving(encoder, data, tmp_path / "whole", max_steps=40, save_steps=5)) == 0
     words = _saving(encoder, data, tmp_path / "killed", max_steps=40, save_steps=5)
-    with _process(words) as process:
+    with _process([*words, "--log_level", "info"]) as process:
         for line in process.stderr:
             if "saved" in line and "checkpoint-" in line:
                 process.send_signal(signal.SIGKILL)

@@ -99,5 +99,5 @@ def test_a_run_that_the_kernel_killed_goes_on(corpus: Corpus, whole: Path, tmp_p
     assert cgroup.n_killed == 1
     assert list((tmp_path / "out").glob("checkpoint-*")), "it was killed before its first save: too early to tell"
     finish([*words, "--resume_from_checkpoint", "auto"], tmp_path / "log2")
-    assert "resuming after step" in (tmp_path / "log2").read_text("utf-8")
+    assert "resumes    after step" in (tmp_path / "log2").read_text("utf-8")
     assert_equal_runs(tmp_path / "out", whole)

@@ -69,7 +69,7 @@ def test_command_after_going_back_resumes_the_new_line(corpus: Corpus, tmp_path:
     done = int(said(child).partition("after step ")[2].partition(":")[0])
     assert 8 < done < 24
     finish(go_on(child), tmp_path / "log2")
-    assert f"resuming after step {done} from" in (tmp_path / "log2").read_text("utf-8")
+    assert f"resumes    after step {done} of " in (tmp_path / "log2").read_text("utf-8")
     aside = _aside(out)
     assert set(aside) == {16, 24}
     assert (aside[24] / "model.safetensors").read_bytes() == old

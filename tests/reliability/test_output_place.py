@@ -75,7 +75,7 @@ def test_a_relative_place_is_where_the_command_runs(corpus: Corpus, tmp_path: Pa
     words = [*_short(corpus, "../here/out", max_steps=2), "--resume_from_checkpoint", "auto"]
     second = qa(words, tmp_path / "log2", inside(tmp_path / "elsewhere"))
     assert second.wait() == 0, second.text()
-    assert "resuming after step 1" in second.text()
+    assert "resumes    after step 1 of" in second.text()
     assert "checkpoint-00000002" in files(tmp_path / "here" / "out")
     assert files(tmp_path / "elsewhere") == set()
 

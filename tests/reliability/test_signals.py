@@ -76,7 +76,7 @@ def _check_saved(child: Child, took: Took, out: Path, wanted: Path, log: Path) -
     match = re.search(r"after step (\d+): saved in (\S+), no completed step is lost", line)
     assert match, line
     done = int(match[1])
-    steps = [int(step) for step in re.findall(r'^\{"step": (\d+), "of": \d+, "loss"', child.text(), re.MULTILINE)]
+    steps = [int(step) for step in re.findall(r"^step (\d+)/\d+  epoch", child.text(), re.MULTILINE)]
     assert steps == list(range(1, done + 1)), "what was logged is what is saved: each step once"
     assert Path(match[2]) == out / f"checkpoint-{done:08d}"
     assert not (out / ".whet.lock").exists()

@@ -139,7 +139,8 @@ _BY_COMMAND = {
     "do_predict": ("--do_predict", "predict_results.json"),
 }
 """Fields that `whet qa` reads: the flag, and the file that comes of it and of no other."""
-_SHOWN_APART = {"use_cpu", "run_name", "disable_tqdm", "profile", "remove_unused_columns", "label_names"}
+_SHOWN_APART = {"use_cpu", "run_name", "disable_tqdm", "profile", "remove_unused_columns", "label_names",
+                "log_format"}  # fmt: skip
 """Fields with a test of their own below."""
 
 
@@ -240,7 +241,18 @@ def test_disable_tqdm(monkeypatch: pytest.MonkeyPatch) -> None:
         for off in (False, True)
     ]
     assert progress.Bar in shown[0] - shown[1]
-    assert progress.JsonLines in shown[1] - shown[0]
+    assert progress.Lines in shown[1] - shown[0]
+
+
+def test_log_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Lines for people, or JSON that a program reads."""
+    kinds = []
+    for form in ("text", "json"):
+        toy_trainer(tmp_path, max_steps=2, logging_steps=1, log_format=form).train()
+        shown = capsys.readouterr().out.splitlines()
+        kinds.append([line.startswith("{") for line in shown])
+    assert not any(kinds[0])
+    assert all(kinds[1])
 
 
 @pytest.mark.parametrize("removed", [True, False])

@@ -39,6 +39,7 @@ CHANGES: dict[str, Any] = {
     "torch_compile_backend": {"torch_compile_backend": "aot_eager"},
     "torch_compile_mode": {"torch_compile_mode": "max-autotune"},
     "disable_tqdm": {"disable_tqdm": True},
+    "log_format": {"log_format": "json"},
     "profile": {"profile": True},
     "report_to": {"report_to": ["tensorboard"]},
     "torch_empty_cache_steps": {"torch_empty_cache_steps": 2},

@@ -225,7 +225,11 @@ class TrainingFields:
     logging_first_step: bool = False
     """Log the first optimizer step as well."""
     log_level: Literal["passive", "debug", "info", "warning", "error", "critical"] = "passive"
-    """Least weight of the messages that are shown. passive: as the program is set; whet qa shows info and above."""
+    """Least severe messages that are shown. passive: as the program is set; whet qa shows warnings and errors. run.log
+    in output_dir gets the messages from info on in any case."""
+    log_format: Literal["text", "json"] = "text"
+    """Form of what a run prints while it trains. text: for people. json: one JSON object a line, for programs; the
+    words for people then go to standard error."""
     report_to: Sequence[str] | str = field(default=(), metadata={"kind": tuple[Tracker, ...]})
     """Trackers that get the logs, separated by commas or one flag each. all: every one that is installed."""
     run_name: str | None = None

@@ -93,7 +93,6 @@ def _of_rows(trainer: Trainer, dataset: Any, *, keep: bool, ignore_keys: Sequenc
             logits = objective.logits(_without(output, ignore_keys), batch)
             found.predictions.append(_preprocessed(trainer, logits, labels))
         found.n_rows += batch.n_rows
-        trainer.events.send("on_prediction_step", trainer.state)
     return found
 
 

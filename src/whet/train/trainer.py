@@ -18,11 +18,10 @@ from whet.config.arguments import TrainingArguments
 from whet.config.names.translate import Given
 from whet.config.ranks import require_one_process
 from whet.errors import ConfigError, DataError
-from whet.log import set_level
 from whet.objectives.base import Collate, Objective
 from whet.precision import policy
 from whet.train import evaluate, setup
-from whet.train.callbacks import empty_cache, profile, progress, trackers
+from whet.train.callbacks import announce, empty_cache, profile, progress, trackers
 from whet.train.callbacks.events import Events
 from whet.train.checkpoint import weights
 from whet.train.compat import constructor, dataloaders, late_arguments, overrides, search
@@ -33,7 +32,7 @@ from whet.train.control import leave
 from whet.train.loop import Fit
 from whet.train.meter import speed
 from whet.train.output import files as output_files
-from whet.train.output import results
+from whet.train.output import people, results, run_log
 from whet.train.trials import precision as probe
 
 Evaluation = Callable[["Trainer", Any], dict[str, float]]
@@ -67,9 +66,12 @@ class Trainer(TransformersMethods):
     callbacks_args: TrainingArguments
     model_args: TrainingArguments
     """The arguments that the Trainer's callbacks, and its model, were prepared for."""
+    why_precision = ""
+    """The precision of the run in words, with what was measured; empty before anything was decided."""
     loss_shifts_labels: bool
     """Whether the loss compares each token with the label after it."""
 
+    @run_log.remembered()
     def __init__(
         self,
         model: nn.Module | None = None,
@@ -94,7 +96,7 @@ class Trainer(TransformersMethods):
         overrides.require_honoured(self)
         self.given_args = Given(args)
         self.args = self.callbacks_args = self.given_args.translated
-        set_level(self.args.log_level)
+        people.follow(self.args)
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
         self.processing_class = constructor.processing_class(processing_class, tokenizer)
         self.own_collator = data_collator is not None
@@ -108,7 +110,7 @@ class Trainer(TransformersMethods):
         self.evaluation, self.padded_length = evaluation, padded_length
         self.clock = time.perf_counter
         """What times the precisions that `auto` compares."""
-        self.model_init = model_init
+        self.model_init, self.announcer = model_init, announce.Announcer(self)
         self.search, self.trial, self.ignore_keys_for_eval = None, None, None
         self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps
         self._precision_before_training: policy.Precision | None = None
@@ -116,7 +118,7 @@ class Trainer(TransformersMethods):
         constructor.require_consistent(self, model)
         setup.use_model(self, self._new_model() if model is None else model)
         self.state = TrainerState(train_batch_size=self.args.per_device_train_batch_size)
-        own = [*_own_callbacks(self.args, self.device), *(callbacks or ())]
+        own = [*_own_callbacks(self.args, self.device), self.announcer, *(callbacks or ())]
         self.events = Events(self.args, own, model=self.model, processing_class=self.processing_class)
         self.events.optimizer, self.events.lr_scheduler = optimizers
         self.events.send("on_init_end", self.state)
@@ -214,8 +216,14 @@ class Trainer(TransformersMethods):
 
     def forward_batches(self, dataset: Any) -> Any:
         """Yield (batch, output) over the data set in order, without gradients; batches of the evaluation size."""
-        n_rows = self.args.per_device_eval_batch_size
-        return evaluate.forward_batches(self.model, self.objective, dataset, n_rows, self.evaluation_precision(dataset))
+        n_rows, precision = self.args.per_device_eval_batch_size, self.evaluation_precision(dataset)
+        self.announcer.evaluates(dataset)
+        batches, n_done = evaluate.forward_batches(self.model, self.objective, dataset, n_rows, precision), 0
+        total = len(dataset) if dataloaders.is_sized(dataset) else None
+        for batch, output in batches:
+            yield batch, output
+            n_done += batch.n_rows
+            self.events.send("on_prediction_step", self.state, n_done=n_done, n_rows=total)
 
     def evaluation_precision(self, dataset: Any) -> policy.Precision:
         """Return the precision of an evaluation: the training's, or what `auto` finds the faster one before it."""
@@ -251,6 +259,9 @@ class Trainer(TransformersMethods):
         if self.state.epoch is not None:
             logs["epoch"] = round(self.state.epoch, 4)
         self.state.log_history.append(logs | {"step": self.state.global_step})
+        run_log.note(
+            ["  ".join(f"{name} {value}" for name, value in ({"step": self.state.global_step} | logs).items())]
+        )
         self.events.send("on_log", self.state, logs=logs)
 
     def use_arguments(self, args: TrainingArguments) -> None:
@@ -283,7 +294,7 @@ class Trainer(TransformersMethods):
 
 def _own_callbacks(args: TrainingArguments, device: torch.device) -> list[Any]:
     """Return what shows and records the run."""
-    shown = progress.for_this_output(bar=not args.disable_tqdm)
+    shown = progress.for_this_output(bar=not args.disable_tqdm, form=args.log_format)
     return [*profile.build(args), shown, *trackers.build(args), *empty_cache.build(args, device)]
 
 

@@ -14,6 +14,10 @@ from whet.errors import ConfigError, OutputError, Problem
 
 LOCK_NAME = ".whet.lock"
 """The file in output_dir that a run holds locked. It does not count: a run that was killed leaves it behind."""
+LOG_NAME, OLDER_LOG_NAME = "run.log", "run.log.1"
+"""The messages of the runs in output_dir, and those before them. A run that fails before its first save leaves them."""
+NOT_COUNTED = frozenset({LOCK_NAME, LOG_NAME, OLDER_LOG_NAME})
+"""Files that do not make an output_dir one that is in use."""
 
 
 def warmup_steps_whole_or_share(args: TrainingFields) -> Problem | None:
@@ -166,7 +170,7 @@ def check_output_dir(path: str | Path, overwrite: bool) -> Problem | None:
     folder = Path(path)
     if problem := _unwritable(folder):
         return problem
-    if overwrite or not os.path.isdir(folder) or not {*os.listdir(folder)} - {LOCK_NAME}:  # noqa: PTH112, PTH208
+    if overwrite or not os.path.isdir(folder) or not {*os.listdir(folder)} - NOT_COUNTED:  # noqa: PTH112, PTH208
         return None
     return Problem(
         what="output_dir is not empty",

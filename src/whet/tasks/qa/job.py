@@ -23,6 +23,7 @@ from whet.tasks.qa.splits import Split, cut, describe
 from whet.tasks.qa.types import Questions
 from whet.tasks.qa.windows.cut import check_max_length
 from whet.train.control import stop
+from whet.train.output import people, run_log
 from whet.train.resume import restore as resume
 from whet.train.trainer import Trainer
 
@@ -66,7 +67,8 @@ class QaJob:
         """Train, evaluate and predict as asked; write every file; return all metrics."""
         stop.wait_for_edges()
         try:
-            return self._work()
+            with run_log.kept(self.args.output_dir), people.before_a_table():
+                return self._work()
         except BaseException:
             self.trainer.close(failed=True)
             raise

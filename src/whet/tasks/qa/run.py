@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from pathlib import Path
 
@@ -16,21 +17,21 @@ from whet.tasks.qa.rules import check_run
 from whet.tasks.qa.splits import read_split
 from whet.tasks.qa.summary import SHOWN
 from whet.train.control import lock, stop
+from whet.train.output import people, run_log
 
 
 def run_qa(qa: QaArguments, args: TrainingArguments) -> int:
     """Run the command; return its exit code. Whatever is wrong with folder or data is raised before torch is loaded."""
-    log.set_up()
-    log.set_level(args.log_level)
+    log.set_up(logging.WARNING)
+    people.follow(args)
     refuse(check_run(qa, args))
     if args.enable_jit_checkpoint is False:
         stop.restore()
     lock.refuse_taken(Path(args.output_dir))
     require_places(qa, args)
     started_s = time.perf_counter()
-    with lock.output_folder(args.output_dir, may_hold_files(args)) as folder:
+    with lock.output_folder(args.output_dir, may_hold_files(args)) as folder, run_log.remembered():
         metrics = _run(qa, args)
-
         show(SHOWN, metrics, folder, time.perf_counter() - started_s)
     return 0
 

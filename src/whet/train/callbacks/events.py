@@ -10,7 +10,7 @@ from transformers import PrinterCallback, ProgressCallback, TrainerCallback, Tra
 from transformers.trainer_callback import ExportableState
 
 from whet.errors import ConfigError
-from whet.train.callbacks.progress import Bar, JsonLines
+from whet.train.callbacks.progress import SHOWS
 from whet.train.resume import kinds
 from whet.train.state import State
 
@@ -24,7 +24,7 @@ _RESETS = {
 }
 _FACT_OF = {"on_log": "logs", "on_evaluate": "metrics", "on_predict": "metrics"}
 """What transformers passes to an event as its fourth argument."""
-_STAND_INS: dict[type, tuple[type, ...]] = {ProgressCallback: (Bar, JsonLines), PrinterCallback: (Bar, JsonLines)}
+_STAND_INS: dict[type, tuple[type, ...]] = {ProgressCallback: SHOWS, PrinterCallback: SHOWS}
 """transformers' callbacks -> whet's that show the same."""
 
 

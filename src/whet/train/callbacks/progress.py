@@ -1,38 +1,42 @@
-"""What a run shows while it runs: a bar on a terminal, one JSON line per interval everywhere else."""
+"""What a run shows while it runs: one live line on a terminal, a line an interval everywhere else."""
 
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
-from datetime import timedelta
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback
 
+from whet import console
 from whet.errors import escape_controls
 from whet.strict_json import number_or_null
 from whet.train.meter import Meter
+from whet.train.output import people
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-INTERVAL_S = 10.0
-_MAIN_FIGURES = ("loss", "accuracy", "exact_match", "exact", "f1")
-"""What a person is shown of an evaluation; the log holds all of it."""
+INTERVAL_S = 30.0
+"""Without entries of the log, a line is written this often."""
+JSON_INTERVAL_S = 10.0
 _NARROWEST_BAR = 10
-_LEFT = "0:00:00"
-"""How wide the time left is."""
+_OF_SPEED = ("runtime", "samples_per_second", "steps_per_second")
+_DETAILS = ("HasAns_", "NoAns_", "best_exact", "best_f1", "total")
+"""Beginnings of SQuAD's figures that the log holds and a line leaves out."""
 
 
 class JsonLines(TrainerCallback):
-    """One JSON line to standard output every ten seconds, and at every entry of the log: for files and machines."""
+    """One JSON line to standard output every ten seconds, and at every entry of the log: for programs."""
 
     def __init__(self) -> None:
         self._last_s = time.perf_counter()
 
     def on_step_end(self, args: Any, state: Any, control: Any, *, meter: Meter, **_: Any) -> None:
-        if time.perf_counter() - self._last_s >= INTERVAL_S:
+        if time.perf_counter() - self._last_s >= JSON_INTERVAL_S:
             self._write(_facts(state, meter))
 
     def on_log(self, args: Any, state: Any, control: Any, *, logs: dict[str, Any], **_: Any) -> None:
@@ -44,67 +48,181 @@ class JsonLines(TrainerCallback):
         sys.stdout.flush()
 
 
-class Bar(TrainerCallback):
-    """A rich progress bar: loss, real tokens a second, learning rate, padding avoided, time left.
+class Lines(TrainerCallback):
+    """A line of text at every entry of the log, and when there was none for half a minute."""
 
-    On a narrow terminal the figures are left out that matter least; bar, loss and time left always stay whole.
-    """
+    def __init__(self) -> None:
+        self._last_s = time.perf_counter()
+        self._meter: Meter | None = None
+        self._trains = False
 
-    def __init__(self, console: Console | None = None) -> None:
-        self._bar: Any = None
-        self._console = console
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-        from rich.table import Column
-
-        whole = {"no_wrap": True, "overflow": "ellipsis"}
-        self._bar = Progress(
-            TextColumn("step {task.completed:.0f}/{task.total:.0f}", table_column=Column(**whole)),
-            BarColumn(bar_width=None, table_column=Column(min_width=_NARROWEST_BAR, ratio=1)),
-            TextColumn("{task.fields[facts]}", table_column=Column(**whole)),
-            TextColumn("left", table_column=Column(**whole)),
-            TimeRemainingColumn(table_column=Column(**whole, min_width=len(_LEFT))),
-            console=self._console,
-            expand=True,
-        )
-        self._task = self._bar.add_task("train", total=state.max_steps, completed=state.global_step, facts="")
-        self._bar.start()
+    def on_train_begin(self, args: Any, state: Any, control: Any, *, meter: Meter | None = None, **_: Any) -> None:
+        self._meter, self._last_s, self._trains = meter, time.perf_counter(), True
 
     def on_step_end(self, args: Any, state: Any, control: Any, *, meter: Meter, **_: Any) -> None:
-        fixed = [f"step {state.max_steps}/{state.max_steps}", " " * _NARROWEST_BAR, "left", _LEFT]
-        room = self._bar.console.width - sum(len(column) + 1 for column in fixed) - 1
-        self._bar.update(self._task, completed=state.global_step, facts=_line(_facts(state, meter), meter, room))
+        if time.perf_counter() - self._last_s >= INTERVAL_S:
+            self._write(step_line(state, _facts(state, meter), console.width()))
 
-    def on_evaluate(self, args: Any, state: Any, control: Any, *, metrics: dict[str, float], **_: Any) -> None:
-        shown = {name: value for name, value in metrics.items() if name.removeprefix("eval_") in _MAIN_FIGURES}
-        if self._bar is not None and shown:
-            text = "  ".join(f"{escape_controls(name)} {value:.2f}" for name, value in shown.items())
-            self._bar.console.print(f"step {state.global_step}: {text}", markup=False)
+    def on_log(self, args: Any, state: Any, control: Any, *, logs: dict[str, Any], **_: Any) -> None:
+        if not _in_table(self._trains) and (lines := log_lines(state, logs, self._meter, console.width())):
+            self._write("\n".join(lines))
+
+    def on_prediction_step(
+        self, args: Any, state: Any, control: Any, *, n_done: int = 0, n_rows: int | None = None, **_: Any
+    ) -> None:
+        if time.perf_counter() - self._last_s >= INTERVAL_S:
+            self._write(f"evaluating {n_done:,}" + (f"/{n_rows:,} rows" if n_rows else " rows"))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._trains = False
+
+    def _write(self, text: str) -> None:
+        self._last_s = time.perf_counter()
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+
+
+class Bar(TrainerCallback):
+    """One live line on a terminal: step, bar, loss, real tokens a second, time left.
+
+    On a narrow terminal the figures are left out that matter least; bar and time left always stay.
+    """
+
+    def __init__(self, screen: Console | None = None) -> None:
+        self._bar: Any = None
+        self._screen = screen
+        self._trains = False
+        self._last: tuple[list[str], str] = [], ""
+        """The figures of the last step."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._trains = True
+        self._start("step", state.max_steps, state.global_step)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, *, meter: Meter, **_: Any) -> None:
+        now = _facts(state, meter)
+        figures = [f"loss {now['loss']:.3f}", f"{now['tokens_per_s']:,} tokens/s", f"lr {now['learning_rate']:.2e}"]
+        figures.append(f"{now['padding_avoided']:.0%} padding avoided")
+        self._last = figures, f"eta {console.duration(now['eta_s'])}"
+        self._show(state.global_step, *self._last)
+
+    def on_prediction_step(
+        self, args: Any, state: Any, control: Any, *, n_done: int = 0, n_rows: int | None = None, **_: Any
+    ) -> None:
+        if self._trains:
+            of = f"/{n_rows:,}" if n_rows else ""
+            self._show(state.global_step, [f"evaluating {n_done:,}{of} rows"], "")
+            return
+        if self._bar is None:
+            self._start("evaluating", n_rows)
+        self._show(n_done, [], "")
+        if n_done == n_rows:
+            self._stop()
+
+    def on_log(self, args: Any, state: Any, control: Any, *, logs: dict[str, Any], **_: Any) -> None:
+        if "loss" in logs or _in_table(self._trains):
+            return
+        if self._trains and self._bar is not None:
+            self._show(state.global_step, *self._last)
+        lines = log_lines(state, logs, None, self._bar.console.width if self._bar is not None else console.width())
+        for line in lines:
+            if self._bar is None:
+                print(line)
+            else:
+                self._bar.console.print(line, markup=False, highlight=False)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._trains = False
+        self._stop()
+
+    def _start(self, what: str, total: int | None, done: int = 0) -> None:
+        from rich.progress import BarColumn, Progress, TextColumn
+        from rich.table import Column
+
+        self._stop()
+        whole = {"no_wrap": True, "overflow": "ellipsis"}
+        of = f"/{total}" if total else ""
+        self._bar = Progress(
+            TextColumn(what + " {task.completed:.0f}" + of, table_column=Column(**whole)),
+            BarColumn(bar_width=None, table_column=Column(min_width=_NARROWEST_BAR, ratio=1)),
+            TextColumn("{task.fields[facts]}", table_column=Column(**whole), markup=False),
+            console=self._screen,
+            expand=True,
+            transient=what != "step",
+        )
+        self._room = self._bar.console.width - 2 * len(of) - len(what) - _NARROWEST_BAR - 4
+        self._task = self._bar.add_task(what, total=total, completed=done, facts="")
+        self._bar.start()
+
+    def _show(self, done: int, figures: list[str], last: str) -> None:
+        """Show as many of the first figures as there is room for, and the last."""
+        room = self._room - (len(last) + 2 if last else 0)
+        shown = console.fit(figures, room, "  ") if room > 0 else ""
+        self._bar.update(self._task, completed=done, facts="  ".join(part for part in (shown, last) if part))
+
+    def _stop(self) -> None:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
 
 
-def for_this_output(*, bar: bool) -> TrainerCallback:
-    """Return the bar for a terminal if one is wanted, JSON lines for anything else."""
-    return Bar() if bar and sys.stdout.isatty() else JsonLines()
+SHOWS: tuple[type, ...] = (Bar, Lines, JsonLines)
+"""The callbacks that show a run; without one of them a Trainer prints nothing."""
 
 
-def _line(now: dict[str, Any], meter: Meter, room: int) -> str:
-    """Return the figures for people, as many of the first as there is room for."""
-    parts = [
-        f"loss {now['loss']:.3f}",
-        f"{now['tokens_per_s']:,.0f} tokens/s",
-        f"lr {now['learning_rate']:.2e}",
-        f"{now['padding_avoided']:.0%} padding avoided",
-        f"{timedelta(seconds=int(meter.elapsed_s))} gone",
-    ]
-    while len(parts) > 1 and len("  ".join(parts)) > room:
-        parts.pop()
-    return "  ".join(parts)
+def for_this_output(*, bar: bool, form: str = "text") -> TrainerCallback:
+    """Return the live line for a terminal if one is wanted, else lines of this form: text, json."""
+    if form == "json":
+        return JsonLines()
+    return Bar() if bar and console.is_terminal(sys.stdout) else Lines()
+
+
+def _in_table(trains: bool) -> bool:
+    """Return whether the figures of an entry come in the table at the end of the run instead."""
+    return not trains and people.table_follows()
+
+
+def log_lines(state: Any, logs: Mapping[str, Any], meter: Meter | None, width: int) -> list[str]:
+    """Return an entry of the log for people; none for the figures of a whole training, which its table shows."""
+    if "train_runtime" in logs:
+        return []
+    if "loss" in logs:
+        now = _facts(state, meter) if meter is not None else {}
+        return step_line(state, now | dict(logs), width).splitlines()
+    shown = {name: value for name, value in logs.items() if name != "epoch" and not _is_detail(name)}
+    where = f"step {state.global_step}/{state.max_steps}" if state.max_steps else "evaluation"
+    return console.folded([where, *(f"{escape_controls(str(n))} {_figure(v)}" for n, v in shown.items())], width)
+
+
+def step_line(state: Any, now: Mapping[str, Any], width: int) -> str:
+    """Return the line of a step: figures that whet knows first, those that a user's code added after them."""
+    parts = [f"step {state.global_step}/{state.max_steps}"]
+    known = {
+        "epoch": "epoch {:.2f}",
+        "loss": "loss {:.4g}",
+        "learning_rate": "lr {:.2g}",
+        "tokens_per_s": "{:,} tokens/s",
+    }
+    parts += [form.format(float(now[name]) if name != "tokens_per_s" else now[name]) for name, form in known.items()
+              if isinstance(now.get(name), int | float)]  # fmt: skip
+    if "eta_s" in now:
+        parts.append(f"eta {console.duration(now['eta_s'])}")
+    if now.get("steps_not_applied"):
+        parts.append(f"{now['steps_not_applied']} not applied")
+    own = {*known, "eta_s", "step", "of", "padding_avoided", "steps_not_applied", "grad_norm"}
+    parts += [f"{escape_controls(str(name))} {_figure(value)}" for name, value in now.items() if name not in own]
+    return "\n".join(console.folded(parts, width))
+
+
+def _is_detail(name: str) -> bool:
+    if name.endswith(_OF_SPEED):
+        return True
+    _, found, rest = name.partition("_")
+    return bool(found) and rest.startswith(_DETAILS)
+
+
+def _figure(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else escape_controls(str(value))
 
 
 def _facts(state: Any, meter: Meter) -> dict[str, Any]:
@@ -113,7 +231,7 @@ def _facts(state: Any, meter: Meter) -> dict[str, Any]:
         "step": state.global_step,
         "of": state.max_steps,
         "epoch": round(state.epoch or 0.0, 3),
-        "loss": round(meter.last_loss, 4),
+        "loss": round(meter.last_loss, 4) if math.isfinite(meter.last_loss) else meter.last_loss,
         "learning_rate": meter.learning_rate,
         "tokens_per_s": round(meter.tokens_per_s),
         "padding_avoided": round(meter.padding_avoided_frac, 3),

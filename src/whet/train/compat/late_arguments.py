@@ -8,13 +8,13 @@ from whet.config.arguments import TrainingArguments
 from whet.config.names.translate import Given
 from whet.config.options import options_of
 from whet.errors import ConfigError
-from whet.log import set_level
 from whet.train.callbacks import trackers
+from whet.train.output import people
 
 if TYPE_CHECKING:
     from whet.train.trainer import Trainer
 
-CALLBACKS = ("disable_tqdm", "profile", "report_to", "torch_empty_cache_steps")
+CALLBACKS = ("disable_tqdm", "log_format", "profile", "report_to", "torch_empty_cache_steps")
 """Fields that decide which callbacks a Trainer makes for itself."""
 TRACKER = ("run_name", "logging_dir")
 """Fields that a tracker reads once, when its run begins."""
@@ -51,7 +51,7 @@ def follow(trainer: Trainer) -> None:
         )  # fmt: skip
     if now is not trainer.events.args:
         trainer.events.args = now
-        set_level(now.log_level)
+        people.follow(now)
 
 
 def require_same_run(trainer: Trainer, begun: TrainingArguments) -> None:

@@ -18,6 +18,7 @@ from whet.log import logger
 from whet.train.checkpoint import folder as checkpoint
 from whet.train.control import guard, lock, stop
 from whet.train.control.stop import Stopped
+from whet.train.output import run_log
 from whet.train.resume import kinds
 from whet.train.state import State
 
@@ -131,14 +132,20 @@ def smaller_batches(micro_rows: int, rows_per_step: int) -> dict[str, object]:
 def watched(args: TrainingArguments) -> Iterator[None]:
     """Train within the block: hear signals if asked to, and be alone in the output folder if anything is saved."""
     writes = args.save_strategy != "no" or args.enable_jit_checkpoint
-    alone = lock.locked_if_possible(Path(args.output_dir)) if writes else contextlib.nullcontext()
-    with lasting.outputs(), stop.listening(args.enable_jit_checkpoint), alone:
+    folder = Path(args.output_dir)
+    alone = lock.locked_if_possible(folder) if writes else contextlib.nullcontext()
+    with lasting.outputs(), stop.listening(args.enable_jit_checkpoint), alone, _logged(folder, writes=bool(writes)):
         try:
             yield
         except Stopped as stopped:
             if args.enable_jit_checkpoint:
                 logger.warning("%s%s", stopped, _settings(stopped.again))
             raise
+
+
+def _logged(folder: Path, *, writes: bool) -> contextlib.AbstractContextManager[None]:
+    """Keep the run's messages in the folder if the run writes there at all."""
+    return run_log.kept(folder) if writes and folder.is_dir() else contextlib.nullcontext()
 
 
 def _settings(again: dict[str, Any]) -> str:

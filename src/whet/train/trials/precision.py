@@ -66,9 +66,11 @@ def settle(trainer: Trainer, rows: np.ndarray | Batch, kept: str | None) -> Prec
     name = trainer.precision.name
     if name == "auto":
         timed = partial(measure, trainer, rows, "bf16")
-        name = _chosen(trainer, timed, _FORWARD_AND_BACKWARD) if kept is None else _taken(kept)
-    elif name != "fp32" and kept is None and trainer.args.precision != "auto" and trainer.device.type == "cpu":
-        _warn_if_slower(name, measure(trainer, rows, name))
+        name = _chosen(trainer, timed, _FORWARD_AND_BACKWARD) if kept is None else _taken(trainer, kept)
+    elif trainer.args.precision != "auto":
+        trainer.why_precision = f"{name} (asked for)"
+        if name != "fp32" and kept is None and trainer.device.type == "cpu":
+            _compare(trainer, name, measure(trainer, rows, name))
     return policy.make(name, trainer.device)
 
 
@@ -117,7 +119,8 @@ def _flop(trainer: Trainer, passes: float = _FORWARD_AND_BACKWARD) -> float:
     return passes * weights.count_without_embeddings(trainer.model) * _TOKENS
 
 
-def _taken(kept: str) -> str:
+def _taken(trainer: Trainer, kept: str) -> str:
+    trainer.why_precision = f"{kept} (auto: as in the checkpoint)"
     logger.info("precision auto: %s, as in the checkpoint", kept)
     return kept
 
@@ -155,22 +158,30 @@ def measure_evaluation(trainer: Trainer, dataset: Any, rows: range) -> Probe | N
 def _chosen(trainer: Trainer, timed: Callable[[], Probe | None], flop: float) -> str:
     """Return what auto comes to; the log says it, and why."""
     if not has_bf16(trainer.device):
+        trainer.why_precision = "fp32 (auto: this GPU has no bf16)"
         logger.info("precision auto: fp32; this GPU has no bf16")
         return "fp32"
     probe = timed()
     if probe is None:
         text = "precision auto: fp32; %d tokens are %.2g GFLOP of products, too few for a format to gain (below %g)"
         logger.info(text, _TOKENS, _flop(trainer, flop) / 1e9, compare.LEAST_FLOP / 1e9)
+        trainer.why_precision = "fp32 (auto: model too small for bf16 to gain)"
         return "fp32"
     speedup = probe.times.speedup
     chosen = "bf16" if speedup >= compare.MARGIN else "fp32"
     text = "precision auto: %s; bf16 runs at %.2f times the speed of fp32, and %.2f are asked for (%s)"
     logger.info(text, chosen, speedup, compare.MARGIN, probe)
+    lost = f"; auto asks for {compare.MARGIN:g}x" if chosen == "fp32" else ""
+    trainer.why_precision = f"{chosen} (auto: bf16 measured {speedup:.2f}x fp32 here){lost}"
     return chosen
 
 
-def _warn_if_slower(name: str, probe: Probe | None) -> None:
-    if probe is None or probe.times.speedup >= 1.0:
+def _compare(trainer: Trainer, name: str, probe: Probe | None) -> None:
+    """Note how fast the format that was asked for is; the log warns where it is slower than fp32."""
+    if probe is None:
+        return
+    trainer.why_precision = f"{name} (asked for: measured {probe.times.speedup:.2f}x fp32 here)"
+    if probe.times.speedup >= 1.0:
         return
     text = "--%s is slower than fp32 here: a pass takes %.2f times as long (%s); --precision auto would take fp32"
     logger.warning(text, name, 1.0 / probe.times.speedup, probe)

@@ -1,0 +1,91 @@
+"""Text for people: how wide it may be, how it is shortened, how amounts and times are written."""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+USUAL = 80
+"""Columns of a terminal that does not say, and of a file."""
+_WIDEST = 100
+_NARROWEST = 30
+_ELLIPSIS = "..."
+
+
+def is_terminal(stream: Any) -> bool:
+    """Return whether a person sees what is written there at once."""
+    try:
+        return bool(stream.isatty())
+    except (AttributeError, ValueError, OSError):  # none, closed, or gone
+        return False
+
+
+def width() -> int:
+    """Return how many columns a line may have: those of the terminal, at most 100; 80 without one."""
+    return max(_NARROWEST, min(shutil.get_terminal_size((USUAL, 24)).columns, _WIDEST))
+
+
+def shorten(text: str, most: int) -> str:
+    """Return the text with its middle left out if it is longer than `most`: the end of a path says the most."""
+    if len(text) <= most:
+        return text
+    if most <= len(_ELLIPSIS):
+        return text[:most]
+    kept = most - len(_ELLIPSIS)
+    return text[: kept // 3] + _ELLIPSIS + text[len(text) - (kept - kept // 3) :]
+
+
+def fit(parts: Sequence[str], most: int, between: str = ", ") -> str:
+    """Return as many of the first parts on one line as there is room for; the first is shortened if need be."""
+    line = shorten(parts[0], most) if parts else ""
+    for part in parts[1:]:
+        if len(line) + len(between) + len(part) > most:
+            break
+        line += between + part
+    return line
+
+
+def folded(parts: Sequence[str], most: int, between: str = "  ", indent: str = "  ") -> list[str]:
+    """Return all parts on as many lines as they need, none longer than `most`; later lines are indented."""
+    lines: list[str] = []
+    for part in parts:
+        if lines and len(lines[-1]) + len(between) + len(part) <= most:
+            lines[-1] += between + part
+        else:
+            start = indent if lines else ""
+            lines.append(start + shorten(part, most - len(start)))
+    return lines
+
+
+def paragraph(text: str, indent: str = "") -> str:
+    """Return the text in lines between words, none longer than the terminal is wide unless a word is."""
+    return textwrap.fill(text, width(), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def duration(seconds: float) -> str:
+    """Return a time as 42s, 3m10s or 2h05m."""
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02}s"
+    return f"{whole // 3600}h{whole % 3600 // 60:02}m"
+
+
+def amount(n_bytes: float) -> str:
+    """Return an amount of memory, as 12 kB, 361 MB or 1.8 GB."""
+    if n_bytes < 999_500:
+        return f"{max(n_bytes / 1e3, 1):,.0f} kB"
+    return f"{n_bytes / 1e9:,.1f} GB" if n_bytes >= 0.9995e9 else f"{n_bytes / 1e6:,.0f} MB"
+
+
+def count(number: float) -> str:
+    """Return a count as 490, 67,620 or 22.6 million."""
+    return f"{number / 1e6:,.1f} million" if number >= 999_950 else f"{number:,.0f}"
+
+
+def plural(number: float, noun: str) -> str:
+    """Return "1 row", "2 rows"."""
+    return f"{count(number)} {noun}" if number == 1 else f"{count(number)} {noun}s"

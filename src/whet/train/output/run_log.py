@@ -1,0 +1,154 @@
+"""`run.log` in the output folder: all messages of a run from info on, and what the run showed, with times.
+
+A run that resumes appends to it. Disk errors do not end the run: a warning comes once, and lines are lost until the
+disk takes them again. The file is never opened through a link, nor through a second name of another file.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+import traceback
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from whet import __version__, log
+from whet.config.rules.training import LOG_NAME, OLDER_LOG_NAME
+from whet.errors import WhetError
+from whet.log import Discreet, logger
+
+LARGEST_BYTES = 5_000_000
+"""A file that has grown so large becomes `run.log.1`, in place of an older one."""
+_MOST_BEFORE = 500
+_FORM = "%(asctime)s %(levelname)-7s %(message)s"
+_TIMES = "%Y-%m-%d %H:%M:%S"
+
+
+class _Early(logging.Handler):
+    """Keeps the messages that come before the output folder is written to, for the file that is opened then."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.records: deque[logging.LogRecord] = deque(maxlen=_MOST_BEFORE)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not _open:
+            self.records.append(record)
+
+
+class _RunLog(logging.Handler):
+    """Appends lines to the file; what the disk refuses is lost, and said once."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(logging.INFO)
+        self.setFormatter(Discreet(_FORM, _TIMES))
+        self.path = folder.absolute() / LOG_NAME  # whoever runs may change its working directory
+        self._handle: int | None = None
+        self._pid = os.getpid()
+        self._said = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if os.getpid() != self._pid:  # a forked worker shows its messages, and leaves the file to the run
+            return
+        try:
+            self._append(self.format(record) + "\n")
+        except OSError as error:
+            self._give_up(error)
+        except Exception:  # a message whose arguments do not fit it, as the base class treats it
+            self.handleError(record)
+
+    def close(self) -> None:
+        if self._handle is not None:
+            with suppress(OSError):
+                os.close(self._handle)
+            self._handle = None
+        super().close()
+
+    def _append(self, text: str) -> None:
+        if self._handle is None or os.fstat(self._handle).st_size > LARGEST_BYTES:
+            self._open()
+        assert self._handle is not None
+        os.write(self._handle, text.encode("utf-8", "backslashreplace"))
+
+    def _open(self) -> None:
+        """Open the file, or a new one in place of a large one and of what is no plain file of this run."""
+        old, self._handle = self._handle, None
+        if old is not None:
+            os.close(old)
+        with suppress(FileNotFoundError):
+            status = self.path.lstat()
+            if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+                self.path.unlink()
+            elif status.st_size > LARGEST_BYTES:
+                self.path.replace(self.path.with_name(OLDER_LOG_NAME))
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        self._handle = os.open(self.path, flags, 0o666)
+
+    def _give_up(self, error: OSError) -> None:
+        if not self._said:
+            self._said = True
+            logger.warning("%s cannot be written (%s): the run continues without some of its lines", LOG_NAME, error)
+
+
+_early = _Early()
+_open: list[_RunLog] = []
+"""The file of the run that this process is in: one at most."""
+_begun: set[Path] = set()
+"""Files that this process has begun to write."""
+
+
+@contextmanager
+def remembered() -> Iterator[None]:
+    """Keep the messages of the block for the file of the run that follows, unless a file takes them already."""
+    if _open or _early in logger.handlers:
+        yield
+        return
+    _early.records.clear()
+    with log.also_to(_early):
+        yield
+
+
+@contextmanager
+def kept(folder: str | Path) -> Iterator[None]:
+    """Write the messages within the block to the folder's run.log too; a block inside of another changes nothing."""
+    if _open:
+        yield
+        return
+    handler = _RunLog(Path(folder))
+    _open.append(handler)
+    try:
+        with log.also_to(handler):
+            if handler.path not in _begun:
+                _begun.add(handler.path)
+                note([f"whet {__version__}: process {os.getpid()}"])
+            while _early.records:
+                handler.emit(_early.records.popleft())
+            yield
+    except BaseException as error:
+        note(f"the run ended: {_told(error)}".splitlines())
+        raise
+    finally:
+        _open.remove(handler)
+        handler.close()
+
+
+def _told(error: BaseException) -> str:
+    """Return a message for what whet raises on purpose, a traceback for anything else."""
+    if isinstance(error, WhetError | SystemExit | KeyboardInterrupt):
+        return f"{type(error).__name__}: {error}"
+    return "".join(traceback.format_exception(error))
+
+
+def note(lines: Iterable[str]) -> None:
+    """Write lines to the run.log that is open, if one is, and nowhere else."""
+    for handler in _open:
+        for line in lines:
+            handler.emit(logger.makeRecord(logger.name, logging.INFO, "", 0, "%s", (line,), None))
+
+
+def is_open() -> bool:
+    """Return whether this process is in a run that keeps a run.log."""
+    return bool(_open)

@@ -1,0 +1,164 @@
+"""The first lines of a run: model, data, precision and why, batch, memory, machine, and where it saves."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from whet import console
+from whet.data.store import RowStore
+from whet.errors import escape_controls
+from whet.hardware import cpu, memory
+from whet.kernels.library import library
+from whet.optim import registry
+
+if TYPE_CHECKING:
+    from whet.train.trainer import Trainer
+
+_LABEL = 11
+_MOST_SAMPLED = 100_000
+"""Rows of a larger data set that the padding is estimated from."""
+_BUSY = 1.5
+"""A machine whose load is this many times its cores is too busy for times to mean much."""
+
+
+def of_training(trainer: Trainer) -> list[str]:
+    """Return the lines of a training run, just before its first step."""
+    state, args = trainer.state, trainer.args
+    micro_rows = state.train_batch_size or args.per_device_train_batch_size
+    steps = [console.plural(state.max_steps, "step"), console.plural(float(args.num_train_epochs), "epoch")]
+    rows = [
+        ("data", [*_rows(trainer, trainer.train_dataset, micro_rows), *_evaluated(trainer)]),
+        ("batch", [_batch(args.train_rows_per_step, micro_rows), *(steps if args.max_steps <= 0 else steps[:1])]),
+        ("memory", _memory(trainer)),
+        ("saves", _saves(trainer)),
+    ]
+    if state.global_step > 0:
+        rows.append(("resumes", [f"after step {state.global_step:,} of {state.max_steps:,}"]))
+    return _lines(trainer, dict(rows))
+
+
+def of_evaluation(trainer: Trainer, dataset: object) -> list[str]:
+    """Return the lines of an evaluation or prediction without training."""
+    size = trainer.args.per_device_eval_batch_size
+    return _lines(trainer, {"data": _rows(trainer, dataset, size), "batch": [console.plural(size, "row")]})
+
+
+def _lines(trainer: Trainer, rows: dict[str, list[str]]) -> list[str]:
+    known = {
+        "model": _model(trainer),
+        "data": rows.get("data", []),
+        "precision": (trainer.why_precision or trainer.precision.name).split("; "),
+        "batch": rows.get("batch", []),
+        "memory": rows.get("memory", []),
+        "machine": _machine(trainer.device),
+        "saves": rows.get("saves", []),
+        "resumes": rows.get("resumes", []),
+    }
+    return block({label: parts for label, parts in known.items() if parts}, console.width())
+
+
+def block(rows: dict[str, list[str]], width: int) -> list[str]:
+    """Return one line for each label, none longer than `width`: parts that do not fit are left out from the end."""
+    return [
+        f"{label:<{_LABEL}}{console.fit([escape_controls(part) for part in parts], width - _LABEL)}"
+        for label, parts in rows.items()
+    ]
+
+
+def _model(trainer: Trainer) -> list[str]:
+    model = trainer.model
+    total = sum(parameter.numel() for parameter in model.parameters())
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    some = "all trainable" if trained == total else f"{console.count(trained)} trainable"
+    return [type(model).__name__, f"{console.count(total)} parameters", some]
+
+
+def _rows(trainer: Trainer, dataset: object, rows_per_batch: int) -> list[str]:
+    """Return what is known of a data set without reading it: only whet's own stores know their tokens."""
+    try:
+        n_rows = len(dataset)  # type: ignore[arg-type]
+    except TypeError:
+        return ["a stream of rows"]
+    parts = [console.plural(n_rows, "row")]
+    if not isinstance(dataset, RowStore):
+        return parts
+    tokens = f"{console.count(int(dataset.cu_seqlens[-1]))} tokens"
+    if not trainer.objective.packed:
+        return [*parts, tokens, "padded batches"]
+    avoided = padding_frac(dataset.lengths_with_padding, rows_per_batch, trainer.padded_length)
+    return [*parts, tokens, f"{avoided:.0%} padding avoided"]
+
+
+def _evaluated(trainer: Trainer) -> list[str]:
+    try:
+        return [f"evaluates {console.plural(len(trainer.eval_dataset), 'row')}"] if trainer.args.do_eval else []
+    except TypeError:
+        return []
+
+
+def padding_frac(lengths: np.ndarray, rows_per_batch: int, padded_length: int | None) -> float:
+    """Return which part of padded batches, with their rows in random order, would be padding."""
+    if len(lengths) == 0:
+        return 0.0
+    order = np.random.default_rng(0).permutation(len(lengths))[:_MOST_SAMPLED]
+    taken = lengths[order]
+    starts = np.arange(0, len(taken), rows_per_batch)
+    longest = np.maximum.reduceat(taken, starts)
+    sizes = np.diff(np.append(starts, len(taken)))
+    padded = np.maximum(longest, padded_length or 0)
+    return 1.0 - float(taken.sum()) / float((padded * sizes).sum())
+
+
+def _batch(rows_per_step: int, micro_rows: int) -> str:
+    n_batches = -(-rows_per_step // micro_rows)
+    each = f"{n_batches} micro-batches of {micro_rows:,}" if n_batches > 1 else "1 micro-batch"
+    return f"{console.plural(rows_per_step, 'row')} a step in {each}"
+
+
+def _memory(trainer: Trainer) -> list[str]:
+    """Return what weights, gradients and optimizer state will take, and what is free now."""
+    weights = list(trainer.model.parameters())
+    size = sum(p.numel() * p.element_size() for p in weights)
+    gradients = sum(p.numel() * p.element_size() for p in weights if p.requires_grad)
+    gradients = 0 if trainer.args.optimizer_in_backward else gradients
+    given, _ = trainer.given_optimizers
+    state = registry.model_state_bytes(trainer.model, trainer.args) if given is None else None
+    without = "activations" if state is not None else "optimizer and activations"
+    available = _available(trainer.device)
+    known = f"{console.amount(size + gradients + (state or 0))} without {without}"
+    return [known, *([f"{available} free"] if available else [])]
+
+
+def _available(device: torch.device) -> str | None:
+    if device.type == "cuda":
+        return console.amount(torch.cuda.mem_get_info(device)[0])
+    free = memory.available_bytes()
+    return None if free is None else console.amount(free)
+
+
+def _machine(device: torch.device) -> list[str]:
+    if device.type == "cuda":
+        return [torch.cuda.get_device_name(device), console.amount(torch.cuda.mem_get_info(device)[1])]
+    native, cores = library(), cpu.usable_cores()
+    operators = f"{native.isa} native operators" if native is not None else "operators in plain torch"
+    load = cpu.load()
+    busy = [f"busy: load {load:.0f}"] if load is not None and load > _BUSY * (os.cpu_count() or cores) else []
+    return [f"{torch.get_num_threads()} of {console.plural(cores, 'core')} used", operators, *busy]
+
+
+def _saves(trainer: Trainer) -> list[str]:
+    args, state = trainer.args, trainer.state
+    every = {
+        "no": "no checkpoints",
+        "steps": f"every {console.plural(state.save_steps or 0, 'step')}",
+        "epoch": "every epoch",
+        "time": f"every {console.duration(args.save_interval_s)}",
+        "best": "at each new best",
+    }[args.save_strategy]
+    kept = [f"newest {args.save_total_limit} kept"] if args.save_total_limit and args.save_strategy != "no" else []
+    room = console.width() - _LABEL - len(every) - 2
+    return [console.shorten(escape_controls(args.output_dir), max(room, len("...") + 3)), every, *kept]

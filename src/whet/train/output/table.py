@@ -1,0 +1,39 @@
+"""The end of a run, in one short table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from whet import console
+from whet.errors import escape_controls
+
+TRAINING = {
+    "train_runtime": ("training", "{:,.1f} s"),
+    "train_samples_per_second": ("rows a second", "{:,.2f}"),
+    "train_tokens_per_second": ("real tokens a second", "{:,.0f}"),
+    "train_padding_avoided": ("padding avoided", "{:.0%}"),
+    "train_steps_not_applied": ("steps not applied", "{:,}"),
+    "train_loss": ("mean training loss", "{:.4f}"),
+}
+"""What the table of a training without a task shows."""
+_LABEL = 24
+
+
+def lines(
+    shown: Mapping[str, tuple[str, str]],
+    metrics: Mapping[str, float],
+    folder: Path | str | None,
+    total_s: float | None = None,
+) -> list[str]:
+    """Return what the run reached, how fast, and where its files are.
+
+    `shown` maps the name of a metric to its words and its format, in the order of the lines.
+    """
+    rows = [(words, form.format(metrics[name])) for name, (words, form) in shown.items() if name in metrics]
+    if total_s is not None:
+        rows.append(("everything", f"{total_s:,.1f} s"))
+    if folder is not None:
+        room = console.width() - _LABEL - 2
+        rows.append(("files in", console.shorten(escape_controls(str(folder)), room)))
+    return [f"  {words:<{_LABEL}}{figure}" for words, figure in rows]
