@@ -17,8 +17,10 @@ from transformers import AutoConfig, AutoModelForQuestionAnswering
 import whet
 from whet.data.store import RowStore
 from whet.kernels.library import library
+from whet.models.known import known
 
-FAMILIES = ("albert", "bert", "distilbert", "electra", "roberta", "xlm-roberta")
+FAMILIES = tuple(known())
+"""Every family that whet knows: tests over them cover a new one without a change."""
 VOCABULARY = 200
 FIRST_WORD = 10
 """Token ids below it are left to padding and special tokens."""
@@ -33,20 +35,19 @@ _SIZES = {
     "max_position_embeddings": 80,
     "initializer_range": 0.1,  # wide enough that tokens matter from the first step on
 }
-_OWN_SIZES: dict[str, dict[str, Any]] = {
-    "albert": {"embedding_size": 16, "num_hidden_groups": 1},
-    "distilbert": {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64},
-    "electra": {"embedding_size": 16},
-}
 
 
 def tiny_config(family: str, *, dropout: float = 0.0, **changes: Any) -> Any:
     """Return the configuration of a tiny model of the family."""
-    rates = {"dropout": dropout, "attention_dropout": dropout, "qa_dropout": dropout}
-    if family != "distilbert":
-        rates = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
-    sizes = _SIZES | _OWN_SIZES.get(family, {}) | rates | changes
+    usual = AutoConfig.for_model(family).to_dict()
+    rates = {name: dropout for name, value in usual.items() if "dropout" in name and isinstance(value, float)}
+    sizes = _SIZES | dict(known()[family].tiny) | rates | changes
     return AutoConfig.for_model(family, **sizes)
+
+
+def has_segments(family: str) -> bool:
+    """Return whether rows of the family have token types; RoBERTa and its relatives have a table of one that counts."""
+    return hasattr(AutoConfig.for_model(family), "type_vocab_size") and not known()[family].skips_padding
 
 
 def tiny_model(family: str, *, dropout: float = 0.0, seed: int = 0, **changes: Any) -> Any:
@@ -65,7 +66,7 @@ def tiny_rows(n_rows: int, family: str = "bert", *, lengths: tuple[int, int] = (
     last = numbers.integers(first + 1, row_lengths)
     ids[starts[:-1] + first], ids[starts[:-1] + last] = START_MARK, END_MARK
     tokens = {"input_ids": ids}
-    if family in ("albert", "bert", "electra"):
+    if has_segments(family):
         positions = np.arange(starts[-1]) - np.repeat(starts[:-1], row_lengths)
         tokens["token_type_ids"] = (positions > np.repeat(row_lengths // 3, row_lengths)).astype(np.int64)
     return RowStore(cu_seqlens=starts, tokens=tokens, labels={"start_positions": first, "end_positions": last})

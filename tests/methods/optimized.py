@@ -9,6 +9,7 @@ from torch import Tensor
 
 import whet
 from tiny import tiny_model
+from whet.models.known import known
 
 Inputs = dict[str, Tensor]
 
@@ -20,7 +21,7 @@ def inputs(*lengths: int, seed: int = 0) -> Inputs:
 
 
 def optimized(family: str = "bert", **changes: Any) -> Any:
-    if family in ("roberta", "xlm-roberta"):
+    if known()[family].skips_padding:
         changes |= {"pad_token_id": 0}
     return whet.optimize(tiny_model(family, **changes)).train()
 

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import whet
 from tiny import arguments, tiny_model, tiny_rows
-from whet.models.families import FAMILIES
+from whet.models.known import known
 
 BATCH = inputs(9, 14, 3)
 IMPLEMENTATIONS = [CheckpointImpl.REENTRANT, CheckpointImpl.NO_REENTRANT]
@@ -113,7 +113,7 @@ def part_of(model: Any, part: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
     """Return a part of the model, and hidden states or tokens for it that are not those of the batch."""
     if part == "embeddings":
         return model.base_model.embeddings, (torch.arange(10).view(2, 5) + 10,)
-    blocks = FAMILIES[model.config.model_type].blocks
+    blocks = known()[model.config.model_type].blocks
     block = next(module for module in model.modules() if type(module).__name__ in blocks)
     states = torch.randn(2, 5, 32, generator=torch.Generator().manual_seed(0))
     return (block, (states,)) if part == "block" else (block.get_submodule("output"), (states.repeat(1, 1, 2), states))
@@ -121,11 +121,11 @@ def part_of(model: Any, part: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
 
 @pytest.mark.parametrize(
     ("family", "part"),
-    [(family, part) for family in FAMILIES for part in ("embeddings", "block")] + [("bert", "output")],
+    [(family, part) for family in known() for part in ("embeddings", "block")] + [("bert", "output")],
 )
 def test_a_part_that_a_hook_calls_with_other_tokens_runs_as_outside(operators: None, family: str, part: str) -> None:
     """Only its first row ran, with the rows and masks of the pass; where those were longer, the process crashed."""
-    model = whet.optimize(tiny_model(family, **({"pad_token_id": 0} if "roberta" in family else {}))).eval()
+    model = whet.optimize(tiny_model(family, **({"pad_token_id": 0} if known()[family].skips_padding else {}))).eval()
     called, given = part_of(model, part)
     options = {"position_ids": torch.arange(5).expand(2, 5) + 1} if part == "embeddings" else {}
     found: list[Tensor] = []
@@ -142,9 +142,9 @@ def test_a_part_that_a_hook_calls_with_other_tokens_runs_as_outside(operators: N
     torch.testing.assert_close(again, alone, rtol=0, atol=5e-6)  # a module with a hook is called, and rounds apart
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", known())
 def test_a_block_that_a_hook_calls_with_other_tokens_drops_without_the_pass(operators: None, family: str) -> None:
-    changes = {"pad_token_id": 0} if "roberta" in family else {}
+    changes = {"pad_token_id": 0} if known()[family].skips_padding else {}
     model = whet.optimize(tiny_model(family, dropout=0.3, **changes)).train()
     called, given = part_of(model, "block")
     found: list[Tensor] = []

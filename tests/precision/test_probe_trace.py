@@ -16,7 +16,7 @@ from transformers import TrainerCallback
 import whet
 from tiny import arguments
 from whet.kernels.layers.embedding import RowGradient
-from whet.models.fused import GRADIENT
+from whet.models.fused.embeddings import GRADIENT
 from whet.train.trials import precision as probe
 
 

@@ -12,7 +12,6 @@ from typing import Any
 from torch import nn
 
 from whet.config.methods import MethodSettings
-from whet.models.families import is_one_of
 from whet.models.packed import packed_model
 from whet.models.view import ModelView, Named
 
@@ -148,7 +147,7 @@ def _features(layer: Any) -> tuple[int, int]:
 def _attentions(view: ModelView, block: nn.Module) -> list[nn.Module]:
     """Return the modules that hold a block's projections to queries, keys and values, in a packed model."""
     packed = packed_model(view.model)
-    return [] if packed is None else [part for part in block.modules() if is_one_of(part, packed.family.attention)]
+    return [] if packed is None else [part for part in block.modules() if packed.family.is_attention(part)]
 
 
 def _linears(part: nn.Module) -> list[Any]:

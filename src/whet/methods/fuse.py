@@ -17,9 +17,12 @@ from whet.kernels.layers.embedding import RowGradient
 from whet.kernels.library import library
 from whet.methods import counting
 from whet.methods.seam import Applied, Cost, Stage
-from whet.models import fused, record
+from whet.models import record
 from whet.models.binding import bind, bound
-from whet.models.fused import GRADIENT, PLACEMENT, part_of
+from whet.models.fused import parts
+from whet.models.fused.embeddings import GRADIENT
+from whet.models.fused.layers import PLACEMENT
+from whet.models.fused.parts import part_of
 from whet.models.packed import PackedModel, packed_model
 from whet.models.view import ModelView
 
@@ -68,13 +71,13 @@ def _put(packed: PackedModel, *, row_gradients: bool) -> dict[str, int]:
     changed: Counter[str] = Counter()
     for module in packed.module.modules():
         part = part_of(module)
-        if part is not None and ("forward" not in module.__dict__ or fused.is_fused(module)):
+        if part is not None and ("forward" not in module.__dict__ or parts.is_fused(module)):
             module.__dict__[PLACEMENT] = packed.placement
             module.forward = bind(part.forward, module)
             changed[type(module).__name__] += 1
-        table: Any = getattr(module, "word_embeddings", None)
-        if row_gradients and type(table) is nn.Embedding and _trained_alone(table.weight, packed.module):
-            setattr(table, GRADIENT, RowGradient(table.weight))
+    words: Any = packed.module.get_input_embeddings()  # pyright: ignore[reportCallIssue]
+    if row_gradients and type(words) is nn.Embedding and _trained_alone(words.weight, packed.module):
+        setattr(words, GRADIENT, RowGradient(words.weight))
     return dict(changed)
 
 
@@ -83,7 +86,7 @@ def called(packed: PackedModel) -> dict[str, str]:
     found = {}
     for name, module in packed.module.named_modules():
         if PLACEMENT in module.__dict__ and _is_whets(module):
-            found |= {f"{name}.{path}": why for path, why in fused.called(module).items()}
+            found |= {f"{name}.{path}": why for path, why in parts.called(module).items()}
         elif part_of(module) is not None and not _is_whets(module):
             found[name] = "has a forward of its own"
     return found
@@ -122,7 +125,7 @@ def restore(view: ModelView) -> None:
     for module in view.model.modules():
         module.__dict__.pop(PLACEMENT, None)
         module.__dict__.pop(GRADIENT, None)
-        if fused.is_fused(module):
+        if parts.is_fused(module):
             del module.forward
 
 

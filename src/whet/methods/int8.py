@@ -1,15 +1,13 @@
 """Products of linear layers in 8 bits: which models they serve. `precision/` switches them on in each step."""
 
-from torch import nn
-
 from whet.card import Card
 from whet.config.methods import MethodSettings
 from whet.errors import ConfigError
 from whet.kernels.products.int8 import packed_bytes
 from whet.methods import counting
 from whet.methods.seam import Applied, Cost, Stage
-from whet.models import fused
-from whet.models.families import FAMILIES
+from whet.models import known
+from whet.models.fused.parts import has_products
 from whet.models.packed import packed_model
 from whet.models.view import ModelView
 from whet.precision.int8 import INSTEAD, backward_too
@@ -36,13 +34,13 @@ def apply(view: ModelView, settings: MethodSettings) -> Applied | None:
         return None
     model = view.model
     packed = packed_model(model)
-    served = [] if packed is None else [module for module in model.modules() if _has_products(module)]
+    served = [] if packed is None else [module for module in model.modules() if has_products(module)]
     if served:
         return Applied(CARD.name, f"linear layers of {len(served)} modules multiply in 8 bits")
     raise ConfigError(
         what="int8 is asked for, and none of this model's layers could run in it",
         got=f"{type(model).__name__}, padded batches" if packed is None else type(model).__name__,
-        why=f"it serves encoders of the families {', '.join(FAMILIES)} with a head for questions, without padding",
+        why=f"it serves encoders of the families {known.names()} with a head for questions, without padding",
         fix=f"{INSTEAD}; or leave out what makes batches padded (--attn_implementation, a collator)",
     )
 
@@ -61,12 +59,3 @@ def cost(view: ModelView, settings: MethodSettings) -> Cost:
     if backward_too():
         directions += products
     return Cost(weights_bytes=sum(packed_bytes(columns, depth) for columns, depth in directions))
-
-
-def _has_products(module: nn.Module) -> bool:
-    """Return whether an operator multiplies by the weight of one of the module's linear layers."""
-    if not fused.is_fused(module):
-        return False
-    called = fused.called(module)
-    slots = fused.PARTS[type(module).__name__].slots
-    return any(standard is nn.Linear and path not in called for path, standard in slots.items())

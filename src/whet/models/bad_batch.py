@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from whet.errors import DataError, WhetError
-from whet.models.families import family_of
+from whet.models.packable import family_of
 from whet.models.wrapped import unwrapped
 
 _FAILURES = (IndexError, ValueError, RuntimeError, TypeError)
@@ -97,7 +97,7 @@ def _too_long(model: Any, ids: Tensor, inputs: Mapping[str, Any]) -> DataError |
     family = family_of(model)
     if n_positions <= 0 or family is None:
         return None
-    positions, first = inputs.get("position_ids"), family.position_offset(model)
+    positions, first = inputs.get("position_ids"), family.first_position(model)
     last = int(positions.max()) if isinstance(positions, Tensor) else first + ids.shape[1] - 1
     if last < n_positions:
         return None

@@ -1,6 +1,5 @@
 """Prepare a model for packed batches: attention within sequences, dropout masks by position."""
 
-import math
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -11,12 +10,11 @@ from whet.data.batch import Batch
 from whet.data.padding import PaddingTokens
 from whet.errors import ConfigError
 from whet.kernels.batch_position import BatchPosition, Kernel, Placement, Site
-from whet.kernels.layers.dropout import dropout
-from whet.kernels.specs import Drop
 from whet.models import attention, record
 from whet.models.bad_batch import explained
-from whet.models.families import Family, family_of, is_one_of
-from whet.models.recomputation import require_pass
+from whet.models.family import Family
+from whet.models.fused.dropout import PlacedDropout
+from whet.models.packable import family_of
 from whet.models.wrapped import unwrapped
 
 _CHUNK = "whet_chunk_size"
@@ -25,28 +23,6 @@ _PACKED = "packed"
 """The entry in the record of a model that is prepared."""
 _REPLICATE = "_replicate_for_data_parallel"
 """The method that torch.nn.DataParallel copies a module by."""
-
-
-class PlacedDropout(nn.Dropout):
-    """Dropout whose mask is a function of (seed, step, site, row, position, channel); plain dropout outside of whet.
-
-    A dropout becomes one by its class alone: it stays the module that it was, with its hooks and its place.
-    """
-
-    site: Site
-
-    def forward(self, input: Tensor) -> Tensor:
-        if not self.training or self.p == 0.0:
-            return input
-        position = self.site.position
-        if position is None:
-            require_pass(self, self.site, input)
-        if position is None or math.prod(input.shape[:-1]) != len(position.slots):
-            return nn.functional.dropout(input, self.p)
-        return dropout(input, Drop(self.p, position, self.site.use()))
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, site={self.site.number}"
 
 
 @dataclass(frozen=True)
@@ -62,7 +38,7 @@ class PackedModel:
     @property
     def position_offset(self) -> int:
         """The first position id of a row."""
-        return self.family.position_offset(self.module)
+        return self.family.first_position(self.module)
 
     def __call__(self, batch: Batch, *, seed: int, step: int) -> object:
         """Return the model's output for the packed batch; its token dims are (1, N)."""
@@ -110,7 +86,7 @@ def with_filling(cu_seqlens: Tensor, n_tokens: int, n_filled: int) -> Tensor:
 
 
 def prepare(model: nn.Module, kernel: Kernel = "auto", *, encoder_only: bool = False) -> PackedModel | None:
-    """Change the model, once, so that it can run packed; None (and no change) where `families.why_padded` has a reason.
+    """Change the model, once, so that it can run packed; None (and no change) where `packable.why_padded` has a reason.
 
     Weights, their names and the saved form stay as they are. `kernel` says what its attention runs on a GPU. Of a model
     that peft has wrapped, the model inside is what runs. `encoder_only`: its head stays as it is, outside of passes.
@@ -168,7 +144,7 @@ def _place_sites(model: nn.Module, family: Family, placement: Placement) -> None
 
     A dropout of another class, or with a forward of its own, stays as it is.
     """
-    holders = [module for module in model.modules() if is_one_of(module, family.attention)]
+    holders = [module for module in model.modules() if family.is_attention(module)]
     found = (child for parent in model.modules() for child in parent.children() if _is_plain_dropout(child))
     dropouts = list({id(child): child for child in found}.values())
     n_sites = len(holders) + len(dropouts)

@@ -1,4 +1,4 @@
-"""Which modules do exactly what their class of torch or transformers does, so that an operator may stand in for them.
+"""Which modules do exactly what their class does, so that an operator may take their place.
 
 An operator reads a module's weights and never calls it. A subclass, a hook, a parametrization, an adapter or a weight
 that is quantized would be ignored, so such a module is called. Hooks and adapters may come at any time: every forward
@@ -18,6 +18,7 @@ from torch.nn.modules import module as torch_module
 from transformers import activations
 
 from whet.kernels.specs import Kind
+from whet.models.known import owner_of
 
 ACTIVATIONS: dict[type[nn.Module], Kind] = {
     activations.GELUActivation: "gelu",
@@ -31,8 +32,8 @@ _FORWARDS: dict[type[nn.Module], Callable[..., Any]] = {
     cls: cls.forward for cls in (nn.Linear, nn.LayerNorm, nn.Embedding, *ACTIVATIONS)
 }
 """The forward of each class when whet was imported."""
-_OF_TRANSFORMERS: dict[type[nn.Module], Callable[..., Any]] = {}
-"""The same for classes of transformers, from when whet first met them."""
+_TRUSTED: dict[type[nn.Module], Callable[..., Any]] = {}
+"""The same for classes of transformers and of known families, from when whet first met them."""
 _FOR_ALL = (
     torch_module._global_forward_hooks,
     torch_module._global_forward_pre_hooks,
@@ -96,15 +97,21 @@ def _why_odd(module: Any, cls: type[nn.Module]) -> str | None:
     return None
 
 
+def is_trusted(cls: type) -> bool:
+    """Return whether the class is defined in transformers or in the package of a known family."""
+    return cls.__module__.startswith("transformers.") or owner_of(cls) is not None
+
+
 def learn(cls: type[nn.Module]) -> bool:
-    """Return whether this is a class of transformers, with the forward that is written there; remember that."""
-    source = sys.modules.get(cls.__module__)
-    if source is None or not cls.__module__.startswith("transformers."):
+    """Return whether this is a trusted class whose forward is as its source has it, inherited or not; remember that."""
+    home = next(one for one in cls.__mro__ if "forward" in vars(one))
+    source = sys.modules.get(home.__module__)
+    if source is None or not (is_trusted(cls) and is_trusted(home)):
         return False
     code = getattr(_without_theirs(cls.forward), "__code__", None)
-    if code is None or code.co_filename != source.__file__ or code.co_qualname != f"{cls.__name__}.forward":
+    if code is None or code.co_filename != source.__file__ or code.co_qualname != f"{home.__qualname__}.forward":
         return False
-    _OF_TRANSFORMERS[cls] = cls.forward
+    _TRUSTED[cls] = cls.forward
     return True
 
 
@@ -116,9 +123,9 @@ def _without_theirs(forward: Any) -> Any:
     return forward
 
 
-def is_transformers_own(module: nn.Module) -> bool:
-    """Return whether the module's class is one of transformers', with the forward that whet met first."""
-    known = _OF_TRANSFORMERS.get(type(module))
+def is_unchanged(module: nn.Module) -> bool:
+    """Return whether the module's class is a trusted one, with the forward that whet met first."""
+    known = _TRUSTED.get(type(module))
     return learn(type(module)) if known is None else type(module).forward is known
 
 

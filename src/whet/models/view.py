@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from whet.models.families import blocks_of
+from whet.models.known import of_type
 from whet.models.wrapped import unwrapped
 
 _LINEARS = (nn.Linear, Conv1D)
@@ -57,10 +57,9 @@ class ModelView:
         Known family: the modules of its block classes; ALBERT has one, which runs many times. Otherwise the members of
         each outermost ModuleList of two or more modules of one class; of an encoder and decoder, both stacks.
         """
-        modules = list(_modules(self.model))
-        known = blocks_of(self.model)
-        found = {id(block) for block in known} or _stacked(modules)
-        return [named for named in modules if id(named.module) in found]
+        modules, family = list(_modules(self.model)), of_type(self.model)
+        blocks = [named for named in modules if family is not None and family.is_block(named.module)]
+        return blocks or _stacked(modules)
 
     def linears(self) -> list[Named]:
         """Return the linear layers, head included, known family or not: `nn.Linear`, its subclasses, and `Conv1D`.
@@ -135,11 +134,12 @@ def _without_adapter(named: Named) -> Named:
     return named
 
 
-def _stacked(modules: list[Named]) -> set[int]:
-    """Return the ids of the members of the outermost lists of equal modules."""
+def _stacked(modules: list[Named]) -> list[Named]:
+    """Return the members of the outermost lists of equal modules."""
     lists = [module for _, module in modules if isinstance(module, nn.ModuleList) and _is_stack(module)]
     inner = {id(below) for one in lists for block in one for below in block.modules()}
-    return {id(block) for one in lists if id(one) not in inner for block in one}
+    outermost = {id(block) for one in lists if id(one) not in inner for block in one}
+    return [named for named in modules if id(named.module) in outermost]
 
 
 def _is_stack(modules: nn.ModuleList) -> bool:

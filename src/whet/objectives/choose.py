@@ -8,8 +8,8 @@ from whet.data.columns import read_by
 from whet.data.padding import NO_PADDING, Padding
 from whet.kernels.batch_position import Kernel
 from whet.models import attention
-from whet.models.families import answers_questions, family_of
 from whet.models.loading import implementation
+from whet.models.packable import answers_questions, family_of
 from whet.models.packed import prepare
 from whet.models.wrapped import passed_on, unwrapped
 from whet.objectives.base import Collate, Objective

@@ -11,7 +11,8 @@ from torch import nn
 from whet.kernels.library import library
 from whet.methods import fuse
 from whet.methods.unpad import method as unpad
-from whet.models.packed import PlacedDropout, packed_model
+from whet.models.fused.dropout import PlacedDropout
+from whet.models.packed import packed_model
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from whet.errors import ConfigError
-from whet.models.families import FAMILIES, family_of, why_padded
+from whet.models import known
+from whet.models.packable import family_of, why_padded
 from whet.models.wrapped import unwrapped
 
 _PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
@@ -69,7 +70,7 @@ def no_family(model: nn.Module) -> ConfigError:
     return ConfigError(
         what=f"whet.optimize cannot run this model without padding: {why_padded(model)}",
         got=type(model).__name__,
-        why=f"it knows encoders of the families {', '.join(FAMILIES)}, with their own attention",
+        why=f"it knows encoders of the families {known.names()}, with their own attention",
         fix=f"optimize the encoder inside: {calls}"
         if calls
         else "train it as it is, or with whet's Trainer, which runs such a model padded",
@@ -78,7 +79,7 @@ def no_family(model: nn.Module) -> ConfigError:
 
 def _encoders(model: nn.Module) -> list[str]:
     """Return the names of the encoders in a model of an unknown family, without those that lie in another."""
-    if getattr(getattr(unwrapped(model), "config", None), "model_type", None) in FAMILIES:
+    if getattr(getattr(unwrapped(model), "config", None), "model_type", None) in known.known():
         return []
     found: list[str] = []
     for name, module in model.named_modules():

@@ -17,7 +17,7 @@ from whet.methods import fuse, order
 from whet.methods.seam import Applied
 from whet.models import attention
 from whet.models.bad_batch import checked
-from whet.models.families import why_padded
+from whet.models.packable import why_padded
 from whet.models.view import ModelView
 from whet.objectives.base import Collate
 from whet.objectives.choose import choose

@@ -311,7 +311,7 @@ PLANTED = (
         "attention reads the weights of its projections, adapters or not",
         (
             Edit(
-                "models/fused.py",
+                "models/fused/attention.py",
                 "    if any(why_called(part, nn.Linear) is not None for part in parts):\n        return False\n",
                 "",
             ),

@@ -149,19 +149,12 @@ def _run(self: Any, given: Sequence[Any], options: Mapping[str, Any]) -> Any:
     calls.say_if_more(amount)
     layout = layout_of(mask, amount)
     given_ids = {"input_ids": input_ids, **call}
+    positions = calls.packed.family.padded_positions(calls.packed.module, input_ids)
     with explained(self, given_ids), calls.packed.placement.at(layout.position()), calls.autocast(mask.device):
-        packed_options = _packed_inputs(call, layout, _positions(input_ids, calls.packed))
+        packed_options = _packed_inputs(call, layout, positions)
         out = type(self).forward(self, layout.packed(input_ids), **packed_options)
     out = _padded(self, out, mask, layout, amount)
     return out.to_tuple() if unpad_calls.wants_tuple(self, options) else out
-
-
-def _positions(input_ids: Tensor, packed: PackedModel) -> Tensor:
-    """Return the positions (B, T) that the untouched encoder gives these places, padding between tokens included."""
-    if not packed.family.skips_padding:
-        return torch.arange(input_ids.shape[1], device=input_ids.device).expand(input_ids.shape)
-    words = input_ids != packed.position_offset - 1
-    return words.cumsum(1) * words + packed.position_offset - 1
 
 
 def _packed_inputs(call: dict[str, Any], layout: Layout, positions: Tensor) -> dict[str, Any]:
@@ -181,15 +174,9 @@ def _padded(self: Any, out: Any, mask: Tensor, layout: Layout, amount: PaddingIn
     else:
         out.last_hidden_state = layout.padded(tokens)
     if out.get("pooler_output") is not None:
-        out.pooler_output = _pooled(self, out.last_hidden_state)
+        family = record.read(self, _CALLS).packed.family
+        out.pooler_output = family.pooled(self, out.last_hidden_state)
     return out
-
-
-def _pooled(self: Any, hidden: Tensor) -> Tensor:
-    """Return the encoder's summary of each row; ALBERT's pooler is a plain linear layer, the others' take (B, T, D)."""
-    if hasattr(self, "pooler_activation"):
-        return self.pooler_activation(self.pooler(hidden[:, 0]))
-    return self.pooler(hidden)
 
 
 def _in_dtype(out: Any, dtype: torch.dtype) -> Any:

@@ -14,14 +14,14 @@ from typing import Any
 
 from whet.errors import ConfigError, WhetError
 from whet.log import logger
-from whet.models import finite
-from whet.models.families import FAMILIES, family_of
+from whet.models import finite, known
 from whet.models.loading.config_check import check_tokenizer_config, checked_config
 from whet.models.loading.folder_check import CONFIG, check_folder
 from whet.models.loading.hub_folder import local_folder, missing_folder
 from whet.models.loading.hub_reach import hub_problem
 from whet.models.loading.tensor_check import check_weights
 from whet.models.loading.tokenizer_check import check_special_ids, check_tokenizer_file, is_panic
+from whet.models.packable import family_of
 from whet.paths import utf8_name
 
 
@@ -131,7 +131,7 @@ def max_positions(model: Any) -> int | None:
     if table is not None and table <= 0:  # how XLNet says that it has no table
         return None
     family = family_of(model)
-    return table if table is None or family is None else table - family.position_offset(model)
+    return table if table is None or family is None else table - family.first_position(model)
 
 
 def _config(folder: Path, name: str) -> Any:
@@ -150,7 +150,7 @@ def _require_head(config: Any, name: str, flag: str) -> None:
         what=f"the model cannot be loaded: {config.model_type} models have no head for extractive question answering",
         got=f"{name}: model_type {config.model_type}",
         why="an answer is found by a start and an end score for each token, and this architecture gives none",
-        fix=f"name an encoder in {flag}: one of model_type {', '.join(FAMILIES)} trains without padding",
+        fix=f"name an encoder in {flag}: one of model_type {known.names()} trains without padding",
     )
 
 

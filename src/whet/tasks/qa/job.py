@@ -14,8 +14,9 @@ from whet.config.arguments import TrainingArguments
 from whet.errors import ConfigError, WhetError
 from whet.jobs import left_out
 from whet.jobs.sources import source_of
-from whet.models.families import FAMILIES, family_of
+from whet.models import known
 from whet.models.loading.load import load_qa_model, load_tokenizer, max_positions
+from whet.models.packable import family_of
 from whet.tasks.qa.arguments import QaArguments
 from whet.tasks.qa.evaluate.decode import DecodeOptions
 from whet.tasks.qa.evaluate.predict import Judge
@@ -133,5 +134,5 @@ def _require_works(trainer: Trainer, split: Split) -> None:
             what=f"{type(trainer.model).__name__} cannot read rows of a question and its context",
             got=f"{type(error).__name__}: {error}",
             why="the code of this model in transformers refused a row; whet does not know this architecture",
-            fix=f"name a model of another family in --model_name_or_path, such as {', '.join(FAMILIES)}",
+            fix=f"name a model of another family in --model_name_or_path, such as {known.names()}",
         ) from error

@@ -25,7 +25,7 @@ from whet.log import logger
 from whet.methods.unpad import padding_readers
 from whet.models import attention
 from whet.models.bad_batch import explained
-from whet.models.families import why_padded
+from whet.models.packable import why_padded
 from whet.models.packed import PackedModel, packed_model
 from whet.models.wrapped import unwrapped
 from whet.objectives.base import IGNORED, Collate

@@ -1,0 +1,84 @@
+"""BERT, and the forwards that its relatives share with it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from whet.models.family import Family, Part, Slots
+from whet.models.fused.attention import attention
+from whet.models.fused.dropout import PlacedDropout
+from whet.models.fused.embeddings import TABLE_SLOTS, embeddings
+from whet.models.fused.layers import block_end, finished, inner, pass_position, product, residual_norm
+
+
+def bert_embeddings(
+    self: Any,
+    input_ids: Tensor | None = None,
+    token_type_ids: Tensor | None = None,
+    position_ids: Tensor | None = None,
+    inputs_embeds: Tensor | None = None,
+    **rest: Any,
+) -> Tensor:
+    """Return the embeddings (B, T, D)."""
+    found = None
+    if input_ids is not None and position_ids is not None and pass_position(self, input_ids) is not None:
+        found = embeddings(self, input_ids, position_ids, token_type_ids)
+    if found is None:
+        return type(self).forward(self, input_ids, token_type_ids, position_ids, inputs_embeds, **rest)
+    return found
+
+
+def self_attention(self: Any, hidden_states: Tensor, *rest: Any, **options: Any) -> tuple[Tensor, None]:
+    """Return the attention output (B, T, D)."""
+    if pass_position(self, hidden_states) is None:
+        return type(self).forward(self, hidden_states, *rest, **options)
+    parts = (self.query, self.key, self.value)
+    return attention(self, hidden_states, parts, self.num_attention_heads, self.dropout.p), None
+
+
+def attention_output(self: Any, hidden_states: Tensor, input_tensor: Tensor) -> Tensor:
+    """Return the first norm of a block."""
+    if pass_position(self, hidden_states) is None:
+        return type(self).forward(self, hidden_states, input_tensor)
+    found = product(hidden_states, self.dense)
+    return finished(residual_norm(found, input_tensor, self.LayerNorm, self.dropout))
+
+
+def intermediate(self: Any, hidden_states: Tensor) -> Tensor:
+    """Return the activations (B, T, F) of the feed-forward part."""
+    if pass_position(self, hidden_states) is None:
+        return type(self).forward(self, hidden_states)
+    return inner(hidden_states, self.dense, self.intermediate_act_fn)
+
+
+def block_output(self: Any, hidden_states: Tensor, input_tensor: Tensor) -> Tensor:
+    """Return the second norm of a block."""
+    if pass_position(self, hidden_states) is None:
+        return type(self).forward(self, hidden_states, input_tensor)
+    found = product(hidden_states, self.dense)
+    return block_end(self, residual_norm(found, input_tensor, self.LayerNorm, self.dropout))
+
+
+PROJECTIONS: Slots = {"query": nn.Linear, "key": nn.Linear, "value": nn.Linear}
+_OUTPUT: Slots = {"dense": nn.Linear, "LayerNorm": nn.LayerNorm, "dropout": PlacedDropout}
+
+
+def parts(prefix: str) -> Mapping[str, Part]:
+    """Return the fused parts of a family whose classes are BERT's under another name: `prefix` in place of `Bert`."""
+    return {
+        f"{prefix}Embeddings": Part(bert_embeddings, TABLE_SLOTS),
+        f"{prefix}SelfAttention": Part(self_attention, PROJECTIONS),
+        f"{prefix}SelfOutput": Part(attention_output, _OUTPUT),
+        f"{prefix}Intermediate": Part(intermediate, {"dense": nn.Linear, "intermediate_act_fn": None}),
+        f"{prefix}Output": Part(block_output, _OUTPUT, ends_block=True),
+    }
+
+
+FAMILY = Family(
+    model_types=("bert",),
+    package="transformers.models.bert",
+    attention=("BertSelfAttention",),
+    blocks=("BertLayer",),
+    parts=parts("Bert"),
+)

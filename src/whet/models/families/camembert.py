@@ -1,0 +1,14 @@
+"""CamemBERT: RoBERTa with another vocabulary."""
+
+from whet.models.families import bert
+from whet.models.family import Family, after_padding
+
+FAMILY = Family(
+    model_types=("camembert",),
+    package="transformers.models.camembert",
+    attention=("CamembertSelfAttention",),
+    blocks=("CamembertLayer",),
+    parts=bert.parts("Camembert"),
+    first_position=after_padding,
+    skips_padding=True,
+)

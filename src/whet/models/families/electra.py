@@ -1,0 +1,13 @@
+"""ELECTRA: BERT's blocks, with embeddings that may be narrower."""
+
+from whet.models.families import bert
+from whet.models.family import Family
+
+FAMILY = Family(
+    model_types=("electra",),
+    package="transformers.models.electra",
+    attention=("ElectraSelfAttention",),
+    blocks=("ElectraLayer",),
+    parts=bert.parts("Electra"),
+    tiny={"embedding_size": 16},
+)

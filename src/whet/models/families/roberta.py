@@ -1,0 +1,14 @@
+"""RoBERTa: BERT's blocks, with positions that start after the padding token's number."""
+
+from whet.models.families import bert
+from whet.models.family import Family, after_padding
+
+FAMILY = Family(
+    model_types=("roberta",),
+    package="transformers.models.roberta",
+    attention=("RobertaSelfAttention",),
+    blocks=("RobertaLayer",),
+    parts=bert.parts("Roberta"),
+    first_position=after_padding,
+    skips_padding=True,
+)

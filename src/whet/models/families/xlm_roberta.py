@@ -1,0 +1,14 @@
+"""XLM-RoBERTa: RoBERTa with another vocabulary."""
+
+from whet.models.families import bert
+from whet.models.family import Family, after_padding
+
+FAMILY = Family(
+    model_types=("xlm-roberta",),
+    package="transformers.models.xlm_roberta",
+    attention=("XLMRobertaSelfAttention",),
+    blocks=("XLMRobertaLayer",),
+    parts=bert.parts("XLMRoberta"),
+    first_position=after_padding,
+    skips_padding=True,
+)

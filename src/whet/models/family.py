@@ -1,0 +1,97 @@
+"""What whet knows of a model family; docs/families.md explains how to add one."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from whet.errors import ConfigError
+
+
+def from_zero(_: nn.Module) -> int:
+    """Return 0: most families number the tokens of a row from 0."""
+    return 0
+
+
+def after_padding(model: nn.Module) -> int:
+    """Return pad_token_id + 1, where RoBERTa's embeddings start (make_positions of fairseq)."""
+    padding_id: int | None = model.config.pad_token_id  # pyright: ignore
+    if padding_id is None:
+        raise ConfigError(
+            what="the model's configuration names no padding token",
+            got="pad_token_id null",
+            why="this family counts positions from the number of its padding token",
+            fix='set "pad_token_id" in config.json to what the model was trained with: 1 for RoBERTa and XLM-R',
+        )
+    return padding_id + 1
+
+
+def by_pooler(encoder: Any, hidden: Tensor) -> Tensor:
+    """Return the encoder's pooler applied to hidden states (B, T, D): it reads the first token of each row."""
+    return encoder.pooler(hidden)
+
+
+Slots = Mapping[str, type[nn.Module] | None]
+"""Submodules by path, and the class that each must have exactly; None: any activation that has an operator."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """The fused forward of one class."""
+
+    forward: Callable[..., Any]
+    """Takes the module and its inputs. In a forward pass of whet it computes the result with whet's operators, and
+    otherwise it calls the class's own forward."""
+    slots: Slots
+    """The submodules whose weights `forward` reads without calling them."""
+    ends_block: bool = False
+    """Whether the result of its block is this part's result, and `forward` passes it through `block_end`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """One model family: the models that share their modules' classes."""
+
+    model_types: tuple[str, ...]
+    """The values of `model_type` in config.json."""
+    package: str
+    """The Python package or module that defines the classes; names below are names of classes in it."""
+    attention: tuple[str, ...]
+    """The modules that call transformers' AttentionInterface."""
+    blocks: tuple[str, ...]
+    """The modules that the encoder is a stack of."""
+    parts: Mapping[str, Part] = field(default_factory=dict)
+    """The fused forward of each class that has one. Other modules run as they are."""
+    first_position: Callable[[nn.Module], int] = from_zero
+    """The position id of a row's first token, given the model. The ids of a row are consecutive."""
+    skips_padding: bool = False
+    """Whether padding between two tokens gets no position id of its own in a padded call."""
+    pooled: Callable[[Any, Tensor], Tensor] = by_pooler
+    """`pooler_output` (B, D) of the encoder, given the encoder and its hidden states (B, T, D)."""
+    tiny: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of the configuration that the tests' tiny model needs besides the common ones."""
+
+    def owns(self, cls: type) -> bool:
+        """Return whether the class is defined in this family's package."""
+        return cls.__module__ == self.package or cls.__module__.startswith(f"{self.package}.")
+
+    def is_attention(self, module: nn.Module) -> bool:
+        """Return whether the module's class is one of the family's attention classes, or a subclass of one."""
+        return self._is_one_of(module, self.attention)
+
+    def is_block(self, module: nn.Module) -> bool:
+        """Return whether the module's class is one of the family's block classes, or a subclass of one."""
+        return self._is_one_of(module, self.blocks)
+
+    def padded_positions(self, model: nn.Module, input_ids: Tensor) -> Tensor:
+        """Return the position ids (B, T) that the model gives the tokens of a padded call."""
+        first = self.first_position(model)
+        if not self.skips_padding:
+            return first + torch.arange(input_ids.shape[1], device=input_ids.device).expand(input_ids.shape)
+        words: Tensor = input_ids.ne(model.config.pad_token_id)  # pyright: ignore
+        return words.cumsum(1) * words + first - 1
+
+    def _is_one_of(self, module: nn.Module, names: tuple[str, ...]) -> bool:
+        return any(cls.__name__ in names and self.owns(cls) for cls in type(module).__mro__)

@@ -1,0 +1,48 @@
+"""Attention of a packed batch with its three projections, joined into one product."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from whet.kernels.attention.packed import attend, attend_joined
+from whet.kernels.batch_position import Site
+from whet.kernels.layers import recompute
+from whet.kernels.products.linear import linear
+from whet.kernels.specs import AttentionSpec, Drop
+from whet.models.fused.layers import with_bias
+from whet.models.standard import why_called
+
+
+def attention(module: Any, x: Tensor, parts: tuple[nn.Linear, ...], heads: int, p: float) -> Tensor:
+    """Return the attention output (1, N, D) of x (1, N, D) through the projections of query, key and value.
+
+    `module` is one of the family's attention modules, `p` the dropout of its attention weights.
+    """
+    site: Site = module.whet_site
+    position = site.position
+    assert position is not None
+    drop = Drop(p, position, site.use()) if module.training and p > 0.0 else None
+    spec = AttentionSpec(position.cu_seqlens, module.scaling, drop=drop, key_counts=position.key_counts)
+    if _can_join(parts):
+        return attend_joined(_joined(x, *parts)[0].unflatten(-1, (3, heads, -1)), spec).flatten(1)[None]
+    q, k, v = (with_bias(x, part)[0].unflatten(-1, (heads, -1)) for part in parts)
+    return attend(q, k, v, spec).flatten(1)[None]
+
+
+def _can_join(parts: tuple[nn.Linear, ...]) -> bool:
+    if any(why_called(part, nn.Linear) is not None for part in parts):
+        return False
+    first = parts[0]
+    return all(p.bias is not None and p.weight.dtype == first.weight.dtype for p in parts)
+
+
+def _joined(x: Tensor, *linears: nn.Linear) -> Tensor:
+    """Return the layers' results side by side: one product instead of several."""
+
+    def together() -> Tensor:
+        return torch.cat([part.weight for part in linears])
+
+    weight = together()
+    recompute.register(weight, together)
+    return linear(x, weight, torch.cat([part.bias for part in linears]), [part.weight for part in linears])

@@ -1,0 +1,41 @@
+"""Dropout whose masks depend on a token's position in the run, not on torch's generator."""
+
+import math
+
+from torch import Tensor, nn
+
+from whet.kernels.batch_position import Site
+from whet.kernels.layers.dropout import dropout
+from whet.kernels.specs import Drop
+from whet.models.recomputation import require_pass
+
+
+class PlacedDropout(nn.Dropout):
+    """Dropout whose mask is a function of (seed, step, site, row, position, channel); plain dropout outside of whet.
+
+    Only the class of a dropout module changes, so it keeps its hooks and its place in the model.
+    """
+
+    site: Site
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not self.training or self.p == 0.0:
+            return input
+        position = self.site.position
+        if position is None:
+            require_pass(self, self.site, input)
+        if position is None or math.prod(input.shape[:-1]) != len(position.slots):
+            return nn.functional.dropout(input, self.p)
+        return dropout(input, Drop(self.p, position, self.site.use()))
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, site={self.site.number}"
+
+
+def drop_of(module: PlacedDropout) -> Drop | None:
+    """Return the dropout of this use of the module; None if nothing is dropped."""
+    if not module.training or module.p == 0.0:
+        return None
+    position = module.site.position
+    assert position is not None
+    return Drop(module.p, position, module.site.use())

@@ -1,0 +1,44 @@
+"""The sum of embedding tables, its norm and its dropout, as one operator."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from whet.kernels.layers.embedding import TAKES_THE_REST, RowGradient, embed
+from whet.kernels.specs import Norm, Tables
+from whet.models.family import Slots
+from whet.models.fused.dropout import PlacedDropout, drop_of
+from whet.models.fused.layers import as_products_are
+from whet.models.standard import why_called
+
+GRADIENT = "whet_gradient"
+"""Attribute of an embedding table that holds its RowGradient."""
+_TABLES = ("word_embeddings", "position_embeddings", "token_type_embeddings")
+TABLE_SLOTS: Slots = {**dict.fromkeys(_TABLES, nn.Embedding), "LayerNorm": nn.LayerNorm, "dropout": PlacedDropout}
+"""What `embeddings` reads."""
+
+
+def embeddings(module: Any, input_ids: Tensor, position_ids: Tensor, token_type_ids: Tensor | None) -> Tensor | None:
+    """Return the normalised sum (1, N, D) of the embeddings of ids (1, N); None if a submodule must be called."""
+    tables = [getattr(module, name) for name in _TABLES if hasattr(module, name)]
+    called = [why_called(table, nn.Embedding) for table in tables]
+    called += [why_called(module.LayerNorm, nn.LayerNorm), why_called(module.dropout, PlacedDropout)]
+    if any(called):
+        return None
+    ids = [input_ids[0], position_ids[0]]
+    if len(tables) == len(_TABLES):
+        ids.append(torch.zeros_like(ids[0]) if token_type_ids is None else token_type_ids[0])
+    norm = Norm(module.LayerNorm.weight, module.LayerNorm.bias, module.LayerNorm.eps)
+    summed = Tables(tuple(table.weight for table in tables), tuple(table.padding_idx for table in tables))
+    gradients = [_row_gradient(table) for table in tables]
+    return as_products_are(embed(ids, summed, norm, drop=drop_of(module.dropout), gradients=gradients))[None]
+
+
+def _row_gradient(table: nn.Embedding) -> RowGradient | None:
+    """Return what keeps the table's gradient between steps, unless somebody watches that gradient arrive."""
+    found: RowGradient | None = table.__dict__.get(GRADIENT)
+    if found is None or found.table is not table.weight or table.weight._backward_hooks:
+        return None
+    hooks = getattr(table.weight, "_post_accumulate_grad_hooks", None) or {}
+    return found if all(hasattr(hook, TAKES_THE_REST) for hook in hooks.values()) else None

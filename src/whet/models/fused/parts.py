@@ -1,0 +1,53 @@
+"""Which modules of a model have a fused forward, and which of their submodules are called nevertheless."""
+
+from torch import nn
+
+from whet.models.binding import bound
+from whet.models.family import Part
+from whet.models.known import owner_of
+from whet.models.standard import learn, why_called
+
+
+def part_of(module: nn.Module) -> Part | None:
+    """Return the fused part that may take the place of the module's forward; None for any class but a family's own."""
+    return _declared(module) if learn(type(module)) else None
+
+
+def is_fused(module: nn.Module) -> bool:
+    """Return whether the module's forward is a fused one now."""
+    part = _declared(module)
+    return part is not None and bound(module) is part.forward
+
+
+def ends_a_block(module: nn.Module) -> bool:
+    """Return whether the result of the module's block is this module's result."""
+    part = part_of(module)
+    return part is not None and part.ends_block
+
+
+def called(module: nn.Module) -> dict[str, str]:
+    """Return which submodules of a fused module are called all the same, and why."""
+    part, found = _declared(module), {}
+    assert part is not None
+    for path, standard in part.slots.items():
+        try:
+            slot = module.get_submodule(path)
+        except AttributeError:
+            continue
+        if (why := why_called(slot, standard)) is not None:
+            found[path] = why
+    return found
+
+
+def has_products(module: nn.Module) -> bool:
+    """Return whether an operator multiplies by the weight of one of the module's linear layers."""
+    part = _declared(module)
+    if part is None or not is_fused(module):
+        return False
+    kept = called(module)
+    return any(standard is nn.Linear and path not in kept for path, standard in part.slots.items())
+
+
+def _declared(module: nn.Module) -> Part | None:
+    family = owner_of(type(module))
+    return None if family is None else family.parts.get(type(module).__name__)

@@ -1,0 +1,42 @@
+"""The families that whet knows: every module in `families/`, found by listing the folder."""
+
+from collections.abc import Mapping
+from functools import cache
+from importlib import import_module
+from pkgutil import iter_modules
+from types import MappingProxyType
+
+from torch import nn
+
+from whet.models import families
+from whet.models.family import Family
+
+
+@cache
+def known() -> Mapping[str, Family]:
+    """Return the family of each `model_type`, sorted by it; the first call imports the families' modules."""
+    found: dict[str, Family] = {}
+    for name in sorted(one.name for one in iter_modules(families.__path__)):
+        family: Family = import_module(f"{families.__name__}.{name}").FAMILY
+        for model_type in family.model_types:
+            assert model_type not in found, f"two families have the model_type {model_type}"
+            found[model_type] = family
+    return MappingProxyType(dict(sorted(found.items())))
+
+
+def names() -> str:
+    """Return the known model types as text for a message."""
+    return ", ".join(known())
+
+
+def of_type(model: nn.Module) -> Family | None:
+    """Return the family of the model's `model_type`. A decoder counts as unknown: its attention is causal."""
+    config = getattr(model, "config", None)
+    if getattr(config, "is_decoder", False):
+        return None
+    return known().get(getattr(config, "model_type", ""))
+
+
+def owner_of(cls: type) -> Family | None:
+    """Return the family in whose package the class is defined."""
+    return next((family for family in known().values() if family.owns(cls)), None)

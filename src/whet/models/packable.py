@@ -1,0 +1,65 @@
+"""Whether whet can run a model without its padding, and if not, why."""
+
+from torch import nn
+
+from whet.models.binding import bound
+from whet.models.family import Family
+from whet.models.known import of_type
+from whet.models.standard import is_trusted, learn
+from whet.models.wrapped import adds_tokens, only_wraps, unwrapped
+
+
+def family_of(model: nn.Module) -> Family | None:
+    """Return the family of the model, or None for one that whet cannot run without padding."""
+    return None if why_padded(model) is not None else of_type(unwrapped(model))
+
+
+def why_padded(model: nn.Module, within: nn.Module | None = None) -> str | None:
+    """Return why the model needs its padding; None if whet can run it without.
+
+    Rows that lie end to end must not see each other: only attention may mix the tokens of a row, and it must be that of
+    the family. `within` is the part of the model that is to run without padding, by default all of it.
+    """
+    base = unwrapped(model)
+    family = of_type(base)
+    if family is None:
+        return "whet does not know its family"
+    if adds_tokens(model):
+        return "its adapter puts tokens of its own before each row"
+    if not only_wraps(model):
+        return f"something is around its {type(model).__name__}: hooks, or a forward of its own"
+    blocks = [module for module in base.modules() if family.is_block(module)]
+    if not all(any(family.is_attention(part) for part in block.modules()) for block in blocks):
+        return f"a block of it has an attention that is not {' or '.join(family.attention)}"
+    for module in (within or base).modules():
+        if family.is_attention(module) and not _runs_forward_of(module, family.attention):
+            return f"{type(module).__name__} has a forward of its own, and may mix the tokens of different rows"
+        if isinstance(module, _MIXERS):
+            return f"it holds a {type(module).__name__}, which would mix the tokens of different rows"
+    return None
+
+
+def answers_questions(model: nn.Module) -> bool:
+    """Return whether the model is an extractive question answering model of transformers, with its own forward."""
+    base = unwrapped(model)
+    if adds_tokens(model):
+        return False
+    heads = [cls for cls in type(base).__mro__ if cls.__name__.endswith(_SPAN_HEADS) and is_trusted(cls)]
+    names = tuple(cls.__name__ for cls in heads if cls.__name__ not in _BEAM_HEADS)
+    return bool(names) and _runs_forward_of(base, names)
+
+
+def _runs_forward_of(module: nn.Module, names: tuple[str, ...]) -> bool:
+    """Return whether the module runs the forward that was written for one of these classes, or whet's."""
+    own = bound(module)
+    if own is not None and not getattr(getattr(own, "func", own), "__module__", "").startswith("whet."):
+        return False
+    given = [cls for cls in type(module).__mro__ if cls.__name__ in names and learn(cls)]
+    return any(type(module).forward is cls.forward for cls in given)
+
+
+_SPAN_HEADS = ("ForQuestionAnswering", "ForQuestionAnsweringSimple")
+_BEAM_HEADS = ("XLNetForQuestionAnswering", "XLMForQuestionAnswering", "FlaubertForQuestionAnswering")
+"""Heads that search for an answer's end by its start: they give no logits for each token."""
+_MIXERS = (nn.RNNBase, nn.modules.conv._ConvNd, nn.MultiheadAttention, nn.modules.batchnorm._NormBase)
+"""Layers of torch whose result for one token depends on others."""
