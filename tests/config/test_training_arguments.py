@@ -27,7 +27,7 @@ _OLDER = {"overwrite_output_dir", "warmup_ratio", "logging_dir"}
 """Fields of transformers 4 that whet keeps."""
 _OWN = {
     "profile", "precision", "max_tokens_per_batch", "checkpointing_policy", "activation_offload", "attn_implementation",
-    "optimizer_in_backward", "max_nonfinite_steps", "max_loss_spike", "memory_limit_gb",
+    "optimizer_in_backward", "max_nonfinite_steps", "max_loss_spike", "memory_limit_gb", "methods",
     "resume_allow_changes", "save_interval_s", "save_async", "save_error_policy", "padding_in_loss", "log_format",
 }  # fmt: skip
 """Fields that transformers does not have."""

@@ -55,6 +55,7 @@ CASES = {
     "checkpointing_policy": Case(  # tests/methods counts the bytes of the products, which are kept beside the graph
         given={"checkpointing_policy": "selective"}, base={"gradient_checkpointing": True}, sees="messages"
     ),
+    "methods": Case(given={"methods": ["freeze_tables"]}, sees="weights"),
     "torch_empty_cache_steps": Case(given={"torch_empty_cache_steps": 1}, sees="messages"),
     "attn_implementation": Case(given={"attn_implementation": "eager"}, sees="messages"),
     "num_train_epochs": Case(given={"num_train_epochs": 2}, sees="steps"),

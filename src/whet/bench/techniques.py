@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from whet.config.arguments import TrainingArguments
+from whet.config.names.methods import names_to_ask_for
 
 PLAIN = "plain"
 
@@ -160,6 +161,7 @@ TECHNIQUES: tuple[Technique, ...] = (
         equal_to=PLAIN,
     ),
     Technique(name="torch_compile", changes=_set(torch_compile=True), claim="faster", equal_to=PLAIN),
+    *(Technique(name=name, changes=_set(methods=[name])) for name in names_to_ask_for()),
 )
 
 

@@ -17,6 +17,7 @@ from whet.config.rules.compile import COMPILE_RULES, resolve_compile
 from whet.config.rules.loading import LOADING_RULES
 from whet.config.rules.logging import LOGGING_RULES
 from whet.config.rules.memory import MEMORY_RULES
+from whet.config.rules.methods import METHOD_RULES
 from whet.config.rules.optimizer import OPTIMIZER_RULES
 from whet.config.rules.precision import PRECISION_RULES, resolve_precision
 from whet.config.rules.saving import SAVING_RULES
@@ -50,6 +51,7 @@ def _resolve_defaults(values: dict[str, Any]) -> dict[str, Any]:
         values["greater_is_better"] = not values["metric_for_best_model"].endswith("loss")
     allowed = (name for words in values["resume_allow_changes"] for name in words.split(","))
     values["resume_allow_changes"] = tuple(dict.fromkeys(allowed))
+    values["methods"] = tuple(dict.fromkeys(name for words in values["methods"] for name in words.split(",")))
     values["resume_from_checkpoint"] = _checkpoint(values["resume_from_checkpoint"])
     values["report_to"] = _trackers(tuple(values["report_to"]))
     return values | resolve_precision(values) | resolve_compile(values)
@@ -78,7 +80,7 @@ def _is_installed(package: str) -> bool:
 
 _RULES = (
     *TRAINING_RULES, *PRECISION_RULES, *MEMORY_RULES, *OPTIMIZER_RULES, *SAVING_RULES, *LOADING_RULES, *LOGGING_RULES,
-    *COMPILE_RULES,
+    *COMPILE_RULES, *METHOD_RULES,
 )  # fmt: skip
 
 

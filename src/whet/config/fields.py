@@ -79,6 +79,9 @@ class TrainingFields:
     (norms, activations, dropouts, softmax); the results of matrix products are kept."""
     activation_offload: bool = False
     """Keep the activations in the host's memory until backward reads them. Needs a GPU."""
+    methods: Sequence[str] = field(default=(), metadata={"kind": tuple[str, ...]})
+    """Methods without a setting of their own that change the model before training, by name and with commas between
+    them, such as freeze_tables (no training of the embedding tables). An unknown name is refused with the list."""
     torch_empty_cache_steps: int | None = None
     """Return unused memory every this many optimizer steps: the GPU's cache, or on a CPU freed memory to the system.
     The log ends with what it cost. null: never."""

@@ -39,6 +39,8 @@ class MethodSettings:
     compile: CompileSettings | None = None
     checkpointing: Literal["blocks", "selective"] | None = None
     """What is recomputed in backward; None: what transformers' own switch in the model says."""
+    names: tuple[str, ...] = ()
+    """The methods that are asked for by name."""
     offload: bool = False
     """Whether activations wait in the host's memory for backward."""
 
@@ -49,6 +51,7 @@ def method_settings(args: TrainingArguments, *, operators: Literal["auto"] | Non
     return MethodSettings(
         operators=operators,
         row_gradients=True,
+        names=tuple(args.methods),
         precision=args.precision,
         compile=CompileSettings(backend=backend, mode=mode) if args.torch_compile else None,
         checkpointing=args.checkpointing_policy if args.gradient_checkpointing else None,

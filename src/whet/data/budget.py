@@ -6,10 +6,22 @@ from typing import Any
 
 import numpy as np
 
+from whet.card import Card
 from whet.data.batch import rows_of
 from whet.data.columns import Columns
 from whet.data.padding import Padding
 from whet.data.store import RowStore
+
+CARD = Card(
+    name="token budget",
+    asked_by="max_tokens_per_batch",
+    does="A micro-batch with more tokens than the budget is split between sequences.",
+    improves="memory",
+    same_result="yes",
+    hurts="When all sequences have the same length: a smaller batch does the same.",
+    source="fairseq's max_tokens (Ott et al. 2019, arXiv:1904.01038)",
+    page="memory-between-steps.md",
+)
 
 
 def cuts(dataset: Any, rows: np.ndarray, most_rows: int, most_tokens: int | None) -> list[tuple[int, int]]:

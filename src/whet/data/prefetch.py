@@ -21,8 +21,20 @@ from typing import Any
 import numpy as np
 import torch
 
+from whet.card import Card
 from whet.data.batch import Batch
 from whet.errors import ConfigError
+
+CARD = Card(
+    name="loading in advance",
+    asked_by="dataloader_num_workers, dataloader_pin_memory",
+    does="Threads prepare the next batches while the model computes, in pinned memory for a GPU.",
+    improves="speed",
+    same_result="yes",
+    hurts="When batches are cheap to make: the threads take time from the model on a CPU.",
+    source="torch.utils.data of PyTorch",
+    page="loading.md",
+)
 
 Piece = tuple[Any, ...]
 """What a micro-batch is made from: its rows, the place of the first in its step, and whatever else its maker takes."""

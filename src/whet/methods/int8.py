@@ -19,7 +19,7 @@ CARD = Card(
     improves="speed",
     same_result="no",
     hurts="When the last tenth of a point of accuracy counts, and on CPUs without VNNI, which refuse it.",
-    source="Xi et al. 2024, arXiv:2403.12422, and the page's others",
+    source="Wortsman et al. 2023, arXiv:2304.13013 (SwitchBack)",
     page="int8.md",
 )
 STAGE = Stage.PRODUCTS

@@ -11,11 +11,23 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from whet.card import Card
 from whet.errors import ConfigError
 from whet.kernels.attention.packed import attend as attend_rows
 from whet.kernels.batch_position import Site, running
 from whet.kernels.specs import AttentionSpec, Drop
 from whet.models.recomputation import require_pass
+
+CARD = Card(
+    name="attention",
+    asked_by="attn_implementation",
+    does="Chooses the code that computes attention: whet's packed one, or one of transformers' padded ones.",
+    improves="both",
+    same_result="without dropout",
+    hurts="Any choice but the default runs padded, except flash attention on a GPU.",
+    source="Vaswani et al. 2017, equation 1; Dao et al. 2022, arXiv:2205.14135",
+    page="attention.md",
+)
 
 NAME = "whet"
 SITE = "whet_site"

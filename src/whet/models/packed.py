@@ -6,6 +6,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
+from whet.card import Card
 from whet.data.batch import Batch
 from whet.data.padding import PaddingTokens
 from whet.errors import ConfigError
@@ -16,6 +17,17 @@ from whet.models.family import Family
 from whet.models.fused.dropout import PlacedDropout
 from whet.models.packable import family_of
 from whet.models.wrapped import unwrapped
+
+CARD = Card(
+    name="packing",
+    asked_by="default",
+    does="The sequences of a micro-batch lie end to end, without padding tokens.",
+    improves="both",
+    same_result="yes",
+    hurts="When a model's family is unknown, it is not applied, and batches run padded.",
+    source="Krell et al. 2021, arXiv:2107.02027",
+    page="packing.md",
+)
 
 _CHUNK = "whet_chunk_size"
 """Attribute that keeps a module's chunk_size_feed_forward."""

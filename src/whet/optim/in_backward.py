@@ -15,8 +15,20 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from whet.card import Card
 from whet.kernels.layers.embedding import TAKES_THE_REST
 from whet.log import logger
+
+CARD = Card(
+    name="step inside backward",
+    asked_by="optimizer_in_backward",
+    does="Each weight is updated during backward as soon as its gradient is complete, and the gradient is freed.",
+    improves="memory",
+    same_result="yes",
+    hurts="With clipping by the norm of all gradients or with accumulation, which it excludes.",
+    source="Lv et al. 2023, arXiv:2306.09782, section 3",
+    page="in-backward.md",
+)
 
 
 class InBackward:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from whet.card import Card
 from whet.config.arguments import TrainingArguments
 from whet.config.optimizer_names import OPTIONS, options, plugged_in
 from whet.errors import ConfigError, WhetError
@@ -25,6 +26,17 @@ from whet.optim.optimizers import (
     torchao,
 )
 from whet.optim.recipe import Recipe, Request, Shapes
+
+CARD = Card(
+    name="optimizers",
+    asked_by="optim",
+    does="The rule of the update and the format of its state, from 8 bytes a weight down to none.",
+    improves="both",
+    same_result="no",
+    hurts="When quality counts more than memory: compare the loss first.",
+    source="each optimizer names its own; AdamW: Loshchilov and Hutter 2019, arXiv:1711.05101",
+    page="optimizers.md",
+)
 
 RECIPES: Mapping[str, Recipe] = {
     "auto": auto.RECIPE,

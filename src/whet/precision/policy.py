@@ -9,12 +9,24 @@ import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
 
+from whet.card import Card
 from whet.config.arguments import TrainingArguments
 from whet.kernels.products import int8 as product_int8
 from whet.kernels.products import linear as product
 from whet.log import logger
 from whet.precision import device as devices
 from whet.precision import int8
+
+CARD = Card(
+    name="half precision",
+    asked_by="precision, bf16, fp16, tf32",
+    does="Matrix products run in a shorter number format; the weights stay float32.",
+    improves="both",
+    same_result="nearly",
+    hurts="On hardware without instructions for the format, which emulates it slowly.",
+    source="Micikevicius et al. 2017, arXiv:1710.03740",
+    page="precision.md",
+)
 
 
 class Precision(Protocol):

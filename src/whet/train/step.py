@@ -8,10 +8,22 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import record_function
 
+from whet.card import Card
 from whet.data.batch import Batch
 from whet.kernels.optimizer.adamw import gradient_norm
 from whet.objectives.base import Objective
 from whet.precision.policy import Precision
+
+CARD = Card(
+    name="accumulation",
+    asked_by="gradient_accumulation_steps",
+    does="The gradients of several micro-batches are summed before one optimizer step.",
+    improves="memory",
+    same_result="yes",
+    hurts="When the rows fit into memory at once: small products are less efficient.",
+    source="the sum rule of derivatives; the batch-size section of transformers' guides",
+    page="accumulation.md",
+)
 
 
 @dataclass(frozen=True)

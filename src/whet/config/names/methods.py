@@ -21,10 +21,16 @@ def method_files() -> dict[str, str]:
 
 
 @cache
+def asked_by() -> dict[str, str]:
+    """Return the name on each method's card, with the setting that asks for the method."""
+    paths = (_FOLDER / f"{module.replace('.', '/')}.py" for module in method_files().values())
+    cards = (_card(path) or {} for path in paths)
+    return {str(card.get("name")): str(card.get("asked_by")) for card in cards}
+
+
 def names_to_ask_for() -> tuple[str, ...]:
-    """Return the names that `--methods` takes: methods whose card says `asked_by="methods"`."""
-    paths = {name: _FOLDER / f"{module.replace('.', '/')}.py" for name, module in method_files().items()}
-    return tuple(name for name, path in paths.items() if (_card(path) or {}).get("asked_by") == BY_NAME)
+    """Return the names that `--methods` takes: those of methods whose card says `asked_by="methods"`."""
+    return tuple(name for name, setting in asked_by().items() if setting == BY_NAME)
 
 
 def _card(path: Path) -> dict[str, object] | None:

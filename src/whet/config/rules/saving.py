@@ -23,8 +23,8 @@ EVALUATION_FIELDS = ("eval_strategy", "eval_steps", "eval_delay", *METRIC_FIELDS
 """Settings that change the curve if the learning rate follows the evaluations."""
 
 CURVE_FACTS = (
-    "precision", "data_seed", "rows_per_step", "per_device_train_batch_size", "model", "data", "evaluation_data",
-    "order", "dtype",
+    "precision", "methods", "data_seed", "rows_per_step", "per_device_train_batch_size", "model", "data",
+    "evaluation_data", "order", "dtype",
 )  # fmt: skip
 """What else changes it: facts that several settings, or none, decide."""
 

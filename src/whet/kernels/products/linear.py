@@ -17,11 +17,23 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional
 
+from whet.card import Card
 from whet.config import environment
 from whet.hardware.cpu import vendor
 from whet.kernels import structs
 from whet.kernels.first_derivative import once_differentiable
 from whet.kernels.native_call import call, is_followed, native_for, ptr
+
+CARD = Card(
+    name="matrix library",
+    asked_by="default",
+    does="fp32 products go to the library that is faster on this processor, MKL or oneDNN.",
+    improves="speed",
+    same_result="yes",
+    hurts="On a processor where the choice is wrong: WHET_PRODUCTS changes it.",
+    source="decision 4 of whet",
+    page="matrix-products.md",
+)
 
 _SMALL = 1 << 20
 """Multiplications below which the way into oneDNN costs more than it saves."""

@@ -8,10 +8,22 @@ from typing import Any
 
 import torch
 
+from whet.card import Card
 from whet.config.arguments import TrainingArguments
 from whet.errors import ConfigError
 from whet.hardware import memory, trim
 from whet.log import logger
+
+CARD = Card(
+    name="empty cache",
+    asked_by="torch_empty_cache_steps",
+    does="Memory that is not in use is returned every few steps.",
+    improves="memory",
+    same_result="yes",
+    hurts="When memory is not what limits you: it costs time.",
+    source="malloc_trim(3) of glibc; CUDA semantics of PyTorch",
+    page="memory-between-steps.md",
+)
 
 _MIB = 1 << 20
 

@@ -136,6 +136,7 @@ def _curve(values: Mapping[str, Any]) -> dict[str, Any]:
     found = {name: values.get(name, options[name].default) for name in CURVE_FIELDS} | {
         "padding_in_loss": padding,
         "precision": policy.in_checkpoint(values),
+        "methods": ",".join(values.get("methods", ())),
         "rows_per_step": values.get("per_device_train_batch_size", 0) * values.get("gradient_accumulation_steps", 0),
     }
     if padding != "none":

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from whet.card import Card
 from whet.data import budget
 from whet.data.store import RowStore
 from whet.errors import ConfigError
@@ -26,6 +27,17 @@ from whet.train.trials.memory import GpuRoom, HostRoom, mib
 
 if TYPE_CHECKING:
     from whet.train.loop import Fit
+
+CARD = Card(
+    name="batch size trial",
+    asked_by="auto_find_batch_size",
+    does="Trial passes find how many rows fit into memory; the rest is accumulated.",
+    improves="memory",
+    same_result="yes",
+    hurts="When you know what fits: the trial takes a few passes.",
+    source="find_executable_batch_size of accelerate",
+    page="loading.md",
+)
 
 _MOST_GROWTH = 4
 """How many times as many rows as have run the next pass may have: a line through small ones is a guess."""
