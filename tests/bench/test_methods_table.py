@@ -79,7 +79,7 @@ def test_accumulation_keeps_the_rows_of_a_step(rows: int, split: tuple[int, int]
 def test_what_cannot_be_tried_says_why() -> None:
     base = Base(plain_settings(TrainingArguments(per_device_train_batch_size=1), 5), 384)
     assert "one row" in str(why_not(NAMED["accumulation"], base))
-    assert why_not(NAMED["fp32"], base) == "the plain run has it"
+    assert why_not(NAMED["fp32"], base) == "the plain run has this setting already"
     assert why_not(NAMED["checkpointing_blocks"], base) is None
     unknown = type(NAMED[PLAIN])(name="new", changes=lambda _: {"not_a_field": 1})
     assert why_not(unknown, base) == "this version of whet has no not_a_field"
