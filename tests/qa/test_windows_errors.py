@@ -9,9 +9,9 @@ from transformers import CanineTokenizer
 
 from whet.data.store import RowStore
 from whet.errors import ConfigError, DataError
-from whet.jobs.tokenising.encode import encode_texts, require_memory, rust_tokenizer
+from whet.jobs.tokenising.encode import check_max_length, encode_texts, require_memory, rust_tokenizer
 from whet.tasks.qa.types import Answers, Questions, Windows
-from whet.tasks.qa.windows.cut import WindowOptions, check_max_length, make_windows
+from whet.tasks.qa.windows.cut import WindowOptions, make_windows
 from whet.tasks.qa.windows.labels import span_labels
 
 

@@ -29,6 +29,10 @@ LIGHT = [
     "tasks/qa/run.py",
     "jobs/fields.py",
     "jobs/rules.py",
+    "jobs/run.py",
+    "tasks/classify/arguments.py",
+    "tasks/classify/rules.py",
+    "tasks/classify/run.py",
     "train/control/lock.py",
     "train/control/stop.py",
 ]

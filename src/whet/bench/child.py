@@ -18,10 +18,10 @@ from whet.config.arguments import TrainingArguments
 from whet.errors import ConfigError, WhetError
 from whet.hardware import memory
 from whet.jobs.sources import source_of
+from whet.jobs.tokenising.encode import check_max_length
 from whet.models.loading.load import load_qa_model, load_tokenizer, max_positions
 from whet.tasks.qa.arguments import QaArguments
 from whet.tasks.qa.splits import Split, cut, read_split
-from whet.tasks.qa.windows.cut import check_max_length
 from whet.train.trainer import Trainer
 
 _CLEAR_REFS = Path("/proc/self/clear_refs")

@@ -18,13 +18,16 @@ from whet.train.control import stop
 
 COMMANDS = {
     "qa": "train, evaluate and run a question answering model",
+    "classify": "train, evaluate and run a text classifier",
     "ask": "ask a trained model questions about a text",
     "demo": "train a small model; nothing is downloaded",
     "bench-methods": "measure each training technique on your model and machine",
     "doctor": "check this machine and installation, with advice",
 }
-TRAINING = frozenset({"qa", "demo", "bench-methods"})
+TRAINING = frozenset({"qa", "classify", "demo", "bench-methods"})
 """The commands that train."""
+STOPPABLE = frozenset({"qa", "classify"})
+"""The commands that a signal ends with a checkpoint."""
 _ONLY_PRINTS = frozenset({"__help", "_h", "__print_config"})
 """The flags, dashes as underscores, with which a command that trains prints something instead."""
 _INTERRUPTED = 128 + 2  # what shells report for SIGINT
@@ -56,10 +59,10 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     no_output = 1 in lasting.open_closed() and words[:1] and not trains
     _print_whatever_the_locale()
     lasting.keep_outputs(standard_output=trains)
-    if words[:1] == ["qa"]:
+    if words[:1] and words[0] in STOPPABLE:
         stop.install()  # before all that takes time, such as importing torch
     code = run(words)
-    if words[:1] == ["qa"]:
+    if words[:1] and words[0] in STOPPABLE:
         stop.ignore()  # what there was to do is done: a signal that comes now changes nothing
     if no_output and code == EXIT_OK:
         code = _lost(OSError(errno.EBADF, os.strerror(errno.EBADF)))

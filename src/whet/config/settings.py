@@ -3,7 +3,8 @@
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import FrozenInstanceError, fields
+from copy import copy
+from dataclasses import Field, FrozenInstanceError, fields
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -134,5 +135,12 @@ def _open_to_parsers(cls: type) -> None:
     for declaring in (base for base in cls.__mro__ if "__annotations__" in vars(base)):
         declared = declaring.__annotations__.items()
         declaring.__annotations__ = {name: kinds.get(name, kind) for name, kind in declared}
-    for one in fields(cls):  # pyright: ignore[reportArgumentType]
-        one.metadata = MappingProxyType({})
+    own: Any = cls
+    own.__dataclass_fields__ = {name: _without_metadata(one) for name, one in own.__dataclass_fields__.items()}
+
+
+def _without_metadata(one: Field[Any]) -> Field[Any]:
+    """Return a copy of the field: several settings classes may inherit this one, each with what it says."""
+    copied = copy(one)
+    copied.metadata = MappingProxyType({})
+    return copied

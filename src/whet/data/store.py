@@ -21,7 +21,7 @@ class RowStore:
     """A data set of token rows without padding; also a map-style dataset for any Trainer.
 
     `tokens` holds one array (N,) a token column (`input_ids`, `token_type_ids` ...), `cu_seqlens` is (rows + 1,) int64,
-    and `labels` holds one array (rows,) a label column (`start_positions` ...).
+    and `labels` holds one array a label column (`start_positions` ...): (rows,) or (rows, labels), int64 or float32.
     """
 
     cu_seqlens: np.ndarray
@@ -34,13 +34,13 @@ class RowStore:
         return len(self.cu_seqlens) - 1
 
     def __getitem__(self, row: int) -> dict[str, object]:
-        """Return the row as the features that `transformers` data sets hold: lists of ints and int labels."""
+        """Return the row as a data set of transformers holds it: lists of ints, and labels as numbers or lists."""
         if not -len(self) <= row < len(self):
             raise IndexError(row)
         row %= len(self)
         span = slice(self.cu_seqlens[row], self.cu_seqlens[row + 1])
         tokens: dict[str, object] = {name: column[span].tolist() for name, column in self.tokens.items()}
-        return tokens | {name: int(column[row]) for name, column in self.labels.items()}
+        return tokens | {name: column[row].tolist() for name, column in self.labels.items()}
 
     @property
     def lengths(self) -> np.ndarray:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from whet.data.files.cells import column_values
+from whet.data.files.table import TableRows
 from whet.errors import DataError
 from whet.jobs.fields import JobFields
 from whet.models.loading.hub_reach import unreachable
@@ -79,3 +81,28 @@ def _without_the_hub(name: str) -> Iterator[None]:
         yield
     finally:
         constants.HF_HUB_OFFLINE = before
+
+
+def table_rows(dataset: Dataset, limit: int | None = None) -> TableRows:
+    """Return the rows of a data set; classes that it keeps as numbers come as their names, -1 as None."""
+    n_rows = len(dataset) if limit is None else min(limit, len(dataset))
+
+    def take(names: Sequence[str]) -> Iterator[tuple[str, Any]]:
+        wanted = [name for name in dataset.column_names if name in names]
+        table: Any = dataset.select_columns(wanted).with_format("arrow")[:n_rows]
+        columns = [_named(column_values(table.column(name)), class_names(dataset, name)) for name in wanted]
+        for n, values in enumerate(zip(*columns, strict=True)):
+            yield f"row {n}", dict(zip(wanted, values, strict=True))
+
+    return TableRows(list(dataset.column_names), take)
+
+
+def class_names(dataset: Dataset, column: str | None) -> tuple[str, ...]:
+    """Return the names of the classes in this column, in the data set's order; none if they are no numbers."""
+    return tuple(getattr(dataset.features.get(column), "names", None) or ()) if column else ()
+
+
+def _named(values: list[Any], names: Sequence[str]) -> list[Any]:
+    if not names:
+        return values
+    return [names[value] if isinstance(value, int) and 0 <= value < len(names) else None for value in values]

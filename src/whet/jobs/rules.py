@@ -1,5 +1,7 @@
 """The rules that every task's run keeps: it has a model, data and something to do."""
 
+from typing import Any
+
 from whet.config.arguments import TrainingArguments
 from whet.config.rules.ranges import Rule, at_least
 from whet.errors import MASK, Problem
@@ -126,6 +128,18 @@ def _files(job: JobFields) -> dict[str, str]:
 
 def _askers(work: str) -> str:
     return "--do_eval, --eval_strategy, --eval_on_start" if work == "do_eval" else f"--{work}"
+
+
+def windows_move_on(spans: Any) -> Problem | None:
+    """Windows that overlap fully would never reach the end of the context."""
+    if spans.doc_stride is None or spans.doc_stride < spans.max_seq_length:
+        return None
+    return Problem(
+        what="doc_stride is not below max_seq_length",
+        got=f"doc_stride={spans.doc_stride}, max_seq_length={spans.max_seq_length}",
+        why="windows of max_seq_length tokens share doc_stride tokens, so at least one must be new",
+        fix=f"use a --doc_stride below {spans.max_seq_length}, or a larger --max_seq_length",
+    )
 
 
 JOB_RULES: tuple[Rule, ...] = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from whet.train.output import people, run_log, table
@@ -11,7 +11,7 @@ Shown = Mapping[str, tuple[str, str]]
 """Name of a metric -> the words for it, and the format of its value."""
 
 
-def show(shown: Shown, metrics: Mapping[str, float], folder: Path, total_s: float) -> None:
+def show(shown: Shown, metrics: Mapping[str, float], folder: Path, total_s: float, lines: Sequence[str] = ()) -> None:
     """Print what the run reached, how fast, and where its files are."""
     with run_log.kept(folder):
-        people.show(table.lines(shown, metrics, folder, total_s))
+        people.show([*table.lines(shown, metrics, folder, total_s), *lines])

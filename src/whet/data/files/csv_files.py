@@ -13,8 +13,8 @@ from whet.data.files.rejected import Rejected
 if TYPE_CHECKING:
     import pyarrow
 
-_DELIMITERS = (",", ";", "\t", "|")
-_USUAL = {".csv": ",", ".tsv": "\t"}
+DELIMITERS = (",", ";", "\t", "|")
+USUAL_DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _HEADER_CHARS = 10_000
 _MOST_COLUMNS = 2_000
 
@@ -26,9 +26,9 @@ def delimiter_of(text: str, known: Sequence[str], path: Path) -> str | None:
     table in any case.
     """
     lines = text[:_HEADER_CHARS].lstrip().splitlines()
-    counts = {mark: len(set(known) & set(_cut(lines[0], mark))) for mark in _DELIMITERS} if lines else {}
+    counts = {mark: len(set(known) & set(_cut(lines[0], mark))) for mark in DELIMITERS} if lines else {}
     best = max(counts, key=lambda mark: counts[mark], default=",")
-    return best if counts.get(best) else _USUAL.get(path.suffix.lower())
+    return best if counts.get(best) else USUAL_DELIMITERS.get(path.suffix.lower())
 
 
 def csv_table(data: bytes, texts: Sequence[str], delimiter: str) -> pyarrow.Table:

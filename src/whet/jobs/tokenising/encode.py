@@ -74,7 +74,7 @@ def encode_texts(
     A number means just so many threads. The tokens do not depend on it.
     """
     require_memory(texts, memory.available_bytes())
-    batches = list(_batches(texts))
+    batches = list(text_batches(texts))
 
     def encode(batch: Sequence[str]) -> EncodedTexts:
         made = tokenised(batch)
@@ -90,11 +90,24 @@ def encode_texts(
     with progress.reported(sum(map(len, texts))) as count:
         if n_threads is None:
             return _joined([encode(batch) for batch in batches])
-        with _no_threads_in_rust(), ThreadPoolExecutor(n_threads) as pool:
+        with threads_outside(), ThreadPoolExecutor(n_threads) as pool:
             return _joined(list(pool.map(encode, batches)))
 
 
-def _batches(texts: Sequence[str]) -> Iterator[list[str]]:
+def check_max_length(max_seq_length: int, tokenizer: PreTrainedTokenizerBase, max_positions: int | None = None) -> None:
+    """Raise ConfigError if rows would be longer than the tokenizer, or the positions of a model, allow."""
+    limits = {"tokenizer takes": tokenizer.model_max_length, "model has positions for": max_positions}
+    for words, limit in limits.items():
+        if limit is not None and max_seq_length > limit:
+            raise ConfigError(
+                what=f"rows of {max_seq_length} tokens are longer than the {words}",
+                got=f"max_seq_length {max_seq_length}, limit {limit}",
+                why="the model has learnt no positions behind the limit",
+                fix=f"--max_seq_length {limit} or less",
+            )
+
+
+def text_batches(texts: Sequence[str]) -> Iterator[list[str]]:
     """Yield the texts in order, so many at a time that their encodings take little memory; at least one batch."""
     batch: list[str] = []
     n_chars = 0
@@ -121,7 +134,7 @@ def require_memory(texts: Sequence[str], available_bytes: int | None) -> None:
 
 
 @contextmanager
-def _no_threads_in_rust() -> Iterator[None]:
+def threads_outside() -> Iterator[None]:
     """Have each call tokenise in its own thread: the size of Rust's pool cannot be changed in a running process."""
     before = os.environ.get("TOKENIZERS_PARALLELISM")
     os.environ["TOKENIZERS_PARALLELISM"] = "false"

@@ -1,4 +1,4 @@
-"""Load a question answering model and its tokenizer: safetensors and JSON only, no code from the folder, ever.
+"""Load a model with a head, and its tokenizer: safetensors and JSON only, no code from the folder, ever.
 
 Every folder is checked before transformers sees it (`folder_check`, `config_check`, `tensor_check`), and transformers
 gets the settings that were checked; it does not read config.json again.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from whet.log import logger
 from whet.models import finite, known
 from whet.models.loading.config_check import check_tokenizer_config, checked_config
 from whet.models.loading.folder_check import CONFIG, check_folder
+from whet.models.loading.heads import QUESTION_ANSWERING, Head
 from whet.models.loading.hub_folder import local_folder, missing_folder
 from whet.models.loading.hub_reach import hub_problem
 from whet.models.loading.tensor_check import check_weights
@@ -79,50 +81,103 @@ def load_tokenizer(source: ModelSource) -> Any:
     return tokenizer
 
 
+@dataclass(frozen=True, kw_only=True)
+class Labels:
+    """The labels that a head gives scores for; they go into the model's configuration."""
+
+    names: Sequence[str]
+    problem_type: str | None = None
+    may_replace: bool = False
+    """Whether a head that was trained with another number of labels is replaced by a new one."""
+
+
 def load_qa_model(source: ModelSource, *, trained: bool = False) -> Any:
-    """Return the model with a question answering head, weights in float32 (the master copy of any precision).
+    """Return the model with a question answering head; see `load_model`."""
+    return load_model(source, QUESTION_ANSWERING, trained=trained)
+
+
+def load_model(source: ModelSource, head: Head, *, trained: bool = False, labels: Labels | None = None) -> Any:
+    """Return the model with this head, weights in float32 (the master copy of any precision).
 
     Raises ConfigError where it cannot be loaded, or, if it has to be `trained` already, where weights are missing.
     """
-    import torch
-    from transformers import AutoModelForQuestionAnswering
-
-    from whet.models.loading.quiet import quiet
-
     name = source.name("config")
+    config = load_config(source)
     try:
-        config = _config(source.folder("config"), name)
-        _require_head(config, source.name("config"), source.flag_of("config"))
+        _require_head(config, head, name, source.flag_of("config"))
     except Exception as error:
         raise _not_loaded("model configuration", name, error, source.flag_of("config")) from error
+    if labels is not None:
+        _set_labels(config, labels)
     try:
-        folder = source.folder("model")
-        check_weights(folder, config.to_dict())
-        with quiet(), utf8_name(folder) as named:
-            model, report = AutoModelForQuestionAnswering.from_pretrained(
-                named,
-                config=config,
-                use_safetensors=True,
-                dtype=torch.float32,
-                output_loading_info=True,
-                local_files_only=True,
-                trust_remote_code=False,
-            )
-        model.config.name_or_path = model.name_or_path = source.model  # not where a download happens to lie
+        model, report = _from_folder(source, head, config)
     except Exception as error:
         raise _not_loaded("model", source.model, error, source.flag) from error
-    missing = sorted(report["missing_keys"])
+    mismatched = sorted(key for key, *_ in report["mismatched_keys"])
+    if mismatched and not (labels is not None and labels.may_replace):
+        raise _other_labels(source, mismatched, report["mismatched_keys"])
+    missing = sorted({*report["missing_keys"], *mismatched})
     if trained and missing:
         raise ConfigError(
-            what="the model has not learnt to answer questions",
+            what=f"the model has not learnt to {head.learns}",
             got=source.model,
             why=f"its folder holds no weights for {', '.join(missing)}",
-            fix=f"train it first: whet qa --model_name_or_path {shlex.quote(source.model)} --train_file FILE "
+            fix=f"train it first: {head.command} --model_name_or_path {shlex.quote(source.model)} --train_file FILE "
             "--do_train --output_dir out, then name the folder out",
         )
     _require_finite(model, source)
     _say_what_is_new(model, missing)
     return model
+
+
+def load_config(source: ModelSource) -> Any:
+    """Return the model's configuration, checked; raises ConfigError where it cannot be read."""
+    name = source.name("config")
+    try:
+        return _config(source.folder("config"), name)
+    except Exception as error:
+        raise _not_loaded("model configuration", name, error, source.flag_of("config")) from error
+
+
+def _from_folder(source: ModelSource, head: Head, config: Any) -> tuple[Any, dict[str, Any]]:
+    """Return the model and what transformers reports of missing and of mismatched weights."""
+    import torch
+    import transformers
+
+    from whet.models.loading.quiet import quiet
+
+    folder = source.folder("model")
+    check_weights(folder, config.to_dict())
+    with quiet(), utf8_name(folder) as named:
+        model, report = getattr(transformers, head.auto).from_pretrained(
+            named,
+            config=config,
+            use_safetensors=True,
+            dtype=torch.float32,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # what differs is in the report
+            local_files_only=True,
+            trust_remote_code=False,
+        )
+    model.config.name_or_path = model.name_or_path = source.model  # not where a download happens to lie
+    return model, report
+
+
+def _set_labels(config: Any, labels: Labels) -> None:
+    config.id2label = dict(enumerate(labels.names))
+    config.label2id = {name: n for n, name in enumerate(labels.names)}
+    if labels.problem_type is not None:
+        config.problem_type = labels.problem_type
+
+
+def _other_labels(source: ModelSource, names: Sequence[str], found: Iterable[tuple[str, Any, Any]]) -> ConfigError:
+    """Return the error of weights that do not fit; those of a head can be replaced."""
+    return ConfigError(
+        what="weights of the model do not fit its configuration and these labels",
+        got="; ".join(f"{key}: {tuple(saved)} in the file, {tuple(wanted)} wanted" for key, saved, wanted in found),
+        why=f"{', '.join(names)} of {source.model} were trained with another number of labels",
+        fix="to begin with a new head: --ignore_mismatched_sizes; or name a model without a trained head",
+    )
 
 
 def max_positions(model: Any) -> int | None:
@@ -141,15 +196,15 @@ def _config(folder: Path, name: str) -> Any:
     return CONFIG_MAPPING[values.pop("model_type")].from_dict(values, name_or_path=name)
 
 
-def _require_head(config: Any, name: str, flag: str) -> None:
-    from transformers import MODEL_FOR_QUESTION_ANSWERING_MAPPING
+def _require_head(config: Any, head: Head, name: str, flag: str) -> None:
+    import transformers
 
-    if type(config) in MODEL_FOR_QUESTION_ANSWERING_MAPPING:
+    if type(config) in getattr(transformers, head.mapping):
         return
     raise ConfigError(
-        what=f"the model cannot be loaded: {config.model_type} models have no head for extractive question answering",
+        what=f"the model cannot be loaded: {config.model_type} models have no head for {head.task}",
         got=f"{name}: model_type {config.model_type}",
-        why="an answer is found by a start and an end score for each token, and this architecture gives none",
+        why=f"{head.gives}, and this architecture gives none",
         fix=f"name an encoder in {flag}: one of model_type {known.names()} trains without padding",
     )
 

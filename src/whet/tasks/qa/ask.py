@@ -11,6 +11,7 @@ import numpy as np
 
 from whet import console, log
 from whet.errors import escape_controls
+from whet.jobs.tokenising.encode import check_max_length
 from whet.models.loading.load import ModelSource, load_qa_model, load_tokenizer, max_positions
 from whet.objectives.choose import choose
 from whet.objectives.span import SpanObjective
@@ -20,7 +21,7 @@ from whet.tasks.qa.evaluate.decode import DecodeOptions
 from whet.tasks.qa.evaluate.predict import predict
 from whet.tasks.qa.splits import Split
 from whet.tasks.qa.types import Answers, Questions
-from whet.tasks.qa.windows.cut import WindowOptions, check_max_length, make_windows
+from whet.tasks.qa.windows.cut import WindowOptions, make_windows
 from whet.train.compat.collate import default_collator
 from whet.train.evaluate import forward_batches
 

@@ -14,6 +14,7 @@ from whet.config.arguments import TrainingArguments
 from whet.errors import ConfigError, WhetError
 from whet.jobs import left_out
 from whet.jobs.sources import source_of
+from whet.jobs.tokenising.encode import check_max_length
 from whet.models import known
 from whet.models.loading.load import load_qa_model, load_tokenizer, max_positions
 from whet.models.packable import family_of
@@ -22,7 +23,6 @@ from whet.tasks.qa.evaluate.decode import DecodeOptions
 from whet.tasks.qa.evaluate.predict import Judge
 from whet.tasks.qa.splits import Split, cut, describe
 from whet.tasks.qa.types import Questions
-from whet.tasks.qa.windows.cut import check_max_length
 from whet.train.control import stop
 from whet.train.output import people, run_log
 from whet.train.resume import restore as resume

@@ -7,7 +7,7 @@ from whet.config.rules.ranges import Rule, above, at_least, seed
 from whet.config.rules.training import output_dir_has_a_name
 from whet.config.settings import broken
 from whet.errors import Problem
-from whet.jobs.rules import JOB_RULES, JOB_RUN_RULES
+from whet.jobs.rules import JOB_RULES, JOB_RUN_RULES, windows_move_on
 from whet.tasks.qa.fields import AskFields, QaFields
 
 V1_METRICS = ("exact_match", "f1")
@@ -16,18 +16,6 @@ V2_METRICS = (
     *("best_exact", "best_f1"),
 )
 """Figures of `squad_metrics` by which a model may be called best."""
-
-
-def windows_move_on(spans: Any) -> Problem | None:
-    """Windows that overlap fully would never reach the end of the context."""
-    if spans.doc_stride < spans.max_seq_length:
-        return None
-    return Problem(
-        what="doc_stride is not below max_seq_length",
-        got=f"doc_stride={spans.doc_stride}, max_seq_length={spans.max_seq_length}",
-        why="windows of max_seq_length tokens share doc_stride tokens, so at least one must be new",
-        fix=f"use a --doc_stride below {spans.max_seq_length}, or a larger --max_seq_length",
-    )
 
 
 def threshold_is_read(spans: Any) -> Problem | None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from whet.data.store import RowStore
 from whet.errors import ConfigError, DataError
-from whet.jobs.tokenising.encode import EncodedTexts, encode_texts, rust_tokenizer
+from whet.jobs.tokenising.encode import EncodedTexts, check_max_length, encode_texts, rust_tokenizer
 from whet.tasks.qa.types import Questions, Windows
 from whet.tasks.qa.windows.labels import span_labels
 from whet.tasks.qa.windows.pair_template import PairTemplate, Stretches, find_template
@@ -82,19 +82,6 @@ def make_windows(
     _check_room(questions, options, room, n_tokens)
     cuts = _cut(room, n_tokens, options.doc_stride, from_left=tokenizer.truncation_side == "left")
     return _windows(questions, _Encoded(asked, contexts, template), cuts, tokenizer, options)
-
-
-def check_max_length(max_seq_length: int, tokenizer: PreTrainedTokenizerBase, max_positions: int | None = None) -> None:
-    """Raise ConfigError if rows would be longer than the tokenizer, or the positions of a model, allow."""
-    limits = {"tokenizer takes": tokenizer.model_max_length, "model has positions for": max_positions}
-    for words, limit in limits.items():
-        if limit is not None and max_seq_length > limit:
-            raise ConfigError(
-                what=f"rows of {max_seq_length} tokens are longer than the {words}",
-                got=f"max_seq_length {max_seq_length}, limit {limit}",
-                why="the model has learnt no positions behind the limit",
-                fix=f"--max_seq_length {limit} or less",
-            )
 
 
 def _template(

@@ -1,0 +1,55 @@
+"""`whet classify`: train, evaluate and predict with a text classifier."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from whet.config.arguments import TrainingArguments
+from whet.config.command import Command
+from whet.errors import Problem
+from whet.tasks.classify.arguments import ClassifyArguments
+from whet.tasks.classify.rules import LOWER_IS_BETTER, check_run
+
+
+def _run(job: ClassifyArguments, args: TrainingArguments) -> int:
+    from whet.tasks.classify.run import run_classify
+
+    return run_classify(job, args)
+
+
+def _missing(job: ClassifyArguments, args: TrainingArguments) -> list[Problem]:
+    from whet.jobs.places import check_places
+
+    return check_places(job, args)
+
+
+def _usual(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """metric_name is what the best model is judged by."""
+    name = given.get("metric_name")
+    if name is None or given.get("metric_for_best_model") is not None:
+        return {}
+    better = given.get("greater_is_better")
+    if better is None:
+        better = name not in LOWER_IS_BETTER
+    return {"metric_for_best_model": name, "greater_is_better": better}
+
+
+COMMAND = Command(
+    name="whet classify",
+    summary=(
+        "Fine-tune a model that gives texts, or pairs of texts, one label, several labels or a number; evaluate it and"
+        " predict. The options are those of transformers' run_classification.py and TrainingArguments; their older"
+        " names work too."
+    ),
+    usage="[FILE.yaml | FILE.json] [--OPTION VALUE ...]",
+    examples=(
+        "whet classify --model_name_or_path distilbert-base-uncased --train_file train.csv --do_train --output_dir out",
+        "whet classify run.yaml --metric_name accuracy --load_best_model_at_end --output_dir out",
+    ),
+    parts=(ClassifyArguments, TrainingArguments),
+    lone="config",
+    takes_config=True,
+    check=check_run,
+    places=_missing,
+    usual=_usual,
+    run=_run,
+)

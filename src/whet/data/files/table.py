@@ -1,0 +1,144 @@
+"""The rows of a table file in any format: CSV, JSON lines, JSON or Parquet, detected by the content."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from whet.data.files.cells import refuse_twice
+from whet.data.files.csv_files import DELIMITERS, USUAL_DELIMITERS
+from whet.data.files.file_bytes import PARQUET, read_bytes, text_of
+from whet.data.files.json_text import json_lines, parse_json, place_in, skip_space
+from whet.data.files.parquet import parquet_columns
+from whet.data.files.rejected import Rejected
+
+PlacedRow = tuple[str, Any]
+"""Where a row stands (line 7), and the row: a mapping, or a `Rejected` for a row that cannot be taken apart."""
+
+
+@dataclass(frozen=True)
+class TableRows:
+    """The columns of a table, and its rows."""
+
+    columns: Sequence[str]
+    take: Callable[[Sequence[str]], Iterable[PlacedRow]]
+    """Returns every row with at least these columns, if the table has them."""
+
+
+def read_table(path: Path, delimiter: str | None = None) -> TableRows:
+    """Return the rows of this file; raises Rejected for a file that holds no table.
+
+    `delimiter` parts the columns of CSV; None: the character that cuts the header into most columns.
+    """
+    data = read_bytes(path)
+    if data.startswith(PARQUET):
+        return _parquet(data)
+    text = text_of(data)
+    begin = skip_space(text)
+    if begin == len(text):
+        raise Rejected("the file is empty", why="there is no row in it", fix="name another file")
+    if text[begin] in "{[" and delimiter is None:
+        return _json(text, begin)
+    return _csv(text, delimiter or _delimiter_of(text[begin:], path))
+
+
+def _parquet(data: bytes) -> TableRows:
+    def take(names: Sequence[str]) -> Iterator[PlacedRow]:
+        found = parquet_columns(data, names)
+        wanted = [name for name in found if name in names]
+        for n, values in enumerate(zip(*(found[name] for name in wanted), strict=True)):
+            yield f"row {n}", dict(zip(wanted, values, strict=True))
+
+    return TableRows(list(parquet_columns(data, ())), take)
+
+
+def _json(text: str, begin: int) -> TableRows:
+    document, end = parse_json(text, begin)
+    rest = skip_space(text, end)
+    if rest == len(text):
+        rows = _rows_of_document(document)
+    elif "\n" not in text[begin:end] and "\n" in text[end:rest]:
+        rows = list(json_lines(text))
+    else:
+        raise Rejected(
+            f"{place_in(text, rest)}: the JSON ends here, but more text follows",
+            got=text[rest : rest + 40],
+            why="a file is one JSON document, or JSON lines with one object a line",
+            fix="remove what follows, or write one object a line",
+        )
+    columns = next((list(row) for _, row in rows if isinstance(row, Mapping)), [])
+    return TableRows(columns, lambda _: rows)
+
+
+def _rows_of_document(document: Any) -> list[PlacedRow]:
+    if isinstance(document, Mapping):
+        inner = document.get("data")
+        if not isinstance(inner, list):
+            return [("line 1", document)]  # JSON lines with only one line
+        document = inner
+    return [(f"entry {n}", row) for n, row in enumerate(document)]
+
+
+def _delimiter_of(text: str, path: Path) -> str:
+    header = text[: text.find("\n") if "\n" in text else len(text)]
+    counts = {mark: len(next(csv.reader([header], delimiter=mark), [])) for mark in DELIMITERS}
+    best = max(counts, key=lambda mark: counts[mark])
+    return best if counts[best] > 1 else USUAL_DELIMITERS.get(path.suffix.lower(), ",")
+
+
+def _csv(text: str, delimiter: str) -> TableRows:
+    rows = list(_csv_records(text, delimiter))
+    columns = [name.strip() for name in rows[0][1]]
+    refuse_twice(columns)
+
+    def take(_: Sequence[str]) -> Iterator[PlacedRow]:
+        for line, cells in rows[1:]:
+            if len(cells) == len(columns):
+                yield f"line {line}", dict(zip(columns, cells, strict=True))
+            else:
+                yield f"line {line}", _other_columns(cells, columns, delimiter)
+
+    return TableRows(columns, take)
+
+
+def _csv_records(text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield each record with the line that it begins in, counted from 1; a quoted text may run over many lines."""
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    begin = 1
+    with _any_field_size(len(text)):
+        try:
+            for cells in reader:
+                if cells:
+                    yield begin, cells
+                begin = reader.line_num + 1
+        except csv.Error as error:
+            raise Rejected(
+                f"line {max(reader.line_num, begin)}: not a CSV table with {delimiter!r} between its columns",
+                got=f"{error} (the row begins in line {begin})",
+                why="quotes inside a quoted text are doubled, and every quoted text ends",
+                fix="write the file again with Python's csv module or with pandas",
+            ) from None
+
+
+@contextmanager
+def _any_field_size(n_chars: int) -> Iterator[None]:
+    """Let one cell hold a text of any length; the limit of the csv module holds for the process."""
+    before = csv.field_size_limit(n_chars + 1)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(before)
+
+
+def _other_columns(cells: Sequence[str], columns: Sequence[str], delimiter: str) -> Rejected:
+    return Rejected(
+        f"the row has {len(cells)} column{'' if len(cells) == 1 else 's'}, and the header {len(columns)}",
+        got=delimiter.join(cells),
+        why="every row has the columns of the header",
+        fix=f'put a text that holds {delimiter!r} or a line break into quotes: "..."',
+    )

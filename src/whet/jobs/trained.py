@@ -1,0 +1,32 @@
+"""How a trained model reads its input: a small file next to the weights, for `whet predict`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from whet.train.output import files as output_files
+
+NAME = "whet_task.json"
+
+
+def write_reading(folder: Path, values: Mapping[str, Any]) -> None:
+    """Write how the model reads its input; `task` is among the values."""
+    output_files.write_json(folder / NAME, values, indent=2, on_error="stop")
+
+
+def read_reading(folder: Path, task: str) -> dict[str, Any]:
+    """Return what was written for this task, for a checkpoint from the folder around it.
+
+    Empty for a model that was trained elsewhere, and for a file that is damaged.
+    """
+    for path in (folder / NAME, folder.parent / NAME):
+        try:
+            found = json.loads(path.read_text("utf-8"))
+        except (OSError, ValueError):
+            continue
+        if isinstance(found, dict) and found.get("task") == task:
+            return found
+    return {}

@@ -1,0 +1,62 @@
+"""The heads that models are loaded with, and what messages say of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Head:
+    """A head of transformers."""
+
+    auto: str
+    """The class of transformers that loads a model with it."""
+    mapping: str
+    """The name of the architectures that have it."""
+    task: str
+    """What the head is for, in words."""
+    gives: str
+    """What it computes."""
+    learns: str
+    """What a model without it has not learnt to do."""
+    command: str
+    """What trains it."""
+
+
+QUESTION_ANSWERING = Head(
+    auto="AutoModelForQuestionAnswering",
+    mapping="MODEL_FOR_QUESTION_ANSWERING_MAPPING",
+    task="extractive question answering",
+    gives="an answer is found by a start and an end score for each token",
+    learns="answer questions",
+    command="whet qa",
+)
+SEQUENCE_CLASSIFICATION = Head(
+    auto="AutoModelForSequenceClassification",
+    mapping="MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING",
+    task="text classification",
+    gives="a label is found by a score for each label",
+    learns="classify texts",
+    command="whet classify",
+)
+TOKEN_CLASSIFICATION = Head(
+    auto="AutoModelForTokenClassification",
+    mapping="MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING",
+    task="token classification",
+    gives="the tag of a word is found by a score for each tag",
+    learns="tag words",
+    command="whet tag",
+)
+HEADS = {
+    "ForQuestionAnswering": QUESTION_ANSWERING,
+    "ForQuestionAnsweringSimple": QUESTION_ANSWERING,
+    "ForSequenceClassification": SEQUENCE_CLASSIFICATION,
+    "ForTokenClassification": TOKEN_CLASSIFICATION,
+}
+"""How the name of a model's class in its configuration ends -> its head."""
+
+
+def head_named(architectures: object) -> Head | None:
+    """Return the head that a configuration's `architectures` names; None for any other."""
+    names = architectures if isinstance(architectures, list) else []
+    return next((head for ending, head in HEADS.items() for name in names if str(name).endswith(ending)), None)

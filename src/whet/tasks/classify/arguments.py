@@ -1,0 +1,26 @@
+"""The options of text classification, in the names and with the defaults of transformers' run_classification.py."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from whet.config.options import printable
+from whet.config.settings import checked
+from whet.tasks.classify.fields import ClassifyFields
+from whet.tasks.classify.rules import CLASSIFY_RULES
+
+_HEADINGS = {
+    "model_name_or_path": "Model",
+    "dataset_name": "Data",
+    "do_regression": "Labels",
+    "max_seq_length": "Length",
+}
+
+
+@checked(headings=_HEADINGS, rules=CLASSIFY_RULES)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClassifyArguments(ClassifyFields):
+    """Which model learns which labels, from which data."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return every field by name, ready for JSON, the token masked."""
+        return printable(self)

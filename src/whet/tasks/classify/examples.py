@@ -1,0 +1,225 @@
+"""Examples of text classification: which columns of a table hold the texts and the label, and their values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from whet.data.files.bad_rows import BadRows
+from whet.data.files.rejected import Rejected
+from whet.data.files.row_fields import kind, text_field
+from whet.data.files.table import TableRows
+from whet.errors import Problem
+
+PAIRS = (
+    *(("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"), ("question", "answer")),
+    *(("question", "sentence"), ("query", "passage"), ("text1", "text2")),
+)
+TEXTS = ("sentence", "text", "content", "review", "document", "utterance", "question")
+LABELS = ("label", "labels", "category", "class", "target", "intent", "score")
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which columns hold what; several of one text are joined with `delimiter`."""
+
+    text: tuple[str, ...]
+    pair: tuple[str, ...] = ()
+    label: str | None = None
+    """None: the examples have no labels."""
+    delimiter: str = " "
+
+    @property
+    def all(self) -> list[str]:
+        """Every column that is read."""
+        return [*self.text, *self.pair, *([self.label] if self.label else [])]
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Texts with their labels as the data has them; rows that `skip_bad` left out are named in `left_out`."""
+
+    source: str
+    texts: Sequence[str]
+    pairs: Sequence[str] | None
+    """The second texts; None: one text a row."""
+    labels: Sequence[Any] | None
+    """Texts, numbers, lists, or None where a row has no label; None: no row has one."""
+    places: Sequence[str]
+    """Where each example stands, such as line 7."""
+    columns: Columns
+    left_out: Sequence[Problem] = ()
+    n_left_out: int = 0
+    label_order: Sequence[str] = field(default=())
+    """The names of the labels in the order of the data set, if that says one."""
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def where(self, example: int) -> str:
+        """Return the place of this example, for messages."""
+        return f"{self.source}: {self.places[example]}"
+
+    def take(self, examples: Sequence[int]) -> Examples:
+        """Return these examples, in this order."""
+        from dataclasses import replace
+
+        def some(values: Sequence[Any] | None) -> Any:
+            return None if values is None else [values[n] for n in examples]
+
+        return replace(
+            self,
+            texts=some(self.texts),
+            pairs=some(self.pairs),
+            labels=some(self.labels),
+            places=some(self.places),
+        )
+
+
+@dataclass(frozen=True)
+class Named:
+    """The names of columns that a user gave; None where the data decides."""
+
+    text: str | None = None
+    pair: str | None = None
+    label: str | None = None
+    delimiter: str = " "
+
+
+def choose_columns(found: Sequence[str], named: Named, *, need_label: bool) -> Columns:
+    """Return which columns of a table are read; raises Rejected if a named one is missing or none can be chosen."""
+    label = named.label or next((name for name in LABELS if name in found), None)
+    given = [*_split(named.text), *_split(named.pair)]
+    missing = [name for name in (*given, *([named.label] if need_label and named.label else [])) if name not in found]
+    if missing:
+        raise _missing(missing, found)
+    text, pair = _split(named.text), _split(named.pair)
+    if not text:
+        text, usual = _usual_texts(found, label)
+        pair = pair or usual
+    elif not pair and len(text) == 1:
+        pair = tuple(b for a, b in PAIRS if (a,) == text and b in found)[:1]
+    if need_label and label not in found:
+        rest = [name for name in found if name not in (*text, *pair)]
+        label = rest[0] if len(rest) == 1 else None
+        if label is None:
+            raise _no_label(found)
+    return Columns(text, pair, label if label in found else None, named.delimiter)
+
+
+def collect(rows: TableRows, columns: Columns, bad: BadRows, *, need_label: bool, limit: int | None) -> Examples:
+    """Return the examples of a table, the first `limit` of them; raises one DataError that reports all bad rows."""
+    texts: list[str] = []
+    pairs: list[str] = []
+    labels: list[Any] = []
+    places: list[str] = []
+    for n, (place, row) in enumerate(rows.take(columns.all)):
+        if n == limit:
+            break
+        try:
+            row = _mapping(row)
+            text = _text(row, columns.text, columns.delimiter)
+            pair = _text(row, columns.pair, columns.delimiter) if columns.pair else ""
+            label = _label(row, columns.label, needed=need_label)
+        except Rejected as problem:
+            bad.add(problem, lambda place=place: place)
+            continue
+        texts.append(text)
+        pairs.append(pair)
+        labels.append(label)
+        places.append(place)
+    bad.refuse(len(texts), "example")
+    return Examples(
+        source=bad.source,
+        texts=texts,
+        pairs=pairs if columns.pair else None,
+        labels=labels if any(label is not None for label in labels) else None,
+        places=places,
+        columns=columns,
+        left_out=bad.problems,
+        n_left_out=bad.n_left_out,
+    )
+
+
+def _split(names: str | None) -> tuple[str, ...]:
+    return tuple(name.strip() for name in names.split(",") if name.strip()) if names else ()
+
+
+def _usual_texts(found: Sequence[str], label: str | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    for first, second in PAIRS:
+        if first in found and second in found:
+            return (first,), (second,)
+    usual = [name for name in TEXTS if name in found and name != label]
+    others = [name for name in found if name != label]
+    if usual or len(others) == 1:
+        return (usual[0] if usual else others[0],), ()
+    raise Rejected(
+        "it is not known which column holds the text",
+        got=f"columns found: {', '.join(map(str, found)) or 'none'}",
+        why=f"none of them has a usual name ({', '.join(TEXTS)})",
+        fix="name it: --text_column_names NAME (several names, separated by commas, are joined)",
+    )
+
+
+def _mapping(row: Any) -> Mapping[str, Any]:
+    if isinstance(row, Rejected):
+        raise row
+    if not isinstance(row, Mapping):
+        raise Rejected(
+            f"this is {kind(row)}, not an object",
+            got=row,
+            why="a row is a JSON object with named fields",
+            fix='write an object here: {"text": "...", "label": "..."}',
+        )
+    return row
+
+
+def _text(row: Mapping[str, Any], names: Sequence[str], delimiter: str) -> str:
+    """Return the text of these columns; of several, some may be empty."""
+    if len(names) == 1:
+        return text_field(row, names[0])
+    filled = [text_field(row, name) for name in names if row.get(name) not in (None, "")]
+    return delimiter.join(filled) if filled else text_field(row, names[0])
+
+
+def _label(row: Mapping[str, Any], name: str | None, *, needed: bool) -> Any:
+    """Return the label as the data has it; None for a gap where labels may be missing."""
+    value = row.get(name) if name else None
+    gap = value is None or value == "" or value != value  # NaN: a gap of pandas
+    if gap and needed:
+        raise Rejected(
+            f"{name} is missing" if name not in row or value is None else f"{name} is empty",
+            got=sorted(map(str, row)) if name not in row else value,
+            why="every example to learn from or to evaluate on has a label",
+            fix=f"fill {name}, or remove the row",
+        )
+    if gap:
+        return None
+    if isinstance(value, str | int | float | list):
+        return value
+    raise Rejected(
+        f"{name} is {kind(value)}",
+        got=value,
+        why="a label is a text, a number, or a list of them",
+        fix=f"write {name} as a text or a number",
+    )
+
+
+def _missing(names: Sequence[str], found: Sequence[str]) -> Rejected:
+    many = len(names) > 1
+    return Rejected(
+        f"the column{'s' if many else ''} {', '.join(names)} {'are' if many else 'is'} missing",
+        got=f"columns found: {', '.join(map(str, found)) or 'none'}",
+        why="the options name it",
+        fix="correct --text_column_names, --text_pair_column_names or --label_column_name, or --csv_delimiter",
+    )
+
+
+def _no_label(found: Sequence[str]) -> Rejected:
+    return Rejected(
+        "it is not known which column holds the label",
+        got=f"columns found: {', '.join(map(str, found)) or 'none'}",
+        why=f"none of them has a usual name ({', '.join(LABELS)})",
+        fix="name it: --label_column_name NAME",
+    )

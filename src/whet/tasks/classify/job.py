@@ -1,0 +1,108 @@
+"""A run of text classification over examples that have been read: labels, rows, model, training, files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from transformers import set_seed
+
+from whet.config.arguments import TrainingArguments
+from whet.jobs.job import SPLIT_OF, Job, Part, model_card
+from whet.jobs.sources import source_of
+from whet.jobs.tokenising.cache import Cache
+from whet.jobs.tokenising.encode import check_max_length
+from whet.jobs.tokenising.rows import RowMaker, RowOptions
+from whet.models.loading.heads import SEQUENCE_CLASSIFICATION
+from whet.models.loading.load import Labels, load_config, load_model, load_tokenizer, max_positions
+from whet.tasks.classify.arguments import ClassifyArguments
+from whet.tasks.classify.examples import Examples
+from whet.tasks.classify.judge import ClassifyJudge
+from whet.tasks.classify.labels import Scheme, kind_of, scheme_of, scheme_of_config
+from whet.tasks.classify.prediction import Decision
+from whet.tasks.classify.rows import Split, tokenised
+from whet.train.output import people
+from whet.train.resume import restore as resume
+from whet.train.trainer import Trainer
+
+
+def prepare(job: ClassifyArguments, args: TrainingArguments, examples: Mapping[str, Examples]) -> Job:
+    """Tokenise, load the model and build its Trainer; raises whatever cannot work, before any training."""
+    resume.look_ahead(args)
+    source = source_of(job)
+    scheme = _scheme(job, examples, load_config(source))
+    tokenizer = load_tokenizer(source)
+    options = RowOptions(max_seq_length=job.max_seq_length, doc_stride=job.doc_stride)
+    maker = RowMaker(
+        tokenizer, options, Cache(rows="rows", overwrite=job.overwrite_cache), job.preprocessing_num_workers
+    )
+    splits = {name: tokenised(name, found, scheme, maker) for name, found in examples.items()}
+    set_seed(args.seed)  # the new weights of the head
+    names = scheme.names or ("LABEL_0",)
+    labels = Labels(names=names, problem_type=scheme.kind, may_replace=job.ignore_mismatched_sizes)
+    model = load_model(source, SEQUENCE_CLASSIFICATION, trained=not args.do_train, labels=labels)
+    check_max_length(job.max_seq_length, tokenizer, max_positions(model))
+    trainer = Trainer(
+        model=model,
+        args=args,
+        train_dataset=splits["train"].dataset if "train" in splits else None,
+        eval_dataset=splits["validation"].dataset if "validation" in splits else None,
+        processing_class=tokenizer,
+        padded_length=job.max_seq_length if job.pad_to_max_length else None,
+    )
+    decision = Decision(scheme, job.threshold)
+    parts = {name: _part(split, decision, Path(args.output_dir)) for name, split in splits.items()}
+    return Job(
+        trainer,
+        args,
+        parts,
+        card=model_card(job, "text-classification"),
+        reading={"task": "classify"} | (_reading(job, splits["train"]) if "train" in splits else {}),
+    )
+
+
+def tables(job: Job) -> list[str]:
+    """Return the lines of the confusion matrices of the splits that were judged."""
+    judges = [job.parts[name].judge for name in SPLIT_OF.values() if name in job.parts]
+    return [line for judge in judges if isinstance(judge, ClassifyJudge) for line in judge.tables]
+
+
+def _part(split: Split, decision: Decision, folder: Path) -> Part:
+    examples = split.examples
+    judge = ClassifyJudge(split, decision, folder)
+    return Part(split.dataset, judge, len(examples), examples.left_out, examples.n_left_out)
+
+
+def _scheme(job: ClassifyArguments, examples: Mapping[str, Examples], config: Any) -> Scheme:
+    """Return what labels are: from the training examples, or without training from the model."""
+    known = scheme_of_config(config)
+    if "train" not in examples:
+        people.show([f"labels: {_words(known)}, from the model's configuration"])
+        return known
+    kind, why = kind_of(examples["train"], job.problem_type, job.do_regression)
+    scheme = scheme_of(examples["train"], kind)
+    if set(scheme.names) == set(known.names) and kind == known.kind:
+        scheme = known  # the head of a trained model goes on with its own order
+    people.show([f"labels: {_words(scheme)} ({why})"])
+    return scheme
+
+
+def _words(scheme: Scheme) -> str:
+    if scheme.kind == "regression":
+        return "numbers (regression)"
+    many = "any number" if scheme.kind == "multi_label_classification" else "one"
+    return f"{many} of {len(scheme.names)} for each text"
+
+
+def _reading(job: ClassifyArguments, split: Split) -> dict[str, Any]:
+    """Return how the model reads a text, for `whet predict`."""
+    columns = split.examples.columns
+    return {
+        "text_column_names": ",".join(columns.text),
+        "text_pair_column_names": ",".join(columns.pair) or None,
+        "text_column_delimiter": columns.delimiter,
+        "max_seq_length": job.max_seq_length,
+        "doc_stride": job.doc_stride,
+        "threshold": job.threshold,
+    }

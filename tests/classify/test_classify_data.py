@@ -1,0 +1,187 @@
+"""Examples from every format; bad rows and unknown labels are refused by file, line and field."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from text_tasks import topic_rows, write_csv, write_lines
+from whet.errors import DataError
+from whet.tasks.classify.arguments import ClassifyArguments
+from whet.tasks.classify.examples import Examples, Named
+from whet.tasks.classify.labels import Scheme, kind_of, scheme_of
+from whet.tasks.classify.splits import read_file, read_split
+
+
+def _read(path: Path, named: Named | None = None, **changes: Any) -> Examples:
+    options: dict[str, Any] = {"delimiter": None, "need_label": True, "limit": None, "skip_bad": False} | changes
+    return read_file(path, named or Named(), **options)
+
+
+def _problems(path: Path, **changes: Any) -> list[str]:
+    with pytest.raises(DataError) as caught:
+        _read(path, **changes)
+    return [problem.what for problem in caught.value.problems]
+
+
+def _rows_with_odd_texts() -> list[dict[str, Any]]:
+    return [*topic_rows(), {"text": 'a "quoted"\nline; with | marks,\tand a tab', "label": "garden"}]
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+def test_csv_with_any_delimiter_gives_the_same_examples(tmp_path: Path, delimiter: str) -> None:
+    rows = _rows_with_odd_texts()
+    found = _read(write_csv(tmp_path / "data.csv", rows, delimiter))
+    assert list(found.texts) == [row["text"] for row in rows]
+    assert list(found.labels or ()) == [row["label"] for row in rows]
+    assert found.places[-1] == "line 14"
+
+
+def test_json_and_parquet_give_the_same_examples(tmp_path: Path) -> None:
+    rows = _rows_with_odd_texts()
+    for name, document in (("list", rows), ("data", {"data": rows})):
+        (tmp_path / f"{name}.json").write_text(json.dumps(document))
+    write_lines(tmp_path / "lines.jsonl", rows)
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "table.parquet")
+    wanted = [(row["text"], row["label"]) for row in rows]
+    for name in ("list.json", "data.json", "lines.jsonl", "table.parquet"):
+        found = _read(tmp_path / name)
+        assert list(zip(found.texts, found.labels or (), strict=True)) == wanted, name
+
+
+def test_a_hub_data_set_gives_names_of_classes_in_its_own_order(tmp_path: Path) -> None:
+    from datasets import ClassLabel, Dataset, Features, Value
+
+    features = Features({"text": Value("string"), "label": ClassLabel(names=["zebra", "ant"])})
+    Dataset.from_dict({"text": ["a", "b"], "label": [0, 1]}, features=features).to_parquet(tmp_path / "train.parquet")
+    job = ClassifyArguments(model_name_or_path="m", dataset_name=str(tmp_path), cache_dir=str(tmp_path / "cache"))
+    found = read_split(job, "train")
+    assert list(found.labels or ()) == ["zebra", "ant"]
+    assert scheme_of(found, "single_label_classification").names == ("zebra", "ant")
+
+
+def test_bad_rows_are_named_by_line_and_field(tmp_path: Path) -> None:
+    path = tmp_path / "bad.csv"
+    path.write_text('text,label\ngood,a\n,a\n"two\nlines",\none too many,a,b\nlast,b\n')
+    assert _problems(path)[:3] == [
+        f"{path}: line 3: text is empty",
+        f"{path}: line 4: label is empty",
+        f"{path}: line 6: the row has 3 columns, and the header 2",
+    ]
+    found = _read(path, skip_bad=True)
+    assert list(found.texts) == ["good", "last"]
+    assert found.n_left_out == 3
+
+
+def test_bad_json_lines_are_named_by_line_and_field(tmp_path: Path) -> None:
+    path = tmp_path / "bad.jsonl"
+    path.write_text('{"text": "a", "label": "x"}\n{"text": 3, "label": "x"}\n[1]\n{"text": "b", "label": {"n": 1}}\n')
+    assert _problems(path) == [
+        f"{path}: line 2: text is a whole number, not a text",
+        f"{path}: line 3: this is a list, not an object",
+        f"{path}: line 4: label is an object",
+    ]
+
+
+def test_a_quote_that_never_ends_is_named_by_line(tmp_path: Path) -> None:
+    path = tmp_path / "open.csv"
+    path.write_text('text,label\nfine,a\n"never closed,b\nmore,c\n')
+    (problem,) = _problems(path)
+    assert "line" in problem
+    assert "not a CSV table" in problem
+
+
+def test_columns_that_are_missing_or_unclear_are_refused_with_the_flag(tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "data.csv", [{"a": "x", "b": "y", "c": "z"}])
+    with pytest.raises(DataError, match="--text_column_names"):
+        _read(path)
+    with pytest.raises(DataError, match="the column d is missing"):
+        _read(path, Named(text="a", label="d"))
+    with pytest.raises(DataError, match="--label_column_name"):
+        _read(path, Named(text="a"))
+
+
+def test_several_columns_are_joined_and_pairs_stay_apart(tmp_path: Path) -> None:
+    rows = [{"title": "On sails", "body": "", "sentence1": "a b", "sentence2": "c", "label": 1}]
+    path = write_lines(tmp_path / "data.jsonl", rows)
+    joined = _read(path, Named(text="title, sentence1,body", delimiter=" / "))
+    assert list(joined.texts) == ["On sails / a b"]
+    assert joined.pairs is None
+    pair = _read(path)
+    assert (list(pair.texts), list(pair.pairs or ())) == (["a b"], ["c"])
+
+
+def _labelled(tmp_path: Path, labels: list[Any], name: str = "labels.jsonl") -> Examples:
+    return _read(write_lines(tmp_path / name, [{"text": f"t{n}", "label": one} for n, one in enumerate(labels)]))
+
+
+@pytest.mark.parametrize(
+    ("labels", "kind"),
+    [
+        (["b", "a"], "single_label_classification"),
+        ([1, 0, 2], "single_label_classification"),
+        (["1", "0"], "single_label_classification"),
+        ([True, False], "single_label_classification"),
+        ([0.5, 1.0], "regression"),
+        (["0.5", "3"], "regression"),
+        ([["a"], ["a", "b"], []], "multi_label_classification"),
+        (['["a", "b"]', '["b"]'], "multi_label_classification"),
+    ],
+)
+def test_the_data_decides_what_labels_are(tmp_path: Path, labels: list[Any], kind: str) -> None:
+    assert kind_of(_labelled(tmp_path, labels), None, None)[0] == kind
+
+
+def test_do_regression_and_problem_type_decide_instead(tmp_path: Path) -> None:
+    numbers = _labelled(tmp_path, [1.5, 2.5])
+    assert kind_of(numbers, None, False)[0] == "single_label_classification"
+    assert kind_of(numbers, "multi_label_classification", None)[0] == "multi_label_classification"
+    assert kind_of(_labelled(tmp_path, [1, 2], "whole.jsonl"), None, True)[0] == "regression"
+
+
+def test_labels_are_sorted_as_texts(tmp_path: Path) -> None:
+    """As run_classification.py does: 10 comes before 2."""
+    found = scheme_of(_labelled(tmp_path, [2, 10, 1, 2]), "single_label_classification")
+    assert found.names == ("1", "10", "2")
+    assert found.encode(_labelled(tmp_path, [10, 2], "eval.jsonl")).tolist() == [1, 2]
+
+
+def test_labels_that_training_has_not_seen_are_named_by_line_column_and_value(tmp_path: Path) -> None:
+    scheme = Scheme("single_label_classification", ("a", "b"))
+    found = _labelled(tmp_path, ["a", "c", "b", "d"])
+    with pytest.raises(DataError) as caught:
+        scheme.encode(found)
+    first, second = caught.value.problems
+    assert first.what == f"{tmp_path / 'labels.jsonl'}: line 2: label is a label that the model does not know"
+    assert (first.got, second.got) == ("c", "d")
+    assert "a, b" in first.why
+
+
+def test_a_number_that_is_none_is_refused_in_regression(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="line 2: label is no number"):
+        Scheme("regression").encode(_labelled(tmp_path, [1.5, "much"]))
+
+
+def test_an_unlabelled_file_has_examples_without_labels(tmp_path: Path) -> None:
+    found = _read(write_lines(tmp_path / "plain.jsonl", [{"text": "a"}, {"text": "b"}]), need_label=False)
+    assert found.labels is None
+    assert len(found) == 2
+
+
+def test_options_that_commands_share_keep_what_they_say() -> None:
+    """Each command's class reads the same inherited fields: one that is required, one that is secret."""
+    from whet.config.options import options_of
+    from whet.tasks.qa.arguments import QaArguments
+
+    for arguments in (QaArguments, ClassifyArguments):
+        options = options_of(arguments)
+        assert options["model_name_or_path"].required
+        assert options["token"].secret
+    assert "very-secret" not in str(
+        ClassifyArguments(model_name_or_path="m", train_file="f", token="very-secret").to_dict()
+    )

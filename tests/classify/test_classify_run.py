@@ -1,0 +1,186 @@
+"""`whet classify` from the command line to the files: each kind of labels, pairs, windows, prediction."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from text_tasks import load, load_lines, topic_rows, words, write_csv, write_lines
+from whet.cli.main import run
+from whet.errors import EXIT_BAD_CONFIG, EXIT_BAD_DATA
+
+CLOSE = 1e-4
+"""Logits of whet's operators and of transformers' differ by float32 rounding, through two layers."""
+
+
+@pytest.fixture(scope="module")
+def topics(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A CSV file of sentences with topics."""
+    return write_csv(tmp_path_factory.mktemp("data") / "topics.csv", topic_rows())
+
+
+@pytest.fixture(scope="module")
+def trained(sentence_encoder: Path, topics: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The output folder of a run that learns twelve sentences by heart."""
+    folder = tmp_path_factory.mktemp("runs") / "out"
+    test = write_lines(folder.parent / "test.jsonl", [{"text": "we set the sail"}, {"text": "sweet bread"}])
+    code = run(
+        words("classify", sentence_encoder, folder, "--do_train", "--do_eval", "--do_predict", train_file=topics,
+              validation_file=topics, test_file=test, num_train_epochs=40)
+    )  # fmt: skip
+    assert code == 0
+    return folder
+
+
+def _said(capsys: pytest.CaptureFixture[str]) -> str:
+    """Everything that was printed."""
+    printed = capsys.readouterr()
+    return printed.out + printed.err
+
+
+def _logits(folder: Path, *texts: Any, **options: Any) -> np.ndarray:
+    """The logits of transformers' own model and tokenizer."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    with torch.no_grad():
+        return model(**tokenizer(*texts, padding=True, return_tensors="pt", **options)).logits.numpy()
+
+
+def test_every_file_of_a_run_is_there(trained: Path) -> None:
+    results = {f"{part}_results.json" for part in ("train", "eval", "predict", "all")}
+    predictions = {"eval_predictions.jsonl", "predict_predictions.jsonl", "predict_results.txt", "eval_confusion.csv"}
+    model = {"model.safetensors", "config.json", "tokenizer.json", "README.md", "whet_task.json"}
+    assert results | predictions | model <= {path.name for path in trained.iterdir()}
+
+
+def test_a_run_learns_and_reports_its_metrics(trained: Path) -> None:
+    results = load(trained, "all_results.json")
+    assert results["eval_accuracy"] == results["eval_f1_macro"] == results["eval_matthews_correlation"] == 1.0
+    assert results["train_samples"] == results["eval_samples"] == 12
+    assert (trained / "eval_confusion.csv").read_text().splitlines()[1:] == [
+        "baking,4,0,0",
+        "garden,0,4,0",
+        "sailing,0,0,4",
+    ]
+
+
+def test_transformers_reads_labels_and_weights(trained: Path) -> None:
+    config = AutoModelForSequenceClassification.from_pretrained(trained).config
+    assert config.id2label == {0: "baking", 1: "garden", 2: "sailing"}
+    assert config.problem_type == "single_label_classification"
+    logits = _logits(trained, ["we set the sail", "sweet bread"])
+    lines = load_lines(trained / "predict_predictions.jsonl")
+    assert [line["label"] for line in lines] == [config.id2label[int(row.argmax())] for row in logits]
+    scores = torch.tensor(logits).softmax(1).max(1).values.tolist()
+    assert [line["score"] for line in lines] == pytest.approx(scores, abs=CLOSE)
+
+
+def test_evaluating_a_trained_model_gives_the_same_metrics(trained: Path, topics: Path, tmp_path: Path) -> None:
+    assert run(words("classify", trained, tmp_path / "again", "--do_eval", validation_file=topics)) == 0
+    again, first = load(tmp_path / "again", "eval_results.json"), load(trained, "eval_results.json")
+    assert again["eval_accuracy"] == first["eval_accuracy"]
+    assert again["eval_loss"] == pytest.approx(first["eval_loss"], abs=CLOSE)
+
+
+def test_evaluation_labels_that_are_unknown_end_the_run(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write_csv(tmp_path / "more.csv", [*topic_rows(), {"text": "a new thing", "label": "cooking"}])
+    assert run(words("classify", trained, tmp_path / "out", "--do_eval", validation_file=file)) == EXIT_BAD_DATA
+    told = capsys.readouterr().err
+    assert "line 14: label is a label that the model does not know" in told
+    assert "got: cooking" in told
+
+
+def test_a_head_of_another_size_is_replaced_only_on_request(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"text": row["text"], "label": "ab"[n % 2]} for n, row in enumerate(topic_rows())]
+    file = write_csv(tmp_path / "two.csv", rows)
+    line = words("classify", trained, tmp_path / "out", "--do_train", train_file=file, max_steps=1)
+    assert run(line) == EXIT_BAD_CONFIG
+    assert "--ignore_mismatched_sizes" in _said(capsys)
+    assert run([*line, "--ignore_mismatched_sizes"]) == 0
+    assert load(tmp_path / "out", "config.json")["id2label"] == {"0": "a", "1": "b"}
+
+
+def test_multi_label_rows_learn_several_labels(sentence_encoder: Path, tmp_path: Path) -> None:
+    rows = [{"text": row["text"], "label": [row["label"], "land"] if row["label"] != "sailing" else ["sailing"]}
+            for row in topic_rows()]  # fmt: skip
+    file = write_lines(tmp_path / "several.jsonl", rows)
+    code = run(
+        words("classify", sentence_encoder, tmp_path / "out", "--do_train", "--do_eval", train_file=file,
+              validation_file=file, num_train_epochs=150)
+    )  # fmt: skip
+    assert code == 0
+    assert load(tmp_path / "out", "eval_results.json")["eval_f1_micro"] == 1.0
+    config = load(tmp_path / "out", "config.json")
+    assert config["problem_type"] == "multi_label_classification"
+    assert list(config["id2label"].values()) == ["baking", "garden", "land", "sailing"]
+    assert load_lines(tmp_path / "out" / "eval_predictions.jsonl")[0]["labels"] == ["sailing"]
+
+
+def test_numbers_are_learnt_by_regression(sentence_encoder: Path, tmp_path: Path) -> None:
+    value = {"sailing": 0.5, "baking": 1.5, "garden": 2.5}
+    rows = [{"text": row["text"], "label": value[row["label"]]} for row in topic_rows()]
+    file = write_csv(tmp_path / "numbers.csv", rows)
+    code = run(
+        words("classify", sentence_encoder, tmp_path / "out", "--do_train", "--do_eval", train_file=file,
+              validation_file=file, num_train_epochs=150)
+    )  # fmt: skip
+    assert code == 0
+    results = load(tmp_path / "out", "eval_results.json")
+    assert results["eval_pearson"] > 0.9
+    assert results["eval_mse"] == pytest.approx(results["eval_loss"], abs=CLOSE)
+    lines = load_lines(tmp_path / "out" / "eval_predictions.jsonl")
+    found = _logits(tmp_path / "out", [row["text"] for row in rows])[:, 0]
+    assert [line["value"] for line in lines] == pytest.approx(found.tolist(), abs=CLOSE)
+
+
+def test_pairs_are_read_as_the_tokenizer_joins_them(sentence_encoder: Path, tmp_path: Path) -> None:
+    texts = [row["text"] for row in topic_rows()]
+    rows = [{"sentence1": a, "sentence2": b, "label": str(n % 2)}
+            for n, (a, b) in enumerate(zip(texts, texts[3:], strict=False))]  # fmt: skip
+    file = write_csv(tmp_path / "pairs.csv", rows)
+    line = words("classify", sentence_encoder, tmp_path / "out", "--do_train", "--do_predict", train_file=file,
+                 test_file=file, max_steps=2, max_seq_length=12)  # fmt: skip
+    assert run(line) == 0
+    logits = _logits(tmp_path / "out", [row["sentence1"] for row in rows], [row["sentence2"] for row in rows],
+                     truncation=True, max_length=12)  # fmt: skip
+    scores = torch.tensor(logits).softmax(1).max(1).values.tolist()
+    lines = load_lines(tmp_path / "out" / "predict_predictions.jsonl")
+    assert [line["score"] for line in lines] == pytest.approx(scores, abs=CLOSE)
+
+
+def test_long_texts_are_judged_by_the_mean_of_their_windows(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    long = " ".join(row["text"] for row in topic_rows())
+    file = write_lines(tmp_path / "long.jsonl", [{"text": long}, {"text": "we set the sail"}])
+    line = words("classify", trained, tmp_path / "out", "--do_predict", test_file=file, max_seq_length=16, doc_stride=4)
+    assert run(line) == 0
+    assert "1 of 2 texts are longer than a row and were read in windows" in _said(capsys)
+    windows = _logits(trained, long, truncation=True, max_length=16, stride=4, return_overflowing_tokens=True)
+    wanted = torch.tensor(windows.mean(axis=0)).softmax(0).max().item()
+    assert load_lines(tmp_path / "out" / "predict_predictions.jsonl")[0]["score"] == pytest.approx(wanted, abs=CLOSE)
+
+
+def test_texts_that_are_cut_are_counted(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write_lines(tmp_path / "long.jsonl", [{"text": "bread " * 50}, {"text": "flour"}])
+    assert run(words("classify", trained, tmp_path / "out", "--do_predict", test_file=file)) == 0
+    assert "1 of 2 texts are longer than a row and were cut at max_seq_length 32" in _said(capsys)
+
+
+def test_bad_rows_are_left_out_with_skip_bad(sentence_encoder: Path, tmp_path: Path) -> None:
+    file = write_csv(tmp_path / "some_bad.csv", [*topic_rows(), {"text": "", "label": "garden"}])
+    line = words("classify", sentence_encoder, tmp_path / "out", "--do_train", train_file=file, max_steps=1)
+    assert run(line) == EXIT_BAD_DATA
+    assert run([*line, "--skip_bad"]) == 0
+    assert load(tmp_path / "out", "train_results.json")["train_examples_left_out"] == 1
+    (left_out,) = load(tmp_path / "out", "train_left_out.json")
+    assert left_out["what"] == f"{file}: line 14: text is empty"

@@ -1,0 +1,80 @@
+"""An invented corpus for text tasks, an encoder that has read it, and the words of a command line."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+from transformers import BertConfig, BertModel, BertTokenizer
+
+SAILING = [
+    "the boat lay in the harbour",
+    "we set the sail at dawn",
+    "a wave broke over the bow",
+    "the anchor held fast",
+]
+BAKING = ["the dough rose in the bowl", "bread came out of the oven", "she mixed flour with milk", "the cake was sweet"]
+GARDEN = ["the roses need water", "he dug a bed for beans", "weeds grew by the fence", "apples fell from the tree"]
+TOPICS = {"sailing": SAILING, "baking": BAKING, "garden": GARDEN}
+
+
+def topic_rows() -> list[dict[str, Any]]:
+    """Twelve sentences with their topics, topics in turn."""
+    return [{"text": TOPICS[topic][n], "label": topic} for n in range(4) for topic in TOPICS]
+
+
+def save_encoder(folder: Path, *, positions: int = 64) -> None:
+    """Write a new encoder without a head, and a tokenizer that knows the corpus, as a pretrained model comes."""
+    raw = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    raw.normalizer = normalizers.BertNormalizer(lowercase=True)
+    raw.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    texts = [text for group in TOPICS.values() for text in group]
+    raw.train_from_iterator(texts, trainers.WordPieceTrainer(vocab_size=300, special_tokens=special))
+    tokenizer = BertTokenizer(vocab=raw.get_vocab(), model_max_length=positions)
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
+        max_position_embeddings=positions, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1,
+    )  # fmt: skip
+    BertModel(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def write_csv(path: Path, rows: Sequence[Mapping[str, Any]], delimiter: str = ",") -> Path:
+    """Write the rows with a header, and return the path."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]), delimiter=delimiter)
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def write_lines(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
+    """Write the rows as JSON lines, and return the path."""
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), "utf-8")
+    return path
+
+
+def words(command: str, model: Path, output: Path, *flags: str, **options: Any) -> list[str]:
+    """The words of a command on the CPU with small batches, unless told otherwise."""
+    usual: dict[str, Any] = {
+        "model_name_or_path": model, "output_dir": output, "max_seq_length": 32, "per_device_train_batch_size": 6,
+        "learning_rate": 3e-3, "use_cpu": "true", "save_strategy": "no", "report_to": "none", "precision": "fp32",
+    }  # fmt: skip
+    return [command, *flags, *(str(word) for name, value in (usual | options).items() for word in (f"--{name}", value))]
+
+
+def load(folder: Path, name: str) -> Any:
+    """The content of a JSON file in the folder."""
+    return json.loads((folder / name).read_text("utf-8"))
+
+
+def load_lines(path: Path) -> list[Any]:
+    """The objects of a file of JSON lines."""
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
