@@ -189,3 +189,14 @@ def test_a_long_warning_is_folded_on_a_terminal_alone(tmp_path: Path) -> None:
     lines = shown.decode().split("\r\n")
     assert max(map(len, lines)) <= 60
     assert lines[1].startswith("      word")
+
+
+def test_ctrl_c_while_the_results_are_printed_changes_nothing() -> None:
+    code = (
+        "import os, signal, time\n"
+        "from whet.train.control import stop\n"
+        "stop.install(); stop.wait_for_edges(); stop.something_done(); stop.nothing_left()\n"
+        "os.kill(os.getpid(), signal.SIGINT); time.sleep(0.3); print('the table')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "the table\n", "")

@@ -67,7 +67,7 @@ def test_the_manifest_names_size_and_checksum_of_every_file(saved: Path) -> None
 
 
 def test_nothing_else_is_left_in_the_folder(saved: Path) -> None:
-    assert sorted(path.name for path in saved.iterdir()) == [_TWO, _FOUR]
+    assert sorted(path.name for path in saved.iterdir()) == [_TWO, _FOUR, "run.log"]
 
 
 def test_a_checkpoint_of_a_model_of_transformers_loads_as_a_model(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_what_a_killed_run_left_half_written_goes_away(saved: Path) -> None:
     left.mkdir()
     (left / "model.safetensors").write_bytes(b"half")
     toy_trainer(saved, max_steps=6, save_strategy="steps", save_steps=2).train(resume_from_checkpoint="auto")
-    assert sorted(path.name for path in saved.iterdir()) == [_TWO, _FOUR, "checkpoint-00000006"]
+    assert sorted(path.name for path in saved.iterdir()) == [_TWO, _FOUR, "checkpoint-00000006", "run.log"]
     assert checkpoint.problems_of(saved / "checkpoint-00000006") == []
 
 
@@ -217,7 +217,7 @@ def test_the_checkpoint_before_goes_only_when_the_new_one_reads_well(
     trainer = toy_trainer(tmp_path, max_steps=2, save_strategy="steps", save_steps=1, save_total_limit=1)
     with pytest.raises(StorageError, match=r"(?s)step 2 cannot be written.*model.safetensors: \d+ bytes"):
         trainer.train()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-00000001"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-00000001", "run.log"]
     assert checkpoint.problems_of(tmp_path / "checkpoint-00000001") == []
 
 
@@ -227,7 +227,7 @@ def test_a_save_killed_while_it_replaces_a_step_loses_nothing(saved: Path) -> No
     (saved / f".{_FOUR}.partial").mkdir()
     (saved / f".{_TWO}.removed").mkdir()
     toy_trainer(saved, max_steps=4).train(resume_from_checkpoint="auto")
-    assert sorted(path.name for path in saved.iterdir()) == [_TWO, _FOUR]
+    assert sorted(path.name for path in saved.iterdir()) == [_TWO, _FOUR, "run.log"]
     assert checkpoint.newest(saved) == saved / _FOUR
 
 

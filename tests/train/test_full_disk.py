@@ -39,7 +39,7 @@ def test_a_checkpoint_that_does_not_fit(refused: dict[str, Any], name: str) -> N
     assert "--output_dir" in outcome["message"]
     assert checkpoints(folder) == ["checkpoint-00000001"]
     assert checkpoint.problems_of(folder / "checkpoint-00000001") == []
-    assert [path.name for path in folder.iterdir()] == ["checkpoint-00000001"]
+    assert {path.name for path in folder.iterdir()} - {"run.log"} == {"checkpoint-00000001"}
 
 
 @pytest.mark.slow

@@ -85,7 +85,7 @@ def test_what_is_printed_for_machines_stays_json(tmp_path: Path, capsys: pytest.
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} is no JSON")
 
-    _trainer(tmp_path, 3).train()
+    _trainer(tmp_path, 3, log_format="json").train()
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 7
     for line in lines:

@@ -1,4 +1,4 @@
-"""What a run that was stopped says: where it saved, and the command that goes on."""
+"""What a run that was stopped prints: where it saved, and the command that resumes it."""
 
 from __future__ import annotations
 

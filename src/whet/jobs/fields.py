@@ -26,7 +26,7 @@ class JobFields:
     dataset_name: str | None = None
     """Dataset of the hub, such as squad or imdb. Use this or files, not both."""
     dataset_config_name: str | None = None
-    """Which configuration of that dataset, where it has several."""
+    """Configuration of that dataset, if it has several."""
     train_file: str | None = None
     """File with the examples to train on: CSV, JSON lines, JSON or Parquet."""
     validation_file: str | None = None
@@ -34,8 +34,8 @@ class JobFields:
     test_file: str | None = None
     """File with the examples to predict, in any format of train_file."""
     skip_bad: bool = False
-    """Leave bad examples out instead of ending the run at them. They are counted in the results; the log names
-    the first, train_left_out.json (eval, predict) each with its reason. A file that cannot be read ends the run."""
+    """Leave bad examples out instead of ending the run. The results count them, the log names the first ones, and
+    train_left_out.json (eval, predict) lists each with its reason. A file that cannot be read ends the run."""
     max_train_samples: int | None = None
     """Use only this many of the first examples for training. null: all."""
     max_eval_samples: int | None = None

@@ -283,9 +283,11 @@ class Trainer(TransformersMethods):
                 fix="give evaluate the parameters of transformers' Trainer.evaluate, or pass one eval_dataset",
             )
         metrics: dict[str, float] = {}
-        for name, dataset in sets.items():
+        for n_left, (name, dataset) in zip(range(len(sets))[::-1], sets.items(), strict=True):
+            self.events.another_set(n_left)
             options = overrides.given(self.evaluate, ignore_keys=keys, metric_key_prefix=f"{prefix}_{name}")
             metrics |= self.evaluate(eval_dataset=dataset if given else name, **options)
+        self.events.another_set(None)
         return metrics
 
     def _n_eval_batches(self, n_rows: int) -> int:

@@ -19,20 +19,20 @@ class QaFields(JobFields):
     max_seq_length: int = 384
     """Longest row in tokens, question and context together. Longer contexts are cut into overlapping windows."""
     doc_stride: int = 128
-    """Tokens that two neighbouring windows share. An answer no longer than this is whole in one of them."""
+    """Tokens that two neighbouring windows share. An answer no longer than this lies completely in one of them."""
     pad_to_max_length: bool = True
-    """Which padding the loss counts with padding_in_loss, and the log compares with: rows padded to max_seq_length, or
-    with false to the longest of their batch. whet itself packs rows end to end."""
+    """Padding that the loss counts with padding_in_loss, and that the printed figures compare with. true: rows padded
+    to max_seq_length. false: to the longest row of their batch. whet itself packs rows end to end."""
 
     version_2_with_negative: bool = False
     """Some questions have no answer in their context, as in SQuAD v2.0."""
     null_score_diff_threshold: float = 0.0
-    """Answer nothing where "no answer" scores higher than the best answer by more than this. Higher answers more often.
-    Needs version_2_with_negative."""
+    """Give no answer if "no answer" scores higher than the best answer by more than this. A higher value answers more
+    often. Needs version_2_with_negative."""
     n_best_size: int = 20
-    """Starts and ends looked at in each window, and answers kept for each question."""
+    """Candidate starts and ends in each window, and answers kept for each question."""
     max_answer_length: int = 30
-    """Longest answer in tokens. Start and end are predicted apart, so nothing else keeps them near each other."""
+    """Longest answer in tokens. The model predicts start and end separately; this keeps them near each other."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,10 +40,10 @@ class AskFields:
     """What `whet ask` is asked for, unchecked."""
 
     model: str = field(default="", metadata={"required": True})
-    """Model that was trained for question answering: a folder, or a name on the hub. Comes first, with or without its
-    flag."""
+    """Model that was trained for question answering: a folder, or a name on the hub. Comes first, with or
+    without its flag."""
     context: str = field(default="", metadata={"required": True})
-    """UTF-8 text file in which the answer stands. - reads standard input."""
+    """UTF-8 text file that contains the answer. - reads standard input."""
     question: Sequence[str] | str = field(default=(), metadata={"required": True, "kind": tuple[str, ...]})
     """What to ask. Repeat the flag to ask more about the same text."""
     max_seq_length: int = 384
@@ -52,7 +52,7 @@ class AskFields:
     """Tokens that two neighbouring windows share."""
 
     version_2_with_negative: bool = False
-    """Allow "no answer" as the answer. For models that were trained so, as on SQuAD v2.0."""
+    """Allow "no answer" as the answer. For models trained with such questions, as in SQuAD v2.0."""
     null_score_diff_threshold: float = 0.0
     """Answer nothing where "no answer" scores higher than the best answer by more than this. Higher answers more often.
     Needs version_2_with_negative."""

@@ -32,6 +32,7 @@ def run_qa(qa: QaArguments, args: TrainingArguments) -> int:
     started_s = time.perf_counter()
     with lock.output_folder(args.output_dir, may_hold_files(args)) as folder, run_log.remembered():
         metrics = _run(qa, args)
+        stop.nothing_left()
         show(SHOWN, metrics, folder, time.perf_counter() - started_s)
     return 0
 

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from transformers import PrinterCallback, ProgressCallback, TrainerCallback, TrainerControl, TrainerState
+from transformers import (
+    EarlyStoppingCallback,
+    PrinterCallback,
+    ProgressCallback,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+)
 from transformers.trainer_callback import ExportableState
 
 from whet.errors import ConfigError
@@ -43,6 +50,10 @@ class Events:
         self.lr_scheduler: Any = None
         self.train_dataloader: Any = None
         self.eval_dataloader: Any = None
+        self.sets_left: int | None = None
+        """Evaluation sets that follow the one of now, where there are several; None: there is one."""
+        self.metric_was_seen = False
+        """Whether one of these sets had the metric of the best model."""
         for callback in callbacks:
             self.add_callback(callback)
 
@@ -115,9 +126,28 @@ class Events:
             "eval_dataloader": self.eval_dataloader,
         }
         for callback in list(self.callbacks):
+            if event == "on_evaluate" and self._waits_for_another_set(callback, facts.get("metrics") or {}):
+                continue
             if (method := getattr(callback, event, None)) is not None:
                 returned = method(self.args, state, self.control, **(known | facts))
                 self.control = self.control if returned is None else returned
+
+    def another_set(self, n_left: int | None) -> None:
+        """Note that one of several evaluation sets comes next, and how many follow it; None: there are no more."""
+        self.metric_was_seen = self.metric_was_seen and self.sets_left is not None and n_left is not None
+        self.sets_left = n_left
+
+    def _waits_for_another_set(self, callback: Any, metrics: Mapping[str, Any]) -> bool:
+        """Return whether early stopping looks at a metric of another evaluation set than this one.
+
+        transformers' callback would warn that it is disabled, at every set but the one that has the metric.
+        """
+        if not isinstance(callback, EarlyStoppingCallback) or self.sets_left is None:
+            return False
+        wanted = str(self.args.metric_for_best_model)
+        found = (wanted if wanted.startswith("eval_") else f"eval_{wanted}") in metrics
+        self.metric_was_seen = self.metric_was_seen or found
+        return not found and (self.metric_was_seen or self.sets_left > 0)
 
     def call_event(self, event: str, args: Any, state: TrainerState, control: TrainerControl, **facts: Any) -> Any:
         """Send an event with these arguments; return the control after it."""

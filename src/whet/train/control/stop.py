@@ -110,6 +110,12 @@ def ignore() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
+def nothing_left() -> None:
+    """The work of the command line is done, and only its results are printed: a signal from now on changes nothing."""
+    if _now.pipe is not None:
+        ignore()
+
+
 @contextlib.contextmanager
 def listening(wanted: bool | None) -> Iterator[None]:
     """Hear the signals within the block if `wanted` and no one does; raises ConfigError outside the main thread."""

@@ -16,7 +16,7 @@ from whet.train.output import files as output_files
 if TYPE_CHECKING:
     from whet.train.trainer import Trainer
 
-_NOT_UPLOADED = ["_*", "checkpoint-*", ".*", "runs/*"]
+_NOT_UPLOADED = ["_*", "checkpoint-*", ".*", "runs/*", "run.log*"]
 
 
 def write_card(trainer: Trainer, facts: dict[str, Any]) -> None:
