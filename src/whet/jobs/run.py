@@ -37,5 +37,6 @@ def run_job(
     started_s = time.perf_counter()
     with lock.output_folder(args.output_dir, may_hold_files(args)) as folder, run_log.remembered():
         metrics = work()
+        stop.nothing_left()
         show(shown, metrics, folder, time.perf_counter() - started_s, lines)
     return 0
