@@ -148,7 +148,7 @@ def test_a_data_set_that_draws_random_numbers_is_refused(draw: Callable[[], obje
         draw()
         return _make(rows, first_slot)
 
-    with pytest.raises(ConfigError, match="does not go with dataloader_num_workers"):
+    with pytest.raises(ConfigError, match="does not work with dataloader_num_workers"):
         Prefetcher(_source(drawing), 1, 2).take(0)
     assert len(Prefetcher(_source(drawing), 0, 0).take(0)) == 4
     assert _workers() == []

@@ -212,7 +212,7 @@ def test_more_threads_than_cores_are_told() -> None:
     found = json.loads(done.stdout)
     assert found["machine"]["usable_cores"] == 1
     assert found["software"]["threads"] > 1  # torch takes less than 3 where the whole machine has less
-    assert _advice(found)["torch starts more threads than there are cores for it"] == "run: export OMP_NUM_THREADS=1"
+    assert _advice(found)["torch starts more threads than it has cores"] == "run: export OMP_NUM_THREADS=1"
 
 
 def test_the_help_teaches_and_is_quick() -> None:

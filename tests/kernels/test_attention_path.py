@@ -96,6 +96,6 @@ def test_the_log_tells_each_way_once_and_whose_masks_are_drawn(caplog):
             attention_path.tell("torch", dropping=False)
             attention_path.tell("padded", dropping=False)
     assert len(caplog.messages) == 3
-    assert "draw dropout masks of their own" in caplog.messages[0]
+    assert "draw their own dropout masks" in caplog.messages[0]
     assert "--attn_implementation whet" in caplog.messages[0]
     assert "masks" not in caplog.messages[1]

@@ -1,4 +1,4 @@
-"""A micro-batch: rows end to end without padding, or padded for a model that knows no other way."""
+"""A micro-batch: rows end to end without padding, or padded for models that need it."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _SHARE, _LARGEST_STEP = 32, 64
 
 @dataclass(frozen=True)
 class Batch:
-    """What one forward pass reads.
+    """The inputs of one forward pass.
 
-    `inputs` are the model's keyword arguments, `labels` what its loss needs as well. For packed batches `cu_seqlens` is
-    (rows + 1,) and `positions` (n_computed,), int32; for padded ones both are None. Some rows may end with padding
-    tokens, which `padding` describes; None: there are none. What a packed batch computes behind its last row fills it
-    up to a size that comes again (`filled_length`); no loss reads it.
+    `inputs` are the model's keyword arguments, `labels` the additional inputs of its loss. For packed batches
+    `cu_seqlens` is (rows + 1,) and `positions` (n_computed,), int32; for padded ones both are None. Rows may end with
+    padding tokens, which `padding` describes; None: there are none. A packed batch is filled up after its last row to a
+    size that recurs (`filled_length`); no loss reads these tokens.
     """
 
     inputs: Mapping[str, Any]
@@ -36,9 +36,9 @@ class Batch:
     n_tokens: int
     """Real tokens."""
     n_computed: int
-    """Token places that the model computes, padding included."""
+    """Tokens that the model computes, padding included."""
     n_padded: int
-    """Token places that it would compute with every row padded."""
+    """Tokens that it would compute with every row padded."""
     cu_seqlens: Tensor | None = None
     positions: Tensor | None = None
     max_seqlen: int = 0
@@ -47,7 +47,7 @@ class Batch:
 
     @property
     def n_in_rows(self) -> int:
-        """Tokens of the rows of a packed batch: real ones, and padding tokens that are computed."""
+        """Tokens of the rows of a packed batch: real ones, and computed padding tokens."""
         return self.n_tokens + (0 if self.padding is None else self.padding.n)
 
     def to(self, device: torch.device) -> Batch:
@@ -55,7 +55,7 @@ class Batch:
         return self if device.type == "cpu" else self._each(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pinned(self) -> Batch:
-        """Return the batch in memory that a GPU copies from by itself, while it and the program go on."""
+        """Return the batch in pinned memory, from which a GPU copies asynchronously."""
         return self._each(torch.Tensor.pin_memory)
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> Batch:
@@ -73,10 +73,10 @@ class Batch:
 
 
 def filled_length(n_tokens: int) -> int:
-    """Return how many token places a packed batch of n_tokens has: at most a 32nd more, and no more than 63.
+    """Return the filled length of a packed batch of n_tokens: at most a 32nd more, and at most 63 more.
 
-    The libraries that multiply matrices build code for every number of rows that they meet, which takes a millisecond
-    and half a megabyte each time, and keep it. So few numbers should occur, as batches of other tokens follow.
+    Matrix libraries build and keep code for every number of rows, which takes a millisecond and half a megabyte each
+    time. The lengths of batches should therefore have few distinct values.
     """
     step = min(_LARGEST_STEP, 1 << max(0, (n_tokens // _SHARE).bit_length() - 1))
     return -(-n_tokens // step) * step
@@ -90,10 +90,10 @@ def pack(
     padding: Padding = NO_PADDING,
     padded_to: np.ndarray | None = None,
 ) -> Batch:
-    """Return the rows end to end, as a batch of one long row (1, N) with positions that start anew in each row.
+    """Return the rows end to end, as a batch of one long row (1, N) with positions that restart in each row.
 
     `position_offset` is the model family's first position id (RoBERTa counts from padding_idx + 1). `padded_to` (rows,)
-    is what `padding` would pad each row to; None: these rows are a batch.
+    is the length to which `padding` would pad each row; None: these rows are a batch.
     """
     if padded_to is None:
         padded_to = padding.lengths(rows.lengths_with_padding, len(rows))
@@ -102,7 +102,7 @@ def pack(
     positions = _positions(rows, samples)
     n_more = len(positions) - cu_seqlens[-1]
     columns = {name: _column(rows, samples, column, padding.fill(name)) for name, column in rows.tokens.items()}
-    # The batch's first tokens once more, all at a row's first position: what surely is a token of this model.
+    # The fill repeats the batch's first tokens, all at a row's first position: these are valid for every model.
     columns = {name: np.append(column, column[:n_more]) for name, column in columns.items()}
     columns["position_ids"] = positions + position_offset
     if padding.token_id == position_offset - 1:  # RoBERTa does not number its padding
@@ -123,14 +123,14 @@ def pack(
 
 
 def _positions(rows: RowStore, samples: Samples) -> np.ndarray:
-    """Return the column that each token has in the padded batch, and 0 for what fills the packed one up."""
+    """Return the column of each token in the padded batch; 0 for tokens that fill up the packed batch."""
     in_rows = np.arange(rows.cu_seqlens[-1]) - np.repeat(rows.cu_seqlens[:-1], rows.lengths)
     positions = _column(rows, samples, in_rows, samples.columns)
     return np.pad(positions, (0, filled_length(len(positions)) - len(positions)))
 
 
 def _column(rows: RowStore, samples: Samples, of_tokens: np.ndarray, of_padding: np.ndarray | int) -> np.ndarray:
-    """Return a column of all tokens that are computed, from those of the real ones and of the padding."""
+    """Return a column of all computed tokens, from the columns of real and padding tokens."""
     real, padding = samples.places(rows.cu_seqlens)
     column = np.empty(len(real) + len(padding), dtype=np.int64)
     column[real], column[padding] = of_tokens, of_padding
@@ -138,10 +138,10 @@ def _column(rows: RowStore, samples: Samples, of_tokens: np.ndarray, of_padding:
 
 
 def rows_of(dataset: Any, indices: Sequence[int] | np.ndarray, columns: Columns | None = None) -> RowStore:
-    """Return these rows of a map-style data set as a store: columns as long as `input_ids`, and one number a row.
+    """Return these rows of a map-style data set as a store: columns as long as `input_ids`, and one number per row.
 
-    Rows that carry an `attention_mask` lose what it masks, and all rows what is none of `columns`. Raises DataError for
-    a row that is not of that form, or whose columns are not those of the first.
+    Tokens masked by an `attention_mask` and all names outside of `columns` are removed. Raises DataError for a row of
+    another form, or with other columns than the first.
     """
     if isinstance(dataset, RowStore):
         return dataset.take(indices)
@@ -165,7 +165,7 @@ def _without_padding(row: Mapping[str, Any], index: int) -> dict[str, np.ndarray
         raise DataError(
             what=f"row {index} of the data set has no input_ids",
             got=sorted(row),
-            why="a packed batch is made of token rows",
+            why="a packed batch consists of token rows",
             fix="tokenise the data set first, so that its rows have input_ids, start_positions and end_positions; "
             "whet qa does so with a file of questions",
         )
@@ -174,23 +174,23 @@ def _without_padding(row: Mapping[str, Any], index: int) -> dict[str, np.ndarray
     if not mask[: mask.sum()].all():
         raise DataError(
             what=f"row {index} of the data set is padded on the left or in the middle",
-            why="its labels point at places in the padded row, which packing would move",
-            fix="pad on the right, or not at all: whet needs no padding",
+            why="its labels are positions in the padded row, which packing would move",
+            fix="pad on the right, or do not pad: whet needs no padding",
         )
     columns = {name: np.asarray(value) for name, value in row.items() if name != "attention_mask"}
-    odd = [name for name, value in columns.items() if not _is_whole(value) or value.shape not in ((), (n_tokens,))]
+    odd = [name for name, value in columns.items() if not _is_integer(value) or value.shape not in ((), (n_tokens,))]
     if odd:
         raise DataError(
-            what=f"row {index} of the data set has a column that is no token row",
+            what=f"row {index} of the data set has a column that is not a token row",
             got={name: f"{columns[name].dtype} {columns[name].shape}" for name in odd},
-            why=f"each column holds one whole number a token ({n_tokens} here) or one number a row",
-            fix="drop the column, or give a data_collator of your own",
+            why=f"each column has one integer per token ({n_tokens} here) or one number per row",
+            fix="drop the column, or pass your own data_collator",
         )
     return {name: value[mask] if value.ndim else value for name, value in columns.items()}
 
 
-def _is_whole(column: np.ndarray) -> bool:
-    """Return whether the column holds whole numbers, or nothing."""
+def _is_integer(column: np.ndarray) -> bool:
+    """Return whether the column holds integers, or nothing."""
     return column.dtype.kind in "biu" or column.size == 0
 
 
@@ -201,6 +201,6 @@ def _require_alike(rows: Sequence[Mapping[str, np.ndarray]], indices: Sequence[i
             raise DataError(
                 what=f"row {index} of the data set has other columns than row {indices[0]}",
                 got=sorted(name for name in kind.keys() | kinds[0].keys() if kind.get(name) != kinds[0].get(name)),
-                why="rows of one batch are laid end to end, column by column",
-                fix="give every row the same columns, each with one number a token or one a row",
+                why="rows of a batch are concatenated column by column",
+                fix="give every row the same columns, each with one number per token or one per row",
             )

@@ -1,4 +1,4 @@
-"""Where the rows of a step are cut into micro-batches: by rows, and by tokens where these have a limit."""
+"""How the rows of a step are split into micro-batches: by rows, and by tokens if these have a limit."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ CARD = Card(
 
 
 def cuts(dataset: Any, rows: np.ndarray, most_rows: int, most_tokens: int | None) -> list[tuple[int, int]]:
-    """Return the micro-batches of a step as places (first, behind the last) in `rows`, in order and without gaps.
+    """Return the micro-batches of a step as index ranges (first, last + 1) of `rows`, in order and without gaps.
 
-    None has more than `most_rows` rows, nor more than `most_tokens` tokens unless it is one row alone.
+    Each has at most `most_rows` rows, and at most `most_tokens` tokens unless it is a single row.
     """
     if most_tokens is None:
         return [(first, min(first + most_rows, len(rows))) for first in range(0, len(rows), most_rows)]
@@ -43,9 +43,9 @@ def cuts(dataset: Any, rows: np.ndarray, most_rows: int, most_tokens: int | None
 def padded_to(
     dataset: Any, rows: np.ndarray, cuts: list[tuple[int, int]], rows_per_batch: int, padding: Padding
 ) -> list[np.ndarray | None]:
-    """Return what a padded run would pad the rows of each micro-batch to, by batches of `rows_per_batch` rows.
+    """Return the padded length of each micro-batch's rows in a padded run with batches of `rows_per_batch` rows.
 
-    None where the loss counts no padding, or where each micro-batch is such a batch.
+    None if the loss counts no padding, or if each micro-batch is such a batch.
     """
     ends = [end for _, end in cuts[:-1]]
     if padding.in_loss == "none" or ends == [*range(rows_per_batch, len(rows), rows_per_batch)]:

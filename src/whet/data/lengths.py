@@ -1,4 +1,4 @@
-"""How many tokens each row of a data set has."""
+"""The number of tokens of each row of a data set."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from whet.errors import DataError
 
 
 def lengths_of(dataset: Any, column: str) -> np.ndarray:
-    """Return the length of each row, (rows,) int64: what `column` holds where the data set has it, else its tokens.
+    """Return the length of each row, (rows,) int64: the values of `column` if it exists, else the number of tokens.
 
-    Every row is read where there is no such column.
+    Without the column, every row is read.
     """
     if isinstance(dataset, RowStore):
         return dataset.lengths
     if column in (getattr(dataset, "column_names", None) or ()):
-        return _whole_numbers(dataset[column], column)
+        return _integers(dataset[column], column)
     return np.asarray([_n_tokens(dataset[row], row) for row in range(len(dataset))], dtype=np.int64)
 
 
@@ -35,16 +35,16 @@ def _n_tokens(row: Any, index: int) -> int:
     )
 
 
-def _whole_numbers(values: Any, column: str) -> np.ndarray:
+def _integers(values: Any, column: str) -> np.ndarray:
     try:
         found = np.asarray(values)
-    except ValueError:  # rows of different lengths: these are no numbers
+    except ValueError:  # rows of different lengths, not numbers
         found = np.empty(0, dtype=object)
     if found.ndim == 1 and found.dtype.kind in "iu":
         return found.astype(np.int64)
     raise DataError(
-        what=f"the column {column} holds no lengths",
+        what=f"the column {column} does not contain lengths",
         got=f"its first entry is {str(values[0])[:80]}",
-        why="--length_column_name names the column with each row's number of tokens, a whole number",
+        why="--length_column_name names the column with each row's number of tokens, an integer",
         fix="name another column in --length_column_name; without one, the lengths of input_ids are counted",
     )

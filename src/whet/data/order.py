@@ -1,4 +1,4 @@
-"""Which rows make which step: an index function of (seed, epoch, step), so that resuming costs nothing."""
+"""The rows of each step as a function of (seed, epoch, step), so that resuming costs nothing."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from whet.data.sampling import EpochOrder
 
 @dataclass(frozen=True, kw_only=True)
 class StepOrder:
-    """The rows of every optimizer step of a run, cut as transformers' Trainer cuts them.
+    """The rows of every optimizer step of a run, split as in transformers' Trainer.
 
-    The last batch of an epoch may hold fewer rows, or is left out by `drop_last`; the last step of an epoch takes the
-    batches that remain.
+    The last batch of an epoch may have fewer rows, or is dropped by `drop_last`. The last step of an epoch takes the
+    remaining batches.
     """
 
     epochs: EpochOrder
-    """Returns the rows of one epoch in their order, `n_rows` of them."""
+    """Returns the rows of an epoch in their order, `n_rows` of them."""
     n_rows: int
     rows_per_batch: int
     batches_per_step: int = 1

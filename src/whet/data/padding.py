@@ -1,7 +1,7 @@
-"""Which padding tokens of a padded batch a packed one computes as well, and how many each of them stands for.
+"""The padding tokens that a packed batch computes, and how many padding tokens each of them represents.
 
-A padding token attends to its row's tokens and nobody attends to it: it is a query without a key. So a few of them can
-stand for all. Neighbours differ by their position alone, and their logits are much alike.
+A padding token attends to its row's tokens, and no token attends to it. A few can therefore represent all: neighbours
+differ only by their position, and their logits are similar.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from torch import Tensor
 from whet.config.fields import PaddingInLoss
 
 SAMPLES = 4
-"""Padding tokens a row under `sampled`. The error of the loss by their number: `docs/methods/packing.md`."""
+"""Padding tokens per row under `sampled`. The resulting error of the loss: `docs/methods/packing.md`."""
 
 
 @dataclass(frozen=True)
 class Padding:
     """How a padded run would pad rows, and how much of that padding the loss counts.
 
-    `length` is what rows are padded to, None: the longest row of their batch. `token_id` is the padding token's, and
-    `n_samples` how many of them are computed of each row under `sampled`.
+    Rows are padded to `length`; None: to the longest row of their batch. `token_id` is the padding token's id, and
+    `n_samples` the number of padding tokens that are computed for each row under `sampled`.
     """
 
     in_loss: PaddingInLoss = "none"
@@ -33,19 +33,19 @@ class Padding:
     n_samples: int = SAMPLES
 
     def fill(self, column: str) -> int:
-        """Return what padding has in a token column, by its name."""
+        """Return the value of padding tokens in the column of this name."""
         return self.token_id if column == "input_ids" else 0
 
     def lengths(self, given: np.ndarray, rows_per_batch: int) -> np.ndarray:
-        """Return what each row is padded to, (rows,), where every `rows_per_batch` rows of `given` lengths are a batch.
+        """Return the padded length of each row, (rows,); every `rows_per_batch` rows of `given` lengths are a batch.
 
-        Rows that come longer than `length` are not cut.
+        Rows longer than `length` are not truncated.
         """
         longest = np.maximum.reduceat(given, np.arange(0, len(given), rows_per_batch))
         return np.maximum(np.repeat(longest, rows_per_batch)[: len(given)], self.length or 0)
 
     def sample(self, lengths: np.ndarray, padded_lengths: np.ndarray) -> Samples:
-        """Return which padding tokens are computed: the middles of equal stretches of each row's padding."""
+        """Return the padding tokens to compute: the middles of equal stretches of each row's padding."""
         n_padding = padded_lengths - lengths
         most = {"none": 0, "sampled": self.n_samples, "all": n_padding.max()}[self.in_loss]
         counts = np.minimum(n_padding, most)
@@ -60,16 +60,16 @@ NO_PADDING = Padding()
 
 @dataclass(frozen=True)
 class Samples:
-    """Padding tokens that are computed: how many of each row, and for each its column and how many it stands for."""
+    """Computed padding tokens: their number in each row, and the column and the represented number of each."""
 
     counts: np.ndarray
     columns: np.ndarray
     sizes: np.ndarray
 
     def places(self, cu_seqlens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return where real tokens and padding tokens are, each behind the real ones of its row.
+        """Return the positions of real and of padding tokens; padding tokens follow the real ones of their row.
 
-        `cu_seqlens` says where rows would begin without padding.
+        `cu_seqlens` has the row boundaries without padding.
         """
         before = np.cumsum(self.counts) - self.counts
         real = np.arange(cu_seqlens[-1]) + np.repeat(before, np.diff(cu_seqlens))
@@ -78,11 +78,11 @@ class Samples:
 
 @dataclass(frozen=True)
 class PaddingTokens:
-    """Which tokens of a packed batch's rows are padding.
+    """The padding tokens of a packed batch.
 
-    `key_counts` (rows,) int32 is how many tokens of each row are real; it stays on the CPU. `log_sizes` (N,) is the log
-    of how many tokens each of the rows' tokens stands for, 0 for real ones. `real` (n_tokens,) says where the real
-    tokens are, and `real_starts` (rows + 1,) where rows begin among them.
+    `key_counts` (rows,) int32 is the number of real tokens in each row; it stays on the CPU. `log_sizes` (N,) is the
+    log of the number of tokens that each token represents, 0 for real ones. `real` (n_tokens,) has the positions of the
+    real tokens, and `real_starts` (rows + 1,) the row boundaries among them.
     """
 
     n: int
@@ -93,7 +93,7 @@ class PaddingTokens:
 
     @classmethod
     def of(cls, samples: Samples, cu_seqlens: np.ndarray) -> PaddingTokens:
-        """Return the padding tokens of rows that would begin at `cu_seqlens` without them."""
+        """Return the padding tokens of rows whose boundaries without them are `cu_seqlens`."""
         real, padding = samples.places(cu_seqlens)
         log_sizes = np.zeros(len(real) + len(padding), dtype=np.float32)
         log_sizes[padding] = np.log(samples.sizes)
@@ -106,6 +106,6 @@ class PaddingTokens:
         )
 
     def each(self, change: Callable[[Tensor], Tensor]) -> PaddingTokens:
-        """Return these with every tensor that follows the batch to its device changed."""
+        """Return these with `change` applied to every tensor that moves to the batch's device."""
         moved = {name: change(getattr(self, name)) for name in ("log_sizes", "real", "real_starts")}
         return replace(self, **moved)

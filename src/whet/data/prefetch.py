@@ -1,11 +1,11 @@
-"""Batches made ahead, in threads, while the model computes on those before them.
+"""Prefetching: threads prepare batches while the model computes on earlier ones.
 
-Threads, not processes. A fork of a process that has threads already (OpenMP's, a tokenizer's) may find their locks
-held for ever; a new process would read the program anew and need a copy of the data set. Making a packed batch is
-copying in numpy, and the model's products let go of Python's lock: there is room beside them. What a data set in
-threads has to stand: several rows asked for at once. What it may not do: draw random numbers, as the model's masks come
-from the same generators, and the order of the draws would be chance. The first step of a run is made in the main
-thread, and tells whether it does; a data set that draws for some later rows only is not found out.
+Threads, not processes: a fork of a process with threads (OpenMP's, a tokenizer's) may deadlock on their locks, and a
+new process would import the program again and need a copy of the data set. Preparing a packed batch copies arrays in
+numpy, and the model's products release Python's lock, so both run at the same time. The data set must allow concurrent
+reads of rows. It must not draw random numbers, because the model's masks come from the same generators and the order
+of the draws would be random. The first step of a run is prepared in the main thread to detect this; a data set that
+draws only for later rows is not detected.
 """
 
 from __future__ import annotations
@@ -37,28 +37,28 @@ CARD = Card(
 )
 
 Piece = tuple[Any, ...]
-"""What a micro-batch is made from: its rows, the place of the first in its step, and whatever else its maker takes."""
+"""The source of a micro-batch: its rows, the index of the first in its step, and other arguments of its maker."""
 Job = Callable[[], Batch]
 NAME = "whet-data"
-"""How the threads' names begin."""
+"""Prefix of the threads' names."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """What batches are made from."""
+    """The plan from which batches are made."""
 
     pieces: Callable[[int], Sequence[Piece]]
     """Step of the plan -> its micro-batches."""
     make: Callable[..., Batch]
     """Piece -> batch."""
     end: Callable[[int], int]
-    """Step of the plan -> the first one behind it that is not to be made ahead while that one is on."""
+    """Step of the plan -> the first later one that must not be prepared during that step."""
 
 
 class Prefetcher:
     """The batches of each step: the same ones, in the same order, for any number of workers.
 
-    Without workers a batch is made when it is taken; with some, up to `n_ahead` batches are ready or in the making.
+    Without workers a batch is made when it is taken; with workers, up to `n_ahead` batches are ready or in progress.
     """
 
     def __init__(self, source: Source, n_workers: int, n_ahead: int) -> None:
@@ -66,24 +66,24 @@ class Prefetcher:
         self.n_workers, self.n_ahead = n_workers, n_ahead
         self._pool: ThreadPoolExecutor | None = None
         self._ahead: deque[tuple[int, Future[Batch]]] = deque()
-        """(step, batch to be), in order."""
+        """(step, future of a batch), in order."""
         self._jobs: Iterator[tuple[int, Job]] = iter(())
         self._next: int | None = None
-        """The step that is being made ahead first; None while nothing is."""
+        """The first step that is being prepared; None if there is none."""
         self._watched = False
 
     def take(self, place: int) -> list[Batch]:
         """Return the batches of this step of the plan; an error of a worker is raised at its own step.
 
-        Usually that of the step behind the last one taken. For any other, what was made ahead is thrown away.
+        Usually this is the step after the last one taken. For any other step, prepared batches are discarded.
         """
         if self.n_workers == 0:
-            return self._made_here(place)
+            return self._make_in_main_thread(place)
         if self._watched:
             self._go_to(place)
-            batches = self._made_ahead(place)
+            batches = self._take_prepared(place)
         else:
-            batches = self._made_under_watch(place)
+            batches = self._make_and_check_draws(place)
         if place + 1 < self.source.end(place):
             self._go_to(place + 1)
         else:
@@ -91,7 +91,7 @@ class Prefetcher:
         return batches
 
     def close(self) -> None:
-        """Throw away what was made ahead and end the threads; those that are making a batch finish it."""
+        """Discard prepared batches and end the threads; a thread finishes its current batch."""
         for _, future in self._ahead:
             future.cancel()
         self._ahead.clear()
@@ -100,23 +100,23 @@ class Prefetcher:
             self._pool.shutdown(wait=True, cancel_futures=True)
             self._pool = None
 
-    def _made_here(self, place: int) -> list[Batch]:
+    def _make_in_main_thread(self, place: int) -> list[Batch]:
         return [self.source.make(*piece) for piece in self.source.pieces(place)]
 
-    def _made_under_watch(self, place: int) -> list[Batch]:
+    def _make_and_check_draws(self, place: int) -> list[Batch]:
         before = _generators()
-        batches = self._made_here(place)
+        batches = self._make_in_main_thread(place)
         if _generators() != before:
             raise ConfigError(
-                what="this data set does not go with dataloader_num_workers",
+                what="this data set does not work with dataloader_num_workers",
                 got=f"dataloader_num_workers={self.n_workers}, and a batch that drew random numbers",
-                why="drawn in threads, they come in another order in each run, and so do the masks of dropout",
-                fix="use --dataloader_num_workers 0, or draw from a generator made from the row's number",
+                why="drawn in threads, random numbers have another order in each run, and so do dropout masks",
+                fix="use --dataloader_num_workers 0, or draw from a generator seeded with the row's number",
             )
         self._watched = True
         return batches
 
-    def _made_ahead(self, place: int) -> list[Batch]:
+    def _take_prepared(self, place: int) -> list[Batch]:
         batches = []
         while self._ahead and self._ahead[0][0] == place:
             _, future = self._ahead.popleft()
@@ -125,7 +125,7 @@ class Prefetcher:
         return batches
 
     def _go_to(self, place: int) -> None:
-        """Have the batches from this step on made ahead."""
+        """Prepare the batches from this step on."""
         waiting = self._ahead[0][0] if self._ahead else self._next
         if waiting != place:
             for _, future in self._ahead:
@@ -144,7 +144,7 @@ class Prefetcher:
             self._ahead.append((place, self._pool.submit(job)))
 
     def _jobs_from(self, first: int) -> Iterator[tuple[int, Job]]:
-        """Yield (step, what makes one of its batches), to the end; where a step cannot be cut, what says so."""
+        """Yield (step, function that makes one of its batches); if a step cannot be split, a function that raises."""
         for place in range(first, self.source.end(first)):
             try:
                 pieces = self.source.pieces(place)
@@ -160,6 +160,6 @@ def _fail(error: Exception) -> Batch:
 
 
 def _generators() -> tuple[Any, ...]:
-    """Return the states of the generators that everybody shares."""
+    """Return the states of the global generators."""
     numpy = np.random.get_state(legacy=True)
     return random.getstate(), numpy[1].tobytes(), numpy[2:], torch.get_rng_state().numpy().tobytes()  # pyright: ignore

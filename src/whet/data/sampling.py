@@ -12,16 +12,16 @@ import numpy as np
 import torch
 
 EpochOrder = Callable[[int], np.ndarray]
-"""Number of the epoch, from 0 -> the rows in their order, (rows,) int64, read-only."""
+"""Epoch, from 0 -> the rows in their order, (rows,) int64, read-only."""
 
 REBALANCE_SEED = 42
-"""The seed of transformers' batch_rebalance, whatever the run's seed is."""
+"""The fixed seed of transformers' batch_rebalance."""
 _MOST_STEPS_SORTED = 50
 _SEEDS = 2**64
 
 
 def sequential(n_rows: int) -> EpochOrder:
-    """Return the order in which the rows stand in the data."""
+    """Return the order of the data."""
     return _kept(lambda _: np.arange(n_rows))
 
 
@@ -34,13 +34,13 @@ def grouped_by_length(lengths: np.ndarray, rows_per_step: int, seed: int) -> Epo
     """Return permutations in which the rows of a step are of similar length, and the longest row comes first.
 
     transformers draws them from torch's global generator, which its Trainer seeds once. The draws of that generator
-    are replayed here, so every epoch is the same where nothing else draws (no dropout, no evaluation in between).
+    are replayed here, so every epoch is the same if nothing else draws (no dropout, no evaluation in between).
     """
     return _kept(lambda epoch: _grouped(lengths, rows_per_step, _replayed(len(lengths), seed, epoch)))
 
 
 def rebalanced(lengths: np.ndarray, rows_per_step: int, batches_per_step: int, seed: int) -> EpochOrder:
-    """Return permutations whose steps deal their rows, longest first, to the batches: each gets about as many tokens.
+    """Return permutations that distribute a step's rows so that its batches have about as many tokens.
 
     The rows of a step are those of transformers' batch_rebalance. A last step with fewer rows than batches is filled
     up with the epoch's first rows.
@@ -57,13 +57,13 @@ def rebalanced(lengths: np.ndarray, rows_per_step: int, batches_per_step: int, s
 
 
 def n_rebalanced(n_rows: int, rows_per_step: int, batches_per_step: int) -> int:
-    """Return how many rows an epoch of `rebalanced` holds, repeated ones included."""
+    """Return the number of rows in an epoch of `rebalanced`, repeated ones included."""
     rest = n_rows % rows_per_step
     return n_rows + (max(batches_per_step - rest, 0) if rest else 0)
 
 
 def _kept(order: EpochOrder) -> EpochOrder:
-    """Return the function with its last two results kept, read-only: the steps of an epoch ask again and again."""
+    """Return the function with a cache of its last two results, read-only: each step of an epoch calls it."""
 
     @lru_cache(maxsize=2)
     def kept(epoch: int) -> np.ndarray:
@@ -80,7 +80,7 @@ def _permutation(n_rows: int, seed: int) -> np.ndarray:
 
 
 def _replayed(n_rows: int, seed: int, epoch: int) -> np.ndarray:
-    """Return the permutation that a generator gives after those of the epochs before; a DataLoader draws once each."""
+    """Return the generator's permutation after those of earlier epochs; a DataLoader draws once in each."""
     generator = torch.Generator().manual_seed(seed % _SEEDS)
     for _ in range(epoch):
         torch.empty((), dtype=torch.int64).random_(generator=generator)
@@ -90,7 +90,7 @@ def _replayed(n_rows: int, seed: int, epoch: int) -> np.ndarray:
 
 
 def _grouped(lengths: np.ndarray, rows_per_step: int, order: np.ndarray) -> np.ndarray:
-    """Return the order with every stretch of some steps sorted by length, longest first."""
+    """Return the order with each group of steps sorted by length, longest first."""
     n_steps = min(len(order) // (4 * rows_per_step), _MOST_STEPS_SORTED) or 1
     size = n_steps * rows_per_step
     stretches = [_longest_first(order[first : first + size], lengths) for first in range(0, len(order), size)]

@@ -1,4 +1,4 @@
-"""Rows of tokens, stored end to end in flat arrays: what the windows of a data set are kept in."""
+"""Rows of tokens, stored end to end in flat arrays: the form of a data set's windows."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from whet.paths import follow_umask
 _COLUMN_PREFIX = "token."
 _ROW_PREFIX = "row."
 _STARTS = "row_starts"
-"""Name of `cu_seqlens` in files and fingerprints: caches and checkpoints of earlier runs have it."""
+"""Name of `cu_seqlens` in files and fingerprints, kept for existing caches and checkpoints."""
 
 
 @dataclass(frozen=True)
 class RowStore:
     """A data set of token rows without padding; also a map-style dataset for any Trainer.
 
-    `tokens` holds one array (N,) a token column (`input_ids`, `token_type_ids` ...), `cu_seqlens` is (rows + 1,) int64,
-    and `labels` holds one array a label column (`start_positions` ...): (rows,) or (rows, labels), int64 or float32.
+    `tokens` has an array (N,) per token column (`input_ids`, `token_type_ids` ...), `cu_seqlens` is (rows + 1,) int64,
+    and `labels` has an array per label column (`start_positions` ...): (rows,) or (rows, labels), int64 or float32.
     """
 
     cu_seqlens: np.ndarray
     tokens: Mapping[str, np.ndarray]
     labels: Mapping[str, np.ndarray] = field(default_factory=dict)
     given_lengths: np.ndarray | None = None
-    """Lengths of the rows (rows,) with the padding that they came with; None: they came without."""
+    """Lengths of the rows (rows,) with the padding of the data set; None: it had no padding."""
 
     def __len__(self) -> int:
         return len(self.cu_seqlens) - 1
@@ -49,11 +49,11 @@ class RowStore:
 
     @property
     def lengths_with_padding(self) -> np.ndarray:
-        """Tokens of each row and the padding that it came with, (rows,) int64."""
+        """Tokens of each row, including the padding of the data set, (rows,) int64."""
         return self.lengths if self.given_lengths is None else self.given_lengths
 
     def take(self, rows: Sequence[int] | np.ndarray) -> RowStore:
-        """Return these rows, in this order, as a store of their own."""
+        """Return these rows, in this order, as a new store."""
         index = np.asarray(rows, dtype=np.int64)
         lengths = self.lengths[index]
         starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
@@ -66,7 +66,7 @@ class RowStore:
         )
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Return everything as named arrays, the form in which a store lies in a safetensors file."""
+        """Return everything as named arrays, the form of a store in a safetensors file."""
         return (
             {_STARTS: self.cu_seqlens}
             | {_COLUMN_PREFIX + name: column for name, column in self.tokens.items()}
@@ -75,7 +75,7 @@ class RowStore:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> RowStore:
-        """The inverse of `arrays`; names that belong to neither kind of column are left to the caller."""
+        """The inverse of `arrays`; other names are ignored."""
         return cls(
             cu_seqlens=arrays[_STARTS],
             tokens=_named(arrays, _COLUMN_PREFIX),
@@ -91,7 +91,7 @@ class RowStore:
 
     @classmethod
     def load(cls, path: Path) -> RowStore:
-        """Read a store that `save` wrote."""
+        """Read a store written by `save`."""
         from safetensors.numpy import load_file
 
         return cls.from_arrays(load_file(str(path)))

@@ -1,4 +1,4 @@
-"""What could be better on this machine, and the command for it: one function a piece of advice."""
+"""Advice for this machine, each with a command: one function for each piece of advice."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from whet.errors import Problem
 _GIB = 2**30
 _LITTLE_MEMORY_BYTES = 2 * _GIB
 _LITTLE_DISK_BYTES = 5 * _GIB
-"""A few checkpoints of a BERT-base-size model: weights and two moments of AdamW, 1.3 GB each."""
+"""A few checkpoints of a BERT-base-size model: weights and AdamW's two moments, 1.3 GB each."""
 _REINSTALL_TORCH = "run: pip install --force-reinstall torch (on a machine without GPU its CPU build)"
 _KNOWN_ISAS = (None, "v4", "v3", "baseline")
 
 
 def broken(found: Findings) -> list[Problem]:
-    """Return what keeps training from working as it should: any of it makes the exit code 1."""
+    """Return the problems that break training; any of them makes the exit code 1."""
     software = [rule(found.software) for rule in _SOFTWARE_BROKEN] if found.software else []
     torch_fails = found.software is not None and found.software.torch_error is not None
     native = [] if torch_fails else [native_works(found.native)]
@@ -24,7 +24,7 @@ def broken(found: Findings) -> list[Problem]:
 
 
 def advice(found: Findings) -> list[Problem]:
-    """Return what costs speed or may end a run; training works all the same."""
+    """Return what costs speed or may end a run, although training works."""
     problems = [rule(found.native) for rule in _NATIVE_RULES]
     if found.machine is not None:
         problems += [rule(found.machine) for rule in _MACHINE_RULES]
@@ -34,7 +34,7 @@ def advice(found: Findings) -> list[Problem]:
 
 
 def torch_works(software: Software) -> Problem | None:
-    """Without torch there is no training."""
+    """Training needs torch."""
     if software.torch_error is None:
         return None
     return Problem(
@@ -46,7 +46,7 @@ def torch_works(software: Software) -> Problem | None:
 
 
 def transformers_is_there(software: Software) -> Problem | None:
-    """Models come from it."""
+    """Transformers provides the models."""
     if software.transformers is not None:
         return None
     return Problem(
@@ -55,31 +55,31 @@ def transformers_is_there(software: Software) -> Problem | None:
 
 
 def native_works(native: Native) -> Problem | None:
-    """A library that is there has to serve."""
+    """An existing library must be usable."""
     if native.error is None:
         return None
     if native.path is None:
         return Problem(
             what="the native operators cannot be loaded",
             got=native.error,
-            why="they are loaded after torch, whose threads they share",
+            why="they are loaded after torch, because they share its threads",
             fix=_REINSTALL_TORCH,
         )
     return Problem(
         what=f"the native operators in {native.path} cannot be used",
         got=native.error,
-        why="plain torch runs instead, slower in all that is between the matrix products",
+        why="plain torch runs instead, which is slower in all parts between the matrix products",
         fix=how_to_build(native),
     )
 
 
 def native_is_there(native: Native) -> Problem | None:
-    """Plain torch is the slower version of them."""
+    """Plain torch is slower than the native operators."""
     if native.path is not None or native.error is not None:
         return None
     return Problem(
         what="there are no native operators",
-        why="plain torch runs instead, slower in all that is between the matrix products",
+        why="plain torch runs instead, which is slower in all parts between the matrix products",
         fix=how_to_build(native),
     )
 
@@ -91,25 +91,25 @@ def kernels_are_native(native: Native) -> Problem | None:
     return Problem(
         what="the native operators are turned off",
         got="WHET_KERNELS=reference",
-        why="plain torch runs instead, slower in all that is between the matrix products",
+        why="plain torch runs instead, which is slower in all parts between the matrix products",
         fix="run: unset WHET_KERNELS",
     )
 
 
 def isa_is_known(native: Native) -> Problem | None:
-    """An unknown word would be passed over in silence."""
+    """An unknown value would be ignored silently."""
     if native.asked_isa in _KNOWN_ISAS:
         return None
     return Problem(
         what="WHET_ISA names no instruction set",
         got=native.asked_isa,
-        why="it limits the native operators to v3 or baseline; any other word has no effect",
+        why="it limits the native operators to v4, v3 or baseline; any other value has no effect",
         fix="run: unset WHET_ISA",
     )
 
 
 def isa_is_the_best(native: Native) -> Problem | None:
-    """A lesser set is for tests and comparisons."""
+    """A smaller instruction set is for tests and comparisons."""
     if native.isa in (None, native.best_isa) or native.asked_isa not in ("v3", "baseline"):
         return None
     return Problem(
@@ -121,7 +121,7 @@ def isa_is_the_best(native: Native) -> Problem | None:
 
 
 def how_to_build(native: Native) -> str:
-    """Return the command that makes the library, and what has to be installed for it."""
+    """Return the command that builds the library, and what must be installed for it."""
     if native.source_tree is None:
         return (
             "install a C++ compiler (apt install g++), then install from the source tree of whet: "
@@ -134,50 +134,50 @@ def how_to_build(native: Native) -> str:
 
 
 def memory_is_free(machine: Machine) -> Problem | None:
-    """A run that gets no memory is killed."""
+    """The kernel kills a run without memory."""
     free = machine.memory_available_bytes
     if free is None or free >= _LITTLE_MEMORY_BYTES:
         return None
     return Problem(
         what="little memory is free",
         got=f"{free / _GIB:.1f} GiB",
-        why="weights, gradients and moments of a BERT-base-size model take 1.6 GiB, and its batches come on top",
+        why="weights, gradients and moments of a BERT-base-size model take 1.6 GiB, and its batches take more",
         fix="end other programs, raise the container's limit, or lower --per_device_train_batch_size",
     )
 
 
 def disk_is_free(machine: Machine) -> Problem | None:
-    """Checkpoints go to the disk."""
+    """Checkpoints need disk space."""
     if machine.disk_free_bytes >= _LITTLE_DISK_BYTES:
         return None
     return Problem(
         what="little space is free in the current folder",
         got=f"{machine.disk_free_bytes / _GIB:.1f} GiB in {machine.folder}",
         why="a checkpoint of a BERT-base-size model takes 1.3 GB, and a run keeps all of them by default",
-        fix="add --save_total_limit 2, or name another disk in --output_dir",
+        fix="add --save_total_limit 2, or use another disk in --output_dir",
     )
 
 
 def huge_pages_are_allowed(machine: Machine) -> Problem | None:
-    """Large tensors in small pages cost lookups."""
+    """Large tensors in small pages need more address lookups."""
     if machine.huge_pages != "never":
         return None
     return Problem(
         what="transparent huge pages are switched off",
         got="never",
-        why="no program can ask for them, so that large tensors lie in pages of 4 KiB",
+        why="no program can request them, so large tensors are in pages of 4 KiB",
         fix="run as root: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
     )
 
 
 def one_numa_node(machine: Machine) -> Problem | None:
-    """Memory of another node is farther away."""
+    """Access to the memory of another node is slower."""
     if machine.numa_nodes < 2:
         return None
     return Problem(
         what="this process spans several NUMA nodes",
         got=machine.numa_nodes,
-        why="memory of another node answers later than that of a thread's own; what is faster depends on the model",
+        why="access to another node's memory is slower than to the own node's; what is faster depends on the model",
         fix="compare with one node: numactl --cpunodebind=0 --membind=0 whet qa ...",
     )
 
@@ -187,7 +187,7 @@ def not_too_many_threads(machine: Machine, software: Software) -> Problem | None
     if software.threads is None or software.threads <= machine.usable_cores:
         return None
     return Problem(
-        what="torch starts more threads than there are cores for it",
+        what="torch starts more threads than it has cores",
         got=f"{software.threads} threads, {_cores(machine)}",
         why="an operator waits for its last thread, and threads that share a core take turns",
         fix=f"run: export OMP_NUM_THREADS={machine.usable_cores}",
@@ -195,7 +195,7 @@ def not_too_many_threads(machine: Machine, software: Software) -> Problem | None
 
 
 def not_too_few_threads(machine: Machine, software: Software) -> Problem | None:
-    """Idle cores train nothing."""
+    """Idle cores do not train."""
     if software.threads is None or software.threads >= machine.usable_cores:
         return None
     asked = {name: value for name, value in software.settings.items() if name.endswith("NUM_THREADS")}
@@ -203,13 +203,13 @@ def not_too_few_threads(machine: Machine, software: Software) -> Problem | None:
     return Problem(
         what="torch leaves cores idle",
         got=f"{software.threads} of {_cores(machine)} ({why})",
-        why="one process trains on as many cores as it has threads",
+        why="a process trains on as many cores as it has threads",
         fix=f"run: export OMP_NUM_THREADS={machine.usable_cores}, unless the other cores are for other work",
     )
 
 
 def waiting_is_passive(machine: Machine, software: Software) -> Problem | None:
-    """OpenMP's threads wait by running, which on a shared machine takes time from those that work."""
+    """OpenMP's threads wait by spinning, which takes time from working threads on a shared machine."""
     policy = software.settings.get("OMP_WAIT_POLICY", "").lower()
     quota = machine.quota_cores is not None and machine.quota_cores < machine.usable_cpus
     busy = machine.load is not None and machine.load > machine.usable_cores + 0.5
@@ -219,7 +219,7 @@ def waiting_is_passive(machine: Machine, software: Software) -> Problem | None:
     return Problem(
         what="OpenMP's threads wait busily on a shared machine",
         got=f"{shared}, OMP_WAIT_POLICY={policy or 'unset'}",
-        why="a thread that waits keeps its core for a while, and the one that it waits for may not get it",
+        why="a waiting thread occupies its core for a while, and the thread that it waits for may not get one",
         fix="run: export OMP_WAIT_POLICY=passive",
     )
 
@@ -231,13 +231,13 @@ def one_openmp(machine: Machine, software: Software) -> Problem | None:
     return Problem(
         what="several OpenMP libraries are loaded",
         got=", ".join(software.openmp),
-        why="each has threads of its own, and all of them wait on the same cores",
-        fix="look at LD_PRELOAD; run: pip install --force-reinstall torch, then python -m whet.kernels.build",
+        why="each has its own threads, and all of them wait on the same cores",
+        fix="check LD_PRELOAD; run: pip install --force-reinstall torch, then python -m whet.kernels.build",
     )
 
 
 def gpus_are_used(machine: Machine, software: Software) -> Problem | None:
-    """A torch for CPUs does not see the GPU."""
+    """A torch build for CPUs cannot use the GPU."""
     if not machine.nvidia_gpus or software.gpus or software.torch_error is not None:
         return None
     return Problem(

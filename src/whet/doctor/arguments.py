@@ -1,4 +1,4 @@
-"""What `whet doctor` is asked."""
+"""The options of `whet doctor`."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from whet.errors import Problem
 
 
 def kernels_are_not_measured(asked: "DoctorArguments") -> Problem | None:
-    """The part about the native operators holds no rates to leave out."""
+    """The report about the native operators contains no rates."""
     if not asked.kernels or asked.measure:
         return None
     return Problem(
@@ -25,11 +25,11 @@ _RULES: tuple[Rule, ...] = (kernels_are_not_measured,)
 @checked(headings={"kernels": "Doctor"}, rules=_RULES)
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DoctorArguments:
-    """What is looked at, and how it is shown."""
+    """What is examined, and how it is printed."""
 
     kernels: bool = False
-    """Look only at the native operators: which library, which instruction set, or why there is none."""
+    """Examine only the native operators: the library, its instruction set, or why there is none."""
     measure: bool = True
-    """Measure the rates of matrix products and of memory, for a few seconds. --no_measure leaves it out."""
+    """Measure the rates of matrix products and of memory, for a few seconds. --no_measure skips it."""
     json: bool = False
     """Print one JSON object with everything, for machines."""

@@ -1,4 +1,4 @@
-"""What the doctor looks at: one record a part, filled in by the modules beside this one."""
+"""What the doctor examines: one record for each part, filled in by the other modules of this folder."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ class Machine:
     usable_cpus: int
     """Logical CPUs that this process may run on."""
     usable_cores: int
-    """Threads that can compute at once: physical cores of these CPUs, or less where a cgroup grants less."""
+    """Threads that can compute at once: physical cores of these CPUs, or less if a cgroup grants less."""
     quota_cores: float | None
-    """What the cgroup grants; None: no limit."""
+    """Cores that the cgroup grants; None: no limit."""
     numa_nodes: int
     """NUMA nodes with a CPU that this process may run on; 0 if unknown."""
     instruction_sets: list[str]
     lacking: list[str]
     load: float | None
-    """Threads that wanted to run in the last minute, in the whole machine."""
+    """Threads that wanted to run in the last minute, on the complete machine."""
     memory_bytes: int | None
     memory_limit_bytes: int | None
-    """The cgroup's limit; None: there is none."""
+    """The cgroup's limit; None: no limit."""
     memory_available_bytes: int | None
     huge_pages: str | None
     folder: str
@@ -36,14 +36,14 @@ class Machine:
 
 @dataclass(frozen=True, kw_only=True)
 class Software:
-    """The installation, and what torch does with the machine."""
+    """The installation, and how torch uses the machine."""
 
     python: str
     whet: str
     torch: str | None
-    """None: it is not installed."""
+    """None: not installed."""
     torch_error: str | None
-    """Why torch cannot compute here; None: it can."""
+    """Why torch cannot compute here; None if it can."""
     transformers: str | None
     packages: dict[str, str]
     """Optional packages that are installed, with their versions."""
@@ -51,7 +51,7 @@ class Software:
     threads: int | None
     """Threads of torch's operators; None: torch cannot say."""
     settings: dict[str, str]
-    """Environment variables that steer the threads, where they are set."""
+    """Environment variables that control the threads, if they are set."""
     openmp: list[str]
     """The OpenMP libraries that this process has loaded."""
     gpus: list[str]
@@ -60,20 +60,20 @@ class Software:
 
 @dataclass(frozen=True, kw_only=True)
 class Native:
-    """The library of native operators, and what it takes to build it."""
+    """The library of native operators, and what is needed to build it."""
 
     path: str | None
-    """The library's file; None: there is none."""
+    """The library's file; None: no library."""
     isa: str | None
     """The instruction set in use; None: the library cannot be used."""
     best_isa: str
-    """The best set that this processor could use of those the library is compiled for."""
+    """The best instruction set of the library that this processor supports."""
     error: str | None
-    """Why a library that is there cannot be used."""
+    """Why an existing library cannot be used."""
     asked_isa: str | None
     """The environment variable WHET_ISA."""
     asked_kernels: str | None = None
-    """The environment variable WHET_KERNELS; None: it is not set."""
+    """The environment variable WHET_KERNELS; None: not set."""
     source_tree: str | None
     """Where it can be built from."""
     cmake: str | None
@@ -82,7 +82,7 @@ class Native:
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """Measured now, with torch's threads; None where this torch cannot do it."""
+    """Measured now, with torch's threads; None for what this torch cannot compute."""
 
     shape: tuple[int, int, int]
     """Rows, inputs and outputs of the products."""
@@ -98,7 +98,7 @@ class Rates:
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """Everything; None: not looked at."""
+    """All findings; None: not examined."""
 
     machine: Machine | None
     software: Software | None

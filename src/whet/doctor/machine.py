@@ -11,7 +11,7 @@ from whet.hardware.cgroup import ROOT
 
 
 def examine(root: Path = ROOT) -> Machine:
-    """Return the machine as this process may use it; `root` is where /proc and /sys are."""
+    """Return what this process may use of the machine; `root` contains /proc and /sys."""
     cpus = cpu.usable_cpus()
     has, lacks = cpu.instruction_sets(root)
     return Machine(

@@ -15,14 +15,14 @@ from whet.hardware.cpu import features
 _V3 = {"avx2", "fma", "bmi1", "bmi2"}
 _V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 _MOST_ERROR = 1e-4
-"""fp32 operators of a hundred terms are exact to some 1e-6; what is further off is not rounding."""
+"""fp32 operators of a hundred terms are exact to about 1e-6; a larger error is not rounding."""
 _COMPILERS = ("c++", "g++", "clang++")
 
 
 def examine(root: Path = ROOT) -> Native:
-    """Return what is there. Loads the library, after torch, and tries it against plain torch."""
+    """Return the state of the library. Loads it, after torch, and compares it with plain torch."""
     path, isa, error = _try()
-    trees = [Path(place).parents[2] for place in whet.kernels.__path__]  # an editable install has two places
+    trees = [Path(place).parents[2] for place in whet.kernels.__path__]  # an editable install has two folders
     tree = next((one for one in trees if (one / "CMakeLists.txt").exists()), None)
     compilers = (os.environ.get("CXX"), *_COMPILERS)
     return Native(
@@ -48,10 +48,10 @@ def best_isa(root: Path = ROOT) -> str:
 
 
 def _try() -> tuple[str | None, str | None, str | None]:
-    """Return the library's path, its instruction set, and what is wrong with it."""
+    """Return the library's path, its instruction set, and its error."""
     try:
         from whet.kernels import library
-    except Exception as error:  # torch, which it is loaded after
+    except Exception as error:  # torch, which must be loaded first
         return None, None, f"torch cannot be loaded: {error}"
     path = library.find()
     if path is None:

@@ -1,4 +1,4 @@
-"""How fast this machine multiplies and copies now, with the threads that training would use."""
+"""Rates of products and copies on this machine, with the threads that training would use."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ SHAPE = (1024, 768, 3072)
 """A thousand tokens through the wider linear layer of a BERT-base-size block."""
 _COPY_BYTES = 128 * 2**20
 _MOST_S = 0.3
-"""For each product; the best of its repetitions counts, as other work only ever slows one down."""
+"""Repetitions of each product; the best one counts, because other work only slows them down."""
 
 
 def measure() -> Rates:
-    """Return the rates; takes about two seconds on a usual machine."""
+    """Return the rates; takes about two seconds."""
     import torch
 
     began_s = time.perf_counter()
@@ -38,7 +38,7 @@ def measure() -> Rates:
 
 
 def _onednn(x: Any, w: Any, bias: Any) -> Any:
-    """The same product through oneDNN, which torch's own mm leaves to MKL in fp32."""
+    """The same product in oneDNN; torch.mm uses MKL in fp32."""
     import torch
 
     return torch.ops.mkldnn._linear_pointwise(x, w, bias, "none", [], "")
@@ -47,7 +47,7 @@ def _onednn(x: Any, w: Any, bias: Any) -> Any:
 def _gflops(product: Callable[[], Any]) -> float | None:
     try:
         best_s = _best_s(product)
-    except (RuntimeError, NotImplementedError, AttributeError):  # not in this torch, or not on this processor
+    except (RuntimeError, NotImplementedError, AttributeError):  # missing in this torch or on this processor
         return None
     n, inputs, outputs = SHAPE
     return round(2 * n * inputs * outputs / best_s / 1e9, 1)
@@ -61,7 +61,7 @@ def _copy_gb_per_s() -> float:
 
 
 def _best_s(work: Callable[[], Any]) -> float:
-    """Return the shortest time of one call, after one that counts only if it was long enough to be the only one."""
+    """Return the shortest time of one call, after a warm-up call; a long warm-up is the only call, and counts."""
     began_s, best_s = time.perf_counter(), float("inf")
     for number in range(20):
         start_s = time.perf_counter()

@@ -1,4 +1,4 @@
-"""`whet doctor`: look, advise, print."""
+"""`whet doctor`: examine, advise, print."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from whet.errors import EXIT_OK, EXIT_OTHER
 
 
 def run_doctor(asked: DoctorArguments) -> int:
-    """Print what this machine can do; return 0, or 1 where something is broken: torch, transformers, the library."""
+    """Print what this machine can do; return 0, or 1 if torch, transformers or the native library is broken."""
     found = examine(asked)
     broken, more = advice.broken(found), advice.advice(found)
     text = show.as_json(found, broken, more) if asked.json else show.as_text(found, broken, more)
@@ -20,7 +20,7 @@ def run_doctor(asked: DoctorArguments) -> int:
 
 
 def examine(asked: DoctorArguments) -> Findings:
-    """Return what was asked for; the native library is loaded before the OpenMP libraries are counted."""
+    """Return the requested findings; the native library is loaded before the OpenMP libraries are counted."""
     its_library = native.examine()
     if asked.kernels:
         return Findings(machine=None, software=None, native=its_library, rates=None)

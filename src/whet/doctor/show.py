@@ -17,7 +17,7 @@ Row = tuple[str, str]
 
 
 def as_json(found: Findings, broken: Sequence[Problem], advice: Sequence[Problem]) -> str:
-    """Return everything that was looked at, and the advice, as one JSON object."""
+    """Return all findings and the advice as one JSON object."""
     parts = {name: part for name, part in asdict(found).items() if part is not None}
     problems = [asdict(one) | {"broken": one in broken} for one in [*broken, *advice]]
     return json.dumps(parts | {"ok": not broken, "advice": problems}, indent=2, default=str)
@@ -52,7 +52,7 @@ def _machine(machine: Machine) -> Iterator[Row]:
     yield "processor", machine.processor
     yield "cores", f"{machine.usable_cores} for this process ({machine.usable_cpus} CPUs{quota}{nodes}{load})"
     lacks = f"; lacks {', '.join(machine.lacking)}" if machine.lacking else ""
-    yield "instructions", f"{', '.join(machine.instruction_sets) or 'none of those that help'}{lacks}"
+    yield "instructions", f"{', '.join(machine.instruction_sets) or 'none that training uses'}{lacks}"
     yield "memory", _memory(machine)
     yield "disk", f"{_size(machine.disk_free_bytes)} free in {machine.folder}"
     if machine.nvidia_gpus:

@@ -22,7 +22,7 @@ SETTINGS = (
 
 
 def examine() -> Software:
-    """Return the installation. Loads torch; where it cannot be loaded, the record says why."""
+    """Return the installation. Loads torch; if that fails, the record says why."""
     packages = {name: version_of(name) for name in OPTIONAL}
     error = torch_error()
     return Software(
@@ -41,18 +41,18 @@ def examine() -> Software:
 
 
 def torch_error() -> str | None:
-    """Return why torch cannot compute a product here; None: it can."""
+    """Return why torch cannot compute a product here; None if it can."""
     try:
         import torch
 
         found = float((torch.ones(16, 16) @ torch.ones(16, 16)).sum())
-    except Exception as error:  # a broken installation fails in any way it likes
+    except Exception as error:  # a broken installation may raise anything
         return f"{type(error).__name__}: {error}"
     return None if found == 16**3 else f"a product of ones gave {found}, not {16**3}"
 
 
 def version_of(package: str) -> str | None:
-    """Return the version that is installed, None for none."""
+    """Return the installed version, None if there is none."""
     try:
         return version(package)
     except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""Where the kernel keeps the limits of this process's cgroup, version 1 or 2."""
+"""The folders with the limits of this process's cgroup, version 1 or 2."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ ROOT = Path("/")
 
 
 def folders(controller: str, root: Path = ROOT) -> list[Path]:
-    """Return the folders of this process's cgroup and of those around it, the innermost first.
+    """Return the folders of this process's cgroup and of its parents, the innermost first.
 
-    A limit may be set in any of them; not all of them need to exist. `controller` is "cpu" or "memory".
+    Any of them may set a limit, and some may not exist. `controller` is "cpu" or "memory".
     """
     try:
         lines = (root / "proc/self/cgroup").read_text("utf-8").splitlines()
@@ -27,7 +27,7 @@ def folders(controller: str, root: Path = ROOT) -> list[Path]:
 
 
 def read_words(path: Path) -> list[str]:
-    """Return the words of a small file; none where it cannot be read."""
+    """Return the words of a small file; none if it cannot be read."""
     try:
         return path.read_text("utf-8").split()
     except (OSError, UnicodeDecodeError):
@@ -35,7 +35,7 @@ def read_words(path: Path) -> list[str]:
 
 
 def read_lines(path: Path) -> list[str]:
-    """Return the lines of a small file; none where it cannot be read."""
+    """Return the lines of a small file; none if it cannot be read."""
     try:
         return path.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError):

@@ -1,4 +1,4 @@
-"""Which processor this is, and how much of it this process may use: affinity, cgroup quota, cores, NUMA nodes."""
+"""The processor, and the part that this process may use: affinity, cgroup quota, cores, NUMA nodes."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ INSTRUCTION_SETS: dict[str, str] = {
     "bf16": "bf16",
     "i8mm": "int8 matrix",
 }
-"""The kernel's name of each instruction set that training gains from -> how people call it; the last four are Arm's."""
+"""The kernel's name of each instruction set that speeds up training -> its usual name; the last four are Arm's."""
 X86_ONLY = 7
-"""How many of INSTRUCTION_SETS, from the first on, are x86's."""
+"""How many of INSTRUCTION_SETS, counted from the first, are x86's."""
 
 
 def usable_cpus() -> frozenset[int]:
@@ -35,14 +35,14 @@ def usable_cpus() -> frozenset[int]:
 
 
 def physical_cores(cpus: Collection[int], root: Path = ROOT) -> int:
-    """Return how many physical cores these logical CPUs are; hyper-threads of one core count once."""
+    """Return the number of physical cores of these logical CPUs; hyper-threads of one core count once."""
     topology = root / "sys/devices/system/cpu"
     siblings = {cpu: read_words(topology / f"cpu{cpu}/topology/thread_siblings_list") for cpu in cpus}
     return len({words[0] if words else str(cpu) for cpu, words in siblings.items()})
 
 
 def quota_cores(root: Path = ROOT) -> float | None:
-    """Return the processor time a second that the cgroup grants, in cores: the smallest on the way; None: no limit."""
+    """Return the cores that the cgroups grant: the smallest quota of this one and its parents; None: no limit."""
     quotas = [_quota(folder) for folder in folders("cpu", root)]
     return min((quota for quota in quotas if quota is not None), default=None)
 
@@ -55,7 +55,7 @@ def usable_cores(root: Path = ROOT, cpus: Collection[int] | None = None) -> int:
 
 
 def numa_nodes(root: Path = ROOT) -> dict[int, frozenset[int]]:
-    """Return the NUMA nodes that have CPUs: number -> its CPUs. Empty where the system does not tell."""
+    """Return the NUMA nodes that have CPUs: number -> its CPUs. Empty if the system does not report them."""
     nodes = {
         int(folder.name.removeprefix("node")): cpu_list(read_words(folder / "cpulist"))
         for folder in (root / "sys/devices/system/node").glob("node[0-9]*")
@@ -64,7 +64,7 @@ def numa_nodes(root: Path = ROOT) -> dict[int, frozenset[int]]:
 
 
 def cpu_list(words: list[str]) -> frozenset[int]:
-    """Return the numbers in the kernel's form `0-3,8`; none for no words."""
+    """Return the numbers in the kernel's form `0-3,8`; none for an empty list."""
     found: set[int] = set()
     for part in (words[0] if words else "").split(","):
         first, _, last = part.partition("-")
@@ -74,12 +74,12 @@ def cpu_list(words: list[str]) -> frozenset[int]:
 
 
 def model_name(root: Path = ROOT) -> str:
-    """Return the processor's name as it gives it itself."""
+    """Return the processor's own name."""
     return _cpuinfo(root, "model name") or platform.processor() or platform.machine()
 
 
 def vendor(root: Path = ROOT) -> str:
-    """Return the processor's vendor as it names itself ("GenuineIntel", "AuthenticAMD"), "" where nothing says it."""
+    """Return the processor's vendor by its own name ("GenuineIntel", "AuthenticAMD"), "" if unknown."""
     return _cpuinfo(root, "vendor_id")
 
 
@@ -89,7 +89,7 @@ def features(root: Path = ROOT) -> frozenset[str]:
 
 
 def instruction_sets(root: Path = ROOT) -> tuple[list[str], list[str]]:
-    """Return the sets that training gains from: those that this processor has, and those that it lacks."""
+    """Return the instruction sets that speed up training: those that this processor has, and those that it lacks."""
     has = features(root)
     of_x86 = list(INSTRUCTION_SETS)[:X86_ONLY]
     of_its_kind = list(INSTRUCTION_SETS)[X86_ONLY:] if "asimd" in has else of_x86
@@ -98,7 +98,7 @@ def instruction_sets(root: Path = ROOT) -> tuple[list[str], list[str]]:
 
 
 def load() -> float | None:
-    """Return how many threads wanted to run, on average over the last minute, in the whole machine; None if unknown."""
+    """Return how many threads of the machine wanted to run, on average over the last minute; None if unknown."""
     try:
         return os.getloadavg()[0]
     except (OSError, AttributeError):

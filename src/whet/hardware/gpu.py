@@ -1,4 +1,4 @@
-"""Which GPUs are in the machine, whether or not any program here can use them."""
+"""The GPUs in the machine, usable or not."""
 
 from __future__ import annotations
 

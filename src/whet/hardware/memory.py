@@ -1,4 +1,4 @@
-"""How much memory this process may use, and how much it uses: the machine's, or the limit of its cgroup."""
+"""The memory that this process may use, the machine's or its cgroup's limit, and the memory that it uses."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from whet.hardware.cgroup import ROOT, folders, read_lines, read_words
 
 @dataclass(frozen=True)
 class MemoryLimit:
-    """What a limit allows, and how much of it is taken."""
+    """A limit on memory, and how much of it is used."""
 
     used_bytes: int
-    """What the kernel cannot take back by itself: what is in its file cache does not count."""
+    """Without the kernel's file cache, which it can free."""
     limit_bytes: int
     of: str
-    """Whose limit it is."""
+    """What sets the limit."""
 
     @property
     def left_bytes(self) -> int:
-        """What can still be had before the kernel ends a process; below 0 where the limit is already passed."""
+        """Memory left before the kernel kills a process; below 0 if the limit is already exceeded."""
         return self.limit_bytes - self.used_bytes
 
 
 def limit_bytes(root: Path = ROOT) -> int | None:
-    """Return the memory this process may use: the machine's, or less where a cgroup sets a limit; None if unknown.
+    """Return the memory this process may use: the machine's, or less if a cgroup sets a limit; None if unknown.
 
-    `root` is where /proc and /sys are, here and below.
+    `root` contains /proc and /sys, here and below.
     """
     known = [limit for limit in (machine_bytes(root), cgroup_bytes(root)) if limit]
     return min(known, default=None)
@@ -47,12 +47,12 @@ def machine_bytes(root: Path = ROOT) -> int | None:
 
 
 def cgroup_bytes(root: Path = ROOT) -> int | None:
-    """Return the smallest limit on the way from this process's cgroup (v2, else v1) to the root; None: no limit."""
+    """Return the smallest limit of this process's cgroup (v2, else v1) and its parents; None: no limit."""
     return min((limit for _, limit in _limits(root)), default=None)
 
 
 def available_bytes(root: Path = ROOT) -> int | None:
-    """Return what can be allocated now without swapping: on the machine, and within each cgroup's limit."""
+    """Return what can be allocated now without swapping and within each cgroup's limit."""
     free = [limit.left_bytes for folder in limited_cgroups(root) if (limit := cgroup_memory_limit(folder)) is not None]
     on_machine = _kilobytes(root / "proc/meminfo", "MemAvailable")
     known = [*free, *([] if on_machine is None else [on_machine])]
@@ -60,25 +60,25 @@ def available_bytes(root: Path = ROOT) -> int | None:
 
 
 def resident_bytes(root: Path = ROOT) -> int | None:
-    """Return the memory that this process holds now, None where the system does not tell."""
+    """Return the memory that this process holds now, None if unknown."""
     return _kilobytes(root / "proc/self/status", "VmRSS")
 
 
 def peak_bytes(root: Path = ROOT) -> int | None:
-    """Return the most memory that this process has held so far, None where the system does not tell."""
+    """Return the peak memory of this process so far, None if unknown."""
     return _kilobytes(root / "proc/self/status", "VmHWM")
 
 
 def huge_pages(root: Path = ROOT) -> str | None:
-    """Return who gets transparent huge pages: `always`, `madvise` (who asks) or `never`; None if unknown."""
+    """Return who gets transparent huge pages: `always`, `madvise` (on request) or `never`; None if unknown."""
     words = read_words(root / "sys/kernel/mm/transparent_hugepage/enabled")
     return next((word.strip("[]") for word in words if word.startswith("[")), None)
 
 
 def memory_limits(cgroups: Sequence[Path] | None = None, root: Path = ROOT) -> list[MemoryLimit]:
-    """Return the limits on this process: the machine's and its cgroups', with what all processes under each take now.
+    """Return the limits on this process, the machine's and its cgroups', with the memory in use under each.
 
-    `cgroups` are those of `limited_cgroups`, for a caller who looks often: looking them up takes longer than looking.
+    A frequent caller passes `cgroups`, the result of `limited_cgroups`, because finding them takes longer than reading.
     """
     groups = limited_cgroups(root) if cgroups is None else cgroups
     found = [_machine_memory_limit(root), *(cgroup_memory_limit(folder) for folder in groups)]
@@ -86,12 +86,12 @@ def memory_limits(cgroups: Sequence[Path] | None = None, root: Path = ROOT) -> l
 
 
 def limited_cgroups(root: Path = ROOT) -> list[Path]:
-    """Return the folders of the cgroups around this process that limit its memory; they stay the same in a run."""
+    """Return the folders of the cgroups around this process that limit its memory; they do not change during a run."""
     return list(dict.fromkeys(folder for folder, _ in _limits(root)))
 
 
 def cgroup_memory_limit(folder: Path) -> MemoryLimit | None:
-    """Return what the cgroup of this folder allows and takes; None where it sets no limit or does not tell."""
+    """Return the limit of this folder's cgroup and its used memory; None if it has no limit or does not report it."""
     limit = _limit_in(folder)
     used = next((size for name in _USE_FILES if (size := _number(folder / name)) is not None), None)
     if limit is None or used is None:
@@ -102,13 +102,13 @@ def cgroup_memory_limit(folder: Path) -> MemoryLimit | None:
 _LIMIT_FILES = ("memory.max", "memory.limit_in_bytes")
 _USE_FILES = ("memory.current", "memory.usage_in_bytes")
 _CACHE = ("inactive_file", "active_file", "slab_reclaimable")
-"""What the kernel drops before it ends a process. cgroup v1 has a `total_` before each, with the groups inside."""
+"""Memory that the kernel frees before it kills a process. cgroup v1 prefixes the names with `total_`."""
 _NO_LIMIT = 1 << 60
-"""cgroup v1 writes a number near 2^63 where there is no limit."""
+"""cgroup v1 writes a number near 2^63 for no limit."""
 
 
 def _machine_memory_limit(root: Path) -> MemoryLimit | None:
-    """Return the machine's memory; what could be swapped out counts as free."""
+    """Return the machine's memory; free swap space counts as free."""
     path = root / "proc/meminfo"
     total, available = _kilobytes(path, "MemTotal"), _kilobytes(path, "MemAvailable")
     if total is None or available is None:

@@ -1,4 +1,4 @@
-"""Which OpenMP libraries this process has loaded: each keeps its own threads, so there should be one."""
+"""The OpenMP libraries that this process has loaded. Each has its own threads, so there should be one."""
 
 from __future__ import annotations
 

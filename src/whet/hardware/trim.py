@@ -1,4 +1,4 @@
-"""Freed memory goes back to the system, where the allocator is glibc's: it keeps it otherwise, for the next request."""
+"""Returning freed memory to the system; glibc's allocator otherwise keeps it for later requests."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _MAPS = Path("/proc/self/maps")
 
 
 def why_not() -> str | None:
-    """Return why this process cannot return freed memory, None where it can: its allocator is glibc's own."""
+    """Return why this process cannot return freed memory; None if it can, because its allocator is glibc's."""
     if not sys.platform.startswith("linux"):
-        return f"{sys.platform} has no call for it; it takes Linux and glibc"
+        return f"{sys.platform} has no call for it; Linux with glibc has one"
     if not hasattr(ctypes.CDLL(None), "malloc_trim"):
-        return "this system's C library has no malloc_trim; it takes glibc"
+        return "this system's C library has no malloc_trim; glibc has it"
     loaded = _MAPS.read_text("utf-8", "replace") if _MAPS.exists() else ""
     preloaded = (name for name in os.environ.get("LD_PRELOAD", "").replace(":", " ").split() if "malloc" in name)
     found = next((name for name in _OTHER_ALLOCATORS if name in loaded), None) or next(preloaded, None)
-    return found and f"{found} serves this process's memory, and it returns freed memory by its own rules"
+    return found and f"{found} is the allocator of this process, and returns freed memory by its own rules"
 
 
 def trim() -> Callable[[], None]:

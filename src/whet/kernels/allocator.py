@@ -1,7 +1,7 @@
-"""Memory that training frees and takes again at every step stays with the process, instead of going back and forth.
+"""Makes the process keep memory that training frees and allocates again in every step.
 
-glibc returns large blocks to the system as soon as they are freed, and takes zeroed pages for the next ones: a page
-fault for every 4 KiB, a tenth of a training step and more. Whoever wants another allocator names it in LD_PRELOAD.
+glibc returns large blocks to the system as soon as they are freed, and requests zeroed pages for the next ones: a page
+fault for every 4 KiB, a tenth of a training step and more. For another allocator, set LD_PRELOAD.
 """
 
 import ctypes
@@ -13,22 +13,22 @@ from whet.hardware.memory import huge_pages, limit_bytes
 from whet.log import logger
 
 SWITCH = "WHET_KEEP_MEMORY"
-"""Environment variable: 0 leaves the allocator as it is."""
+"""Environment variable: 0 leaves the allocator unchanged."""
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # mallopt(3)
 _LARGEST_BLOCK = 1 << 30
 _STEP = 64 << 20
 _MOST_RESERVED = 4 << 30
-_NEVER = -1  # as the manual has it: no size of free memory at the top is given back
+_NEVER = -1  # disables trimming, see the manual
 _HUGE_PAGE = 2 << 20
 _MADV_HUGEPAGE = 14
 
 
 @cache
 def keep_freed_memory() -> bool:
-    """Tell this process's allocator to keep what is freed, in huge pages where the system gives them on request.
+    """Make this process's allocator keep freed memory, in huge pages if the system provides them on request.
 
-    Done once, for the whole process; the log says so. Returns False, and changes nothing, where it cannot be done or is
-    not wanted: another allocator, another system than Linux with glibc, WHET_KEEP_MEMORY=0.
+    This happens once, for the complete process; the log says so. Returns False, and changes nothing, for another
+    allocator, for another system than Linux with glibc, and with WHET_KEEP_MEMORY=0.
     """
     if environment.value(SWITCH) == "0" or trim.why_not() is not None:
         return False
@@ -42,13 +42,13 @@ def keep_freed_memory() -> bool:
 
 
 def _reserve_huge_pages(libc: ctypes.CDLL) -> bool:
-    """Grow the heap by blocks that are freed at once, and ask for huge pages there; no page is touched by it."""
+    """Grow the heap by blocks that are freed at once, and request huge pages there; no page is touched."""
     if (given := huge_pages()) != "madvise":
         return given == "always"
     libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
     libc.free.argtypes = [ctypes.c_void_p]
     libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    size = _LARGEST_BLOCK - _STEP  # what malloc takes from the heap, one block after the other
+    size = _LARGEST_BLOCK - _STEP  # allocated by malloc on the heap, one block after the other
     n_blocks = min((limit_bytes() or 0) // 4, _MOST_RESERVED) // size
     blocks = [block for block in (libc.malloc(size) for _ in range(n_blocks)) if block]
     advised = [_advise_huge_pages(libc, block, size) for block in blocks]

@@ -13,7 +13,7 @@ from torch import Tensor
 from whet.kernels.random import stream_key
 
 Kernel = Literal["auto", "whet", "flash_attention_2"]
-"""What attention on a GPU may run: the fastest kernel, only those with whet's dropout masks, only flash kernels."""
+"""Kernels for attention on a GPU: the fastest, only those with whet's dropout masks, only flash kernels."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Builds the native operators in place: `python -m whet.kernels.build`, with cmake and a C++ compiler alone."""
+"""Builds the native operators in place: `python -m whet.kernels.build`, with cmake and a C++ compiler."""
 
 import shutil
 import subprocess
@@ -13,9 +13,9 @@ _FILE_NAME = "_native.so"
 
 
 def build(source: Path | None = None) -> Path:
-    """Return the library's path beside this file, after building it from the source tree that holds CMakeLists.txt.
+    """Build the library from the source tree that contains CMakeLists.txt; return its path in this folder.
 
-    Takes about half a minute of one core. A library that is in use is replaced, never written into.
+    Takes about half a minute on one core. A library in use is replaced and not overwritten.
     """
     source = source or _PACKAGE.parents[2]
     cmake = _cmake(source)
@@ -39,7 +39,7 @@ def _cmake(source: Path) -> str:
         raise ConfigError(
             what="there is no source tree to build from",
             got=str(source),
-            why="only a checkout or an editable install holds CMakeLists.txt; a wheel brings the library itself",
+            why="only a checkout or an editable install contains CMakeLists.txt; a wheel contains the library",
             fix="install from the source tree of whet: pip install --force-reinstall --no-deps PATH_OF_THE_TREE",
         )
     cmake = shutil.which("cmake")

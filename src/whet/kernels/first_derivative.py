@@ -1,7 +1,7 @@
-"""Gradients of native operators can be computed, but not differentiated again; who asks for that gets an error.
+"""An error for second derivatives of native operators, which have only first ones.
 
-torch's own `once_differentiable` raises only where a backward pass comes through the operator itself. A second
-`torch.autograd.grad` of chosen weights does not: it would leave these terms out and return wrong numbers.
+torch's own `once_differentiable` raises only if a backward pass reaches the operator itself. A second
+`torch.autograd.grad` of chosen weights does not reach it: it would omit these terms and return wrong numbers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from whet.errors import ConfigError
 
 
 def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the backward of an autograd Function, without gradients of its own; ConfigError where they are wanted."""
+    """Return the backward of an autograd Function, without second derivatives; ConfigError if they are requested."""
     once = function.once_differentiable(backward)
 
     @wraps(backward)

@@ -1,4 +1,4 @@
-"""How the operators run inside of a compiled graph: as the operators that `torch_ops/` registers with torch."""
+"""Operators inside a compiled graph: they run as the custom operators that `torch_ops/` registers with torch."""
 
 import torch
 from torch import Tensor
@@ -13,16 +13,16 @@ _NOTHING: Mask = (0.0, 0, None, None, None)
 
 
 class Traced:
-    """What graphs may hold that are being traced; `methods/compiling/method.py` sets it."""
+    """What graphs under tracing may contain; `methods/compiling.py` sets it."""
 
     operators = False
-    """Whether `torch_ops/` has registered its operators. Graphs that others compile hold plain torch."""
+    """Whether `torch_ops/` has registered its operators. Graphs compiled by others contain plain torch."""
     native = False
-    """Whether the native library is there to run them."""
+    """Whether the native library can run them."""
 
 
 def holds(*tensors: Tensor | None, drop: Drop | None = None) -> bool:
-    """Return whether a graph is being traced and takes the native operator for these tensors."""
+    """Return whether a graph is being traced and can contain the native operator for these tensors."""
     if not (in_graph(drop) and Traced.native):
         return False
     given = [tensor for tensor in tensors if tensor is not None]

@@ -1,4 +1,4 @@
-"""The native operators' shared library: where it lies, what it uses of the processor, and how it is called."""
+"""The native operators' shared library: its file, its instruction set, and calls of its functions."""
 
 import ctypes
 import importlib.metadata
@@ -24,7 +24,7 @@ _COST = f"plain torch runs instead, and a step takes about {TIMES_AS_LONG} times
 
 
 class Library:
-    """The loaded library. `isa` names the instruction set in use; WHET_ISA=v3 or baseline asks for a lesser one."""
+    """The loaded library. `isa` names the instruction set in use; WHET_ISA=v3 or baseline selects a smaller one."""
 
     def __init__(self, path: Path) -> None:
         loaded = ctypes.CDLL(str(path))
@@ -47,7 +47,7 @@ def library() -> Library | None:
     assert torch.__version__  # loaded before, see above
     asked = choice()
     if asked == "reference":
-        _LOG.info("operators in plain torch, since %s=reference: a step takes longer", CHOICE)
+        _LOG.info("operators in plain torch, because %s=reference: a step takes longer", CHOICE)
         return None
     path, error = find(), None
     try:
@@ -65,7 +65,7 @@ def library() -> Library | None:
 
 
 def choice() -> str | None:
-    """Return what WHET_KERNELS asks for, None if it is not set; ConfigError for an unknown value."""
+    """Return the value of WHET_KERNELS, None if it is not set; ConfigError for an unknown value."""
     return environment.value(CHOICE)
 
 
@@ -79,19 +79,19 @@ def _not_there(error: Exception | None) -> ConfigError:
 
 
 def _how_to_replace() -> str:
-    """Return what brings a library that fits: a build in a checkout, another installation elsewhere."""
+    """Return the command that provides a matching library: a build in a checkout, else an installation."""
     if (Path(__file__).parents[3] / "CMakeLists.txt").exists():
         return "build them again: python -m whet.kernels.build"
     return "install them again: pip install --force-reinstall --no-deps whet"
 
 
 def find() -> Path | None:
-    """Return the library's file, whether or not it can be used; None where there is none."""
-    return next((path for path in _places() if path.exists()), None)
+    """Return the library's file, usable or not; None if there is none."""
+    return next((path for path in _candidates() if path.exists()), None)
 
 
-def _places() -> Iterator[Path]:
-    """Yield where the file may lie: built in place, or installed (an editable install keeps it in site-packages)."""
+def _candidates() -> Iterator[Path]:
+    """Yield possible files: built in place, or installed (an editable install puts it into site-packages)."""
     yield Path(__file__).with_name(FILE_NAME)
     try:
         installed = importlib.metadata.distribution("whet")
@@ -101,7 +101,7 @@ def _places() -> Iterator[Path]:
 
 
 def _function(loaded: ctypes.CDLL, name: str, kind: type[ctypes.Structure]) -> Any:
-    """Return the operator, after a check that both sides agree on the size of its arguments."""
+    """Return the operator, after checking that the library expects the same size of arguments."""
     size = getattr(loaded, f"whet_sizeof_{name}")
     size.restype = ctypes.c_size_t
     if size() != ctypes.sizeof(kind):

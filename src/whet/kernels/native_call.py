@@ -1,4 +1,4 @@
-"""How tensors become arguments of the native operators."""
+"""Conversion of tensors to arguments of the native operators."""
 
 import ctypes
 from typing import TypeVar
@@ -66,17 +66,17 @@ def mask_of(drop: Drop | None, n_rows: int) -> structs.Mask:
 
 
 def float32(tensor: Tensor | None) -> Tensor | None:
-    """Return a parameter as the native operators take it: fp32 and contiguous."""
+    """Return a parameter as the native operators need it: fp32 and contiguous."""
     return None if tensor is None else tensor.detach().float().contiguous()
 
 
 def rows_of(x: Tensor) -> int:
-    """Return how many rows of the last dimension x has."""
+    """Return the number of rows of x: all dimensions but the last."""
     return x.numel() // x.shape[-1] if x.numel() else 0
 
 
 def floats(*shape: int) -> Tensor:
-    """Return a new fp32 tensor, not yet written."""
+    """Return a new, uninitialised fp32 tensor."""
     return torch.empty(shape, dtype=torch.float32)
 
 

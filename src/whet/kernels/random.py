@@ -1,7 +1,7 @@
-"""Random bits as a function of where they are used: Philox-4x32 keyed by (seed, step, site).
+"""Random bits as a function of their position: Philox-4x32 keyed by (seed, step, site).
 
-No generator state exists, so a mask depends neither on padding, packing, accumulation, ranks or threads, nor on what
-was drawn before; a recomputed block sees the mask of its first pass, and a resumed run needs only the step's number.
+There is no generator state, so a mask does not depend on padding, packing, accumulation, ranks, threads or earlier
+draws. A recomputed block gets the mask of its first pass, and a resumed run needs only the step's number.
 Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011, section 3.2.
 """
 
@@ -22,17 +22,17 @@ def stream_key(seed: int, step: int, site: int) -> tuple[int, int]:
 
 
 def keep_threshold(p: float) -> int:
-    """Return the 32-bit word from which on an element is kept under dropout probability `p`.
+    """Return the smallest 32-bit word with which dropout of probability `p` keeps an element.
 
-    For p = 1 the largest word is kept, times a scale of zero (`Drop.keep_scale`).
+    With p = 1 the largest word is kept, times a scale of zero (`Drop.keep_scale`).
     """
     return min(int(p * 2.0**32), _MASK32)
 
 
 def hidden_bits(key: tuple[int, int], slots: Tensor, positions: Tensor, width: int) -> Tensor:
-    """Return 32 random bits a channel for tokens at (row slot, position), as (N, width) int64.
+    """Return 32 random bits per channel for tokens at (row slot, position), as (N, width) int64.
 
-    `slots` and `positions` are (N,): the row's place in the step's global batch, and the token's place in its row.
+    `slots` and `positions` are (N,): the row's index in the step's global batch, and the token's index in its row.
     """
     zero = torch.zeros((), dtype=torch.int64, device=slots.device)
     return _bits(key, positions.long().view(-1, 1), slots.long().view(-1, 1), zero, width)
@@ -41,7 +41,7 @@ def hidden_bits(key: tuple[int, int], slots: Tensor, positions: Tensor, width: i
 def attention_bits(
     key: tuple[int, int], slot: int, heads: int, n_queries: int, n_keys: int, *, device: torch.device
 ) -> Tensor:
-    """Return 32 random bits a weight for the attention of one row, as (heads, queries, keys) int64."""
+    """Return 32 random bits per attention weight of one row, as (heads, queries, keys) int64."""
     return attention_bits_of_rows(key, torch.tensor([slot], device=device), heads, n_queries, n_keys)[0]
 
 
@@ -64,7 +64,7 @@ def _bits(key: tuple[int, int], c1: Tensor, c2: Tensor, c3: Tensor, width: int) 
 def _philox(c0: Tensor, c1: Tensor, c2: Tensor, c3: Tensor, key: tuple[int, int]) -> tuple[Tensor, ...]:
     """Return the four output words; all words are int64 in [0, 2^32).
 
-    A 64-bit product that wraps to negative still holds the right 64 bits, so shift-and-mask reads its halves.
+    A 64-bit product that wraps to negative still has the right 64 bits, so shift-and-mask reads its halves.
     """
     k0, k1 = key
     for _ in range(ROUNDS):

@@ -1,4 +1,4 @@
-"""Which parameters decay: weights do, biases and normalisation parameters do not."""
+"""Parameters with weight decay, and those without: biases and normalisation parameters."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,9 +10,9 @@ _NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, _BatchNorm)
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Return the trainable parameters in two groups, with decay and without, for any torch optimizer.
+    """Return the trainable parameters in two groups, with weight decay and without, for any torch optimizer.
 
-    As transformers does it: no decay on what has "bias" in its name, nor on the parameters of normalisation layers.
+    As in transformers: no decay for names that contain "bias", nor for the parameters of normalisation layers.
     """
     spared = set(_spared(model))
     trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
@@ -25,7 +25,7 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
 
 def _spared(model: nn.Module) -> Iterator[str]:
     for prefix, module in model.named_modules():
-        # The end of the name tells the norms of the model families, such as LlamaRMSNorm.
+        # The end of the class name identifies the norms of model families, such as LlamaRMSNorm.
         is_norm = isinstance(module, _NORMS) or type(module).__name__.endswith("Norm")
         for name, _ in module.named_parameters(prefix=prefix, recurse=False):
             if is_norm or "bias" in name.lower():

@@ -1,7 +1,7 @@
 """A step inside backward: each parameter is updated as soon as its gradient is complete, and the gradient is freed.
 
-At no moment are there gradients of all parameters (Lv et al. 2023, arXiv:2306.09782, section 3.1). Any torch optimizer
-serves: the hook of a parameter calls its step with that parameter alone.
+The gradients of all parameters never exist at the same time (Lv et al. 2023, arXiv:2306.09782, section 3.1). It works
+with any torch optimizer: the hook of a parameter calls its step with that parameter alone.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CARD = Card(
 
 
 class InBackward:
-    """The hooks that let an optimizer take its steps during the backward pass, until `remove`."""
+    """Hooks that make an optimizer step during the backward pass, until `remove`."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
@@ -45,25 +45,25 @@ class InBackward:
         def take(parameter: Any) -> None:
             self._take(parameter, number)
 
-        setattr(take, TAKES_THE_REST, True)  # `finish` sees the gradients that come another way
+        setattr(take, TAKES_THE_REST, True)  # `finish` uses gradients that did not come through autograd
         return take
 
     def remove(self) -> None:
-        """Take the hooks away: backward leaves gradients again."""
+        """Remove the hooks: backward leaves gradients again."""
         for hook in self._hooks:
             hook.remove()
 
     def finish(self) -> tuple[float, bool]:
-        """End the step: return the norm of all its gradients, and whether none had to be left out for not being finite.
+        """End the step: return the norm of all its gradients, and whether all of them were finite.
 
-        Gradients that did not come through autograd are still there; the optimizer's own step uses them.
+        Gradients that did not come through autograd still exist; the optimizer's own step uses them.
         """
         left = [p.grad for group in self._optimizer.param_groups for p in group["params"] if p.grad is not None]
         squares = [*self._squares, *(_square(grad) for grad in left)]
         norm = math.sqrt(float(sum(squares))) if squares else 0.0
         whole = self._n_left_out == 0 and math.isfinite(norm)
         if self._n_left_out:
-            logger.warning("%d gradients were not finite and left out; the others were used", self._n_left_out)
+            logger.warning("%d gradients were not finite and were skipped; the others were used", self._n_left_out)
         self._squares, self._n_left_out = [], 0
         return norm, whole
 
@@ -85,7 +85,7 @@ def _square(grad: Tensor) -> Tensor:
 
 @contextmanager
 def _alone(optimizer: Optimizer, parameter: Tensor, number: int) -> Iterator[None]:
-    """Let the optimizer see this parameter of this group only."""
+    """Show the optimizer only this parameter of this group."""
     groups, group = optimizer.param_groups, optimizer.param_groups[number]
     members, group["params"], optimizer.param_groups = group["params"], [parameter], [group]
     try:

@@ -1,4 +1,4 @@
-"""What an optimizer of the registry is: how it is built, and what its state weighs."""
+"""An optimizer of the registry: how it is built, and the size of its state."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from whet.errors import ConfigError
 from whet.optim.groups import parameter_groups
 
 Options = Mapping[str, Any]
-"""What `optim_args` says, read."""
+"""The parsed `optim_args`."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be optimised, and how."""
+    """What to optimise, and how."""
 
     model: nn.Module
     args: TrainingArguments
@@ -27,12 +27,12 @@ class Request:
 
     @property
     def groups(self) -> list[dict[str, Any]]:
-        """The trainable parameters: with decay, and without."""
+        """The trainable parameters: with weight decay, and without."""
         return parameter_groups(self.model, self.args.weight_decay)
 
     @property
     def adam(self) -> dict[str, Any]:
-        """What every AdamW takes."""
+        """The arguments of every AdamW."""
         args = self.args
         betas = (args.adam_beta1, args.adam_beta2)
         return {"lr": args.learning_rate, "betas": betas, "eps": args.adam_epsilon}
@@ -40,7 +40,7 @@ class Request:
 
 Shapes = Sequence[Sequence[int]]
 StateBytes = Callable[[Shapes, Options, int], int]
-"""(shapes of the parameters, options, bytes of one of their numbers) -> bytes of all tensors of the state."""
+"""(shapes of the parameters, options, bytes per element) -> bytes of all tensors of the state."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,15 +52,15 @@ class Recipe:
 
 
 STEP_BYTES = 4
-"""torch's optimizers count steps in a float32 tensor, one a parameter."""
+"""torch's optimizers count steps in a float32 tensor per parameter."""
 
 
 WIDEST = 4
-"""Bytes of the widest numbers that whet's own operators update."""
+"""Bytes per element of the widest dtype that whet's own operators update."""
 
 
 def keep_dtypes(optimizer: Optimizer) -> None:
-    """Let `load_state_dict` keep the dtype of every tensor; torch would cast all of them to the parameter's."""
+    """Make `load_state_dict` keep the dtype of every tensor; torch would cast all of them to the parameter's."""
     loaded: dict[str, Any] = {}
 
     def before(_: Optimizer, state_dict: dict[str, Any]) -> None:
@@ -80,18 +80,18 @@ def keep_dtypes(optimizer: Optimizer) -> None:
 
 
 def native_can_update(parameter: Tensor) -> bool:
-    """Return whether whet's own operators are for this parameter: on the CPU, with numbers of 32 or 16 bits."""
+    """Return whether whet's own operators can update this parameter: on the CPU, of a 32-bit or 16-bit dtype."""
     return parameter.device.type == "cpu" and parameter.dtype.itemsize <= WIDEST
 
 
 def require_cpu(request: Request, name: str, instead: str) -> None:
-    """Raise a ConfigError where a parameter that trains is not on the CPU, or is of a dtype that has no master."""
+    """Raise a ConfigError if a trainable parameter is not on the CPU, or has another dtype."""
     for group in request.groups:
         for parameter in group["params"]:
             if not native_can_update(parameter):
                 raise ConfigError(
                     what=f"{name} cannot update these parameters",
                     got=f"{parameter.dtype} on {parameter.device}",
-                    why="its operator works on the CPU, with numbers of 32 or 16 bits",
+                    why="its operator works on the CPU, with 32-bit or 16-bit dtypes",
                     fix=f"use --optim {instead}",
                 )

@@ -86,15 +86,15 @@ def build(model: nn.Module, args: TrainingArguments) -> Optimizer:
 
 
 def state_bytes(optim: str, shapes: Shapes, optim_args: str | None = None, dtype: torch.dtype = torch.float32) -> int:
-    """Return what the state of this optimizer takes in memory, for parameters of these shapes and this dtype.
+    """Return the bytes of this optimizer's state, for parameters of these shapes and this dtype.
 
-    Nothing is allocated. Muon counts every matrix as its own: give embedding tables as vectors.
+    Nothing is allocated. Muon takes every matrix: pass embedding tables as vectors.
     """
     return RECIPES[optim].state_bytes(shapes, options(optim, optim_args), dtype.itemsize)
 
 
 def model_state_bytes(model: nn.Module, args: TrainingArguments) -> int | None:
-    """Return what the optimizer's state will take for this model; None for a plug-in, which does not say."""
+    """Return the bytes of the optimizer's state for this model; None for a plug-in."""
     if args.optim not in RECIPES:
         return None
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]

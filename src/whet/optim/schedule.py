@@ -1,4 +1,4 @@
-"""How the learning rate moves over a run: transformers' schedules, built from the run's length."""
+"""Learning rate schedules of transformers, built from the run's length."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from whet.config.arguments import TrainingArguments
 from whet.errors import ConfigError
 
 _BY_METRIC = tuple(kind for kind in (ReduceLROnPlateau, getattr(optimization, "GreedyLR", None)) if kind is not None)
-"""Schedules that move at evaluations; older releases of transformers have no GreedyLR."""
+"""Schedules that change at evaluations; older releases of transformers have no GreedyLR."""
 
 
 def warmup_steps(args: TrainingArguments, n_steps: int) -> int:
@@ -24,10 +24,10 @@ def warmup_steps(args: TrainingArguments, n_steps: int) -> int:
 
 
 def build(optimizer: Optimizer, args: TrainingArguments, n_steps: int) -> Any:
-    """Return the learning rate scheduler of the run; raises ConfigError where its parameters do not fit."""
+    """Return the learning rate scheduler of the run; raises ConfigError if its parameters do not fit."""
     n_warm, kwargs = warmup_steps(args, n_steps), dict(args.lr_scheduler_kwargs or {})
     if args.lr_scheduler_type == "warmup_stable_decay":
-        _require_room(n_warm, kwargs, n_steps)
+        _require_steps(n_warm, kwargs, n_steps)
     try:
         return get_scheduler(
             args.lr_scheduler_type,
@@ -46,21 +46,21 @@ def build(optimizer: Optimizer, args: TrainingArguments, n_steps: int) -> Any:
 
 
 def moves_by_metric(scheduler: Any) -> bool:
-    """Return whether the schedule moves at evaluations and not at steps."""
+    """Return whether the schedule changes at evaluations and not at steps."""
     return isinstance(scheduler, _BY_METRIC)
 
 
 def after_step(scheduler: Any) -> None:
-    """Move the learning rate on by one optimizer step, unless it moves at evaluations."""
+    """Advance the learning rate by one optimizer step, unless it changes at evaluations."""
     if moves_by_metric(scheduler):
         return
-    with warnings.catch_warnings():  # torch counts a first step that was not applied as a mistake
+    with warnings.catch_warnings():  # torch warns about a first step that was not applied
         warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
         scheduler.step()
 
 
 def after_evaluation(scheduler: Any, args: TrainingArguments, metrics: Mapping[str, float]) -> None:
-    """Move the learning rate by an evaluation's metric, if the schedule does so; ConfigError without the metric."""
+    """Update the learning rate from an evaluation's metric, if it uses one; ConfigError without the metric."""
     if not moves_by_metric(scheduler):
         return
     wanted = args.metric_for_best_model or "loss"
@@ -76,7 +76,7 @@ def after_evaluation(scheduler: Any, args: TrainingArguments, metrics: Mapping[s
 
 
 def state_of(scheduler: Any) -> dict[str, Any]:
-    """Return the schedule's state for JSON, which has no infinity: where a metric starts from is written as text."""
+    """Return the schedule's state for JSON, which has no infinity: a metric's initial value is written as text."""
     state = scheduler.state_dict()
     if not moves_by_metric(scheduler):
         return state
@@ -84,7 +84,7 @@ def state_of(scheduler: Any) -> dict[str, Any]:
 
 
 def load_state(scheduler: Any, state: Mapping[str, Any]) -> None:
-    """Put back what `state_of` returned."""
+    """Restore what `state_of` returned."""
     if moves_by_metric(scheduler) and isinstance(state.get("best"), str):
         state = {**state, "best": float(state["best"])}
     scheduler.load_state_dict(dict(state))
@@ -94,14 +94,14 @@ def _is_infinite(value: object) -> bool:
     return isinstance(value, float) and math.isinf(value)
 
 
-def _require_room(n_warm: int, kwargs: Mapping[str, Any], n_steps: int) -> None:
-    """Refuse a decay that would begin before the warm-up ends, where transformers goes on with a negative number."""
+def _require_steps(n_warm: int, kwargs: Mapping[str, Any], n_steps: int) -> None:
+    """Refuse a decay that would begin before the warm-up ends; transformers computes a negative number of steps."""
     n_decay = kwargs["num_decay_steps"]
     if "num_stable_steps" in kwargs or n_warm + n_decay <= n_steps:
         return
     raise ConfigError(
         what="the parts of the warmup_stable_decay schedule are longer than the run",
         got=f"{n_warm} steps of warm-up and {n_decay} of decay in a run of {n_steps}",
-        why="the learning rate would fall before it has risen",
+        why="the learning rate would fall before it has reached its peak",
         fix="lower --warmup_steps, or num_decay_steps in --lr_scheduler_kwargs",
     )

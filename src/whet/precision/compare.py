@@ -1,21 +1,21 @@
-"""Which of two number formats is faster here: timed passes in turns, and what follows from them."""
+"""Which of two number formats is faster here, by passes timed in alternation."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 MARGIN = 1.15
-"""bf16 must be this many times as fast as fp32: less is within what a busy machine adds, and bf16 costs digits."""
+"""bf16 must be this many times as fast as fp32: a smaller gain may come from a busy machine, and bf16 costs digits."""
 LEAST_FLOP = 1e9
-"""Products of fewer operations take a few milliseconds on one core; the time of such a pass is that of its calls."""
+"""Products of fewer operations take a few milliseconds on one core; such a pass spends its time in calls."""
 N_ROUNDS = 5
 BUDGET_S = 15.0
-"""No further round begins after this time: a pass is then so long that noise hardly moves it."""
+"""No further round begins after this time: noise hardly affects passes that long."""
 
 
 @dataclass(frozen=True)
 class Times:
-    """How long one pass takes in fp32 and in another format; medians."""
+    """Median times of one pass in fp32 and in another format."""
 
     fp32_s: float
     other_s: float
@@ -30,7 +30,7 @@ class Times:
 def alternate(
     fp32: Callable[[], None], other: Callable[[], None], clock: Callable[[], float], *, n_rounds: int = N_ROUNDS
 ) -> Times:
-    """Return how long the two passes take, run in turns; the first of each counts only where it used up the time."""
+    """Return how long the two passes take, run in alternation; the first of each counts only if it used up the time."""
     rounds: list[Sequence[float]] = []
     while len(rounds) <= n_rounds and sum(map(sum, rounds)) < BUDGET_S:
         rounds.append([_seconds(one, clock) for one in (fp32, other)])

@@ -9,12 +9,12 @@ _AMPERE = 8
 
 
 def has_bf16(device: torch.device) -> bool:
-    """Return whether products in bf16 can gain anything: a CPU may emulate them, which only a measurement tells."""
+    """Return whether products in bf16 can be faster: a CPU may emulate them, which only a measurement shows."""
     return device.type == "cpu" or _is_ampere(device) or (_is_rocm(device) and torch.cuda.is_bf16_supported())
 
 
 def require(precision: str, tf32: bool | None, device: torch.device) -> None:
-    """Raise ConfigError for what this device cannot do, all of it at once."""
+    """Raise ConfigError for everything that this device cannot do."""
     problems = []
     if precision == "bf16" and not has_bf16(device):
         problems.append(_no_bf16(device))
@@ -27,7 +27,7 @@ def require(precision: str, tf32: bool | None, device: torch.device) -> None:
 
 
 def set_tf32(wanted: bool, device: torch.device) -> None:
-    """Switch TF32 on or off for the products and convolutions of this process; a CPU has none to switch."""
+    """Switch TF32 on or off for the products and convolutions of this process; a CPU has no TF32."""
     if device.type != "cuda":
         return
     torch.backends.cuda.matmul.fp32_precision = "tf32" if wanted else "ieee"
@@ -40,7 +40,7 @@ def uses_tf32(device: torch.device) -> bool:
 
 
 def _is_ampere(device: torch.device) -> bool:
-    """Return whether it is a GPU of NVIDIA's since Ampere."""
+    """Return whether it is an NVIDIA GPU since Ampere."""
     if device.type != "cuda" or torch.version.cuda is None:
         return False
     return torch.cuda.get_device_properties(device).major >= _AMPERE
@@ -73,7 +73,7 @@ def _no_tf32(device: torch.device) -> Problem:
         what="tf32 is asked for, and this device does not have it",
         got=_name(device),
         why="TF32 is a format of NVIDIA's GPUs since Ampere (compute capability 8.0), and would do nothing here",
-        fix="leave --tf32 out; --precision auto finds out whether bf16 is faster here",
+        fix="leave --tf32 out; --precision auto measures whether bf16 is faster here",
     )
 
 

@@ -1,4 +1,4 @@
-"""Which number formats a run keeps and computes in: fp32 master weights, and the line that says so at its start."""
+"""The number formats that a run stores and computes in: fp32 master weights, and the log line about them."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -21,7 +21,7 @@ _FLOATING_LAYERS = (nn.Linear, nn.Embedding, nn.LayerNorm)
 
 
 def require_floating(model: nn.Module) -> None:
-    """Raise ConfigError for plain layers whose weights are whole numbers: torch cannot compute with them."""
+    """Raise ConfigError for plain layers with integer weights: torch cannot compute with them."""
     odd = [
         f"{name}.weight ({module.weight.dtype})"
         for name, module in model.named_modules()
@@ -30,19 +30,19 @@ def require_floating(model: nn.Module) -> None:
     ]
     if odd:
         raise ConfigError(
-            what="some weights of the model are whole numbers",
+            what="some weights of the model are integers",
             got=", ".join(odd[:3]) + (f" and {len(odd) - 3} more" if len(odd) > 3 else ""),
-            why="a plain layer of torch multiplies numbers of one floating format; quantised weights need a layer that "
-            "knows their scale",
-            fix="load the model with the quantization_config that it was saved with, or give weights in float32",
+            why="a plain layer of torch multiplies numbers of one floating-point format; quantised weights need "
+            "a layer that knows their scale",
+            fix="load the model with the quantization_config that it was saved with, or use weights in float32",
         )
 
 
 def raise_to_float32(model: nn.Module) -> None:
-    """Make half-precision weights and buffers float32, in place; the log says how many there were.
+    """Convert half-precision weights and buffers to float32, in place; the log says how many.
 
-    Updates smaller than a weight's last bit (2^-9 of it in bf16) would be lost in it: usual learning rates make such
-    updates. Parameters stay the same objects, so an optimizer made before goes on working.
+    Usual learning rates make updates smaller than a weight's last bit (2^-9 of it in bf16), which would be lost.
+    Parameters stay the same objects, so an existing optimizer still works.
     """
     found = [tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.dtype in _HALF]
     stored = ", ".join(sorted({_SHORT[tensor.dtype] for tensor in found}))
@@ -56,7 +56,7 @@ def raise_to_float32(model: nn.Module) -> None:
 
 
 def describe(model: nn.Module, precision: Precision, optimizer: Optimizer) -> str:
-    """Return the formats of weights, products and optimizer state, as they are once a step has been taken."""
+    """Return the formats of weights, products and optimizer state after a first step."""
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     name = "tf32" if precision.name == "fp32" and uses_tf32(device) else precision.name
     states = (item for values in optimizer.state.values() for item in values.items())

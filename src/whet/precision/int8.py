@@ -1,4 +1,4 @@
-"""What products in 8 bits need: a processor with the instructions, and the native operators."""
+"""What products in 8 bits need: the processor's instructions and the native operators."""
 
 import torch
 
@@ -8,18 +8,18 @@ from whet.kernels.library import choice, library
 from whet.kernels.products.int8 import has_vnni
 
 CHOICE = "WHET_INT8"
-"""Environment variable: forward keeps the gradient of the input in fp32, both has it in 8 bits as well."""
+"""Environment variable: forward keeps the gradient of the input in fp32, both computes it in 8 bits as well."""
 INSTEAD = "use --precision auto, which takes the faster one of fp32 and bf16"
-"""What to do where there are none."""
+"""The fix if they are missing."""
 
 
 def backward_too() -> bool:
-    """Return whether the gradient of the input runs in 8 bits too."""
+    """Return whether the gradient of the input is computed in 8 bits too."""
     return environment.value(CHOICE) != "forward"
 
 
 def require(device: torch.device) -> None:
-    """Raise ConfigError where products in 8 bits cannot run, or would be slower than fp32."""
+    """Raise ConfigError if products in 8 bits cannot run, or would be slower than fp32."""
     problem = _missing(device)
     if problem is not None:
         raise ConfigError.of([problem])
@@ -30,21 +30,21 @@ def _missing(device: torch.device) -> Problem | None:
         return Problem(
             what="int8 is asked for on a GPU",
             got=f"the {device.type.upper()}",
-            why="whet's products in 8 bits are made for CPUs; GPUs have bf16 and fp16 at a higher rate than fp32",
+            why="whet's products in 8 bits are for CPUs; GPUs compute bf16 and fp16 faster than fp32",
             fix="add --use_cpu, or use --precision bf16",
         )
     if choice() == "reference":
         return Problem(
             what="int8 is asked for, and the native operators are turned off",
             got="WHET_KERNELS=reference",
-            why="torch quantises and scales in passes of their own, which cost more than 8 bits gain",
+            why="torch quantises and scales in separate passes, which cost more than 8 bits gain",
             fix=f"unset WHET_KERNELS; or {INSTEAD}",
         )
     if library() is None:
         return Problem(
             what="int8 is asked for, and the native operators are not there",
             got="plain torch",
-            why="torch quantises and scales in passes of their own, which cost more than 8 bits gain",
+            why="torch quantises and scales in separate passes, which cost more than 8 bits gain",
             fix=f"run: python -m whet.kernels.build; or {INSTEAD}",
         )
     if not has_vnni():

@@ -1,4 +1,4 @@
-"""In which number format the products compute; the weights stay float32 (the master copy)."""
+"""The number format of the products; the weights stay float32 (the master copy)."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -30,13 +30,13 @@ CARD = Card(
 
 
 class Precision(Protocol):
-    """The seam of the step: how a forward and a backward pass run, and what their gradients need after."""
+    """What varies in a step: how a forward and a backward pass run, and what their gradients need afterwards."""
 
     name: str
-    """fp32, bf16, fp16 or int8; auto before a training run has decided."""
+    """fp32, bf16, fp16 or int8; auto until a training run has measured."""
 
     def begin(self, seed: int, step: int) -> None:
-        """Begin an optimizer step: from here to the next call the weights stay as they are."""
+        """Begin an optimizer step: the weights do not change until the next call."""
         ...
 
     def forward(self) -> AbstractContextManager[object]:
@@ -44,15 +44,15 @@ class Precision(Protocol):
         ...
 
     def backward(self, loss: Tensor) -> None:
-        """Add the gradients of `loss` to .grad, perhaps times a scale."""
+        """Add the gradients of `loss` to .grad, possibly scaled."""
         ...
 
     def unscale(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Take the scale out of .grad again, once a step."""
+        """Divide .grad by the scale, once per step."""
         ...
 
     def adapt(self) -> bool:
-        """Adapt the scale to the step's gradients; return whether it was too high for them and could still fall."""
+        """Adapt the scale to the step's gradients; return whether it was too high for them and can still be lowered."""
         ...
 
     def state(self) -> dict[str, Any]:
@@ -60,12 +60,12 @@ class Precision(Protocol):
         ...
 
     def load_state(self, saved: dict[str, Any]) -> None:
-        """Go on from what `state` returned."""
+        """Restore what `state` returned."""
         ...
 
 
 class Float32:
-    """Compute in the format of the weights: nothing to do."""
+    """Compute in the format of the weights."""
 
     name = "fp32"
 
@@ -92,7 +92,7 @@ class Float32:
 
 
 class Undecided(Float32):
-    """What `auto` is until a training run has decided: fp32."""
+    """`auto` before a training run has measured: fp32."""
 
     name = "auto"
 
@@ -110,7 +110,7 @@ class BFloat16(Float32):
 
 
 class Int8(Float32):
-    """Products of linear layers in whole numbers of 8 bits, all else in float32; so are passes without gradients."""
+    """Products of linear layers in 8-bit integers, everything else and passes without gradients in float32."""
 
     name = "int8"
 
@@ -125,7 +125,7 @@ class Int8(Float32):
         return self._running() if torch.is_grad_enabled() else nullcontext()
 
     def backward(self, loss: Tensor) -> None:
-        with self._running():  # blocks may be computed again
+        with self._running():  # blocks may be recomputed
             loss.backward()
 
     def _running(self) -> AbstractContextManager[None]:
@@ -141,7 +141,7 @@ class Float16:
 
     name = "fp16"
     lowest_scale = 1.0
-    """Gradients that overflow without any scale are no fault of the scale."""
+    """Below this scale, an overflow is not caused by the scale."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -158,7 +158,7 @@ class Float16:
         self._scaler.scale(loss).backward()
 
     def unscale(self, parameters: Sequence[nn.Parameter]) -> None:
-        # The scaler finds gradients through an optimizer only; this one covers all that are clipped, and never steps.
+        # The scaler reads gradients through an optimizer; this one holds all clipped parameters and never steps.
         self._bearer = self._bearer or torch.optim.SGD(parameters, lr=0.0)
         self._scaler.unscale_(self._bearer)
 
@@ -179,7 +179,7 @@ class Float16:
 
 
 def build(args: TrainingArguments, device: torch.device) -> Precision:
-    """Return the precision that was asked for; raises ConfigError where the device cannot compute in it."""
+    """Return the requested precision; raises ConfigError if the device cannot compute in it."""
     devices.require(args.precision, args.tf32, device)
     if args.tf32 is not None:
         devices.set_tf32(args.tf32, device)
@@ -199,9 +199,9 @@ def make(name: str, device: torch.device) -> Precision:
 
 
 def as_run(args: TrainingArguments, precision: Precision) -> str:
-    """Return the settings as JSON text, with what `auto` came to if a training run has decided.
+    """Return the settings as JSON text, with the precision that `auto` has chosen, if any.
 
-    Settings that name a place are left out: the folder may be moved, copied and published.
+    Settings that contain a path are left out: the folder may be moved, copied and published.
     """
     ran = {name: precision.name == name for name in ("bf16", "fp16")} if precision.name != "auto" else {}
     settings = {name: value for name, value in args.to_dict().items() if name not in _PLACES}
@@ -212,5 +212,5 @@ _PLACES = ("output_dir", "logging_dir", "resume_from_checkpoint")
 
 
 def in_checkpoint(settings: Mapping[str, Any]) -> str:
-    """Return the precision of a run from the settings in its checkpoint; older ones only say bf16."""
+    """Return the precision of a run from the settings in its checkpoint; older ones only have bf16."""
     return settings.get("precision") or ("bf16" if settings.get("bf16") else "fp32")

@@ -1,4 +1,4 @@
-"""Which code computes packed attention on a GPU: a choice by what was asked for, what fits and what is there."""
+"""The code that computes packed attention on a GPU, chosen by the settings, the tensors and the installation."""
 
 import importlib.util
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from whet.kernels.batch_position import Kernel
 from whet.log import logger
 
 Path = Literal["torch", "package", "padded"]
-"""torch: its own flash kernels. package: those of flash-attn. padded: rows padded for one call of plain torch."""
+"""torch: torch's flash kernels. package: flash-attn's. padded: rows padded for one call of plain torch."""
 _HALF = (torch.float16, torch.bfloat16)
 _WIDEST, _WIDTH_STEP = 256, 8
 _AMPERE = (8, 0)
@@ -25,7 +25,7 @@ _NAMES: dict[Path, str] = {
 
 @dataclass(frozen=True)
 class Have:
-    """Which flash kernels a device can run."""
+    """The flash kernels that a device can run."""
 
     torch: bool = False
     package: bool = False
@@ -33,25 +33,25 @@ class Have:
 
 @dataclass(frozen=True)
 class Call:
-    """What of a call of attention decides."""
+    """The properties of a call of attention that decide."""
 
     dtype: torch.dtype
     width: int
-    """Of a head."""
+    """Width of a head."""
     dropping: bool
     """Whether attention weights are dropped."""
 
     @property
     def fits(self) -> bool:
-        """Whether the flash kernels take it."""
+        """Whether flash kernels support it."""
         return self.dtype in _HALF and self.width % _WIDTH_STEP == 0 and self.width <= _WIDEST
 
 
 def choose(kernel: Kernel, call: Call, have: Have) -> Path:
-    """Return the path of this call; ConfigError where flash_attention_2 was asked for and cannot be.
+    """Return the path of this call; ConfigError if flash_attention_2 was requested and cannot run.
 
-    whet's dropout masks are a function of the place of every weight, and no flash kernel takes a mask: where they are
-    to hold, rows are padded. Who names flash_attention_2 gets the package of that name if it is there.
+    whet's dropout masks are a function of every weight's position, and no flash kernel takes a mask: with whet's masks,
+    rows are padded. flash_attention_2 runs the flash-attn package if it is installed.
     """
     if kernel == "flash_attention_2" and not (call.fits and (have.torch or have.package)):
         raise _no_flash(call)
@@ -64,7 +64,7 @@ def choose(kernel: Kernel, call: Call, have: Have) -> Path:
 
 @cache
 def have(device: torch.device) -> Have:
-    """Return what this device can run: NVIDIA's from Ampere on, by what torch was built with and what is installed."""
+    """Return what this device can run: NVIDIA GPUs since Ampere, depending on torch's build and installed packages."""
     if device.type != "cuda" or torch.version.cuda is None or torch.cuda.get_device_capability(device) < _AMPERE:
         return Have()
     package = importlib.util.find_spec("flash_attn") is not None
@@ -73,12 +73,12 @@ def have(device: torch.device) -> Have:
 
 @cache
 def tell(path: Path, *, dropping: bool) -> None:
-    """Say once which way attention goes, and what that means for its dropout."""
+    """Log once which code computes attention, and what that means for its dropout."""
     if not dropping:
         logger.info("attention: %s", _NAMES[path])
     elif path != "padded":
         logger.info(
-            "attention: %s draw dropout masks of their own, for each batch as it is split "
+            "attention: %s draw their own dropout masks, which depend on the split into micro-batches "
             "(--attn_implementation whet keeps whet's masks, which no split changes, and is slower)",
             _NAMES[path],
         )
@@ -90,5 +90,5 @@ def _no_flash(call: Call) -> ConfigError:
         what="flash_attention_2 cannot compute this model's attention",
         got=f"{dtype}, heads of width {call.width}",
         why=f"its kernels take float16 and bfloat16, and widths that are multiples of {_WIDTH_STEP} up to {_WIDEST}",
-        fix="leave --attn_implementation out, or use --bf16 where the dtype is float32",
+        fix="leave --attn_implementation out, or use --bf16 if the dtype is float32",
     )

@@ -1,4 +1,4 @@
-"""Packed attention by flash kernels that know rows of any length (Dao 2023); memory is linear in the tokens."""
+"""Packed attention in flash kernels for rows of any length (Dao 2023); memory is linear in the tokens."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -22,11 +22,11 @@ class _Rows:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, *, package: bool = False) -> Tensor:
-    """Return softmax(q k^T scale) v of each row by itself, (N, H, K), in float16 or bfloat16.
+    """Return softmax(q k^T scale) v (N, H, K) within each row, in float16 or bfloat16.
 
-    The kernel draws its dropout mask from the device's generator, set for this call from (seed, step, site, first row)
-    and put back behind it: a recomputation or a resumed run meets the same mask, another split into micro-batches does
-    not. The kernels hold p in 8 bits, so that up to 1/256 more or fewer weights are kept than 1 - p.
+    The kernel draws its dropout mask from the device's generator, which is set for this call from (seed, step, site,
+    first row) and restored afterwards. A recomputation or a resumed run gets the same mask; another split into
+    micro-batches does not. The kernels store p in 8 bits: the kept part differs from 1 - p by up to 1/256.
     """
     q, k, v = (t if t.stride(-1) == 1 else t.contiguous() for t in (q, k, v))
     drop = spec.drop if spec.drop is not None and spec.drop.p > 0.0 else None
@@ -75,7 +75,7 @@ def _by_package(q: Tensor, k: Tensor, v: Tensor, rows: _Rows, spec: AttentionSpe
 
 
 def _keys_alone(k: Tensor, v: Tensor, starts: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return keys and values without the tokens that are queries alone, and where each row's begin."""
+    """Return keys and values without the tokens that are only queries, and the row boundaries."""
     key_starts = functional.pad(counts.cumsum(0, dtype=torch.int32), (1, 0))
     skipped = (starts[:-1] - key_starts[:-1].to(starts.device, non_blocking=True)).long()
     on_device, n_keys = counts.to(starts.device, non_blocking=True), int(key_starts[-1])
@@ -89,7 +89,7 @@ def _drawing_from(drop: Drop | None, device: torch.device) -> AbstractContextMan
 
 @contextmanager
 def _seeded(generator: torch.Generator, seed: int) -> Iterator[None]:
-    """Run the block with the generator at the start of this seed's numbers; nobody else's draws change."""
+    """Run the block with the generator seeded; restore its state afterwards."""
     before = generator.get_state()
     generator.manual_seed(seed)
     try:

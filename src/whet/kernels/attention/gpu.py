@@ -10,10 +10,10 @@ from whet.kernels.specs import AttentionSpec
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
-    """Return softmax(q k^T scale) v of each row by itself, (N, H, K); k and v (N, G, K) may have fewer heads.
+    """Return softmax(q k^T scale) v (N, H, K) within each row; k and v (N, G, K) may have fewer heads.
 
-    Under autocast float32 is computed in its format, as torch's own attention does. Raises ConfigError where
-    flash_attention_2 was asked for and its kernels do not fit.
+    Under autocast, float32 is computed in autocast's format, as in torch's own attention. Raises ConfigError if
+    flash_attention_2 was requested and its kernels cannot run.
     """
     q, k, v = (_as_in_autocast(tensor) for tensor in (q, k, v))
     dropping = spec.drop is not None and spec.drop.p > 0.0

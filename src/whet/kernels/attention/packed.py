@@ -18,8 +18,8 @@ from whet.kernels.specs import AttentionSpec
 def attend(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
     """Return softmax(q k^T scale) v (N, H, K) within each sequence; k and v (N, G, K) may have fewer heads.
 
-    The tensors may be views whose last dimension is contiguous. Backward recomputes the weights from one number a query
-    and head, and the dropout mask from its key. Working memory is linear in the longest sequence.
+    The tensors may be views whose last dimension is contiguous. Backward recomputes the weights from one number per
+    query and head, and the dropout mask from its key. Working memory is linear in the longest sequence.
     """
     if graph.in_graph(spec.drop):
         return _in_graph(spec, q, k, v)
@@ -42,7 +42,7 @@ def attend_joined(qkv: Tensor, spec: AttentionSpec) -> Tensor:
 
 
 def plain(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
-    """Return what `attend` computes without the native operator: by a GPU's kernels, or the textbook row by row."""
+    """Return what `attend` computes without the native operator: in a GPU's kernels, or by the textbook row by row."""
     on_gpu = q.device.type != "cpu" and not torch.compiler.is_compiling()
     return (gpu_attention if on_gpu else reference).attend(q, k, v, spec)
 

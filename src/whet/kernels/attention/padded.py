@@ -1,7 +1,7 @@
-"""Packed attention in plain torch, all rows in one call: what a GPU computes where no flash kernel serves.
+"""Packed attention in plain torch, all rows in one call: runs on a GPU if no flash kernel can.
 
-The textbook of `reference.py` goes through its rows one by one, and reads from the GPU where each begins. Here rows are
-padded, no number is read back, and dropout masks are those of every other path of whet.
+The reference in `reference/layers.py` computes row by row and reads the row boundaries back from the GPU. Here rows are
+padded, no number is read back, and dropout masks are the same as on every other path of whet.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -16,12 +16,12 @@ from whet.kernels.reference.layers import float32, wide
 from whet.kernels.specs import AttentionSpec, Drop
 
 _MOST_WEIGHTS = 1 << 25
-"""Attention weights that are computed at a time where they are dropped: their random words take 8 bytes each."""
+"""Attention weights computed at a time under dropout: their random words take 8 bytes each."""
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """Where the tokens (N,) are in the padded form (rows, T)."""
+    """The positions of the tokens (N,) in the padded form (rows, T)."""
 
     lengths: Tensor
     key_counts: Tensor
@@ -39,16 +39,16 @@ class _Rows:
         return x.transpose(1, 2).flatten(0, 1).index_select(0, self.places)
 
     def seen(self, *, causal: bool) -> Tensor:
-        """Return which keys a query sees, (rows, 1, 1 or T, T). Padded queries see some too: nothing turns NaN."""
+        """Return the keys that a query attends to, (rows, 1, 1 or T, T). Padded queries have some too: no NaN."""
         at = torch.arange(self.max_seqlen, device=self.lengths.device)
         own = (at < self.key_counts[:, None])[:, None, None]
         return own & (at <= at[:, None]) if causal else own
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
-    """Return softmax(q k^T scale) v of each row by itself, (N, H, K); k and v (N, G, K) may have fewer heads.
+    """Return softmax(q k^T scale) v (N, H, K) within each row; k and v (N, G, K) may have fewer heads.
 
-    With dropout, memory grows with rows times the square of the longest row; without, as torch's own attention has it.
+    With dropout, memory grows with rows times the square of the longest row; without, as in torch's own attention.
     """
     rows = _rows_of(spec, len(q), q.device)
     group = q.shape[1] // k.shape[1]
@@ -80,7 +80,7 @@ def _dropped(qkv: list[Tensor], seen: Tensor, scale: float, drop: Drop) -> Tenso
 
 def _textbook(part: tuple[Tensor, ...], scale: float, drop: Drop) -> Tensor:
     q, k, v, seen, slots = part
-    with _without_autocast(q.device.type):  # scores of 8 bits would not do
+    with _without_autocast(q.device.type):  # scores in half precision would be too inexact
         scores = wide(q) @ wide(k).transpose(-1, -2) * scale
         weights = torch.softmax(scores.masked_fill(~seen, -torch.inf), dim=-1)
         bits = attention_bits_of_rows(drop.key, slots, *weights.shape[1:])

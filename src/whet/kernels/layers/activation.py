@@ -35,7 +35,7 @@ def gated_act(gate: Tensor, up: Tensor, kind: Kind) -> Tensor:
 
 
 def gated_act_joined(x: Tensor, kind: Kind) -> Tensor:
-    """Return act(gate) * up for x (..., 2 F) that holds gate and up side by side. The gradient is one tensor too."""
+    """Return act(gate) * up for x (..., 2 F), which holds gate and up side by side. The gradient is one tensor too."""
     if native_for(x) is None:
         gate, up = x.chunk(2, dim=-1)
         return reference.gated_act(gate, up, kind)

@@ -1,4 +1,4 @@
-"""Cross entropies: of a large vocabulary without the whole table of logits, and of rows of different lengths."""
+"""Cross entropies: of a large vocabulary without the complete table of logits, and of rows of different lengths."""
 
 from typing import Any
 
@@ -15,10 +15,10 @@ _CHUNK_BYTES = 32 * 2**20  # logits at a time: a few hundred rows of a common vo
 
 
 def linear_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-    """Return the summed cross entropy () of the logits hidden (N, D) @ weight (V, D)'; negative labels count nothing.
+    """Return the summed cross entropy () of the logits hidden (N, D) @ weight (V, D)'; negative labels are ignored.
 
-    Forward also computes the gradients, chunk by chunk, and keeps them: (N, D) and (V, D) instead of (N, V) numbers.
-    That idea is Liger's (Hsu et al. 2024, arXiv:2410.10989). `labels` (N,) are int64 below V.
+    Forward also computes the gradients, chunk by chunk, and stores them: (N, D) and (V, D) instead of (N, V) numbers.
+    This idea is Liger's (Hsu et al. 2024, arXiv:2410.10989). `labels` (N,) are int64 below V.
     """
     if native_for(hidden, weight) is None:
         return reference.linear_cross_entropy(hidden, weight, labels)
@@ -29,9 +29,9 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tens
 
 
 def row_cross_entropy(logits: Tensor, labels: Tensor, cu_seqlens: Tensor) -> Tensor:
-    """Return -log softmax(logits of the row)[label] (rows,), fp32, for rows that lie end to end in logits (N,).
+    """Return -log softmax(logits of the row)[label] (rows,), fp32, for rows that are packed in logits (N,).
 
-    `labels` (rows,) int64 count from their row's start and lie within it; `cu_seqlens` (rows + 1,).
+    `labels` (rows,) int64 are positions within their row; `cu_seqlens` (rows + 1,).
     """
     if native_for(logits) is None:
         return reference.row_cross_entropy(logits, labels, cu_seqlens)
@@ -84,7 +84,7 @@ class _LinearCrossEntropy(Function):
 
 
 def _losses_and_gradient(logits: Tensor, labels: Tensor, losses: Tensor, *, differentiate: bool) -> Tensor:
-    """Write the rows' losses and return the logits, which hold their gradient if that is wanted."""
+    """Write the rows' losses and return the logits, overwritten by their gradient if that is wanted."""
     args = structs.CrossEntropy(*logits.shape, logits.stride(0), DTYPES[logits.dtype], differentiate)
     args.logits, args.labels, args.losses = ptr(logits), ptr(labels), ptr(losses)
     call("cross_entropy", args)

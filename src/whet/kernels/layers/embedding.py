@@ -18,24 +18,24 @@ from whet.kernels.specs import Drop, Norm, Tables
 
 _MOST_TABLES = 3
 _ADDING = Lock()
-"""Two threads may run backward passes of one model: autograd adds up their gradients one by one, and so do we."""
+"""Two threads may run backward passes of one model: like autograd, we add their gradients one after the other."""
 TAKES_THE_REST = "whet_takes_the_rest"
-"""Attribute of hooks on a table's gradient that need not run: their owner uses what is left without them."""
+"""Attribute of hooks on a table's gradient that may be skipped: their owner handles the remaining gradient."""
 
 
 class RowGradient:
-    """The gradient (entries, D) of one table, kept from step to step: only rows that were touched are zeroed again.
+    """The gradient (entries, D) of one table, kept between steps: only rows that were touched are zeroed again.
 
-    With one, backward sets or adds to `table.grad` itself, and hooks on the table's gradient would not run. Others may
-    write to it, autograd for a second use of the table among them: then all of it is zeroed before the next step. Who
-    writes where torch does not see it must call `forget`.
+    With it, backward sets or adds to `table.grad` directly, and hooks on the table's gradient do not run. If other code
+    writes to it, such as autograd for a second use of the table, all of it is zeroed before the next step. Code that
+    writes without torch's knowledge must call `forget`.
     """
 
     def __init__(self, table: Tensor) -> None:
         self.table = table
         self.buffer = torch.zeros_like(table, requires_grad=False)
         self.rows = RowsInUse(table)
-        """Rows that this gradient has had anything in, in whatever step."""
+        """Rows in which this gradient was nonzero in any step."""
         self.rows.put_on(self.buffer)
         self._touched: list[Tensor] = []
 
@@ -56,7 +56,7 @@ class RowGradient:
             forget_rows(held)
             _scatter(held, ids, values, padding_id)
             return
-        if held is None and rows_in_use(self.buffer) is None:  # others wrote to it in the step before
+        if held is None and rows_in_use(self.buffer) is None:  # other code wrote to it in the previous step
             self.forget()
         clear = torch.cat(self._touched).unique() if held is None and self._touched else None
         self._touched = [ids] if held is None else [*self._touched, ids]
@@ -81,9 +81,9 @@ def embed(
     drop: Drop | None = None,
     gradients: Sequence[RowGradient | None] | None = None,
 ) -> Tensor:
-    """Return dropout(LayerNorm(sum of the embeddings)) (N, D) for ids (N,) int64, one a table, at most three.
+    """Return dropout(LayerNorm(sum of the embeddings)) (N, D) for ids (N,) int64, one per table, at most three.
 
-    `gradients` gives the tables' gradients a place that is kept between steps; None: each backward makes new ones.
+    `gradients` holds the tables' gradients between steps; None: each backward makes new ones.
     """
     native = native_for(*tables.tables) is not None and tables.tables[0].dtype == torch.float32
     if not native or norm.rms or norm.bias is None or len(ids) > _MOST_TABLES:
@@ -130,7 +130,7 @@ class _Embed(Function):
 
 
 def _table_gradients(ctx: Any, ids: Sequence[Tensor], tables: Sequence[Tensor], dsum: Tensor) -> list[Tensor | None]:
-    """Return the tables' dense gradients; None for those that a RowGradient took or that need none."""
+    """Return the tables' dense gradients; None for those in a RowGradient and those that need none."""
     found: list[Tensor | None] = []
     wanted = ctx.needs_input_grad[-len(tables) :]
     spec = ctx.spec
@@ -165,7 +165,7 @@ def _point_tables(args: structs.Embed | structs.EmbedBackward, ids: Sequence[Ten
 
 
 def _check(ids: Tensor, table: Tensor) -> None:
-    """Refuse what would read outside of the table; the native operator does not look."""
+    """Refuse ids outside of the table; the native operator does not check them."""
     assert ids.dtype == torch.int64
     assert table.is_contiguous()
     if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < table.shape[0]:

@@ -1,4 +1,4 @@
-"""Bias, dropout, residual and normalisation in one pass forward and one backward."""
+"""Bias, dropout, residual and normalisation in one forward and one backward pass."""
 
 import math
 from dataclasses import dataclass
@@ -21,8 +21,8 @@ def add_norm(
 ) -> tuple[Tensor, Tensor]:
     """Return (normalised(s), s) with s = residual + dropout(x + linear_bias).
 
-    `linear_bias` is the bias of the linear layer that made x, whose product leaves it out. Blocks that normalise first
-    use both results; blocks that normalise last use only the first. Backward needs s and two numbers a row.
+    `linear_bias` is the bias of the linear layer that made x, whose product is without it. Blocks that normalise first
+    use both results; blocks that normalise last use only the first. Backward needs s and two numbers per row.
     """
     if residual is not None and graph.holds(x, residual, drop=drop):
         parts = (x, residual, linear_bias, norm.weight, norm.bias, norm.eps, norm.rms)
@@ -60,7 +60,7 @@ class NormSaved(NamedTuple):
 
 
 class NormGradients(NamedTuple):
-    """Gradients, in the dtypes of their tensors; None for a bias that was not there."""
+    """Gradients, in the dtypes of their tensors; None for an absent bias."""
 
     dx: Tensor
     """Without dropout the same tensor as `dsum`."""

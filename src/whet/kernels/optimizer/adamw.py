@@ -16,9 +16,9 @@ from whet.kernels.specs import AdamWStep
 
 
 def squared_norm(tensors: Sequence[Tensor]) -> float:
-    """Return the sum of the squares of all elements of all tensors, summed in double: the same for any thread count.
+    """Return the sum of the squares of all elements of all tensors, summed in double: equal for any number of threads.
 
-    Of a gradient that is known to be zero in most rows, only the others are read.
+    If most rows of a gradient are known to be zero, only the others are read.
     """
     if not native(tensors):
         return reference.squared_norm(tensors)
@@ -32,7 +32,7 @@ def squared_norm(tensors: Sequence[Tensor]) -> float:
 
 
 def gradient_norm(grads: Sequence[Tensor]) -> float:
-    """Return the Euclidean norm over all elements of all tensors, wherever they are and of whatever dtype."""
+    """Return the Euclidean norm over all elements of all tensors, on any device and of any dtype."""
     if not grads:
         return 0.0
     if not native(grads):
@@ -41,14 +41,14 @@ def gradient_norm(grads: Sequence[Tensor]) -> float:
 
 
 class Updated:
-    """Tensors that one AdamW updates: `params` fp32 or bf16, `first` and `second` (m and v) as the subclass has them.
+    """Tensors that one AdamW updates: `params` fp32 or bf16; the subclass defines `first` and `second` (m and v).
 
-    `masters` are the fp32 values of bf16 parameters, or None where a parameter is its own master.
+    `masters` are the fp32 values of bf16 parameters, or None if a parameter is its own master.
     """
 
     operator: str
     passes_by_rows = False
-    """Whether the operator can leave out the rows of a table that are not in use."""
+    """Whether the operator can skip rows of a table that are not in use."""
 
     def __init__(
         self,
@@ -69,15 +69,15 @@ class Updated:
         step: AdamWStep,
         rows: Sequence[RowsInUse | None] | None = None,
     ) -> None:
-        """Update parameters, masters and moments in place; `rates` holds (learning rate, weight decay) a tensor.
+        """Update parameters, masters and moments in place; `rates` has (learning rate, weight decay) per tensor.
 
-        `rows` says for each tensor, of those without decay, outside of which rows gradient and moments are zero.
+        `rows` has, for each tensor without decay, the rows outside of which gradient and moments are zero.
         """
         if not (self._native and native(grads) and dtypes_of(grads)[:] == dtypes_of(self.params)[:]):
-            self._update_plainly(grads, rates, step)
+            self._update_in_torch(grads, rates, step)
             return
         lr, decay = ((ctypes.c_float * len(rates))(*column) for column in zip(*rates, strict=True))
-        # looked up each time: an address may change when somebody sets `parameter.data`
+        # read each time: setting `parameter.data` changes the address
         tensors = {"params": self.params, "grads": grads, "masters": self.masters, **self._moments()}
         held = {name: addresses(group) for name, group in tensors.items()}
         held |= {"sizes": self._sizes, "dtypes": dtypes_of(self.params), "learning_rates": lr, "weight_decays": decay}
@@ -89,9 +89,9 @@ class Updated:
         args.correction1, args.correction2 = 1 - step.beta1**step.step, 1 - step.beta2**step.step
         call(self.operator, args)
 
-    def _update_plainly(self, grads: Sequence[Tensor], rates: Sequence[tuple[float, float]], step: AdamWStep) -> None:
+    def _update_in_torch(self, grads: Sequence[Tensor], rates: Sequence[tuple[float, float]], step: AdamWStep) -> None:
         updated = [param if master is None else master for param, master in zip(self.params, self.masters, strict=True)]
-        self._refer(list(zip(updated, grads, self.first, self.second, strict=True)), rates, step)
+        self._reference_update(list(zip(updated, grads, self.first, self.second, strict=True)), rates, step)
         with torch.no_grad():
             for param, master in zip(self.params, self.masters, strict=True):
                 if master is not None:
@@ -105,7 +105,7 @@ class Updated:
         """Return the tensors of the moments, by their fields in the operator's arguments."""
         raise NotImplementedError
 
-    def _refer(self, rows: list[Any], rates: Sequence[tuple[float, float]], step: AdamWStep) -> None:
+    def _reference_update(self, rows: list[Any], rates: Sequence[tuple[float, float]], step: AdamWStep) -> None:
         """Update rows of (parameter or master, gradient, first, second) in plain torch."""
         raise NotImplementedError
 
@@ -123,7 +123,7 @@ class AdamWTensors(Updated):
     def _moments(self) -> dict[str, list[Tensor]]:
         return {"first": self.first, "second": self.second}
 
-    def _refer(self, rows: list[Any], rates: Sequence[tuple[float, float]], step: AdamWStep) -> None:
+    def _reference_update(self, rows: list[Any], rates: Sequence[tuple[float, float]], step: AdamWStep) -> None:
         reference.adamw(rows, rates, step)
 
 
@@ -134,12 +134,12 @@ def native(tensors: Sequence[Tensor]) -> bool:
 
 
 def addresses(tensors: Sequence[Tensor | None]) -> Any:
-    """Return a C array of where the tensors' data lie; null for None."""
+    """Return a C array of the addresses of the tensors' data; null for None."""
     return (ctypes.c_void_p * len(tensors))(*(None if t is None else t.data_ptr() for t in tensors))
 
 
 def sizes_of(tensors: Sequence[Tensor]) -> Any:
-    """Return a C array of the tensors' counts of elements."""
+    """Return a C array of the tensors' numbers of elements."""
     return (ctypes.c_int64 * len(tensors))(*(t.numel() for t in tensors))
 
 
@@ -149,13 +149,13 @@ def dtypes_of(tensors: Sequence[Tensor]) -> Any:
 
 
 def _use_of(rows: Sequence[RowsInUse | None]) -> dict[str, Any]:
-    """Return C arrays of where the bytes of rows in use lie, null for all rows, and of the rows' widths."""
+    """Return C arrays of the addresses of the rows in use, null for all rows, and of the rows' widths."""
     widths = (ctypes.c_int64 * len(rows))(*(0 if one is None else one.width for one in rows))
     return {"rows_in_use": addresses([None if one is None else one.bytes for one in rows]), "widths": widths}
 
 
 def _point(args: ctypes.Structure, arrays: dict[str, Any]) -> None:
-    """Set the fields of args to the arrays, which the caller keeps until the call is over."""
+    """Set the fields of args to the arrays, which the caller keeps alive during the call."""
     for name, array in arrays.items():
         setattr(args, name, array_at(array))
 

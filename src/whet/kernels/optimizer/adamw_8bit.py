@@ -1,4 +1,4 @@
-"""AdamW with moments of 8 bits over all tensors of a model in one native call."""
+"""AdamW with 8-bit moments over all tensors of a model in one native call."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -26,5 +26,5 @@ class AdamW8bitTensors(Updated):
             "second_scales": [v.scales for v in self.second],
         }
 
-    def _refer(self, rows: list[Any], rates: Sequence[tuple[float, float]], step: AdamWStep) -> None:
+    def _reference_update(self, rows: list[Any], rates: Sequence[tuple[float, float]], step: AdamWStep) -> None:
         reference_8bit.adamw_8bit(rows, rates, step)

@@ -1,7 +1,7 @@
-"""Linear layers whose products run in whole numbers of 8 bits; the gradient of the weight stays in fp32.
+"""Linear layers whose products run in 8-bit integers; the gradient of the weight stays in fp32.
 
-Each block of a row of x, and of the weight along the same dim, has a scale of its own; products and sums within a block
-are exact. The weight is packed once a step and serves all of its micro-batches (SwitchBack: Wortsman et al. 2023,
+Each block of a row of x, and of the weight along the same dimension, has its own scale; products and sums within a
+block are exact. The weight is packed once per step and serves all micro-batches (SwitchBack: Wortsman et al. 2023,
 arXiv:2304.13013; blocks: Xi et al. 2024, arXiv:2403.12422).
 """
 
@@ -25,16 +25,16 @@ from whet.kernels.products.linear import input_gradient, weight_gradient
 from whet.kernels.random import stream_key
 
 BLOCK = 256
-"""Elements with one scale. Smaller ones round finer, and cost a multiplication for each sum of so many products."""
+"""Elements that share a scale. Smaller blocks round more finely and cost one more multiplication per block."""
 PANEL = 32
 """Columns side by side in a packed weight (kPanel in native/products/int8_product.cpp)."""
 _FIRST_SITE = 1 << 40
-"""Sites of dropout are below: no rounding shares a key with a mask."""
+"""Sites of dropout have smaller numbers, so no rounding shares a key with a mask."""
 
 
 @cache
 def has_vnni() -> bool:
-    """Return whether this processor has the instructions that the product is fast with, and the library uses them."""
+    """Return whether this processor has the instructions for a fast product, and the library uses them."""
     native, found = library(), ctypes.c_int32(0)
     if native is None:
         return False
@@ -44,7 +44,7 @@ def has_vnni() -> bool:
 
 @dataclass(frozen=True)
 class Packed:
-    """A weight (columns, depth), or (depth, columns), as bytes in the order in which a product reads them."""
+    """A weight (columns, depth), or (depth, columns), as bytes in the order of the product's reads."""
 
     depth: int
     columns: int
@@ -72,7 +72,7 @@ def packed_bytes(columns: int, depth: int, block: int = BLOCK) -> int:
 def product(x: Tensor, weight: Packed, bias: Tensor | None = None, key: tuple[int, int] | None = None) -> Tensor:
     """Return x (N, depth) times the packed weight + bias, (N, columns) in fp32.
 
-    With a key, x is rounded up or down at random, by the probability of the fraction: right on average.
+    With a key, x is rounded stochastically: exact on average.
     """
     y = torch.empty(len(x), weight.columns)
     args = structs.Int8Product(len(x), weight.depth, weight.columns, weight.block, key is not None)
@@ -88,15 +88,18 @@ class Step:
 
     def __init__(self, seed: int, step: int, *, backward: bool = True) -> None:
         self.backward = backward
-        """Whether the gradient of the input runs in 8 bits as well."""
+        """Whether the gradient of the input is computed in 8 bits as well."""
         self._seed, self._step, self._n_roundings = seed, step, 0
         self._packed: dict[tuple[Any, ...], tuple[Sequence[Tensor], Packed]] = {}
 
     def packed(self, weight: Tensor, parts: Sequence[Tensor], *, down: bool) -> Packed:
-        """Return the weight, made of these parameters one below the other, packed; made at its first use."""
+        """Return the packed weight, a concatenation of these parameters' rows; packed at its first use."""
         name = (down, *(part.data_ptr() for part in parts))
         if name not in self._packed:
-            self._packed[name] = parts, pack(weight.detach().contiguous(), down=down)  # alive, so the address is theirs
+            self._packed[name] = (
+                parts,
+                pack(weight.detach().contiguous(), down=down),
+            )  # kept alive: addresses stay unique
         return self._packed[name][1]
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, parts: Sequence[Tensor]) -> Tensor:
@@ -104,7 +107,7 @@ class Step:
         return _Linear.apply(x, weight, bias, self, parts)
 
     def next_key(self) -> tuple[int, int]:
-        """Return the key of this step's next rounding: backward passes run in one order."""
+        """Return the key of this step's next rounding; the order of backward passes is fixed."""
         self._n_roundings += 1
         return stream_key(self._seed, self._step, _FIRST_SITE + self._n_roundings)
 

@@ -1,8 +1,8 @@
-"""Matrix products of linear layers, each by the fastest way there is on this CPU.
+"""Matrix products of linear layers, each in the fastest library on this CPU.
 
-torch multiplies fp32 matrices with MKL. On processors that are not Intel's, MKL keeps to AVX2, and oneDNN, which torch
-carries as well, is twice as fast where there is AVX-512; the gradient of the weight, whose product runs over the rows
-of both matrices, is faster still as a native operator (`python benchmarks/cpu/products.py`). bf16 goes to oneDNN in
+torch multiplies fp32 matrices with MKL. On processors that are not Intel's, MKL uses only AVX2; with AVX-512, oneDNN,
+which torch contains too, is twice as fast. The gradient of the weight, whose product runs over the rows of both
+matrices, is faster still as a native operator (`python benchmarks/cpu/products.py`). bf16 goes to oneDNN in
 torch itself.
 """
 
@@ -36,18 +36,18 @@ CARD = Card(
 )
 
 _SMALL = 1 << 20
-"""Multiplications below which the way into oneDNN costs more than it saves."""
+"""Multiplications below which the call of oneDNN costs more than it saves."""
 CHOICE = "WHET_PRODUCTS"
-"""Environment variable: mkl or onednn, instead of what suits the processor."""
+"""Environment variable: mkl or onednn, instead of the choice by processor."""
 
 Linear = Callable[[Tensor, Tensor, Tensor | None, Sequence[Tensor]], Tensor]
-"""How linear layers multiply in a format of their own: x, weight, bias, and the parameters that make up the weight."""
+"""A product of linear layers in another format: x, weight, bias, and the parameters that make up the weight."""
 _FORMAT: ContextVar[Linear | None] = ContextVar("whet_linear_format", default=None)
 
 
 @contextmanager
 def multiplied_by(way: Linear | None) -> Iterator[None]:
-    """Run the block, a forward or a backward pass, with linear layers going this way; None: in fp32."""
+    """Run the block, a forward or a backward pass, with this product for linear layers; None: in fp32."""
     token = _FORMAT.set(way)
     try:
         yield
@@ -57,7 +57,7 @@ def multiplied_by(way: Linear | None) -> Iterator[None]:
 
 @cache
 def by_onednn() -> bool:
-    """Return whether fp32 products of linear layers go to oneDNN in this process."""
+    """Return whether fp32 products of linear layers run in oneDNN in this process."""
     if not torch.backends.mkldnn.is_available():
         return False
     if asked := environment.value(CHOICE):
@@ -67,9 +67,9 @@ def by_onednn() -> bool:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, parts: Sequence[Tensor] = ()) -> Tensor:
-    """Return x (..., K) @ weight (M, K) transposed + bias (M,), to rounding what torch's own linear gives.
+    """Return x (..., K) @ weight (M, K) transposed + bias (M,), equal to torch's own linear to rounding.
 
-    `parts` are the parameters that the weight is made of, one below the other; none: it is one itself.
+    `parts` are the parameters whose rows make up the weight; none: the weight is a parameter.
     """
     other = None if torch.compiler.is_compiling() else _FORMAT.get()
     if other is not None:
@@ -112,7 +112,7 @@ def input_gradient(grad: Tensor, weight: Tensor) -> Tensor:
 
 
 def weight_gradient(grad: Tensor, x: Tensor, *, bias: bool) -> tuple[Tensor, Tensor | None]:
-    """Return (grad (N, M) transposed @ x (N, K), the sum of grad's rows (M,) if it is wanted), in fp32."""
+    """Return (grad (N, M) transposed @ x (N, K), the sum of grad's rows (M,) or None), in fp32."""
     if native_for(grad, x) is None or grad.dtype != torch.float32:
         return torch.mm(grad.t(), x), grad.sum(0) if bias else None
     grad, x = grad.contiguous(), x.contiguous()
@@ -124,5 +124,5 @@ def weight_gradient(grad: Tensor, x: Tensor, *, bias: bool) -> tuple[Tensor, Ten
 
 
 def _times_transposed(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return a (N, K) @ b (M, K) transposed + bias (M,), through oneDNN; a and b may be transposed views."""
+    """Return a (N, K) @ b (M, K) transposed + bias (M,), in oneDNN; a and b may be transposed views."""
     return torch.ops.mkldnn._linear_pointwise(a, b, bias, "none", [], "")

@@ -1,4 +1,4 @@
-"""AdamW with moments of 8 bits in plain torch: the dynamic map of Dettmers et al. 2022 (arXiv:2110.02861), in blocks.
+"""AdamW with 8-bit moments in plain torch: the dynamic map of Dettmers et al. 2022 (arXiv:2110.02861), in blocks.
 
 A block of 256 elements shares one scale, its largest magnitude; the last block of a tensor is shorter.
 """
@@ -33,7 +33,7 @@ class Codes:
         return values * scales.view(self.codes.shape)
 
     def put(self, numbers: Tensor) -> None:
-        """Write the nearest codes of the numbers; where there is no sign, a positive one never becomes zero."""
+        """Write the nearest codes of the numbers; without a sign, a positive number never becomes zero."""
         flat = numbers.flatten()
         padded = torch.nn.functional.pad(flat, (0, -flat.numel() % BLOCK)).view(-1, BLOCK)
         largest = padded.abs().amax(-1, keepdim=True)

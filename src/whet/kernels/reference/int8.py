@@ -1,4 +1,4 @@
-"""Products in whole numbers of 8 bits in plain torch, as they are written down: the twin of `product_int8`."""
+"""Products in 8-bit integers in plain torch: the reference of the native product."""
 
 from dataclasses import dataclass
 
@@ -11,23 +11,23 @@ from whet.kernels.random import hidden_bits
 MOST = 127
 _LEAST = 1e-30
 _STREAM = 256
-"""Bytes that a block of 64 random words holds: byte b of word w serves element 64 b + w."""
+"""Elements per block of 64 random words: byte b of word w is for element 64 b + w."""
 
 
 @dataclass(frozen=True)
 class Quantised:
-    """Rows (N, K) as whole numbers in blocks, (N, blocks, block), and the scale of each block (N, blocks)."""
+    """Rows (N, K) as integers in blocks, (N, blocks, block), and the scale of each block (N, blocks)."""
 
     whole: Tensor
     scales: Tensor
 
     def numbers(self, width: int) -> Tensor:
-        """Return the values (N, width) that they stand for, in float64."""
+        """Return the values (N, width) that they represent, in float64."""
         return (self.whole.double() * self.scales.double()[..., None]).flatten(1)[:, :width]
 
 
 def quantise(x: Tensor, block: int, key: tuple[int, int] | None = None) -> Quantised:
-    """Return x (N, K) rounded to the nearest; with a key, up or down at random by the probability of the fraction."""
+    """Return x (N, K) rounded to nearest; with a key, rounded stochastically."""
     added = torch.zeros_like(x) if key is None else dither(key, *x.shape).to(x.dtype)
     cut = _blocks(x, block)
     largest = cut.abs().amax(-1)
@@ -47,13 +47,13 @@ def dither(key: tuple[int, int], n_rows: int, width: int) -> Tensor:
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None, block: int, key: tuple[int, int] | None = None) -> Tensor:
-    """Return x (N, K) @ weight (M, K) transposed + bias in float64, both factors quantised along K as they are."""
+    """Return x (N, K) @ weight (M, K) transposed + bias in float64, both factors quantised along K."""
     rows, columns = quantise(x, block, key), quantise(weight, block)
     y = rows.numbers(x.shape[1]) @ columns.numbers(x.shape[1]).t()
     return y if bias is None else y + bias
 
 
 def _blocks(x: Tensor, block: int) -> Tensor:
-    """Return (N, blocks, block), zeros behind the last element."""
+    """Return (N, blocks, block), filled up with zeros."""
     block = min(block, x.shape[1])
     return pad(x, (0, -x.shape[1] % block)).unflatten(1, (-1, block))

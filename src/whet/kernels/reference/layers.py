@@ -1,6 +1,6 @@
-"""The fused operators in plain torch, step by step as the papers have them: what the native ones are tested against.
+"""The fused operators in plain torch, step by step as in the papers: the reference of the native ones.
 
-They take float64 too. With bf16 they compute in fp32 and round what is stored, as the native ones do.
+They also accept float64. With bf16 they compute in fp32 and round their results, as the native ones do.
 """
 
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ def gated_act(gate: Tensor, up: Tensor, kind: Kind) -> Tensor:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
-    """Return softmax(q k^T scale) v of each row by itself (N, H, K); k and v (N, G, K) may have fewer heads."""
+    """Return softmax(q k^T scale) v within each row (N, H, K); k and v (N, G, K) may have fewer heads."""
     starts = spec.cu_seqlens.tolist()
     slots = [0] * (len(starts) - 1) if spec.drop is None else spec.drop.position.row_slots.tolist()
     counts = spec.cu_seqlens.diff() if spec.key_counts is None else spec.key_counts
@@ -58,7 +58,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
 
 
 def embed(ids: Sequence[Tensor], tables: Tables, norm: Norm, *, drop: Drop | None = None) -> Tensor:
-    """Return dropout(LayerNorm(sum of the embeddings)) for ids (N,) int64, one a table."""
+    """Return dropout(LayerNorm(sum of the embeddings)) for ids (N,) int64, one per table."""
     parts = [
         functional.embedding(i, table, padding_idx=padding)
         for i, table, padding in zip(ids, tables.tables, tables.padding_ids, strict=True)
@@ -68,7 +68,7 @@ def embed(ids: Sequence[Tensor], tables: Tables, norm: Norm, *, drop: Drop | Non
 
 
 def linear_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-    """Return the summed cross entropy () of the logits hidden (N, D) @ weight (V, D)'; labels < 0 count nothing."""
+    """Return the summed cross entropy () of the logits hidden (N, D) @ weight (V, D)'; labels < 0 are ignored."""
     logits = wide(hidden @ weight.T)
     return functional.cross_entropy(logits, labels.clamp_min(-1), ignore_index=-1, reduction="sum")
 
@@ -80,7 +80,7 @@ def row_cross_entropy(logits: Tensor, labels: Tensor, cu_seqlens: Tensor) -> Ten
 
 
 def to_rows(flat: Tensor, cu_seqlens: Tensor, fill: float) -> Tensor:
-    """Return the rows of `flat` (N,) one below the other, (rows, longest), filled up with `fill`."""
+    """Return the rows of `flat` (N,) as a table (rows, longest), filled up with `fill`."""
     lengths = cu_seqlens.diff()
     rows = flat.new_full((len(lengths), int(lengths.max())), fill)
     return rows.masked_scatter(torch.arange(rows.shape[1], device=flat.device) < lengths[:, None], flat)
@@ -94,7 +94,7 @@ def squared_norm(tensors: Sequence[Tensor]) -> float:
 def adamw(
     state: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]], rates: Sequence[tuple[float, float]], step: AdamWStep
 ) -> None:
-    """Update (parameter, gradient, m, v) in place; rates are (learning rate, weight decay) a tensor.
+    """Update (parameter, gradient, m, v) in place; rates are (learning rate, weight decay) per tensor.
 
     Loshchilov and Hutter 2019, algorithm 2.
     """
@@ -109,7 +109,7 @@ def adamw(
 
 
 def wide(x: Tensor) -> Tensor:
-    """Return x in the dtype to compute in: float64 as it is, all else in float32."""
+    """Return x in the dtype to compute in: float64 unchanged, everything else in float32."""
     return x if x.dtype == torch.float64 else x.float()
 
 
@@ -121,7 +121,7 @@ def _dropped(x: Tensor, drop: Drop) -> Tensor:
 def _normalised(x: Tensor, norm: Norm) -> Tensor:
     centred = x if norm.rms else x - x.mean(-1, keepdim=True)
     square = centred.square().mean(-1, keepdim=True)
-    # An overflow must be seen: x / inf would be 0, and a broken row would look healthy.
+    # An overflow must be visible: x / inf would be 0, and a broken row would look valid.
     inverse = torch.where(square.isinf(), torch.nan, torch.rsqrt(square + norm.eps))
     y = centred * inverse * wide(norm.weight)
     return y if norm.bias is None else y + wide(norm.bias)
@@ -145,5 +145,5 @@ def _attend_row(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, slot: int)
 
 
 def float32(x: float) -> float:
-    """Return x as the nearest float32, which is what the native operators multiply by."""
+    """Return x rounded to float32, as the native operators use it."""
     return float(torch.tensor(x, dtype=torch.float32))

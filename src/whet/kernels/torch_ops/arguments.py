@@ -1,4 +1,4 @@
-"""How settings become arguments of torch's operators, and absent tensors become results."""
+"""Conversion of settings to arguments of torch's operators, and of absent tensors to results."""
 
 from torch import Tensor
 

@@ -1,7 +1,7 @@
 """`whet::attention` and its gradient.
 
-It is one operator without the native library too: plain torch goes through the sequences one by one, and a GPU has
-kernels of its own.
+It is one operator without the native library too: plain torch computes the sequences one by one, and a GPU has its
+own kernels.
 """
 
 from collections.abc import Iterator
@@ -53,7 +53,7 @@ def _tensors(q: Tensor, k: Tensor | None, v: Tensor | None) -> tuple[Tensor, ...
 
 def _plain_attention(tensors: tuple[Tensor, ...], spec: AttentionSpec) -> Tensor:
     q, k, v = tensors[0].unbind(1) if len(tensors) == 1 else tensors
-    # As the graph expects it: flash kernels keep the strides of q, and under autocast float32 becomes its format.
+    # As the graph expects it: flash kernels keep the strides of q, and autocast changes the dtype.
     return plain(q, k, v, spec).to(q.dtype).contiguous()
 
 

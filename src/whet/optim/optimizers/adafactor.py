@@ -1,7 +1,7 @@
-"""Adafactor (Shazeer and Stern 2018, arXiv:1804.04235): of the second moment of a matrix, only row and column means.
+"""Adafactor (Shazeer and Stern 2018, arXiv:1804.04235): stores only row and column means of a matrix's second moment.
 
-As transformers sets it by default: steps of the schedule's size, not scaled by the parameter. The paper's own steps
-come with optim_args relative_step=true,scale_parameter=true, learning_rate 1e-2 and lr_scheduler_type constant.
+Defaults are those of transformers: steps of the schedule's size, not scaled by the parameter. For the paper's own
+steps, use optim_args relative_step=true,scale_parameter=true, learning_rate 1e-2 and lr_scheduler_type constant.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Adafactor(Stepping):
     """Algorithms 4 and 5 of the paper.
 
     `relative_step`: the step is min(learning rate, 1 / sqrt(t)). `scale_parameter`: it is multiplied by the parameter's
-    root mean square, at least eps2. `clip_threshold`: the root mean square of an update is at most this. `decay_rate`:
-    the second moment keeps 1 - t ** decay_rate. `beta1`: a first moment, which costs its memory.
+    root mean square, at least eps2. `clip_threshold`: largest root mean square of an update. `decay_rate`:
+    the second moment keeps 1 - t ** decay_rate. `beta1`: adds a first moment, which takes memory.
     """
 
     def __init__(self, params: Any, lr: float, options: Options) -> None:
@@ -72,7 +72,7 @@ def _rate(parameter: Tensor, group: dict[str, Any], step: int) -> float | Tensor
 
 
 def _divided_by_root(grad: Tensor, state: dict[str, Any], keep: float, eps: float) -> Tensor:
-    """Return grad over the root of its second moment, which is updated first."""
+    """Update the second moment; return grad divided by its root."""
     square = grad.square().add_(eps)
     if "exp_avg_sq" in state:
         return grad * state["exp_avg_sq"].lerp_(square, 1 - keep).rsqrt()
@@ -92,7 +92,7 @@ def build(request: Request) -> Optimizer:
 
 
 def state_bytes(shapes: Shapes, options: Options, _itemsize: int) -> int:
-    """fp32: a number for each row and each column of a matrix, for each element of a vector."""
+    """fp32: one number per row and per column of a matrix, per element of a vector."""
     first = sum(prod(shape) for shape in shapes) if options.get("beta1") is not None else 0
     return 4 * (first + sum(_second(shape) for shape in shapes))
 

@@ -1,4 +1,4 @@
-"""AdamW (Loshchilov and Hutter 2019, algorithm 2) of torch, and of apex where that is installed."""
+"""AdamW (Loshchilov and Hutter 2019, algorithm 2) of torch, and of apex if it is installed."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def build_fused(request: Request) -> Optimizer:
 
 
 def build_hf(request: Request) -> Optimizer:
-    """Return torch's AdamW for the name that transformers gave its own, which is gone."""
-    logger.info("optim adamw_hf: transformers' own AdamW is gone; adamw_torch computes the same")
+    """Return torch's AdamW for the name of transformers' own, which was removed."""
+    logger.info("optim adamw_hf: transformers' own AdamW was removed; adamw_torch computes the same")
     return build(request)
 
 
@@ -36,7 +36,7 @@ def build_apex(request: Request) -> Optimizer:
         raise ConfigError(
             what="the package 'apex' is missing",
             got="adamw_apex_fused",
-            why="--optim adamw_apex_fused is apex's FusedAdam, which needs a GPU and a build of its own",
+            why="--optim adamw_apex_fused is apex's FusedAdam, which needs a GPU and a separate build",
             fix="use --optim adamw_torch_fused, which computes the same in one pass too",
         )
     package = require("apex.optimizers", needed_for="--optim adamw_apex_fused", install="apex")
@@ -49,7 +49,7 @@ def state_bytes(shapes: Shapes, _options: Options, itemsize: int) -> int:
 
 
 def state_bytes_apex(shapes: Shapes, _options: Options, _itemsize: int) -> int:
-    """Two moments in fp32; the step is a number of the group."""
+    """Two moments in fp32; the group counts the steps."""
     return sum(8 * prod(shape) for shape in shapes)
 
 

@@ -1,8 +1,8 @@
 """AdamW with a chosen dtype for each part of its state, and compensated sums for parameters in bf16.
 
-What torchdistx's AnyPrecisionAdamW did. Parameters in bf16 lose small updates to rounding; the compensation keeps what
-was lost (Kahan 1965) and adds it when it has grown. Unlike there, the weight decay goes through it as well: in bf16 a
-factor of 1 - 1e-6 would be 1.
+It replaces torchdistx's AnyPrecisionAdamW. Parameters in bf16 lose small updates to rounding; the compensation stores
+the loss (Kahan 1965) and adds it once it is large enough. Unlike in torchdistx, weight decay is compensated as well: in
+bf16 a factor of 1 - 1e-6 would be 1.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _USUAL = {
     "variance_dtype": "float32",
     "compensation_buffer_dtype": "bfloat16",
 }
-"""As transformers sets them."""
+"""The defaults of transformers."""
 
 
 class AnyPrecisionAdamW(Stepping):

@@ -1,4 +1,4 @@
-"""AdamW, by whichever operator is the faster here: whet's own on a CPU, torch's fused one elsewhere."""
+"""AdamW in the faster operator: whet's own on a CPU, torch's fused one elsewhere."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from whet.optim.recipe import WIDEST, Options, Recipe, Request, Shapes, native_c
 
 
 def name_for(parameters: Iterable[Tensor]) -> str:
-    """Return the name of the optimizer that `auto` is for parameters that train."""
+    """Return the optimizer's name that `auto` selects for these trainable parameters."""
     ours = library() is not None and all(map(native_can_update, parameters))
     return "adamw_whet" if ours else "adamw_torch_fused"
 
 
 def build(request: Request) -> Optimizer:
-    """Return whet's AdamW where its native operator can update every parameter, else torch's fused AdamW."""
+    """Return whet's AdamW if its native operator can update every parameter, else torch's fused AdamW."""
     parameters = (parameter for group in request.groups for parameter in group["params"])
     recipe = native.RECIPE if name_for(parameters) == "adamw_whet" else adamw_torch.FUSED
     return recipe.build(request)
 
 
 def state_bytes(shapes: Shapes, options: Options, itemsize: int) -> int:
-    """Those of the one or the other, for parameters on the CPU."""
+    """The bytes of the selected one, for parameters on the CPU."""
     ours = library() is not None and itemsize <= WIDEST
     return (native if ours else adamw_torch).state_bytes(shapes, options, itemsize)
 

@@ -1,4 +1,4 @@
-"""What whet's own optimizers share: the step that torch asks for, over the parameters that have a gradient."""
+"""The base of whet's own optimizers: torch's `step`, over the parameters that have a gradient."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 
 class Stepping(Optimizer):
-    """An optimizer that says with `_update` what becomes of a parameter, or with `_update_all` of all of them."""
+    """An optimizer that defines `_update` for one parameter, or `_update_all` for all of them."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]

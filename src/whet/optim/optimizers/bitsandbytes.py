@@ -1,4 +1,4 @@
-"""AdamW with 8-bit moments of the package bitsandbytes (Dettmers et al. 2022, arXiv:2110.02861)."""
+"""bitsandbytes' AdamW with 8-bit moments (Dettmers et al. 2022, arXiv:2110.02861)."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _MIN_8BIT_SIZE = 4096
 
 
 def build(request: Request) -> Optimizer:
-    """Return bitsandbytes' AdamW; parameters below min_8bit_size numbers keep moments of 32 bits."""
+    """Return bitsandbytes' AdamW; parameters with fewer than min_8bit_size elements keep 32-bit moments."""
     package = require("bitsandbytes", needed_for="--optim adamw_bnb_8bit", install="'whet[bitsandbytes]'")
     smallest = int(request.options.get("min_8bit_size", _MIN_8BIT_SIZE))
-    logger.info("optim adamw_bnb_8bit: parameters below %d numbers keep moments of 32 bits", smallest)
+    logger.info("optim adamw_bnb_8bit: parameters with fewer than %d elements keep 32-bit moments", smallest)
     return package.optim.AdamW(request.groups, **request.adam, optim_bits=8, min_8bit_size=smallest)
 
 
 def state_bytes(shapes: Shapes, options: Options, _itemsize: int) -> int:
-    """Two codes an element and two scales a block, one pair of maps for all; two fp32 moments for small parameters."""
+    """Two codes per element, two scales per block, one pair of maps for all; small parameters: two fp32 moments."""
     smallest = int(options.get("min_8bit_size", _MIN_8BIT_SIZE))
     sizes = [prod(shape) for shape in shapes]
     large = [size for size in sizes if size >= smallest]

@@ -1,4 +1,4 @@
-"""Lion (Chen et al. 2023, arXiv:2302.06675, algorithm 2): steps of one size, the sign of a mean of the gradient."""
+"""Lion (Chen et al. 2023, arXiv:2302.06675, algorithm 2): steps of one size, by the sign of the mean gradient."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from whet.optim.recipe import Options, Recipe, Request, Shapes, keep_dtypes
 
 
 class Lion(Stepping):
-    """One moment a parameter, as wide as it. Learning rates are 3 to 10 times smaller than AdamW's, decays larger."""
+    """One moment in the parameter's dtype. Use learning rates 3 to 10 times smaller than AdamW's, and more decay."""
 
     def __init__(self, params: Any, lr: float, betas: tuple[float, float]) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": 0.0})
@@ -36,7 +36,7 @@ def build(request: Request) -> Optimizer:
 
 
 def state_bytes(shapes: Shapes, _options: Options, itemsize: int) -> int:
-    """One moment, as wide as the parameter."""
+    """One moment in the parameter's dtype."""
     return sum(itemsize * prod(shape) for shape in shapes)
 
 

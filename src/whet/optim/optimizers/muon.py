@@ -23,21 +23,21 @@ class MuonAndAdamW(Stepping):
 
     def _update_all(self) -> None:
         for part, is_muon in zip(self._parts, (True, False), strict=True):
-            # set each time: loading a state and a step inside backward put other lists here
+            # set each time: loading a state and a step inside backward replace these lists
             part.state = self.state
             part.param_groups = [group for group in self.param_groups if ("ns_steps" in group) == is_muon]
             part.step()
 
 
 def matrices(model: nn.Module) -> set[int]:
-    """Return the ids of the parameters that Muon takes: matrices between the embeddings and the head."""
+    """Return the ids of Muon's parameters: the matrices between the embeddings and the head."""
     body = getattr(model, "base_model", model)
     tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     return {id(p) for p in body.parameters() if p.ndim == 2} - tables
 
 
 def build(request: Request) -> Optimizer:
-    """Return Muon with AdamW's step size (match_rms_adamw), so that its learning rates hold, unless told otherwise."""
+    """Return Muon, by default with AdamW's step size (match_rms_adamw), so that AdamW's learning rates fit."""
     chosen = matrices(request.model)
     muon, adamw = [], []
     for group in request.groups:
@@ -60,7 +60,7 @@ def _is(params: list[Tensor], spare: list[nn.Parameter]) -> bool:
 
 
 def state_bytes(shapes: Shapes, _options: Options, itemsize: int) -> int:
-    """One moment for a matrix; two and the step for anything else. Give embeddings and heads as vectors."""
+    """One moment for a matrix; two and the step for anything else. Pass embeddings and heads as vectors."""
     return sum(itemsize * prod(s) if len(s) == 2 else 2 * itemsize * prod(s) + STEP_BYTES for s in shapes)
 
 

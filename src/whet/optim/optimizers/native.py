@@ -1,6 +1,7 @@
-"""whet's own AdamW on the CPU: all tensors of the model in one native call, with moments of 32 or of 8 bits.
+"""whet's own AdamW on the CPU: all tensors of the model in one native call, with 32-bit or 8-bit moments.
 
-Parameters in bf16 keep an fp32 master in the state; decay and steps reach the master, the parameter is its rounding.
+The state of a bf16 parameter contains an fp32 master. Steps and decay update the master, and the parameter is rounded
+from it.
 """
 
 from __future__ import annotations
@@ -28,20 +29,20 @@ Masters = list[Tensor | None]
 
 @dataclass
 class Due:
-    """Parameters that take a step with the same constants."""
+    """Parameters that step with the same constants."""
 
     step: AdamWStep
     parameters: list[Tensor] = field(default_factory=list)
     states: list[State] = field(default_factory=list)
     rates: list[tuple[float, float]] = field(default_factory=list)
-    """(learning rate, weight decay) a parameter."""
+    """(learning rate, weight decay) of each parameter."""
 
 
 class NativeAdamW(Stepping):
-    """AdamW over all tensors at once; a subclass says what its moments are."""
+    """AdamW over all tensors at once; a subclass defines the moments."""
 
     grad_scale = 1.0
-    """What the next step multiplies the gradient by, on its way: clipping without a pass of its own."""
+    """Factor that the next step applies to the gradient: clipping without an extra pass."""
 
     def __init__(self, params: Any, lr: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0})
@@ -49,11 +50,11 @@ class NativeAdamW(Stepping):
 
     @property
     def has_step_hooks(self) -> bool:
-        """Whether somebody is called before or after each step, and may look at gradients."""
+        """Whether a hook runs before or after each step, and may read gradients."""
         return bool(self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks)
 
     def start(self) -> None:
-        """Make the state of every parameter, as before its first step."""
+        """Create the state of every parameter, as before its first step."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 self.state[parameter] = self._begin(parameter)
@@ -65,7 +66,7 @@ class NativeAdamW(Stepping):
             _update(due, self._tensors, rows)
 
     def _rows(self, _updated: tuple[Tensor, State, tuple[float, float]]) -> RowsInUse | None:
-        """Return outside of which rows this parameter's gradient and moments are zero; None: unknown, or no matter."""
+        """Return the rows outside of which gradient and moments are zero; None if unknown or not needed."""
         return None
 
     def _begin(self, parameter: Tensor) -> State:
@@ -78,28 +79,28 @@ class NativeAdamW(Stepping):
 class WhetAdamW(NativeAdamW):
     """AdamW (Loshchilov and Hutter 2019, algorithm 2); torch's state names, moments in fp32.
 
-    Rows of an embedding table that never had a gradient are left alone, which is what AdamW without decay does to them.
+    Embedding rows that never had a gradient are skipped: AdamW without decay does not change them.
     """
 
     def __init__(self, params: Any, lr: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8) -> None:
         super().__init__(params, lr, betas, eps)
         self._covered: dict[int, tuple[RowsInUse, Tensor]] = {}
-        """Parameter's address -> the rows that include all of its moments', and these first moments."""
+        """Parameter's address -> the rows that contain all nonzero moments, and the first moments."""
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self.__dict__.setdefault("_covered", {})  # torch copies and pickles groups and state alone
+        self.__dict__.setdefault("_covered", {})  # torch copies and pickles only groups and state
 
     def _rows(self, updated: tuple[Tensor, State, tuple[float, float]]) -> RowsInUse | None:
         parameter, state, (_, decay) = updated
         rows = None if parameter.grad is None else rows_in_use(parameter.grad)
         if rows is None:
-            self._covered.pop(id(parameter), None)  # from now on, moments may be anywhere
+            self._covered.pop(id(parameter), None)  # from now on, any row may have moments
             return None
         covered = self._covered.get(id(parameter))
         if covered is None or covered[0] is not rows or covered[1] is not state["exp_avg"]:
             for name in ("exp_avg", "exp_avg_sq") if state["step"] > 1 else ():
-                rows.include(state[name].any(dim=1))  # as a checkpoint has them, or steps without such a gradient
+                rows.include(state[name].any(dim=1))  # loaded, or made by steps with an ordinary gradient
             self._covered[id(parameter)] = (rows, state["exp_avg"])
         return None if decay else rows
 
@@ -116,8 +117,8 @@ class WhetAdamW(NativeAdamW):
 class WhetAdamW8bit(NativeAdamW):
     """AdamW with block-wise 8-bit moments (Dettmers et al. 2022, arXiv:2110.02861), for tensors of every size.
 
-    The state holds codes (uint8) and for each 256 of them a scale (fp32). A positive second moment is never rounded to
-    zero: where it is far below the block's largest, the step is smaller than AdamW's, not larger.
+    The state has codes (uint8) and a scale (fp32) for each 256 of them. A positive second moment is never rounded to
+    zero: if it is far below the block's largest, the step is smaller than AdamW's, not larger.
     """
 
     def _begin(self, parameter: Tensor) -> State:
@@ -147,7 +148,7 @@ def _due(optimizer: Optimizer, begin: Callable[[Tensor], State], grad_scale: flo
             state: State = optimizer.state[parameter]
             if not state:
                 state |= begin(parameter)
-            state["step"] = int(state["step"]) + 1  # a state that was torch's has a tensor there
+            state["step"] = int(state["step"]) + 1  # a state of torch's AdamW has a tensor here
             key = (beta1, beta2, eps, state["step"], grad_scale)
             due = found.get(key) or found.setdefault(key, Due(AdamWStep(*key)))
             due.parameters.append(parameter)
@@ -157,7 +158,7 @@ def _due(optimizer: Optimizer, begin: Callable[[Tensor], State], grad_scale: flo
 
 
 def _update(due: Due, tensors: Callable[..., AdamWTensors | AdamW8bitTensors], rows: list[RowsInUse | None]) -> None:
-    """Take the step, on copies where a parameter's numbers do not lie in their order."""
+    """Take the step, on a copy if a parameter is not contiguous."""
     flat = [parameter.detach().contiguous() for parameter in due.parameters]
     grads = [parameter.grad.contiguous() for parameter in due.parameters if parameter.grad is not None]
     masters: Masters = [state.get("master") for state in due.states]
@@ -178,13 +179,13 @@ def _n_blocks(shape: Any) -> int:
 
 
 def build(request: Request) -> Optimizer:
-    """Return the native AdamW; a ConfigError where the parameters are not its kind."""
+    """Return the native AdamW; a ConfigError if it cannot update these parameters."""
     require_cpu(request, "adamw_whet", "adamw_torch_fused")
     return WhetAdamW(request.groups, **request.adam)
 
 
 def build_8bit(request: Request) -> Optimizer:
-    """Return the native AdamW of 8 bits; a ConfigError where the parameters are not its kind."""
+    """Return the native 8-bit AdamW; a ConfigError if it cannot update these parameters."""
     require_cpu(request, "adamw_whet_8bit", "adamw_bnb_8bit")
     return WhetAdamW8bit(request.groups, **request.adam)
 
@@ -195,7 +196,7 @@ def state_bytes(shapes: Shapes, _options: Options, itemsize: int) -> int:
 
 
 def state_bytes_8bit(shapes: Shapes, _options: Options, itemsize: int) -> int:
-    """Two codes an element and two scales a block, and the fp32 master of a narrower parameter."""
+    """Two codes per element, two scales per block, and the fp32 master of a narrower parameter."""
     return sum((2 + _master_bytes(itemsize)) * prod(shape) + 8 * _n_blocks(shape) for shape in shapes)
 
 

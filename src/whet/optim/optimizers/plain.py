@@ -11,7 +11,7 @@ from whet.optim.recipe import STEP_BYTES, Options, Recipe, Request, Shapes
 
 
 def build_sgd(request: Request) -> Optimizer:
-    """Return stochastic gradient descent, with momentum where optim_args asks for it."""
+    """Return stochastic gradient descent, with momentum if optim_args sets it."""
     return torch.optim.SGD(request.groups, lr=request.args.learning_rate, **request.options)
 
 
@@ -26,12 +26,12 @@ def build_adagrad(request: Request) -> Optimizer:
 
 
 def sgd_bytes(shapes: Shapes, options: Options, itemsize: int) -> int:
-    """The momentum, where there is one."""
+    """The momentum, if any."""
     return sum(itemsize * prod(shape) for shape in shapes) if options.get("momentum") else 0
 
 
 def rmsprop_bytes(shapes: Shapes, options: Options, itemsize: int) -> int:
-    """The mean square; the momentum and the mean where they are asked for; the step."""
+    """The mean square, the step, and the momentum and the mean if they are requested."""
     n_tensors = 1 + bool(options.get("momentum")) + bool(options.get("centered"))
     return sum(n_tensors * itemsize * prod(shape) + STEP_BYTES for shape in shapes)
 

@@ -1,4 +1,4 @@
-"""AdamW with moments of 8 or 4 bits of the package torchao, compiled by torch at the first step."""
+"""torchao's AdamW with 8-bit or 4-bit moments, compiled by torch at the first step."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ def _build(request: Request, kind: str, name: str) -> Optimizer:
 
 
 def make_saveable(optimizer: Optimizer) -> Optimizer:
-    """Return the optimizer; if it is one of torchao, its state now goes in and out of files as plain tensors."""
+    """Return the optimizer; if it is torchao's, its state is now saved and loaded as plain tensors."""
     if type(optimizer).__module__.partition(".")[0] != "torchao" or getattr(optimizer, _SAVEABLE, False):
         return optimizer
     setattr(optimizer, _SAVEABLE, True)
     optimizer.register_state_dict_post_hook(_in_parts)
-    optimizer.register_load_state_dict_pre_hook(_put_together)
+    optimizer.register_load_state_dict_pre_hook(_from_parts)
     keep_dtypes(optimizer)
     optimizer.register_load_state_dict_post_hook(_rates_as_tensors)
     return optimizer
 
 
 def _in_parts(_: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-    """Return the state with codes, scales and map of each moment as plain tensors, which files can hold."""
+    """Return the state with codes, scales and map of each moment as plain tensors, which can be saved."""
     state = {
         name: {key: _parts(value) if is_traceable_wrapper_subclass(value) else value for key, value in values.items()}
         for name, values in state_dict["state"].items()
@@ -58,8 +58,8 @@ def _parts(value: Any) -> dict[str, Tensor]:
     return {name: getattr(value, name) for name in value.__tensor_flatten__()[0]}
 
 
-def _put_together(optimizer: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
-    """Return the state that `_in_parts` took apart in torchao's form again."""
+def _from_parts(optimizer: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
+    """Return the state in torchao's form, from the parts that `_in_parts` made."""
     names = [name for group in state_dict["param_groups"] for name in group["params"]]
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     state = {name: dict(values) for name, values in state_dict["state"].items()}
@@ -74,7 +74,7 @@ def _put_together(optimizer: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rates_as_tensors(optimizer: Optimizer) -> None:
-    """Put learning rates back into the form that torchao insists on; files hold numbers."""
+    """Convert learning rates to tensors, as torchao requires; files contain numbers."""
     for group in optimizer.param_groups:
         if not isinstance(group["lr"], Tensor):
             group["lr"] = torch.tensor(group["lr"], dtype=torch.float32)
