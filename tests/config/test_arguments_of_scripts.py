@@ -282,7 +282,7 @@ def test_arguments_of_transformers_with_what_whet_does_not_do_are_refused_by_nam
 
 @pytest.mark.parametrize("args", [{"output_dir": "out"}, "out", ModelArguments()])
 def test_what_are_no_arguments_is_refused(args: Any) -> None:
-    with pytest.raises(ConfigError, match="no TrainingArguments"):
+    with pytest.raises(ConfigError, match="args are not TrainingArguments"):
         whet.Trainer(Toy(), args)
 
 

@@ -101,11 +101,11 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a short column": (
         {"input_ids": [0, 1, 2], "token_type_ids": [0, 0]},
-        "row 1 of the data set has a column that is no token row",
+        "row 1 of the data set has a column that is not a token row",
     ),
     "a matrix": (
         {"input_ids": [0, 1, 2], "boxes": [[0, 0], [1, 1], [2, 2]]},
-        "row 1 of the data set has a column that is no token row",
+        "row 1 of the data set has a column that is not a token row",
     ),
 }
 

@@ -94,7 +94,7 @@ def test_lengths_come_from_the_column_or_the_tokens() -> None:
     assert lengths_of(table, "size").tolist() == [6, 10, 2]
     with pytest.raises(DataError, match="no length"):
         lengths_of([{"x": 1}], "length")
-    with pytest.raises(DataError, match="holds no lengths"):
+    with pytest.raises(DataError, match="does not contain lengths"):
         lengths_of(table, "input_ids")
 
 

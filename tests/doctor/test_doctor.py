@@ -170,7 +170,7 @@ def test_with_a_source_tree_the_advice_is_to_build(copied: Path) -> None:
 def test_what_the_build_needs_is_named_first(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(library, "_places", lambda: iter([tmp_path / "none.so"]))
+    monkeypatch.setattr(library, "_candidates", lambda: iter([tmp_path / "none.so"]))
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.delenv("CXX", raising=False)
     assert run(["doctor", "--kernels", "--json"]) == 0

@@ -210,7 +210,7 @@ def test_other_formats_beside_it_are_refused() -> None:
     for changes in ({"bf16": True}, {"fp16": True}):
         with pytest.raises(ConfigError, match="contradict"):
             whet.TrainingArguments(precision="int8", **changes)
-    with pytest.raises(ConfigError, match="int8 does not go with torch_compile"):
+    with pytest.raises(ConfigError, match="int8 does not work with torch_compile"):
         whet.TrainingArguments(precision="int8", torch_compile=True)
 
 

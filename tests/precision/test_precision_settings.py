@@ -63,7 +63,7 @@ def test_all_of_them_at_once() -> None:
     [
         ("half_precision_backend", "use --bf16 or --fp16: both run through torch's own autocast"),
         ("fp16_backend", "use --fp16: it runs through torch's own autocast"),
-        ("fp16_opt_level", "use --fp16, which is what apex's level O1 was"),
+        ("fp16_opt_level", "use --fp16, which equals apex's level O1"),
         ("bf16_full_eval", "use --bf16, which evaluation computes in too"),
         ("fp16_full_eval", "use --fp16, which evaluation computes in too"),
     ],

@@ -1,4 +1,4 @@
-"""`TrainingArguments`: everything that steers a run, in the names and with the defaults of `transformers`."""
+"""`TrainingArguments`: the settings of a run, with the names and defaults of `transformers`."""
 
 import importlib.util
 import json
@@ -27,7 +27,7 @@ from whet.config.settings import checked
 from whet.errors import ConfigError
 
 _FOR_NULL = {"output_dir": OUTPUT_DIR, "gradient_checkpointing": False, "disable_tqdm": False, "eval_delay": 0.0}
-"""What None means in fields that may be None in transformers."""
+"""The meaning of None for fields that may be None in transformers."""
 _HEADINGS = {
     "output_dir": "Run",
     "per_device_train_batch_size": "Training",
@@ -38,7 +38,7 @@ _HEADINGS = {
 
 
 def _resolve_defaults(values: dict[str, Any]) -> dict[str, Any]:
-    """Fill in what a field takes from others, as `transformers` does."""
+    """Fill in fields that follow from others, as `transformers` does."""
     values |= {name: usual for name, usual in _FOR_NULL.items() if values[name] is None}
     for folder in ("output_dir", "logging_dir"):
         values[folder] = str(Path(values[folder]).expanduser()) if values[folder] else values[folder]
@@ -58,13 +58,13 @@ def _resolve_defaults(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _checkpoint(asked: str | bool | None) -> str | None:
-    """Return which checkpoint is meant: true and false, as transformers takes them, are auto and none."""
+    """Return the checkpoint that is meant: true means auto, and false none, as in transformers."""
     words = {"true": "auto", "false": None, "no": None, "none": None}
     return words.get(str(asked).lower(), str(asked))
 
 
 def _trackers(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the trackers that are meant: for "all" those that are installed."""
+    """Return the trackers that are meant: "all" means every installed one."""
     if names == ("none",):
         return ()
     if names == ("all",):
@@ -74,7 +74,7 @@ def _trackers(names: tuple[str, ...]) -> tuple[str, ...]:
 
 def _is_installed(package: str) -> bool:
     found = importlib.util.find_spec(package)
-    # A folder of the same name in the working directory (wandb leaves one) is found as well, but holds no module.
+    # A folder of the same name in the working directory (wandb creates one) is found as well, but has no module.
     return found is not None and found.origin is not None
 
 
@@ -91,14 +91,14 @@ _RULES = (
 class TrainingArguments(DerivedSettings):
     """How a model is trained, evaluated, saved and logged.
 
-    Takes the older names of the guides too (`no_cuda`, `evaluation_strategy` ...). Raises ConfigError for an unknown
+    Accepts the older names of the guides too (`no_cuda`, `evaluation_strategy` ...). Raises ConfigError for an unknown
     name, for a field of `transformers` that whet does not honour, for a wrong type and for a broken rule, all at once.
     """
 
     def __init_subclass__(cls, **_: Any) -> None:
         """Refuse a subclass: nothing would check or honour its fields."""
         raise ConfigError(
-            what="TrainingArguments of whet takes no subclass",
+            what="whet's TrainingArguments cannot be subclassed",
             got=cls.__name__,
             why="a field that whet does not know would not be checked, saved or compared when a run is resumed",
             fix="put your own fields into a dataclass next to it: HfArgumentParser((MyArguments, TrainingArguments))",

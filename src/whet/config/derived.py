@@ -1,4 +1,4 @@
-"""What scripts read of TrainingArguments beside its fields: devices, ranks, sizes, the names that whet refuses."""
+"""What scripts read from TrainingArguments besides its fields: devices, ranks, sizes, names that whet refuses."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ _SETTERS = {
     "set_lr_scheduler": "lr_scheduler_type='cosine', warmup_steps=100",
     "set_dataloader": "per_device_train_batch_size=16, dataloader_num_workers=2",
 }
-"""Methods of transformers' class that change it in place -> the fields that each is about."""
+"""Methods of transformers' class that change it in place -> the fields that each of them sets."""
 
 _ABSENT = ("deepspeed_plugin", "distributed_state", "fsdp_plugin_args")
-"""Objects that transformers keeps for runs of several processes."""
+"""Objects of transformers for runs of several processes."""
 
 
 class DerivedSettings(TrainingFields):
-    """Properties and methods of transformers' TrainingArguments that follow from its fields."""
+    """Properties and methods of transformers' TrainingArguments that are derived from its fields."""
 
     __slots__ = ()
 
@@ -51,19 +51,19 @@ class DerivedSettings(TrainingFields):
 
     @property
     def device(self) -> torch.device:
-        """Where the model is trained: the first GPU unless there is none or use_cpu is set."""
+        """The device of the model: the first GPU, unless there is none or use_cpu is set."""
         import torch
 
         return torch.device("cuda" if torch.cuda.is_available() and not self.use_cpu else "cpu")
 
     @property
     def n_gpu(self) -> int:
-        """GPUs that are used: 1 or 0."""
+        """Number of GPUs in use: 1 or 0."""
         return int(self.device.type == "cuda")
 
     @property
     def parallel_mode(self) -> ParallelMode:
-        """How the run is spread, in transformers' words: over nothing."""
+        """How the run is distributed, in transformers' words: it is not."""
         from transformers.training_args import ParallelMode
 
         return ParallelMode.NOT_PARALLEL
@@ -127,11 +127,11 @@ class DerivedSettings(TrainingFields):
 
     @contextlib.contextmanager
     def main_process_first(self, local: bool = True, desc: str = "work") -> Iterator[None]:
-        """Run the block: there is one process, so nobody has to wait."""
+        """Run the block: there is one process, so there is nothing to wait for."""
         yield
 
     def to_sanitized_dict(self) -> dict[str, Any]:
-        """Return every field by name with values that trackers of hyperparameters take: numbers, bools and texts."""
+        """Return every field by name with values that trackers accept: numbers, bools and texts."""
         sizes = {"train_batch_size": self.train_batch_size, "eval_batch_size": self.eval_batch_size}
         values = self.to_dict() | sizes
         return {name: value if type(value) in (bool, int, float, str) else str(value) for name, value in values.items()}
@@ -139,7 +139,7 @@ class DerivedSettings(TrainingFields):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """Return what a script may ask for: a refused field's off value, an older name's field, a setter."""
+            """Return what scripts read: a refused field's off value, the field of an older name, a setter."""
             if name in _SETTERS:
                 return _refusing(name)
             if name in _ABSENT:
@@ -155,7 +155,7 @@ class DerivedSettings(TrainingFields):
 
 
 class _NoAccelerate:
-    """What stands for settings of accelerate: nothing, until transformers' own Trainer asks for them."""
+    """A placeholder for accelerate's settings, which raises when transformers' own Trainer reads them."""
 
     def __bool__(self) -> bool:
         return False
@@ -172,7 +172,7 @@ class _NoAccelerate:
 
 
 def replacing(settings: str) -> str:
-    """Return the way to other settings."""
+    """Return how to change settings."""
     return f"make new ones: args = dataclasses.replace(args, {settings})"
 
 

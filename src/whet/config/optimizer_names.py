@@ -9,7 +9,7 @@ from whet.config.reading.values import expected, read
 from whet.errors import Problem
 
 ENTRY_POINTS = "whet.optimizers"
-"""Where packages offer further optimizers: name = "module:function", called with (model, args, options)."""
+"""Entry point group for optimizers of other packages: name = "module:function", called with (model, args, options)."""
 
 _Dtype = Literal["float32", "bfloat16", "float16"]
 _TORCHAO = {"block_size": int, "bf16_stochastic_round": bool}
@@ -52,7 +52,7 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "rmsprop": {"momentum": float, "alpha": float, "eps": float, "centered": bool},
     "sgd": {"momentum": float, "dampening": float, "nesterov": bool},
 }
-"""Every optimizer that whet builds -> what its optim_args take."""
+"""Every optimizer that whet builds -> its optim_args and their types."""
 
 _BITSANDBYTES = "paged_adamw_32bit paged_adamw_8bit ademamix ademamix_8bit paged_ademamix_32bit paged_ademamix_8bit \
     lion_8bit paged_lion_32bit paged_lion_8bit rmsprop_bnb rmsprop_bnb_8bit rmsprop_bnb_32bit"
@@ -73,9 +73,9 @@ ELSEWHERE: Mapping[str, str] = {name: package for package, names in _PACKAGES.it
 """Optimizers of transformers that whet does not build -> the package that has them."""
 
 NO_BETAS = frozenset({"adafactor", "adagrad", "rmsprop", "sgd"})
-"""Optimizers that read neither adam_beta1 nor adam_beta2."""
+"""Optimizers without adam_beta1 and adam_beta2."""
 NO_EPSILON = NO_BETAS | {"lion_32bit"}
-"""Optimizers that do not read adam_epsilon."""
+"""Optimizers without adam_epsilon."""
 
 
 @cache
@@ -96,7 +96,7 @@ def texts(optim_args: str | None) -> dict[str, str]:
 
 
 def options(optim: str, optim_args: str | None) -> dict[str, Any]:
-    """Return the options of an optimizer, each as its annotation in OPTIONS says; those of a plug-in stay texts."""
+    """Return the options of an optimizer, converted by its annotation in OPTIONS; those of a plug-in stay texts."""
     kinds = OPTIONS.get(optim)
     given = texts(optim_args)
     return dict(given) if kinds is None else {key: read(value, kinds[key]) for key, value in given.items()}

@@ -1,4 +1,4 @@
-"""What a settings class declares: its options with their types, defaults, headings and help texts."""
+"""The options of a settings class: types, defaults, headings and help texts."""
 
 import ast
 import inspect
@@ -15,20 +15,20 @@ from whet.errors import MASK, Problem, hide_secrets
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
-    """What a settings class knows beside its fields."""
+    """What a settings class declares besides its fields."""
 
     headings: Mapping[str, str]
     """First field under each heading of the help text -> the heading."""
     rules: tuple[Callable[[Any], Problem | None], ...] = ()
     resolve: Callable[[dict[str, Any]], dict[str, Any]] = dict
-    """Makes the final values of the given ones: fills in what one field takes from another."""
+    """Resolves values: fills in fields whose default follows from other fields."""
     aliases: Mapping[str, Alias] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
-    """Names that are known but not honoured -> what to do instead, or "" where there is nothing to say."""
+    """Names that are known but not honoured -> what to do instead, or "" if there is no advice."""
     off: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
-    """Refused names -> the values that ask for nothing, and pass."""
+    """Refused names -> the values that have no effect, and are accepted."""
     notes: Callable[[Any], Sequence[str]] = lambda _: ()
-    """What is worth saying of settings that break no rule."""
+    """Remarks about settings that break no rule."""
     build: Callable[..., None]
     """The dataclass's own __init__, which checks nothing."""
 
@@ -39,7 +39,7 @@ class Option:
 
     name: str
     kind: Any
-    """What the field holds: its annotation, or where that allows callers more spellings, the `kind` of its metadata."""
+    """Type of the field: its annotation, or the `kind` of its metadata if the annotation accepts more spellings."""
     default: Any
     heading: str
     required: bool
@@ -53,7 +53,7 @@ class Option:
 
 
 def spec_of(cls: type) -> Spec:
-    """Return what the `checked` decorator keeps of the class."""
+    """Return what the `checked` decorator stored about the class."""
     return cls.__whet_spec__  # type: ignore[attr-defined]
 
 
@@ -76,7 +76,7 @@ def options_of(cls: type) -> dict[str, Option]:
 
 
 def help_texts(cls: type) -> dict[str, str]:
-    """Return the text under each field, on one line, from the source of the class that declares it; none without."""
+    """Return the text under each field, on one line, from the source of the class; empty without source."""
     texts: dict[str, str] = {}
     for declaring in (base for base in cls.__mro__ if "__annotations__" in vars(base)):
         texts = _texts_in(declaring) | texts

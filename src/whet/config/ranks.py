@@ -1,7 +1,7 @@
-"""How many processes a launcher started, by the variables that launchers set.
+"""The number of processes that a launcher started, from the variables that launchers set.
 
-whet trains in one process so far. Started once per rank it would train the same run several times, so it refuses.
-Whoever makes ranks real replaces the calls of `require_one_process`.
+whet trains in one process so far. Started once per rank, it would train the same run several times, so it refuses.
+Support for ranks will replace the calls of `require_one_process`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SIZES = {
     "jsrun": ("JSM_NAMESPACE_SIZE",),
     "Horovod": ("HOROVOD_SIZE",),
 }  # fmt: skip
-"""Launcher -> variables that hold how many processes it started."""
+"""Launcher -> variables with the number of processes it started."""
 _RANKS = {
     "torchrun or accelerate launch": ("RANK", "LOCAL_RANK", "GROUP_RANK"),
     "Open MPI": ("OMPI_COMM_WORLD_RANK",),
@@ -38,7 +38,7 @@ _RANKS = {
     "jsrun": ("JSM_NAMESPACE_RANK",),
     "Horovod": ("HOROVOD_RANK",),
 }  # fmt: skip
-"""Launcher -> variables that hold which of its processes this is; above 0 there are others."""
+"""Launcher -> variables with the number of this process; above 0 there are others."""
 _SIZE_UNKNOWN = {
     "TORCHELASTIC_RUN_ID": "torchrun or accelerate launch",
     "PMIX_RANK": "PMIx",
@@ -58,7 +58,7 @@ def require_one_process() -> None:
 
 
 def several_processes(environment: Mapping[str, str]) -> Problem | None:
-    """Return the problem of a process that has siblings, None for one that runs alone."""
+    """Return the problem if this process has siblings, None if it runs alone."""
     found = _siblings(environment)
     if not found:
         return None
@@ -75,7 +75,7 @@ def several_processes(environment: Mapping[str, str]) -> Problem | None:
 
 
 def _siblings(environment: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return launcher -> its variables that speak of more than one process."""
+    """Return launcher -> its variables that indicate more than one process."""
     found: dict[str, list[str]] = {}
     for launcher, names in _SIZES.items():
         found.setdefault(launcher, []).extend(name for name in names if _number(environment, name) > 1)
@@ -90,7 +90,7 @@ def _siblings(environment: Mapping[str, str]) -> dict[str, list[str]]:
 
 
 def _slurm_tasks(environment: Mapping[str, str]) -> list[str]:
-    """Return what says that a Slurm step has several tasks; the shell of sbatch or salloc is no such step."""
+    """Return the variables of a Slurm step with several tasks; the shell of sbatch or salloc is not such a step."""
     if _number(environment, "SLURM_STEP_NUM_TASKS") > 1:
         return ["SLURM_STEP_NUM_TASKS"]
     step = next((_number(environment, name) for name in _SLURM_STEP if name in environment), None)
@@ -105,7 +105,7 @@ def _any_size(environment: Mapping[str, str]) -> bool:
 
 
 def _number(environment: Mapping[str, str], name: str) -> int:
-    """Return the variable as a whole number; 0 if it is missing or none."""
+    """Return the variable as an integer; 0 if it is missing or not a number."""
     try:
         return int(environment.get(name, "0"))
     except ValueError:
@@ -120,7 +120,7 @@ def _unset(environment: Mapping[str, str]) -> list[str]:
 
 
 def _initialized_group() -> Problem | None:
-    """Return the problem of a process in a process group of torch, which needs no variables."""
+    """Return the problem if this process is in a process group of torch, which needs no variables."""
     group = sys.modules.get("torch.distributed")
     if group is None or not group.is_available() or not group.is_initialized() or group.get_world_size() < 2:
         return None

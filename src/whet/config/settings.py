@@ -1,4 +1,4 @@
-"""Settings classes: frozen dataclasses that check what they are given and report every problem of it at once."""
+"""Settings classes: frozen dataclasses that check their values and report all problems at once."""
 
 import functools
 import logging
@@ -19,14 +19,14 @@ _log = logging.getLogger("whet.config")
 
 
 class FrozenSettingsError(ConfigError, FrozenInstanceError):
-    """A finished settings object was to be changed; also an AttributeError, as with any frozen dataclass."""
+    """An attempt to change a settings object; also an AttributeError, as with any frozen dataclass."""
 
 
 def checked(**spec: Any) -> Callable[[type[Settings]], type[Settings]]:
     """Return a decorator that puts checks before a dataclass's __init__; its keywords are the fields of `Spec`.
 
-    A checked class takes older names too, refuses unknown ones, reads each value as its annotation says, and applies
-    the rules. All that is wrong comes in one ConfigError. What an older name became is logged as a warning.
+    A checked class accepts older names too, refuses unknown ones, converts each value by its annotation, and applies
+    the rules. One ConfigError reports all problems. Translations of older names are logged as warnings.
     """
 
     def decorate(cls: type[Settings]) -> type[Settings]:
@@ -40,7 +40,7 @@ def checked(**spec: Any) -> Callable[[type[Settings]], type[Settings]]:
 
 
 def draft(cls: type[Settings], values: Mapping[str, Any]) -> Settings:
-    """Return an instance with these values and the defaults for the rest, to which no rule was applied yet."""
+    """Return an instance with these values and defaults for the others, without applying the rules."""
     defaults = {option.name: option.default for option in options_of(cls).values()}
     made = object.__new__(cls)
     spec = spec_of(cls)
@@ -54,12 +54,12 @@ def broken_rules(settings: object) -> list[Problem]:
 
 
 def broken(rules: Sequence[Callable[..., Problem | None]], *settings: object) -> list[Problem]:
-    """Return what these rules find."""
+    """Return the problems that these rules find."""
     return [problem for rule in rules if (problem := rule(*settings)) is not None]
 
 
 def notes(settings: object) -> list[str]:
-    """Return what its class says of this instance, beside problems."""
+    """Return the remarks of its class about this instance; they are not problems."""
     return list(spec_of(type(settings)).notes(settings))
 
 
@@ -90,12 +90,12 @@ def _checking_init(cls: type) -> Callable[..., None]:
 
 
 def _misplaced(name: str, placed: Sequence[Any], by_place: Sequence[str], given: Mapping[str, Any]) -> list[Problem]:
-    """Return what is wrong with the values that were given without a name."""
+    """Return the problems of values that were given without a name."""
     if len(placed) > len(by_place):
         problem = Problem(
             what=f"{name} takes {' and '.join(by_place) or 'nothing'} without a name",
             got=f"{len(placed)} values without names",
-            why="the order of a hundred fields is nothing to rely on",
+            why="the order of so many fields may change",
             fix=f"name the others: {name}({', '.join([*by_place, 'seed=1'])})",
         )
         return [problem]

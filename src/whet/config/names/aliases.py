@@ -1,4 +1,4 @@
-"""Names from other places: older and newer spellings that whet takes."""
+"""Older and newer names of fields that whet accepts."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,25 +11,25 @@ def _same(value: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Alias:
-    """Another name, and what it became."""
+    """Another name of a field, and the field it sets."""
 
     to: str | None
-    """The field that took its place; None where nothing is left to set."""
+    """The field that replaced it; None if the name sets nothing."""
     kind: Any
-    """The annotation of what the older name takes."""
+    """The annotation of the older name's value."""
     convert: Callable[[Any], Any] = _same
-    """Turns the older value into the field's."""
+    """Converts the older value to the field's."""
     unset: tuple[object, ...] = ()
-    """Older values that ask for nothing, so that the field keeps its default."""
+    """Older values without effect: the field keeps its default."""
     name: str = "an older name"
-    """What this name is, as the log calls it."""
+    """The kind of name, for the log."""
     note: str = ""
-    """Why the name has no effect, where it has none."""
+    """Why the name has no effect, if it has none."""
 
     quiet: bool = False
-    """Whether its value makes no difference to a run of whet, so that there is nothing to say."""
+    """Whether the value does not affect a run of whet, so that no message is needed."""
     read_as: object = None
-    """What a script finds that reads the name, where it sets nothing."""
+    """What scripts read under this name if it sets nothing."""
 
     @property
     def reads(self) -> bool:
@@ -37,13 +37,13 @@ class Alias:
         return self.to is None or self.convert is _same
 
     def speaks(self, value: object) -> bool:
-        """Return whether the user should hear about it: not where something without effect is switched off anyway."""
+        """Return whether to tell the user: not if a name without effect is switched off anyway."""
         return self.to is not None or (bool(value) and not self.quiet)
 
 
 _Strategy = Literal["no", "steps", "epoch"]
-_ALONE = "whet trains in one process, where it has nothing to steer"
-_ONE_PROCESS = "whet runs one process, and a communication backend serves several"
+_ALONE = "whet trains in one process, where it has no effect"
+_ONE_PROCESS = "whet runs one process, and a communication backend is for several"
 
 
 def _no_difference(kind: Any, why: str, read_as: object = None) -> Alias:
@@ -71,7 +71,7 @@ _NO_DIFFERENCE: Mapping[str, Alias] = {
     "save_on_each_node": _no_difference(bool, _ALONE, False),
     "split_batches": _no_difference(bool | None, _ALONE),
 }
-"""Fields of transformers that change nothing where one process trains, or whose promise whet keeps in any case."""
+"""Fields of transformers without effect in one process, or whose behaviour whet always has."""
 
 ALIASES: Mapping[str, Alias] = {
     "no_cuda": Alias(to="use_cpu", kind=bool),
@@ -98,7 +98,7 @@ ALIASES: Mapping[str, Alias] = {
         to=None,
         kind=bool,
         read_as=False,
-        note="losses are logged as they are; what becomes of those that are not finite says max_nonfinite_steps",
+        note="losses are logged unfiltered; max_nonfinite_steps controls what happens if they are not finite",
     ),
     "xpu_backend": Alias(to=None, kind=str | None, note=_ONE_PROCESS),
     "ddp_backend": Alias(to=None, kind=str | None, note=_ONE_PROCESS),

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 SEEN_IN = "5.23"
 """The release of transformers that NOT_HONOURED was compared with."""
 
-_ONE_PROCESS = "whet trains in one process, where it has nothing to steer"
+_ONE_PROCESS = "whet trains in one process, where it has no effect"
 _NO_UPLOAD = "call trainer.push_to_hub() after the run, or huggingface_hub's upload_folder on output_dir"
 _NO_SPACE = "pass Trainer a callback that calls trackio.init with it, in place of --report_to trackio"
-_LIGER = "whet's own fused operators are on wherever they know the model"
+_LIGER = "whet's own fused operators are used for every model that they support"
 _OTHER_SHARDING = (
     "whet keeps the complete model on one device; --gradient_checkpointing and --optim adamw_whet_8bit save most"
 )
@@ -29,12 +29,12 @@ NOT_HONOURED: Mapping[str, str] = {
     # evaluation
     "eval_do_concat_batches": "compute_metrics always gets the rows of all batches in one array",
     "include_for_metrics": "take inputs from the data set, and the loss from the metrics, outside of compute_metrics",
-    "batch_eval_metrics": "judge batch by batch with Trainer's evaluation=, which gets the trainer and the data set",
+    "batch_eval_metrics": "evaluate batch by batch with Trainer's evaluation=, which gets the trainer and the data set",
     # saving
-    "save_only_model": "use --save_strategy no for the final model alone; checkpoints always hold what resuming needs",
+    "save_only_model": "use --save_strategy no for only the final model; checkpoints contain all that resuming needs",
     "ignore_data_skip": "leave it out: a resumed run continues with the next row, which costs no time in whet",
     # logs
-    "include_num_input_tokens_seen": "the results always hold train_tokens_per_second; padding is not among them",
+    "include_num_input_tokens_seen": "the results always contain train_tokens_per_second, which does not count padding",
     "skip_memory_metrics": "use --memory_limit_gb to watch the memory of a run, and --profile for its time",
     "debug": "use --max_nonfinite_steps 1 to stop at the first step that is not finite, and --profile for time",
     "project": _NO_SPACE,
@@ -50,7 +50,7 @@ NOT_HONOURED: Mapping[str, str] = {
     "hub_always_push": _NO_UPLOAD,
     "hub_revision": _NO_UPLOAD,
     # several processes
-    "accelerator_config": "whet does not run on accelerate; batches are cut by --per_device_train_batch_size and "
+    "accelerator_config": "whet does not run on accelerate; batches are set by --per_device_train_batch_size and "
     "--gradient_accumulation_steps alone",
     "local_rank": _ONE_PROCESS,
     "deepspeed": _OTHER_SHARDING,
@@ -63,11 +63,11 @@ NOT_HONOURED: Mapping[str, str] = {
 NOT_HONOURED_OLD: Mapping[str, str] = {
     "adafactor": "use --optim adafactor",
     "fp16_backend": "use --fp16: it runs through torch's own autocast, the only backend left",
-    "fp16_opt_level": "use --fp16, which is what apex's level O1 was: products in fp16, weights in float32",
+    "fp16_opt_level": "use --fp16, which equals apex's level O1: products in fp16, weights in float32",
     "half_precision_backend": "use --bf16 or --fp16: both run through torch's own autocast, the only backend left",
-    "jit_mode_eval": "evaluation runs through whet's fused operators; torch has left TorchScript behind",
+    "jit_mode_eval": "evaluation runs through whet's fused operators; torch has replaced TorchScript",
     "include_inputs_for_metrics": "take inputs from the data set, outside of compute_metrics",
-    "include_tokens_per_second": "the results always hold train_tokens_per_second",
+    "include_tokens_per_second": "the results always contain train_tokens_per_second",
     "past_index": "no model of today carries its state from batch to batch; pass Trainer a model that does so itself",
     "ray_scope": "run whet once for each trial of a search, and compare the eval_results.json files",
     "save_safetensors": "whet always writes safetensors",
@@ -83,7 +83,7 @@ NOT_HONOURED_OLD: Mapping[str, str] = {
     "sharded_ddp": _OTHER_SHARDING,
     "mp_parameters": _OTHER_SHARDING,
 }
-"""Fields that transformers had in releases 4.26 to 4.57, gone since, that whet does not carry out."""
+"""Fields that transformers had in releases 4.26 to 4.57 and removed since, and that whet does not carry out."""
 
 REFUSED: Mapping[str, str] = dict(sorted({**NOT_HONOURED, **NOT_HONOURED_OLD}.items()))
 """Every name that is known but not honoured -> what to do instead."""

@@ -1,4 +1,4 @@
-"""Values of fields that whet does not carry out with which there is nothing to carry out; they pass in silence."""
+"""Values without effect for fields that whet does not carry out; they are accepted silently."""
 
 from __future__ import annotations
 
@@ -70,12 +70,11 @@ OFF: Mapping[str, tuple[object, ...]] = {
     "sharded_ddp": (False, "", ()),
     "mp_parameters": ("",),
 }
-"""Name -> the values that switch it off, or ask for what whet does in any case. Names without such a value are left
-out."""
+"""Name -> the values that switch it off, or request what whet always does. Names without such a value are missing."""
 
 
 def off_value(name: str) -> object:
-    """Return what a script finds that reads the name of finished settings: what whet does."""
+    """Return what scripts read under this name: whet's behaviour."""
     value = OFF[name][0]
     return list(value) if isinstance(value, tuple) else value
 
@@ -86,7 +85,7 @@ def is_off(value: object, off: tuple[object, ...], reader: Callable[[object, Any
 
 
 def kind_of(off: tuple[object, ...]) -> Any:
-    """Return bool for a switch, whose bare flag means true; str for what takes a text too; None for anything else."""
+    """Return bool for a switch, whose bare flag means true; str for a field that accepts text; else None."""
     if any(isinstance(value, bool) for value in off) and any(isinstance(value, str | tuple) for value in off):
         return str
     return bool if off and isinstance(off[0], bool) else None

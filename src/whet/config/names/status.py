@@ -1,4 +1,4 @@
-"""What becomes of each name of transformers' TrainingArguments: the one source for docs and tests."""
+"""The status of each name of transformers' TrainingArguments: the source for docs and tests."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Outcome = Literal["works", "translated", "no difference", "refused"]
 
 @dataclass(frozen=True, kw_only=True)
 class FieldStatus:
-    """What becomes of one name."""
+    """The status of one name."""
 
     name: str
     outcome: Outcome
     note: str
-    """works: what it does. translated: into which field. no difference: why. refused: what to do instead."""
+    """works: its effect. translated: the field. no difference: why. refused: what to do instead."""
     passes: tuple[object, ...] = ()
-    """Values of a refused name that ask for nothing, and pass."""
+    """Values of a refused name without effect, which are accepted."""
 
 
 def statuses() -> dict[str, FieldStatus]:

@@ -1,4 +1,4 @@
-"""From transformers' own TrainingArguments to whet's, field by field."""
+"""Translation of transformers' TrainingArguments to whet's, field by field."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _COPIED = {
     "gradient_checkpointing": "activation_checkpointing",
     "gradient_checkpointing_kwargs": "activation_checkpointing_kwargs",
 }
-"""Older names of transformers -> the newer ones, which it keeps equal."""
+"""Older names of transformers -> the newer ones; transformers keeps both equal."""
 
 
 def arguments_of(args: Any) -> TrainingArguments:
-    """Return whet's settings for what a Trainer was given: None, whet's own, or those of transformers.
+    """Return whet's settings for a Trainer's args: None, whet's own, or those of transformers.
 
-    Fields that were left at transformers' defaults take whet's defaults. Raises ConfigError with every other field
-    that whet does not carry out.
+    Fields with transformers' defaults get whet's defaults. Raises ConfigError with every other field that whet does
+    not carry out.
     """
     if args is None:
         return TrainingArguments()
@@ -38,7 +38,7 @@ def arguments_of(args: Any) -> TrainingArguments:
 
 
 class Given:
-    """Arguments as a Trainer was given them: those of transformers can be changed later, when nobody reads them."""
+    """A Trainer's original arguments: transformers' ones can be changed later, when whet no longer reads them."""
 
     def __init__(self, args: Any) -> None:
         self.translated = arguments_of(args)
@@ -46,7 +46,7 @@ class Given:
         self._before = {} if args is self.translated else _values(args)
 
     def require_unchanged(self, used: TrainingArguments) -> None:
-        """Raise ConfigError with the fields that were set since, unless other arguments have taken their place."""
+        """Raise ConfigError with the fields that were changed since, unless the arguments were replaced."""
         if used is not self.translated or not self._before:
             return
         changed = {name: value for name, value in _values(self._args).items() if value != self._before[name]}
@@ -70,7 +70,7 @@ def _set_too_late(args: Any, changed: dict[str, Any]) -> ConfigError:
 
 
 def _changed(args: Any, theirs: Any) -> dict[str, Any]:
-    """Return the fields that differ from those of new arguments of transformers' class, and where the run is."""
+    """Return the fields that differ from new arguments of transformers' class, and the output folder."""
     usual = theirs(output_dir=args.output_dir, use_cpu=args.use_cpu)
     names = [one.name for one in _fields(theirs) if one.init]
     changed = {name: getattr(args, name) for name in names if getattr(args, name) != getattr(usual, name)}
@@ -90,7 +90,7 @@ def _fields(kind: type) -> tuple[Any, ...]:
 
 def _no_arguments(args: Any) -> ConfigError:
     return ConfigError(
-        what="args are no TrainingArguments",
+        what="args are not TrainingArguments",
         got=type(args).__name__,
         why="a Trainer takes whet.TrainingArguments, or those of transformers, which it translates",
         fix="use whet.TrainingArguments(output_dir='out', ...); from a dict: whet.TrainingArguments(**it)",
@@ -101,6 +101,6 @@ def _unknown_field(args: Any, name: str) -> Problem:
     return Problem(
         what=f"whet does not honour {name} of {type(args).__name__}",
         got=f"{name}={getattr(args, name)!r}",
-        why="it is no field of transformers' TrainingArguments, and whet never ignores a setting",
+        why="it is not a field of transformers' TrainingArguments, and whet never ignores a setting",
         fix=f"leave {name} at its default, or use transformers' own Trainer with whet.optimize(model)",
     )

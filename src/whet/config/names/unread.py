@@ -1,4 +1,4 @@
-"""Settings that nothing reads, because their strategy is another: transformers takes them in silence, whet says so."""
+"""Settings without effect under the chosen strategy: transformers accepts them silently, whet logs them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _READ_BY = {
 
 
 def unread(args: TrainingFields) -> list[str]:
-    """Return a note for each field that was set to something else than its default and has no effect in this run."""
+    """Return a note for each field that was changed from its default and has no effect in this run."""
     notes = []
     for name, (strategy, needed) in _READ_BY.items():
         is_now = getattr(args, strategy)
@@ -32,7 +32,7 @@ def unread(args: TrainingFields) -> list[str]:
 
 
 def _about_order(args: TrainingFields) -> list[str]:
-    """Return what transformers' rules for the order of rows leave without effect."""
+    """Return notes for settings without effect on the order of rows, by transformers' rules."""
     notes, strategy = [], args.train_sampling_strategy
     by_length = ("group_by_length", "batch_rebalance")
     if strategy not in by_length and _is_set(args, "length_column_name"):
@@ -49,13 +49,13 @@ def _about_order(args: TrainingFields) -> list[str]:
 
 
 def _about_schedule(args: TrainingFields) -> list[str]:
-    """Return what a schedule that follows a metric makes of it: its mode is min unless it is given."""
+    """Return notes for a schedule that follows a metric: its mode is min by default."""
     kwargs = args.lr_scheduler_kwargs or {}
     if args.lr_scheduler_type not in BY_METRIC or "mode" in kwargs or not args.greater_is_better:
         return []
     return [
-        f"{args.lr_scheduler_type} takes a smaller {args.metric_for_best_model} for a better one, as in transformers; "
-        'say otherwise in lr_scheduler_kwargs: {"mode": "max"}'
+        f"{args.lr_scheduler_type} treats a smaller {args.metric_for_best_model} as better, as in transformers; "
+        'to change that, use lr_scheduler_kwargs {"mode": "max"}'
     ]
 
 
@@ -64,5 +64,5 @@ def _is_set(args: TrainingFields, name: str) -> bool:
 
 
 def _also_evaluates(args: TrainingFields, name: str) -> bool:
-    """Evaluations come every logging_steps where eval_steps are not given."""
+    """Evaluations run every logging_steps if eval_steps is not given."""
     return name == "logging_steps" and args.eval_strategy == "steps" and args.eval_steps == args.logging_steps

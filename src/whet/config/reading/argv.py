@@ -12,23 +12,23 @@ from whet.errors import Problem
 _ALONE = ("help", "print_config")
 """Flags of the command itself, which take no value."""
 _BARE = {"resume_from_checkpoint": "auto"}
-"""Options that take a value, and mean this one where none follows."""
+"""Options that take a value, with the value that they mean without one."""
 
 
 @dataclass
 class Words:
-    """A command line, taken apart."""
+    """A parsed command line."""
 
     flags: dict[str, object] = field(default_factory=dict)
-    """Name -> text; a list of texts where the name takes several. Of a flag given again the last value holds."""
+    """Name -> text; a list of texts if the name takes several. The last value of a repeated flag counts."""
     config_files: list[str] = field(default_factory=list)
     wants: set[str] = field(default_factory=set)
-    """`help` and `print_config`, where they were asked for."""
+    """`help` and `print_config`, if they were given."""
     problems: list[Problem] = field(default_factory=list)
 
 
 def split(argv: Sequence[str], kind_of: Callable[[str], Any], lone: str | None = None) -> Words:
-    """Return the words sorted by name. A word without a name is the value of `lone`: `config`, or an option.
+    """Return the words by name. A word without a name is the value of `lone`: `config`, or an option.
 
     `kind_of` gives the annotation of a name, None for an unknown one. `--a-name`, `--a_name value` and `--a_name=value`
     are all read; the bare `--name` of a switch means true, and its `--no_name` false.
@@ -55,7 +55,7 @@ class _Pair(NamedTuple):
     text: str | None
     """None for a flag without a value."""
     switch: str | None = None
-    """Of a lone word: the flag before it, as it was written, if that is true or false and stood alone."""
+    """For a lone word: the flag before it, as written, if that is a switch without a value."""
 
 
 def _pairs(argv: Sequence[str], kind_of: Callable[[str], Any]) -> Iterator[_Pair]:
@@ -80,7 +80,7 @@ def _pairs(argv: Sequence[str], kind_of: Callable[[str], Any]) -> Iterator[_Pair
 
 
 def _wrong_lone(text: str, switch: str | None, lone: str | None, words: Words) -> Problem | None:
-    """Return what is wrong with a word that no flag takes, None if it is the value of `lone`."""
+    """Return the problem of a word without a flag, None if it is the value of `lone`."""
     if lone == "config":
         fits = Path(text).suffix.lower() in SUFFIXES
     else:
@@ -95,7 +95,7 @@ def _is_flag(word: str) -> bool:
 
 
 def _switch(name: str, kind_of: Callable[[str], Any]) -> tuple[str, str | None]:
-    """Return the option's name, and what its bare flag means: None where the flag needs a value."""
+    """Return the option's name, and the meaning of its bare flag: None if the flag needs a value."""
     if kind_of(name) is None and name.startswith("no_") and is_switch(kind_of(name[3:])):
         return name[3:], "false"
     if kind_of(name) is None:
@@ -125,7 +125,7 @@ def _no_value(name: str) -> Problem:
         what=f"--{name} has no value",
         got=f"--{name}",
         why="only flags that mean true or false may stand alone",
-        fix=f"write --{name} VALUE, or --{name}=VALUE where the value begins with two dashes",
+        fix=f"write --{name} VALUE, or --{name}=VALUE if the value begins with two dashes",
     )
 
 
@@ -136,8 +136,8 @@ def _no_bool(switch: str, text: str) -> Problem:
     return Problem(
         what=f"--{name} takes no value" if is_off else f"--{name} takes true or false",
         got=text,
-        why="no word follows the short form of false" if is_off else "no other word says whether it is on",
-        fix=f"use --{plain} or --{plain} false; another word needs a --flag of its own",
+        why="the short form of false takes no value" if is_off else "no other word says whether it is on",
+        fix=f"use --{plain} or --{plain} false; another word needs its own --flag",
     )
 
 

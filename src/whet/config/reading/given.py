@@ -1,4 +1,4 @@
-"""From given names and values to fields: old names, misspelled names and wrong types, all reported at once."""
+"""Conversion of given names and values to fields; old names, misspelled names and wrong types are reported at once."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,24 +22,24 @@ _USUAL_NAMES = {
     "model_name": "model_name_or_path",
     "resume": "resume_from_checkpoint",
 }
-"""What an option is called elsewhere, where its letters do not lead to it; not taken, only named."""
+"""Names of options in other programs that are spelled differently: suggested, not accepted."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Names:
-    """The names that some settings classes answer to, and how the reader knows them."""
+    """The names of some settings classes, and how messages show them."""
 
     options: Mapping[str, Option]
     aliases: Mapping[str, Alias]
     refused: Mapping[str, str]
     off: Mapping[str, tuple[object, ...]]
-    """Refused names -> the values with which they pass."""
+    """Refused names -> the values with which they are accepted."""
     say: Callable[[str], str] = str
-    """Turns a name into how it is written: `--seed` on a command line."""
+    """Formats a name: `--seed` on a command line."""
     where: str = ""
-    """Where the names stand, if not on the command line: ` in run.yaml`."""
+    """The source of the names if it is not the command line: ` in run.yaml`."""
     also: Sequence[str] = ()
-    """Names that belong to the command itself; only to guess what a misspelled name meant."""
+    """Names of the command itself; used only to guess a misspelled name."""
 
     @classmethod
     def of(cls, parts: Sequence[type], **how: Any) -> "Names":
@@ -53,14 +53,14 @@ class Names:
         )
 
     def kind(self, name: str) -> Any:
-        """Return what the name takes; None for a name that is not known."""
+        """Return the type of the name's value; None for an unknown name."""
         known = self.options.get(name) or self.aliases.get(name)
         return known.kind if known else None
 
 
 @dataclass
 class Taken:
-    """What was understood of the given names, and what was not."""
+    """The result of reading given names: values, problems and notes."""
 
     values: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -84,7 +84,7 @@ def take(given: Mapping[str, object], names: Names, reader: Callable[[object, An
 
 
 def nearest(name: str, known: Sequence[str]) -> str | None:
-    """Return the known name most like this one; None where none is like it."""
+    """Return the known name most similar to this one; None if none is similar."""
     return next(iter(get_close_matches(name, known, n=1)), None)
 
 

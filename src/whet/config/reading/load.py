@@ -1,4 +1,4 @@
-"""From a command line to settings: defaults, then config files, then flags; what is wrong is reported all at once."""
+"""Conversion of a command line to settings: defaults, then config files, then flags; all problems at once."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,17 +19,17 @@ from whet.errors import ConfigError, Problem
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a command line asks for: settings to run with, or a text to print instead."""
+    """The result of a command line: settings to run with, or a text to print instead."""
 
     settings: tuple[Any, ...] = ()
     """One instance of each of the command's settings classes."""
     text: str | None = None
     notes: list[str] = field(default_factory=list)
-    """What older names became, and what has no effect."""
+    """Notes about older names and settings without effect."""
 
 
 def load(command: Command, argv: Sequence[str]) -> Loaded:
-    """Return what the words after the command's name ask for; raises ConfigError with every problem found."""
+    """Return the settings for the words after the command's name; raises ConfigError with every problem found."""
     words = split(argv, partial(_kind, Names.of(command.parts)), command.lone)
     if "help" in words.wants:
         return Loaded(text=render(command))

@@ -1,4 +1,4 @@
-"""Annotations as transformers' HfArgumentParser reads them: it knows one type a field, and hands texts on."""
+"""Annotations for transformers' HfArgumentParser, which knows one type per field and passes texts on."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from whet.config.reading.values import allows_none, is_many, is_union
 
 
 def simple(kind: Any) -> Any:
-    """Return the annotation with which HfArgumentParser takes from a command line what the field's reader reads."""
+    """Return an annotation with which HfArgumentParser accepts what the field's reader accepts."""
     if is_many(kind):
         return str | None
     if not is_union(kind):

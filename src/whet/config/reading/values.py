@@ -1,4 +1,4 @@
-"""One value: from what a person wrote (a flag, a file, Python code) to what a field holds."""
+"""Conversion of one given value (from a flag, a file, Python code) to a field's type."""
 
 import json
 import math
@@ -12,7 +12,7 @@ _WORDS = dict.fromkeys(("true", "t", "yes", "y", "1"), True) | dict.fromkeys(("f
 
 
 def read(value: object, kind: Any) -> Any:
-    """Return `value` as a field of the annotation `kind` holds it; raises ValueError where it cannot be.
+    """Return `value` converted to the annotation `kind`; raises ValueError if that is not possible.
 
     Numbers may come as text: YAML reads 3e-5 as text, because it has no point.
     """
@@ -26,7 +26,7 @@ def read(value: object, kind: Any) -> Any:
 
 
 def read_flag(value: object, kind: Any) -> Any:
-    """Return the text of a command line flag as the field holds it; `null` means None where the field allows it."""
+    """Return the text of a flag converted to the field's type; `null` means None if the field allows it."""
     if value == "null" and allows_none(kind):
         return None
     return read(value, kind)
@@ -38,7 +38,7 @@ def is_bool_word(text: str) -> bool:
 
 
 def is_union(kind: Any) -> bool:
-    """Return whether the annotation is one of several, however it was written."""
+    """Return whether the annotation is a union, in any spelling."""
     return get_origin(kind) in (UnionType, Union)
 
 
@@ -71,7 +71,7 @@ def expected(kind: Any) -> str:
 
 
 def placeholder(kind: Any) -> str:
-    """Return what stands for the value in the help text: NUMBER, TEXT, no|steps|epoch."""
+    """Return the placeholder of the value in the help text: NUMBER, TEXT, no|steps|epoch."""
     if is_union(kind):
         members = [member for member in _widest(get_args(kind)) if member is not NoneType]
         return placeholder(members[0])
@@ -84,7 +84,7 @@ def placeholder(kind: Any) -> str:
 
 
 def _widest(members: Sequence[Any]) -> list[Any]:
-    """Drop what another member covers: a whole number is a number."""
+    """Drop members that another member includes: a whole number is a number."""
     return [member for member in members if not (member is int and float in members)]
 
 
@@ -114,7 +114,7 @@ def _read_many(value: object, item: Any) -> tuple[Any, ...]:
     if isinstance(value, Mapping):
         raise ValueError(value)
     items: list[Any] = [value] if isinstance(value, str) or not isinstance(value, Sequence) else list(value)
-    if get_origin(item) is Literal:  # no choice holds a comma, so a comma parts two of them
+    if get_origin(item) is Literal:  # no choice contains a comma, so a comma separates two of them
         items = [part.strip() for one in items for part in (one.split(",") if isinstance(one, str) else [one])]
     return tuple(read(one, item) for one in items)
 
@@ -132,7 +132,7 @@ def _read_int(value: Any) -> int:
     if isinstance(value, Integral):
         return int(value)
     if isinstance(value, str) and value.strip().lstrip("+-").isdecimal():
-        return int(value)  # not by way of float, which would round a large seed
+        return int(value)  # not through float, which would round a large seed
     number = _read_float(value)
     if not number.is_integer():
         raise ValueError(value)

@@ -1,4 +1,4 @@
-"""Rules about number formats: `precision`, and the ecosystem's `bf16`, `fp16` and `tf32` beside it."""
+"""Rules about number formats: `precision`, and the ecosystem's `bf16`, `fp16` and `tf32`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,9 +11,9 @@ _SWITCHES = ("bf16", "fp16")
 
 
 def resolve_precision(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return precision, bf16 and fp16, each filled in from the others; contradictions stay for the rules.
+    """Return precision, bf16 and fp16, each filled in from the others; the rules report contradictions.
 
-    bf16 false without a precision means fp32: auto would be free to choose what was just switched off.
+    bf16 false without a precision means fp32, because auto could choose bf16 otherwise.
     """
     on = [name for name in _SWITCHES if values[name]]
     precision = values["precision"]
@@ -39,7 +39,7 @@ def one_half_precision(args: TrainingFields) -> Problem | None:
 
 
 def switch_agrees(name: str) -> Rule:
-    """Return the rule that the ecosystem's switch of a format says what precision says."""
+    """Return the rule that the ecosystem's switch of a format agrees with precision."""
 
     def rule(args: TrainingFields) -> Problem | None:
         said = getattr(args, name)
@@ -57,7 +57,7 @@ def switch_agrees(name: str) -> Rule:
 
 
 def tf32_has_a_gpu(args: TrainingFields) -> Problem | None:
-    """Known before torch is loaded; whether the GPU at hand has it is asked later."""
+    """Checked before torch is loaded; whether the GPU has TF32 is checked later."""
     if not (args.tf32 and args.use_cpu):
         return None
     return Problem(
@@ -69,11 +69,11 @@ def tf32_has_a_gpu(args: TrainingFields) -> Problem | None:
 
 
 def int8_is_not_compiled(args: TrainingFields) -> Problem | None:
-    """A compiled graph holds products of its own."""
+    """A compiled graph contains its own products."""
     if not (args.precision == "int8" and args.torch_compile):
         return None
     return Problem(
-        what="int8 does not go with torch_compile",
+        what="int8 does not work with torch_compile",
         got="precision=int8, torch_compile=true",
         why="the compiler cannot look into whet's products of 8 bits, and would run its own in fp32",
         fix="leave --torch_compile out, or use --precision fp32",

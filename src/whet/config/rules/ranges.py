@@ -1,4 +1,4 @@
-"""Rules about one number, made from its name: each looks at settings and returns what is wrong, or None."""
+"""Rules about one number, made from its name: each checks settings and returns the problem, or None."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +11,7 @@ _SEEDS = 2**32
 
 
 def at_least(name: str, low: float, why: str) -> Rule:
-    """Return the rule that a number, where it is given, is `low` or more."""
+    """Return the rule that a number, if it is given, is `low` or more."""
 
     def rule(settings: Any) -> Problem | None:
         value = getattr(settings, name)
@@ -37,14 +37,14 @@ def above(name: str, low: float, why: str) -> Rule:
 
 
 def seed(name: str) -> Rule:
-    """Return the rule that a seed, where it is given, suits every random generator."""
+    """Return the rule that a seed, if it is given, is valid for every random generator."""
 
     def rule(settings: Any) -> Problem | None:
         value = getattr(settings, name)
         if value is None or 0 <= value < _SEEDS:
             return None
         return Problem(
-            what=f"{name} is no seed",
+            what=f"{name} is not a valid seed",
             got=value,
             why="numpy's generators, the narrowest, take seeds of 32 bits",
             fix=f"use a --{name} from 0 to {_SEEDS - 1}",
@@ -73,7 +73,7 @@ def below_one(name: str) -> Rule:
 
 
 def share(name: str, of_what: str) -> Rule:
-    """Return the rule that a number is a share, 0 to 1; `of_what` goes on after "it is the share"."""
+    """Return the rule that a number is a share, 0 to 1; `of_what` completes "it is the share"."""
 
     def rule(settings: Any) -> Problem | None:
         value = getattr(settings, name)
@@ -98,7 +98,7 @@ def whole_or_share(name: str, strategy: str) -> Rule:
         if getattr(args, strategy) != "steps" or 0 < value < 1 or (value >= 1 and value == int(value)):
             return None
         return Problem(
-            what=f"{name} is no interval",
+            what=f"{name} is not an interval",
             got=value,
             why="an interval is a whole number of optimizer steps, or a share of the run between 0 and 1",
             fix=f"use --{name} 100, or --{name} 0.1 for every tenth of the run, or --{strategy} no",

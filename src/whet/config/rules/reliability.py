@@ -1,4 +1,4 @@
-"""The rules of what guards a run: non-finite steps, loss spikes, memory."""
+"""Rules about the guards of a run: non-finite steps, loss spikes, memory."""
 
 from whet.config.fields import TrainingFields
 from whet.config.rules.ranges import Rule, at_least
@@ -12,7 +12,7 @@ def spike_is_above_the_median(args: TrainingFields) -> Problem | None:
     return Problem(
         what="max_loss_spike is not above 1",
         got=args.max_loss_spike,
-        why="it is how many times the usual loss a step may have: at 1 every other step would be left out",
+        why="it is the largest loss of a step as a multiple of the usual one: at 1 every other step would be skipped",
         fix="use --max_loss_spike 5, for example, or leave it out",
     )
 
@@ -20,5 +20,5 @@ def spike_is_above_the_median(args: TrainingFields) -> Problem | None:
 RELIABILITY_RULES: tuple[Rule, ...] = (
     at_least("max_nonfinite_steps", 1, "the run ends when as many steps in a row were not finite"),
     spike_is_above_the_median,
-    at_least("memory_limit_gb", 0, "it is an amount of memory; 0 switches the watch off"),
+    at_least("memory_limit_gb", 0, "it is an amount of memory; 0 switches the guard off"),
 )

@@ -1,4 +1,4 @@
-"""The rules about checkpoints: when they are written, and what may differ when a run goes on from one."""
+"""Rules about checkpoints: when they are written, and what may differ when a run resumes from one."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ CURVE_FIELDS = (
     "weight_decay", "max_grad_norm", "tf32", "attn_implementation", "optim_args", "padding_in_loss",
     "label_smoothing_factor",
 )  # fmt: skip
-"""Settings that change the curve; how far it goes may change."""
+"""Settings that change the loss curve; its length may change."""
 
 METRIC_FIELDS = ("metric_for_best_model", "greater_is_better")
-"""Settings that say which evaluation is the best; compared where both runs have a metric for it."""
+"""Settings that define the best evaluation; compared if both runs have a metric for it."""
 
 EVALUATION_FIELDS = ("eval_strategy", "eval_steps", "eval_delay", *METRIC_FIELDS)
 """Settings that change the curve if the learning rate follows the evaluations."""
@@ -26,23 +26,23 @@ CURVE_FACTS = (
     "precision", "methods", "data_seed", "rows_per_step", "per_device_train_batch_size", "model", "data",
     "evaluation_data", "order", "dtype",
 )  # fmt: skip
-"""What else changes it: facts that several settings, or none, decide."""
+"""Other facts that change the curve and do not follow from a single setting."""
 
 
 def interval_is_a_time(args: TrainingFields) -> Problem | None:
-    """A checkpoint every 0 seconds would leave no time to train, and one every so many NaN never comes."""
+    """An interval of 0 seconds would leave no time to train, and one of NaN would never end."""
     if args.save_strategy != "time" or (args.save_interval_s > 0 and math.isfinite(args.save_interval_s)):
         return None
     return Problem(
-        what="save_interval_s is no time between checkpoints",
+        what="save_interval_s is not a time between checkpoints",
         got=args.save_interval_s,
-        why="save_strategy time writes a checkpoint whenever so many seconds have passed",
+        why="save_strategy time writes a checkpoint after each interval of so many seconds",
         fix="use --save_interval_s 600 for one every ten minutes, or --save_strategy no",
     )
 
 
 def allowed_changes_are_known(args: TrainingFields) -> Problem | None:
-    """Allowing what is never compared would promise nothing."""
+    """A name that is never compared cannot be allowed to change."""
     known = (*CURVE_FIELDS, *CURVE_FACTS, *EVALUATION_FIELDS)
     strange = [name for name in args.resume_allow_changes if name not in known]
     if not strange:
@@ -56,7 +56,7 @@ def allowed_changes_are_known(args: TrainingFields) -> Problem | None:
 
 
 def some_saves_to_delay(args: TrainingFields) -> Problem | None:
-    """Without checkpoints there is nothing to write behind."""
+    """Without checkpoints there is nothing to write in the background."""
     if not args.save_async or args.save_strategy != "no":
         return None
     return Problem(

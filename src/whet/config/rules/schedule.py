@@ -1,4 +1,4 @@
-"""The rules about the learning rate's schedule: its warm-up and the parameters of its kind."""
+"""Rules about the learning rate schedule: its warm-up and its parameters."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _KWARGS: dict[str, frozenset[str]] = {
     "reduce_lr_on_plateau": _JUDGED,
     "greedy": _JUDGED | {"warmup", "max_lr", "smooth", "window_size", "reset_start", "verbose"},
 }
-"""What each schedule takes beside the number of steps; the others take nothing."""
+"""The parameters of each schedule besides the number of steps; the others have none."""
 _SHAPES = ("linear", "cosine", "1-sqrt")
 _WORDS: dict[str, tuple[object, ...]] = {
     "warmup_type": _SHAPES, "decay_type": _SHAPES, "mode": ("min", "max"), "threshold_mode": ("rel", "abs"),
     "smooth": (True, False), "verbose": (True, False),
 }  # fmt: skip
-"""Parameters that are no numbers -> what they take."""
+"""Parameters that are not numbers -> their values."""
 BY_METRIC = ("reduce_lr_on_plateau", "greedy")
-"""Schedules that move at evaluations, by a metric."""
+"""Schedules that change at evaluations, by a metric."""
 _WITHOUT_WARMUP = ("constant", *BY_METRIC)
 _LR_END = 1e-7
-"""Where transformers' polynomial schedule ends by default."""
+"""The final learning rate of transformers' polynomial schedule by default."""
 
 
 def has_no_warmup(args: TrainingFields) -> Problem | None:
@@ -54,7 +54,7 @@ def knows_its_kwargs(args: TrainingFields) -> Problem | None:
     if not strange:
         return None
     return Problem(
-        what="lr_scheduler_kwargs holds what the schedule does not take",
+        what="lr_scheduler_kwargs has parameters that the schedule does not take",
         got=strange,
         why=f"the {args.lr_scheduler_type} schedule takes {', '.join(sorted(known)) or 'no parameters'}",
         fix="take these out of --lr_scheduler_kwargs, or choose another --lr_scheduler_type",
@@ -68,7 +68,7 @@ def kwargs_are_values(args: TrainingFields) -> Problem | None:
         return None
     words = [f"{name} one of {', '.join(map(str, _WORDS[name]))}" for name in strange if name in _WORDS]
     return Problem(
-        what="lr_scheduler_kwargs holds a value that does not fit",
+        what="lr_scheduler_kwargs has a value that does not fit",
         got=strange,
         why="; ".join(words) or "the parameters of the schedules are numbers",
         fix="write numbers without quotes: --lr_scheduler_kwargs '{\"power\": 2}', for example",
@@ -83,13 +83,13 @@ def polynomial_falls(args: TrainingFields) -> Problem | None:
     return Problem(
         what="the polynomial schedule does not fall",
         got=f"learning_rate={args.learning_rate}, lr_end={end}",
-        why=f"it falls from learning_rate to lr_end, which is {_LR_END} where it is not given",
+        why=f"it falls from learning_rate to lr_end, which is {_LR_END} by default",
         fix="use a --learning_rate above lr_end, or a lower lr_end in --lr_scheduler_kwargs",
     )
 
 
 def has_one_floor(args: TrainingFields) -> Problem | None:
-    """The cosine to a lowest rate needs that rate, once."""
+    """The cosine schedule with a lowest rate needs that rate, once."""
     given = sorted(_FLOOR & set(args.lr_scheduler_kwargs or {}))
     if args.lr_scheduler_type not in ("cosine_with_min_lr", "cosine_warmup_with_min_lr") or len(given) == 1:
         return None
@@ -102,7 +102,7 @@ def has_one_floor(args: TrainingFields) -> Problem | None:
 
 
 def has_a_decay(args: TrainingFields) -> Problem | None:
-    """How long the last part of warmup_stable_decay is follows from nothing."""
+    """The length of the last part of warmup_stable_decay has no default."""
     if args.lr_scheduler_type != "warmup_stable_decay" or "num_decay_steps" in (args.lr_scheduler_kwargs or {}):
         return None
     return Problem(
@@ -114,13 +114,13 @@ def has_a_decay(args: TrainingFields) -> Problem | None:
 
 
 def is_evaluated(args: TrainingFields) -> Problem | None:
-    """A schedule by a metric stands still without evaluations."""
+    """A schedule that follows a metric never changes without evaluations."""
     if args.lr_scheduler_type not in BY_METRIC or args.eval_strategy != "no":
         return None
     return Problem(
         what=f"the {args.lr_scheduler_type} schedule needs evaluations",
         got=f"eval_strategy={args.eval_strategy}",
-        why="it moves the learning rate by what metric_for_best_model is at each evaluation",
+        why="it changes the learning rate by the value of metric_for_best_model at each evaluation",
         fix="use --eval_strategy steps or --eval_strategy epoch",
     )
 

@@ -1,4 +1,4 @@
-"""The rules of `TrainingArguments`: each looks at the settings and returns what is wrong, or None."""
+"""Rules of `TrainingArguments`: each checks the settings and returns the problem, or None."""
 
 import math
 import os
@@ -13,21 +13,21 @@ from whet.config.rules.schedule import SCHEDULE_RULES
 from whet.errors import ConfigError, OutputError, Problem
 
 LOCK_NAME = ".whet.lock"
-"""The file in output_dir that a run holds locked. It does not count: a run that was killed leaves it behind."""
+"""The lock file of a run in output_dir. It does not count as content, because a killed run leaves it behind."""
 LOG_NAME, OLDER_LOG_NAME = "run.log", "run.log.1"
-"""The messages of the runs in output_dir, and those before them. A run that fails before its first save leaves them."""
+"""The messages of the runs in output_dir, and older ones. A run that fails before its first save leaves them behind."""
 NOT_COUNTED = frozenset({LOCK_NAME, LOG_NAME, OLDER_LOG_NAME})
-"""Files that do not make an output_dir one that is in use."""
+"""Files that do not count as content of an output_dir."""
 
 
 def warmup_steps_whole_or_share(args: TrainingFields) -> Problem | None:
-    """A part of a step cannot be taken."""
+    """A fraction of a step is not possible."""
     if args.warmup_steps < 1 or args.warmup_steps == int(args.warmup_steps):
         return None
     return Problem(
         what="warmup_steps is neither steps nor a share",
         got=args.warmup_steps,
-        why="from 1 on it counts optimizer steps, which are whole; below 1 it is a share of the run",
+        why="from 1 on it counts optimizer steps, which are whole numbers; below 1 it is a share of the run",
         fix="use --warmup_steps 500, or --warmup_steps 0.1 for a tenth of the run",
     )
 
@@ -39,7 +39,7 @@ def one_warmup(args: TrainingFields) -> Problem | None:
     return Problem(
         what="the warm-up is given twice",
         got=f"warmup_steps={args.warmup_steps}, warmup_ratio={args.warmup_ratio}",
-        why="both say how long the learning rate rises, and only one can hold",
+        why="both set how long the learning rate rises, and only one can apply",
         fix="keep one of --warmup_steps and --warmup_ratio",
     )
 
@@ -69,7 +69,7 @@ def some_epochs(args: TrainingFields) -> Problem | None:
 
 
 def best_model_is_evaluated(args: TrainingFields) -> Problem | None:
-    """What is never measured has no best."""
+    """Without evaluations there is no best model."""
     if args.eval_strategy != "no" or not (args.load_best_model_at_end or args.save_strategy == "best"):
         return None
     return Problem(
@@ -81,7 +81,7 @@ def best_model_is_evaluated(args: TrainingFields) -> Problem | None:
 
 
 def best_model_is_saved(args: TrainingFields) -> Problem | None:
-    """The best model can be loaded only where it was saved when it was measured."""
+    """The best model can be loaded only if it was saved when it was evaluated."""
     if not args.load_best_model_at_end or args.eval_strategy == "no":
         return None
     if args.save_strategy in ("best", args.eval_strategy):
@@ -115,26 +115,26 @@ def _is_multiple(whole: float, part: float) -> bool:
 
 
 def best_needs_a_metric(args: TrainingFields) -> Problem | None:
-    """Saving the best needs to know by which number."""
+    """Saving the best model needs a metric."""
     if args.save_strategy != "best" or args.metric_for_best_model:
         return None
     return Problem(
         what="save_strategy best has no metric",
         got=f"metric_for_best_model={args.metric_for_best_model}",
-        why="best by which number of the evaluation is not said",
+        why="it needs the number of the evaluation that defines the best model",
         fix="name it: --metric_for_best_model f1, for example",
     )
 
 
 def trackers_or_none(args: TrainingFields) -> Problem | None:
-    """`none` and `all` stand alone."""
+    """`none` and `all` cannot be combined with names."""
     if not {"none", "all"} & set(args.report_to):
         return None
     return Problem(
         what="report_to mixes none or all with names",
         got=list(args.report_to),
-        why="none means no tracker, and all means every installed one; neither goes with a name",
-        fix="use --report_to none, --report_to all, or names alone",
+        why="none means no tracker, and all means every installed one; neither can be combined with a name",
+        fix="use --report_to none, --report_to all, or only names",
     )
 
 
@@ -143,7 +143,7 @@ def logging_dir_is_read(args: TrainingFields) -> Problem | None:
     if args.logging_dir is None or "tensorboard" in args.report_to:
         return None
     return Problem(
-        what="logging_dir is given, but nothing writes there",
+        what="logging_dir is given, but nothing is written there",
         got=args.logging_dir,
         why="it is the folder of TensorBoard's files, and TensorBoard is not among --report_to",
         fix="add --report_to tensorboard, or leave --logging_dir out",
@@ -157,13 +157,13 @@ def output_dir_has_a_name(args: Any) -> Problem | None:
     return Problem(
         what="output_dir is empty",
         got=repr(args.output_dir),
-        why="checkpoints and results need a folder of their own",
+        why="checkpoints and results need their own folder",
         fix="name one: --output_dir out",
     )
 
 
 def check_output_dir(path: str | Path, overwrite: bool) -> Problem | None:
-    """Return why a run may not write to this folder: it holds something already, or it cannot be written.
+    """Return why a run may not write to this folder: it is not empty, or it cannot be written.
 
     Nothing is created. Pass `overwrite` as true for a run that resumes, too.
     """
@@ -181,7 +181,7 @@ def check_output_dir(path: str | Path, overwrite: bool) -> Problem | None:
 
 
 def require_output_dir(path: str | Path, overwrite: bool) -> Path:
-    """Return the folder, created and tried with a file; OutputError where that fails, ConfigError where it is full."""
+    """Create the folder, test it with a file and return it; OutputError on failure, ConfigError if it is not empty."""
     folder = Path(path)
     problem = check_output_dir(folder, overwrite)
     if problem is not None:
@@ -195,7 +195,7 @@ def require_output_dir(path: str | Path, overwrite: bool) -> Path:
 
 
 def _unwritable(folder: Path) -> Problem | None:
-    # Path.is_dir raises for a name that no disk can hold; os.path says that there is no such folder.
+    # Path.is_dir raises for a name that no disk can store; os.path returns False.
     nearest = next(place for place in (folder, *folder.absolute().parents) if os.path.lexists(place))
     if not nearest.is_dir():
         return _no_output(folder, f"{nearest} is not a folder")
@@ -211,17 +211,17 @@ def _no_output(folder: Path, why: str) -> Problem:
 
 TRAINING_RULES: tuple[Rule, ...] = (
     output_dir_has_a_name,
-    at_least("per_device_train_batch_size", 1, "a forward pass needs a row"),
-    at_least("per_device_eval_batch_size", 1, "a forward pass needs a row"),
+    at_least("per_device_train_batch_size", 1, "a forward pass needs at least one row"),
+    at_least("per_device_eval_batch_size", 1, "a forward pass needs at least one row"),
     at_least("gradient_accumulation_steps", 1, "an optimizer step needs a batch"),
-    at_least("learning_rate", 0, "a negative rate would climb the loss"),
+    at_least("learning_rate", 0, "a negative learning rate would increase the loss"),
     at_least("weight_decay", 0, "a negative decay would grow the weights"),
     below_one("adam_beta1"),
     below_one("adam_beta2"),
-    at_least("adam_epsilon", 0, "it is added to a root, to keep the division safe"),
+    at_least("adam_epsilon", 0, "it is added to a root to avoid a division by zero"),
     at_least("eval_delay", 0, "evaluations cannot begin before the training does"),
     share("label_smoothing_factor", "of each label that goes to all classes"),
-    at_least("max_grad_norm", 0, "a norm is never negative; 0 switches clipping off"),
+    at_least("max_grad_norm", 0, "a norm is never negative; 0 disables clipping"),
     max_steps_off_or_positive,
     some_epochs,
     at_least("warmup_steps", 0, "a warm-up cannot end before the first step"),
