@@ -60,7 +60,7 @@ def test_a_lesser_instruction_set_gives_right_results(level):
 
 
 def test_plain_torch_runs_where_the_library_is_absent(monkeypatch, tmp_path, caplog):
-    monkeypatch.setattr(library, "_places", lambda: iter([tmp_path / "none.so"]))
+    monkeypatch.setattr(library, "_candidates", lambda: iter([tmp_path / "none.so"]))
     library.library.cache_clear()
     position = position_of([4])
     try:
@@ -87,7 +87,7 @@ def test_the_price_that_is_told_is_the_one_that_was_measured():
 
 def test_a_file_that_is_no_library_is_left_alone(monkeypatch, tmp_path, caplog):
     (tmp_path / "broken.so").write_bytes(b"not a library")
-    monkeypatch.setattr(library, "_places", lambda: iter([tmp_path / "broken.so"]))
+    monkeypatch.setattr(library, "_candidates", lambda: iter([tmp_path / "broken.so"]))
     library.library.cache_clear()
     try:
         with caplog.at_level(logging.WARNING):
@@ -108,7 +108,7 @@ def test_a_stale_library_is_reported_once_with_what_replaces_it(monkeypatch, cap
     stale = Path(
         next(line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libc.so" in line)
     )
-    monkeypatch.setattr(library, "_places", lambda: iter([stale]))
+    monkeypatch.setattr(library, "_candidates", lambda: iter([stale]))
     library.library.cache_clear()
     try:
         with caplog.at_level(logging.WARNING):
