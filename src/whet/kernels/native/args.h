@@ -1,4 +1,4 @@
-// The arguments of every operator, as plain C structures: what crosses the border to Python (structs.py mirrors them).
+// The arguments of every operator, as plain C structures; structs.py mirrors them for Python.
 //
 // Activations are fp32 or bf16 (`dtype`), contiguous, rows of `width`; parameters, their gradients and statistics are
 // fp32. A null pointer means "not wanted" where the comment says so. All gradients are written, none accumulated.
@@ -59,12 +59,12 @@ struct AddNormBackward {
   int32_t dtype, rms;
   Mask mask;
   const void* dy;
-  const void* dsum_in;  // gradient that reaches the sum by other ways; null: 0
+  const void* dsum_in;  // gradient of the sum from other uses; null: 0
   const void* sum;
   const float* mean;
   const float* rstd;
   const float* weight;
-  void* dsum;           // gradient of the residual (and of x + linear_bias where there is no dropout)
+  void* dsum;           // gradient of the residual (and of x + linear_bias without dropout)
   void* dx;             // null: not wanted
   float* dweight;       // null: not wanted
   float* dbias;         // null: not wanted
@@ -115,19 +115,19 @@ struct Attention {
   int32_t reserved;
   const int32_t* cu_seqlens;  // (n_rows + 1,)
   const int32_t* row_slots;   // (n_rows,), unread without dropout
-  const int32_t* key_counts;  // (n_rows,): a row's first so many tokens are its keys, the others only queries; null: all
+  const int32_t* key_counts;  // (n_rows,): keys at the start of a row, later tokens only query; null: all
   View q, k, v, out;
   float* lse;  // (tokens, heads): log of the sum of exp of a query's scores
   View dout, dq, dk, dv;  // backward
 };
 
-// One entry a tensor. The sum of squares of all entries is written to *result.
+// One entry per tensor. The sum of squares of all entries is written to *result.
 struct GradNorm {
   int64_t n_tensors;
   const void* const* grads;
   const int64_t* sizes;
   const int32_t* dtypes;
-  const uint8_t* const* rows_in_use;  // null entry: all; else a byte a row of widths[i], 0 where the gradient is 0
+  const uint8_t* const* rows_in_use;  // null entry: all; else a byte per row of widths[i], 0 if the gradient is 0
   const int64_t* widths;
   double* result;
 };
@@ -144,14 +144,14 @@ struct AdamW {
   float* const* masters;        // fp32 copy of a bf16 parameter; null array or null entry: params are the master
   const float* learning_rates;  // (n_tensors,)
   const float* weight_decays;   // (n_tensors,)
-  const uint8_t* const* rows_in_use;  // null entry: all; else a byte a row of widths[i], 0 where grads, m and v are 0
+  const uint8_t* const* rows_in_use;  // null entry: all; else a byte per row of widths[i], 0 if grads, m and v are 0
   const int64_t* widths;
   float eps, grad_scale;
   double beta1, beta2;
   double correction1, correction2;  // 1 - beta ** step
 };
 
-// The same with moments of 8 bits: codes of the dynamic map (Dettmers et al. 2022) times a scale for each 256 elements of
+// The same with 8-bit moments: codes of the dynamic map (Dettmers et al. 2022) times a scale for each 256 elements of
 // a tensor, the last block shorter. Parameters are of dtypes[i], as in AdamW.
 struct AdamW8bit {
   int64_t n_tensors;
@@ -200,10 +200,10 @@ struct EmbedBackward {
   float* dbias;
 };
 
-// table_grad[id] = the sum of the values of that id, added in the order of the rows, whatever the number of threads.
+// table_grad[id] = the sum of the values of that id, added in the order of the rows for any number of threads.
 struct Scatter {
   int64_t rows, width;
-  int64_t padding_id;  // rows of this id are left out; -1: none
+  int64_t padding_id;  // rows of this id are skipped; -1: none
   const int64_t* ids;
   const float* values;
   float* table_grad;      // (entries, width)
@@ -212,7 +212,7 @@ struct Scatter {
   int64_t n_clear;
 };
 
-// losses[i] = log of the sum of exp(logits[i]) - logits[i][labels[i]]; rows of a negative label lose nothing.
+// losses[i] = log of the sum of exp(logits[i]) - logits[i][labels[i]]; rows with a negative label have a loss of 0.
 // With `differentiate`, the logits are overwritten by their gradient, softmax - one-hot (0 for such rows).
 struct CrossEntropy {
   int64_t rows, width, stride;  // stride between rows, in elements
@@ -222,8 +222,8 @@ struct CrossEntropy {
   float* losses;
 };
 
-// Cross entropy over rows of different lengths, (cu_seqlens[r], cu_seqlens[r + 1]) of the logits, which become their own
-// gradient. labels count from the row's start.
+// Cross entropy over rows of different lengths, (cu_seqlens[r], cu_seqlens[r + 1]) of the logits, which are overwritten
+// by their gradient. Labels count from the row's start.
 struct RowCrossEntropy {
   int64_t n_rows;
   int32_t dtype, differentiate;
@@ -233,12 +233,12 @@ struct RowCrossEntropy {
   float* losses;
 };
 
-// *vnni = whether this processor has the instruction that int8_product is fast with, in the instruction set in use.
+// *vnni = whether the instruction set in use has the fast instruction of int8_product.
 struct Int8Support {
   int32_t* vnni;
 };
 
-// A weight as int8_product reads it: each block of `block` along the depth (a multiple of 64) has a scale for each column.
+// A weight in the layout of int8_product: each block of `block` along the depth (a multiple of 64) has a scale for each column.
 // `down`: the weight is (depth, columns), not (columns, depth).
 struct Int8Pack {
   int64_t depth, columns, block;
@@ -249,7 +249,7 @@ struct Int8Pack {
 };
 
 // y (rows, columns) = x (rows, depth) times the packed weight, plus bias. x is quantised by rows and blocks, rounded to
-// the nearest, or up or down at random where `stochastic`: with Philox at (key, row, element).
+// nearest, or stochastically if `stochastic`: with Philox at (key, row, element).
 struct Int8Product {
   int64_t rows, depth, columns, block;
   int32_t stochastic, reserved;
@@ -284,7 +284,7 @@ struct Int8Product {
   X(cross_entropy, CrossEntropy)               \
   X(row_cross_entropy, RowCrossEntropy)
 
-// What one instruction set offers.
+// The operators of one instruction set.
 struct Table {
 #define WHET_MEMBER(name, Args) void (*name)(const Args&);
   WHET_OPERATORS(WHET_MEMBER)

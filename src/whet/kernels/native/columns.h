@@ -1,6 +1,6 @@
 // Sums over rows (gradients of biases and weights) that do not depend on the number of threads.
 //
-// The rows are cut into chunks whose size depends on the number of rows alone. Each chunk is summed by one thread, and
+// The rows are split into chunks whose size depends only on the number of rows. Each chunk is summed by one thread, and
 // the partial sums are added in the order of the chunks.
 #pragma once
 
@@ -37,7 +37,7 @@ class ColumnSums {
         kinds_(kinds),
         partial_(scratch(static_cast<size_t>(chunks.count * kinds * padded_))) {}
 
-  // The zeroed sums of one chunk, to be added to by the thread that works on it.
+  // The zeroed sums of one chunk; the thread that works on it adds to them.
   float* start(int64_t chunk, int kind) {
     float* sums = partial_ + (chunk * kinds_ + kind) * padded_;
     std::memset(sums, 0, static_cast<size_t>(padded_) * sizeof(float));

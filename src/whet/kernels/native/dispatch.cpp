@@ -1,4 +1,4 @@
-// The C interface of the library: each operator goes to the best instruction set that this processor has.
+// The C interface of the library: each operator runs in the best instruction set of this processor.
 #include <cstdlib>
 #include <cstring>
 
@@ -39,7 +39,7 @@ bool supports_v4() {
          __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
 
-// The operators of x86-64-v4, with the processor's own bf16 where it has it and the compiler knew it.
+// The operators of x86-64-v4, with bf16 instructions if the processor and the compiler support them.
 const Table* best_of_v4() {
 #ifdef WHET_BF16
   if (__builtin_cpu_supports("avx512bf16")) return &x86_64_v4_bf16::table;
@@ -48,8 +48,8 @@ const Table* best_of_v4() {
 }
 #endif
 
-// WHET_ISA names the best set that may be used: v4 (without the processor's own bf16), v3 or baseline. What the
-// processor lacks is never used.
+// WHET_ISA names the best set that may be used: v4 (without bf16 instructions), v3 or baseline. Sets that the
+// processor lacks are never used.
 Isa choose() {
 #ifdef WHET_X86
   const char* most = std::getenv("WHET_ISA");

@@ -1,5 +1,5 @@
 // Binds the functions of libm to versions that glibc 2.28 has, the oldest that torch's own wheels run on. A newer glibc
-// would otherwise bind them to its newest version. The old and the new `log` differ in errno alone, which nobody reads here.
+// would otherwise bind them to its newest version. The old and the new `log` differ only in errno, which is not read here.
 #pragma once
 
 #include <cmath>

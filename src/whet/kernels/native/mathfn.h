@@ -8,13 +8,13 @@ namespace WHET_ISA {
 
 constexpr float kInfinity = __builtin_inff();
 
-// e^x to about 1 ulp on [-87.33, 88.37]; 0 below, held at e^88.37 above. NaN stays NaN.
+// e^x to about 1 ulp on [-87.33, 88.37]; 0 below, clamped to e^88.37 above. NaN stays NaN.
 // x = n ln 2 + r, |r| <= ln(2) / 2; the polynomial is a minimax fit of (e^r - 1 - r) / r^2, 3e-9 relative to e^r.
 WHET_INLINE VF exponential(VF x) {
   const VI vanishes = x < splat(-87.33654f);
   const VF highest = splat(88.376258f);
   const VF held = x > highest ? highest : x;
-  const VF shift = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer, which then stands in the low bits
+  const VF shift = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer, which is then in the low bits
   const VF shifted = held * splat(1.44269504089f) + shift;
   const VF n = shifted - shift;
   VF r = held - n * splat(0.693359375f);  // ln 2 in two parts, the first with few bits, so that the product is exact
@@ -29,7 +29,7 @@ WHET_INLINE VF exponential(VF x) {
   return select(vanishes, VF{}, reinterpret_cast<VF>(reinterpret_cast<VI>(p) + exponent));
 }
 
-// 2^x for x < 127, to 3 ulp; at most 2^-126 below -126, which is nothing beside a softmax's greatest term. NaN stays.
+// 2^x for x < 127, to 3 ulp; at most 2^-126 below -126, negligible next to a softmax's largest term. NaN stays.
 // Each polynomial is a minimax fit of 2^r, exactly 1 at 0, 9e-8 relative.
 WHET_INLINE VF power_of_two(VF x) {
 #if defined(__AVX512DQ__)
@@ -43,7 +43,7 @@ WHET_INLINE VF power_of_two(VF x) {
   return _mm512_scalef_ps(p, x);  // times 2^floor(x)
 #else
   const VF held = larger(splat(-126.0f), x);
-  const VF shift = splat(12582912.0f);  // as above; its own low bits leave by the shift to the exponent
+  const VF shift = splat(12582912.0f);  // as above; the shift to the exponent drops its own low bits
   const VF shifted = held + shift;
   const VF r = held - (shifted - shift);  // |r| <= 1/2
   VF p = splat(1.3264727313e-03f);

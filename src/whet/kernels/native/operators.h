@@ -1,4 +1,4 @@
-// The operators of one instruction set, as defined in the .cpp files beside it.
+// The operators of one instruction set, defined in the .cpp files of the subfolders.
 #pragma once
 
 #include "args.h"

@@ -16,7 +16,7 @@ constexpr uint32_t kM0 = 0xD2511F53u, kM1 = 0xCD9E8D57u;
 constexpr uint32_t kWeyl0 = 0x9E3779B9u, kWeyl1 = 0xBB67AE85u;
 constexpr int kRounds = 7;
 
-// The four words of a counter; each 64-bit lane holds one word in its low half, its high half is noise.
+// The four words of a counter; each 64-bit lane holds one word in its low half, its high half is undefined.
 struct Words {
   VL c0, c1, c2, c3;
 };
@@ -43,7 +43,7 @@ WHET_INLINE VU interleave(VL even, VL odd) {
   return reinterpret_cast<VU>((even & 0xFFFFFFFFu) | (odd << 32));
 }
 
-// Even and odd lanes run apart, because a widening product takes every other lane: no shuffle is needed before the end.
+// Even and odd lanes are computed separately, because a widening product takes every other lane: no shuffle is needed before the end.
 static __attribute__((noinline)) void random_block(uint32_t block, uint32_t c1, uint32_t c2, uint32_t c3, uint64_t key,
                                                    uint32_t* words) {
   VL lanes;

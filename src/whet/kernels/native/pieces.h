@@ -1,4 +1,4 @@
-// Tensors of any size cut into chunks of work.
+// Tensors of any size, split into chunks of work.
 #pragma once
 
 #include <cstdint>
@@ -9,9 +9,9 @@
 namespace whet {
 namespace WHET_ISA {
 
-constexpr int64_t kChunk = 32768;  // elements a piece of work: large enough to stream, small enough to balance
+constexpr int64_t kChunk = 32768;  // elements per piece of work: large enough to stream, small enough to balance
 
-// Tensors of any size cut into chunks; finds the tensor of a chunk.
+// Tensors of any size, split into chunks; finds the tensor of a chunk.
 class Pieces {
  public:
   Pieces(const int64_t* sizes, int64_t n_tensors)
@@ -52,7 +52,7 @@ class Pieces {
 };
 
 // Calls part(begin, n) for the parts of a piece that are in use: all of it, or row by row those whose byte is not 0.
-// A row is a part of its own even where its neighbours are in use, so that sums over parts do not depend on the others.
+// A row is a separate part even if its neighbours are in use, so that sums over parts do not depend on other rows.
 template <class Part>
 WHET_INLINE void for_rows_in_use(const Pieces::Piece& piece, const uint8_t* in_use, int64_t width, Part part) {
   if (!in_use) {

@@ -1,8 +1,8 @@
 // Small matrix products out of cache: C (m, n) = or += A (m, depth) B (depth, n), for the blocks of attention.
 //
-// B and C are rows of n 32-bit units, n a multiple of W, with leading dimensions ldb and ldc. A may lie either way:
-// element (i, k) is a[i * row + k * col]. Tiles of rows x (NV vectors) stay in registers over the whole depth; narrow
-// ones are taller, so that each value that is read serves as many sums.
+// B and C are rows of n 32-bit units, n a multiple of W, with leading dimensions ldb and ldc. A may have either layout:
+// element (i, k) is a[i * row + k * col]. Tiles of rows x (NV vectors) stay in registers over the
+// complete depth; narrow ones are taller, so that each value that is read is used in as many sums.
 #pragma once
 
 #include "vec.h"
@@ -10,7 +10,7 @@
 namespace whet {
 namespace WHET_ISA {
 
-// What a unit of A and B is: one float, or two bf16 of neighbouring depths. C is fp32.
+// A unit of A and B: one float, or two bf16 of neighbouring depths. C is fp32.
 struct Singles {
   static constexpr int64_t n = 1;
   WHET_INLINE_MEMBER static VF multiply_add(VF sum, VF a, VF b) { return sum + a * b; }
@@ -40,7 +40,7 @@ struct Block {
   int64_t ld;
 };
 
-// The unit at p in every lane, bit by bit: two bf16 are no float to compute with.
+// The unit at p in every lane, bit by bit: two bf16 are not a float.
 WHET_INLINE VF splat_unit(const float* p) {
   uint32_t bits;
   std::memcpy(&bits, p, sizeof bits);
@@ -71,7 +71,7 @@ static inline void tile(Left l, const float* b, int64_t ldb, Block c, int64_t de
     for (int j = 0; j < NV; ++j) store(c.data + i * c.ld + j * W, sum[i][j]);
 }
 
-// All rows that M-high tiles can serve; the rest is left to lower ones.
+// All rows that fill tiles of height M; lower tiles compute the rest.
 template <class Unit, int M, int NV>
 static inline void rows_of_tiles(int64_t& m, Left& l, const float* b, int64_t ldb, Block& c, int64_t depth, bool add) {
   for (; m >= M; m -= M) {

@@ -5,7 +5,7 @@
 
 namespace whet {
 
-// At least n floats, aligned to 64 bytes, valid until this thread asks again. Ends the process when there is no memory.
+// At least n floats, aligned to 64 bytes, valid until this thread's next call. Ends the process if memory is exhausted.
 float* scratch(size_t n);
 
 }  // namespace whet

@@ -1,4 +1,4 @@
-// Statistics of a row that lies in a working row, whose last vector may hold more than the row.
+// Statistics of a row in a working row, whose last vector may extend past the row.
 #pragma once
 
 #include "vec.h"
@@ -17,7 +17,7 @@ static inline float mean_square(const float* values, int64_t width, float mean) 
   return lane_sum(total) / static_cast<float>(width);
 }
 
-// 1 / sqrt(mean square + eps), NaN where fp32 has overflowed: x / inf would be 0, and a broken row would look healthy.
+// 1 / sqrt(mean square + eps), NaN if fp32 has overflowed: x / inf would be 0, and a broken row would look valid.
 static inline float inverse_deviation(const float* values, int64_t width, float mean, float eps) {
   const float square = mean_square(values, width, mean);
   return square <= __FLT_MAX__ ? 1.0f / __builtin_sqrtf(square + eps) : __builtin_nanf("");

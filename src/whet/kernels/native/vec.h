@@ -1,5 +1,5 @@
 // A vector of floats as wide as the instruction set of this translation unit allows, and what the kernels do with one.
-// Every name lives in namespace whet::WHET_ISA, so that the copies for several instruction sets never meet in the linker.
+// Every name lives in namespace whet::WHET_ISA, so that the copies for several instruction sets do not collide in the linker.
 #pragma once
 
 #include <cstdint>
@@ -42,7 +42,7 @@ typedef uint32_t VU __attribute__((vector_size(kVectorBytes)));
 typedef uint64_t VL __attribute__((vector_size(kVectorBytes)));
 typedef uint16_t VH __attribute__((vector_size(kVectorBytes / 2)));
 
-// The same types without a promise of alignment, for memory that others own.
+// The same types without a promise of alignment, for memory of other owners.
 typedef float VFMem __attribute__((vector_size(kVectorBytes), aligned(4), may_alias));
 typedef uint32_t VUMem __attribute__((vector_size(kVectorBytes), aligned(4), may_alias));
 typedef uint16_t VHMem __attribute__((vector_size(kVectorBytes / 2), aligned(2), may_alias));
@@ -56,7 +56,7 @@ WHET_INLINE VU splat_u(uint32_t x) { return x + VU{}; }
 WHET_INLINE VI splat_i(int32_t x) { return x + VI{}; }
 WHET_INLINE VF select(VI take_first, VF first, VF second) { return take_first ? first : second; }
 
-// a > b ? a : b in every lane, so b where one is NaN; compilers do not find the instruction by themselves.
+// a > b ? a : b in every lane, so b where one is NaN; compilers do not select the instruction.
 WHET_INLINE VF larger(VF a, VF b) {
 #if defined(__AVX512F__)
   return _mm512_max_ps(a, b);
@@ -133,7 +133,7 @@ WHET_INLINE VF rounded_to(VF x, const bf16*) {
   return load(lanes);
 }
 
-// Calls body(first, n) for each full vector and once for the rest, so that tails need no code of their own.
+// Calls body(first, n) for each full vector and once for the rest, so that tails need no extra code.
 template <class Body>
 WHET_INLINE void for_vectors(int64_t width, Body body) {
   int64_t c = 0;
@@ -198,7 +198,7 @@ WHET_INLINE float lane_max(VF x) {
   return max_of(q.part[0]);
 }
 
-// ---- what the vector extension of the compiler cannot say ----
+// ---- operations that the compiler's vector extension lacks ----
 
 WHET_INLINE VF square_root(VF x) {
 #if defined(__AVX512F__)
@@ -215,7 +215,7 @@ WHET_INLINE VF square_root(VF x) {
 #endif
 }
 
-// The 64-bit products of the low 32 bits of each 64-bit lane; what stands in the high bits does not matter.
+// The 64-bit products of the low 32 bits of each 64-bit lane; the high bits do not matter.
 WHET_INLINE VL multiply_low_words(VL a, VL b) {
 #if defined(__AVX512F__)
   return reinterpret_cast<VL>(_mm512_mul_epu32(reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b)));

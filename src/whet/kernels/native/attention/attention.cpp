@@ -8,10 +8,10 @@ namespace whet {
 namespace WHET_ISA {
 namespace {
 
-constexpr int64_t kQueries = 36;          // queries a block, a multiple of the tile height: its scores stay near
-constexpr int64_t kKeys = 512;            // keys a block
-constexpr int64_t kRow = kKeys + 16;      // from one query's scores to the next's: no power of 2, whose lines collide
-constexpr int64_t kChunk = 16 * kQueries;  // queries a piece of work: long rows are shared by several threads
+constexpr int64_t kQueries = 36;          // queries per block, a multiple of the tile height: its scores stay cached
+constexpr int64_t kKeys = 512;            // keys per block
+constexpr int64_t kRow = kKeys + 16;      // one query's scores to the next's: no power of 2, to avoid cache conflicts
+constexpr int64_t kChunk = 16 * kQueries;  // queries per piece of work: several threads share long rows
 
 struct Workspace {
   float *key_panels, *values, *staging, *queries, *out, *scores, *totals, *top, *factor;
@@ -33,7 +33,7 @@ struct Workspace {
   }
 };
 
-// Writes the weights of neighbouring keys as units over scores that have been read.
+// Writes the weights of neighbouring keys as units, over scores that were already read.
 struct WeightRow {
   float* row;
 
@@ -48,7 +48,7 @@ struct WeightRow {
 #endif
 };
 
-// Some of a block's queries: `n` from `first` on, against `n_keys` from `key` on.
+// `n` queries of a block from `first` on, against `n_keys` keys from `key` on.
 struct Part {
   int64_t first, n, key, n_keys;
   bool causal;
@@ -103,7 +103,7 @@ class Forward {
                        w.values + part.key / UnitOf<T>::n * padded, padded, {w.out, padded}, part.key > 0);
   }
 
-  // Lets a query's top include its first n scores, and finds what earlier sums shrink by.
+  // Updates a query's maximum with its first n scores, and computes the factor for earlier sums.
   void raise_top(int64_t i, int64_t n, bool first) {
     const float* s = w.scores + i * kRow;
     VF most = splat(-kInfinity), other = most;
@@ -142,7 +142,7 @@ class Forward {
     float* totals;
   };
 
-  // Adds the weights of n keys, of which `seen` are seen, to the lanes of the total. Those behind become 0.
+  // Adds the weights of n keys, of which the first `seen` are attended to, to the lanes of the total. Others become 0.
   WHET_INLINE_MEMBER void soften_row(float* s, int64_t j, int64_t n, int64_t seen, Softener with) const {
     VF sum = load(with.totals), weight[2];
     for (int64_t c = 0; c < n; c += 2 * W) {

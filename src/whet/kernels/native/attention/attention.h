@@ -1,4 +1,4 @@
-// What the forward and the backward pass of packed attention share: blocks of scores and the dropout of their weights.
+// Shared by the forward and the backward pass of packed attention: blocks of scores and the dropout of their weights.
 #pragma once
 
 #include "attention_work.h"
@@ -30,7 +30,7 @@ class PanelMask {
       : draws(static_cast<uint32_t>(first_key / kPanel), slot, 1 + static_cast<uint32_t>(head), a.key),
         threshold(a.threshold) {}
 
-  // The words of one query's kPanel keys; without dropout none are read.
+  // The random words of one query's kPanel keys; not read without dropout.
   WHET_INLINE_MEMBER void draw(int64_t query, uint32_t* words) const {
     if (threshold) draws.draw(static_cast<uint32_t>(query), words);
   }
@@ -45,7 +45,7 @@ class PanelMask {
   const uint32_t threshold;
 };
 
-// Lanes at and behind `limit` become `fill`, where x holds the elements from c on.
+// Lanes from `limit` on become `fill`; x holds the elements from c on.
 WHET_INLINE VF within(VF x, int64_t c, int64_t limit, float fill) {
   if (c + W <= limit) return x;
   return select(lane_numbers() < splat_i(static_cast<int32_t>(limit - c)), x, splat(fill));

@@ -10,7 +10,7 @@ namespace whet {
 namespace WHET_ISA {
 namespace {
 
-// Queries a block, at most. Half as many under a causal mask, which wastes half of the block on the diagonal.
+// Queries per block, at most. Half as many under a causal mask, which wastes half of the block on the diagonal.
 constexpr int64_t kQueries = 96;
 
 struct Workspace {
@@ -37,7 +37,7 @@ struct Gradients {
   VF weight[2], dscore[2];
 };
 
-// Where they go: Pd over the scores, dS once by query and once by key, as units.
+// Their destinations: Pd over the scores, dS once by query and once by key, as units.
 struct Places {
   float *weights, *dscores, *by_key;
 
@@ -151,7 +151,7 @@ class Backward {
     int64_t by[2];
   };
 
-  // In: scores, and dO V' in dscores. Out: Pd in scores, dS / scale in dscores. What is not seen becomes 0.
+  // In: scores, and dO V' in dscores. Out: Pd in scores, dS / scale in dscores. Keys that are not attended to become 0.
   WHET_INLINE_MEMBER void differentiate_pair(const PanelMask& mask, const uint32_t (*words)[kPanel], int64_t i,
                                              int64_t n, Seen seen) {
     const Places places{w.scores, w.dscores, w.by_key};

@@ -1,4 +1,4 @@
-// How the heads' vectors lie for the products of packed attention: as rows, as transposed panels, or zipped by token.
+// Layouts of the heads' vectors for the products of packed attention: rows, transposed panels, or zipped by token.
 //
 // fp32, and bf16 on processors without its dot product, are fp32 here. Elsewhere bf16 stays bf16, two to a unit.
 #pragma once
@@ -11,7 +11,7 @@
 namespace whet {
 namespace WHET_ISA {
 
-constexpr int64_t kPanel = 64;  // keys a panel: one block of random words
+constexpr int64_t kPanel = 64;  // keys per panel: one block of random words
 
 inline int64_t round_up(int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit; }
 inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -43,7 +43,7 @@ static const T* row_of(const View& view, int64_t token, int64_t head) {
   return static_cast<const T*>(view.data) + token * view.token_stride + head * view.head_stride;
 }
 
-// rows (n, units rounded up to W) = the span, with zeros behind `width`.
+// rows (n, units rounded up to W) = the span, with zeros after `width`.
 template <class T>
 static void gather(const View& view, Span span, int64_t width, float* rows) {
   const int64_t ld = round_up(units<T>(width), W);

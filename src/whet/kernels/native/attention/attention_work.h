@@ -1,4 +1,4 @@
-// The pieces of work of a call to packed attention, and where their working memory lies.
+// The pieces of work of a call to packed attention, and their working memory.
 #pragma once
 
 #include <cstdlib>
@@ -24,10 +24,10 @@ static inline int longest_first(const void* a, const void* b) {
   return x < y ? 1 : x > y ? -1 : 0;
 }
 
-// All pieces of a call, longest rows first, so that the last threads to finish have little left.
+// All pieces of a call, longest rows first, so that the last threads finish early.
 class WorkList {
  public:
-  // Cuts each of `heads` heads of each row into pieces of `chunk` queries.
+  // Splits each of `heads` heads of each row into pieces of `chunk` queries.
   WorkList(const Attention& a, int64_t heads, int64_t chunk) {
     RowLength* rows = static_cast<RowLength*>(std::malloc(static_cast<size_t>(a.n_rows + 1) * sizeof(RowLength)));
     for (int64_t r = 0; r < a.n_rows; ++r) {
@@ -56,7 +56,7 @@ class WorkList {
   int64_t count = 0, max_seqlen = 0;
 };
 
-// Cuts one allocation into aligned pieces.
+// Splits one allocation into aligned pieces.
 struct Cutter {
   float* next;
   float* take(int64_t n) {

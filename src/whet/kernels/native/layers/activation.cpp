@@ -112,7 +112,7 @@ struct Gated {
   }
 };
 
-// Calls Op<storage, activation>::{forward, backward} for the types that the arguments name.
+// Calls Op<storage, activation>::{forward, backward} for the types of the arguments.
 template <template <class, class> class Op, class T, class Args>
 void with_kind(const Args& a, bool forward) {
   if (a.kind == kGeluErf) forward ? Op<T, GeluErf>::forward(a) : Op<T, GeluErf>::backward(a);

@@ -1,4 +1,4 @@
-// Cross entropy of rows of logits, which become their own gradient.
+// Cross entropy of rows of logits, which are overwritten by their gradient.
 #include "glibc.h"
 #include "mathfn.h"
 #include "operators.h"

@@ -1,4 +1,4 @@
-// The sum of up to three embeddings, LayerNorm and dropout in one pass; gradients go to the touched entries only.
+// The sum of up to three embeddings, LayerNorm and dropout in one pass; gradients are written to the touched entries only.
 #include "columns.h"
 #include "operators.h"
 #include "philox.h"
@@ -45,7 +45,7 @@ void forward(const Embed& a) {
   }
 }
 
-// Leaves the gradient behind the dropout in `dsum` (as a first step) and adds to the sums of weight and bias.
+// Writes the gradient after the dropout to `dsum` (as a first step) and adds to the sums of weight and bias.
 template <class T>
 void backward_row(const EmbedBackward& a, int64_t r, float* hat, float* dweight, float* dbias) {
   RowMask mask(a.mask, r);
@@ -75,7 +75,7 @@ void backward_row(const EmbedBackward& a, int64_t r, float* hat, float* dweight,
 template <class T>
 void backward(const EmbedBackward& a) {
   const Chunks chunks(a.rows);
-  ColumnSums sums(chunks, a.width, 3);  // the third is no sum: it is a chunk's working row
+  ColumnSums sums(chunks, a.width, 3);  // the third is not a sum but a chunk's working row
 #pragma omp parallel for schedule(static)
   for (int64_t chunk = 0; chunk < chunks.count; ++chunk) {
     float *dweight = sums.start(chunk, 0), *dbias = sums.start(chunk, 1), *hat = sums.start(chunk, 2);

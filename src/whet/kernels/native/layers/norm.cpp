@@ -88,7 +88,7 @@ struct RowBackward {
 
   WHET_INLINE_MEMBER VF normalised(int64_t c, int n) const { return (get(sum + c, n) - splat(mean)) * splat(rstd); }
 
-  // Adds this row to the sums of weight and bias; returns the means that the input's gradient needs.
+  // Adds this row to the sums of weight and bias; returns the means for the input's gradient.
   void reduce(float* dweight, float* dbias, float& mean_g, float& mean_gx) const {
     VF total_g = VF{}, total_gx = VF{};
     for_vectors(a.width, [&](int64_t c, int n) {

@@ -1,4 +1,4 @@
-// AdamW (Loshchilov and Hutter 2019) on a vector, whatever the moments are stored as.
+// AdamW (Loshchilov and Hutter 2019) on a vector, for any storage of the moments.
 #pragma once
 
 #include "args.h"
@@ -42,7 +42,7 @@ template <class Args, class Update>
 void for_params(const Args& a, Update&& update) {
   const Pieces pieces(a.sizes, a.n_tensors);
   const int64_t count = pieces.count();
-#pragma omp parallel for schedule(static, 1)  // in turns: a table that is hardly used would leave one thread idle
+#pragma omp parallel for schedule(static, 1)  // round robin: a table with few rows in use would leave one thread idle
   for (int64_t chunk = 0; chunk < count; ++chunk) {
     const Pieces::Piece piece = pieces[chunk];
     const Rates rates = rates_of(a, piece.tensor);

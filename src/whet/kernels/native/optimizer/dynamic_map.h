@@ -1,9 +1,9 @@
 // The dynamic map of 8 bits (Dettmers et al. 2022, arXiv:2110.02861): seven decades, each with twice the values of the one
-// below, evenly spaced; besides 0 and 1. Both ways are arithmetic: no table of 256 entries is read.
+// below, evenly spaced; plus 0 and 1. Encoding and decoding are arithmetic: no table of 256 entries is read.
 //
-// Signed codes: sign bit and n; n = 0 is zero, n in [2^i, 2^(i+1)) decade i; 0x80, minus zero, stands for 1.
+// Signed codes: sign bit and n; n = 0 is zero, n in [2^i, 2^(i+1)) decade i; 0x80, minus zero, represents 1.
 // Unsigned codes: u = code + 1; u = 1 is zero, u in [2^(i+1), 2^(i+2)) decade i, u = 256 is one. A positive number never
-// becomes zero there: as a second moment it would stand for no noise at all.
+// becomes zero there: a second moment of zero would mean no noise at all.
 #pragma once
 
 #include "vec.h"
@@ -13,7 +13,7 @@ namespace WHET_ISA {
 
 constexpr int kDecades = 7;
 
-// Intrinsics, because GCC 12 takes these conversions apart into single elements.
+// Intrinsics, because GCC 12 splits these conversions into single elements.
 WHET_INLINE VI load_codes(const uint8_t* p) {
 #if defined(__AVX512F__)
   return reinterpret_cast<VI>(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
@@ -38,13 +38,13 @@ WHET_INLINE void store_codes(uint8_t* p, VI codes) {
 #endif
 }
 
-// One entry for each level: 0 for zero, i + 1 for decade i. Twice, because a wide vector looks at four bits of an index.
+// One entry for each level: 0 for zero, i + 1 for decade i. Twice, because a wide vector uses four bits of an index.
 struct Levels {
   float of[16];
   constexpr void put(int level, double value) { of[level] = of[level + 8] = static_cast<float>(value); }
 };
 
-// Entries are chosen by the low three bits of each number; what stands above does not matter.
+// The low three bits of each number select an entry; higher bits do not matter.
 WHET_INLINE VF look_up(const Levels& table, VI level) {
 #if defined(__AVX512F__)
   return _mm512_permutexvar_ps(reinterpret_cast<__m512i>(level), _mm512_loadu_ps(table.of));
@@ -121,7 +121,7 @@ WHET_INLINE VI level_of(const DynamicMap& map, VF y) {
   return level - (y >= look_up(map.border, level));
 }
 
-// 2^23 + 2^23 * place / places, rounded down; what lies between two decades goes to the nearer end.
+// 2^23 + 2^23 * place / places, rounded down; a value between two decades is rounded to the nearer end.
 WHET_INLINE VI place_of(const DynamicMap& map, VF y, VI level) {
   const VF place = larger(look_up(map.spread, level) * y + splat(8.0f / 9.0f), splat(1.0f));
   const VF most = splat(1.99999988f);

@@ -55,7 +55,7 @@ void grad_norm(const GradNorm& a) {
   const Pieces pieces(a.sizes, a.n_tensors);
   const int64_t count = pieces.count();
   double* partial = static_cast<double*>(std::malloc(static_cast<size_t>(count + 1) * sizeof(double)));
-#pragma omp parallel for schedule(static, 1)  // in turns: a table that is hardly used would leave one thread idle
+#pragma omp parallel for schedule(static, 1)  // round robin: a table with few rows in use would leave one thread idle
   for (int64_t chunk = 0; chunk < count; ++chunk) {
     const Pieces::Piece piece = pieces[chunk];
     const void* grad = a.grads[piece.tensor];

@@ -1,4 +1,4 @@
-// AdamW with moments of 8 bits over all tensors in one call, in one pass over memory.
+// AdamW with 8-bit moments over all tensors in one call, in one pass over memory.
 #include <cfloat>
 #include <cstring>
 
@@ -13,7 +13,7 @@ namespace {
 constexpr int kBlock = 256;  // elements that share a scale; kernels/reference/adamw_8bit.py has the same number
 static_assert(kChunk % kBlock == 0, "a block lies in one piece");
 
-// The moments of a block as they are between decoding and encoding.
+// The decoded moments of a block.
 struct Unpacked {
   alignas(64) float m[kBlock], v[kBlock];
   float largest_m, largest_v;
@@ -45,7 +45,7 @@ WHET_INLINE void put_codes(uint8_t* p, VI codes, int n) {
 
 WHET_INLINE VF magnitude(VF x) { return reinterpret_cast<VF>(reinterpret_cast<VI>(x) & 0x7FFFFFFF); }
 
-// Takes the step with the moments in full; leaves them, and the largest of each, in `to`.
+// Takes the step with decoded moments; writes them, and the largest of each, to `to`.
 template <class T>
 WHET_INLINE void step_block(const Block<T>& b, const Rates& rates, Unpacked& to) {
   const VF m_scale = splat(*b.m_scale), v_scale = splat(*b.v_scale);
@@ -65,7 +65,7 @@ WHET_INLINE void step_block(const Block<T>& b, const Rates& rates, Unpacked& to)
   to.largest_v = lane_max(largest_v);
 }
 
-// What the block's values are divided by, and by what they are multiplied: a block of denormal numbers counts as zero.
+// The block's scale and its inverse: a block of denormal numbers counts as zero.
 struct Scale {
   float value, inverse;
 };

@@ -1,4 +1,4 @@
-// Rows of fp32 as bytes with one scale for each block of a row: x is about scale * q, q whole numbers of -127 to 127.
+// Rows of fp32 as bytes with one scale for each block of a row: x is about scale * q, with integers q from -127 to 127.
 #pragma once
 
 #include "args.h"
@@ -40,14 +40,14 @@ static inline float largest_of(const float* x, int64_t n) {
   return largest;
 }
 
-// The nearest whole number (ties to even) of |x| < 2^22.
+// The nearest integer (ties to even) of |x| < 2^22.
 WHET_INLINE VI nearest(VF x) {
-  const VF shift = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer, which then stands in the low bits
+  const VF shift = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer, which is then in the low bits
   return reinterpret_cast<VI>(x + shift) - reinterpret_cast<VI>(shift);
 }
 
-// What is added before rounding: nothing, or, for rounding up with the probability of the fraction, evenly spread
-// numbers of (-1/2, 1/2) in 256 steps; byte i of a row's stream serves element i.
+// Added before rounding: nothing, or, for stochastic rounding, uniform numbers of (-1/2, 1/2) in 256 steps; byte i of a
+// row's stream is for element i.
 class Dither {
  public:
   Dither(bool random, uint64_t key, int64_t row) : random_(random), key_(key), row_(static_cast<uint32_t>(row)) {}

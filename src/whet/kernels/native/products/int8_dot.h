@@ -1,10 +1,10 @@
-// Sums of four products of bytes in each 32-bit lane: by VNNI where the processor has it, by pairs of 16 bits elsewhere.
-// All of them are exact, so that the instruction set never changes a result.
+// Sums of four products of bytes in each 32-bit lane: with VNNI if the processor has it, else in pairs of 16 bits. Both
+// are exact, so the instruction set never changes a result.
 #pragma once
 
 #include "vec.h"
 
-// Functions that may run only where the processor was asked before; the rest of the file needs no more than its set.
+// Functions that may run only after a check of the processor; the rest of the file needs only its instruction set.
 #if defined(__AVX512BW__)
 #define WHET_HAS_VNNI 1
 #define WHET_VNNI __attribute__((target("avx512vnni")))

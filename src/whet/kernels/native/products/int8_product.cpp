@@ -1,8 +1,8 @@
-// y = x w' in whole numbers of 8 bits: both factors have a scale for each block of a row (w: of a column of the product).
+// y = x w' in 8-bit integers: both factors have a scale for each block of a row (w: of a column of the product).
 //
 // The weight is packed once and used often: panels of kPanel columns, in each the depth in groups of four, in each group
-// the columns' four bytes side by side, shifted by 128 to be unsigned. The rows of x become bytes where they are used: a
-// thread quantises as many as its cache holds and takes them past all panels. Sums of a block are exact; so neither the
+// the columns' four bytes side by side, shifted by 128 to be unsigned. The rows of x are quantised where they are used: a
+// thread quantises as many as its cache holds and multiplies them by all panels. Sums of a block are exact, so neither the
 // number of threads nor the instruction set changes them.
 #include <algorithm>
 
@@ -22,7 +22,7 @@ namespace {
 constexpr int kPanel = 32;                                // columns
 constexpr int kVectors = kPanel / W;                      // in a panel's row
 constexpr int kRows = kRegisters == 32 && W == 16 ? 12 : kVectors <= 4 ? 3 : 1;  // of x, in registers
-constexpr int64_t kHeld = 256 << 10;                      // bytes of quantised rows a thread holds
+constexpr int64_t kHeld = 256 << 10;                      // bytes of quantised rows per thread
 
 int64_t up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
@@ -105,7 +105,7 @@ void put_tile(const Int8Product& a, const float* tile, int64_t row, int64_t rows
     });
 }
 
-// Rows [first, first + n) of y, n no more than a thread holds.
+// Rows [first, first + n) of y, n at most what a thread holds.
 void run(const Int8Product& a, const Shape& s, Tile tile, int64_t first, int64_t n, const Rows& held) {
   quantise_rows(a, s, first, n, held);
   const int64_t panels = (a.columns + kPanel - 1) / kPanel;

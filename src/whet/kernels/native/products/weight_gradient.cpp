@@ -1,8 +1,8 @@
 // The gradient of a linear layer's weight, and of its bias: dW (out, in) = dY' X, db (out) = the columns' sums of dY.
 //
-// Both matrices lie as rows of tokens, so the product runs over their rows: a tile of dW stays in registers while the
-// tokens go by (Goto and van de Geijn 2008, with packing). Each element is summed in the order of the tokens, one block
-// of kDepth after the other, whatever the number of threads.
+// Both matrices are rows of tokens, so the product runs over their rows: a tile of dW stays in registers while the
+// tokens are read (Goto and van de Geijn 2008, with packing). Each element is summed in the order of the tokens, one block
+// of kDepth after the other, for any number of threads.
 #include <algorithm>
 #include <numeric>
 
@@ -20,11 +20,11 @@ namespace {
 
 constexpr int kRows = kRegisters == 32 ? 14 : 6;  // of dW, in registers
 constexpr int kWide = 2 * W;                      // columns of dW, in registers
-constexpr int64_t kDepth = 384;                   // tokens a block
+constexpr int64_t kDepth = 384;                   // tokens per block
 constexpr int64_t kColumns = 384;                 // columns of dW whose block of X stays in the second-level cache
 constexpr int kStrips = 8;                        // strips of kRows rows that are packed at a time: whole cache lines
 
-// Columns [first, first + n) of rows of `width` floats, `Lanes` side by side for each token, zeros behind the n-th.
+// Columns [first, first + n) of rows of `width` floats, `Lanes` side by side for each token, zeros after the n-th.
 template <int Lanes>
 void pack(const float* from, int64_t width, int64_t tokens, int n, float* to) {
   if (n == Lanes) {
@@ -41,7 +41,7 @@ struct Tile {
   int rows, columns;
 };
 
-// As pack for up to kStrips strips of kRows columns that lie side by side, one strip behind the other.
+// Like pack, for up to kStrips neighbouring strips of kRows columns, stored one after the other.
 void pack_strips(const float* from, int64_t width, int64_t tokens, int64_t n, float* to) {
   const int64_t strips = (n + kRows - 1) / kRows;
   if (n < strips * kRows) {
@@ -55,7 +55,7 @@ void pack_strips(const float* from, int64_t width, int64_t tokens, int64_t n, fl
       std::memcpy(to + (s * kDepth + t) * kRows, from + t * width + s * kRows, kRows * sizeof(float));
 }
 
-// c = (or +=) left' right over the tokens of a block; left has kRows floats a token, right kWide.
+// c = (or +=) left' right over the tokens of a block; left has kRows floats per token, right kWide.
 void multiply(const float* left, const float* right, int64_t tokens, Tile c, bool add) {
   VF sum[kRows][2] = {};
   if (add)
