@@ -84,14 +84,14 @@ def measure(
     return rows
 
 
-def _take(row: Row, told: dict[str, Any]) -> None:
+def _take(row: Row, result: dict[str, Any]) -> None:
     """Store the result of a run in its row: its measurements, why whet refuses it here, or its error."""
-    if "error" not in told:
-        row.runs.append(told)
-    elif told.get("refused") and row.technique.name != PLAIN:
-        row.skipped = f"{told['error']} ({told['why']})"
+    if "error" not in result:
+        row.runs.append(result)
+    elif result.get("refused") and row.technique.name != PLAIN:
+        row.skipped = f"{result['error']} ({result['why']})"
     else:
-        row.error = told["error"]
+        row.error = result["error"]
 
 
 def _in_turn(rows: Sequence[Row], number: int) -> Iterator[Row]:

@@ -36,7 +36,7 @@ class StepOrder:
         return max(-(-self.batches_per_epoch // self.batches_per_step), 1)
 
     def rows(self, step: int) -> np.ndarray:
-        """Return the rows of optimizer step `step` (counted from 0 over the whole run), (rows,) int64."""
+        """Return the rows of optimizer step `step` (counted from 0 over the complete run), (rows,) int64."""
         epoch, within = divmod(step, self.steps_per_epoch)
         rows_per_step = self.rows_per_batch * self.batches_per_step
         behind = self.batches_per_epoch * self.rows_per_batch

@@ -1,4 +1,4 @@
-"""Mistakes that a change may bring into whet, each with the tests that have to turn red when it does."""
+"""Faults that a change may bring into whet, each with the tests that must fail when it does."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Edit:
-    """A piece of a file of the package, and what it becomes."""
+    """A part of a file of the package, and its replacement."""
 
     file: str
     old: str
     new: str
 
     def apply(self, package: Path) -> None:
-        """Change the file below the package's folder; ValueError unless the old piece is there exactly once."""
+        """Change the file below the package's folder; ValueError unless the old part occurs exactly once."""
         path = package / self.file
         text = path.read_text("utf-8")
         if (n := text.count(self.old)) != 1:
-            raise ValueError(f"{self.file} holds {self.old!r} {n} times: the fault has to be planted anew")
+            raise ValueError(f"{self.file} holds {self.old!r} {n} times: update the fault")
         path.write_text(text.replace(self.old, self.new), "utf-8")
 
 
 @dataclass(frozen=True)
 class Planted:
-    """One mistake: `what` it is in a reader's words, its edits, the tests of which each has to fail."""
+    """One fault: `what` it is for a reader, its edits, and the tests that must all fail."""
 
     name: str
     what: str
@@ -38,13 +38,13 @@ _KEPT_LATER = "checkpoint.rotate([*self.earlier, self.staged.target], self.keep,
 PLANTED = (
     Planted(
         "no-fsync",
-        "files and folders are not put on the disk before the rename",
+        "files and folders are not synced before the rename",
         (Edit("train/checkpoint/manifest.py", "        os.fsync(handle)\n", "        pass\n"),),
         ("reliability/test_power_cut.py::test_every_file_is_synced_before_its_folder_gets_its_name",),
     ),
     Planted(
         "rename-first",
-        "the folder gets its name before it is sealed",
+        "the folder is renamed before it is sealed",
         (
             Edit("train/checkpoint/folder.py", "            manifest.seal(self._staging, self.step, content)\n", ""),
             Edit(
@@ -58,7 +58,7 @@ PLANTED = (
     ),
     Planted(
         "manifest-unread",
-        "a checkpoint counts as whole when it has a manifest",
+        "a checkpoint counts as complete if it has a manifest",
         (
             Edit(
                 "train/checkpoint/folder.py",
@@ -71,7 +71,7 @@ PLANTED = (
     ),
     Planted(
         "checksum-of-names",
-        "the checksum is one of the file's name, not of its bytes",
+        "the checksum covers the file's name and not its bytes",
         (
             Edit(
                 "train/checkpoint/manifest.py",
@@ -100,7 +100,7 @@ PLANTED = (
     ),
     Planted(
         "sampler-off-by-one",
-        "a resumed run goes on one batch too far",
+        "a resumed run continues one batch too late",
         (
             Edit("data/order.py", "    drop_last: bool = False\n", "    drop_last: bool = False\n    skips: int = 0\n"),
             Edit(
@@ -118,7 +118,7 @@ PLANTED = (
     ),
     Planted(
         "epoch-not-restored",
-        "a resumed run takes the first epoch's order again",
+        "a resumed run repeats the first epoch's order",
         (
             Edit("data/order.py", "    drop_last: bool = False\n", "    drop_last: bool = False\n    began: int = 0\n"),
             Edit("data/order.py", "self.epochs(epoch)", "self.epochs(epoch - self.began)"),
@@ -139,7 +139,7 @@ PLANTED = (
     ),
     Planted(
         "staging-reused",
-        "what a killed save left in the staging folder stays there",
+        "files of a killed save stay in the staging folder",
         (
             Edit(
                 "train/checkpoint/folder.py",
@@ -156,7 +156,7 @@ PLANTED = (
     ),
     Planted(
         "rotation-first",
-        "the old checkpoint is removed before the new one is there and verifies",
+        "the old checkpoint is removed before the new one is verified",
         (
             Edit("train/checkpoint/saving.py", f"            {_KEPT_LATER}", ""),
             Edit(
@@ -184,7 +184,7 @@ PLANTED = (
     ),
     Planted(
         "nan-step-applied",
-        "a step whose loss or gradient is no number changes the weights",
+        "a step with a loss or gradient of NaN changes the weights",
         (
             Edit(
                 "train/step.py",
@@ -196,7 +196,7 @@ PLANTED = (
     ),
     Planted(
         "signal-dropped",
-        "a signal that comes during a step is heard and forgotten",
+        "a signal during a step is received and forgotten",
         (
             Edit(
                 "train/control/stop.py",
@@ -208,7 +208,7 @@ PLANTED = (
     ),
     Planted(
         "link-followed",
-        "a link in a checkpoint is followed to wherever it leads",
+        "a link in a checkpoint is followed",
         (
             Edit(
                 "train/checkpoint/manifest.py",
@@ -239,13 +239,13 @@ PLANTED = (
     ),
     Planted(
         "token-logged",
-        "the log shows texts as they are, secrets too",
+        "the log shows texts unchanged, including secrets",
         (Edit("log.py", "return hide_secrets(escape_controls(", "return (escape_controls("),),
         ("security/test_secrets.py::test_a_traceback_in_the_log_shows_no_secret",),
     ),
     Planted(
         "pass-of-all-threads",
-        "all threads that run one model share the place of its forward pass",
+        "all threads that run one model share its running forward pass",
         (
             Edit(
                 "kernels/batch_position.py",
@@ -259,7 +259,7 @@ PLANTED = (
     ),
     Planted(
         "best-by-path",
-        "the best checkpoint is the path that the state names, wherever the folder is now",
+        "the best checkpoint is the path in the saved state, even if the folder was moved",
         (
             Edit("train/checkpoint/best.py", "Path(best).name if best else None}", "best}"),
             Edit(
@@ -292,7 +292,7 @@ PLANTED = (
     ),
     Planted(
         "old-line-taken",
-        "a run that went back leaves the old line's checkpoints where auto takes them",
+        "a run that resumes from an older checkpoint leaves the abandoned checkpoints where auto uses them",
         (
             Edit("train/checkpoint/folder.py", "aside = self._set_aside()", "aside = []"),
             Edit(
@@ -308,7 +308,7 @@ PLANTED = (
     ),
     Planted(
         "modules-bypassed",
-        "attention reads the weights of its projections, adapters or not",
+        "attention reads the weights of its projections and bypasses adapters",
         (
             Edit(
                 "models/fused/attention.py",

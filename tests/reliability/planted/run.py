@@ -1,13 +1,12 @@
-"""Plant each fault of faults.py in a copy of the package, and see that the tests named for it turn red.
+"""Plant each fault of faults.py in a copy of the package, and check that the tests named for it fail.
 
     python tests/reliability/planted/run.py
     python tests/reliability/planted/run.py --only no-fsync torch-load
     python tests/reliability/planted/run.py --record benchmarks/reliability/planted.json
 
-Before that the same tests run on the copy as it is, and have to be green. Each fault is planted alone, in a copy of
-its own, two at a time. A test that does not even start counts as neither red nor green. Ends with 1 unless every fault
-is seen by all the tests that are named for it. What is recorded fills the table in docs/reliability.md, by
-benchmarks/reliability/report.py.
+Before that, the same tests run on an unchanged copy and must pass. Each fault is planted alone, in its own copy, two
+at a time. A test that does not start counts as neither failed nor passed. Ends with 1 unless all tests named for each
+fault fail. benchmarks/reliability/report.py fills the table in docs/reliability.md from the record.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ from faults import PLANTED, Planted
 
 ROOT = Path(__file__).resolve().parents[3]
 _TIMES = "0.1"
-"""A tenth of the trials: every fault here is seen by nearly each of them."""
+"""A tenth of the trials: nearly every trial detects the fault."""
 _LONGEST_S = 600
 _AT_ONCE = 2
 _OWN_FINDER = """
 import sys
 sys.meta_path[:] = [one for one in sys.meta_path if "Redirecting" not in type(one).__name__]
 """
-"""An editable install would put the checkout's package before the copy."""
+"""An editable install would import the checkout's package instead of the copy."""
 
 
 @dataclass(frozen=True)

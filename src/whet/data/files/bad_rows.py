@@ -13,29 +13,29 @@ MAX_SHOWN = 10
 """Problems reported in full; more would hide the first."""
 
 Place = Callable[[], str]
-"""Says where something stands. A function, as the text is wanted for bad data only."""
+"""Returns the position of a row. A function, because the text is needed only for bad data."""
 
 
 class BadRows:
-    """What is wrong with one source: the first problems, or all of them where bad rows are left out."""
+    """The problems of one source: the first ones, or all of them if bad rows are skipped."""
 
     def __init__(self, source: str, *, skip_bad: bool = False) -> None:
         self.source = source
         self.skip_bad = skip_bad
         self.problems: list[Problem] = []
         self.n_left_out = 0
-        """Rows that these problems spoil."""
+        """Rows that these problems make unusable."""
         self._n_problems = 0
 
     def add(self, problem: Rejected, place: Place, n_rows: int = 1) -> None:
-        """Count a problem and the rows that it spoils; keep it if it is one of the first, or if all are named."""
+        """Count a problem and its unusable rows; store it if it is one of the first, or if all are reported."""
         self._n_problems += 1
         self.n_left_out += n_rows
         if self.skip_bad or len(self.problems) < MAX_SHOWN:
             self.problems.append(problem.at(f"{self.source}: {place()}"))
 
     def refuse(self, n_good: int, row: str) -> None:
-        """Raise one DataError that reports the problems, or that there is nothing at all; `row` names one row."""
+        """Raise one DataError about the problems, or about an empty source; `row` is the word for a row."""
         if self._n_problems and not (self.skip_bad and n_good):
             raise DataError.of([*self.problems[:MAX_SHOWN], *self._summary(n_good, row)])
         if not n_good:
@@ -62,9 +62,9 @@ class BadRows:
 
 @contextmanager
 def no_cycle_search() -> Iterator[None]:
-    """Keep Python from looking for reference cycles in between.
+    """Disable Python's search for reference cycles within the block.
 
-    Reading makes a million objects without one cycle; looking them through again and again took as long as the reading.
+    Reading makes a million objects without cycles; searching them repeatedly took as long as the reading.
     """
     was_on = gc.isenabled()
     gc.disable()

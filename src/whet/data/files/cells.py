@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Unreadable:
-    """What stands for a cell that Arrow cannot turn into a value, such as a text that is not UTF-8."""
+    """Placeholder for a cell that Arrow cannot convert, such as a text that is not UTF-8."""
 
     reason: str
 
@@ -25,7 +25,7 @@ def column_values(column: pyarrow.ChunkedArray) -> list[Any]:
 
 
 def refuse_twice(names: Sequence[str]) -> None:
-    """Refuse a table of which two columns have one name."""
+    """Refuse a table with two columns of the same name."""
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise Rejected(
             "columns have the same name", got=twice, why="it is not known which one is meant", fix="keep one of each"
@@ -83,7 +83,7 @@ def _chunk_values(chunk: pyarrow.Array) -> Iterator[Any]:
 def _plain_values(array: pyarrow.Array) -> list[Any]:
     try:
         return array.to_pylist()
-    except Exception:  # of Arrow or of Python: what kind depends on the type of the column
+    except Exception:  # of Arrow or of Python, depending on the type of the column
         return [_value(array, row) for row in range(len(array))]
 
 

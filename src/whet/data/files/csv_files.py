@@ -1,4 +1,4 @@
-"""Tables in text: CSV with whichever delimiter its header shows."""
+"""Tables in text: CSV with the delimiter of its header."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _MOST_COLUMNS = 2_000
 
 
 def delimiter_of(text: str, known: Sequence[str], path: Path) -> str | None:
-    """Return the character between the columns; None where the text is no table of the known columns.
+    """Return the delimiter of the columns; None if the text is not a table of the known columns.
 
-    It is the one that cuts the first line into most of the known names. A file whose name ends with .csv or .tsv is a
-    table in any case.
+    It is the one that splits the first line into most of the known names. A file whose name ends with .csv or .tsv is
+    always a table.
     """
     lines = text[:_HEADER_CHARS].lstrip().splitlines()
     counts = {mark: len(set(known) & set(_cut(lines[0], mark))) for mark in DELIMITERS} if lines else {}
@@ -32,7 +32,7 @@ def delimiter_of(text: str, known: Sequence[str], path: Path) -> str | None:
 
 
 def csv_table(data: bytes, texts: Sequence[str], delimiter: str) -> pyarrow.Table:
-    """Return the CSV text (UTF-8) as an Arrow table; these columns are texts, whatever they look like."""
+    """Return the CSV text (UTF-8) as an Arrow table; these columns are texts, even if they look like numbers."""
     from pyarrow import ArrowInvalid, csv, string
 
     header = data[:_HEADER_CHARS].split(b"\n", 1)[0]
@@ -41,7 +41,7 @@ def csv_table(data: bytes, texts: Sequence[str], delimiter: str) -> pyarrow.Tabl
     try:
         return csv.read_csv(
             io.BytesIO(data),
-            # one block holds everything: a quoted context may run over any number of lines; one thread counts rows
+            # one block for everything, as a quoted text may have any number of lines; one thread, to count rows
             read_options=csv.ReadOptions(block_size=len(data) + 1, use_threads=False),
             parse_options=csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
             convert_options=csv.ConvertOptions(column_types=dict.fromkeys(texts, string())),

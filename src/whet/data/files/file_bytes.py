@@ -1,4 +1,4 @@
-"""A file's bytes, and the text in them; what is neither text nor Parquet is named for what it is."""
+"""A file's bytes and text; other kinds of files are named in the error."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from whet.hardware import memory
 
 PARQUET = b"PAR1"
 _TIMES_IN_MEMORY = 6
-"""Bytes of memory that reading a file takes at most, for each of its bytes."""
-_UNPACK = "unpack it and name what comes out"
-_AS_TABLE = "write the table as Parquet or CSV, and name that file"
+"""Largest number of bytes of memory for each byte of a file."""
+_UNPACK = "unpack it and use the unpacked file"
+_AS_TABLE = "write the table as Parquet or CSV, and use that file"
 _BINARY = {
     b"\x1f\x8b": ("gzip", _UNPACK),
     b"PK\x03\x04": ("zip", f"{_UNPACK}; a spreadsheet (.xlsx): save it as CSV with UTF-8"),
@@ -40,7 +40,7 @@ _MARKS = {
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return the content of a regular file, without the mark at its beginning that some programs write before UTF-8."""
+    """Return the content of a regular file, without the byte order mark of UTF-8."""
     require_file(path)
     try:
         _refuse_too_large(path.stat().st_size, memory.available_bytes())
@@ -50,7 +50,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def require_file(path: Path) -> None:
-    """Raise DataError where there is no such file, StorageError where the system does not tell."""
+    """Raise DataError if there is no such file, StorageError if the system refuses to say."""
     fix = "name a file; the name of a dataset of the hub belongs in --dataset_name"
     try:
         if not path.exists():
@@ -83,9 +83,9 @@ def _unreadable(path: Path, error: OSError) -> StorageError:
 
 
 _SAMPLE = 4096
-"""Bytes of a file that are looked at to tell text from other data."""
+"""Bytes of a file that are checked to distinguish text from other data."""
 _LARGEST_CONTROL_SHARE = 50
-"""Text has fewer than one control character in so many; random bytes have one in nine."""
+"""Text has fewer than one control character in this many; random bytes have one in nine."""
 
 
 def text_of(data: bytes) -> str:
@@ -113,13 +113,13 @@ def text_of(data: bytes) -> str:
 
 
 def _is_wide_text(data: bytes) -> bool:
-    """Return whether this is text of two or four bytes a character: every other byte of Latin letters is null."""
+    """Return whether this is text with two or four bytes per character: every other byte of Latin letters is null."""
     sample = data[:_SAMPLE].rstrip(b"\0")
     return b"\0" in data[:4] and sample.count(0) * 3 > len(sample) and not _control_bytes(sample.replace(b"\0", b""))
 
 
 def _refuse_binary(data: bytes) -> None:
-    """Raise Rejected for bytes that are no text in any encoding: these hold null bytes and control characters."""
+    """Raise Rejected for bytes that are not text in any encoding: they contain null bytes and control characters."""
     sample = data[:_SAMPLE]
     if b"\0" in sample or _control_bytes(sample) * _LARGEST_CONTROL_SHARE > len(sample):
         raise Rejected(

@@ -1,4 +1,4 @@
-"""Strict JSON and JSON lines for the readers of files: text that is not JSON is Rejected, as other bad data is."""
+"""Strict JSON and JSON lines for the readers of files: text that is not JSON is Rejected, like other bad data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["json_lines", "parse_json", "place_in", "skip_space"]
 
 
 def parse_json(text: str, start: int = 0, *, in_lines: bool = False) -> tuple[Any, int]:
-    """Return the JSON value that begins at `start` and the index of what follows; raise Rejected if there is none."""
+    """Return the JSON value that begins at `start` and the index after it; raise Rejected if there is none."""
     try:
         return strict_json.parse(text, start, in_lines=in_lines)
     except BadJson as problem:
@@ -21,7 +21,7 @@ def parse_json(text: str, start: int = 0, *, in_lines: bool = False) -> tuple[An
 
 
 def json_lines(text: str) -> Iterator[tuple[str, Any]]:
-    """Yield every line's place and value; raise Rejected at the first line that is not JSON."""
+    """Yield every line's position and value; raise Rejected at the first line that is not JSON."""
     for n, line in enumerate(text.split("\n"), start=1):
         begin = skip_space(line)
         if begin == len(line):

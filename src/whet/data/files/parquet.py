@@ -1,4 +1,4 @@
-"""Parquet files, read within bounds: a few kilobytes of Parquet can stand for gigabytes of text."""
+"""Parquet files, read within limits: a few kilobytes of Parquet can expand to gigabytes of text."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from pyarrow.parquet import ParquetFile
 
 _CELLS_PER_BYTE, _SPARE_CELLS = 20, 100_000
-"""Rows differ in an id or a text, and these do not compress below this."""
+"""Bytes per row: rows differ in an id or a text, which do not compress further."""
 _BYTES_PER_BYTE, _SPARE_BYTES = 200, 512 << 20
-"""Texts, written out, for a byte of the file. Texts repeat, but not without end."""
+"""Bytes of expanded text for each byte of the file. Texts repeat, but not without limit."""
 _ROOM_BYTES = 2 << 30
-"""Memory beyond the size that the file gives for its pages."""
+"""Memory beyond the size that the file declares for its pages."""
 
 
 def parquet_columns(data: bytes, wanted: Sequence[str]) -> dict[str, list[Any]]:
-    """Return every column's values by its name, those of columns that are not wanted left out: None."""
+    """Return every column's values by name; None for columns that are not wanted."""
     from pyarrow import ArrowException
 
     try:
@@ -63,13 +63,13 @@ def _read(data: bytes, wanted: Sequence[str]) -> dict[str, list[Any]]:
 
 
 def _row_group(source: Any, group: int, read: Sequence[str]) -> pyarrow.Table:
-    """Return these columns of a row group; texts come as dictionaries, each text once, where Arrow can do that."""
+    """Return these columns of a row group; texts come as dictionaries, each text once, if Arrow can do that."""
     from pyarrow import ArrowNotImplementedError, parquet
 
     columns = parquet.ParquetFile(source, pre_buffer=False).schema
     texts = [columns.column(n).path for n in range(len(columns)) if columns.column(n).physical_type == "BYTE_ARRAY"]
     flat = [name for name in texts if name in read]
-    for as_dictionary in (texts, flat):  # texts in lists: not where their encoding changes within the group
+    for as_dictionary in (texts, flat):  # texts in lists: not if their encoding changes within the group
         try:
             file = parquet.ParquetFile(source, read_dictionary=as_dictionary, pre_buffer=False)
             return file.read_row_group(group, columns=read, use_threads=False)
@@ -80,7 +80,7 @@ def _row_group(source: Any, group: int, read: Sequence[str]) -> pyarrow.Table:
 
 
 def _check_sizes(file: ParquetFile, n_bytes: int) -> int:
-    """Refuse counts that a file of this size cannot hold honestly; return the bytes of its pages, unpacked."""
+    """Refuse counts that are impossible for a file of this size; return the unpacked bytes of its pages."""
     metadata = file.metadata
     groups = [metadata.row_group(n) for n in range(metadata.num_row_groups)]
     columns = [group.column(n) for group in groups for n in range(group.num_columns)]
@@ -104,7 +104,7 @@ def _too_large(n_bytes: int, what: str) -> Rejected:
 
 @contextmanager
 def _limited_memory(n_bytes: int) -> Iterator[None]:
-    """Let this process take at most so many bytes more: the sizes that a file gives need not be true."""
+    """Limit this process to so many more bytes: the sizes that a file declares may be false."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     held = int(Path("/proc/self/statm").read_text("ascii").split()[0]) * resource.getpagesize()
     limit = held + n_bytes

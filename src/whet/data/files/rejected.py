@@ -1,4 +1,4 @@
-"""The exception that readers raise for bad data; whoever knows its place turns it into a `DataError`."""
+"""The exception of readers for bad data; a caller that knows the position converts it to a `DataError`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from whet.errors import DataError, Problem
 
 
 class Rejected(Exception):  # noqa: N818 - the readers catch it, and it says what happened to the data
-    """A piece of data that breaks a rule, without its place: the one who catches it adds that."""
+    """Data that breaks a rule, without its position: the code that catches it adds that."""
 
     def __init__(self, what: str, *, why: str, fix: str, got: object = None) -> None:
         super().__init__(what)
@@ -16,9 +16,9 @@ class Rejected(Exception):  # noqa: N818 - the readers catch it, and it says wha
         self.fix = fix
 
     def at(self, place: str) -> Problem:
-        """Return the problem as the user reads it, with the place where it stands."""
+        """Return the problem for the user, with its position."""
         return Problem(what=f"{place}: {self.what}", got=self.got, why=self.why, fix=self.fix)
 
     def error(self, place: str) -> DataError:
-        """Return the error that reports this problem alone."""
+        """Return an error with only this problem."""
         return DataError(what=f"{place}: {self.what}", got=self.got, why=self.why, fix=self.fix)

@@ -1,4 +1,4 @@
-"""The fields of one row: what kind of value they hold, and texts that a tokenizer can read."""
+"""The fields of one row: their kinds of values, and texts that a tokenizer accepts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from whet.data.files.rejected import Rejected
 
 
 def text_field(row: Mapping[str, Any], name: str) -> str:
-    """Return this field of the row: a text with something to read in it, free of what no tokenizer can take."""
+    """Return this field of the row: a text that is not blank and has only characters that tokenizers accept."""
     value = row.get(name)
     if not isinstance(value, str):
         raise Rejected(
@@ -63,5 +63,5 @@ def _refuse_bad_characters(name: str, value: str) -> None:
             f"{name} holds the character U+{ord(value[index]):04X} at {index}",
             got=ascii(value[max(index - 20, 0) : index + 20]),
             why="half of a surrogate pair and the null character are no text; tokenizers fail on them",
-            fix="remove it, or write the whole character",
+            fix="remove it, or write the complete character",
         )

@@ -22,7 +22,7 @@ constexpr int kRows = kRegisters == 32 ? 14 : 6;  // of dW, in registers
 constexpr int kWide = 2 * W;                      // columns of dW, in registers
 constexpr int64_t kDepth = 384;                   // tokens per block
 constexpr int64_t kColumns = 384;                 // columns of dW whose block of X stays in the second-level cache
-constexpr int kStrips = 8;                        // strips of kRows rows that are packed at a time: whole cache lines
+constexpr int kStrips = 8;                        // strips of kRows rows that are packed at a time: full cache lines
 
 // Columns [first, first + n) of rows of `width` floats, `Lanes` side by side for each token, zeros after the n-th.
 template <int Lanes>
