@@ -16,14 +16,14 @@ _WRONG: dict[str, Any] = {"bf16": "maybe", "lerning_rate": 3e-5, "learning_rate"
 _WHATS = ("does not fit", "lerning_rate", "learning_rate is below 0", "warmup_steps is neither steps nor a share")
 
 
-def test_python_arguments_report_types_names_and_rules_together() -> None:
+def test_python_arguments_report_all_problems_at_once() -> None:
     with pytest.raises(whet.WhetError) as caught:
         whet.TrainingArguments("out", **_WRONG)
     assert [any(what in problem.what for problem in caught.value.problems) for what in _WHATS] == [True] * 4
 
 
 @pytest.mark.parametrize("by", ["flags", "file"])
-def test_the_command_reports_types_names_and_rules_together(by: str, tmp_path: Path) -> None:
+def test_command_line_reports_all_problems_at_once(by: str, tmp_path: Path) -> None:
     config = tmp_path / "run.yaml"
     config.write_text("".join(f"{name}: {value}\n" for name, value in _WRONG.items()))
     flags = [f"--{name}={value}" for name, value in _WRONG.items()]

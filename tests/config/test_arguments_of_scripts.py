@@ -52,7 +52,7 @@ def test_first_value_is_the_output_folder() -> None:
 
 
 @pytest.mark.parametrize("name", ["output_dir", "gradient_checkpointing", "disable_tqdm", "report_to", "eval_delay"])
-def test_none_means_the_default_where_transformers_takes_it(name: str) -> None:
+def test_none_means_the_default_if_transformers_accepts_it(name: str) -> None:
     assert TrainingArguments(**{name: None}) == TrainingArguments()
 
 
@@ -109,7 +109,7 @@ def test_parser_of_transformers_reads_dicts_and_json(tmp_path: Path) -> None:
         assert found == (ModelArguments("m"), wanted)
 
 
-def test_settings_are_read_as_before_after_a_parser_was_made() -> None:
+def test_settings_are_unchanged_by_an_argument_parser() -> None:
     """The parser writes to the fields of the class that it reads."""
     code = (
         "import whet; from transformers import HfArgumentParser; HfArgumentParser(whet.TrainingArguments);"
@@ -121,14 +121,14 @@ def test_settings_are_read_as_before_after_a_parser_was_made() -> None:
 
 
 @pytest.mark.parametrize("change", [lambda args: setattr(args, "seed", 3), lambda args: delattr(args, "seed")])
-def test_change_of_finished_settings_names_replace(change: Callable[[TrainingArguments], None]) -> None:
+def test_change_of_settings_is_refused_and_names_replace(change: Callable[[TrainingArguments], None]) -> None:
     with pytest.raises(WhetError, match=r"dataclasses\.replace\(args, seed=") as caught:
         change(TrainingArguments())
     assert isinstance(caught.value, dataclasses.FrozenInstanceError)
     assert isinstance(caught.value, AttributeError)
 
 
-def test_name_that_is_no_field_cannot_be_set() -> None:
+def test_unknown_attribute_cannot_be_set() -> None:
     with pytest.raises(WhetError, match="variable of your own"):
         TrainingArguments().mine = 1  # pyright: ignore[reportAttributeAccessIssue]
     assert not hasattr(TrainingArguments(), "mine")
@@ -163,7 +163,7 @@ _ENUMS = {
 
 
 @pytest.mark.parametrize("name", _ENUMS)
-def test_enums_of_transformers_are_values(name: str) -> None:
+def test_enums_of_transformers_are_accepted(name: str) -> None:
     found = getattr(TrainingArguments(**{name: _ENUMS[name]}), name)
     assert found == _ENUMS[name].value
     assert type(found) is str
@@ -180,7 +180,7 @@ _ONLY_THEIRS = {"default_optim", "framework", "is_torch_greater_or_equal_than_2_
 
 
 @pytest.mark.parametrize("name", [name for name in _public() if name not in _ONLY_THEIRS])
-def test_everything_public_of_transformers_can_be_read(name: str) -> None:
+def test_public_attributes_of_transformers_can_be_read(name: str) -> None:
     """A refused field reads as what whet does: `if training_args.push_to_hub` goes on."""
     theirs, ours = (library.TrainingArguments("out", use_cpu=True) for library in (transformers, whet))
     found, wanted = getattr(ours, name), getattr(theirs, name)
@@ -207,12 +207,12 @@ def test_properties_say_what_runs_here() -> None:
     assert flat["train_batch_size"] == 6
 
 
-def test_name_that_nobody_knows_is_an_attribute_error() -> None:
+def test_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="learning_rat"):
         TrainingArguments().learning_rat  # noqa: B018  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def test_subclass_is_refused_with_a_way() -> None:
+def test_subclass_is_refused_with_an_alternative() -> None:
     with pytest.raises(ConfigError, match="HfArgumentParser"):
 
         @dataclass
@@ -270,7 +270,7 @@ def test_arguments_of_transformers_whose_lists_change_after_the_trainer_was_made
         trainer.train()
 
 
-def test_arguments_of_transformers_with_what_whet_does_not_do_are_refused_by_name(tmp_path: Path) -> None:
+def test_arguments_of_transformers_that_whet_lacks_are_refused_by_name(tmp_path: Path) -> None:
     theirs = transformers.TrainingArguments(str(tmp_path), use_cpu=True, neftune_noise_alpha=5.0, push_to_hub=True)
     with pytest.raises(ConfigError, match="neftune_noise_alpha") as caught:
         whet.Trainer(Toy(), theirs)  # pyright: ignore[reportArgumentType]
@@ -281,7 +281,7 @@ def test_arguments_of_transformers_with_what_whet_does_not_do_are_refused_by_nam
 
 
 @pytest.mark.parametrize("args", [{"output_dir": "out"}, "out", ModelArguments()])
-def test_what_are_no_arguments_is_refused(args: Any) -> None:
+def test_objects_that_are_not_arguments_are_refused(args: Any) -> None:
     with pytest.raises(ConfigError, match="args are not TrainingArguments"):
         whet.Trainer(Toy(), args)
 

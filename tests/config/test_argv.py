@@ -43,26 +43,26 @@ def _flags(*argv: str) -> dict[str, object]:
         (["--no_rate"], {"no_rate": ""}),
     ],
 )
-def test_flags(argv: list[str], flags: dict[str, object]) -> None:
+def test_flags_are_parsed_to_named_texts(argv: list[str], flags: dict[str, object]) -> None:
     assert _flags(*argv) == flags
 
 
-def test_a_file_after_a_switch_is_not_its_value() -> None:
+def test_switch_does_not_take_a_following_file_as_value() -> None:
     words = split(["--bf16", "run.json", "--config", "b.yaml"], _KINDS.get, "config")
     assert (words.flags, words.config_files) == ({"bf16": "true"}, ["run.json", "b.yaml"])
 
 
-def test_help_is_seen_anywhere() -> None:
+def test_help_flag_is_found_anywhere() -> None:
     assert split(["--rate", "1", "-h"], _KINDS.get).wants == {"help"}
     assert split(["--print-config", "--help"], _KINDS.get).wants == {"help", "print_config"}
 
 
-def test_a_flag_without_its_value_and_stray_words_are_problems_together() -> None:
+def test_missing_values_and_stray_words_are_reported_together() -> None:
     words = split(["--rate", "--question", "who", "is", "it"], _KINDS.get, None)
     assert [problem.got for problem in words.problems] == ["--rate", "is", "it"]
 
 
-def test_a_second_lone_word_does_not_replace_the_first() -> None:
+def test_second_lone_word_does_not_replace_the_first() -> None:
     words = split(["a", "b"], _KINDS.get, "rate")
     assert words.flags == {"rate": "a"}
     assert [problem.got for problem in words.problems] == ["b"]

@@ -34,7 +34,7 @@ def _write(path: Path, **values: object) -> str:
     return str(path)
 
 
-def test_the_old_guides_command() -> None:
+def test_command_of_the_old_guides_is_accepted() -> None:
     words = (
         "--model_name_or_path bert-base-uncased --dataset_name squad --do_train --do_eval"
         " --per_device_train_batch_size 12 --learning_rate 3e-5 --num_train_epochs 2 --max_seq_length 384"
@@ -48,25 +48,25 @@ def test_the_old_guides_command() -> None:
     assert [note.split()[0].rstrip(":") for note in loaded.notes] == ["--use_ipex", "--no_cuda", "--xpu_backend"]
 
 
-def test_a_command_gives_what_python_gives() -> None:
+def test_command_line_and_python_give_equal_settings() -> None:
     _, args = _load(*_WORK, "--bf16", "--warmup_steps", "0.1", "--report_to", "wandb", "--report_to", "mlflow")
     assert args == TrainingArguments(do_train=True, bf16=True, warmup_steps=0.1, report_to=["wandb", "mlflow"])
 
 
-def test_later_files_win_over_earlier_and_flags_over_files(tmp_path: Path) -> None:
+def test_later_files_override_earlier_ones_and_flags_override_files(tmp_path: Path) -> None:
     one = _write(tmp_path / "one.yaml", seed=1, learning_rate=1e-5, weight_decay=0.1)
     two = _write(tmp_path / "two.json", seed=2, learning_rate=2e-5)
     _, args = _load("--seed", "3", "--config", one, "--config", two, *_WORK)
     assert (args.seed, args.learning_rate, args.weight_decay) == (3, 2e-5, 0.1)
 
 
-def test_an_older_name_in_a_file_gives_way_to_the_flag(tmp_path: Path) -> None:
+def test_older_name_in_a_file_is_overridden_by_the_flag(tmp_path: Path) -> None:
     path = _write(tmp_path / "run.yaml", no_cuda=True)
     assert _load("--config", path, *_WORK)[1].use_cpu
     assert not _load("--config", path, "--no_use_cpu", *_WORK)[1].use_cpu
 
 
-def test_a_lone_json_file_works_as_in_run_qa(tmp_path: Path) -> None:
+def test_lone_json_file_works_as_in_run_qa(tmp_path: Path) -> None:
     path = _write(
         tmp_path / "run.json", model_name_or_path="m", dataset_name="squad", do_train=True, learning_rate=3e-5, seed=9
     )
@@ -75,7 +75,7 @@ def test_a_lone_json_file_works_as_in_run_qa(tmp_path: Path) -> None:
     assert _load("--do_eval", path, "--seed", "10")[1].seed == 10
 
 
-def test_yaml_as_people_write_it(tmp_path: Path) -> None:
+def test_yaml_is_accepted_in_usual_spellings(tmp_path: Path) -> None:
     path = tmp_path / "run.yml"
     path.write_text(
         "model_name_or_path: m\ndataset_name: squad\ndo_train: yes\nlearning_rate: 3e-5\neval_strategy: no\n"
@@ -86,12 +86,12 @@ def test_yaml_as_people_write_it(tmp_path: Path) -> None:
     assert (args.report_to, args.lr_scheduler_kwargs) == (("tensorboard",), {"num_cycles": 2})
 
 
-def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
+def test_empty_config_file_changes_nothing(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text("# nothing yet\n")
     assert _load("--config", str(tmp_path / "run.yaml"), *_WORK) == _load(*_WORK)
 
 
-def test_all_problems_of_files_and_flags_come_together(tmp_path: Path) -> None:
+def test_problems_of_files_and_flags_are_reported_together(tmp_path: Path) -> None:
     path = _write(tmp_path / "run.yaml", learning_rat=1, seed="abc", bf16_full_eval=True)
     missing = str(tmp_path / "missing.yaml")
     said = _problems(
@@ -113,7 +113,7 @@ def test_all_problems_of_files_and_flags_come_together(tmp_path: Path) -> None:
     assert "--max_steps has no value" in text
 
 
-def test_all_broken_rules_of_task_and_training_come_together() -> None:
+def test_broken_rules_of_task_and_training_are_reported_together() -> None:
     said = _problems("--per_device_train_batch_size", "0", "--doc_stride", "500")
     assert [text.split("\n")[0] for text in said] == [
         "no model is named",
@@ -137,13 +137,13 @@ def test_all_broken_rules_of_task_and_training_come_together() -> None:
         ("run.yaml", "seed: !!python/object/apply:os.getcwd []\n", "could not determine a constructor"),
     ],
 )
-def test_damaged_files_are_refused(tmp_path: Path, name: str, text: str, why: str) -> None:
+def test_damaged_config_files_are_refused(tmp_path: Path, name: str, text: str, why: str) -> None:
     (tmp_path / name).write_text(text)
     (said,) = _problems("--config", str(tmp_path / name), *_WORK)
     assert why in said
 
 
-def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+def test_binary_config_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_bytes(b"\xff\xfe\x00")
     assert "cannot be read" in _problems(str(tmp_path / "run.yaml"))[0]
 
@@ -164,7 +164,7 @@ def test_print_config_alone_is_a_template_with_every_option() -> None:
     assert list(yaml.safe_load(printed)) == fields
 
 
-def test_a_token_is_used_but_never_printed(tmp_path: Path) -> None:
+def test_token_is_used_but_never_printed(tmp_path: Path) -> None:
     printed = load(QA, [*_WORK, "--token", "hf_secret", "--print_config"]).text
     assert printed
     assert "hf_secret" not in printed
@@ -177,7 +177,7 @@ def test_a_token_is_used_but_never_printed(tmp_path: Path) -> None:
     assert _load(str(tmp_path / "run.yaml"), "--token", "hf_new")[0].token == "hf_new"
 
 
-def test_a_token_of_the_wrong_type_is_not_shown(tmp_path: Path) -> None:
+def test_token_of_the_wrong_type_is_not_shown(tmp_path: Path) -> None:
     path = _write(tmp_path / "run.yaml", token=123456)
     assert "123456" not in _problems(path, *_WORK)[0]
 
@@ -192,7 +192,7 @@ def test_ask_has_no_config_files() -> None:
     assert sorted(text.split("\n")[0] for text in said) == ["--config is unknown", "--print_config is unknown"]
 
 
-def test_ask_says_all_that_is_missing() -> None:
+def test_ask_reports_everything_that_is_missing() -> None:
     assert [text.split("\n")[0] for text in _problems(command=ASK)] == [
         "no model is named",
         "no context is given",
@@ -200,7 +200,7 @@ def test_ask_says_all_that_is_missing() -> None:
     ]
 
 
-def test_what_whet_does_not_carry_out_may_be_switched_off_on_every_way(tmp_path: Path) -> None:
+def test_refused_fields_can_be_switched_off_in_every_form(tmp_path: Path) -> None:
     path = _write(tmp_path / "run.yaml", push_to_hub=False, hub_token=None, eval_delay=0, include_for_metrics=[])
     flags = ["--no_use_cache", "--eval_do_concat_batches", "--fp16_full_eval", "false", "--hub_model_id", "null"]
     loaded = load(QA, ["--config", path, *flags, "--eval_delay", "0", *_WORK])
@@ -218,7 +218,7 @@ def test_what_whet_does_not_carry_out_may_be_switched_off_on_every_way(tmp_path:
         (["--hub_model_id", "me/mine"], "hub_model_id"),
     ],
 )
-def test_switched_on_it_is_refused_still(words: list[str], name: str) -> None:
+def test_refused_fields_stay_refused_when_switched_on(words: list[str], name: str) -> None:
     (said,) = _problems(*_WORK, *words)
     assert said.startswith(f"whet does not honour --{name}\n")
 
@@ -254,7 +254,7 @@ def test_switched_on_it_is_refused_still(words: list[str], name: str) -> None:
         ("--eval_strategy steps --eval_steps 50 --save_strategy time --save_interval_s 60 --save_total_limit 2", ""),
     ],
 )
-def test_a_setting_that_its_strategy_does_not_read_is_noted(
+def test_setting_without_effect_under_its_strategy_is_logged(
     words: str, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     loaded = load(QA, [*_WORK, *words.split()])
@@ -264,7 +264,7 @@ def test_a_setting_that_its_strategy_does_not_read_is_noted(
     assert "; ".join(caplog.messages) == said
 
 
-def test_a_printed_config_has_nothing_to_note(tmp_path: Path) -> None:
+def test_printed_config_causes_no_notes(tmp_path: Path) -> None:
     """It names every field; those at their defaults were not chosen."""
     path = tmp_path / "run.yaml"
     path.write_text(str(load(QA, [*_WORK, "--save_strategy", "no", "--print_config"]).text))
@@ -275,19 +275,19 @@ def test_a_printed_config_has_nothing_to_note(tmp_path: Path) -> None:
     ("name", "meant"),
     [("batch_size", "per_device_train_batch_size"), ("lr", "learning_rate"), ("epochs", "num_train_epochs")],
 )
-def test_a_name_from_elsewhere_leads_to_ours(name: str, meant: str) -> None:
+def test_name_of_another_program_suggests_whets(name: str, meant: str) -> None:
     (said,) = _problems(*_WORK, f"--{name}", "8")
     assert f"did you mean --{meant}?" in said
 
 
-def test_a_refused_name_takes_its_value_along() -> None:
+def test_refused_name_consumes_its_value() -> None:
     """`full_shard` is no config file."""
     (said,) = _problems(*_WORK, "--fsdp", "full_shard")
     assert "does not honour --fsdp" in said
 
 
 @pytest.mark.parametrize("words", [("--optim", "adamw_torch_fusd"), ("--max_train_samples", "0")])
-def test_print_config_refuses_what_a_run_would(words: tuple[str, ...]) -> None:
+def test_print_config_refuses_what_a_run_would_refuse(words: tuple[str, ...]) -> None:
     """But not what is still open, as in a template."""
     (said,) = _problems(*words, "--print_config")
     assert words[0].removeprefix("--") in said

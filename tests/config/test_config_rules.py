@@ -129,7 +129,7 @@ def _says_everything(problem: Problem | None) -> None:
 @pytest.mark.parametrize(
     ("cls", "good", "rule", "broken"), _SINGLE, ids=[f"{cls.__name__}-{rule.__name__}" for cls, _, rule, _ in _SINGLE]
 )
-def test_a_broken_rule_says_what_got_why_and_names_a_flag(cls: type, good: dict, rule: Any, broken: dict) -> None:
+def test_broken_rule_has_four_parts_and_names_a_flag(cls: type, good: dict, rule: Any, broken: dict) -> None:
     assert rule(draft(cls, good)) is None
     values = {**good, **broken[rule.__name__]}
     _says_everything(rule(draft(cls, values)))
@@ -138,7 +138,7 @@ def test_a_broken_rule_says_what_got_why_and_names_a_flag(cls: type, good: dict,
 
 
 @pytest.mark.parametrize("rule", RUN_RULES, ids=lambda rule: rule.__name__)
-def test_a_broken_rule_between_task_and_training_says_everything(rule: Any) -> None:
+def test_broken_rule_between_task_and_training_has_four_parts(rule: Any) -> None:
     qa, args = _RUN[rule.__name__]
     _says_everything(rule(draft(QaArguments, {**_GOOD_QA, **qa}), draft(TrainingArguments, args)))
     assert rule(draft(QaArguments, _GOOD_QA), draft(TrainingArguments, {"do_train": True, "do_eval": True})) is None
@@ -163,17 +163,17 @@ def test_a_broken_rule_between_task_and_training_says_everything(rule: Any) -> N
     ],
     ids=str,
 )  # fmt: skip
-def test_what_lies_just_inside_the_rules_is_taken(given: dict[str, object]) -> None:
+def test_values_at_the_limits_are_accepted(given: dict[str, object]) -> None:
     TrainingArguments(**given)
 
 
 @pytest.mark.parametrize(("save", "evaluate"), [(0.25, 0.1), (0.5, 100), (100, 0.5), (100, 200)])
-def test_checkpoints_between_evaluations_are_refused_where_the_best_is_loaded(save: float, evaluate: float) -> None:
+def test_checkpoints_between_evaluations_are_refused_if_the_best_is_loaded(save: float, evaluate: float) -> None:
     with pytest.raises(ConfigError, match="save_steps is not a multiple of eval_steps"):
         TrainingArguments(**_BEST, save_steps=save, eval_steps=evaluate)
 
 
-def test_files_that_the_work_needs() -> None:
+def test_missing_files_are_reported() -> None:
     qa = QaArguments(
         model_name_or_path="m", train_file="t.json", validation_file="v.json", max_seq_length=128, doc_stride=0
     )
@@ -181,14 +181,14 @@ def test_files_that_the_work_needs() -> None:
     assert [problem.what for problem in check_run(qa, TrainingArguments(do_predict=True))] == ["do_predict has no data"]
 
 
-def test_an_empty_or_missing_output_folder_is_fine(tmp_path: Path) -> None:
+def test_empty_or_missing_output_folder_is_accepted(tmp_path: Path) -> None:
     assert check_output_dir(tmp_path, overwrite=False) is None
     assert check_output_dir(tmp_path / "a" / "b", overwrite=False) is None
     assert not (tmp_path / "a").exists()
     assert require_output_dir(tmp_path / "a" / "b", overwrite=False).is_dir()
 
 
-def test_a_full_output_folder_needs_to_be_overwritten(tmp_path: Path) -> None:
+def test_nonempty_output_folder_needs_overwriting(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").touch()
     _says_everything(check_output_dir(tmp_path, overwrite=False))
     with pytest.raises(ConfigError, match="--overwrite_output_dir"):
@@ -198,7 +198,7 @@ def test_a_full_output_folder_needs_to_be_overwritten(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("below", ["", "deeper", "deeper/still"])
-def test_a_file_in_the_way_is_an_output_error(tmp_path: Path, below: str) -> None:
+def test_file_at_the_output_path_is_an_output_error(tmp_path: Path, below: str) -> None:
     (tmp_path / "file").touch()
     _says_everything(check_output_dir(tmp_path / "file" / below, overwrite=True))
     with pytest.raises(OutputError) as caught:
@@ -206,7 +206,7 @@ def test_a_file_in_the_way_is_an_output_error(tmp_path: Path, below: str) -> Non
     assert caught.value.exit_code == 73
 
 
-def test_a_folder_that_may_not_be_written_is_named(tmp_path: Path) -> None:
+def test_unwritable_output_folder_is_named(tmp_path: Path) -> None:
     """In a process of its own, for root may write anywhere and has to become somebody else."""
     tmp_path.chmod(0o500)
     code = (
@@ -218,6 +218,6 @@ def test_a_folder_that_may_not_be_written_is_named(tmp_path: Path) -> None:
         assert "why: this user may not write in" in done.stdout
 
 
-def test_a_name_that_no_disk_takes_is_an_output_error(tmp_path: Path) -> None:
+def test_invalid_folder_name_is_an_output_error(tmp_path: Path) -> None:
     with pytest.raises(OutputError):
         require_output_dir(tmp_path / ("x" * 300), overwrite=False)

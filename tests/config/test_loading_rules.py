@@ -27,7 +27,7 @@ _BROKEN: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("rule", LOADING_RULES, ids=lambda rule: rule.__name__)
-def test_a_broken_rule_is_an_error_of_its_own(rule: Any) -> None:
+def test_each_broken_loading_rule_is_an_error(rule: Any) -> None:
     given, what = _BROKEN[rule.__name__]
     with pytest.raises(ConfigError) as caught:
         TrainingArguments(**given)
@@ -44,5 +44,5 @@ def test_a_broken_rule_is_an_error_of_its_own(rule: Any) -> None:
     ],
     ids=str,
 )
-def test_what_lies_just_inside_is_taken(given: dict[str, Any]) -> None:
+def test_values_at_the_loading_limits_are_accepted(given: dict[str, Any]) -> None:
     TrainingArguments(**given)

@@ -28,23 +28,23 @@ from whet import ConfigError, TrainingArguments
         ({"attn_implementation": "flash"}, "attn_implementation does not fit"),
     ],
 )
-def test_it_is_refused(given: dict[str, Any], said: str) -> None:
+def test_contradicting_memory_settings_are_refused(given: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         TrainingArguments(**given)
 
 
 @pytest.mark.parametrize("given", [{"bf16": True}, {"fp16": True}, {"precision": "bf16"}])
-def test_flash_takes_both_half_formats_and_batches_by_tokens(given: dict[str, Any]) -> None:
+def test_flash_attention_accepts_half_precision_and_token_limits(given: dict[str, Any]) -> None:
     args = TrainingArguments(attn_implementation="flash_attention_2", max_tokens_per_batch=100, **given)
     assert args.bf16 or args.fp16
 
 
-def test_the_names_of_both_generations_are_taken() -> None:
+def test_older_and_newer_names_are_accepted() -> None:
     old = TrainingArguments(gradient_checkpointing=True, gradient_checkpointing_kwargs={"use_reentrant": False})
     new = TrainingArguments(activation_checkpointing=True, activation_checkpointing_kwargs={"use_reentrant": False})
     assert old == new
 
 
 @pytest.mark.parametrize("given", [{"bf16": True}, {"fp16": True}, {"precision": "fp16"}])
-def test_flash_attention_takes_both_formats_of_16_bits(given: dict[str, Any]) -> None:
+def test_flash_attention_accepts_both_16_bit_formats(given: dict[str, Any]) -> None:
     assert TrainingArguments(attn_implementation="flash_attention_2", **given).attn_implementation is not None

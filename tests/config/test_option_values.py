@@ -43,7 +43,7 @@ class _Enum(str, Enum):  # noqa: UP042 - as transformers writes its enums
         (tuple[_Choice, ...], "steps", ("steps",)),
     ],
 )
-def test_values_that_are_taken(kind: Any, value: object, held: object) -> None:
+def test_valid_values_are_accepted(kind: Any, value: object, held: object) -> None:
     got = read(value, kind)
     assert got == held
     assert type(got) is type(held)
@@ -69,7 +69,7 @@ def test_values_that_are_taken(kind: Any, value: object, held: object) -> None:
         (int | None, "null"),  # only a flag says null in words
     ],
 )
-def test_values_that_are_not(kind: Any, value: object) -> None:
+def test_invalid_values_are_refused(kind: Any, value: object) -> None:
     with pytest.raises(ValueError):
         read(value, kind)
 
@@ -86,7 +86,7 @@ def test_every_number_is_read_as_it_is_written(number: float) -> None:
 
 
 @given(st.text())
-def test_no_text_does_more_than_fit_or_not(text: str) -> None:
+def test_every_text_is_either_read_or_refused(text: str) -> None:
     for kind in (bool, int, float, dict[str, Any], _Choice, tuple[_Choice, ...], int | float | None):
         try:
             read_flag(text, kind)
@@ -94,12 +94,12 @@ def test_no_text_does_more_than_fit_or_not(text: str) -> None:
             continue
 
 
-def test_null_means_none_only_where_none_is_possible() -> None:
+def test_null_means_none_only_if_none_is_possible() -> None:
     assert read_flag("null", str | None) is None
     assert read_flag("null", str) == "null"
 
 
-def test_words_for_the_help_and_the_errors() -> None:
+def test_types_are_described_in_help_and_errors() -> None:
     assert expected(int | float | None) == "a number or null"
     assert expected(tuple[_Choice, ...]) == "some of no, steps"
     assert expected(_Choice) == "one of no, steps"

@@ -27,20 +27,20 @@ def test_every_field_of_the_installed_transformers_is_known() -> None:
     assert _THEIRS - _OURS - set(ALIASES) - set(REFUSED) == set()
 
 
-def test_the_list_holds_nothing_else() -> None:
+def test_list_of_refused_names_has_no_other_names() -> None:
     if not transformers.__version__.startswith(SEEN_IN):
         pytest.skip(f"the list was made from transformers {SEEN_IN}; installed is {transformers.__version__}")
     assert _THEIRS - _OURS - set(ALIASES) == set(NOT_HONOURED)
     assert not set(NOT_HONOURED_OLD) & _THEIRS
 
 
-def test_no_name_is_both_taken_and_refused() -> None:
+def test_no_name_is_both_accepted_and_refused() -> None:
     assert set(REFUSED) & (_OURS | set(ALIASES)) == set()
     assert set(ALIASES) & _OURS == set()
 
 
 @pytest.mark.parametrize("name", sorted(_THEIRS))
-def test_a_field_of_transformers_is_honoured_translated_or_refused_with_what_to_use_instead(name: str) -> None:
+def test_field_of_transformers_is_honoured_translated_or_refused_with_an_alternative(name: str) -> None:
     """The walk over the fields of the installed release; a refused name is so with any value but its off one."""
     if name in _OURS:
         assert name in TrainingArguments().to_dict()
@@ -53,14 +53,14 @@ def test_a_field_of_transformers_is_honoured_translated_or_refused_with_what_to_
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
-def test_a_field_that_is_not_honoured_is_refused_by_name(name: str) -> None:
+def test_refused_field_is_named(name: str) -> None:
     with pytest.raises(ConfigError, match=f"whet does not honour {name}") as caught:
         TrainingArguments(**{name: _on(name)})
     assert caught.value.problems[0].fix == f"leave {name} out; {REFUSED[name]}"
 
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name in sorted(OFF) for value in OFF[name]])
-def test_a_value_that_asks_for_nothing_passes_in_silence(
+def test_off_value_of_a_refused_field_is_accepted_silently(
     name: str, value: object, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert name in REFUSED
@@ -68,7 +68,7 @@ def test_a_value_that_asks_for_nothing_passes_in_silence(
     assert not caplog.messages
 
 
-def test_what_switches_a_field_off_is_the_default_of_transformers() -> None:
+def test_off_values_are_the_defaults_of_transformers() -> None:
     theirs = {field.name: field for field in dataclasses.fields(transformers.TrainingArguments)}
     others = {
         name
@@ -90,7 +90,7 @@ def _passes(name: str, value: object) -> bool:
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
-def test_what_to_use_instead_exists(name: str) -> None:
+def test_alternatives_of_refused_names_exist(name: str) -> None:
     """One sentence, whose flags are whet's, with values that they take."""
     hint = REFUSED[name]
     assert 20 <= len(hint) <= 130
@@ -128,7 +128,7 @@ _ANY_VALUE: dict[Any, tuple[Any, ...]] = {
 
 
 @pytest.mark.parametrize("name", _QUIET)
-def test_a_field_that_makes_no_difference_passes_in_silence(name: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_field_without_effect_is_accepted_silently(name: str, caplog: pytest.LogCaptureFixture) -> None:
     for value in _ANY_VALUE.get(ALIASES[name].kind, ("warning",)):
         assert TrainingArguments(**{name: value}) == TrainingArguments()
     assert not caplog.messages
@@ -137,14 +137,14 @@ def test_a_field_that_makes_no_difference_passes_in_silence(name: str, caplog: p
 
 
 @pytest.mark.parametrize("name", sorted(set(ALIASES) - set(_QUIET)))
-def test_an_older_name_becomes_what_the_table_says(name: str) -> None:
+def test_older_name_is_translated_by_the_table(name: str) -> None:
     value, changed = _OLD_VALUES[name]
     args = TrainingArguments(**{name: value})
     usual = TrainingArguments()
     assert {key: new for key, new in args.to_dict().items() if new != usual.to_dict()[key]} == changed
 
 
-def test_what_was_off_anyway_is_not_spoken_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_older_name_that_was_off_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     assert TrainingArguments(use_ipex=False, xpu_backend=None, group_by_length=False) == TrainingArguments()
     assert not caplog.records
 
@@ -161,6 +161,6 @@ def test_two_names_of_one_field_must_agree(order: tuple[str, str]) -> None:
         TrainingArguments(**dict(zip(order, (True, False), strict=True)))
 
 
-def test_a_wrong_type_names_the_older_name() -> None:
+def test_wrong_type_error_names_the_older_name() -> None:
     with pytest.raises(ConfigError, match="no_cuda does not fit"):
         TrainingArguments(no_cuda="perhaps")

@@ -82,7 +82,7 @@ def test_trainer_runs_as_the_only_process(launched: dict[str, str], tmp_path: Pa
     assert toy_trainer(tmp_path / "out", max_steps=1).train().global_step == 1
 
 
-def test_train_refuses_ranks_that_came_after_construction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_train_refuses_ranks_that_appear_after_construction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = toy_trainer(tmp_path / "out")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match="WORLD_SIZE=2"):
@@ -125,7 +125,7 @@ def test_trainer_refuses_a_process_group_without_variables(tmp_path: Path) -> No
     assert all("whet.optimize" in rank.communicate(timeout=120)[0] for rank in ranks)
 
 
-def test_optimize_serves_a_distributed_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_optimize_works_in_a_distributed_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     from tiny import tiny_model
 
     monkeypatch.setenv("WORLD_SIZE", "2")

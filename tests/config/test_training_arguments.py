@@ -65,12 +65,14 @@ _LATER = [
 
 
 @pytest.mark.parametrize(("given", "later"), _LATER, ids=str)
-def test_what_one_field_takes_from_another(given: dict[str, object], later: dict[str, object]) -> None:
+def test_defaults_that_follow_from_other_fields_are_filled_in(
+    given: dict[str, object], later: dict[str, object]
+) -> None:
     args = TrainingArguments(**given)
     assert {name: getattr(args, name) for name in later} == later
 
 
-def test_the_guides_calls_construct() -> None:
+def test_calls_of_the_guides_construct_arguments() -> None:
     assert TrainingArguments(output_dir="./outputs", bf16=True, use_cpu=True).bf16
     assert TrainingArguments(output_dir="out", no_cuda=True).use_cpu
     default_args = {"output_dir": "tmp", "eval_strategy": "steps", "num_train_epochs": 1, "report_to": "none"}
@@ -89,7 +91,7 @@ def test_every_problem_is_reported_at_once() -> None:
     assert text.count("  fix: ") == 5
 
 
-def test_broken_rules_are_reported_at_once_too() -> None:
+def test_broken_rules_are_reported_at_once() -> None:
     text = _problems(per_device_train_batch_size=0, adam_beta1=1.0, save_strategy="best")
     assert text.count("  fix: ") == 4
     assert "--per_device_train_batch_size 1 or more" in text
@@ -115,7 +117,7 @@ def test_broken_rules_are_reported_at_once_too() -> None:
         ("eval_steps", "often"),
     ],
 )
-def test_a_wrong_type_is_a_config_error_that_names_the_field(name: str, value: object) -> None:
+def test_wrong_type_is_a_config_error_that_names_the_field(name: str, value: object) -> None:
     text = _problems(**{name: value})
     assert text.startswith(f"{name} does not fit")
     assert text.count("  fix: ") == 1
@@ -130,7 +132,7 @@ def test_settings_are_frozen_and_can_be_replaced_under_the_same_rules() -> None:
         dataclasses.replace(args, seed=-3)
 
 
-def test_to_dict_is_json_that_gives_the_same_settings_again() -> None:
+def test_to_dict_is_json_that_restores_equal_settings() -> None:
     args = TrainingArguments(
         output_dir="out", lr_scheduler_type="cosine", lr_scheduler_kwargs={"num_cycles": 2}, report_to=["tensorboard"]
     )
@@ -138,17 +140,17 @@ def test_to_dict_is_json_that_gives_the_same_settings_again() -> None:
     assert list(args.to_dict()) == list(options_of(TrainingArguments))
 
 
-def test_settings_survive_a_trip_to_another_process() -> None:
+def test_settings_survive_pickling_to_another_process() -> None:
     args = TrainingArguments(seed=7, report_to="tensorboard")
     assert pickle.loads(pickle.dumps(args)) == args  # what multiprocessing does
 
 
-def test_a_path_and_the_home_folder_are_taken_as_folders(tmp_path: Path) -> None:
+def test_paths_and_the_home_folder_are_accepted_as_folders(tmp_path: Path) -> None:
     assert TrainingArguments(output_dir=tmp_path).output_dir == str(tmp_path)
     assert TrainingArguments(output_dir="~/out").output_dir == str(Path.home() / "out")
 
 
-def test_all_trackers_means_the_installed_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_to_all_means_the_installed_trackers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder that a tracker left in the working directory is no installed tracker."""
     for name in ("wandb", "mlflow"):
         (tmp_path / name).mkdir()
@@ -161,13 +163,13 @@ def test_all_trackers_means_the_installed_ones(tmp_path: Path, monkeypatch: pyte
     assert TrainingArguments(report_to="all").report_to == ("mlflow",)
 
 
-def test_trackers_come_as_text_list_or_commas_once_each() -> None:
+def test_trackers_are_read_from_texts_lists_and_commas() -> None:
     assert TrainingArguments(report_to="wandb, tensorboard,wandb").report_to == ("wandb", "tensorboard")
     assert TrainingArguments(report_to=["wandb", "tensorboard"]).report_to == ("wandb", "tensorboard")
     assert TrainingArguments(report_to=["none"]).report_to == ()
 
 
-def test_older_names_are_taken_and_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_older_names_are_accepted_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         args = TrainingArguments(no_cuda=True, evaluation_strategy="epoch", use_ipex=True, xpu_backend="ccl")
     assert (args.use_cpu, args.eval_strategy) == (True, "epoch")

@@ -28,7 +28,7 @@ def store() -> RowStore:
     return rows_of(ROWS, range(3))
 
 
-def test_rows_lie_end_to_end() -> None:
+def test_packed_rows_are_end_to_end() -> None:
     batch = pack(store(), first_slot=4, position_offset=0)
     assert batch.cu_seqlens is not None
     assert batch.positions is not None
@@ -46,7 +46,7 @@ def test_rows_lie_end_to_end() -> None:
     assert batch.cu_seqlens.dtype == batch.positions.dtype == torch.int32
 
 
-def test_a_family_may_count_positions_from_elsewhere() -> None:
+def test_position_offset_of_a_family_is_added() -> None:
     """The model gets them so; masks go on counting from 0."""
     batch = pack(store(), first_slot=0, position_offset=2)
     assert batch.positions is not None
@@ -54,7 +54,7 @@ def test_a_family_may_count_positions_from_elsewhere() -> None:
     assert batch.positions.tolist() == [0, 1, 2, 0, 0, 1]
 
 
-def test_what_padding_would_have_cost() -> None:
+def test_batch_reports_the_tokens_of_a_padded_run() -> None:
     assert pack(store(), first_slot=0, position_offset=0, padding=Padding(length=384)).n_padded == 3 * 384
     assert pack(store().take([1]), first_slot=0, position_offset=0).n_padded == 1
 
@@ -85,7 +85,7 @@ def test_every_kind_of_data_set_gives_the_same_batch(kind: str) -> None:
     assert list(found) == list(wanted)
 
 
-def test_a_store_is_taken_from_as_it_is() -> None:
+def test_row_store_is_used_directly() -> None:
     assert list(rows_of(store(), [2, 0])) == list(store().take([2, 0]))
 
 
@@ -111,7 +111,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_bad_row_is_named(name: str) -> None:
+def test_bad_row_is_named_in_the_error(name: str) -> None:
     row, what = BAD[name]
     with pytest.raises(DataError) as caught:
         rows_of([ROWS[0], row], [0, 1])
@@ -128,32 +128,32 @@ ODD: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_a_row_unlike_the_others_is_refused(name: str) -> None:
+def test_row_with_other_columns_is_refused(name: str) -> None:
     """Rows that do not fit each other must not make a batch with columns of different lengths."""
     with pytest.raises(DataError):
         rows_of([ROWS[0], ODD[name]], [0, 1])
 
 
-def test_columns_of_text_are_refused() -> None:
+def test_text_columns_are_refused() -> None:
     """A data set that kept its ids of questions, as most do before their columns are removed."""
     with pytest.raises(DataError, match="example_id"):
         rows_of([row | {"example_id": "q"} for row in ROWS], [0, 1, 2])
 
 
 @given(st.integers(1, 100_000))
-def test_a_batch_is_filled_up_by_little(n_tokens: int) -> None:
+def test_packed_batch_is_filled_up_by_at_most_a_32nd(n_tokens: int) -> None:
     filled = filled_length(n_tokens)
     assert n_tokens <= filled <= n_tokens * 33 / 32
     assert filled - n_tokens < 64
     assert filled_length(filled) == filled
 
 
-def test_few_sizes_occur() -> None:
+def test_filled_lengths_have_few_values() -> None:
     """Steps of 12 rows of SQuAD have between 1,500 and 2,600 tokens: one in 50 sizes comes again and again."""
     assert len({filled_length(n) for n in range(1500, 2600)}) <= 27
 
 
-def test_what_fills_a_batch_is_no_row() -> None:
+def test_fill_of_a_batch_is_not_a_row() -> None:
     rows = [{"input_ids": [*range(100 * n, 100 * n + 50)], "start_positions": 0} for n in range(3)]
     batch = pack(rows_of(rows, range(3)), first_slot=2, position_offset=2)
     assert batch.cu_seqlens is not None

@@ -42,7 +42,7 @@ def test_epoch_visits_each_row_once(
 
 @quick
 @given(**sizes, batches=st.integers(1, 4), epoch=st.integers(0, 3))
-def test_drop_last_leaves_out_only_a_short_batch(
+def test_drop_last_drops_only_a_short_batch(
     n_rows: int, rows_per_batch: int, seed: int, batches: int, epoch: int
 ) -> None:
     """The rows that stay come in the same order; the last step takes the batches that remain."""
@@ -70,14 +70,16 @@ def test_epoch_counts_batches_as_transformers_does() -> None:
     assert dropping.epoch(1) == pytest.approx(4 / 6)
 
 
-def test_rows_in_their_order() -> None:
+def test_order_of_rows_matches_the_permutation() -> None:
     order = order_of(5, 2, 3, shuffle=False)
     assert [order.rows(step).tolist() for step in range(4)] == [[0, 1], [2, 3], [4], [0, 1]]
 
 
 @quick
 @given(**sizes, asked=st.lists(st.integers(0, 200), min_size=1, max_size=8))
-def test_step_depends_on_its_number_alone(n_rows: int, rows_per_batch: int, seed: int, asked: list[int]) -> None:
+def test_rows_of_a_step_depend_only_on_its_number(
+    n_rows: int, rows_per_batch: int, seed: int, asked: list[int]
+) -> None:
     """Not on what was asked before: a resumed run, which begins in the middle, sees the same rows."""
     order = order_of(n_rows, rows_per_batch, seed)
     once = {step: order.rows(step).tolist() for step in asked}
@@ -101,7 +103,7 @@ def test_seeds_and_epochs_differ() -> None:
     assert tuple(range(50)) not in orders.values()
 
 
-def test_every_row_may_come_first() -> None:
+def test_every_row_can_come_first() -> None:
     """Over 4000 epochs, each of 8 rows is first 500 times, give or take; five standard deviations are 105."""
     firsts = [order_of(8, 1, 1).rows(8 * epoch)[0] for epoch in range(4000)]
     counts = np.bincount(firsts, minlength=8)
@@ -109,7 +111,7 @@ def test_every_row_may_come_first() -> None:
     assert np.abs(counts - 500).max() < 105
 
 
-def test_what_a_caller_does_to_the_rows_does_not_change_the_order() -> None:
+def test_changing_returned_rows_does_not_change_the_order() -> None:
     order = order_of(12, 4, 5)
     before = order.rows(1).tolist()
     with pytest.raises(ValueError, match="read-only"):

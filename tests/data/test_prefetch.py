@@ -49,7 +49,7 @@ def _ends_its_threads() -> None:
 
 
 @pytest.mark.parametrize(("n_workers", "n_ahead"), [(1, 1), (2, 4), (3, 40)])
-def test_the_same_batches_in_the_same_order(n_workers: int, n_ahead: int) -> None:
+def test_prefetched_batches_are_the_same_in_the_same_order(n_workers: int, n_ahead: int) -> None:
     def slowly(rows: np.ndarray, first_slot: int) -> Batch:
         time.sleep(0.003 * (first_slot % 3))  # those behind are ready first
         return _make(rows, first_slot)
@@ -61,7 +61,7 @@ def test_the_same_batches_in_the_same_order(n_workers: int, n_ahead: int) -> Non
     assert _workers() == []  # the plan's end is theirs
 
 
-def test_no_more_is_made_ahead_than_asked_for() -> None:
+def test_prefetch_respects_its_limit() -> None:
     made: list[int] = []
 
     def counted(rows: np.ndarray, first_slot: int) -> Batch:
@@ -81,7 +81,7 @@ def test_no_more_is_made_ahead_than_asked_for() -> None:
     assert _workers() == []
 
 
-def test_an_error_comes_at_its_step_as_it_is() -> None:
+def test_worker_error_is_raised_unchanged_at_its_step() -> None:
     class OddRowError(Exception):
         pass
 
@@ -99,7 +99,7 @@ def test_an_error_comes_at_its_step_as_it_is() -> None:
     assert _workers() == []
 
 
-def test_a_step_that_cannot_be_cut_fails_at_its_turn() -> None:
+def test_step_that_cannot_be_split_fails_at_its_turn() -> None:
     def pieces(place: int) -> list[Piece]:
         if place == 2:
             raise KeyError("length")
@@ -112,7 +112,7 @@ def test_a_step_that_cannot_be_cut_fails_at_its_turn() -> None:
     loader.close()
 
 
-def test_another_step_than_the_next_throws_away_what_was_made() -> None:
+def test_jumping_to_another_step_discards_prepared_batches() -> None:
     loader, plain = Prefetcher(_source(), 2, 6), Prefetcher(_source(), 0, 0)
     for place in (0, 1, 4, 2, 3):
         assert _told(loader.take(place)) == _told(plain.take(place))
@@ -120,7 +120,7 @@ def test_another_step_than_the_next_throws_away_what_was_made() -> None:
     assert _workers() == []
 
 
-def test_closing_does_not_wait_for_what_has_not_begun() -> None:
+def test_closing_does_not_wait_for_pending_batches() -> None:
     begun: list[int] = []
     go_on = threading.Event()
 
@@ -143,7 +143,7 @@ def test_closing_does_not_wait_for_what_has_not_begun() -> None:
 @pytest.mark.parametrize(
     "draw", [random.random, np.random.rand, lambda: torch.rand(1)], ids=["python", "numpy", "torch"]
 )
-def test_a_data_set_that_draws_random_numbers_is_refused(draw: Callable[[], object]) -> None:
+def test_data_set_that_draws_random_numbers_is_refused(draw: Callable[[], object]) -> None:
     def drawing(rows: np.ndarray, first_slot: int) -> Batch:
         draw()
         return _make(rows, first_slot)

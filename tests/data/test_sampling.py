@@ -28,7 +28,7 @@ def _lengths(n_rows: int) -> np.ndarray:
 
 @pytest.mark.parametrize("n_rows", [1, 7, 100, 40_000])
 @pytest.mark.parametrize("seed", [0, 42, 2**32 - 1])
-def test_shuffled_is_accelerates_seedable_sampler(n_rows: int, seed: int) -> None:
+def test_shuffled_order_equals_accelerates_seedable_sampler(n_rows: int, seed: int) -> None:
     """40,000 rows: torch's permutation takes another way from 30,000 rows on."""
     sampler = accelerate.data_loader.SeedableRandomSampler(range(n_rows), data_seed=seed)
     epochs = sampling.shuffled(n_rows, seed)
@@ -38,7 +38,7 @@ def test_shuffled_is_accelerates_seedable_sampler(n_rows: int, seed: int) -> Non
 
 
 @pytest.mark.parametrize(("n_rows", "rows_per_step"), [(1, 8), (30, 8), (31, 1), (1000, 4), (1001, 16)])
-def test_grouped_by_length_is_transformers_sampler_in_a_data_loader(n_rows: int, rows_per_step: int) -> None:
+def test_grouped_by_length_equals_transformers_sampler_in_a_data_loader(n_rows: int, rows_per_step: int) -> None:
     """The loader's own draw of each epoch belongs to it: it takes from the same generator."""
     lengths = _lengths(n_rows)
     ours = sampling.grouped_by_length(lengths, rows_per_step, 42)
@@ -59,7 +59,7 @@ def _steps(batches: Sequence[list[int]], per_step: int) -> list[Counter[int]]:
 
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize(("n_rows", "rows", "batches"), [(40, 8, 1), (43, 2, 4), (5, 1, 4), (3, 4, 8), (100, 4, 3)])
-def test_rebalanced_steps_hold_the_rows_of_transformers(n_rows: int, rows: int, batches: int, drop_last: bool) -> None:
+def test_rebalanced_steps_have_the_rows_of_transformers(n_rows: int, rows: int, batches: int, drop_last: bool) -> None:
     """Rows that fill up the last step included."""
     lengths = _lengths(n_rows)
     theirs = BatchRebalanceSampler(
@@ -74,7 +74,7 @@ def test_rebalanced_steps_hold_the_rows_of_transformers(n_rows: int, rows: int, 
         assert len(found) - len(wanted) == (n_rows % (rows * batches) > 0 and drop_last)
 
 
-def test_rebalanced_batches_hold_about_as_many_tokens() -> None:
+def test_rebalanced_batches_have_about_as_many_tokens() -> None:
     lengths = np.random.default_rng(0).integers(10, 380, 96)
     order = sampling.rebalanced(lengths, 32, 4, 1)(0)
     shuffled = sampling.shuffled(96, 1)(0)
@@ -98,7 +98,7 @@ def test_lengths_come_from_the_column_or_the_tokens() -> None:
         lengths_of(table, "input_ids")
 
 
-def test_permutation_is_a_random_sampler_with_a_generator_of_seed_plus_epoch() -> None:
+def test_permutation_equals_a_random_sampler_seeded_with_seed_plus_epoch() -> None:
     """What the documents of torch and accelerate promise, without accelerate."""
     for epoch in range(2):
         sampler = RandomSampler(range(50), generator=torch.Generator().manual_seed(7 + epoch))

@@ -25,7 +25,7 @@ def store_of(rows: list[list[int]]) -> RowStore:
 ROWS = [[5, 6, 7], [], [8], [9, 10]]
 
 
-def test_rows_are_features() -> None:
+def test_rows_of_a_store_are_features() -> None:
     """Plain lists and ints, as the data sets of transformers hold them."""
     store = store_of(ROWS)
     assert len(store) == 4
@@ -40,7 +40,7 @@ def test_rows_are_features() -> None:
 
 
 @pytest.mark.parametrize("row", [4, -5, 100])
-def test_a_row_that_is_not_there(row: int) -> None:
+def test_missing_row_is_an_index_error(row: int) -> None:
     with pytest.raises(IndexError):
         store_of(ROWS)[row]
 
@@ -50,7 +50,7 @@ def test_a_row_that_is_not_there(row: int) -> None:
     rows=st.lists(st.lists(st.integers(0, 1000), max_size=6), min_size=1, max_size=8),
     wanted=st.lists(st.integers(0, 7), max_size=10),
 )
-def test_taken_rows_are_the_rows_in_that_order(rows: list[list[int]], wanted: list[int]) -> None:
+def test_take_returns_the_rows_in_the_given_order(rows: list[list[int]], wanted: list[int]) -> None:
     """Rows may be taken twice, and none may be taken."""
     store, index = store_of(rows), [row % len(rows) for row in wanted]
     taken = store.take(index)
@@ -58,7 +58,7 @@ def test_taken_rows_are_the_rows_in_that_order(rows: list[list[int]], wanted: li
     assert list(taken) == [store[row] for row in index]
 
 
-def test_taking_leaves_the_store_as_it_is() -> None:
+def test_take_does_not_change_the_store() -> None:
     store = store_of(ROWS)
     taken = store.take([3, 0])
     taken.tokens["input_ids"][:] = 0
@@ -67,12 +67,12 @@ def test_taking_leaves_the_store_as_it_is() -> None:
     assert store[3]["start_positions"] == 30
 
 
-def test_a_row_that_cannot_be_taken() -> None:
+def test_take_refuses_a_missing_row() -> None:
     with pytest.raises(IndexError):
         store_of(ROWS).take([0, 4])
 
 
-def test_a_saved_store_is_the_same(tmp_path: Path) -> None:
+def test_saved_store_is_restored(tmp_path: Path) -> None:
     """Values, order and dtypes; also of a store whose arrays lie in memory in steps."""
     store = store_of(ROWS)
     strided = RowStore(store.cu_seqlens, {"input_ids": np.arange(12, dtype=np.int32)[::2]}, {})
@@ -87,7 +87,7 @@ def test_a_saved_store_is_the_same(tmp_path: Path) -> None:
         assert len(found) == len(one)
 
 
-def test_arrays_of_others_are_left_to_them() -> None:
+def test_from_arrays_ignores_other_arrays() -> None:
     """What is kept in the same file under other names does not become a column."""
     arrays = store_of(ROWS).arrays() | {"context": np.zeros(3)}
     store = RowStore.from_arrays(arrays)
@@ -95,7 +95,7 @@ def test_arrays_of_others_are_left_to_them() -> None:
     assert set(store.labels) == {"start_positions"}
 
 
-def test_a_saved_store_is_read_by_safetensors(tmp_path: Path) -> None:
+def test_saved_store_is_readable_by_safetensors(tmp_path: Path) -> None:
     """The form on disk is an open one."""
     from safetensors import safe_open
 

@@ -55,7 +55,7 @@ def found() -> dict[str, Any]:
     return _json()
 
 
-def test_the_machine_is_this_one(found: dict[str, Any]) -> None:
+def test_doctor_reports_this_machine(found: dict[str, Any]) -> None:
     machine = found["machine"]
     flags = Path("/proc/cpuinfo").read_text()
     assert machine["processor"] in flags
@@ -67,7 +67,7 @@ def test_the_machine_is_this_one(found: dict[str, Any]) -> None:
     assert machine["disk_free_bytes"] == pytest.approx(shutil.disk_usage(Path.cwd()).free, rel=0.05)
 
 
-def test_versions_and_packages(found: dict[str, Any]) -> None:
+def test_doctor_reports_versions_and_packages(found: dict[str, Any]) -> None:
     software = found["software"]
     code = "import torch, transformers; print(torch.__version__, transformers.__version__, torch.get_num_threads())"
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
@@ -78,7 +78,7 @@ def test_versions_and_packages(found: dict[str, Any]) -> None:
     assert len(software["openmp"]) <= 1
 
 
-def test_rates_are_measured(found: dict[str, Any]) -> None:
+def test_doctor_measures_rates(found: dict[str, Any]) -> None:
     rates = found["rates"]
     assert rates["fp32_mm_gflops"] > 0.5  # one core of any machine of this century does more
     assert rates["copy_gb_per_s"] > 0.1
@@ -86,7 +86,7 @@ def test_rates_are_measured(found: dict[str, Any]) -> None:
     assert found["ok"]
 
 
-def test_the_text_fits_a_screen() -> None:
+def test_doctor_text_fits_a_screen() -> None:
     done = _doctor("--no_measure", COLUMNS="110")
     lines = done.stdout.splitlines()
     assert done.returncode == 0
@@ -115,7 +115,7 @@ def kernels() -> dict[str, Any]:
 
 @native
 @pytest.mark.parametrize(("asked", "isa"), [("baseline", "x86-64"), ("v3", "x86-64-v3")])
-def test_the_instruction_set_follows_the_environment(kernels: dict[str, Any], asked: str, isa: str) -> None:
+def test_doctor_reports_the_instruction_set_of_the_environment(kernels: dict[str, Any], asked: str, isa: str) -> None:
     if kernels["native"]["best_isa"] in ("baseline", isa):
         pytest.skip("this processor has no better one")
     assert kernels["native"]["isa"] == kernels["native"]["best_isa"]
@@ -126,7 +126,7 @@ def test_the_instruction_set_follows_the_environment(kernels: dict[str, Any], as
 
 
 @native
-def test_a_word_that_names_no_instruction_set_is_told(
+def test_unknown_instruction_set_in_the_environment_is_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("WHET_ISA", "avx512")
@@ -135,7 +135,7 @@ def test_a_word_that_names_no_instruction_set_is_told(
 
 
 @native
-def test_kernels_alone(kernels: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_kernels_option_reports_only_the_operators(kernels: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["doctor", "--kernels"]) == 0
     shown = capsys.readouterr().out
     assert str(_NATIVE) in shown
@@ -154,7 +154,7 @@ def copied(tmp_path: Path) -> Path:
     return tmp_path / "src"
 
 
-def test_a_missing_library_is_advice(copied: Path) -> None:
+def test_missing_library_is_only_advice(copied: Path) -> None:
     found = _json("--kernels", package=copied)
     assert (found["native"]["path"], found["native"]["isa"], found["exit"]) == (None, None, 0)
     assert "source tree of whet" in _advice(found)["there are no native operators"]
@@ -167,7 +167,7 @@ def test_with_a_source_tree_the_advice_is_to_build(copied: Path) -> None:
     assert "python -m whet.kernels.build" in _advice(found)["there are no native operators"]
 
 
-def test_what_the_build_needs_is_named_first(
+def test_missing_build_tools_are_named_first(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(library, "_candidates", lambda: iter([tmp_path / "none.so"]))
@@ -182,7 +182,7 @@ def test_what_the_build_needs_is_named_first(
     )
 
 
-def test_a_broken_library_is_an_error(copied: Path) -> None:
+def test_broken_library_is_an_error(copied: Path) -> None:
     (copied / "whet/kernels/_native.so").write_bytes(b"not a library")
     done = _doctor("--kernels", package=copied)
     assert done.returncode == 1
@@ -192,7 +192,7 @@ def test_a_broken_library_is_an_error(copied: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [("--no_measure",), ("--kernels",)])
-def test_without_torch_there_is_still_an_answer(tmp_path: Path, words: tuple[str, ...]) -> None:
+def test_doctor_works_without_torch(tmp_path: Path, words: tuple[str, ...]) -> None:
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch/__init__.py").write_text("raise ImportError('libtorch_cpu.so: cannot open')")
     source = Path(whet.__file__).parents[1]
@@ -202,7 +202,7 @@ def test_without_torch_there_is_still_an_answer(tmp_path: Path, words: tuple[str
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
-def test_more_threads_than_cores_are_told() -> None:
+def test_more_threads_than_cores_are_reported() -> None:
     taskset = shutil.which("taskset")
     if taskset is None:
         pytest.skip("there is no taskset here")
@@ -215,7 +215,7 @@ def test_more_threads_than_cores_are_told() -> None:
     assert _advice(found)["torch starts more threads than it has cores"] == "run: export OMP_NUM_THREADS=1"
 
 
-def test_the_help_teaches_and_is_quick() -> None:
+def test_doctor_help_is_quick() -> None:
     times = []
     for _ in range(3):
         began = time.perf_counter()

@@ -36,7 +36,7 @@ def _findings(**changes: Any) -> Findings:
     return Findings(machine=parts[0], software=parts[1], native=parts[2], rates=None)
 
 
-def test_a_good_machine_needs_nothing() -> None:
+def test_good_machine_gets_no_advice() -> None:
     found = _findings()
     assert advice.broken(found) == advice.advice(found) == []
     assert as_text(found, [], []).endswith("nothing to fix")
@@ -61,7 +61,7 @@ def test_a_good_machine_needs_nothing() -> None:
         ({"asked_isa": "avx2"}, "unset WHET_ISA"),
     ],
 )  # fmt: skip
-def test_one_thing_that_is_not_right_gives_one_piece_of_advice(changes: dict[str, Any], fix: str) -> None:
+def test_one_problem_gives_one_piece_of_advice(changes: dict[str, Any], fix: str) -> None:
     found = _findings(**changes)
     (problem,) = advice.advice(found)
     assert fix in problem.fix
@@ -78,7 +78,7 @@ def test_one_thing_that_is_not_right_gives_one_piece_of_advice(changes: dict[str
         ({"isa": None, "error": "wrong ELF class"}, "cannot be used"),
     ],
 )
-def test_what_counts_as_broken(changes: dict[str, Any], what: str) -> None:
+def test_broken_parts_change_the_exit_code(changes: dict[str, Any], what: str) -> None:
     found = _findings(**changes)
     (problem,) = advice.broken(found)
     assert what in problem.what
@@ -95,14 +95,14 @@ def test_what_counts_as_broken(changes: dict[str, Any], what: str) -> None:
         {"asked_isa": "v4"},
     ],
 )
-def test_what_is_right_gives_none(changes: dict[str, Any]) -> None:
+def test_correct_settings_give_no_advice(changes: dict[str, Any]) -> None:
     assert advice.advice(_findings(**changes)) == []
 
 
 @pytest.mark.parametrize(
     ("bf16", "says"), [(120.0, "--bf16 can pay"), (40.0, "leave --bf16 out"), (None, "not possible")]
 )
-def test_the_rates_say_whether_bf16_pays(bf16: float | None, says: str) -> None:
+def test_rates_show_whether_bf16_is_faster(bf16: float | None, says: str) -> None:
     rates = Rates(
         shape=(1, 2, 3), fp32_mm_gflops=50.0, fp32_onednn_gflops=80.0, bf16_mm_gflops=bf16, bf16_onednn_gflops=bf16,
         int8_gops=None, copy_gb_per_s=9.0, seconds=1.0,

@@ -28,7 +28,7 @@ def _put(path: Path, text: str) -> None:
 
 
 @linux
-def test_the_flags_are_those_of_every_processor() -> None:
+def test_feature_flags_are_common_to_all_processors() -> None:
     """Read by another program: grep."""
     shown = subprocess.run(["grep", "-m1", "-E", "^(flags|Features)", "/proc/cpuinfo"], capture_output=True, text=True)
     assert cpu.features() == set(shown.stdout.partition(":")[2].split())
@@ -77,7 +77,9 @@ def test_without_topology_every_cpu_is_a_core(tmp_path: Path) -> None:
         ("0::/a", {"a/cpu.max": "900000 100000"}, 9.0, 4),
     ],
 )  # fmt: skip
-def test_quotas(tmp_path: Path, cgroup: str, files: dict[str, str], quota: float | None, cores: int) -> None:
+def test_cgroup_quotas_limit_the_cores(
+    tmp_path: Path, cgroup: str, files: dict[str, str], quota: float | None, cores: int
+) -> None:
     _put(tmp_path / "proc/self/cgroup", cgroup)
     for name, text in files.items():
         _put(tmp_path / "sys/fs/cgroup" / name, text)
@@ -85,24 +87,24 @@ def test_quotas(tmp_path: Path, cgroup: str, files: dict[str, str], quota: float
     assert cpu.usable_cores(tmp_path, range(4)) == cores
 
 
-def test_nodes_without_processors_are_left_out(tmp_path: Path) -> None:
+def test_numa_nodes_without_cpus_are_skipped(tmp_path: Path) -> None:
     for number, cpus in enumerate(["0-2,6\n", "3-5\n", "\n"]):
         _put(tmp_path / f"sys/devices/system/node/node{number}/cpulist", cpus)
     assert cpu.numa_nodes(tmp_path) == {0: {0, 1, 2, 6}, 1: {3, 4, 5}}
 
 
-def test_arm_has_its_own_sets(tmp_path: Path) -> None:
+def test_arm_instruction_sets_are_recognised(tmp_path: Path) -> None:
     _put(tmp_path / "proc/cpuinfo", "processor\t: 0\nFeatures\t: fp asimd sve bf16\n")
     assert cpu.instruction_sets(tmp_path) == (["NEON", "SVE", "bf16"], ["int8 matrix"])
     assert cpu.vendor(tmp_path) == ""  # only x86 has this line
 
 
-def test_the_vendor_is_what_the_processor_says(tmp_path: Path) -> None:
+def test_vendor_is_read_from_the_processor(tmp_path: Path) -> None:
     _put(tmp_path / "proc/cpuinfo", "processor\t: 0\nvendor_id\t: AuthenticAMD\ncpu family\t: 25\n")
     assert cpu.vendor(tmp_path) == "AuthenticAMD"
 
 
-def test_gpus_of_the_driver(tmp_path: Path) -> None:
+def test_gpus_of_the_driver_are_listed(tmp_path: Path) -> None:
     assert gpu.nvidia_gpus(tmp_path) == []
     place = tmp_path / "proc/driver/nvidia/gpus"
     _put(place / "0000:01:00.0/information", "Model: \t\t NVIDIA A100\nIRQ: 12\n")

@@ -28,7 +28,7 @@ def _root(folder: Path, cgroup: str, files: dict[str, str]) -> Path:
     return folder
 
 
-def test_the_machines_memory_is_what_free_says() -> None:
+def test_machine_memory_equals_that_of_free() -> None:
     """The first column of `free`, which has its own reading of the same file."""
     shown = subprocess.run(["free", "-b"], capture_output=True, text=True, check=False)
     if shown.returncode:
@@ -38,14 +38,14 @@ def test_the_machines_memory_is_what_free_says() -> None:
     assert memory.machine_bytes() == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def test_the_limit_is_not_above_the_machine() -> None:
+def test_memory_limit_is_at_most_the_machines() -> None:
     limit, free = memory.limit_bytes(), memory.available_bytes()
     assert limit is not None
     assert free is not None
     assert 0 <= free <= limit <= (memory.machine_bytes() or 0)
 
 
-def test_what_is_touched_is_resident_and_the_peak_stays() -> None:
+def test_touched_memory_is_resident_and_the_peak_stays() -> None:
     """64 MiB, written and given back; half of it allows for what other code frees meanwhile."""
     before = memory.resident_bytes()
     assert before is not None
@@ -76,13 +76,13 @@ def test_what_is_touched_is_resident_and_the_peak_stays() -> None:
         ("0::/a\n", {"a/memory.max": f"{16 * _GIB}\n"}, 16 * _GIB),
     ],
 )
-def test_limits_of_cgroups(tmp_path: Path, cgroup: str, files: dict[str, str], limit: int | None) -> None:
+def test_cgroup_limits_are_read(tmp_path: Path, cgroup: str, files: dict[str, str], limit: int | None) -> None:
     root = _root(tmp_path, cgroup, files)
     assert memory.cgroup_bytes(root) == limit
     assert memory.limit_bytes(root) == min(limit or 8 * _GIB, 8 * _GIB)
 
 
-def test_free_is_what_is_left_of_the_cgroups_limit(tmp_path: Path) -> None:
+def test_available_memory_respects_the_cgroups_limit(tmp_path: Path) -> None:
     """Pages of files that nobody uses any more count as free: the kernel gives them back."""
     files = {"a/memory.max": f"{4 * _GIB}", "a/memory.current": f"{3 * _GIB}", "a/memory.stat": "anon 7\n"}
     root = _root(tmp_path, "0::/a", files)
@@ -93,7 +93,7 @@ def test_free_is_what_is_left_of_the_cgroups_limit(tmp_path: Path) -> None:
     assert memory.available_bytes(root) == 6 * _GIB
 
 
-def test_free_in_a_cgroup_of_version_1(tmp_path: Path) -> None:
+def test_available_memory_respects_cgroup_version_1(tmp_path: Path) -> None:
     files = {"x/memory.limit_in_bytes": f"{4 * _GIB}", "x/memory.usage_in_bytes": f"{3 * _GIB}"}
     files |= {"x/memory.stat": f"inactive_file 0\ntotal_inactive_file {_GIB}\n"}
     root = _root(tmp_path, "4:memory:/x", {f"memory/{name}": text for name, text in files.items()})
@@ -103,14 +103,14 @@ def test_free_in_a_cgroup_of_version_1(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "found"), [("always [madvise] never\n", "madvise"), ("always madvise [never]\n", "never"), ("", None)]
 )
-def test_huge_pages(tmp_path: Path, text: str, found: str | None) -> None:
+def test_huge_pages_setting_is_read(tmp_path: Path, text: str, found: str | None) -> None:
     path = tmp_path / "sys/kernel/mm/transparent_hugepage/enabled"
     path.parent.mkdir(parents=True)
     path.write_text(text)
     assert memory.huge_pages(tmp_path) == found
 
 
-def test_a_system_that_tells_nothing(tmp_path: Path) -> None:
+def test_unknown_system_gives_none(tmp_path: Path) -> None:
     assert memory.resident_bytes(tmp_path) is None
     assert memory.peak_bytes(tmp_path) is None
     assert memory.cgroup_bytes(tmp_path) is None

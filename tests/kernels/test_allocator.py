@@ -37,7 +37,7 @@ def faults(**environment: str) -> tuple[bool, int]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's own settings")
-def test_steps_take_no_new_pages() -> None:
+def test_steps_fault_no_new_pages() -> None:
     told, count = faults()
     if not told:
         pytest.skip("this C library is not glibc")
@@ -49,6 +49,6 @@ def test_steps_take_no_new_pages() -> None:
     assert count_not > count
 
 
-def test_another_allocator_is_left_alone() -> None:
+def test_other_allocators_are_left_unchanged() -> None:
     told, _ = faults(LD_PRELOAD="libtcmalloc-that-is-not-there.so")  # the loader warns, and goes on
     assert not told

@@ -37,19 +37,19 @@ FLASH = "flash_attention_2"
         (FLASH, False, BOTH, "package"),
     ],
 )
-def test_half_formats(kernel, dropping, have, path, dtype):
+def test_half_precision_runs_flash_kernels(kernel, dropping, have, path, dtype):
     assert choose(kernel, Call(dtype, 64, dropping), have) == path
 
 
 @pytest.mark.parametrize("dropping", [False, True])
 @pytest.mark.parametrize("kernel", ["auto", "whet"])
 @pytest.mark.parametrize(("dtype", "width"), [(FP32, 64), (FP64, 64), (BF16, 20), (BF16, 264), (FP16, 7)])
-def test_what_flash_kernels_do_not_take_is_padded(kernel, dropping, dtype, width):
+def test_unsupported_inputs_run_padded(kernel, dropping, dtype, width):
     assert choose(kernel, Call(dtype, width, dropping), BOTH) == "padded"
 
 
 @pytest.mark.parametrize("width", [8, 32, 64, 96, 256])
-def test_widths_that_flash_kernels_take(width):
+def test_head_widths_of_flash_kernels_are_accepted(width):
     assert choose("auto", Call(BF16, width, dropping=True), TORCH) == "torch"
 
 
@@ -61,12 +61,12 @@ def test_widths_that_flash_kernels_take(width):
         (Call(BF16, 64, dropping=False), NOTHING),
     ],
 )
-def test_flash_asked_for_by_name_is_flash_or_an_error(call, have):
+def test_flash_requested_by_name_is_flash_or_an_error(call, have):
     with pytest.raises(ConfigError, match="flash_attention_2 cannot compute this model's attention"):
         choose(FLASH, call, have)
 
 
-def test_a_cpu_has_no_flash_kernels():
+def test_cpu_has_no_flash_kernels():
     assert attention_path.have(torch.device("cpu")) == NOTHING
 
 
@@ -80,7 +80,7 @@ def test_a_cpu_has_no_flash_kernels():
         ((9, 4), None, True, True, NOTHING),  # AMD's: torch has other kernels for these, with another generator
     ],
 )
-def test_what_a_gpu_has(monkeypatch, capability, cuda, built, installed, wanted):
+def test_gpu_kernels_depend_on_torch_and_packages(monkeypatch, capability, cuda, built, installed, wanted):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.version, "cuda", cuda)
     monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: built)
@@ -88,7 +88,7 @@ def test_what_a_gpu_has(monkeypatch, capability, cuda, built, installed, wanted)
     assert attention_path.have.__wrapped__(torch.device("cuda", 0)) == wanted
 
 
-def test_the_log_tells_each_way_once_and_whose_masks_are_drawn(caplog):
+def test_log_names_each_attention_path_and_its_masks_once(caplog):
     attention_path.tell.cache_clear()
     with caplog.at_level(logging.INFO, logger.name):
         for _ in range(3):

@@ -59,7 +59,7 @@ def test_attention_dropout_of_one_gives_zeros_and_no_gradient(dtype: torch.dtype
 @pytest.mark.parametrize("large", [1e19, 1e25, 3e38, float("inf"), float("nan")])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rms", [False, True])
-def test_a_norm_that_overflows_is_not_finite(large: float, dtype: torch.dtype, rms: bool) -> None:
+def test_overflowing_norm_is_not_finite(large: float, dtype: torch.dtype, rms: bool) -> None:
     """torch gives NaN from about 1e20 on; below, where its sum of squares is infinite already, it gives the bias."""
     weight, bias = torch.ones(WIDTH), torch.full((WIDTH,), 0.5)
     x = torch.randn(N, WIDTH)
@@ -76,7 +76,7 @@ def test_a_norm_that_overflows_is_not_finite(large: float, dtype: torch.dtype, r
     assert gradients[2].isnan().all(), "the weight's gradient is a sum over all rows"
 
 
-def test_the_embeddings_norm_that_overflows_is_not_finite() -> None:
+def test_overflowing_embedding_norm_is_not_finite() -> None:
     table = torch.randn(20, WIDTH)
     table[7] *= 1e25
     ids = torch.arange(N)
@@ -92,7 +92,7 @@ def test_the_embeddings_norm_that_overflows_is_not_finite() -> None:
     assert of_weight.isnan().all()
 
 
-def test_large_numbers_that_do_not_overflow_are_torchs() -> None:
+def test_large_numbers_without_overflow_match_torch() -> None:
     x = torch.randn(N, WIDTH) * 1e17
     weight, bias = torch.randn(2, WIDTH)
     found = add_norm(x, None, Norm(weight, bias, 1e-5))[0]

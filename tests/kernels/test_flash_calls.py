@@ -47,7 +47,7 @@ def meta(*, heads=4, key_heads=4, width=64, dtype=torch.bfloat16):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("p", "causal", "key_heads"), [(0.0, False, 4), (0.1, False, 4), (0.1, True, 2)])
-def test_torchs_operator_goes_forward_and_backward(generator, dtype, p, causal, key_heads):
+def test_flash_operator_of_torch_runs_forward_and_backward(generator, dtype, p, causal, key_heads):
     inputs = meta(key_heads=key_heads, dtype=dtype)
     out = flash.attend(*inputs, spec_of(p, causal=causal))
     assert (out.shape, out.dtype) == (inputs[0].shape, dtype)
@@ -55,7 +55,7 @@ def test_torchs_operator_goes_forward_and_backward(generator, dtype, p, causal, 
         assert (gradient.shape, gradient.dtype) == (tensor.shape, dtype)
 
 
-def test_views_of_joined_projections_and_of_heads_before_tokens(generator):
+def test_flash_attention_accepts_strided_views(generator):
     joined = torch.empty(sum(LENGTHS), 3, 4, 64, dtype=torch.bfloat16, device="meta", requires_grad=True)
     out = flash.attend(*joined.unbind(1), spec_of(0.1))
     assert torch.autograd.grad(out, joined, torch.empty_like(out))[0].shape == joined.shape
@@ -80,7 +80,7 @@ def test_both_operators_keep_everything_on_the_gpu(generator):
         assert [t.device.type for t in found] == ["cuda"] * 3
 
 
-def test_keys_without_those_of_padding(generator):
+def test_padding_tokens_are_no_keys(generator):
     counts = torch.tensor([30, 7, 50], dtype=torch.int32)
     starts = spec_of().cu_seqlens
     x = torch.arange(sum(LENGTHS)).float()[:, None, None]
@@ -93,7 +93,7 @@ def test_keys_without_those_of_padding(generator):
 @pytest.mark.parametrize("amount", ["none", "sampled"])
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize("have", [attention_path.Have(torch=True), attention_path.Have()])
-def test_a_model_reads_nothing_back_from_the_gpu(generator, monkeypatch, have, dropout, amount):
+def test_model_reads_nothing_back_from_the_gpu(generator, monkeypatch, have, dropout, amount):
     """A tensor on the device meta has no numbers: a pass that asked one for a length would fail."""
     paths = []
     monkeypatch.setattr(attention_path, "have", lambda device: have)
@@ -110,7 +110,7 @@ def test_a_model_reads_nothing_back_from_the_gpu(generator, monkeypatch, have, d
     assert paths == ["torch" if have.torch else "padded"] * 2
 
 
-def test_one_call_has_one_mask_and_leaves_the_generator_alone(generator):
+def test_call_has_one_mask_and_restores_the_generator(generator):
     drop = spec_of(0.1).drop
     before = generator.get_state()
     with flash._drawing_from(drop, torch.device("meta")):
@@ -130,14 +130,14 @@ def test_one_call_has_one_mask_and_leaves_the_generator_alone(generator):
     assert all(0 <= seed < 2**63 for seed in seeds)
 
 
-def test_an_error_in_the_kernel_puts_the_generator_back(generator):
+def test_kernel_error_restores_the_generator(generator):
     before = generator.get_state()
     with pytest.raises(RuntimeError, match="kernel"), flash._drawing_from(spec_of(0.1).drop, torch.device("meta")):
         raise RuntimeError("kernel")
     assert torch.equal(generator.get_state(), before)
 
 
-def test_the_package_is_called_as_its_signature_has_it(monkeypatch):
+def test_package_is_called_by_its_signature(monkeypatch):
     """Arguments by the names and places of flash-attn 2.4 to 2.8; the result is what the textbook computes."""
 
     def flash_attn_varlen_func(q, k, v, *lengths, **options):

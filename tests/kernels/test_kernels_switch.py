@@ -37,7 +37,7 @@ def _train(kernels: str, *, compiled: bool = False) -> subprocess.CompletedProce
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_reference_runs_no_native_operator(*, compiled: bool) -> None:
+def test_whet_kernels_reference_runs_no_native_operator(*, compiled: bool) -> None:
     done = _train("reference", compiled=compiled)
     assert done.returncode == 0, done.stderr
     last = done.stdout.splitlines()[-1]
@@ -45,20 +45,20 @@ def test_reference_runs_no_native_operator(*, compiled: bool) -> None:
     assert "operators in plain torch" in last
 
 
-def test_native_runs_native_operators() -> None:
+def test_whet_kernels_native_runs_native_operators() -> None:
     done = _train("native")
     assert done.returncode == 0, done.stderr
     assert "whet::add_norm" in done.stdout.splitlines()[-1]
 
 
-def test_an_unknown_value_is_refused() -> None:
+def test_whet_kernels_unknown_value_is_refused() -> None:
     done = _train("fast")
     assert done.returncode != 0
     assert "WHET_KERNELS has an unknown value" in done.stderr
     assert "native or reference" in done.stderr
 
 
-def test_doctor_shows_the_reference() -> None:
+def test_whet_kernels_reference_is_shown_by_doctor() -> None:
     env = {**os.environ, "WHET_KERNELS": "reference"}
     command = [sys.executable, "-m", "whet", "doctor", "--kernels"]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)

@@ -27,14 +27,14 @@ def random(*shape, dtype=torch.float32):
 
 @quick
 @given(n=st.integers(1, 70), width=st.integers(1, 150), dtype=DTYPES, kind=st.sampled_from(KINDS))
-def test_bias_and_activation(n, width, dtype, kind):
+def test_bias_and_activation_match_the_reference(n, width, dtype, kind):
     inputs = [random(n, width, dtype=dtype), random(width)]
     assert_near_float64(lambda x, b: bias_act(x, b, kind), lambda x, b: reference.bias_act(x, b, kind), inputs)
 
 
 @quick
 @given(n=st.integers(1, 70), width=st.integers(1, 150), dtype=DTYPES, kind=st.sampled_from(KINDS))
-def test_gated_activation(n, width, dtype, kind):
+def test_gated_activation_matches_the_reference(n, width, dtype, kind):
     x = random(n, 2 * width, dtype=dtype)
 
     def textbook(joined):
@@ -45,7 +45,7 @@ def test_gated_activation(n, width, dtype, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_value_is_right_not_only_the_sum(kind):
+def test_each_activation_value_is_exact(kind):
     """Every value within 8 ulp where it is not tiny, and no more than 1e-6 off anywhere; slopes within 3e-6."""
     x = torch.linspace(-14, 14, 200_001).view(1, -1)
     found = outputs_and_gradients(lambda a: bias_act(a, None, kind), [x])
@@ -58,7 +58,7 @@ def test_each_value_is_right_not_only_the_sum(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_extreme_inputs(kind):
+def test_extreme_inputs_match_the_reference(kind):
     x = torch.tensor([[torch.nan, -1e30, -100.0, -0.0, 0.0, 100.0, 1e30, torch.inf]])
     y = bias_act(x, None, kind)[0]
     assert torch.isnan(y[0])

@@ -50,7 +50,7 @@ def spec_of(lengths, *, p=0.0, causal=False, scale=0.3):
     causal=st.booleans(),
     p=st.sampled_from([0.0, 0.2]),
 )
-def test_joined_projections(lengths, heads, head_width, dtype, causal, p):
+def test_joined_projections_match_the_reference(lengths, heads, head_width, dtype, causal, p):
     spec = spec_of(lengths, p=p, causal=causal)
     assert_near_float64(
         lambda x: fused_attention.attend_joined(x, spec),
@@ -69,7 +69,7 @@ def test_query_heads_share_keys(lengths, group, causal, p):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_rows_longer_than_a_block_of_keys(causal):
+def test_rows_longer_than_a_block_match_the_reference(causal):
     spec = spec_of([1100, 3], p=0.1, causal=causal)
     assert_near_float64(
         lambda x: fused_attention.attend_joined(x, spec),
@@ -86,7 +86,7 @@ def test_rows_longer_than_a_block_of_keys(causal):
     p=st.sampled_from([0.0, 0.2]),
     head_width=st.sampled_from([7, 32, 64]),
 )
-def test_tokens_behind_the_keys_of_a_row_are_queries_alone(lengths, padding, dtype, p, head_width):
+def test_tokens_after_the_keys_are_only_queries(lengths, padding, dtype, p, head_width):
     total = [n + padding // (i + 1) for i, n in enumerate(lengths)]
     spec = replace(spec_of(total, p=p), key_counts=torch.tensor(lengths, dtype=torch.int32))
     x = joined(total, 2, head_width, dtype)
@@ -96,7 +96,7 @@ def test_tokens_behind_the_keys_of_a_row_are_queries_alone(lengths, padding, dty
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_queries_alone_leave_the_other_tokens_as_they_are(dtype):
+def test_queries_without_keys_do_not_change_other_tokens(dtype):
     """Their own keys and values are not read, and get gradients of 0."""
     spec = replace(spec_of([70, 40], p=0.1), key_counts=torch.tensor([50, 40], dtype=torch.int32))
     real = torch.tensor([*range(50), *range(70, 110)])
@@ -132,7 +132,7 @@ def test_strided_views_are_read_in_place():
     )
 
 
-def test_a_row_sees_itself_alone():
+def test_row_attends_only_to_itself():
     x = joined([50, 30], 2, 16)
     alone = fused_attention.attend_joined(x[50:], spec_of([30]))
     assert torch.equal(fused_attention.attend_joined(x, spec_of([50, 30]))[50:], alone)
@@ -153,7 +153,7 @@ def test_bf16_results_do_not_depend_on_threads():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_value_that_is_no_number_is_not_hidden(dtype):
+def test_nan_is_not_hidden_by_attention(dtype):
     """A diverged row shows, and leaves the others alone."""
     x, spec = joined([70, 33], 2, 32, dtype), spec_of([70, 33], p=0.1)
     clean = fused_attention.attend_joined(x, spec)
@@ -180,6 +180,6 @@ for dtype in TOLERANCE:
 
 
 @pytest.mark.parametrize("level", ["v4", "v3", "baseline"])
-def test_a_lesser_instruction_set_gives_right_results(level):
+def test_smaller_instruction_set_gives_correct_attention(level):
     """v4 is without the dot product of bf16."""
     subprocess.run([sys.executable, "-c", _PROBE], env={**os.environ, "WHET_ISA": level}, cwd=HERE, check=True)

@@ -15,7 +15,7 @@ def block(x, residual, weight, drop):
     return y
 
 
-def test_a_compiled_block_has_the_masks_of_each_step():
+def test_compiled_block_has_the_masks_of_each_step():
     x, residual, weight = torch.randn(10, 32, requires_grad=True), torch.randn(10, 32), torch.ones(32)
     compiled = torch.compile(block, backend="eager", fullgraph=True)
     for step in range(3):

@@ -41,20 +41,20 @@ def embedded_by(module, ids, drop):
 
 @quick
 @given(n=st.integers(1, 120), width=st.integers(8, 100), n_tables=st.integers(1, 3), p=st.sampled_from([0.0, 0.2]))
-def test_up_to_three_tables(n, width, n_tables, p):
+def test_up_to_three_tables_match_the_reference(n, width, n_tables, p):
     ids, tensors = case(n, width, n_tables)
     drop = Drop(p, position_of([n]), 1)
     assert_near_float64(embedded_by(fused_embedding, ids, drop), embedded_by(reference, ids, drop), tensors)
 
 
-def test_the_padding_entry_gets_no_gradient():
+def test_padding_entry_gets_no_gradient():
     ids, tensors = case(40, 16, 2)
     ids[0][:10] = 0
     _, table_grad, *_ = outputs_and_gradients(embedded_by(fused_embedding, ids, None), tensors)
     assert torch.equal(table_grad[0], torch.zeros(16))
 
 
-def test_kept_gradients_are_those_of_fresh_ones():
+def test_kept_gradients_equal_fresh_ones():
     """Three steps with other ids each, the second over two micro-batches: nothing of a step is left in the next."""
     _, (table, weight, bias) = case(1, 32, 1)
     kept, plain = table.clone().requires_grad_(), table.clone().requires_grad_()
@@ -69,7 +69,7 @@ def test_kept_gradients_are_those_of_fresh_ones():
         assert torch.equal(kept.grad, plain.grad)
 
 
-def test_forgetting_clears_what_others_wrote():
+def test_forget_clears_foreign_values():
     _, (table, weight, bias) = case(1, 32, 1)
     kept = table.clone().requires_grad_()
     rows = RowGradient(kept)
@@ -82,13 +82,13 @@ def test_forgetting_clears_what_others_wrote():
     assert torch.equal(kept.grad[untouched], torch.zeros(48, 32))
 
 
-def test_an_id_outside_of_the_table_is_refused():
+def test_id_outside_of_the_table_is_refused():
     _, tensors = case(5, 16, 1)
     with pytest.raises(IndexError):
         embedded_by(fused_embedding, [torch.tensor([50])], None)(*tensors)
 
 
-def test_nothing_depends_on_threads():
+def test_embedding_does_not_depend_on_threads():
     ids, tensors = case(500, 48, 3)
     drop = Drop(0.1, position_of([500]), 1)
     assert_same_on_two_threads(lambda: outputs_and_gradients(embedded_by(fused_embedding, ids, drop), tensors))

@@ -66,14 +66,14 @@ def test_error_is_within_what_the_scales_imply(rows: int, depth: int, columns: i
 
 @quick
 @given(**SHAPES, block=BLOCKS)
-def test_a_weight_packs_the_same_either_way_it_lies(rows: int, depth: int, columns: int, block: int) -> None:
+def test_weight_packs_equally_from_both_layouts(rows: int, depth: int, columns: int, block: int) -> None:
     x, weight = _numbers(rows, depth), _numbers(columns, depth, seed=1)
     across = product(x, pack(weight, down=False, block=block))
     down = product(x, pack(weight.t().contiguous(), down=True, block=block))
     assert torch.equal(across, down)
 
 
-def test_random_rounding_is_right_on_average() -> None:
+def test_stochastic_rounding_is_exact_on_average() -> None:
     """One rounding is off by up to a step; the mean of 400 by about its 20th part."""
     x, eye = _numbers(8, 300), torch.eye(300)
     steps = x.abs().amax(1, keepdim=True) / reference_int8.MOST
@@ -86,7 +86,7 @@ def test_random_rounding_is_right_on_average() -> None:
     assert float(((nearest - x).abs() / steps).mean()) > 4 * float(((drawn.mean(0) - x).abs() / steps).mean())
 
 
-def test_bits_of_rounding_are_even() -> None:
+def test_rounding_bits_are_uniform() -> None:
     drawn = reference_int8.dither((3, 4), 200, 1000)
     assert abs(float(drawn.mean())) < 5 * 0.2887 / drawn.numel() ** 0.5
     assert abs(float((drawn[:, 1:] * drawn[:, :-1]).mean())) < 5 / 12 / drawn.numel() ** 0.5
@@ -94,7 +94,7 @@ def test_bits_of_rounding_are_even() -> None:
 
 
 @pytest.mark.parametrize("key", [None, (5, 6)])
-def test_same_on_two_threads(key: tuple[int, int] | None) -> None:
+def test_int8_product_does_not_depend_on_threads(key: tuple[int, int] | None) -> None:
     x, weight = _numbers(701, 770), _numbers(150, 770, seed=1)
     assert_same_on_two_threads(
         lambda: [product(x, pack(weight, down=False), key=key), product(x, pack(weight.t().contiguous(), down=True))]
@@ -102,7 +102,7 @@ def test_same_on_two_threads(key: tuple[int, int] | None) -> None:
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_what_is_no_number_is_not_hidden(bad: float) -> None:
+def test_nan_is_not_hidden_by_int8(bad: float) -> None:
     x, weight = _numbers(20, 300), _numbers(40, 300, seed=1)
     broken = x.clone()
     broken[3, 299] = bad
@@ -115,7 +115,7 @@ def test_what_is_no_number_is_not_hidden(bad: float) -> None:
         assert not bool(product(x, packed)[:, 7].isfinite().any())
 
 
-def test_zeros_and_the_smallest_numbers() -> None:
+def test_zeros_and_smallest_numbers_are_exact() -> None:
     weight, bias = _numbers(40, 300, seed=1), torch.randn(40)
     for x in (torch.zeros(5, 300), torch.full((5, 300), 1e-38), torch.full((5, 300), 1e-45)):
         assert torch.equal(product(x, pack(weight, down=False), bias), bias.expand(5, 40))
@@ -142,7 +142,7 @@ def test_other_instruction_sets_agree() -> None:
     assert found[2] == pytest.approx(found[0], rel=1e-5)
 
 
-def test_a_step_packs_each_weight_once() -> None:
+def test_step_packs_each_weight_once() -> None:
     weight = torch.nn.Parameter(_numbers(64, 128))
     step = product_int8.Step(1, 0)
     first = step.packed(weight, (weight,), down=False)
@@ -153,7 +153,7 @@ def test_a_step_packs_each_weight_once() -> None:
     assert torch.equal(product_int8.Step(1, 1).packed(weight, (weight,), down=False).scales, first.scales * 2)
 
 
-def test_gradients() -> None:
+def test_int8_gradients_match_the_reference() -> None:
     """That of the weight is fp32's; that of the input is within a few steps of 8 bits, on average none."""
     x, weight, bias = _numbers(96, 256), _numbers(64, 256, seed=1), torch.randn(64)
     grad = _numbers(96, 64, seed=2)
@@ -174,7 +174,7 @@ def test_gradients() -> None:
     assert relative(sums / 50, leaves[0].grad.double()) < 8e-3  # pyright: ignore[reportOptionalMemberAccess]
 
 
-def test_gradient_of_the_input_in_fp32() -> None:
+def test_input_gradient_can_run_in_fp32() -> None:
     x, weight, grad = _numbers(96, 256), _numbers(64, 256, seed=1), _numbers(96, 64, seed=2)
     leaf = x.clone().requires_grad_()
     product_int8.Step(3, 0, backward=False).linear(leaf, weight, None, (weight,)).backward(grad)

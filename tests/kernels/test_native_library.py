@@ -48,18 +48,18 @@ def probe(**environment):
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux's /proc")
-def test_one_openmp_serves_torch_and_us():
+def test_torch_and_whet_share_one_openmp():
     assert len([name for name in probe()["openmp"] if "libgomp" in name or "libomp" in name]) == 1
 
 
 @pytest.mark.parametrize("level", ["baseline", "v3"])
-def test_a_lesser_instruction_set_gives_right_results(level):
+def test_smaller_instruction_set_gives_correct_results(level):
     found = probe(WHET_ISA=level)
     assert found["isa"] in {"baseline", "x86-64", "x86-64-v3"}
     assert found["error"] < 2e-6
 
 
-def test_plain_torch_runs_where_the_library_is_absent(monkeypatch, tmp_path, caplog):
+def test_plain_torch_runs_without_the_library(monkeypatch, tmp_path, caplog):
     monkeypatch.setattr(library, "_candidates", lambda: iter([tmp_path / "none.so"]))
     library.library.cache_clear()
     position = position_of([4])
@@ -80,12 +80,12 @@ def test_library_needs_no_newer_glibc_than_torch():
     assert max(map(int, versions)) <= 28  # torch's own wheels are manylinux_2_28
 
 
-def test_the_price_that_is_told_is_the_one_that_was_measured():
+def test_reported_cost_equals_the_measured_one():
     report = Path(__file__).resolve().parents[2] / "benchmarks/cpu/plain_torch.json"
     assert round(json.loads(report.read_text("utf-8"))["ratio"], 1) == library.TIMES_AS_LONG
 
 
-def test_a_file_that_is_no_library_is_left_alone(monkeypatch, tmp_path, caplog):
+def test_invalid_library_file_is_not_used(monkeypatch, tmp_path, caplog):
     (tmp_path / "broken.so").write_bytes(b"not a library")
     monkeypatch.setattr(library, "_candidates", lambda: iter([tmp_path / "broken.so"]))
     library.library.cache_clear()
@@ -97,13 +97,13 @@ def test_a_file_that_is_no_library_is_left_alone(monkeypatch, tmp_path, caplog):
     assert "broken.so" in caplog.text
 
 
-def test_building_without_a_source_tree_says_what_to_do(tmp_path):
+def test_build_without_a_source_tree_names_a_fix(tmp_path):
     with pytest.raises(ConfigError, match="no source tree"):
         build.build(tmp_path)
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux's /proc")
-def test_a_stale_library_is_reported_once_with_what_replaces_it(monkeypatch, caplog):
+def test_stale_library_is_reported_once_with_a_fix(monkeypatch, caplog):
     """A library of another version has not all operators: here one that has none."""
     stale = Path(
         next(line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libc.so" in line)

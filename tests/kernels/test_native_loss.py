@@ -40,7 +40,7 @@ def test_any_chunk_gives_the_textbook_loss(n, n_words, chunk_rows):
         )
 
 
-def test_bf16():
+def test_bf16_loss_matches_the_reference():
     hidden, weight, labels = case(30, 24, 200, torch.bfloat16)
     found = outputs_and_gradients(lambda h, w: fused_loss.linear_cross_entropy(h, w, labels), [hidden, weight])
     exact = outputs_and_gradients(
@@ -50,7 +50,7 @@ def test_bf16():
         assert float((ours - theirs).norm() / theirs.norm()) < 0.03
 
 
-def test_rows_without_label_count_nothing():
+def test_rows_without_label_are_ignored():
     hidden, weight, labels = case(6, 8, 11)
     labels[:] = -100
     loss, *grads = outputs_and_gradients(lambda h, w: fused_loss.linear_cross_entropy(h, w, labels), [hidden, weight])
@@ -58,7 +58,7 @@ def test_rows_without_label_count_nothing():
     assert all(float(grad.abs().max()) == 0.0 for grad in grads)
 
 
-def test_a_label_outside_of_the_vocabulary_is_refused():
+def test_label_outside_of_the_vocabulary_is_refused():
     hidden, weight, labels = case(6, 8, 11)
     labels[2] = 11
     with pytest.raises(IndexError):
@@ -90,7 +90,7 @@ def test_rows_of_any_length_give_the_textbook_loss(lengths, seed):
     )
 
 
-def test_a_row_of_one_token_has_no_loss():
+def test_row_of_one_token_has_no_loss():
     logits = torch.tensor([5.0, -2.0], requires_grad=True)
     losses = fused_loss.row_cross_entropy(logits, torch.tensor([0, 0]), torch.tensor([0, 1, 2], dtype=torch.int32))
     losses.sum().backward()

@@ -28,7 +28,7 @@ need_native()
     seed=st.integers(0, 2**64 - 1),
     site=st.integers(0, 2**63),
 )
-def test_hidden_masks_are_those_of_plain_torch(lengths, width, p, seed, site):
+def test_hidden_masks_equal_those_of_plain_torch(lengths, width, p, seed, site):
     position = position_of(lengths, seed=seed, first_slot=2**31 - 100)
     x = torch.ones(sum(lengths), width)
     found = dropout(x, Drop(p, position, site))
@@ -37,7 +37,7 @@ def test_hidden_masks_are_those_of_plain_torch(lengths, width, p, seed, site):
 
 @quick
 @given(length=st.integers(1, 150), heads=st.integers(1, 3), p=st.floats(0.1, 0.9), causal=st.booleans())
-def test_attention_masks_are_those_of_plain_torch(length, heads, p, causal):
+def test_attention_masks_equal_those_of_plain_torch(length, heads, p, causal):
     """With the unit vectors as values, attention returns its own weights: their zeros are the mask."""
     position = position_of([length, 1])
     n = length + 1
@@ -47,7 +47,7 @@ def test_attention_masks_are_those_of_plain_torch(length, heads, p, causal):
     assert torch.equal(found == 0, exact == 0)
 
 
-def test_a_mask_depends_on_slot_and_position_alone():
+def test_mask_depends_only_on_slot_and_position():
     x = torch.ones(30, 70)
     both, second = position_of([20, 10]), position_of([10], first_slot=8)
     packed = dropout(x, Drop(0.5, both, 1))
@@ -68,7 +68,7 @@ def test_dropout_keeps_the_mean():
     assert abs(float(kept.mean()) - 1.0) < 2e-3  # six standard deviations of a mean of a million draws
 
 
-def test_backward_sees_the_mask_of_forward():
+def test_backward_uses_the_mask_of_forward():
     x = torch.ones(30, 100, dtype=torch.bfloat16, requires_grad=True)
     y = dropout(x, Drop(0.3, position_of([30]), 4))
     (grad,) = torch.autograd.grad(y.sum(), x)
@@ -94,7 +94,7 @@ assert torch.equal(found.nan_to_num(), exact.nan_to_num())
 
 
 @pytest.mark.parametrize("level", ["", "v4", "v3", "baseline"])
-def test_every_bf16_is_rounded_as_torch_rounds(level):
+def test_every_bf16_is_rounded_as_in_torch(level):
     """All 65,536 of them but the smallest, which some processors take for zero; "" is the best set that is here."""
     env = {**os.environ, "WHET_ISA": level}
     subprocess.run([sys.executable, "-c", _ROUNDING], env=env, cwd=Path(__file__).parent, check=True)

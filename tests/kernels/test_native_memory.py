@@ -66,19 +66,19 @@ def peak_mib(operator: str, n_tokens: int) -> float:
     return int(done.stdout) / _MIB
 
 
-def test_attention_over_8192_tokens_holds_nothing_of_their_square() -> None:
+def test_attention_over_8192_tokens_stores_no_square_matrix() -> None:
     """One head: the square of probabilities alone would be 256 MiB; q, k, v, output and their gradients are 14."""
     n_tokens = 8192
     assert peak_mib("attention", n_tokens) < 0.125 * 4 * n_tokens**2 / _MIB
 
 
 @pytest.mark.slow
-def test_attention_grows_with_the_tokens_and_not_with_their_square() -> None:
+def test_attention_memory_is_linear_in_the_tokens() -> None:
     """Four times the tokens: at most about four times the memory, where a square would be sixteen times as large."""
     assert peak_mib("attention", 16384) < 4 * 1.5 * max(peak_mib("attention", 4096), 4.0)
 
 
-def test_the_loss_of_a_vocabulary_never_holds_its_logits() -> None:
+def test_vocabulary_loss_never_stores_all_logits() -> None:
     """The logits of 8,000 tokens are 916 MiB; a few chunks of 32 MiB and both gradients stay far below."""
     n_tokens, n_words = 8000, 30000
     assert peak_mib("cross_entropy", n_tokens) < 0.4 * 4 * n_tokens * n_words / _MIB

@@ -33,7 +33,7 @@ def inputs_of(n, width, dtype):
 
 @quick
 @given(n=st.integers(1, 90), width=st.integers(8, 150), dtype=DTYPES, rms=st.booleans(), p=st.sampled_from([0.0, 0.2]))
-def test_everything_at_once(n, width, dtype, rms, p):
+def test_norm_with_all_inputs_matches_the_reference(n, width, dtype, rms, p):
     drop = Drop(p, position_of([n]), 2)
 
     def run_by(module):
@@ -49,7 +49,7 @@ def test_everything_at_once(n, width, dtype, rms, p):
 
 @quick
 @given(n=st.integers(1, 40), width=st.integers(8, 150), dtype=DTYPES, rms=st.booleans(), biased=st.booleans())
-def test_norm_alone(n, width, dtype, rms, biased):
+def test_norm_without_residual_matches_the_reference(n, width, dtype, rms, biased):
     x, _, weight, bias, _ = inputs_of(n, width, dtype)
 
     def run_by(module):
@@ -58,14 +58,14 @@ def test_norm_alone(n, width, dtype, rms, biased):
     assert_near_float64(run_by(fused_norm), run_by(reference), [x, weight, bias] if biased else [x, weight])
 
 
-def test_it_is_the_layer_norm_of_torch():
+def test_norm_equals_layer_norm_of_torch():
     x, residual, weight, bias, _ = inputs_of(20, 96, torch.float32)
     y, total = add_norm(x, residual, Norm(weight, bias, 1e-12))
     assert torch.equal(total, x + residual)
     torch.testing.assert_close(y, functional.layer_norm(x + residual, (96,), weight, bias, 1e-12))
 
 
-def test_a_large_mean_does_not_spoil_the_variance():
+def test_large_mean_does_not_affect_the_variance():
     x = torch.randn(4, 256) + 1000.0
     y, _ = add_norm(x, None, Norm(torch.ones(256), None, 1e-5))
     exact = functional.layer_norm(x.double(), (256,), eps=1e-5)
@@ -73,7 +73,7 @@ def test_a_large_mean_does_not_spoil_the_variance():
 
 
 @pytest.mark.parametrize("used", [0, 1])
-def test_only_one_result_is_used(used):
+def test_norm_with_one_used_result_has_correct_gradients(used):
     def run(x, residual, weight, bias, linear_bias):
         return add_norm(x, residual, Norm(weight, bias, 1e-5), linear_bias=linear_bias)[used]
 

@@ -44,7 +44,7 @@ def train(sizes, dtype, masters):
 
 @quick
 @given(sizes=SIZES)
-def test_fp32_parameters(sizes):
+def test_fp32_parameters_match_the_reference(sizes):
     params, _, exact = train(sizes, torch.float32, masters=False)
     for param, truth in zip(params, exact, strict=True):
         assert float((param - truth).abs().max()) < N_STEPS * 5e-7  # one ulp of 4, the largest value, each step
@@ -52,14 +52,14 @@ def test_fp32_parameters(sizes):
 
 @quick
 @given(sizes=SIZES)
-def test_bf16_parameters_with_fp32_masters(sizes):
+def test_bf16_parameters_with_fp32_masters_match_the_reference(sizes):
     params, masters, exact = train(sizes, torch.bfloat16, masters=True)
     for param, master, truth in zip(params, masters, exact, strict=True):
         assert float((master - truth).abs().max()) < N_STEPS * 5e-7
         assert torch.equal(param, master.bfloat16())
 
 
-def test_it_is_the_adamw_of_torch():
+def test_native_adamw_equals_torchs():
     start, grad = random([5000], 1)[0], random([5000], 2)[0]
     theirs = start.clone().requires_grad_()
     theirs.grad = grad
@@ -73,19 +73,19 @@ def test_it_is_the_adamw_of_torch():
 
 @quick
 @given(sizes=SIZES, dtype=st.sampled_from([torch.float32, torch.bfloat16]))
-def test_squared_norm(sizes, dtype):
+def test_squared_norm_matches_the_reference(sizes, dtype):
     tensors = random(sizes, 3, dtype)
     exact = reference.squared_norm(tensors)
     assert math.isclose(fused_optimizer.squared_norm(tensors), exact, rel_tol=1e-6)  # fp32 sums of at most 128 squares
 
 
-def test_a_nan_reaches_the_norm():
+def test_nan_reaches_the_norm():
     tensors = random([40_000, 7], 3)
     tensors[0][39_999] = torch.nan
     assert math.isnan(fused_optimizer.squared_norm(tensors))
 
 
-def test_nothing_depends_on_threads():
+def test_optimizer_does_not_depend_on_threads():
     sizes = [70_000, 33_000, 5]
 
     def run():

@@ -49,7 +49,7 @@ def encoded(values: Tensor, *, signed: bool) -> Codes:
 
 
 @pytest.mark.parametrize("signed", [True, False])
-def test_the_map_is_that_of_the_paper(signed: bool) -> None:
+def test_dynamic_map_equals_the_papers(signed: bool) -> None:
     """Each decade has twice the values of the one below; the ends are exact; nothing is there twice."""
     values = dynamic_map(signed)
     assert values.unique().numel() == 256
@@ -61,7 +61,7 @@ def test_the_map_is_that_of_the_paper(signed: bool) -> None:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is None, reason="needs the package bitsandbytes")
 @pytest.mark.parametrize("signed", [True, False])
-def test_the_map_is_that_of_bitsandbytes(signed: bool) -> None:
+def test_dynamic_map_equals_bitsandbytes(signed: bool) -> None:
     import bitsandbytes.functional as theirs
 
     wanted = theirs.create_dynamic_map(signed=signed).double()
@@ -98,7 +98,7 @@ def test_codes_are_the_nearest(signed: bool) -> None:
 
 @quick
 @given(sizes=SIZES, dtype=st.sampled_from([torch.float32, torch.bfloat16]), masters=st.booleans())
-def test_one_step_is_the_twins(sizes: list[int], dtype: torch.dtype, masters: bool) -> None:
+def test_step_equals_the_reference(sizes: list[int], dtype: torch.dtype, masters: bool) -> None:
     params = numbers(sizes, 1, dtype)
     first, second = moments(sizes, signed=True), moments(sizes, signed=False)
     for codes in (*first, *second):
@@ -128,7 +128,7 @@ def test_one_step_is_the_twins(sizes: list[int], dtype: torch.dtype, masters: bo
             assert torch.equal(params[i], kept[i].to(dtype))
 
 
-def test_what_is_not_whole_blocks_is_quantised_too() -> None:
+def test_incomplete_blocks_are_quantised() -> None:
     """No size falls back to 32 bits; what lies behind a tensor's end is not touched."""
     for n in (1, 7, 255, 256, 257, 4095):
         room = torch.zeros(n + 64, dtype=torch.uint8) + 77
@@ -142,7 +142,7 @@ def test_what_is_not_whole_blocks_is_quantised_too() -> None:
         torch.testing.assert_close(first.numbers(), 0.1 * grad, rtol=0.5, atol=float(grad.abs().max()) * 1e-6)
 
 
-def test_a_positive_second_moment_never_becomes_zero() -> None:
+def test_positive_second_moment_never_becomes_zero() -> None:
     gradient = torch.cat([torch.ones(1), torch.full((BLOCK - 1,), 1e-9)])
     param, first, second = torch.zeros(BLOCK), moments([BLOCK], signed=True), moments([BLOCK], signed=False)
     AdamW8bitTensors([param], first, second).update([gradient], [RATES], AdamWStep(0.9, 0.999, 1e-8, 1))
@@ -165,7 +165,7 @@ def test_very_small_and_large_gradients_are_harmless(size: float) -> None:
     assert float((param - 1).abs().max()) < 0.1  # about the rate a step, as AdamW's
 
 
-def test_a_nan_is_not_hidden() -> None:
+def test_nan_is_not_hidden_by_quantising() -> None:
     param, first, second = torch.ones(300), moments([300], signed=True), moments([300], signed=False)
     gradient = torch.ones(300)
     gradient[270] = torch.nan
@@ -173,7 +173,7 @@ def test_a_nan_is_not_hidden() -> None:
     assert param.isnan().nonzero().tolist() == [[270]]
 
 
-def test_nothing_depends_on_threads() -> None:
+def test_8bit_optimizer_does_not_depend_on_threads() -> None:
     sizes = [70_000, 33_000, 5]
 
     def run() -> list[Tensor]:

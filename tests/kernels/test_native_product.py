@@ -26,7 +26,7 @@ def relative_error(found: torch.Tensor, exact: torch.Tensor) -> float:
 
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(rows=st.integers(1, 900), width=SIZES, out=SIZES, seed=st.integers(0, 9))
-def test_weight_gradient_is_the_textbooks(rows: int, width: int, out: int, seed: int) -> None:
+def test_weight_gradient_matches_the_textbook(rows: int, width: int, out: int, seed: int) -> None:
     torch.manual_seed(seed)
     grad, x = torch.randn(rows, out), torch.randn(rows, width)
     dweight, dbias = product.weight_gradient(grad, x, bias=True)
@@ -37,7 +37,7 @@ def test_weight_gradient_is_the_textbooks(rows: int, width: int, out: int, seed:
 
 
 @pytest.mark.parametrize("shape", [(0, 3, 4), (1, 1, 1), (385, 385, 29), (769, 32, 14), (50, 1000, 5)])
-def test_edges_of_the_blocks(shape: tuple[int, int, int]) -> None:
+def test_weight_gradient_is_exact_at_block_edges(shape: tuple[int, int, int]) -> None:
     rows, width, out = shape
     grad, x = torch.randn(rows, out), torch.randn(rows, width)
     dweight, dbias = product.weight_gradient(grad, x, bias=True)
@@ -45,7 +45,7 @@ def test_edges_of_the_blocks(shape: tuple[int, int, int]) -> None:
     torch.testing.assert_close(dbias, grad.double().sum(0).float(), rtol=1e-4, atol=1e-4)
 
 
-def test_same_bits_for_any_number_of_threads() -> None:
+def test_weight_gradient_does_not_depend_on_threads() -> None:
     grad, x = torch.randn(700, 60), torch.randn(700, 800)
     before = torch.get_num_threads()
     found = []
@@ -60,7 +60,7 @@ def test_same_bits_for_any_number_of_threads() -> None:
 
 @pytest.mark.parametrize("route", ["mkl", "onednn"])
 @pytest.mark.parametrize("with_bias", [True, False])
-def test_both_routes_give_torchs_linear(monkeypatch: pytest.MonkeyPatch, route: str, with_bias: bool) -> None:
+def test_both_libraries_match_torchs_linear(monkeypatch: pytest.MonkeyPatch, route: str, with_bias: bool) -> None:
     if route == "onednn" and not torch.backends.mkldnn.is_available():
         pytest.skip("this torch has no oneDNN")
     monkeypatch.setenv(product.CHOICE, route)
@@ -96,7 +96,7 @@ def test_frozen_parts_get_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     assert x.grad is not None
 
 
-def test_the_environment_chooses() -> None:
+def test_environment_selects_the_library() -> None:
     code = "from whet.kernels.products.linear import by_onednn; print(by_onednn())"
     for asked, answer in (("mkl", "False"), ("onednn", "True")):
         found = subprocess.run(

@@ -74,9 +74,7 @@ def _outputs(run: Run, tensors: list[Tensor]) -> list[Tensor]:
     ids=lambda one: one.__name__,
 )
 @pytest.mark.usefixtures("_graphs_hold_operators")
-def test_compiled_operators_compute_what_eager_ones_do(
-    make: Callable[..., tuple[Run, list]], dtype: torch.dtype
-) -> None:
+def test_compiled_and_eager_operators_agree(make: Callable[..., tuple[Run, list]], dtype: torch.dtype) -> None:
     at = position_of(LENGTHS)
     keys = torch.tensor([at.key(0)], dtype=torch.int64)
     slots = torch.nn.functional.pad(at.row_slots, (0, 1))

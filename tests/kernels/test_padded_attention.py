@@ -38,7 +38,7 @@ def tensors(lengths, heads, key_heads, width, dtype=torch.float32):
     p=st.sampled_from([0.0, 0.2]),
     counted=st.booleans(),
 )
-def test_output_gradients_and_masks_are_the_textbooks(lengths, group, width, causal, p, counted):
+def test_padded_attention_matches_the_textbook(lengths, group, width, causal, p, counted):
     spec = spec_of(lengths, p=p, causal=causal, counted=counted)
     assert_near_float64(
         lambda *x: padded_attention.attend(*x, spec),
@@ -48,7 +48,7 @@ def test_output_gradients_and_masks_are_the_textbooks(lengths, group, width, cau
 
 
 @pytest.mark.parametrize("p", [0.0, 0.2])
-def test_tokens_behind_the_keys_of_a_row_are_queries_alone(p):
+def test_padded_tokens_after_the_keys_are_only_queries(p):
     lengths = [60, 33, 9]
     spec = replace(spec_of(lengths, p=p), key_counts=torch.tensor([40, 33, 3], dtype=torch.int32))
     assert_near_float64(
@@ -60,7 +60,7 @@ def test_tokens_behind_the_keys_of_a_row_are_queries_alone(p):
 
 @pytest.mark.parametrize("p", [0.0, 0.2])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_formats(dtype, p):
+def test_padded_attention_works_in_half_precision(dtype, p):
     lengths = [100, 3, 50]
     spec, inputs = spec_of(lengths, p=p, causal=True), tensors(lengths, 4, 2, 16, dtype)
     found = outputs_and_gradients(lambda *x: padded_attention.attend(*x, spec), inputs)
@@ -70,7 +70,7 @@ def test_half_formats(dtype, p):
         assert relative(ours, theirs) < 2**-7
 
 
-def test_a_row_of_one_token_and_rows_some_at_a_time(monkeypatch):
+def test_row_of_one_token_and_row_groups_match_the_textbook(monkeypatch):
     lengths = [1, 40, 17, 2, 33]
     spec, inputs = spec_of(lengths, p=0.3), tensors(lengths, 2, 2, 16)
     at_once = outputs_and_gradients(lambda *x: padded_attention.attend(*x, spec), inputs)
@@ -88,7 +88,7 @@ def test_other_rows_change_nothing(p):
     assert torch.equal(padded_attention.attend(*inputs, spec)[:50], padded_attention.attend(*changed, spec)[:50])
 
 
-def test_the_bits_of_rows_are_those_of_each_row():
+def test_random_bits_of_rows_equal_those_of_each_row():
     slots, key = torch.tensor([3, 900, 7], dtype=torch.int32), (17, 2**31)
     together = attention_bits_of_rows(key, slots, 2, 30, 90)
     for row, slot in zip(together, slots.tolist(), strict=True):

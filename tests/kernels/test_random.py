@@ -35,7 +35,7 @@ KNOWN_ANSWERS: list[tuple[int, Words, Words, Words]] = [
 
 
 @pytest.mark.parametrize(("rounds", "counter", "key", "wanted"), KNOWN_ANSWERS)
-def test_the_published_vectors(
+def test_philox_gives_the_published_vectors(
     monkeypatch: pytest.MonkeyPatch, rounds: int, counter: Words, key: tuple[int, int], wanted: Words
 ) -> None:
     assert random.ROUNDS == 7
@@ -81,7 +81,7 @@ def test_which_word_serves_which_attention_weight(n_keys: int) -> None:
         assert int(found[head, query, column]) == wanted, (head, query, column)
 
 
-def test_streams_have_keys_of_their_own() -> None:
+def test_streams_have_different_keys() -> None:
     """No two of 120,000 places (seed, step, site) share a key, neighbours and swapped numbers included."""
     places = list(product(range(12), range(100), range(100)))
     keys = {stream_key(*place) for place in places}
@@ -90,7 +90,7 @@ def test_streams_have_keys_of_their_own() -> None:
     assert stream_key(2**64 - 1, 0, 0) == stream_key(-1, 0, 0)  # seeds are 64 bits
 
 
-def test_a_tokens_bits_do_not_depend_on_what_surrounds_it() -> None:
+def test_bits_of_a_token_do_not_depend_on_other_tokens() -> None:
     key = stream_key(1, 2, 3)
     slots, positions = torch.arange(6).repeat_interleave(9), torch.arange(9).repeat(6)
     together = hidden_bits(key, slots, positions, 100)
@@ -100,7 +100,7 @@ def test_a_tokens_bits_do_not_depend_on_what_surrounds_it() -> None:
     assert torch.equal(hidden_bits(key, slots, positions, 70), together[:, :70])
 
 
-def test_a_weights_bits_do_not_depend_on_the_rows_length() -> None:
+def test_bits_of_a_weight_do_not_depend_on_the_rows_length() -> None:
     key = stream_key(1, 2, 3)
     large = attention_bits(key, 5, 4, 90, 90, device=CPU)
     assert torch.equal(attention_bits(key, 5, 2, 33, 33, device=CPU), large[:2, :33, :33])

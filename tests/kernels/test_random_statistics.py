@@ -67,7 +67,7 @@ places = pytest.mark.parametrize("words", [grid, attention_grid], ids=["hidden",
 
 @places
 @pytest.mark.parametrize("shift", [0, 8, 16, 24])
-def test_bytes_are_uniform(words: Callable[[], Tensor], shift: int) -> None:
+def test_random_bytes_are_uniform(words: Callable[[], Tensor], shift: int) -> None:
     assert abs(chi_square(words() >> shift & 0xFF)) < 5
 
 
@@ -93,7 +93,7 @@ NEIGHBOURS: dict[str, Callable[[], tuple[Tensor, Tensor]]] = {
 
 
 @pytest.mark.parametrize("name", NEIGHBOURS)
-def test_neighbours_are_independent(name: str) -> None:
+def test_neighbouring_bits_are_independent(name: str) -> None:
     """No bit agrees too often, no number follows the other, and no pair of leading half bytes is too frequent."""
     one, other = NEIGHBOURS[name]()
     assert agreement(one, other) < 5
@@ -103,7 +103,7 @@ def test_neighbours_are_independent(name: str) -> None:
 
 @pytest.mark.parametrize("p", [1e-3, 0.1, 0.25, 1 / 3, 0.5, 0.9, 0.999])
 @places
-def test_the_keep_rate_is_one_minus_p(words: Callable[[], Tensor], p: float) -> None:
+def test_keep_rate_is_one_minus_p(words: Callable[[], Tensor], p: float) -> None:
     kept = words() >= keep_threshold(p)
     deviation = (p * (1 - p) / kept.numel()) ** 0.5
     assert abs(kept.double().mean().item() - (1 - p)) < 5 * deviation
@@ -118,7 +118,7 @@ def test_no_dropout_keeps_everything_and_full_dropout_nothing() -> None:
 
 @pytest.mark.parametrize("p", [0.1, 0.5])
 @pytest.mark.parametrize("dim", [0, 1, 2], ids=["slots", "positions", "channels"])
-def test_nothing_is_favoured(dim: int, p: float) -> None:
+def test_no_position_is_favoured(dim: int, p: float) -> None:
     """The kept shares of slots, of positions and of channels spread as those of independent draws do."""
     kept = (grid() >= keep_threshold(p)).double()
     shares = kept.mean([other for other in range(3) if other != dim])

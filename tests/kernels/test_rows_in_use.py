@@ -41,7 +41,7 @@ def moments(table):
 
 @quick
 @given(shape=TABLES, seed=st.integers(0, 999))
-def test_the_step_is_that_over_all_rows_bit_for_bit(shape, seed):
+def test_step_over_rows_in_use_equals_the_step_over_all_rows(shape, seed):
     table, grad, use = table_and_gradient(*shape, seed)
     all_rows, bias = table.clone(), torch.randn(3)
     others = [bias, bias.clone()]
@@ -65,7 +65,7 @@ def test_other_rows_are_not_read(shape, seed):
     assert math.isclose(fused_optimizer.squared_norm([grad]), float(exact), rel_tol=1e-6)  # fp32 sums of 2,048 at most
 
 
-def test_threads_change_nothing():
+def test_rows_in_use_do_not_depend_on_threads():
     def run():
         table, grad, use = table_and_gradient(3000, 70, 1)
         use.put_on(grad)
@@ -75,7 +75,7 @@ def test_threads_change_nothing():
     assert_same_on_two_threads(run)
 
 
-def test_the_norm_does_not_depend_on_which_rows_are_known():
+def test_norm_does_not_depend_on_the_row_tracking():
     """A resumed run knows less: rows whose gradients were all zero. Its norm has the same bits."""
     _, grad, use = table_and_gradient(3000, 70, 1)
     use.put_on(grad)
@@ -119,7 +119,7 @@ def torchs(start, grads, weight_decay=0.0):
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 @pytest.mark.parametrize("dense", [(), (0,), (2,), (1, 2)], ids=str)
-def test_it_is_torchs_adamw_whatever_gradients_come(dense, weight_decay):
+def test_adamw_equals_torchs_for_any_gradients(dense, weight_decay):
     """After a gradient in all rows, later steps move all of them, though their gradients are zero again."""
     words = Words(weight_decay)
     start = words.table.detach().clone()
@@ -127,7 +127,7 @@ def test_it_is_torchs_adamw_whatever_gradients_come(dense, weight_decay):
     torch.testing.assert_close(words.table, torchs(start, grads, weight_decay))
 
 
-def test_the_optimizer_passes_rows_by():
+def test_optimizer_skips_rows_without_gradient():
     """What stands in other rows behind torch's back is not read, neither by the step nor by the norm."""
     words = Words()
     words.step(1)
@@ -138,7 +138,7 @@ def test_the_optimizer_passes_rows_by():
     assert words.table.isfinite().all()
 
 
-def test_a_second_use_of_the_table_counts():
+def test_second_use_of_the_table_invalidates_the_tracking():
     """Autograd adds to the same gradient, in rows that nobody announced; the step after begins from zero."""
     words, start = Words(), Words().table.detach().clone()
     grads = []
@@ -157,7 +157,7 @@ def test_a_second_use_of_the_table_counts():
     torch.testing.assert_close(words.table, torchs(start, grads))
 
 
-def test_a_second_gradient_over_the_same_table():
+def test_second_gradient_over_the_same_table_is_added():
     words = Words()
     other = RowGradient(words.table)
     words.gradient.add(torch.tensor([1]), torch.ones(1, 20), None)
@@ -170,7 +170,7 @@ def test_a_second_gradient_over_the_same_table():
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])
-def test_a_copied_optimizer_goes_on(copied):
+def test_copied_optimizer_continues(copied):
     words = Words()
     words.step(0)
     optimizer = copied(words.optimizer)
@@ -181,7 +181,7 @@ def test_a_copied_optimizer_goes_on(copied):
     assert (table != before).all()
 
 
-def test_a_clipping_factor_is_for_one_step():
+def test_clipping_factor_applies_to_one_step():
     words = Words()
     words.optimizer.grad_scale = 0.5
     words.optimizer.register_step_post_hook(lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
@@ -190,7 +190,7 @@ def test_a_clipping_factor_is_for_one_step():
     assert words.optimizer.grad_scale == 1.0
 
 
-def test_a_resumed_run_moves_the_rows_of_before():
+def test_resumed_run_updates_earlier_rows():
     """Their moments are in the checkpoint; the rows of a new process begin empty."""
     whole, resumed = Words(), Words()
     for seed in range(3):
@@ -203,7 +203,7 @@ def test_a_resumed_run_moves_the_rows_of_before():
         assert torch.equal(whole.table, resumed.table)
 
 
-def test_a_state_loaded_on_the_way():
+def test_loaded_state_restores_the_rows_in_use():
     words, other = Words(), Words()
     words.step(0)
     for seed in range(20, 24):
@@ -215,7 +215,7 @@ def test_a_state_loaded_on_the_way():
     assert torch.equal(words.table, other.table)
 
 
-def test_a_state_of_torchs_goes_on():
+def test_state_of_torchs_adamw_continues():
     words = Words()
     theirs = nn.Parameter(words.table.detach().clone())
     optimizer = torch.optim.AdamW([theirs], lr=1e-2, weight_decay=0.0)
@@ -228,7 +228,7 @@ def test_a_state_of_torchs_goes_on():
     torch.testing.assert_close(words.table, theirs)
 
 
-def test_torchs_goes_on_from_ours():
+def test_torchs_adamw_continues_from_whets_state():
     words = Words()
     words.step(1)
     theirs = nn.Parameter(words.table.detach().clone())

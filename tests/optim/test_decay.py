@@ -65,7 +65,7 @@ def test_no_decay_is_the_default(tmp_path: Path) -> None:
     assert {group["weight_decay"] for group in parameter_groups(Layers(), _args(tmp_path).weight_decay)} == {0.0}
 
 
-def test_a_layer_is_no_norm_for_a_part_of_its_name() -> None:
+def test_layer_with_norm_inside_its_name_decays() -> None:
     class NormalHead(nn.Linear):
         """Not a normalisation: the two outputs are a mean and a deviation."""
 
@@ -91,7 +91,7 @@ def test_tied_weights_are_in_one_group_once() -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("accelerate") is None, reason="transformers' Trainer needs accelerate")
 @pytest.mark.parametrize("model_type", ["albert", "bert", "distilbert", "electra", "mpnet", "roberta", "gpt2", "llama"])
-def test_what_decays_is_what_decays_in_transformers(tmp_path: Path, model_type: str) -> None:
+def test_decaying_parameters_are_those_of_transformers(tmp_path: Path, model_type: str) -> None:
     small = {
         "vocab_size": 30, "hidden_size": 16, "dim": 16, "n_embd": 16, "d_model": 16, "embedding_size": 16,
         "num_hidden_layers": 1, "n_layers": 1, "n_layer": 1, "num_layers": 1, "num_attention_heads": 2, "n_heads": 2,
@@ -123,13 +123,13 @@ def test_both_names_are_one_optimizer(tmp_path: Path) -> None:
     torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
 
 
-def test_the_settings_reach_the_optimizer(tmp_path: Path) -> None:
+def test_settings_reach_the_optimizer(tmp_path: Path) -> None:
     args = _args(tmp_path, learning_rate=0.25, adam_beta1=0.5, adam_beta2=0.75, adam_epsilon=0.125, weight_decay=0.0625)
     groups = registry.build(Layers(), args).param_groups
     assert {(g["lr"], g["betas"], g["eps"]) for g in groups} == {(0.25, (0.5, 0.75), 0.125)}
     assert [g["weight_decay"] for g in groups] == [0.0625, 0.0]
 
 
-def test_an_unknown_optimizer_is_refused_before_anything_is_built(tmp_path: Path) -> None:
+def test_unknown_optimizer_is_refused_first(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"(?s)optim.*got: .*adamw_torch"):
         _args(tmp_path, optim="adamw_tosrch")

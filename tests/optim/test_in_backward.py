@@ -54,7 +54,7 @@ def figures(trainer: whet.Trainer, name: str) -> list[float]:
 
 
 @pytest.mark.parametrize("optim", cases(name for name in registry.RECIPES if name != "adamw_apex_fused"))
-def test_the_weights_are_those_of_the_usual_step(tmp_path: Path, optim: str) -> None:
+def test_in_backward_weights_equal_those_of_the_usual_step(tmp_path: Path, optim: str) -> None:
     usual, early = run(tmp_path, optim=optim), run(tmp_path, optim=optim, optimizer_in_backward=True)
     for one, other in zip(usual.model.parameters(), early.model.parameters(), strict=True):
         assert torch.equal(one, other)
@@ -62,7 +62,7 @@ def test_the_weights_are_those_of_the_usual_step(tmp_path: Path, optim: str) -> 
     assert figures(early, "grad_norm") == pytest.approx(figures(usual, "grad_norm"), rel=1e-5)  # summed in other order
 
 
-def test_it_resumes_bit_for_bit(tmp_path: Path) -> None:
+def test_in_backward_run_resumes_bitwise(tmp_path: Path) -> None:
     saving = {"optimizer_in_backward": True, "save_strategy": "steps", "save_steps": 3, "optim": "adamw_whet_8bit"}
     whole = run(tmp_path / "whole", **saving)
     (tmp_path / "rest").mkdir()
@@ -72,7 +72,7 @@ def test_it_resumes_bit_for_bit(tmp_path: Path) -> None:
         assert torch.equal(one, other)
 
 
-def test_gradients_that_whet_gathers_itself_are_used_too(tmp_path: Path) -> None:
+def test_in_backward_uses_gradients_from_outside_autograd(tmp_path: Path) -> None:
     """Embedding tables get theirs outside of autograd on a CPU with the native operators."""
     config = BertConfig(vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48)
     data = [
@@ -88,7 +88,7 @@ def test_gradients_that_whet_gathers_itself_are_used_too(tmp_path: Path) -> None
         assert torch.equal(one, other), name
 
 
-def test_an_optimizer_of_ones_own_serves(tmp_path: Path) -> None:
+def test_in_backward_works_with_a_custom_optimizer(tmp_path: Path) -> None:
     models = []
     for early in (False, True):
         model = Deep()
@@ -131,7 +131,7 @@ class Spoiler(TrainerCallback):
         )
 
 
-def test_what_is_not_finite_does_not_reach_the_weights(tmp_path: Path) -> None:
+def test_non_finite_gradients_do_not_reach_the_weights(tmp_path: Path) -> None:
     trainer = run(tmp_path, optimizer_in_backward=True, callbacks=[Spoiler()])
     assert all(bool(torch.isfinite(parameter).all()) for parameter in trainer.model.parameters())
     losses = figures(trainer, "loss")
@@ -139,7 +139,7 @@ def test_what_is_not_finite_does_not_reach_the_weights(tmp_path: Path) -> None:
     assert losses[-1] < 1e6
 
 
-def test_what_does_not_go_with_it_is_refused_at_once() -> None:
+def test_incompatible_settings_are_refused_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         whet.TrainingArguments(optimizer_in_backward=True, gradient_accumulation_steps=2, max_grad_norm=1.0)
     (problem,) = caught.value.problems
@@ -148,7 +148,7 @@ def test_what_does_not_go_with_it_is_refused_at_once() -> None:
     assert "norm over all gradients" in problem.why
 
 
-def test_a_limit_of_tokens_is_refused_as_accumulation_is() -> None:
+def test_token_limit_is_refused_like_accumulation() -> None:
     """It cuts a step into batches, each of which would take a step of its own: the losses would be others."""
     with pytest.raises(ConfigError, match="each would take a step of its own") as caught:
         whet.TrainingArguments(optimizer_in_backward=True, max_grad_norm=0.0, max_tokens_per_batch=100)

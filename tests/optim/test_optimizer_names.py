@@ -25,7 +25,7 @@ _USUAL = [name for name in OPTIONS if name not in PACKAGES]
 
 
 @pytest.mark.parametrize("name", sorted(one.value for one in OptimizerNames))
-def test_every_name_of_transformers_has_an_answer(name: str) -> None:
+def test_every_optimizer_name_of_transformers_is_known(name: str) -> None:
     if name in OPTIONS:
         assert arguments(name).optim == name
         return
@@ -36,7 +36,7 @@ def test_every_name_of_transformers_has_an_answer(name: str) -> None:
     assert f"install {ELSEWHERE[name]}" in problem.fix
 
 
-def test_auto_is_whets_adamw_where_it_can_be() -> None:
+def test_auto_is_whets_adamw_if_possible() -> None:
     if library() is None:
         pytest.skip("the native operators are not built here (python -m whet.kernels.build)")
     assert isinstance(registry.build(Layers(), arguments("auto")), WhetAdamW)
@@ -45,12 +45,12 @@ def test_auto_is_whets_adamw_where_it_can_be() -> None:
         assert isinstance(registry.build(Layers(), arguments("auto")), torch.optim.AdamW)
 
 
-def test_what_is_elsewhere_is_of_transformers() -> None:
+def test_names_of_other_packages_are_of_transformers() -> None:
     assert ELSEWHERE.keys() <= {one.value for one in OptimizerNames}
     assert not ELSEWHERE.keys() & OPTIONS.keys()
 
 
-def test_the_enum_of_transformers_is_taken() -> None:
+def test_optimizer_enum_of_transformers_is_accepted() -> None:
     assert type(arguments(OptimizerNames.ADAFACTOR).optim) is str
     assert arguments(OptimizerNames.ADAFACTOR) == arguments("adafactor")
 
@@ -72,7 +72,7 @@ def test_every_optimizer_learns(optim: str) -> None:
     assert losses[-1] < 0.6 * losses[0]
 
 
-def test_a_missing_package_is_named() -> None:
+def test_missing_package_is_named() -> None:
     missing = [name for name, package in PACKAGES.items() if package != "apex" and cases([name])[0].marks[0].args[0]]
     for name in missing:
         with pytest.raises(ConfigError, match=rf"(?s){PACKAGES[name]}.*pip install"):
@@ -80,36 +80,36 @@ def test_a_missing_package_is_named() -> None:
 
 
 @pytest.mark.skipif("apex" in sys.modules, reason="apex is here")
-def test_without_apex_its_equal_is_named() -> None:
+def test_missing_apex_names_the_equal_optimizer() -> None:
     with pytest.raises(ConfigError) as caught:
         registry.build(Layers(), arguments("adamw_apex_fused"))
     assert "adamw_torch_fused" in caught.value.problems[0].fix
 
 
-def test_an_older_name_says_what_it_became(caplog: pytest.LogCaptureFixture) -> None:
+def test_older_optimizer_name_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="whet"):
         registry.build(Layers(), arguments("adamw_hf"))
     assert "adamw_torch computes the same" in caplog.text
 
 
-def test_a_misspelled_name_is_guessed() -> None:
+def test_misspelled_optimizer_is_guessed() -> None:
     with pytest.raises(ConfigError, match="did you mean --optim lion_32bit"):
         arguments("lion_32bits")
 
 
 @pytest.mark.parametrize("optim", _USUAL)
-def test_an_unknown_option_is_refused(optim: str) -> None:
+def test_unknown_optimizer_option_is_refused(optim: str) -> None:
     with pytest.raises(ConfigError, match=rf"(?s)optim_args.*got: rank=8.*{optim} takes"):
         arguments(optim, optim_args="rank=8")
 
 
 @pytest.mark.parametrize("given", ["momentum", "momentum=", "=0.9", "momentum=0.9,momentum=0.8", "momentum=0.9;x"])
-def test_what_is_not_pairs_is_refused(given: str) -> None:
+def test_optim_args_that_are_not_pairs_are_refused(given: str) -> None:
     with pytest.raises(ConfigError, match="optim_args"):
         arguments("sgd", optim_args=given)
 
 
-def test_options_of_a_wrong_type_are_refused_all_at_once() -> None:
+def test_wrong_option_types_are_refused_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         arguments("sgd", optim_args="momentum=much,nesterov=0.5,rank=8")
     (problem,) = caught.value.problems
@@ -122,13 +122,13 @@ def test_options_are_written_as_in_transformers() -> None:
     assert group == (0.9, True)
 
 
-def test_what_the_optimizer_itself_refuses_is_a_config_error() -> None:
+def test_error_of_the_optimizer_is_a_config_error() -> None:
     with pytest.raises(ConfigError, match="optimizer sgd cannot be built"):
         registry.build(Layers(), arguments("sgd", optim_args="nesterov=true"))  # it needs a momentum
 
 
 @pytest.mark.parametrize("optim", sorted(NO_EPSILON))
-def test_settings_that_it_does_not_read_are_refused(optim: str) -> None:
+def test_settings_without_effect_on_the_optimizer_are_refused(optim: str) -> None:
     with pytest.raises(ConfigError, match=f"{optim} does not read adam_epsilon"):
         arguments(optim, adam_epsilon=1e-6)
     if optim in NO_BETAS:
@@ -137,7 +137,7 @@ def test_settings_that_it_does_not_read_are_refused(optim: str) -> None:
 
 
 @pytest.mark.parametrize("optim", [name for name in _USUAL if name not in NO_BETAS])
-def test_settings_that_it_reads_change_its_steps(optim: str) -> None:
+def test_settings_of_the_optimizer_change_its_steps(optim: str) -> None:
     def after(**changes: Any) -> torch.Tensor:
         model = Layers()
         take_steps(model, registry.build(model, arguments(optim, **changes)), range(3))
@@ -175,12 +175,12 @@ def plug_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("plug_in")
 @pytest.mark.parametrize("name", ["steady", "lomo"])
-def test_a_package_offers_an_optimizer(name: str) -> None:
+def test_package_can_offer_an_optimizer(name: str) -> None:
     optimizer = registry.build(Layers(), arguments(name, optim_args="decay=0.01"))
     assert isinstance(optimizer, torch.optim.NAdam)
     assert [group["momentum_decay"] for group in optimizer.param_groups] == [0.01, 0.01]
 
 
 @pytest.mark.usefixtures("plug_in")
-def test_a_package_does_not_replace_what_whet_has() -> None:
+def test_package_does_not_replace_whets_optimizer() -> None:
     assert isinstance(registry.build(Layers(), arguments("sgd")), torch.optim.SGD)

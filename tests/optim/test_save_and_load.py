@@ -38,7 +38,7 @@ def load_optimizer(optimizer, model, folder):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("plainly", [True, False])
 @pytest.mark.parametrize("optim", cases(_NAMES))
-def test_a_state_goes_through_files(tmp_path: Path, optim: str, plainly: bool, dtype: torch.dtype) -> None:
+def test_optimizer_state_is_saved_and_loaded(tmp_path: Path, optim: str, plainly: bool, dtype: torch.dtype) -> None:
     args = arguments(optim, optim_args=None if plainly else OPTIM_ARGS.get(optim))
     whole, stopped = Layers(dtype), Layers(dtype)
     take_steps(whole, registry.build(whole, args), range(6))
@@ -52,7 +52,7 @@ def test_a_state_goes_through_files(tmp_path: Path, optim: str, plainly: bool, d
         assert torch.equal(one, other)
 
 
-def test_what_lies_in_the_files(tmp_path: Path) -> None:
+def test_state_files_contain_plain_tensors(tmp_path: Path) -> None:
     """Codes stay codes: a checkpoint of 8-bit moments is as small as the state."""
     model = Layers()
     optimizer = registry.build(model, arguments("adamw_whet_8bit"))
@@ -66,7 +66,7 @@ def test_what_lies_in_the_files(tmp_path: Path) -> None:
     assert {values["step"] for values in state.values()} == {2}
 
 
-def test_loading_leaves_the_given_state_alone(tmp_path: Path) -> None:
+def test_loading_does_not_change_the_given_state(tmp_path: Path) -> None:
     model, args = Layers(), arguments("adamw_whet")
     first, second = registry.build(model, args), registry.build(model, args)
     take_steps(model, first, range(2))

@@ -112,7 +112,7 @@ def _settings(schedule: str, warm_up: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("schedule", "warm_up"), _CASES)
-def test_the_rates_of_the_textbook(tmp_path: Path, schedule: str, warm_up: str) -> None:
+def test_rates_match_the_textbook(tmp_path: Path, schedule: str, warm_up: str) -> None:
     rate, n_warm = _TEXTBOOK[schedule][1], _WARM_UPS[warm_up][1]
     found = _rates(whet, tmp_path, _settings(schedule, warm_up))
     assert found == pytest.approx([rate(step, n_warm) for step in range(_N)], rel=1e-9, abs=1e-18)  # float64 roundings
@@ -122,7 +122,7 @@ def test_the_rates_of_the_textbook(tmp_path: Path, schedule: str, warm_up: str) 
 @pytest.mark.parametrize(
     ("schedule", "warm_up"), [(s, w) for s, w in _CASES if w == ("none" if s == "constant" else "share as steps")]
 )
-def test_the_rates_of_transformers(tmp_path: Path, schedule: str, warm_up: str) -> None:
+def test_rates_match_transformers(tmp_path: Path, schedule: str, warm_up: str) -> None:
     """transformers 5 has no warmup_ratio any more: a warmup_steps below 1 took its place."""
     settings = _settings(schedule, warm_up)
     assert _rates(whet, tmp_path / "whet", settings) == _rates(transformers, tmp_path / "theirs", settings)
@@ -148,7 +148,7 @@ def test_every_schedule_of_transformers_has_its_rates(tmp_path: Path, name: tran
         assert len(set(ours)) > 3
 
 
-def test_schedule_by_metric_that_the_user_made_moves_at_evaluations(tmp_path: Path) -> None:
+def test_custom_metric_schedule_changes_at_evaluations(tmp_path: Path) -> None:
     """transformers does so by its class; a step without a metric would be a TypeError."""
     model = Line()
     optimizer = torch.optim.SGD(model.parameters(), lr=_PEAK)
@@ -207,7 +207,7 @@ def test_schedule_that_cannot_work_in_this_run_is_refused(tmp_path: Path, given:
         _rates(whet, tmp_path, given)
 
 
-def test_schedule_by_a_metric_that_should_rise_says_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_schedule_by_a_rising_metric_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     """In transformers it lowers the rate as F1 rises, without a word."""
     given: dict[str, Any] = {
         "lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "epoch", "metric_for_best_model": "f1",
@@ -219,12 +219,12 @@ def test_schedule_by_a_metric_that_should_rise_says_so(caplog: pytest.LogCapture
     assert not caplog.records
 
 
-def test_without_a_timescale_the_inverse_root_takes_the_warm_up_for_it(tmp_path: Path) -> None:
+def test_inverse_sqrt_uses_the_warm_up_as_timescale(tmp_path: Path) -> None:
     found = _rates(whet, tmp_path, {"lr_scheduler_type": "inverse_sqrt", "warmup_steps": 4})
     assert found[4:] == pytest.approx([_PEAK * math.sqrt(4 / step) for step in range(4, _N)], rel=1e-9)
 
 
-def test_the_schedule_runs_over_the_steps_that_the_epochs_make(tmp_path: Path) -> None:
+def test_schedule_spans_the_steps_of_the_epochs(tmp_path: Path) -> None:
     """2.5 epochs of 4 steps: the last of the 10 steps is taken at a tenth of the peak."""
     found = _rates(whet, tmp_path, {"max_steps": -1, "num_train_epochs": 2.5})
     assert found == pytest.approx([_PEAK * (10 - step) / 10 for step in range(10)], rel=1e-9)

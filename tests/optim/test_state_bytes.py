@@ -52,7 +52,7 @@ def _every() -> list[Any]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("optim", "optim_args"), _every())
-def test_the_state_takes_what_was_said(optim: str, optim_args: str | None, dtype: torch.dtype) -> None:
+def test_state_bytes_equal_the_real_state(optim: str, optim_args: str | None, dtype: torch.dtype) -> None:
     model, args = Layers(dtype), arguments(optim, optim_args=optim_args)
     optimizer = registry.build(model, args)
     take_steps(model, optimizer, range(2))
@@ -60,7 +60,7 @@ def test_the_state_takes_what_was_said(optim: str, optim_args: str | None, dtype
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_auto_takes_what_was_said_with_and_without_the_library(operators: None, dtype: torch.dtype) -> None:
+def test_auto_state_bytes_equal_the_real_state(operators: None, dtype: torch.dtype) -> None:
     model, args = Layers(dtype), arguments("auto")
     optimizer = registry.build(model, args)
     take_steps(model, optimizer, range(2))
@@ -69,7 +69,7 @@ def test_auto_takes_what_was_said_with_and_without_the_library(operators: None, 
     assert taken == registry.state_bytes("auto", [tuple(p.shape) for p in model.parameters()], dtype=dtype)
 
 
-def test_the_figures_of_the_guides() -> None:
+def test_state_bytes_match_the_guides() -> None:
     """A model of 3 billion parameters: AdamW 24 GB, 8-bit AdamW 6 GB, Adafactor little."""
     n = sum(torch.Size(shape).numel() for shape in LLM)
     assert n == pytest.approx(3e9, rel=0.02)
@@ -100,6 +100,6 @@ def test_no_state_of_adafactor_is_as_large_as_a_matrix() -> None:
     assert largest == 128  # the rows of the largest matrix, of 8192 numbers
 
 
-def test_a_plug_in_does_not_say(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plug_in_has_no_state_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("whet.config.rules.optimizer.plugged_in", lambda: {"mine": None})
     assert registry.model_state_bytes(Layers(), arguments("mine")) is None

@@ -109,7 +109,7 @@ def by_the_book(update: Update) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("case", BOOK)
-def test_it_is_the_textbooks(case: str) -> None:
+def test_optimizer_follows_the_textbook(case: str) -> None:
     optim, optim_args, update = BOOK[case]
     model = trained(optim, N_STEPS, optim_args=optim_args)
     for parameter, exact in zip(model.parameters(), by_the_book(update), strict=True):
@@ -118,7 +118,7 @@ def test_it_is_the_textbooks(case: str) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"beta1": 0.9}, {"clip_threshold": 0.5, "decay_rate": -0.5}])
-def test_adafactor_is_that_of_transformers(options: dict[str, float]) -> None:
+def test_adafactor_equals_transformers(options: dict[str, float]) -> None:
     theirs, ours = Layers(), trained(
         "adafactor", N_STEPS, optim_args=",".join(f"{key}={value}" for key, value in options.items())
     )  # fmt: skip
@@ -161,7 +161,7 @@ def test_muon_leaves_tables_and_heads_to_adamw() -> None:
 
 
 @pytest.mark.parametrize("optim", cases(["adamw_bnb_8bit", "adamw_torch_8bit", "adamw_torch_4bit"]))
-def test_it_is_that_of_its_library(optim: str) -> None:
+def test_optimizer_equals_its_library(optim: str) -> None:
     theirs, ours = Layers(), trained(optim, N_STEPS)
     groups = [
         {"params": [parameter], "weight_decay": decay}
@@ -194,7 +194,7 @@ def test_whets_8bit_adamw_stays_near_adamw() -> None:
 
 
 @pytest.mark.parametrize("optim", cases(["adamw_bnb_8bit"]))
-def test_whets_8bit_adamw_is_as_near_as_that_of_bitsandbytes(optim: str) -> None:
+def test_whets_8bit_adamw_is_as_close_as_bitsandbytes(optim: str) -> None:
     assert _distance_from_adamw("adamw_whet_8bit") <= _distance_from_adamw(optim)
 
 
@@ -226,7 +226,7 @@ def test_bf16_weights_are_the_rounding_of_their_masters(optim: str) -> None:
 
 
 @pytest.mark.parametrize("optim", ["adamw_whet", "adamw_whet_8bit"])
-def test_a_parameter_without_a_gradient_waits(optim: str) -> None:
+def test_parameter_without_a_gradient_is_not_updated(optim: str) -> None:
     """Its own count of steps goes on where it stopped, as torch's does."""
     models = [Layers(), Layers()]
     optimizers = [
@@ -246,7 +246,7 @@ def test_a_parameter_without_a_gradient_waits(optim: str) -> None:
 
 
 @pytest.mark.parametrize("optim", ["adamw_whet", "adamw_whet_8bit"])
-def test_a_transposed_weight_is_updated_too(optim: str) -> None:
+def test_transposed_weight_is_updated(optim: str) -> None:
     plain, turned = Layers(), Layers()
     turned.wide.weight = nn.Parameter(turned.wide.weight.detach().T.contiguous().T)
     assert not turned.wide.weight.is_contiguous()

@@ -50,7 +50,7 @@ def _same_bits(found: Any, wanted: Any) -> bool:
     ("fp32_s", "bf16_s", "chosen", "speedup"),
     [(0.6, 0.2, "bf16", "3.00"), (0.6, 0.5, "bf16", "1.20"), (0.6, 0.55, "fp32", "1.09"), (0.2, 0.6, "fp32", "0.33")],
 )
-def test_the_faster_one_is_chosen_and_said(
+def test_faster_format_is_chosen_and_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, fp32_s: float, bf16_s: float, chosen: str, speedup: str
 ) -> None:
     caplog.set_level(logging.INFO, logger="whet")
@@ -67,7 +67,7 @@ def test_the_faster_one_is_chosen_and_said(
     TrainingArguments(**kept)  # what was written gives the same run again
 
 
-def test_a_real_measurement_ends_in_one_of_the_two(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_real_measurement_chooses_one_of_the_two(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="whet")
     trainer = trainer_of(tmp_path)
     assert trainer.clock is time.perf_counter
@@ -87,7 +87,7 @@ def test_small_products_are_not_measured(tmp_path: Path, caplog: pytest.LogCaptu
     assert trainer.precision.name == "fp32"
 
 
-def test_a_short_evaluation_alone_is_in_fp32_and_measures_nothing(tmp_path: Path) -> None:
+def test_short_evaluation_runs_in_fp32_without_measuring(tmp_path: Path) -> None:
     rows = trainer_of(tmp_path).train_dataset
     auto, fp32 = trainer_of(tmp_path, no_clock), trainer_of(tmp_path, no_clock, precision="fp32")
     assert auto.evaluate(rows)["eval_loss"] == fp32.evaluate(rows)["eval_loss"]
@@ -98,7 +98,7 @@ def test_a_short_evaluation_alone_is_in_fp32_and_measures_nothing(tmp_path: Path
 
 
 @pytest.mark.parametrize(("fp32_s", "bf16_s", "chosen"), [(0.3, 0.1, "bf16"), (0.3, 0.29, "fp32")])
-def test_a_long_evaluation_alone_is_in_the_faster_one(
+def test_long_evaluation_runs_in_the_faster_format(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, fp32_s: float, bf16_s: float, chosen: str
 ) -> None:
     caplog.set_level(logging.INFO, logger="whet")
@@ -118,7 +118,7 @@ def test_a_long_evaluation_alone_is_in_the_faster_one(
     assert auto.evaluate(rows)["eval_loss"] == wanted["eval_loss"]  # chosen once
 
 
-def test_a_training_after_an_evaluation_chooses_for_itself(tmp_path: Path) -> None:
+def test_training_after_an_evaluation_measures_again(tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path, clock_of(0.3, 0.1), model=_model_to_evaluate())
     trainer.evaluate(tiny_rows(_LONG, lengths=(10, 20)))
     trainer.clock = clock_of(0.1, 0.3)
@@ -126,14 +126,14 @@ def test_a_training_after_an_evaluation_chooses_for_itself(tmp_path: Path) -> No
     assert trainer.precision.name == "fp32"
 
 
-def test_bf16_false_leaves_nothing_to_choose(tmp_path: Path) -> None:
+def test_bf16_false_means_fp32(tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path, no_clock, bf16=False)
     trainer.train()
     assert trainer.precision.name == "fp32"
 
 
 @pytest.mark.parametrize("name", ["bf16", "fp16"])
-def test_what_was_asked_for_is_done_and_its_price_is_told(
+def test_requested_format_is_used_and_its_cost_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
     trainer = trainer_of(tmp_path, clock_of(0.2, 0.75), **{name: True})
@@ -144,12 +144,12 @@ def test_what_was_asked_for_is_done_and_its_price_is_told(
     assert trainer.precision.name == name
 
 
-def test_no_warning_where_it_is_faster(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_warning_if_the_requested_format_is_faster(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     trainer_of(tmp_path, clock_of(0.6, 0.5), bf16=True).train()
     assert _said(caplog) == []
 
 
-def test_a_resumed_run_keeps_the_choice_and_every_bit(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_resumed_run_keeps_the_choice_bitwise(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="whet")
     whole = trainer_of(tmp_path, clock_of(0.6, 0.2), **_SAVING)
     whole.train()
@@ -162,13 +162,13 @@ def test_a_resumed_run_keeps_the_choice_and_every_bit(tmp_path: Path, caplog: py
         assert _same_bits(resumed, whole)
 
 
-def test_another_precision_than_the_checkpoints_is_refused(tmp_path: Path) -> None:
+def test_precision_other_than_the_checkpoints_is_refused(tmp_path: Path) -> None:
     trainer_of(tmp_path, clock_of(0.6, 0.2), **_SAVING).train()
     with pytest.raises(ConfigError, match="precision: bf16 in the checkpoint -> fp32 now"):
         trainer_of(tmp_path, no_clock, **_SAVING, precision="fp32").train(resume_from_checkpoint="auto")
 
 
-def test_a_checkpoint_from_before_there_was_a_choice_says_bf16_or_not() -> None:
+def test_older_checkpoint_gives_its_precision_by_bf16() -> None:
     from whet.precision.policy import in_checkpoint
 
     assert [in_checkpoint({"bf16": value}) for value in (True, False)] == ["bf16", "fp32"]
@@ -185,7 +185,7 @@ def test_long_passes_are_measured_less_often(pass_s: float, n_rounds: int) -> No
     assert order == ["a", "b"] * (n_rounds + uncounted)
 
 
-def test_the_curve_is_that_of_a_run_that_was_not_measured(tmp_path: Path) -> None:
+def test_measured_run_has_the_curve_of_an_unmeasured_one(tmp_path: Path) -> None:
     measured, plain = trainer_of(tmp_path, clock_of(1.0, 1.0)), trainer_of(tmp_path, no_clock, precision="fp32")
     for trainer in (measured, plain):
         trainer.train()

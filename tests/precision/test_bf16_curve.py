@@ -71,14 +71,14 @@ def _assert_follows(bf16: whet.Trainer, fp32: whet.Trainer) -> None:
     assert {value.dtype for value in weights_of(bf16.model).values() if value.is_floating_point()} == {torch.float32}
 
 
-def test_packed_with_fused_operators(tmp_path: Path, fp32: whet.Trainer) -> None:
+def test_bf16_curve_of_fused_operators_follows_fp32(tmp_path: Path, fp32: whet.Trainer) -> None:
     if library() is None:
         pytest.skip("the native operators are not built here (python -m whet.kernels.build)")
     _assert_follows(_run(tmp_path, "bert", "bf16"), fp32)
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
-def test_between_blocks_lies_what_products_read(tmp_path: Path, precision: str, dtype: torch.dtype) -> None:
+def test_hidden_states_between_blocks_are_bf16(tmp_path: Path, precision: str, dtype: torch.dtype) -> None:
     """bf16 keeps half of the bytes for backward."""
     model, seen = tiny_model("bert", dropout=0.1), set[torch.dtype]()
     model.bert.encoder.layer[1].register_forward_pre_hook(lambda _, inputs: seen.add(inputs[0].dtype))
@@ -88,22 +88,22 @@ def test_between_blocks_lies_what_products_read(tmp_path: Path, precision: str, 
 
 
 @pytest.mark.slow
-def test_packed_in_plain_torch(tmp_path: Path, fp32: whet.Trainer) -> None:
+def test_bf16_curve_in_plain_torch_follows_fp32(tmp_path: Path, fp32: whet.Trainer) -> None:
     with plain_torch():
         _assert_follows(_run(tmp_path, "bert", "bf16"), fp32)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["albert", "distilbert", "roberta"])
-def test_other_families(tmp_path: Path, family: str) -> None:
+def test_bf16_curve_of_other_families_follows_fp32(tmp_path: Path, family: str) -> None:
     _assert_follows(*(_run(tmp_path, family, precision) for precision in ("bf16", "fp32")))
 
 
-def test_padded(tmp_path: Path) -> None:
+def test_bf16_curve_of_padded_models_follows_fp32(tmp_path: Path) -> None:
     _assert_follows(*(_run(tmp_path, "mpnet", precision) for precision in ("bf16", "fp32")))
 
 
-def test_what_the_bound_is_worth(tmp_path: Path, fp32: whet.Trainer) -> None:
+def test_bf16_weights_would_break_the_bound(tmp_path: Path, fp32: whet.Trainer) -> None:
     for other in (_run(tmp_path, "bert", "fp32", seed=6), _run(tmp_path, "bert", "fp32", RoundedWeights())):
         gaps = _gaps(other, fp32)
         assert max(gaps) > 20 * WITHIN
@@ -111,7 +111,7 @@ def test_what_the_bound_is_worth(tmp_path: Path, fp32: whet.Trainer) -> None:
 
 
 @pytest.mark.slow
-def test_a_pretrained_encoder_on_real_questions(
+def test_bf16_curve_of_a_pretrained_encoder_follows_fp32(
     minilm_dir: Path, xquad_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """100 steps of 4 windows of at most 48 tokens."""

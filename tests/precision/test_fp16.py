@@ -62,7 +62,7 @@ def _scale(trainer: whet.Trainer) -> float:
 
 
 @pytest.mark.usefixtures("operators")
-def test_it_learns_as_fp32_does_in_fp16_products(tmp_path: Path) -> None:
+def test_fp16_learns_like_fp32(tmp_path: Path) -> None:
     runs = {}
     for precision in ("fp32", "fp16"):
         model, seen = tiny_model("bert", dropout=0.1), []
@@ -81,7 +81,7 @@ def test_it_learns_as_fp32_does_in_fp16_products(tmp_path: Path) -> None:
     assert norms[1] == pytest.approx(norms[0], rel=0.05)  # without the scale: clipping sees what fp32 sees
 
 
-def test_an_overflow_lowers_the_scale_and_fails_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_fp16_overflow_lowers_the_scale(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """More overflows in a row than non-finite steps may be; then it learns."""
     caplog.set_level(logging.INFO, logger="whet")
     seen = Watch()
@@ -104,7 +104,7 @@ def test_an_overflow_lowers_the_scale_and_fails_nothing(tmp_path: Path, caplog: 
 
 
 @pytest.mark.parametrize("at", [3, 9])
-def test_it_resumes_bitwise_with_its_scale(tmp_path: Path, at: int) -> None:
+def test_fp16_run_resumes_bitwise_with_its_scale(tmp_path: Path, at: int) -> None:
     """Saved while the scale falls, and after."""
     saving = {"save_strategy": "steps", "save_steps": at}
     whole = _steep(tmp_path / "whole", **saving)
@@ -120,7 +120,7 @@ def test_it_resumes_bitwise_with_its_scale(tmp_path: Path, at: int) -> None:
         assert weights_of(resumed.model)[name].equal(value), name
 
 
-def test_a_gradient_that_no_scale_can_save_ends_the_run(tmp_path: Path) -> None:
+def test_gradient_beyond_any_scale_ends_the_run(tmp_path: Path) -> None:
     """16 halvings from 65536 to 1, then three steps that count."""
     trainer = _steep(tmp_path, "gradient")
     with pytest.raises(NonFiniteError, match="3 steps in a row"):
@@ -128,14 +128,14 @@ def test_a_gradient_that_no_scale_can_save_ends_the_run(tmp_path: Path) -> None:
     assert trainer.state.global_step == 16 + 3
 
 
-def test_a_loss_that_is_no_number_is_not_the_scales_fault(tmp_path: Path) -> None:
+def test_nan_loss_does_not_lower_the_scale(tmp_path: Path) -> None:
     trainer = _steep(tmp_path, "loss")
     with pytest.raises(NonFiniteError, match="3 steps in a row"):
         trainer.train()
     assert trainer.state.global_step == 3
 
 
-def test_a_second_run_begins_with_a_fresh_scale(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_second_run_begins_with_a_new_scale(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="whet")
     trainer = _steep(tmp_path)
     for _ in range(2):
@@ -156,5 +156,5 @@ def test_accumulated_batches_share_one_scale(tmp_path: Path) -> None:
     assert losses(split) == pytest.approx(losses(whole), rel=2e-3)
 
 
-def test_the_highest_number_is_what_the_help_says() -> None:
+def test_highest_fp16_number_equals_that_of_the_help() -> None:
     assert torch.finfo(torch.float16).max == _HIGHEST

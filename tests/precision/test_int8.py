@@ -74,14 +74,14 @@ def _assert_follows(int8: whet.Trainer, fp32: whet.Trainer, within: float) -> No
 
 @needs_vnni
 @pytest.mark.parametrize("family", ["bert", "albert", "distilbert"])
-def test_follows_fp32(tmp_path: Path, family: str) -> None:
+def test_int8_curve_follows_fp32(tmp_path: Path, family: str) -> None:
     runs = [_trained(tmp_path, family, precision=name, max_steps=N_STEPS) for name in ("int8", "fp32")]
     _assert_follows(runs[0], runs[1], WITHIN)
     assert losses(runs[0])[-1] < losses(runs[0])[0]
 
 
 @needs_vnni
-def test_a_pretrained_encoder_on_real_questions(
+def test_int8_curve_of_a_pretrained_encoder_follows_fp32(
     minilm_dir: Path, xquad_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """60 steps of 4 windows of at most 96 tokens."""
@@ -103,7 +103,7 @@ def test_a_pretrained_encoder_on_real_questions(
 
 @needs_vnni
 @pytest.mark.parametrize("stop", [1, 5])
-def test_resumed_is_uninterrupted(tmp_path: Path, stop: int) -> None:
+def test_int8_run_resumes_bitwise(tmp_path: Path, stop: int) -> None:
     accumulated = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
     whole = _trained(tmp_path / "whole", **accumulated)
     _trained(tmp_path / "cut", "bert", StopAfter(stop), **accumulated)
@@ -116,7 +116,7 @@ def test_resumed_is_uninterrupted(tmp_path: Path, stop: int) -> None:
 
 
 @needs_vnni
-def test_resumed_in_another_precision_is_refused(tmp_path: Path) -> None:
+def test_int8_run_is_not_resumed_in_another_precision(tmp_path: Path) -> None:
     _trained(tmp_path, "bert", StopAfter(2))
     with pytest.raises(ConfigError, match="precision"):
         _trainer(tmp_path, precision="fp32").train(resume_from_checkpoint="auto")
@@ -125,19 +125,19 @@ def test_resumed_in_another_precision_is_refused(tmp_path: Path) -> None:
 @needs_vnni
 @pytest.mark.parametrize("kind", ["blocks", "selective"])
 @pytest.mark.parametrize("family", ["bert", "albert", "distilbert"])
-def test_computed_again_in_backward_is_equal_in_every_bit(tmp_path: Path, family: str, kind: str) -> None:
+def test_int8_checkpointing_is_bitwise_equal(tmp_path: Path, family: str, kind: str) -> None:
     again = {"gradient_checkpointing": True, "checkpointing_policy": kind}
     assert _same(_trained(tmp_path, family, max_steps=3, **again), _trained(tmp_path, family, max_steps=3))
 
 
 @needs_vnni
-def test_a_step_inside_backward_is_the_usual_step(tmp_path: Path) -> None:
+def test_int8_step_inside_backward_equals_the_usual_step(tmp_path: Path) -> None:
     usual = {"max_steps": 3, "max_grad_norm": 0.0}
     assert _same(_trained(tmp_path, optimizer_in_backward=True, **usual), _trained(tmp_path, **usual))
 
 
 @needs_vnni
-def test_same_on_two_threads(tmp_path: Path) -> None:
+def test_int8_run_does_not_depend_on_threads(tmp_path: Path) -> None:
     before, runs = torch.get_num_threads(), []
     try:
         for n_threads in (1, 2):
@@ -149,7 +149,7 @@ def test_same_on_two_threads(tmp_path: Path) -> None:
 
 
 @needs_vnni
-def test_evaluation_is_in_fp32(tmp_path: Path) -> None:
+def test_int8_run_evaluates_in_fp32(tmp_path: Path) -> None:
     trainer, rows = _trained(tmp_path, max_steps=2), tiny_rows(12)
     found = trainer.predict(rows).predictions
     plain = whet.Trainer(model=trainer.model, args=arguments(tmp_path, precision="fp32"))
@@ -158,7 +158,7 @@ def test_evaluation_is_in_fp32(tmp_path: Path) -> None:
 
 
 @needs_vnni
-def test_the_input_gradient_can_stay_in_fp32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_int8_input_gradient_can_stay_in_fp32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gradients = {}
     for choice in ("forward", "both", "fp32"):
         monkeypatch.setenv(CHOICE, choice if choice != "fp32" else "both")
@@ -177,14 +177,14 @@ def test_the_input_gradient_can_stay_in_fp32(tmp_path: Path, monkeypatch: pytest
 
 
 @needs_vnni
-def test_the_log_tells_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_int8_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         _trained(tmp_path, max_steps=1)
     assert "products int8 (those that make gradients of weights: fp32)" in caplog.text
 
 
 @needs_vnni
-def test_models_that_run_padded_are_refused(tmp_path: Path) -> None:
+def test_int8_is_refused_for_padded_models(tmp_path: Path) -> None:
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64}
     model: nn.Module = MPNetForQuestionAnswering(MPNetConfig(vocab_size=200, max_position_embeddings=80, **sizes))
     args = arguments(tmp_path, precision="int8")
@@ -196,17 +196,17 @@ def test_models_that_run_padded_are_refused(tmp_path: Path) -> None:
         whet.Trainer(model=tiny_model("bert"), args=sdpa, train_dataset=tiny_rows(4))
 
 
-def test_without_native_operators_it_is_refused() -> None:
+def test_int8_is_refused_without_native_operators() -> None:
     with plain_torch(), pytest.raises(ConfigError, match="unset WHET_KERNELS"):
         policy.make("int8", torch.device("cpu"))
 
 
-def test_on_a_gpu_it_is_refused() -> None:
+def test_int8_is_refused_on_a_gpu() -> None:
     with pytest.raises(ConfigError, match="on a GPU"):
         policy.make("int8", torch.device("cuda"))
 
 
-def test_other_formats_beside_it_are_refused() -> None:
+def test_int8_is_refused_with_other_formats() -> None:
     for changes in ({"bf16": True}, {"fp16": True}):
         with pytest.raises(ConfigError, match="contradict"):
             whet.TrainingArguments(precision="int8", **changes)
@@ -224,7 +224,7 @@ except Exception as error:
 """
 
 
-def test_without_vnni_it_is_refused() -> None:
+def test_int8_is_refused_without_vnni() -> None:
     """The instruction set that every x86-64 has knows no VNNI; so do builds without a C++ compiler."""
     env = os.environ | {"WHET_ISA": "baseline"}
     done = subprocess.run([sys.executable, "-c", _ASK], env=env, capture_output=True, text=True, check=True)

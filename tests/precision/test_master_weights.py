@@ -23,7 +23,7 @@ def _trainer(folder: Path, model: Any, **changes: Any) -> whet.Trainer:
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16])
-def test_a_model_in_half_precision_is_trained_in_fp32(
+def test_half_precision_model_is_trained_in_fp32(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, stored: torch.dtype, precision: str
 ) -> None:
     caplog.set_level(logging.INFO, logger="whet")
@@ -51,7 +51,7 @@ def test_small_updates_are_not_lost(tmp_path: Path) -> None:
     assert after.bfloat16().float().eq(before).float().mean() > 0.5  # in bf16, most would be where they were
 
 
-def test_an_optimizer_made_before_goes_on_working(tmp_path: Path) -> None:
+def test_existing_optimizer_still_works(tmp_path: Path) -> None:
     model = tiny_model("bert").bfloat16()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     before = {name: value.float() for name, value in weights_of(model).items()}
@@ -60,7 +60,7 @@ def test_an_optimizer_made_before_goes_on_working(tmp_path: Path) -> None:
     assert {value.dtype for values in optimizer.state.values() for value in values.values()} == {torch.float32}
 
 
-def test_a_checkpoint_stored_in_bf16_is_loaded_into_fp32(tmp_path: Path) -> None:
+def test_bf16_checkpoint_is_loaded_into_fp32(tmp_path: Path) -> None:
     model = tiny_model("bert").bfloat16()
     model.save_pretrained(tmp_path / "stored")
     loaded = load_qa_model(ModelSource(model=str(tmp_path / "stored")))
@@ -71,13 +71,13 @@ def test_a_checkpoint_stored_in_bf16_is_loaded_into_fp32(tmp_path: Path) -> None
     assert losses(runs[0]) == losses(runs[1])
 
 
-def test_double_precision_stays(tmp_path: Path) -> None:
+def test_double_precision_is_kept(tmp_path: Path) -> None:
     trainer = _trainer(tmp_path, tiny_model("bert").double())
     assert {parameter.dtype for parameter in trainer.model.parameters()} == {torch.float64}
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_the_log_says_what_is_in_which_format(tmp_path: Path, caplog: pytest.LogCaptureFixture, precision: str) -> None:
+def test_log_names_the_formats(tmp_path: Path, caplog: pytest.LogCaptureFixture, precision: str) -> None:
     caplog.set_level(logging.INFO, logger="whet")
     model = tiny_model("bert")
     _trainer(tmp_path, model, precision=precision).train()

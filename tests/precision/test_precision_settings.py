@@ -20,7 +20,7 @@ def _three(**given: Any) -> tuple[Any, ...]:
     return args.precision, args.bf16, args.fp16
 
 
-def test_each_name_means_the_same() -> None:
+def test_names_of_one_precision_agree() -> None:
     assert _three() == ("auto", None, None)
     assert _three(bf16=True) == _three(precision="bf16") == _three(bf16=True, fp16=False) == ("bf16", True, False)
     assert _three(fp16=True) == _three(precision="fp16") == _three(precision="fp16", bf16=False)
@@ -42,12 +42,12 @@ def test_each_name_means_the_same() -> None:
         ({"precision": "int4"}, "precision does not fit"),
     ],
 )
-def test_contradictions_are_errors(given: dict[str, Any], said: str) -> None:
+def test_precision_contradictions_are_errors(given: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         TrainingArguments(**given)
 
 
-def test_all_of_them_at_once() -> None:
+def test_precision_problems_are_reported_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         TrainingArguments(precision="fp32", bf16=True, fp16=True, tf32=True, use_cpu=True)
     assert [problem.what for problem in caught.value.problems] == [
@@ -68,24 +68,24 @@ def test_all_of_them_at_once() -> None:
         ("fp16_full_eval", "use --fp16, which evaluation computes in too"),
     ],
 )
-def test_other_switches_are_refused_with_what_to_do(name: str, fix: str) -> None:
+def test_other_precision_switches_are_refused_with_a_fix(name: str, fix: str) -> None:
     with pytest.raises(ConfigError, match=f"does not honour {name}") as caught:
         TrainingArguments(**{name: True})
     assert fix in caught.value.problems[0].fix
 
 
-def test_tf32_off_holds_on_a_cpu_and_tf32_on_does_not() -> None:
+def test_tf32_on_is_refused_on_a_cpu() -> None:
     policy.build(TrainingArguments(tf32=False, use_cpu=True), _CPU)
     with pytest.raises(ConfigError, match=r"(?s)tf32 is asked for, and this device.*got: the CPU.*leave --tf32 out"):
         policy.build(TrainingArguments(tf32=True), _CPU)
 
 
-def test_fp16_where_torch_has_no_mixed_precision() -> None:
+def test_fp16_is_refused_without_mixed_precision() -> None:
     with pytest.raises(ConfigError, match="fp16 is asked for, and torch has no mixed precision on this device"):
         device.require("fp16", None, torch.device("meta"))
 
 
-def test_bf16_where_nothing_has_it() -> None:
+def test_bf16_is_refused_on_a_gpu_without_it() -> None:
     with pytest.raises(ConfigError) as caught:
         device.require("bf16", True, torch.device("meta"))
     assert [problem.what.split(",")[0] for problem in caught.value.problems] == [

@@ -71,7 +71,7 @@ def test_an_evaluation_times_no_compilation(
     assert "fp32 0.5 s, bf16 0.5 s, medians of 3" in auto
 
 
-def test_the_price_of_compilation_in_fp32_alone_is_not_that_of_a_pass(
+def test_fp32_compilation_is_not_timed_as_a_pass(
     tmp_path: Path, compiler: SlowCompiler, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logger="whet")

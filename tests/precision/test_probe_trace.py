@@ -43,7 +43,7 @@ def _mixed_trainer(folder: Path) -> whet.Trainer:
 
 @pytest.mark.usefixtures("operators")
 @pytest.mark.parametrize("other", ["bf16", "fp16"])
-def test_of_a_packed_model(tmp_path: Path, other: str) -> None:
+def test_probe_leaves_no_trace_in_a_packed_model(tmp_path: Path, other: str) -> None:
     trainer = trainer_of(tmp_path, clock_of(1.0, 1.0))
     model, kept = trainer.model.eval(), torch.ones(2)
     table = model.bert.embeddings.word_embeddings
@@ -62,7 +62,7 @@ def test_of_a_packed_model(tmp_path: Path, other: str) -> None:
         assert not row_gradient.buffer.any()
 
 
-def test_of_any_module(tmp_path: Path) -> None:
+def test_probe_leaves_no_trace_in_any_module(tmp_path: Path) -> None:
     """Batch statistics, modes of single parts and the generators are those from before; hooks have not run."""
     trainer = _mixed_trainer(tmp_path)
     model, called = trainer.model, []
@@ -84,7 +84,7 @@ def test_of_any_module(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_of_a_model_that_computes_activations_again(tmp_path: Path, reentrant: bool) -> None:
+def test_probe_leaves_no_trace_with_checkpointing(tmp_path: Path, reentrant: bool) -> None:
     class Again(Mixed):
         def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
             hidden = torch.utils.checkpoint.checkpoint(
@@ -100,7 +100,7 @@ def test_of_a_model_that_computes_activations_again(tmp_path: Path, reentrant: b
     assert all(parameter.grad is None for parameter in trainer.model.parameters())
 
 
-def test_callbacks_see_nothing_of_it(tmp_path: Path) -> None:
+def test_probe_is_invisible_to_callbacks(tmp_path: Path) -> None:
     class Counts(TrainerCallback):
         def __init__(self) -> None:
             self.events: list[str] = []

@@ -36,7 +36,7 @@ def whole_numbers(weight: torch.nn.Parameter) -> None:
 
 
 @pytest.mark.parametrize("name", ["base", "adapter"])
-def test_plain_layers_of_whole_numbers_are_refused(name: str, tmp_path: Path) -> None:
+def test_plain_layers_with_integer_weights_are_refused(name: str, tmp_path: Path) -> None:
     model = with_adapter(new())
     part = {"base": "key.weight", "adapter": "lora_B.default.weight"}[name]
     for found, weight in model.named_parameters():
@@ -49,7 +49,7 @@ def test_plain_layers_of_whole_numbers_are_refused(name: str, tmp_path: Path) ->
 
 
 @pytest.mark.filterwarnings("ignore")  # torchao warns of its own parts
-def test_adapters_on_a_base_that_torchao_quantised_train(tmp_path: Path) -> None:
+def test_adapters_train_on_a_base_quantised_by_torchao(tmp_path: Path) -> None:
     quantization = pytest.importorskip("torchao.quantization")
     model = new()
     quantization.quantize_(model.bert.encoder, quantization.Int8WeightOnlyConfig())

@@ -27,7 +27,7 @@ def refusal(path: Path, data: bytes) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("bad", [f"{LINE}\n{LINE}\n{LINE[:-9]}\n", f'{LINE}\n{{"id": 1,}}\n{LINE}\n'])
-def test_the_command_that_checks_a_json_lines_file_takes_its_good_lines(bad: str, tmp_path: Path) -> None:
+def test_json_lines_check_command_accepts_good_lines(bad: str, tmp_path: Path) -> None:
     path = tmp_path / "bad.jsonl"
     _, fix = refusal(path, bad.encode())
     found = re.search(r"python (-m json\.tool [^)]*) checks it", fix)
@@ -38,7 +38,7 @@ def test_the_command_that_checks_a_json_lines_file_takes_its_good_lines(bad: str
     assert subprocess.run([sys.executable, *words], capture_output=True).returncode == 0
 
 
-def test_the_command_that_checks_one_json_document_is_for_one(tmp_path: Path) -> None:
+def test_json_check_command_is_for_one_document(tmp_path: Path) -> None:
     _, fix = refusal(tmp_path / "bad.json", b'{"data": [\n  {"title": "a",}\n]}')
     assert "json.tool FILE" in fix
 
@@ -61,6 +61,6 @@ def test_binary_data_gets_no_advice_for_text(data: bytes, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("encoding", "named"), [("latin-1", "LATIN1"), ("utf-16-le", "UTF-16LE"), ("cp1252", "LATIN1")]
 )
-def test_text_in_another_encoding_is_told_how_to_become_utf8(encoding: str, named: str, tmp_path: Path) -> None:
+def test_other_encodings_get_a_command_for_utf8(encoding: str, named: str, tmp_path: Path) -> None:
     text = json.dumps(ROW | {"context": "Ada, née Byron."}, ensure_ascii=False)
     assert f"iconv -f {named} -t UTF-8" in refusal(tmp_path / "data.json", text.encode(encoding))[1]

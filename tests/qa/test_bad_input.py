@@ -127,13 +127,13 @@ _BAD_DATA: dict[str, tuple[Callable[[Attempt], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", sorted(_BAD_DATA))
-def test_bad_data(attempt: Attempt, capsys: pytest.CaptureFixture[str], name: str) -> None:
+def test_bad_data_files_are_refused(attempt: Attempt, capsys: pytest.CaptureFixture[str], name: str) -> None:
     spoil, message = _BAD_DATA[name]
     spoil(attempt)
     assert_refused(attempt, BAD_DATA, message, capsys)
 
 
-def test_every_problem_of_the_data_at_once(attempt: Attempt, capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_problems_are_reported_at_once(attempt: Attempt, capsys: pytest.CaptureFixture[str]) -> None:
     document = _changed(answers=[{"text": "Carra", "answer_start": 3}])
     document["data"][0]["paragraphs"][4]["qas"][0]["question"] = " "
     attempt.data(document)
@@ -168,7 +168,7 @@ def _file_on_the_way(attempt: Attempt) -> None:
 
 
 @pytest.mark.parametrize("spoil", [_file_in_the_way, _file_on_the_way])
-def test_no_place_for_the_output(
+def test_unusable_output_folder_is_refused(
     attempt: Attempt, capsys: pytest.CaptureFixture[str], spoil: Callable[[Attempt], None]
 ) -> None:
     spoil(attempt)
@@ -266,7 +266,7 @@ _BAD_CONFIG: dict[str, tuple[Callable[[Attempt], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", sorted(_BAD_CONFIG))
-def test_bad_configuration(attempt: Attempt, capsys: pytest.CaptureFixture[str], name: str) -> None:
+def test_bad_configuration_is_refused(attempt: Attempt, capsys: pytest.CaptureFixture[str], name: str) -> None:
     spoil, message = _BAD_CONFIG[name]
     spoil(attempt)
     assert_refused(attempt, BAD_CONFIG, message, capsys)
@@ -279,7 +279,7 @@ def test_bad_configuration(attempt: Attempt, capsys: pytest.CaptureFixture[str],
         (_no_tokenizer, "the tokenizer knows no words"),
     ],
 )
-def test_a_bad_model_to_ask(
+def test_ask_refuses_a_bad_model(
     attempt: Attempt, capsys: pytest.CaptureFixture[str], spoil: Callable[[Attempt], Any], message: str
 ) -> None:
     spoil(attempt)
@@ -288,7 +288,7 @@ def test_a_bad_model_to_ask(
     assert message in capsys.readouterr().err
 
 
-def test_a_metric_that_no_evaluation_gives(attempt: Attempt, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_metric_is_refused(attempt: Attempt, capsys: pytest.CaptureFixture[str]) -> None:
     """What `whet qa` measures is known before it trains, and an epoch may take hours."""
     attempt.words += ["--load_best_model_at_end"]
     attempt.options |= {
@@ -299,7 +299,7 @@ def test_a_metric_that_no_evaluation_gives(attempt: Attempt, capsys: pytest.Capt
     assert_refused(attempt, BAD_CONFIG, message, capsys)
 
 
-def test_every_problem_of_the_options_at_once(attempt: Attempt, capsys: pytest.CaptureFixture[str]) -> None:
+def test_option_problems_are_reported_at_once(attempt: Attempt, capsys: pytest.CaptureFixture[str]) -> None:
     """Misspelled, of the wrong type and against a rule, in one go."""
     attempt.words += ["--trust_remote_code", "--bf61"]
     attempt.options |= {"learning_rate": "fast", "doc_stride": 50, "max_steps": 0}
@@ -308,7 +308,7 @@ def test_every_problem_of_the_options_at_once(attempt: Attempt, capsys: pytest.C
         assert name in told
 
 
-def test_every_broken_rule_at_once(attempt: Attempt, capsys: pytest.CaptureFixture[str]) -> None:
+def test_broken_rules_are_reported_together(attempt: Attempt, capsys: pytest.CaptureFixture[str]) -> None:
     attempt.words += ["--trust_remote_code"]
     attempt.options |= {"learning_rate": -1, "doc_stride": 50, "max_steps": 0, "n_best_size": 0}
     told = assert_refused(attempt, BAD_CONFIG, "error: ", capsys)
@@ -325,7 +325,7 @@ class _Trap:
         return Path.touch, (self.path,)
 
 
-def test_a_pickle_is_not_read(attempt: Attempt, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pickle_is_not_read(attempt: Attempt, capsys: pytest.CaptureFixture[str]) -> None:
     """A folder with pytorch_model.bin alone, of the kind that runs code when it is read."""
     folder, trap = attempt.copy_model(), attempt.folder / "sprung"
     (folder / "model.safetensors").unlink()
@@ -339,7 +339,7 @@ def test_a_pickle_is_not_read(attempt: Attempt, capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize("part", ["config.json", "tokenizer_config.json"])
-def test_code_in_the_folder_of_a_model_is_not_run(attempt: Attempt, part: str) -> None:
+def test_code_in_a_model_folder_is_not_run(attempt: Attempt, part: str) -> None:
     """A model or a tokenizer that brings its own classes, as those of the hub may."""
     folder, trap = attempt.copy_model(), attempt.folder / "sprung"
     (folder / "own.py").write_text(f"from pathlib import Path\nPath({str(trap)!r}).touch()\n", "utf-8")
@@ -360,7 +360,7 @@ def test_code_in_the_folder_of_a_model_is_not_run(attempt: Attempt, part: str) -
         (CANNOT_CREATE, ["--train_file", "none.json", "--output_dir", __file__]),
     ],
 )
-def test_the_exit_code_of_the_process(tmp_path: Path, code: int, options: list[str]) -> None:
+def test_process_exits_with_the_documented_code(tmp_path: Path, code: int, options: list[str]) -> None:
     """As the shell sees it, and before torch is loaded: bad files and folders are told at once."""
     words = ["--model_name_or_path", "m", "--do_train", "--output_dir", str(tmp_path / "out"), *options]
     done = subprocess.run(

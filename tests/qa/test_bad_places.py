@@ -31,20 +31,22 @@ def _told(words: list[str], code: int, capsys: pytest.CaptureFixture[str]) -> st
     return "".join(capsys.readouterr())
 
 
-def test_everything_that_is_missing_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_files_are_reported_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told = _told(_words(tmp_path), 78, capsys)
     assert told.count("error: ") == 5
     assert all(f"no-{name}" in told for name in _MISSING)
     assert "output_dir cannot be written" in told
 
 
-def test_beside_what_is_wrong_with_the_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_files_are_reported_with_wrong_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told = _told(_words(tmp_path, doc_stride=5000, learning_rate=-3), 78, capsys)
     assert told.count("error: ") == 7
     assert all(name in told for name in ("doc_stride", "learning_rate", "output_dir", *_MISSING))
 
 
-def test_the_exit_code_is_that_of_the_first(tmp_path: Path, encoder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_exit_code_is_that_of_the_first_problem(
+    tmp_path: Path, encoder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Output before data, as either alone would end the run."""
     words = _words(tmp_path, model_name_or_path=encoder, config_name=encoder)
     assert _told(words, 73, capsys).count("error: ") == 3
@@ -52,7 +54,7 @@ def test_the_exit_code_is_that_of_the_first(tmp_path: Path, encoder: Path, capsy
     assert _told(words, 65, capsys).count("error: ") == 2
 
 
-def test_a_file_named_twice_is_told_once(tmp_path: Path, encoder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_file_named_twice_is_reported_once(tmp_path: Path, encoder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     gone = tmp_path / "none.json"
     words = command(encoder, tmp_path / "out", "--do_train", "--do_eval", train_file=gone, validation_file=gone,
                     test_file=gone)  # fmt: skip
@@ -67,7 +69,7 @@ def _trained(tmp_path: Path, encoder: Path) -> list[str]:
     return words
 
 
-def test_a_checkpoint_that_is_not_there(
+def test_missing_checkpoint_is_reported(
     tmp_path: Path, encoder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Told before any data is read."""
@@ -80,14 +82,14 @@ def test_a_checkpoint_that_is_not_there(
 
 
 @pytest.mark.parametrize("asked", [[], ["true"], ["auto"]])
-def test_true_and_the_bare_flag_are_auto(
+def test_resume_true_and_bare_flag_mean_auto(
     tmp_path: Path, encoder: Path, capsys: pytest.CaptureFixture[str], asked: list[str]
 ) -> None:
     words = [*_trained(tmp_path, encoder), "--max_steps", "3", "--resume_from_checkpoint", *asked]
     assert "resumes    after step 2 of" in _told(words, 0, capsys)
 
 
-def test_other_settings_are_told_before_the_model_is_loaded(
+def test_changed_settings_are_reported_before_loading_the_model(
     tmp_path: Path, encoder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = [*_trained(tmp_path, encoder), "--resume_from_checkpoint", "--learning_rate", "1e-5"]
@@ -97,7 +99,7 @@ def test_other_settings_are_told_before_the_model_is_loaded(
     assert "--resume_allow_changes learning_rate" in told
 
 
-def test_allowing_what_each_refusal_names_leads_to_a_run(
+def test_allowing_the_named_changes_lets_the_run_start(
     tmp_path: Path, encoder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Settings are compared before the data: the second refusal repeats what the first one asked to allow."""
@@ -116,7 +118,7 @@ def test_allowing_what_each_refusal_names_leads_to_a_run(
     assert "resumes    after step 2 of" in told
 
 
-def test_it_says_how_many_of_the_damaged_checkpoints_it_names(tmp_path: Path) -> None:
+def test_message_counts_the_damaged_checkpoints(tmp_path: Path) -> None:
     for step in range(1, 6):
         (tmp_path / checkpoint.folder_name(step)).mkdir()
     with pytest.raises(checkpoint.StorageError, match=r"(?s)none of the 5 .*the newest 3: checkpoint-00000005"):

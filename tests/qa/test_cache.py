@@ -68,7 +68,7 @@ def _files(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.safetensors"))
 
 
-def test_the_second_call_reads_what_the_first_made(bert, tmp_path, n_made):
+def test_second_call_reads_the_cached_windows(bert, tmp_path, n_made):
     made, read = (cached_windows(_questions(), bert, _OPTIONS, cache_dir=tmp_path / "new") for _ in range(2))
     assert len(n_made) == 1
     _assert_same(made, make_windows(_questions(), bert, _OPTIONS))
@@ -77,20 +77,20 @@ def test_the_second_call_reads_what_the_first_made(bert, tmp_path, n_made):
     assert file.stem == f"windows-{windows_key(_questions(), bert, _OPTIONS)}"
 
 
-def test_windows_without_labels_are_kept_too(bert, tmp_path, n_made):
+def test_windows_without_labels_are_cached(bert, tmp_path, n_made):
     options = replace(_OPTIONS, with_labels=False)
     made, read = (cached_windows(_questions(), bert, options, cache_dir=tmp_path) for _ in range(2))
     assert len(n_made) == 1
     _assert_same(read, made)
 
 
-def test_the_number_of_threads_does_not_matter(bert, tmp_path, n_made):
+def test_cache_does_not_depend_on_threads(bert, tmp_path, n_made):
     for n_threads in (None, 1, 2):
         cached_windows(_questions(), bert, _OPTIONS, cache_dir=tmp_path, n_threads=n_threads)
     assert len(n_made) == 1
 
 
-def test_everything_that_windows_depend_on_is_in_the_key(bert):
+def test_cache_key_covers_all_inputs_of_windows(bert):
     questions, n_keys = _questions(), 0
     keys = set()
     for changed in (
@@ -122,7 +122,7 @@ def test_everything_that_windows_depend_on_is_in_the_key(bert):
     assert len(keys) == n_keys
 
 
-def test_what_windows_do_not_depend_on_is_not_in_the_key(bert):
+def test_cache_key_covers_nothing_else(bert):
     key = windows_key(_questions(), bert, _OPTIONS)
     assert windows_key(_questions(ids=["c", "d"], titles=["A", "B"]), bert, _OPTIONS) == key
     used = tiny_tokenizers.bert()
@@ -130,7 +130,7 @@ def test_what_windows_do_not_depend_on_is_not_in_the_key(bert):
     assert windows_key(_questions(), used, _OPTIONS) == key
 
 
-def test_overwriting_makes_the_windows_anew(bert, tmp_path, n_made):
+def test_overwrite_cache_makes_the_windows_again(bert, tmp_path, n_made):
     for overwrite_cache in (False, True, False):
         cached_windows(_questions(), bert, _OPTIONS, cache_dir=tmp_path, overwrite_cache=overwrite_cache)
     assert len(n_made) == 2
@@ -149,7 +149,7 @@ def _damages(good: bytes) -> dict[str, bytes]:
     }
 
 
-def test_a_damaged_file_is_made_anew_and_said_so_once(bert, tmp_path, n_made, caplog):
+def test_damaged_cache_file_is_made_again_and_logged_once(bert, tmp_path, n_made, caplog):
     caplog.set_level(logging.INFO, logger="whet")
     expected = cached_windows(_questions(), bert, _OPTIONS, cache_dir=tmp_path)
     (file,) = _files(tmp_path)
@@ -167,7 +167,7 @@ def test_a_damaged_file_is_made_anew_and_said_so_once(bert, tmp_path, n_made, ca
         assert len(n_made) == n, name
 
 
-def test_a_file_under_the_name_of_another_is_not_taken(bert, tmp_path, n_made):
+def test_cache_file_of_other_windows_is_not_used(bert, tmp_path, n_made):
     other = _questions(questions=["Who?", "Where?"])
     cached_windows(other, bert, _OPTIONS, cache_dir=tmp_path)
     (file,) = _files(tmp_path)
@@ -178,7 +178,7 @@ def test_a_file_under_the_name_of_another_is_not_taken(bert, tmp_path, n_made):
 
 
 @pytest.mark.parametrize("overwrite_cache", [False, True])
-def test_of_several_at_once_one_makes_the_windows(overwrite_cache, bert, tmp_path, n_made, monkeypatch):
+def test_concurrent_runs_make_the_windows_once(overwrite_cache, bert, tmp_path, n_made, monkeypatch):
     """Each has a lock of its own, as processes do; the first lets go only when the others wait."""
     n_waiting = []
     log = logging.getLogger("whet")
@@ -205,7 +205,7 @@ def test_of_several_at_once_one_makes_the_windows(overwrite_cache, bert, tmp_pat
     assert len(n_made) == 1
 
 
-def test_what_a_killed_process_left_behind_is_no_hindrance(bert, tmp_path, n_made):
+def test_remains_of_a_killed_process_do_no_harm(bert, tmp_path, n_made):
     name = f"windows-{windows_key(_questions(), bert, _OPTIONS)}"
     (tmp_path / f"{name}.safetensors.lock").touch()
     (tmp_path / f"{name}.unfinished").write_bytes(b"half of it")
@@ -215,7 +215,7 @@ def test_what_a_killed_process_left_behind_is_no_hindrance(bert, tmp_path, n_mad
     assert not list(tmp_path.glob("*.unfinished"))
 
 
-def test_where_no_folder_can_be_made_the_windows_are_not_kept(bert, tmp_path, n_made, caplog):
+def test_windows_are_not_cached_without_a_folder(bert, tmp_path, n_made, caplog):
     (tmp_path / "file").touch()
     for _ in range(2):
         found = cached_windows(_questions(), bert, _OPTIONS, cache_dir=tmp_path / "file" / "cache")
@@ -224,7 +224,7 @@ def test_where_no_folder_can_be_made_the_windows_are_not_kept(bert, tmp_path, n_
     assert [line for line in caplog.messages if "not cached" in line]
 
 
-def test_where_the_file_cannot_be_put_the_windows_are_not_kept(bert, tmp_path, caplog):
+def test_windows_are_not_cached_if_the_rename_fails(bert, tmp_path, caplog):
     """Something else has its name; what was written until then is removed."""
     (tmp_path / f"windows-{windows_key(_questions(), bert, _OPTIONS)}.safetensors").mkdir()
     cached_windows(_questions(), bert, _OPTIONS, cache_dir=tmp_path)
@@ -232,7 +232,7 @@ def test_where_the_file_cannot_be_put_the_windows_are_not_kept(bert, tmp_path, c
     assert [path for path in tmp_path.iterdir() if path.is_file() and path.stat().st_size] == []
 
 
-def test_on_a_full_disk_the_windows_are_not_kept(bert, tmp_path, caplog):
+def test_windows_are_not_cached_on_a_full_disk(bert, tmp_path, caplog):
     """The system refuses files over 1,000 bytes, as it refuses any on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
@@ -245,7 +245,7 @@ def test_on_a_full_disk_the_windows_are_not_kept(bert, tmp_path, caplog):
     assert [path for path in tmp_path.iterdir() if path.stat().st_size] == []
 
 
-def test_the_cache_lies_where_the_user_keeps_caches(monkeypatch, tmp_path, bert, n_made):
+def test_cache_is_in_the_users_cache_folder(monkeypatch, tmp_path, bert, n_made):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
     assert default_cache_dir() == tmp_path / "caches" / "whet"
     cached_windows(_questions(), bert, _OPTIONS)

@@ -201,7 +201,7 @@ _OPTIONS = st.builds(
 
 @settings(max_examples=400, deadline=None)
 @given(_cases(), _OPTIONS)
-def test_decode_is_the_naive_search(case: Case, options: DecodeOptions) -> None:
+def test_decode_equals_the_naive_search(case: Case, options: DecodeOptions) -> None:
     _assert_as_naive(case, options)
 
 
@@ -219,11 +219,11 @@ def _long_case() -> Case:
 
 
 @pytest.mark.parametrize("version_2", [False, True])
-def test_decode_is_the_naive_search_with_the_default_sizes(version_2: bool) -> None:
+def test_decode_equals_the_naive_search_with_default_sizes(version_2: bool) -> None:
     _assert_as_naive(_long_case(), DecodeOptions(version_2_with_negative=version_2))
 
 
-def test_more_windows_than_are_looked_at_at_once() -> None:
+def test_decode_handles_many_windows() -> None:
     case, copies = _long_case(), 100
     rows = [replace(row, question=row.question + 20 * copy) for copy in range(copies) for row in case.rows]
     many = Case(case.contexts, case.tokens, case.context_of * copies, rows).decode(DecodeOptions())
@@ -248,7 +248,7 @@ def _texts(predictions: Predictions) -> list[str]:
     return [str(entry["text"]) for entry in predictions.nbest["q0"]]
 
 
-def test_by_hand_v1() -> None:
+def test_decode_matches_v1_by_hand() -> None:
     got = _ada((_STARTS_ADA, _ENDS_ADA)).decode(DecodeOptions(n_best_size=3))
     # Best 3 starts: Ada 5, wrote 2, [CLS] 1; best 3 ends: code 4, Ada 3, [CLS] 1. Inside and in order:
     # Ada..code 5 + 4 = 9, Ada..Ada 5 + 3 = 8, wrote..code 2 + 4 = 6.
@@ -287,7 +287,7 @@ def test_by_hand_null_wins_only_beyond_the_threshold() -> None:
     assert case.decode(replace(options, null_score_diff_threshold=1.75)).best == {"q0": ""}
 
 
-def test_by_hand_null_is_put_back_behind_the_n_best() -> None:
+def test_by_hand_null_is_appended_to_the_n_best() -> None:
     # Null 2 is behind 9, 8 and 6: cut by n_best_size=3, then appended as a fourth.
     got = _ada((_STARTS_ADA, _ENDS_ADA)).decode(DecodeOptions(n_best_size=3, version_2_with_negative=True))
     assert _texts(got) == ["Ada wrote code", "Ada", "wrote code", ""]
@@ -314,13 +314,13 @@ def test_all_candidates_empty_does_not_fail() -> None:
     assert got.best == {"q0": "empty"}
 
 
-def test_of_equal_scores_the_first_window_wins() -> None:
+def test_equal_scores_choose_the_first_window() -> None:
     logits = [0.0, 1.0]
     rows = [Window(0, 1, 1, logits, logits, [(1, 2)]), Window(0, 1, 0, logits, logits, [(0, 1)])]
     assert Case(["ab"], [[(0, 1), (1, 2)]], [0], rows).decode(DecodeOptions()).best == {"q0": "b"}
 
 
-def test_no_questions_no_answers() -> None:
+def test_no_questions_give_no_answers() -> None:
     nothing = np.zeros((0, 20))
     scores = SpanScores(
         nothing.astype(np.int64), nothing, nothing.astype(np.int64), nothing, nothing[:, 0], nothing[:, 0]
@@ -342,7 +342,7 @@ def test_logits_that_are_not_finite_are_refused(wrong: float, at: int) -> None:
         _ada((starts, _ENDS_ADA)).decode(DecodeOptions())
 
 
-def test_parts_that_do_not_fit_are_refused_all_at_once() -> None:
+def test_mismatched_parts_are_refused_at_once() -> None:
     case = _ada((_STARTS_ADA, _ENDS_ADA))
     twice = replace(case.questions(), ids=["q0", "q0"], context_of=np.array([0, 0]))
     with pytest.raises(DataError) as caught:

@@ -23,14 +23,14 @@ def questions() -> list[tuple[str, dict]]:
     return [(p["context"], qa) for split in SPLITS for p in paragraphs(split) for qa in p["qas"]]
 
 
-def test_there_is_enough_of_it() -> None:
+def test_demo_data_is_large_enough() -> None:
     n_impossible = sum(qa["is_impossible"] for _, qa in questions())
     assert sum(len(paragraphs(split)) for split in SPLITS) >= 60
     assert len(questions()) >= 400
     assert 0.08 <= n_impossible / len(questions()) <= 0.12
 
 
-def test_every_answer_stands_at_its_offset() -> None:
+def test_demo_answers_are_at_their_offsets() -> None:
     for context, qa in questions():
         assert qa["is_impossible"] == (not qa["answers"]), qa["id"]
         for answer in qa["answers"]:
@@ -38,7 +38,7 @@ def test_every_answer_stands_at_its_offset() -> None:
             assert context[begin : begin + len(answer["text"])] == answer["text"], qa["id"]
 
 
-def test_the_splits_share_no_paragraph_and_no_question() -> None:
+def test_demo_splits_share_no_paragraph_and_no_question() -> None:
     contexts = [{p["context"] for p in paragraphs(split)} for split in SPLITS]
     assert not contexts[0] & contexts[1]
     ids = [qa["id"] for _, qa in questions()]
@@ -47,14 +47,14 @@ def test_the_splits_share_no_paragraph_and_no_question() -> None:
     assert len(asked) == len(set(asked))
 
 
-def test_the_unseen_texts_are_in_no_split() -> None:
+def test_demo_texts_for_ask_are_in_no_split() -> None:
     unseen = json.loads((DATA / "unseen.json").read_text("utf-8"))
     assert len(unseen) == 3
     assert not {item["context"] for item in unseen} & {p["context"] for split in SPLITS for p in paragraphs(split)}
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_whet_reads_it(split: str) -> None:
+def test_demo_data_is_readable(split: str) -> None:
     read = read_questions(DATA / f"{split}.json")
     assert len(read) == sum(len(p["qas"]) for p in paragraphs(split))
     assert len(read.contexts) == len(paragraphs(split))
@@ -67,9 +67,7 @@ def _demo(folder: Path, epochs: float) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("marked", [False, True])
 @pytest.mark.parametrize("name", ["checkpoint-00000002/model.safetensors", "training_args.json"])
-def test_the_demonstration_leaves_the_files_of_another_run(
-    minilm_dir: Path, tmp_path: Path, name: str, marked: bool
-) -> None:
+def test_demo_keeps_the_files_of_another_run(minilm_dir: Path, tmp_path: Path, name: str, marked: bool) -> None:
     """Also in a folder that a demo made, and another run used after it."""
     kept = tmp_path / name
     kept.parent.mkdir(exist_ok=True)
@@ -84,7 +82,7 @@ def test_the_demonstration_leaves_the_files_of_another_run(
 
 
 @pytest.mark.slow
-def test_the_demonstration_runs_again_in_its_folder(minilm_dir: Path, tmp_path: Path) -> None:
+def test_demo_runs_again_in_its_folder(minilm_dir: Path, tmp_path: Path) -> None:
     """With other epochs too; and where one was interrupted before it had saved a model."""
     for epochs in (0.05, 0.1):
         done = _demo(tmp_path / "out", epochs)
@@ -95,7 +93,7 @@ def test_the_demonstration_runs_again_in_its_folder(minilm_dir: Path, tmp_path: 
 
 
 @pytest.mark.slow
-def test_the_demonstration_runs_and_teaches(minilm_dir: Path, tmp_path: Path) -> None:
+def test_demo_runs_and_improves_f1(minilm_dir: Path, tmp_path: Path) -> None:
     """An eighth of the training: enough to see the whole command, and the loss fall."""
     command = [sys.executable, "-m", "whet", "demo", "--output_dir", str(tmp_path / "out"), "--num_train_epochs", "0.5"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)

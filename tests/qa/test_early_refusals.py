@@ -26,7 +26,7 @@ ABSENT = "this file is read by no test"
         ({"tf32": "true", "use_cpu": "false"}, "this machine has no GPU of NVIDIA's"),
     ],
 )
-def test_what_is_missing_is_refused_before_the_data_is_read(
+def test_missing_files_are_refused_before_reading_data(
     asked: dict[str, str], message: str, encoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = tmp_path / "train.json"
@@ -39,7 +39,7 @@ def test_what_is_missing_is_refused_before_the_data_is_read(
 
 @pytest.mark.parametrize("offline", ["0", "1"])
 @pytest.mark.parametrize("what", ["model", "dataset"])
-def test_a_hub_that_cannot_be_reached_is_named_at_once(what: str, offline: str, tmp_path: Path) -> None:
+def test_unreachable_hub_is_named_at_once(what: str, offline: str, tmp_path: Path) -> None:
     """Nothing listens at the address; the answer may take 3 s, start of the program included, on an idle machine."""
     save_encoder(tmp_path / "model")
     data = write_json(tmp_path / "train.json", squad())
@@ -60,7 +60,7 @@ def test_a_hub_that_cannot_be_reached_is_named_at_once(what: str, offline: str, 
     assert seconds < 6, "twice the limit, for a busy machine"
 
 
-def test_the_best_model_without_a_metric_is_the_one_with_the_highest_f1(encoder: Path, tmp_path: Path) -> None:
+def test_best_model_defaults_to_the_highest_f1(encoder: Path, tmp_path: Path) -> None:
     data = write_json(tmp_path / "train.json", squad())
     words = command(encoder, tmp_path / "out", "--do_train", "--load_best_model_at_end", train_file=data,
                     validation_file=data, eval_strategy="steps", eval_steps=4, save_strategy="steps", save_steps=4,

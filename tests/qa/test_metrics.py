@@ -156,7 +156,7 @@ _ODDS = st.one_of(st.integers(-2, 2).map(float), st.floats(-30, 30, width=32))
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(_scored(fewest=1), min_size=1, max_size=6))
-def test_v1_is_the_naive_count(rows: list[tuple[str, list[str]]]) -> None:
+def test_v1_equals_the_naive_count(rows: list[tuple[str, list[str]]]) -> None:
     texts, answers = [list(column) for column in zip(*rows, strict=True)]
     pairs = [_naive_pair(text, refs, False) for text, refs in rows]
     wanted = {
@@ -169,7 +169,7 @@ def test_v1_is_the_naive_count(rows: list[tuple[str, list[str]]]) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.tuples(_scored(fewest=0), _ODDS), min_size=1, max_size=6))
-def test_v2_is_the_naive_count(rows: list[tuple[tuple[str, list[str]], float]]) -> None:
+def test_v2_equals_the_naive_count(rows: list[tuple[tuple[str, list[str]], float]]) -> None:
     texts, answers, odds = [text for (text, _), _ in rows], [refs for (_, refs), _ in rows], [x for _, x in rows]
     got, wanted = _score(texts, answers, odds), _naive_v2(texts, answers, odds)
     assert list(got) == list(wanted)
@@ -192,18 +192,18 @@ def test_v2_is_the_naive_count(rows: list[tuple[tuple[str, list[str]], float]]) 
         ("the", ""),
     ],
 )
-def test_normalise(text: str, wanted: str) -> None:
+def test_normalise_matches_the_official_script(text: str, wanted: str) -> None:
     assert normalise(text) == wanted
 
 
-def test_word_f1_by_hand() -> None:
+def test_word_f1_matches_values_by_hand() -> None:
     # Shared: "to" once and "be" once, of 3 and 2 words: precision 2/3, recall 1, F1 = (4/3) / (5/3) = 4/5.
     assert word_f1("to be to", "to be") == pytest.approx(0.8)
     assert word_f1("x", "y") == 0.0
     assert word_f1("", "") == 0.0  # v1.1 says so
 
 
-def test_v1_by_hand() -> None:
+def test_v1_matches_values_by_hand() -> None:
     # 1: equal once the article and the dot are gone: 1, 1. 2: the second reference is better: of 2 predicted words 1 is
     # shared, of 1 wanted word 1: F1 = 2 * (1/2 * 1) / (3/2) = 2/3, not exact. 3: nothing shared. 4: only articles on
     # both sides: equal, but F1 0 by v1.1.
@@ -211,7 +211,7 @@ def test_v1_by_hand() -> None:
     assert got == pytest.approx({"exact_match": 50.0, "f1": 100 * (1 + 2 / 3) / 4})
 
 
-def test_v2_by_hand() -> None:
+def test_v2_matches_values_by_hand() -> None:
     texts = ["the cat", "red car", "", "dog", ""]
     answers = [["cat"], ["car"], ["bird"], [], []]
     odds = [-4.0, -2.0, 3.0, -3.0, 5.0]
@@ -237,23 +237,23 @@ def test_v2_by_hand() -> None:
     )
 
 
-def test_v2_leaves_out_groups_without_questions() -> None:
+def test_v2_omits_groups_without_questions() -> None:
     assert list(_score(["x"], [["x"]], [0.0])) == [*_V2_KEYS, *(f"HasAns_{key}" for key in _V2_KEYS), *_BEST_KEYS]
     assert list(_score([""], [[]], [0.0])) == [*_V2_KEYS, *(f"NoAns_{key}" for key in _V2_KEYS), *_BEST_KEYS]
 
 
-def test_v2_reference_of_articles_counts_as_has_answer_but_wants_none() -> None:
+def test_v2_answer_of_only_articles_counts_as_has_answer() -> None:
     got = _score(["", "the", "x"], [["the"], ["a"], ["an"]], [0.0, 0.0, 0.0])
     assert got["HasAns_exact"] == got["HasAns_f1"] == pytest.approx(200 / 3)
 
 
-def test_v2_a_question_left_unanswered_costs_nothing_below_the_threshold() -> None:
+def test_v2_unanswered_question_below_the_threshold_is_correct() -> None:
     # Both right: up to -4, the first is answered with "", which is right as well.
     got = _score(["", "x"], [[], ["x"]], [-5.0, -4.0])
     assert (got["best_exact"], got["best_exact_thresh"]) == (100.0, -4.0)
 
 
-def test_v2_threshold_is_zero_where_answering_nothing_is_best() -> None:
+def test_v2_threshold_is_zero_if_no_answer_is_best() -> None:
     got = _score(["x", "y"], [[], []], [-9.0, -8.0])
     assert got["best_f1"] == 100.0
     assert got["best_f1_thresh"] == 0.0
@@ -275,7 +275,7 @@ def _refused(questions: Questions, predictions: Predictions, *, version_2: bool)
     return [problem.what for problem in caught.value.problems]
 
 
-def test_missing_and_unknown_ids_are_told_at_once() -> None:
+def test_missing_and_unknown_ids_are_reported_at_once() -> None:
     predictions = Predictions(best={"q0": "x", "other": "y"}, nbest={})
     assert _refused(_questions([["x"], ["y"]]), predictions, version_2=False) == [
         "1 of 2 questions have no prediction",
@@ -294,5 +294,5 @@ def test_v2_refuses_predictions_without_null_odds() -> None:
 
 
 @pytest.mark.parametrize("version_2", [False, True])
-def test_nothing_to_score_is_refused(version_2: bool) -> None:
+def test_scoring_without_questions_is_refused(version_2: bool) -> None:
     assert _refused(_questions([]), _predictions([]), version_2=version_2) == ["there are no questions to score"]

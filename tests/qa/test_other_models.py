@@ -55,13 +55,13 @@ def _words(folder: Path, config: str, model: str, settings: dict[str, Any]) -> l
 
 
 @pytest.mark.parametrize("kind", TRAINED)
-def test_a_model_with_a_head_trains_whatever_its_kind(kind: str, tmp_path: Path) -> None:
+def test_models_with_a_question_answering_head_train(kind: str, tmp_path: Path) -> None:
     assert run(_words(tmp_path, *TRAINED[kind])) == 0
     assert (tmp_path / "out" / "eval_results.json").exists()
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_a_model_that_cannot_answer_is_refused_by_name(
+def test_model_without_a_question_answering_head_is_refused(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     *parts, message = REFUSED[kind]

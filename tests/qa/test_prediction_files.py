@@ -15,7 +15,7 @@ _ENTRY = {"start_logit": 2.0, "end_logit": 1.0, "text": "né 🙂", "probability
 _V2 = Predictions(best={"q1": "né 🙂", "q0": ""}, nbest={"q1": [_ENTRY], "q0": []}, null_odds={"q1": -6.0, "q0": 0.5})
 
 
-def test_files_are_those_of_the_guides_script(tmp_path: Path) -> None:
+def test_prediction_files_equal_those_of_run_qa(tmp_path: Path) -> None:
     best, nbest, odds = write_predictions(_V2, tmp_path / "new" / "folder", "eval")
     assert (best.name, nbest.name) == ("eval_predictions.json", "eval_nbest_predictions.json")
     assert odds.name == "eval_null_odds.json"
@@ -35,7 +35,7 @@ def test_v1_writes_no_null_odds(tmp_path: Path) -> None:
     assert {path.name for path in paths} == {"predict_predictions.json", "predict_nbest_predictions.json"}
 
 
-def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+def test_uncreatable_folder_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(OutputError, match="cannot be written"):
         write_predictions(_V2, tmp_path / "file", "eval")

@@ -66,7 +66,7 @@ def _n_windows(folder: Path, n_questions: int = 20) -> int:
     return plain_decode.n_windows(folder, questions_of(squad())[:n_questions])
 
 
-def test_every_file_is_there(trained: Path) -> None:
+def test_run_writes_every_file(trained: Path) -> None:
     results = {"train_results.json", "eval_results.json", "predict_results.json", "all_results.json"}
     predictions = {f"{part}_{name}" for part in ("eval", "predict") for name in _PREDICTIONS}
     assert files(trained) == _MODEL | results | predictions | {"trainer_state.json", "run.log"}
@@ -75,12 +75,12 @@ def test_every_file_is_there(trained: Path) -> None:
             load(trained, name)
 
 
-def test_every_file_of_version_2_is_there(trained_v2: Path) -> None:
+def test_version_2_run_writes_every_file(trained_v2: Path) -> None:
     predictions = {f"{part}_{name}" for part in ("eval", "predict") for name in [*_PREDICTIONS, "null_odds.json"]}
     assert predictions <= files(trained_v2)
 
 
-def test_20_questions_are_learnt_by_heart(trained: Path) -> None:
+def test_run_learns_20_questions_by_heart(trained: Path) -> None:
     results = load(trained, "eval_results.json")
     assert results["eval_f1"] > 80
     best = load(trained, "eval_predictions.json")
@@ -88,7 +88,7 @@ def test_20_questions_are_learnt_by_heart(trained: Path) -> None:
     assert results["eval_exact_match"] == pytest.approx(100 * sum(right) / 20)  # there are no articles in them
 
 
-def test_no_answer_is_learnt_too(trained_v2: Path) -> None:
+def test_run_learns_to_give_no_answer(trained_v2: Path) -> None:
     results = load(trained_v2, "eval_results.json")
     assert results["eval_f1"] > 80
     assert results["eval_NoAns_exact"] >= 60
@@ -98,7 +98,7 @@ def test_no_answer_is_learnt_too(trained_v2: Path) -> None:
     assert (results["eval_HasAns_total"], results["eval_NoAns_total"], results["eval_total"]) == (20, 5, 25)
 
 
-def test_the_results_hold_what_run_qa_writes(trained: Path) -> None:
+def test_results_have_the_keys_of_run_qa(trained: Path) -> None:
     train, evaluated, every = (load(trained, f"{name}_results.json") for name in ("train", "eval", "all"))
     assert {
         "epoch", "train_loss", "train_runtime", "train_samples", "train_samples_per_second", "train_steps_per_second",
@@ -110,20 +110,20 @@ def test_the_results_hold_what_run_qa_writes(trained: Path) -> None:
     assert train["train_samples"] == evaluated["eval_samples"] == _n_windows(trained)
 
 
-def test_the_state_holds_the_losses(trained: Path) -> None:
+def test_trainer_state_has_the_losses(trained: Path) -> None:
     state = TrainerState.load_from_json(str(trained / "trainer_state.json"))
     losses = [entry["loss"] for entry in state.log_history if "loss" in entry]
     assert losses[-1] < losses[0] / 3
     assert state.global_step == state.max_steps == 50 * -(-_n_windows(trained) // 12)
 
 
-def test_the_settings_are_kept(trained: Path) -> None:
+def test_settings_are_saved(trained: Path) -> None:
     kept = load(trained, "training_args.json")
     assert (kept["learning_rate"], kept["num_train_epochs"], kept["do_predict"]) == (3e-3, 50, True)
 
 
 @pytest.mark.parametrize("version", ["v1", "v2"])
-def test_the_saved_model_gives_the_answers_written(version: str, request: pytest.FixtureRequest) -> None:
+def test_saved_model_gives_the_written_answers(version: str, request: pytest.FixtureRequest) -> None:
     """By other code, from transformers' own padded model; equal to float32 rounding, so near ties may go apart."""
     folder = request.getfixturevalue("trained" if version == "v1" else "trained_v2")
     asked = questions_of(squad(version_2=version == "v2"))
@@ -142,7 +142,7 @@ def test_the_saved_model_gives_the_answers_written(version: str, request: pytest
     assert sum(found.ahead > 1e-2 for found in wanted.values()) >= 0.9 * len(wanted)
 
 
-def test_the_nbest_lists_are_of_the_right_form(trained: Path) -> None:
+def test_nbest_lists_have_the_right_form(trained: Path) -> None:
     for entries in load(trained, "eval_nbest_predictions.json").values():
         assert 1 <= len(entries) <= 20
         assert all(entry.keys() == {"text", "probability", "start_logit", "end_logit"} for entry in entries)
@@ -157,7 +157,7 @@ def test_predictions_for_questions_without_answers(trained: Path) -> None:
     assert not {"predict_f1", "predict_exact_match"} & load(trained, "predict_results.json").keys()
 
 
-def test_predictions_for_questions_with_answers_are_judged(trained_v2: Path) -> None:
+def test_predictions_with_answers_are_scored(trained_v2: Path) -> None:
     assert load(trained_v2, "predict_results.json")["predict_f1"] == load(trained_v2, "eval_results.json")["eval_f1"]
 
 
@@ -187,7 +187,7 @@ def test_evaluation_into_the_folder_of_the_model(trained: Path, data: Path, tmp_
     assert "eval_results.json" in files(folder)
 
 
-def test_a_config_file_and_a_flag_that_overrides_it(encoder: Path, data: Path, tmp_path: Path) -> None:
+def test_flag_overrides_a_config_file(encoder: Path, data: Path, tmp_path: Path) -> None:
     settings: dict[str, Any] = {
         "model_name_or_path": str(encoder), "output_dir": str(tmp_path / "out"), "do_train": True, "max_seq_length": 40,
         "doc_stride": 12, "train_file": str(data / "v1.json"), "num_train_epochs": 9.0, "max_train_samples": 3,
@@ -200,7 +200,7 @@ def test_a_config_file_and_a_flag_that_overrides_it(encoder: Path, data: Path, t
     assert (results["epoch"], results["train_samples"]) == (1.0, _n_windows(encoder, 3))
 
 
-def test_only_the_first_samples_of_each_part(encoder: Path, data: Path, tmp_path: Path) -> None:
+def test_sample_limits_take_the_first_rows(encoder: Path, data: Path, tmp_path: Path) -> None:
     file = data / "v1.json"
     words = command(
         encoder, tmp_path / "out", "--do_train", "--do_eval", "--do_predict", train_file=file, validation_file=file,
@@ -213,7 +213,7 @@ def test_only_the_first_samples_of_each_part(encoder: Path, data: Path, tmp_path
     assert load(tmp_path / "out", "all_results.json")["train_samples"] == _n_windows(encoder, 2)
 
 
-def test_evaluated_and_saved_during_training_and_ended_with_the_best(encoder: Path, data: Path, tmp_path: Path) -> None:
+def test_run_evaluates_saves_and_ends_with_the_best_model(encoder: Path, data: Path, tmp_path: Path) -> None:
     words = command(
         encoder, tmp_path / "out", "--do_train", "--do_eval", "--load_best_model_at_end", train_file=data / "v1.json",
         validation_file=data / "v1.json", num_train_epochs=3, eval_strategy="epoch", save_strategy="epoch",
@@ -241,7 +241,7 @@ def test_json_lines_for_programs(encoder: Path, data: Path, tmp_path: Path, caps
     assert any("eval_f1" in line for line in lines)
 
 
-def test_people_are_told_the_results_and_where_they_are(
+def test_results_and_their_folder_are_printed(
     encoder: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = command(encoder, tmp_path / "out", "--do_eval", validation_file=data / "v1.json")
@@ -276,7 +276,7 @@ def _saving(encoder: Path, data: Path, folder: Path, **changes: Any) -> list[str
 
 
 @pytest.mark.slow
-def test_a_killed_run_resumes_to_the_same_bits(encoder: Path, data: Path, tmp_path: Path) -> None:
+def test_killed_run_resumes_bitwise(encoder: Path, data: Path, tmp_path: Path) -> None:
     """Killed as soon as it has saved once, wherever that is; the model drops out at 0.1."""
     assert run(_saving(encoder, data, tmp_path / "whole", max_steps=40, save_steps=5)) == 0
     words = _saving(encoder, data, tmp_path / "killed", max_steps=40, save_steps=5)
@@ -295,9 +295,7 @@ def test_a_killed_run_resumes_to_the_same_bits(encoder: Path, data: Path, tmp_pa
 
 
 @pytest.mark.slow
-def test_a_full_disk_ends_the_run_with_74_and_the_checkpoint_before_stays(
-    encoder: Path, data: Path, tmp_path: Path
-) -> None:
+def test_full_disk_ends_the_run_with_74_and_keeps_the_checkpoint(encoder: Path, data: Path, tmp_path: Path) -> None:
     folder = tmp_path / "out"
     assert run(_saving(encoder, data, folder, max_steps=2)) == 0
     words = [*_saving(encoder, data, folder), "--resume_from_checkpoint", "auto"]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from whet.tasks.qa.evaluate.spans import concat, top_spans
 
 
-def test_each_row_alone_ties_to_the_lowest_index_and_short_rows_filled() -> None:
+def test_best_spans_break_ties_by_the_lowest_index() -> None:
     starts = torch.tensor([1.0, 3.0, 3.0, 2.0, 9.0, -5.0])  # rows of 4 and 2 tokens
     ends = torch.tensor([0.0, 0.0, 0.0, 1.0, -7.0, -6.0])
     scores = top_spans(starts, ends, torch.tensor([0, 4, 6]), k=3)
@@ -24,7 +24,7 @@ def test_each_row_alone_ties_to_the_lowest_index_and_short_rows_filled() -> None
     assert scores.null_end.tolist() == [0.0, -7.0]
 
 
-def test_bfloat16_that_needs_a_gradient_becomes_float32() -> None:
+def test_bf16_logits_become_float32() -> None:
     logits = torch.tensor([0.5, 1.5], dtype=torch.bfloat16, requires_grad=True)
     scores = top_spans(logits, logits, np.array([0, 2], dtype=np.int32), k=2)
     assert scores.start_logit.dtype == scores.null_end.dtype == np.float32
@@ -32,7 +32,7 @@ def test_bfloat16_that_needs_a_gradient_becomes_float32() -> None:
     assert scores.start_index.dtype == np.int64
 
 
-def test_tokens_of_minus_infinity_are_told_from_padding() -> None:
+def test_minus_infinity_is_distinguished_from_padding() -> None:
     logits = torch.tensor([-math.inf, 1.0, 2.0, 3.0])  # rows of 2 and 2 tokens
     assert top_spans(logits, logits, np.array([0, 2, 4]), k=3).start_index.tolist() == [[1, 0, -1], [1, 0, -1]]
 

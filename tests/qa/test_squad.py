@@ -143,7 +143,7 @@ def _columns(questions: Questions) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("name", ["data.json", "data.csv", "no_suffix"])
 @pytest.mark.parametrize("write", _FORMS, ids=lambda write: write.__name__.removeprefix("_write_"))
-def test_every_form_gives_the_same_questions_whatever_the_file_is_called(write, name, tmp_path):
+def test_every_form_of_data_gives_the_same_questions(write, name, tmp_path):
     write(tmp_path / name)
     ids, texts, answers, contexts, context_of, titles = _columns(read_questions(tmp_path / name))
     assert ids == ["q1", "q2", "q3", "q4"]
@@ -168,7 +168,7 @@ def test_the_limit_keeps_the_first_questions(write, limit, tmp_path):
     assert [some.context(i) for i in range(len(some))] == [whole.context(i) for i in range(len(some))]
 
 
-def test_keys_of_other_levels_do_no_harm(tmp_path):
+def test_keys_of_other_levels_are_ignored(tmp_path):
     articles = [article | {"question": "of the quiz", "context": None} for article in _articles()]
     (tmp_path / "more.json").write_text(json.dumps({"data": articles, "answers": 4, "licence": "none"}))
     assert list(read_questions(tmp_path / "more.json").ids) == ["q1", "q2", "q3", "q4"]
@@ -179,7 +179,7 @@ def test_a_file_of_one_line_may_be_json_lines(tmp_path):
     assert list(read_questions(tmp_path / "one.json").ids) == ["q1"]
 
 
-def test_questions_without_answers_are_read_where_answers_are_not_required(tmp_path):
+def test_questions_without_answers_are_read_if_allowed(tmp_path):
     rows = [{"id": "a", "context": "One.", "question": "What?"}, {"id": "b", "context": "One.", "question": "Why?"}]
     path = tmp_path / "test.json"
     path.write_text(json.dumps({"data": rows}))
@@ -188,7 +188,7 @@ def test_questions_without_answers_are_read_where_answers_are_not_required(tmp_p
         read_questions(path)
 
 
-def test_hidden_answers_of_answerable_questions_pass_where_answers_are_not_required(tmp_path):
+def test_hidden_answers_are_accepted_if_answers_are_not_required(tmp_path):
     question = {"id": "a", "question": "What?", "answers": [], "is_impossible": False}
     path = tmp_path / "test.json"
     path.write_text(json.dumps({"data": [{"paragraphs": [{"context": "One.", "qas": [question]}]}]}))
@@ -202,7 +202,7 @@ def test_hidden_answers_of_answerable_questions_pass_where_answers_are_not_requi
     ["abc \u202e\u05d0\u05d1 \u202c def", "e\u0301te\u0301 def", "x" * 5_000_000 + "def", "\ufeff\u2028\u0085 def"],
     ids=["bidi controls", "combining marks", "one word of 5 MB", "line separators"],
 )
-def test_odd_but_right_texts_are_read(context, tmp_path):
+def test_unusual_valid_texts_are_read(context, tmp_path):
     row = {
         "id": "a",
         "context": context,
@@ -216,7 +216,7 @@ def test_odd_but_right_texts_are_read(context, tmp_path):
     assert np.array_equal(questions.context_of, [0, 0])
 
 
-def test_a_hundred_thousand_answers_to_one_question_are_read_fast(tmp_path):
+def test_hundred_thousand_answers_to_one_question_are_read_fast(tmp_path):
     path = tmp_path / "many.json"
     answers = [{"text": "One", "answer_start": 0}] * 100_000
     question = {"id": "a", "question": "What?", "answers": answers}
@@ -226,7 +226,7 @@ def test_a_hundred_thousand_answers_to_one_question_are_read_fast(tmp_path):
     assert time.process_time() - began < 2  # the goal for any one file of this size; takes about 0.1 s
 
 
-def test_xquad_is_read_whole(xquad_dir):
+def test_xquad_is_read_completely(xquad_dir):
     train, dev = read_questions(xquad_dir / "train.json"), read_questions(xquad_dir / "dev.json")
     assert (len(train), len(train.contexts)) == (894, 180)
     for questions in (train, dev):
@@ -251,9 +251,7 @@ def _flat(**changes: Any) -> str:
 
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"], ids=["plain", "with a byte order mark"])
 @pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
-def test_a_table_with_answer_columns_is_read_whatever_its_delimiter(
-    delimiter: str, mark: bytes, tmp_path: Path
-) -> None:
+def test_table_with_answer_columns_is_read_with_any_delimiter(delimiter: str, mark: bytes, tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     path.write_bytes(mark + _flat(delimiter=delimiter).encode())
     found = read_questions(path)

@@ -225,7 +225,7 @@ _KINDS: dict[str, tuple[str | bytes, str]] = {
 
 
 @pytest.mark.parametrize("kind", _KINDS)
-def test_bad_data_is_refused_with_its_place_and_the_rule(kind, tmp_path):
+def test_bad_data_is_refused_with_position_and_rule(kind, tmp_path):
     content, message = _KINDS[kind]
     path = tmp_path / "bad.json"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -240,7 +240,7 @@ def test_bad_data_is_refused_with_its_place_and_the_rule(kind, tmp_path):
     assert all(problem.why and problem.fix for problem in caught.value.problems)
 
 
-def test_the_documents_that_are_spoilt_above_are_good_without_it(tmp_path):
+def test_documents_without_the_fault_are_accepted(tmp_path):
     for name, text in {
         "a": _text(),
         "b": _rows(_row()),
@@ -260,19 +260,19 @@ def test_the_documents_that_are_spoilt_above_are_good_without_it(tmp_path):
     ],
     ids=["missing", "broken link", "folder", "pipe"],
 )
-def test_only_files_are_read(make: Callable[[Path], None], message, tmp_path):
+def test_only_regular_files_are_read(make: Callable[[Path], None], message, tmp_path):
     path = tmp_path / "train.json"
     make(path)
     with pytest.raises(DataError, match=message):  # opening a pipe without a writer would wait for ever
         read_questions(path)
 
 
-def test_what_the_system_refuses_is_a_storage_error(tmp_path):
+def test_system_refusal_is_a_storage_error(tmp_path):
     with pytest.raises(StorageError, match="cannot be read"):
         read_questions(tmp_path / ("x" * 5000))
 
 
-def test_many_problems_are_told_at_once_and_counted(tmp_path):
+def test_many_problems_are_reported_at_once_and_counted(tmp_path):
     document = _document()
     document["data"][0]["paragraphs"] += [
         {"context": _CONTEXT, "qas": [_question(100 + n, question="") for n in range(25)]},
@@ -286,13 +286,13 @@ def test_many_problems_are_told_at_once_and_counted(tmp_path):
     assert "26 problems in all; the first 10 are listed above" in summary.what
 
 
-def test_where_nothing_can_be_used_the_error_says_so(tmp_path):
+def test_error_says_if_no_row_is_usable(tmp_path):
     (tmp_path / "bad.json").write_text(_rows(_row(id="a", question=""), _row(id="b", question="")))
     with pytest.raises(DataError, match="2 problems in all; not one question can be used") as caught:
         read_questions(tmp_path / "bad.json")
     assert len(caught.value.problems) == 3
 
 
-def test_what_lies_behind_the_limit_is_not_checked(tmp_path):
+def test_rows_after_the_limit_are_not_checked(tmp_path):
     (tmp_path / "some.json").write_text(_with(question=""))
     assert len(read_questions(tmp_path / "some.json", limit=3)) == 3

@@ -39,7 +39,7 @@ def _lines() -> str:
 
 @settings(_QUICK, max_examples=300)
 @given(document=_JSON | st.fixed_dictionaries({"data": st.lists(_JSON, max_size=3)}))
-def test_any_json(document, tmp_path):
+def test_any_json_is_read_or_refused(document, tmp_path):
     path = tmp_path / "any.json"
     path.write_text(json.dumps(document))
     _read_or_refuse(path)
@@ -47,7 +47,7 @@ def test_any_json(document, tmp_path):
 
 @settings(_QUICK, max_examples=300)
 @given(field=st.sampled_from(["id", "context", "question", "answers", "is_impossible", "title"]), value=_JSON)
-def test_a_good_question_with_anything_in_one_field(field, value, tmp_path):
+def test_question_with_any_value_in_one_field_is_read_or_refused(field, value, tmp_path):
     path = tmp_path / "any.json"
     path.write_text(json.dumps({"data": [_row("q1"), _row("q2") | {field: value}]}))
     _read_or_refuse(path)
@@ -65,7 +65,7 @@ def test_a_good_question_with_anything_in_one_field(field, value, tmp_path):
         max_size=4,
     ),
 )
-def test_a_good_file_with_bytes_cut_out_and_put_in(content, cuts, tmp_path):
+def test_file_with_changed_bytes_is_read_or_refused(content, cuts, tmp_path):
     damaged = bytearray(content.encode())
     for where, length, new in cuts:
         at = int(where * len(damaged))

@@ -48,7 +48,7 @@ def _source(folder: Path, kind: str) -> HubSource:
 
 
 @pytest.mark.parametrize("kind", ["lines", "tables"])
-def test_a_local_folder_is_read(kind, folder):
+def test_local_folder_is_read(kind, folder):
     questions = read_hub(_source(folder, kind), "train")
     assert list(questions.ids) == ["t0", "t1", "t2", "t3", "t4"]
     assert list(questions.contexts) == [_CONTEXT]
@@ -68,14 +68,14 @@ def test_other_columns_are_refused_and_listed(folder):
 
 
 @pytest.mark.parametrize(("kind", "split"), [("tables", "test"), ("nowhere", "train")])
-def test_what_is_not_there_is_a_data_error_that_names_it(kind, split, folder):
+def test_missing_dataset_is_named(kind, split, folder):
     with pytest.raises(DataError, match="cannot be loaded") as caught:
         read_hub(_source(folder, kind), split)
     assert kind in str(caught.value)
     assert split in str(caught.value)
 
 
-def test_a_data_set_that_brings_code_is_refused_and_its_code_not_run(folder):
+def test_dataset_with_code_is_refused_and_not_run(folder):
     """`datasets` once ran a script of the data set's own name."""
     (folder / "scripted").mkdir()
     marker = folder / "marker"
@@ -85,5 +85,5 @@ def test_a_data_set_that_brings_code_is_refused_and_its_code_not_run(folder):
     assert not marker.exists()
 
 
-def test_the_token_is_not_shown():
+def test_hub_token_is_not_shown():
     assert "hf_secret" not in repr(HubSource(dataset_name="squad", token="hf_secret"))

@@ -12,7 +12,7 @@ from whet.jobs.tokenising import encode, progress
 
 
 @pytest.mark.parametrize("n_threads", [None, 2])
-def test_a_long_text_is_reported_while_it_is_tokenised(
+def test_long_text_reports_its_progress(
     n_threads: int | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """With a tenth of a second between the lines, a text of 4 million characters has several."""
@@ -27,7 +27,7 @@ def test_a_long_text_is_reported_while_it_is_tokenised(
     assert not [thread for thread in threading.enumerate() if thread.name == "whet-tokenising"]
 
 
-def test_a_short_text_is_not_reported(caplog: pytest.LogCaptureFixture) -> None:
+def test_short_text_reports_no_progress(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", logger="whet")
     encode.encode_texts(encode.rust_tokenizer(trained_tokenizer()), ["The rain fell."])
     assert "tokenising" not in caplog.text

@@ -124,7 +124,7 @@ def _no_answer(tokenizer, n_tokens: int) -> int:
 
 
 @pytest.mark.parametrize(("max_seq_length", "doc_stride"), [(384, 128), (64, 16), (50, 0), (49, 1)])
-def test_rows_are_those_of_the_tokenizer(tokenizer, max_seq_length, doc_stride):
+def test_rows_equal_those_of_the_tokenizer(tokenizer, max_seq_length, doc_stride):
     options = WindowOptions(max_seq_length=max_seq_length, doc_stride=doc_stride)
     windows = _assert_as_the_tokenizer(tokenizer, _SOME, options)
     assert windows.rows.lengths.max() <= max_seq_length
@@ -133,12 +133,12 @@ def test_rows_are_those_of_the_tokenizer(tokenizer, max_seq_length, doc_stride):
 
 @pytest.mark.parametrize("padding_side", ["left", "right"])
 @pytest.mark.parametrize("truncation_side", ["left", "right"])
-def test_both_sides_of_padding_and_of_truncation(padding_side, truncation_side):
+def test_both_sides_of_padding_and_truncation_work(padding_side, truncation_side):
     tokenizer = tiny_tokenizers.bert(padding_side=padding_side, truncation_side=truncation_side)
     _assert_as_the_tokenizer(tokenizer, _SOME, WindowOptions(max_seq_length=48, doc_stride=11))
 
 
-def test_the_real_encoder_on_xquad(minilm_dir, xquad_dir):
+def test_windows_of_the_real_encoder_on_xquad_are_correct(minilm_dir, xquad_dir):
     """Its tokenizer.json cuts at 128 and pads: neither may show."""
     tokenizer = AutoTokenizer.from_pretrained(minilm_dir)
     questions = read_questions(xquad_dir / "train.json")
@@ -147,12 +147,12 @@ def test_the_real_encoder_on_xquad(minilm_dir, xquad_dir):
     assert windows.rows.lengths.min() < 128 < windows.rows.lengths.max() <= 160
 
 
-def test_byte_level_bpe_on_xquad(xquad_dir):
+def test_windows_of_byte_level_bpe_on_xquad_are_correct(xquad_dir):
     questions = read_questions(xquad_dir / "dev.json")
     _assert_as_the_tokenizer(_tokenizer("roberta"), questions, WindowOptions(max_seq_length=384, doc_stride=128))
 
 
-def test_the_space_before_a_window_is_left_out():
+def test_space_before_a_window_is_omitted():
     """RoBERTa with add_prefix_space: the tokenizer counts that space to the first token of every later window."""
     tokenizer = tiny_tokenizers.roberta(add_prefix_space=True)
     options = WindowOptions(max_seq_length=64, doc_stride=16)
@@ -182,7 +182,7 @@ _LETTERS = st.sampled_from([*"abc .,\t\n\u00a0éßİ東川😀\u200dﬁ", "e\u03
     cut=st.tuples(st.integers(0, 300), st.integers(1, 20)),
     lengths=st.tuples(st.integers(24, 60), st.integers(0, 9)),
 )
-def test_rows_and_labels_on_made_up_texts(name, question, context, cut, lengths):
+def test_rows_and_labels_of_generated_texts_are_correct(name, question, context, cut, lengths):
     tokenizer = _tokenizer(name)
     begin = cut[0] % len(context)
     answer = Answers((context[begin : begin + cut[1]],), (begin,))
@@ -211,18 +211,18 @@ def test_tokens_that_share_the_character_of_the_answer_are_labelled_in_order():
         assert windows.spans[position - windows.context_first[0]].tolist() == [3, 4]
 
 
-def test_rows_beyond_the_first_block_are_put_together_alike(monkeypatch):
+def test_rows_after_the_first_block_are_joined_equally(monkeypatch):
     monkeypatch.setattr(pair_template, "_ROWS_AT_ONCE", 3)
     windows = _assert_as_the_tokenizer(_tokenizer("bert"), _SOME, WindowOptions(max_seq_length=50, doc_stride=5))
     assert len(windows) > 9
 
 
-def test_without_labels_there_are_none(tokenizer):
+def test_windows_without_labels_have_none(tokenizer):
     windows = make_windows(_SOME, tokenizer, WindowOptions(with_labels=False))
     assert not windows.rows.labels
 
 
-def test_a_context_without_a_token_gives_a_window_without_context():
+def test_context_without_tokens_gives_an_empty_window():
     questions = _questions(("Is it?", "Yes", "Yes"), ("Is it?", "\u200d", "\u200d"))
     windows = _assert_as_the_tokenizer(_tokenizer("bert"), questions, WindowOptions())
     assert windows.n_context[0] > 0 == windows.n_context[1]
@@ -258,7 +258,7 @@ def test_every_context_and_every_question_is_tokenised_once(monkeypatch):
 
 @pytest.mark.parametrize("n_threads", [1, 3])
 @pytest.mark.parametrize("variable", [None, "true"])
-def test_the_number_of_threads_changes_nothing(n_threads, variable, monkeypatch):
+def test_windows_do_not_depend_on_threads(n_threads, variable, monkeypatch):
     monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
     if variable is not None:
         monkeypatch.setenv("TOKENIZERS_PARALLELISM", variable)

@@ -25,12 +25,12 @@ def bert():
     return tiny_tokenizers.bert()
 
 
-def test_a_slow_tokenizer_is_refused():
+def test_slow_tokenizer_is_refused():
     with pytest.raises(ConfigError, match=r"slow one\n  got: CanineTokenizer"):
         make_windows(_questions("Who?"), CanineTokenizer(), WindowOptions())
 
 
-def test_rows_longer_than_the_tokenizer_or_the_model_takes_are_refused(bert):
+def test_rows_longer_than_tokenizer_or_model_allow_are_refused(bert):
     with pytest.raises(ConfigError, match=r"longer than the tokenizer takes(.*\n)*.*--max_seq_length 512 or less"):
         make_windows(_questions("Who?"), bert, WindowOptions(max_seq_length=513))
     with pytest.raises(ConfigError, match=r"the model has positions for(.*\n)*.*--max_seq_length 128 or less"):
@@ -39,7 +39,7 @@ def test_rows_longer_than_the_tokenizer_or_the_model_takes_are_refused(bert):
     check_max_length(512, bert)
 
 
-def test_an_overlap_that_leaves_no_step_is_refused_and_the_question_named(bert):
+def test_overlap_without_a_step_is_refused_and_names_the_question(bert):
     questions = _questions("Who?", "the " * 3, "the " * 14)
     make_windows(questions, bert, WindowOptions(max_seq_length=32, doc_stride=14))
     # the third question has 14 tokens, special ones are 3: 15 are left for the context
@@ -50,7 +50,7 @@ def test_an_overlap_that_leaves_no_step_is_refused_and_the_question_named(bert):
     make_windows(questions, bert, WindowOptions(max_seq_length=33, doc_stride=15))
 
 
-def test_an_overlap_that_is_never_used_does_no_harm(bert):
+def test_unused_overlap_does_no_harm(bert):
     questions = _questions("the " * 14, context="bats sleep")
     assert len(make_windows(questions, bert, WindowOptions(max_seq_length=32, doc_stride=31))) == 1
 
@@ -67,7 +67,7 @@ def test_questions_that_fill_the_row_are_refused_and_counted(bert):
 
 @pytest.mark.parametrize("context", ["The caves.", "Who?"], ids=["other text", "same text"])
 @pytest.mark.parametrize("make", [tiny_tokenizers.reversing, tiny_tokenizers.repeating, tiny_tokenizers.adding])
-def test_a_tokenizer_that_joins_two_texts_in_another_way_is_refused(make, context):
+def test_tokenizer_with_another_pair_template_is_refused(make, context):
     with pytest.raises(ConfigError, match="joins question and context in a way that is not known"):
         make_windows(_questions("Who?", context=context), make(), WindowOptions())
 
@@ -100,7 +100,7 @@ def test_tokens_out_of_order_are_refused():
         span_labels([Answers(("bc",), (3,))], windows, zero)
 
 
-def test_a_text_that_memory_cannot_hold_is_refused_before_it_is_tokenised() -> None:
+def test_text_too_large_for_memory_is_refused_before_tokenising() -> None:
     """A context of 1 GB takes 320 GB; the limit is that of the machine, given here."""
     with pytest.raises(DataError, match="too long to be tokenised") as caught:
         require_memory(["short", "long " * 1000], available_bytes=1_000_000)
@@ -108,7 +108,7 @@ def test_a_text_that_memory_cannot_hold_is_refused_before_it_is_tokenised() -> N
     require_memory(["short", "long " * 1000], available_bytes=2_000_000)
 
 
-def test_long_texts_are_tokenised_a_few_at_a_time_and_the_same() -> None:
+def test_long_texts_tokenised_in_parts_give_the_same_windows() -> None:
     rust = rust_tokenizer(tiny_tokenizers.bert())
     texts = ["river bats " * 100_000, "river", "bats " * 900_000, ""]
     together, alone = encode_texts(rust, texts), [encode_texts(rust, [text]) for text in texts]

@@ -32,7 +32,7 @@ TESTS = (
     "tests/kernels",
     # these count the memory of the process, and that includes the emulator's
     "--ignore=tests/kernels/test_native_memory.py",
-    "--deselect=tests/kernels/test_allocator.py::test_steps_take_no_new_pages",
+    "--deselect=tests/kernels/test_allocator.py::test_steps_fault_no_new_pages",
     # WHET_ISA chooses among the instruction sets of x86-64; aarch64 has one
     "-k not instruction_set and not (rounded_as_torch_rounds and (v3 or v4 or baseline))",
 )
