@@ -1,4 +1,4 @@
-"""The options of question answering, in the names and with the defaults of the guides' `run_qa.py`."""
+"""The options of question answering, with the names and defaults of the guides' `run_qa.py`."""
 
 import sys
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ _QA_HEADINGS = {"model_name_or_path": "Model", "dataset_name": "Data", "version_
 @checked(headings=_QA_HEADINGS, rules=QA_RULES)
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QaArguments(QaFields):
-    """Which model answers questions, on which data, and how an answer is chosen."""
+    """The model, the data, and the choice of an answer."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return every field by name, ready for JSON, the token masked."""
@@ -27,10 +27,10 @@ class QaArguments(QaFields):
 @checked(headings={"model": "Question", "version_2_with_negative": "Answers"}, rules=ASK_RULES)
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AskArguments(AskFields):
-    """Which model is asked what, about which text."""
+    """The model, the questions and the text."""
 
     def read_context(self) -> str:
-        """Return the text that `context` names; raises DataError where it cannot be read or is blank."""
+        """Return the text that `context` names; raises DataError if it cannot be read or is blank."""
         source = "standard input" if self.context == "-" else self.context
         try:
             raw = sys.stdin.buffer.read() if self.context == "-" else Path(self.context).read_bytes()

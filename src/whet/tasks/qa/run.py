@@ -21,7 +21,7 @@ from whet.train.output import people, run_log
 
 
 def run_qa(qa: QaArguments, args: TrainingArguments) -> int:
-    """Run the command; return its exit code. Whatever is wrong with folder or data is raised before torch is loaded."""
+    """Run the command; return its exit code. Problems of folder or data are raised before torch is loaded."""
     log.set_up(logging.WARNING)
     people.follow(args)
     refuse(check_run(qa, args))

@@ -1,4 +1,4 @@
-"""The parts of the data that a run reads: questions of one split, and their windows."""
+"""The splits of the data that a run reads: their questions and windows."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _logged(name: str, questions: Questions) -> Questions:
 
 
 def cut(questions: Questions, tokenizer: Any, qa: QaArguments, *, with_labels: bool) -> Split:
-    """Return the questions with their windows, from the cache where they are there."""
+    """Return the questions with their windows, from the cache if they are in it."""
     options = WindowOptions(max_seq_length=qa.max_seq_length, doc_stride=qa.doc_stride, with_labels=with_labels)
     windows = cached_windows(
         questions,
@@ -60,7 +60,7 @@ def cut(questions: Questions, tokenizer: Any, qa: QaArguments, *, with_labels: b
 
 
 def describe(name: str, split: Split, max_seq_length: int) -> None:
-    """Log what the split holds, and what padding would have cost."""
+    """Log the size of the split, and the cost of padding."""
     n_rows, n_tokens = len(split.rows), int(split.rows.cu_seqlens[-1])
     logger.info(
         "%s: %d questions, %d windows; %.0f of %d tokens real: packing computes %.0f %% of what padding would",

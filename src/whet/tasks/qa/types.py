@@ -1,4 +1,4 @@
-"""What passes between the parts of the question answering task."""
+"""Data types of the question answering task."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from whet.errors import Problem
 
 @dataclass(frozen=True)
 class Answers:
-    """The reference answers of one question; empty where the context holds none."""
+    """The reference answers of one question; empty if the context has none."""
 
     texts: tuple[str, ...] = ()
     starts: tuple[int, ...] = ()
-    """Where each text begins in the context, in Unicode code points."""
+    """Start of each text in the context, in Unicode code points."""
 
 
 @dataclass(frozen=True)
 class Questions:
-    """Questions, column by column, over contexts that are kept once each."""
+    """Questions, column by column, over contexts that are stored once each."""
 
     ids: Sequence[str]
     questions: Sequence[str]
@@ -32,9 +32,9 @@ class Questions:
     contexts: Sequence[str]
     titles: Sequence[str] = field(default_factory=tuple)
     left_out: Sequence[Problem] = ()
-    """What was wrong with those that `skip_bad` left out, each with its place; empty without it."""
+    """Problems of the questions that `skip_bad` skipped, each with its position; empty without it."""
     n_left_out: int = 0
-    """How many questions that were: a problem of a paragraph or an article takes all of its questions along."""
+    """Number of skipped questions: a problem of a paragraph or an article skips all of its questions."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -46,7 +46,7 @@ class Questions:
 
 @dataclass(frozen=True)
 class Windows:
-    """One row a (question, stretch of its context): what the model reads, and how to get back to characters.
+    """One row per (question, stretch of its context): the model's input, and the mapping back to characters.
 
     All per-row arrays are (rows,) int64. A token at index i of row r that belongs to the context is token
     `context_from[r] + i - context_first[r]` of its context, and stands at characters `spans[context_starts[c] + that]`.
@@ -59,13 +59,13 @@ class Windows:
     context_first: np.ndarray
     """Index in the row of its first context token."""
     context_from: np.ndarray
-    """Index, in the tokens of the whole context, of that first context token."""
+    """Index, in the tokens of the complete context, of that first context token."""
     n_context: np.ndarray
     """Context tokens in the row."""
     spans: np.ndarray
     """(context tokens, 2) int64: first character and one past the last, of every token of every context."""
     context_starts: np.ndarray
-    """(contexts + 1,) int64: where each context's tokens begin in `spans`."""
+    """(contexts + 1,) int64: index into `spans` at which each context's tokens begin."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -73,7 +73,7 @@ class Windows:
 
 @dataclass(frozen=True)
 class SpanScores:
-    """The best starts and ends of each window; all that evaluation keeps of the logits.
+    """The best starts and ends of each window; the part of the logits that evaluation keeps.
 
     Arrays (rows, k), best first; where a row has fewer than k tokens the index is -1 and the logit -inf.
     """
@@ -89,11 +89,11 @@ class SpanScores:
 
 @dataclass(frozen=True)
 class Predictions:
-    """What decoding found, each by question id, in the order of the questions."""
+    """The results of decoding by question id, in the order of the questions."""
 
     best: dict[str, str]
     nbest: dict[str, list[dict[str, float | str]]]
     spans: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
-    """Where each entry of `nbest` stands in its context: first character, one past the last. Empty: no place."""
+    """Position of each entry of `nbest` in its context: first character, one past the last. Empty: no position."""
     null_odds: dict[str, float] | None = None
     """Score of "no answer" minus the best answer's; only with --version_2_with_negative."""

@@ -1,4 +1,4 @@
-"""The possible answers of all questions, as columns of numbers: found, compared and cut without a Python loop."""
+"""The possible answers of all questions, as columns of numbers, processed without a Python loop."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from whet.tasks.qa.types import SpanScores, Windows
 
 _PAIRS_AT_ONCE = 1 << 20
-"""Start and end pairs looked at in one go: bounds the memory, whatever the number of windows."""
+"""Start and end pairs processed at a time, which limits the memory for any number of windows."""
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,12 @@ class Candidates:
 
     @property
     def score(self) -> np.ndarray:
-        """The sum of both logits, float32 as in the guides' script: which scores are equal depends on it."""
+        """The sum of both logits, float32 as in the guides' script: equality of scores depends on it."""
         return self.start_logit + self.end_logit
 
     @property
     def has_text(self) -> np.ndarray:
-        """True where the answer has characters, (candidates,) bool."""
+        """True if the answer has characters, (candidates,) bool."""
         return self.end > self.begin
 
     def take(self, which: np.ndarray) -> Candidates:
@@ -41,7 +41,7 @@ class Candidates:
         return Candidates(*(column[which] for column in self._columns()))
 
     def by_question(self) -> Candidates:
-        """Return them question by question, the order within a question unchanged."""
+        """Return them sorted by question, with the order within a question unchanged."""
         return self.take(np.argsort(self.question, kind="stable"))
 
     @classmethod
@@ -54,7 +54,7 @@ class Candidates:
 
 
 def best_of_each(group: np.ndarray, score: np.ndarray, n: int) -> np.ndarray:
-    """Return where the n highest scores of each group stand: group by group, best first, of equals the first."""
+    """Return the indices of the n highest scores of each group, best first; the first among equals."""
     order = np.lexsort((-score, group))
     grouped = group[order]
     rank = np.arange(len(order)) - np.searchsorted(grouped, grouped)
@@ -62,7 +62,7 @@ def best_of_each(group: np.ndarray, score: np.ndarray, n: int) -> np.ndarray:
 
 
 def text_candidates(windows: Windows, scores: SpanScores, *, n_best: int, max_tokens: int) -> Candidates:
-    """Return the n_best spans of each window that lie in the context and hold at most `max_tokens` tokens.
+    """Return the n_best spans of each window that are in the context and have at most `max_tokens` tokens.
 
     Window by window, best first. A span pairs one of the window's n_best starts with one of its n_best ends.
     """
@@ -73,7 +73,7 @@ def text_candidates(windows: Windows, scores: SpanScores, *, n_best: int, max_to
 
 
 def null_candidates(windows: Windows, scores: SpanScores) -> Candidates:
-    """Return "no answer" of every question that has a window, by question: the window that scores it lowest decides.
+    """Return "no answer" of every question that has a window, by question: the window with the lowest score decides.
 
     A window that does not hold the answer says "no answer" with right; only when all of them do is there none.
     """
@@ -95,7 +95,7 @@ def _spans(windows: Windows, scores: SpanScores, rows: np.ndarray, *, n_best: in
         scores.start_logit[row, start],
         scores.end_logit[row, end],
     )
-    # Cut window by window: the best of a question are among the best of its windows, and there are far fewer of them.
+    # Reduced per window: the best of a question are among the best of its windows, which are far fewer.
     return found.take(best_of_each(row, found.score, n_best))
 
 
@@ -105,6 +105,6 @@ def _in_context(windows: Windows, rows: np.ndarray, index: np.ndarray) -> np.nda
 
 
 def _context_token(windows: Windows, row: np.ndarray, index: np.ndarray) -> np.ndarray:
-    """Return the index into `windows.spans` of the token that stands at `index` of its row."""
+    """Return the index into `windows.spans` of the token at `index` of its row."""
     first = windows.context_starts[windows.context_of[row]] + windows.context_from[row]
     return first + index - windows.context_first[row]

@@ -1,4 +1,4 @@
-"""From the best starts and ends of each window to one answer a question, as the guides' script chooses it."""
+"""Chooses one answer per question from the best starts and ends of each window, like the guides' script."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from whet.train.output import files as output_files
 
 _FALLBACK_TEXT = "empty"
 _FALLBACK_AT = -1
-"""Marks the fallback answer, which stands nowhere in the context."""
+"""Marks the fallback answer, which has no position in the context."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,16 +24,16 @@ class DecodeOptions:
     """How the answer of a question is chosen; names and defaults are those of the guides' `run_qa.py`."""
 
     n_best_size: int = 20
-    """Starts and ends looked at in each window, and answers kept for each question."""
+    """Starts and ends considered in each window, and answers kept for each question."""
     max_answer_length: int = 30
-    """Longest answer, in tokens. Start and end are predicted apart, so nothing else keeps them near each other."""
+    """Longest answer, in tokens. Start and end are predicted separately, so nothing else limits their distance."""
     null_score_diff_threshold: float = 0.0
-    """Answer "" where "no answer" scores higher than the best answer by more than this."""
+    """Answer "" if "no answer" scores higher than the best answer by more than this."""
     version_2_with_negative: bool = False
     """Some questions have no answer in their context, as in SQuAD v2.0."""
 
     def __post_init__(self) -> None:
-        """Refuse sizes that leave nothing to choose from."""
+        """Refuse sizes that leave no candidates."""
         problems = [
             Problem(
                 what=f"--{name} is too small",
@@ -49,7 +49,7 @@ class DecodeOptions:
 
 
 def decode(questions: Questions, windows: Windows, scores: SpanScores, options: DecodeOptions) -> Predictions:
-    """Return the best answer of every question, its n-best list, and for SQuAD v2.0 how far "no answer" is ahead.
+    """Return the best answer of every question, its n-best list, and for SQuAD v2.0 the lead of "no answer".
 
     Behaves as `postprocess_qa_predictions` of the guides' `utils_qa.py` does; of equal scores the first window, then
     the likelier start, then the likelier end wins. Where several answers of a SQuAD v2.0 question are kept and all are
@@ -97,14 +97,14 @@ def write_predictions(predictions: Predictions, folder: Path, prefix: str, *, on
 
 
 def _with_null(kept: Candidates, nulls: Candidates) -> Candidates:
-    """Put "no answer" back, as the last of its question, where the cut to n_best lost it."""
+    """Append "no answer" to its question again if the cut to n_best removed it."""
     there = np.zeros(len(nulls.question), dtype=bool)
     there[kept.question[(kept.begin == 0) & (kept.end == 0)]] = True
     return Candidates.join([kept, nulls.take(~there)]).by_question()
 
 
 def _with_fallback(kept: Candidates, n_questions: int, *, only_alone: bool) -> Candidates:
-    """Put the fallback first where no candidate has text; `only_alone`: not where several empty ones do."""
+    """Put the fallback first if no candidate has text; `only_alone`: not if there are several empty ones."""
     n_texts = np.bincount(kept.question[kept.has_text], minlength=n_questions)
     n_kept = np.bincount(kept.question, minlength=n_questions)
     lacking = np.flatnonzero((n_texts == 0) & ((n_kept <= 1) | (not only_alone)))
@@ -134,7 +134,7 @@ def _with_null_odds(questions: Questions, kept: Candidates, nulls: Candidates, t
 
 
 def _nbest(questions: Questions, kept: Candidates) -> dict[str, list[dict[str, float | str]]]:
-    """Return the entries of every question; `kept` stands question by question and holds one at least of each."""
+    """Return the entries of every question; `kept` is sorted by question and has at least one of each."""
     bounds = np.searchsorted(kept.question, np.arange(len(questions) + 1))
     probability = _softmax(kept.score, bounds).tolist()
     start_logit, end_logit = kept.start_logit.tolist(), kept.end_logit.tolist()
@@ -142,7 +142,7 @@ def _nbest(questions: Questions, kept: Candidates) -> dict[str, list[dict[str, f
 
     def entry(i: int, context: str) -> dict[str, float | str]:
         logits: dict[str, float | str] = {"start_logit": start_logit[i], "end_logit": end_logit[i]}
-        if begin[i] == _FALLBACK_AT:  # the script's files hold the keys of this one in another order
+        if begin[i] == _FALLBACK_AT:  # the script's files have these keys in another order
             return {"text": _FALLBACK_TEXT, **logits, "probability": probability[i]}
         return {**logits, "text": context[begin[i] : end[i]], "probability": probability[i]}
 

@@ -40,19 +40,19 @@ def squad_metrics(questions: Questions, predictions: Predictions, *, version_2: 
 
 
 def check_scorable(questions: Questions, *, version_2: bool) -> None:
-    """Raise DataError where these questions cannot be scored, before anything was predicted."""
+    """Raise DataError if these questions cannot be scored, before any prediction."""
     problems = [] if version_2 else _no_answer(questions)
     if problems:
         raise DataError.of(problems)
 
 
 def normalise(text: str) -> str:
-    """Return the text in lower case, without ASCII punctuation and English articles, words apart by one space."""
+    """Return the text in lower case, without ASCII punctuation and English articles, words separated by one space."""
     return " ".join(_ARTICLE.sub(" ", text.lower().translate(_WITHOUT_PUNCTUATION)).split())
 
 
 def word_f1(prediction: str, reference: str) -> float:
-    """Return the F1 of the words that two normalised texts share, counted with repetition; 0 where they share none."""
+    """Return the F1 of the words that two normalised texts share, counted with repetition; 0 if they share none."""
     predicted, wanted = prediction.split(), reference.split()
     shared = (Counter(predicted) & Counter(wanted)).total()
     if not shared:
@@ -93,11 +93,11 @@ def _version_2(questions: Questions, predictions: Predictions) -> dict[str, floa
 
 
 def _with_no_answer(text: str, answers: Iterable[str]) -> tuple[float, float]:
-    """Return exact match and F1 by v2.0: without a reference that holds a word, only an empty text is right."""
+    """Return exact match and F1 by v2.0: without a reference that has a word, only an empty text is correct."""
     prediction = normalise(text)
     references = [reference for answer in answers if (reference := normalise(answer))] or [""]
     exact = float(prediction in references)
-    # Equal texts have an F1 of 1 already, but for two empty ones, where v2.0 wants 1.
+    # Equal texts already have an F1 of 1, except for two empty ones, which v2.0 gives 1.
     return exact, max(exact, *(word_f1(prediction, reference) for reference in references))
 
 
@@ -108,7 +108,7 @@ def _best_threshold(gain: np.ndarray, unanswered: int, odds: np.ndarray) -> tupl
     """
     order = np.argsort(odds, kind="stable")
     total = unanswered + np.cumsum(gain[order])
-    best = int(total.argmax())  # the first of equals, as only a rise counts
+    best = int(total.argmax())  # the first of equals, because only an increase counts
     if total[best] <= unanswered:
         return 100.0 * unanswered / len(gain), 0.0
     return 100.0 * float(total[best]) / len(gain), float(odds[order[best]])

@@ -39,10 +39,10 @@ class Judge:
     options: DecodeOptions
     folder: Path
     prefix: str
-    """What the files' names begin with: eval, predict."""
+    """Prefix of the files' names: eval, predict."""
 
     def __call__(self, trainer: Trainer, _: Any = None) -> dict[str, float]:
-        """Write the prediction files, and return the metrics; none for a test set that comes without answers."""
+        """Write the prediction files, and return the metrics; none for a test set without answers."""
         assert isinstance(trainer.objective, SpanObjective)
         outputs = trainer.forward_batches(self.split.rows)
         predictions = predict(trainer.objective, outputs, self.split, self.options)

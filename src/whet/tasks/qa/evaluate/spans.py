@@ -13,7 +13,7 @@ from whet.tasks.qa.types import SpanScores
 
 
 def top_spans(start_logits: Tensor, end_logits: Tensor, cu_seqlens: Tensor | np.ndarray, k: int) -> SpanScores:
-    """Return the k likeliest starts and the k likeliest ends of each row, best first; of equals the lowest index.
+    """Return the k likeliest starts and ends of each row, best first; the lowest index among equals.
 
     The logits are (N,), rows end to end without padding, as `cu_seqlens` (rows + 1,) cuts them; no row is empty.
     All tokens of a row compete, not only those of the context: the guides' script (`utils_qa.py`) drops the others
@@ -22,8 +22,8 @@ def top_spans(start_logits: Tensor, end_logits: Tensor, cu_seqlens: Tensor | np.
     starts = torch.as_tensor(cu_seqlens, dtype=torch.int64, device=start_logits.device)
     lengths = starts.diff()
     padded = _padded(torch.stack([start_logits, end_logits]).detach().float(), starts, at_least=k)  # (2, rows, T)
-    # A stable sort, not topk: which of several equal logits topk returns is not defined and differs by device.
-    # Padding stands last in its row, so a real token that has a logit of -inf still comes before it.
+    # A stable sort, not topk: the choice of topk among equal logits is undefined and differs by device.
+    # Padding is last in its row, so a real token with a logit of -inf still comes before it.
     logit, index = padded.sort(dim=-1, descending=True, stable=True)
     logit, index = logit[..., :k], index[..., :k]
     index = index.masked_fill(index >= lengths[:, None], -1)
@@ -49,7 +49,7 @@ def concat(batches: Sequence[SpanScores]) -> SpanScores:
 
 
 def _padded(logits: Tensor, starts: Tensor, *, at_least: int) -> Tensor:
-    """Return (2, rows, T) with -inf behind each row's tokens; T is the longest row, and no less than `at_least`."""
+    """Return (2, rows, T) with -inf after each row's tokens; T is the longest row, at least `at_least`."""
     lengths = starts.diff()
     rows, n_tokens = len(lengths), logits.shape[1]
     assert int(starts[-1]) == n_tokens, "cu_seqlens must cover the logits"

@@ -1,4 +1,4 @@
-"""Gathers the questions that readers find, checks each, and tells at the end what was wrong."""
+"""Collects the questions of readers, checks each, and reports all problems at the end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from whet.tasks.qa.types import Answers, Questions
 
 
 class Collector:
-    """Gathers questions: every context is kept once, and bad rows are counted."""
+    """Collects questions: every context is stored once, and bad rows are counted."""
 
     def __init__(self, source: str, *, limit: int | None, require_answers: bool, skip_bad: bool = False) -> None:
         self.bad = BadRows(source, skip_bad=skip_bad)
@@ -31,11 +31,11 @@ class Collector:
 
     @property
     def full(self) -> bool:
-        """Whether the limit is reached, so that readers may stop."""
+        """Whether the limit is reached and readers may stop."""
         return self._limit is not None and self._n_seen >= self._limit
 
     def add(self, row: Any, *, context: str, title: str, place: Place) -> None:
-        """Check the question of this row and keep it. The context and the title have been checked before."""
+        """Check the question of this row and store it. The context and the title were checked before."""
         self._n_seen += 1
         try:
             if not isinstance(row, Mapping):
@@ -60,7 +60,7 @@ class Collector:
         return None
 
     def add_row(self, row: Any, place: Place) -> None:
-        """Check and keep a row that holds everything: id, title, context, question and answers."""
+        """Check and store a complete row: id, title, context, question and answers."""
         try:
             if not isinstance(row, Mapping):
                 raise not_an_object(row)
@@ -71,7 +71,7 @@ class Collector:
         return self.add(row, context=context, title=title, place=place)
 
     def finish(self) -> Questions:
-        """Return the questions; raise one DataError that tells the problems, or that there is nothing at all."""
+        """Return the questions; raise one DataError about the problems, or about missing questions."""
         self.bad.refuse(len(self._ids), "question")
         return Questions(
             ids=list(self._ids),
@@ -86,7 +86,7 @@ class Collector:
 
 
 def title_field(row: Mapping[str, Any]) -> str:
-    """Return the title, which data sets may leave out."""
+    """Return the title, which is optional."""
     title = row.get("title")
     if title is None:
         return ""
@@ -98,7 +98,7 @@ def title_field(row: Mapping[str, Any]) -> str:
 
 
 def not_an_object(value: Any) -> Rejected:
-    """Return the problem of a value that should have had named fields."""
+    """Return the problem of a value that should have named fields."""
     return Rejected(
         f"this is {kind(value)}, not an object",
         got=value,

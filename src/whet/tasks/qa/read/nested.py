@@ -12,7 +12,7 @@ from whet.tasks.qa.read.collect import Collector, not_an_object, title_field
 
 
 def read_nested(articles: Sequence[Any], collector: Collector) -> None:
-    """Hand every question of these articles, SQuAD 1.1 or 2.0, to the collector."""
+    """Pass every question of these articles, SQuAD 1.1 or 2.0, to the collector."""
     for a, article in enumerate(articles):
         if collector.full:
             return
@@ -53,7 +53,7 @@ def _list_field(owner: Any, name: str) -> list[Any]:
 
 
 def _n_questions(part: Any) -> int:
-    """Return how many questions an article or a paragraph holds, as far as it can be read."""
+    """Return the number of readable questions in an article or a paragraph."""
     if not isinstance(part, Mapping):
         return 0
     qas, paragraphs = part.get("qas"), part.get("paragraphs")

@@ -1,4 +1,4 @@
-"""The rules for the answers of one question, and where they stand in the context."""
+"""Rules for the answers of one question and their positions in the context."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MAX_PLACES = 3
 
 
 def answers_field(row: Mapping[str, Any], context: str, *, required: bool) -> Answers:
-    """Return the answers of the row, each checked to stand at its offset; empty where the context holds none.
+    """Return the answers of the row, each checked to be at its offset; empty if the context has none.
 
     Both ways of writing them are read: a list of {text, answer_start}, and {text: [...], answer_start: [...]}.
     """
@@ -39,7 +39,7 @@ _NO_ANSWERS = Answers()
 
 
 def _from_cell(value: Any) -> Any:
-    """Return what a table's cell holds: CSV can keep the answers only as JSON text."""
+    """Return the value of a table's cell: CSV can store the answers only as JSON text."""
     if not isinstance(value, str):
         return value
     try:
@@ -58,7 +58,7 @@ def _from_cell(value: Any) -> Any:
 
 
 def _columns(value: Any, *, present: bool) -> tuple[list[Any], list[Any]]:
-    """Return the texts and the starts, in lists of one length, their elements not yet checked."""
+    """Return the texts and the starts, in lists of equal length, with unchecked elements."""
     if isinstance(value, list) and all(isinstance(answer, dict) for answer in value):
         return [answer.get("text") for answer in value], [answer.get("answer_start") for answer in value]
     if isinstance(value, dict):
@@ -82,7 +82,7 @@ def _empty_answer() -> Rejected:
 
 
 def _misplaced(text: Any, start: Any, context: str) -> Rejected:
-    """Return why this answer does not stand at this start."""
+    """Return why this answer is not at this start."""
     if text == "":
         return _empty_answer()
     if not isinstance(text, str):
@@ -114,7 +114,7 @@ def _misplaced(text: Any, start: Any, context: str) -> Rejected:
 
 
 def _real_places(text: str, start: int | None, context: str) -> str:
-    """Return what to write as answer_start, from where the text occurs in the context."""
+    """Return the correct answer_start, from the occurrences of the text in the context."""
     places: list[int] = []
     while text and len(places) <= _MAX_PLACES and (at := context.find(text, places[-1] + 1 if places else 0)) >= 0:
         places.append(at)
@@ -126,7 +126,7 @@ def _real_places(text: str, start: int | None, context: str) -> str:
 
 
 def _other_units(start: int | None, places: list[int], context: str) -> list[str]:
-    """Return the units, other than code points, in which `start` would be right."""
+    """Return the units, other than code points, in which `start` would be correct."""
     units = (("UTF-16 units, as Java and JavaScript count", "utf-16-le", 2), ("UTF-8 bytes", "utf-8", 1))
     return [
         words

@@ -1,4 +1,4 @@
-"""Questions from a file in any form that SQuAD-like data comes in; the form is told by the content."""
+"""Questions from a file in any form of SQuAD-like data; the content determines the form."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _read_data(items: Sequence[Any], collector: Collector) -> None:
 
 
 def _is_row(value: Any) -> bool:
-    """Tell a row that holds one question from an article or a whole document; some of its columns may be missing."""
+    """Return whether this is a row with one question, not an article or a document; columns may be missing."""
     return isinstance(value, Mapping) and not {"data", "paragraphs"} & value.keys() and bool(_TELLING & value.keys())
 
 

@@ -1,4 +1,4 @@
-"""One row a question: flat JSON, JSON lines, and tables from CSV or Parquet."""
+"""One row per question: flat JSON, JSON lines, and tables from CSV or Parquet."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 COLUMNS = ("id", "title", "context", "question", "answers")
 ANSWER_COLUMNS = ("answer_text", "answer_start")
-"""What may stand in place of `answers`: one answer a row, in two columns."""
+"""Columns that may replace `answers`: one answer per row."""
 TEXTS = (*COLUMNS, *ANSWER_COLUMNS)
 READ = (*TEXTS, "is_impossible")
 _WHOLE = re.compile(r"\s*(-?\d{1,18})(?:\.0)?\s*")
-"""A whole number as tables write it; pandas adds .0 where the column has gaps."""
+"""A whole number in a table; pandas adds .0 if the column has gaps."""
 
 
 def read_rows(rows: Iterable[tuple[str, Any]], collector: Collector) -> None:
-    """Hand every (place, row) to the collector; the columns of the first row have to be there at all."""
+    """Pass every (position, row) to the collector; the first row must have the columns."""
     for n, (place, row) in enumerate(rows):
         if collector.full:
             return
@@ -34,7 +34,7 @@ def read_rows(rows: Iterable[tuple[str, Any]], collector: Collector) -> None:
 
 
 def read_table(table: pyarrow.Table, collector: Collector) -> None:
-    """Hand every row of an Arrow table to the collector."""
+    """Pass every row of an Arrow table to the collector."""
     refuse_twice(table.column_names)
     check_columns(table.column_names, require_answers=collector.require_answers)
     wanted = [name for name in READ if name in table.column_names]
@@ -42,7 +42,7 @@ def read_table(table: pyarrow.Table, collector: Collector) -> None:
 
 
 def read_columns(columns: Mapping[str, Sequence[Any]], collector: Collector) -> None:
-    """Hand every row of these columns to the collector."""
+    """Pass every row of these columns to the collector."""
     check_columns(list(columns), require_answers=collector.require_answers)
     wanted = [name for name in READ if name in columns]
     rows = (dict(zip(wanted, row, strict=True)) for row in zip(*(columns[name] for name in wanted), strict=True))
@@ -50,7 +50,7 @@ def read_columns(columns: Mapping[str, Sequence[Any]], collector: Collector) -> 
 
 
 def check_columns(found: Sequence[str], *, require_answers: bool) -> None:
-    """Refuse rows of other columns than those of SQuAD."""
+    """Refuse rows with other columns than those of SQuAD."""
     apart = "answers" not in found and any(name in found for name in ANSWER_COLUMNS)
     answers = ANSWER_COLUMNS if apart else ("answers",)
     needed = ["id", "context", "question", *(answers if require_answers else ())]
@@ -76,18 +76,18 @@ def _are(names: Sequence[str]) -> str:
 
 
 def _with_answers(row: Any) -> Any:
-    """Return the row with `answers`, made from answer_text and answer_start where it has these instead."""
+    """Return the row with `answers`, made from answer_text and answer_start if it has these instead."""
     if not isinstance(row, Mapping) or "answers" in row or not any(name in row for name in ANSWER_COLUMNS):
         return row
     text, start = (row.get(name) for name in ANSWER_COLUMNS)
     if isinstance(text, list):
         return {**row, "answers": {"text": text, "answer_start": start}}
-    none = text in (None, "") and (start in (None, "", -1, "-1") or start != start)  # NaN: a gap of pandas
+    none = text in (None, "") and (start in (None, "", -1, "-1") or start != start)  # NaN: a missing value of pandas
     return {**row, "answers": [] if none else [{"text": text, "answer_start": _whole(start)}]}
 
 
 def _whole(value: Any) -> Any:
-    """Return the number in a table's cell, where there is one; the rules for answers refuse anything else."""
+    """Return the number in a table's cell, if there is one; the rules for answers refuse anything else."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     match = _WHOLE.fullmatch(value) if isinstance(value, str) else None

@@ -1,4 +1,4 @@
-"""Windows kept on disk under a name made from all that they depend on."""
+"""Windows stored on disk under a hash of everything they depend on."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _LAYOUT = 1
-"""Raise this when the same input shall give other windows, or the file looks different."""
+"""Increase this when the same input gives other windows, or the file has another form."""
 _PER_ROW = [field.name for field in fields(Windows) if field.name != "rows"]
 
 
@@ -46,7 +46,7 @@ def cached_windows(
 
 
 def windows_key(questions: Questions, tokenizer: PreTrainedTokenizerBase, options: WindowOptions) -> str:
-    """Return 32 hex digits made from everything that windows depend on: texts, answers, tokenizer, options, code."""
+    """Return 32 hex digits a hash of everything that windows depend on: texts, answers, tokenizer, options, code."""
     key = Key(_LAYOUT, tokenizer, asdict(options))
     key.add_texts(questions.questions)
     key.add_texts(questions.contexts)

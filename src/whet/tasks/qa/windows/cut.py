@@ -24,9 +24,9 @@ class WindowOptions:
     """How windows are cut."""
 
     max_seq_length: int = 384
-    """Tokens of a row at most: question, context and special tokens."""
+    """Largest number of tokens in a row: question, context and special tokens."""
     doc_stride: int = 128
-    """Context tokens that a window shares with the one before it."""
+    """Context tokens that a window shares with the previous one."""
     with_labels: bool = True
     """Whether rows carry `start_positions` and `end_positions`."""
 
@@ -49,7 +49,7 @@ class _Encoded:
 
 @dataclass(frozen=True)
 class _Cuts:
-    """Which stretch of which context each row holds; arrays (rows,) int64."""
+    """The context and the stretch of it in each row; arrays (rows,) int64."""
 
     question_of: np.ndarray
     context_from: np.ndarray
@@ -91,7 +91,7 @@ def _template(
     tokenizer: PreTrainedTokenizerBase,
     rust: Tokenizer,
 ) -> PairTemplate:
-    """Find how the tokenizer joins two texts, on the first question for which there is something to join."""
+    """Find how the tokenizer joins two texts, with the first question that has a context."""
     usable = np.flatnonzero((asked.lengths > 0) & (contexts.lengths[questions.context_of] > 0))
     if len(usable) == 0:
         raise DataError(
@@ -110,7 +110,7 @@ def _question_first(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 
 def _check_room(questions: Questions, options: WindowOptions, room: np.ndarray, n_tokens: np.ndarray) -> None:
-    """Raise ConfigError, with the worst question, if windows would not get on in their context."""
+    """Raise ConfigError, with the worst question, if windows would not advance in their context."""
     stuck = np.flatnonzero((n_tokens > room) & (room <= options.doc_stride))
     if len(stuck) == 0:
         return
@@ -129,11 +129,11 @@ def _check_room(questions: Questions, options: WindowOptions, room: np.ndarray, 
 
 
 def _cut(room: np.ndarray, n_tokens: np.ndarray, doc_stride: int, *, from_left: bool) -> _Cuts:
-    """Return the windows over contexts of `n_tokens` that hold up to `room` tokens; arrays (questions,).
+    """Return the windows over contexts of `n_tokens` that have up to `room` tokens; arrays (questions,).
 
     `from_left`: the tokenizer cuts on the left, so the first window lies at the context's end.
     """
-    step = np.maximum(room - doc_stride, 1)  # what never overflows needs no step
+    step = np.maximum(room - doc_stride, 1)  # contexts that fit into one window need no step
     n_windows = 1 + np.maximum(-(-(n_tokens - room) // step), 0)
     question_of = np.repeat(np.arange(len(room)), n_windows)
     number = np.arange(len(question_of)) - np.repeat(np.cumsum(n_windows) - n_windows, n_windows)

@@ -1,4 +1,4 @@
-"""Where in a window the answer begins and ends, found by characters."""
+"""The first and last token of the answer in a window, found by characters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from whet.tasks.qa.types import Answers, Windows
 
 
 def span_labels(answers: Sequence[Answers], windows: Windows, no_answer: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the first and the last token of each row's answer, (rows,) int64 each, counted in the row.
+    """Return the first and the last token of each row's answer, (rows,) int64 each, as positions in the row.
 
     Of several answers the first counts. It stands at characters [s, e) of the context, and is in a window if the
     window's first context token begins at or before s and its last one ends at or after e. Then the label is the last

@@ -1,4 +1,4 @@
-"""How a tokenizer joins a question and a context, found by asking it."""
+"""The way a tokenizer joins a question and a context, found by calling it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 _ROWS_AT_ONCE = 16384
-"""Rows copied in one go: bounds the memory of the index arrays."""
+"""Rows copied at a time, which limits the memory of the index arrays."""
 
 
 @dataclass(frozen=True)
 class Stretches:
-    """For each row a stretch of tokens out of one long array."""
+    """For each row, a stretch of tokens of one long array."""
 
     ids: np.ndarray
     begin: np.ndarray
@@ -41,7 +41,7 @@ class JoinedRows:
     cu_seqlens: np.ndarray
     """(rows + 1,) int64."""
     part_starts: np.ndarray
-    """(rows, parts) int64: where in `ids` each part of the template begins."""
+    """(rows, parts) int64: index into `ids` at which each part of the template begins."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class PairTemplate:
     """The parts of a row in order: special tokens, and two texts among them."""
 
     tokens: tuple[int | None, ...]
-    """One special token a part; None stands for a text, the first and then the second."""
+    """One special token per part; None means a text, first the question and then the context, or the reverse."""
     types: tuple[int, ...]
     """The token type of each part."""
     no_answer: int
@@ -83,7 +83,7 @@ class PairTemplate:
 
 
 def find_template(tokenizer: PreTrainedTokenizerBase, rust: Tokenizer, first: str, second: str) -> PairTemplate:
-    """Return the template by which this tokenizer joins two texts, learnt from these two and checked on them.
+    """Return the template by which this tokenizer joins two texts, derived from these two and checked with them.
 
     Raise ConfigError if it joins them in any other way than [special tokens] A [special tokens] B [special tokens], or
     if what the whole tokenizer makes of them is not what the template says.
@@ -111,7 +111,7 @@ def _no_answer(tokenizer: PreTrainedTokenizerBase, tokens: list[int | None]) -> 
 
 
 def _ask(tokenizer: PreTrainedTokenizerBase, first: str, second: str) -> tuple[list[int], list[int]]:
-    """Return the ids and the token types that the tokenizer gives the two texts through its public face."""
+    """Return the ids and the token types that the tokenizer gives the two texts through its public interface."""
     encoded = tokenizer(first, second, return_token_type_ids=True, verbose=False)
     return list(encoded["input_ids"]), list(encoded["token_type_ids"])
 
@@ -134,7 +134,7 @@ def _check(template: PairTemplate, order: list[int], plain: list[Encoding], aske
 
 
 def _copy_stretches(stretches: Stretches, *, into: np.ndarray, at: np.ndarray) -> None:
-    """Copy the stretch of each row to its place, many rows at once."""
+    """Copy the stretch of each row to its position, many rows at a time."""
     for i in range(0, len(at), _ROWS_AT_ONCE):
         rows = slice(i, i + _ROWS_AT_ONCE)
         length = stretches.length[rows]
