@@ -17,7 +17,7 @@ _NOT_FILES = re.compile(
 def missing(text: str, folder: Path) -> list[str]:
     """Return the named files that do not exist."""
     package = ROOT / "src" / "whet"
-    roots = (ROOT, package, package / "train", package / "models", ROOT / "tools", folder)
+    roots = (ROOT, package, *package.iterdir(), ROOT / "tools", folder)
     named = {name for name in _NAMED.findall(text) if not _OF_RUNS.match(name) and not _NOT_FILES.match(name)}
     return sorted(name for name in named if not any((root / name).exists() for root in roots))
 

@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs")
-COVERED = ("bench", "config", "data", "doctor", "hardware", "kernels", "optim", "precision")
+COVERED = ("bench", "config", "data", "doctor", "hardware", "kernels", "optim", "precision", "tasks")
 MODULES = ("__init__", "__main__", "errors", "lasting", "log", "optional", "paths", "strict_json")
 BANNED = {
     r"told": "logged, reported, said",
@@ -31,7 +31,7 @@ BANNED = {
     r"(?:none|nothing|empty|(?:[a-z]+error)|raises?) where": "if",
 }
 """Pattern -> what to write instead."""
-NOT_YET = {"src/whet/config/fields.py"}
+NOT_YET = {"src/whet/config/fields.py", "src/whet/tasks/qa/fields.py"}
 """Files of covered packages whose texts are still to be rewritten."""
 _PATTERNS = {re.compile(rf"\b(?:{pattern})\b", re.IGNORECASE): instead for pattern, instead in BANNED.items()}
 

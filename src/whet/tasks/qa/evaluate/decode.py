@@ -52,10 +52,10 @@ def decode(questions: Questions, windows: Windows, scores: SpanScores, options: 
     """Return the best answer of every question, its n-best list, and for SQuAD v2.0 the lead of "no answer".
 
     Behaves as `postprocess_qa_predictions` of the guides' `utils_qa.py` does; of equal scores the first window, then
-    the likelier start, then the likelier end wins. Where several answers of a SQuAD v2.0 question are kept and all are
-    empty texts, the script fails; here the question gets the answer "empty", as the script gives it where only one is
-    kept. Probabilities are computed in float64. Raises DataError where the parts do not fit together, NonFiniteError
-    where a logit is infinite or not a number.
+    the likelier start, then the likelier end wins. If several answers of a SQuAD v2.0 question are kept and all are
+    empty texts, the script fails; here the question gets the answer "empty", as in the script if only one is kept.
+    Probabilities are computed in float64. Raises DataError if the parts do not fit together, NonFiniteError if a
+    logit is infinite or not a number.
     """
     _check(questions, windows, scores, options)
     n_best = options.n_best_size

@@ -31,7 +31,7 @@ def squad_metrics(questions: Questions, predictions: Predictions, *, version_2: 
     The guides' `run_qa.py` gives a no-answer probability of 0.0 for every question instead: its thresholds are always
     0.0, and its best scores depend on the order of the questions. Those are not reproduced.
 
-    Raises DataError where predictions are missing, belong to unknown questions, or do not fit the version.
+    Raises DataError if predictions are missing, belong to unknown questions, or do not fit the version.
     """
     problems = [*_mismatches(questions, predictions), *_wrong_version(questions, predictions, version_2=version_2)]
     if problems:

@@ -86,7 +86,7 @@ def find_template(tokenizer: PreTrainedTokenizerBase, rust: Tokenizer, first: st
     """Return the template by which this tokenizer joins two texts, derived from these two and checked with them.
 
     Raise ConfigError if it joins them in any other way than [special tokens] A [special tokens] B [special tokens], or
-    if what the whole tokenizer makes of them is not what the template says.
+    if the complete tokenizer gives another result than the template.
     """
     pair = rust.encode(first, second)
     runs = [
