@@ -29,7 +29,10 @@ def of_training(trainer: Trainer) -> list[str]:
     """Return the lines of a training run, just before its first step."""
     state, args = trainer.state, trainer.args
     micro_rows = state.train_batch_size or args.per_device_train_batch_size
-    steps = [console.plural(state.max_steps, "step"), console.plural(float(args.num_train_epochs), "epoch")]
+    steps = [
+        console.plural(state.max_steps, "step"),
+        f"{args.num_train_epochs:g} epoch{'' if args.num_train_epochs == 1 else 's'}",
+    ]
     rows = [
         ("data", [*_rows(trainer, trainer.train_dataset, micro_rows), *_evaluated(trainer)]),
         ("batch", [_batch(args.train_rows_per_step, micro_rows), *(steps if args.max_steps <= 0 else steps[:1])]),
