@@ -98,7 +98,7 @@ def _print_whatever_the_locale() -> None:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run the command line and return its exit code; what a user can mend is printed, anything else is raised."""
+    """Run the command line and return its exit code; errors that a user can fix are printed, others are raised."""
     try:
         return _dispatch(list(argv))
     except WhetError as error:

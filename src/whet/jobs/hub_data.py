@@ -46,7 +46,7 @@ class HubSource:
 
 
 def load_split(source: HubSource, split: str) -> Dataset:
-    """Return one split; no code of the data set runs. Raises DataError where `datasets` cannot load it."""
+    """Return one split; no code of the data set runs. Raises DataError if `datasets` cannot load it."""
     from datasets import load_dataset
     from datasets.exceptions import DatasetsError
 
