@@ -19,14 +19,15 @@ from whet.train.control import stop
 COMMANDS = {
     "qa": "train, evaluate and run a question answering model",
     "classify": "train, evaluate and run a text classifier",
+    "tag": "train, evaluate and run a tagger of words",
     "ask": "ask a trained model questions about a text",
     "demo": "train a small model; nothing is downloaded",
     "bench-methods": "measure each training technique on your model and machine",
     "doctor": "check this machine and installation, with advice",
 }
-TRAINING = frozenset({"qa", "classify", "demo", "bench-methods"})
+TRAINING = frozenset({"qa", "classify", "tag", "demo", "bench-methods"})
 """The commands that train."""
-STOPPABLE = frozenset({"qa", "classify"})
+STOPPABLE = frozenset({"qa", "classify", "tag"})
 """The commands that a signal ends with a checkpoint."""
 _ONLY_PRINTS = frozenset({"__help", "_h", "__print_config"})
 """The flags, dashes as underscores, with which a command that trains prints something instead."""
