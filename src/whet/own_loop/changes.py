@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,6 +15,7 @@ from whet.methods import fuse
 from whet.methods.unpad import method as unpad
 from whet.models.fused.dropout import PlacedDropout
 from whet.models.packed import packed_model
+from whet.own_loop import inside
 
 
 @dataclass(frozen=True)
@@ -31,17 +34,40 @@ class Changes:
     """What the encoder's products compute in; None: what they did before."""
     called: Mapping[str, str]
     """Modules that keep their own forward, by name, and why: subclasses, adapters, hooks, as they are now."""
+    encoders: tuple[str, ...] = ("",)
+    """The names of the changed models in the one that was given; empty for that one itself."""
 
     def __str__(self) -> str:
         fused = fuse.in_words(self.fused, self.isa or "", self.called) if self.fused else "operators in plain torch"
         return f"no padding, {fused}"
 
 
-def changes(model: nn.Module) -> Changes | None:
+def changes(model: Any) -> Changes | None:
     """Return what `optimize` changed in this model; None if nothing of it is in the model.
 
-    The modules that keep their own forward are those of this moment: adapters and hooks come and go.
+    Of several encoders inside one model the counts are added up. The modules that keep their own forward are those of
+    this moment: adapters and hooks come and go.
     """
+    found = {encoder.name: _changes(encoder.model) for encoder in inside.encoders_in(model)}
+    changed = {name: one for name, one in found.items() if one is not None}
+    if not changed:
+        return None
+    fused: Counter[str] = Counter()
+    for one in changed.values():
+        fused.update(one.fused)
+    first = next(iter(changed.values()))
+    return replace(
+        first,
+        dropouts=sum(one.dropouts for one in changed.values()),
+        fused=dict(fused),
+        called={
+            f"{name}.{part}" if name else part: why for name, one in changed.items() for part, why in one.called.items()
+        },
+        encoders=tuple(changed),
+    )
+
+
+def _changes(model: nn.Module) -> Changes | None:
     packed = packed_model(model)
     if packed is None or not unpad.is_on(packed.module):
         return None

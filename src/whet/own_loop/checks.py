@@ -10,39 +10,46 @@ from transformers import PreTrainedModel
 
 from whet.errors import ConfigError
 from whet.models import known
-from whet.models.packable import family_of, why_padded
-from whet.models.wrapped import unwrapped
+from whet.models.packable import why_padded
+from whet.own_loop import inside
 
 _PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
 def require_model(model: Any) -> None:
-    """Refuse what is no model, and wrappers that whet's changes belong inside of."""
-    if not isinstance(model, nn.Module):
+    """Refuse what holds no model, and wrappers that whet's changes belong inside of."""
+    roots = [] if isinstance(model, type) else inside.modules_in(model)
+    if not roots:
         raise ConfigError(
-            what="whet.optimize changes a model, and this is none",
+            what="whet.optimize changes a model, and there is none",
             got=model.__name__ if isinstance(model, type) else repr(model),
-            why="it puts operators into a torch.nn.Module that is loaded already",
+            why="it puts operators into a torch.nn.Module that is loaded, or into the modules that an object holds",
             fix="load it first: whet.optimize(AutoModelForQuestionAnswering.from_pretrained('bert-base-uncased'))",
         )
-    if isinstance(model, torch._dynamo.OptimizedModule):
+    for name, root in roots:
+        for path, module in root.named_modules():
+            _require_unwrapped(module, ".".join(part for part in (name, path) if part))
+
+
+def _require_unwrapped(module: nn.Module, name: str) -> None:
+    if isinstance(module, torch._dynamo.OptimizedModule):
         raise ConfigError(
             what="whet.optimize cannot change a model that is compiled already",
-            got="the result of torch.compile",
+            got=f"{name}, the result of torch.compile" if name else "the result of torch.compile",
             why="it changes the modules that torch.compile reads",
             fix="pass the model inside, and train that one: whet.optimize(model._orig_mod); to compile as well,"
             " use whet's Trainer with --torch_compile",
         )
-    if isinstance(model, _PARALLEL):
+    if isinstance(module, _PARALLEL):
         raise ConfigError(
             what="whet.optimize takes the model inside of this wrapper",
-            got=type(model).__name__,
-            why="the wrapper has no configuration that names its family",
+            got=f"{name}, a {type(module).__name__}" if name else type(module).__name__,
+            why="the wrapper copies or synchronises the model as it was when it was wrapped",
             fix="pass the model inside, and train that one: whet.optimize(model.module)",
         )
 
 
-def require_optimizer(optimizer: Any, model: nn.Module) -> None:
+def require_optimizer(optimizer: Any, model: Any) -> None:
     """Refuse what is no optimizer, and one that would train none of the model's parameters."""
     if optimizer is None:
         return
@@ -53,7 +60,7 @@ def require_optimizer(optimizer: Any, model: nn.Module) -> None:
             why="it returns the optimizer as it came, to be used for the model's steps",
             fix="make it first: optimizer=torch.optim.AdamW(model.parameters())",
         )
-    own = {id(parameter) for parameter in model.parameters()}
+    own = {id(parameter) for _, root in inside.modules_in(model) for parameter in root.parameters()}
     if any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"]):
         return
     raise ConfigError(
@@ -65,31 +72,30 @@ def require_optimizer(optimizer: Any, model: nn.Module) -> None:
 
 
 def no_family(model: nn.Module) -> ConfigError:
-    """Return the refusal of a model that cannot run without padding; it names the encoders inside that can."""
-    calls = " and ".join(_call(name) for name in _encoders(model))
+    """Return the refusal of a model of a known family that cannot run without padding."""
     return ConfigError(
         what=f"whet.optimize cannot run this model without padding: {why_padded(model)}",
         got=type(model).__name__,
         why=f"it knows encoders of the families {known.names()}, with their own attention",
-        fix=f"optimize the encoder inside: {calls}"
-        if calls
-        else "train it as it is, or with whet's Trainer, which runs such a model padded",
+        fix="train it as it is, or with whet's Trainer, which runs such a model padded",
     )
 
 
-def _encoders(model: nn.Module) -> list[str]:
-    """Return the names of the encoders in a model of an unknown family, without those that lie in another."""
-    if getattr(getattr(unwrapped(model), "config", None), "model_type", None) in known.known():
-        return []
-    found: list[str] = []
-    for name, module in model.named_modules():
-        inside = any(name.startswith(f"{outer}.") for outer in found)
-        if name and not inside and isinstance(module, PreTrainedModel) and family_of(module) is not None:
-            found.append(name)
-    return found
-
-
-def _call(name: str) -> str:
-    if all(part.isidentifier() for part in name.split(".")):
-        return f"self.{name} = whet.optimize(self.{name})"
-    return f"whet.optimize(model.get_submodule({name!r}))"
+def no_encoder(model: Any) -> ConfigError:
+    """Return the refusal of a model in which no encoder can run without padding, with the reason for each."""
+    roots = inside.modules_in(model)
+    if any(inside.is_known(root) for _, root in roots):
+        return no_family(next(root for _, root in roots if inside.is_known(root)))
+    found = {
+        type(module).__name__: why_padded(module)
+        for _, root in roots
+        for module in root.modules()
+        if isinstance(module, PreTrainedModel)
+    }
+    reasons = "; ".join(f"{name}: {why}" for name, why in list(found.items())[:3])
+    return ConfigError(
+        what="whet.optimize finds no encoder here that it can run without padding",
+        got=type(model).__name__ + (f" ({reasons})" if reasons else ", with no model of transformers inside"),
+        why=f"it knows encoders of the families {known.names()}, with their own attention",
+        fix="train it as it is; whet's Trainer runs models of transformers padded that it cannot run without",
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
@@ -15,38 +15,42 @@ from whet.log import logger
 from whet.methods import order
 from whet.models.packed import prepare
 from whet.models.view import ModelView
-from whet.own_loop import checks
+from whet.own_loop import checks, inside
 from whet.own_loop.changes import changes
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def optimize(
-    model: nn.Module,
+    model: Any,
     optimizer: Any = None,
     dtype: torch.dtype | None = None,
     *,
-    padding: PaddingInLoss = "sampled",
+    padding: PaddingInLoss | Literal["auto"] = "auto",
 ) -> Any:
     """Put whet's operators into a transformers model, in place; return it, or (model, optimizer) if one was given.
 
+    `model` may also hold such models: a SentenceTransformer, a CrossEncoder, a SetFitModel, a pipeline, a
+    LightningModule, any module of your own. Each encoder of a known family inside is changed, and the log names it.
+
     The call that `ipex.optimize` had: one line before a training loop of your own, or before transformers' Trainer.
     Padded batches then run without their padding, dropout included; weights, their names and the saved form stay, so
-    an existing optimizer still works. `dtype=torch.bfloat16` (or float16) computes the encoder's products in it
+    an optimizer made before goes on working. `dtype=torch.bfloat16` (or float16) computes the encoder's products in it
     and keeps the weights in float32. `whet.changes(model)` says what was changed, and the log does.
     Dropout masks follow torch's CPU generator, from which a call that drops anything draws one number. One model serves
     any number of threads.
 
-    Hidden states of real tokens are those of the untouched model. `padding` says what places of padding get. sampled:
-    a few padding tokens a row are computed, and each place gets the state of the nearest ones' middle, so that the span
-    loss of transformers' question answering models is within 0.1 % of the untouched model's; classifiers that read
-    first tokens alone go without. all: each place its own state, for heads that must have these exactly. none: zeros,
-    for heads that mask padding. A call whose labels or positions lie at padding tokens computes all of these. Rows
-    padded on the left, and calls that ask for the states of all layers, run with their padding; the log says which.
+    Hidden states of real tokens are those of the untouched model. `padding` says what those of padding tokens are.
+    sampled: a few padding tokens of each sequence are computed and stand for all, so that the span loss of
+    transformers' question answering models is within 0.1 % of the untouched model's. all: each padding token has its
+    own state, for heads that need these exactly. none: zeros, for heads that mask padding. auto: none if the head is
+    known to ignore padding (the pooling of sentence-transformers, classifiers that read the first token), else
+    sampled. A call with labels or positions at padding tokens computes all of these. Sequences padded on the left, and
+    calls that ask for the states of all layers, run with their padding; the log says which.
     Forward hooks on parts of the encoder see packed tensors (1, N, D), also if they are registered afterwards. Under
     torch.compile the graph breaks around the encoder.
 
-    Raises ConfigError for a family that whet does not know, for another dtype or `padding`, for a model that
+    Raises ConfigError if there is no encoder of a known family, for another dtype or `padding`, for a model that
     torch.compile or DataParallel has wrapped already, and for an optimizer with none of the model's parameters.
     """
     environment.require_known()
@@ -54,11 +58,30 @@ def optimize(
     checks.require_optimizer(optimizer, model)
     _require_dtype(dtype)
     _require_padding(padding)
+    encoders = inside.encoders_in(model)
+    if not encoders:
+        raise checks.no_encoder(model)
+    for encoder in encoders:
+        masked = encoder.padding_is_masked and padding == "auto"
+        _change(encoder.model, dtype, "none" if masked else "sampled" if padding == "auto" else padding)
+    where = "".join(f" ({encoder.name})" for encoder in encoders if encoder.name)
+    logger.info("%s%s: %s", type(model).__name__, where, changes(model))
+    return model if optimizer is None else (model, optimizer)
+
+
+def restore(model: Any) -> Any:
+    """Undo `optimize` exactly and return the model; one that whet did not change stays as it is."""
+    for _, root in inside.modules_in(model):
+        order.restore(root)
+    for encoder in inside.encoders_in(model):
+        order.restore(encoder.model)
+    return model
+
+
+def _change(model: nn.Module, dtype: torch.dtype | None, padding: PaddingInLoss) -> None:
     if prepare(order.restore(model), encoder_only=True) is None:
         raise checks.no_family(model)
     order.apply(ModelView(model), MethodSettings(operators="auto", unpad=padding, unpad_dtype=dtype))
-    logger.info("%s: %s", type(model).__name__, changes(model))
-    return model if optimizer is None else (model, optimizer)
 
 
 def _require_dtype(dtype: Any) -> None:
@@ -73,11 +96,11 @@ def _require_dtype(dtype: Any) -> None:
 
 
 def _require_padding(padding: Any) -> None:
-    if padding in get_args(PaddingInLoss):
+    if padding == "auto" or padding in get_args(PaddingInLoss):
         return
     raise ConfigError(
         what="whet.optimize knows no such padding",
         got=repr(padding),
-        why="places of padding get the states of a few padding tokens, each its own, or zeros",
-        fix="use padding='sampled', 'all' or 'none'",
+        why="padding tokens get the states of a few of them, each its own, zeros, or what the head needs",
+        fix="use padding='auto', 'sampled', 'all' or 'none'",
     )

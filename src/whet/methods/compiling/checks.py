@@ -1,4 +1,4 @@
-"""Requests to torch.compile that torch or this machine cannot fulfil, and the report of a backend's failure."""
+"""What torch.compile is asked for that torch or this machine cannot do, and how a backend's failure is told."""
 
 from __future__ import annotations
 

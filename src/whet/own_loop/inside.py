@@ -1,0 +1,84 @@
+"""The encoders inside what other libraries train: a SentenceTransformer, a SetFitModel, a LightningModule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from whet.models import known
+from whet.models.packable import family_of
+from whet.models.wrapped import unwrapped
+
+_SENTENCE_TRANSFORMERS = "sentence_transformers."
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """A model of a known family inside something else."""
+
+    name: str
+    """Where it is, as a path of attributes; empty if it is what was given."""
+    model: nn.Module
+    padding_is_masked: bool
+    """Whether the module that reads its hidden states is known to multiply those of padding tokens by zero."""
+
+
+def modules_in(holder: Any) -> list[tuple[str, nn.Module]]:
+    """Return the holder itself if it is a module, else the modules among its attributes, with their names.
+
+    SetFit's SetFitModel and transformers' pipelines are no modules, and hold one.
+    """
+    if isinstance(holder, nn.Module):
+        return [("", holder)]
+    attributes = getattr(holder, "__dict__", {})
+    return [(name, value) for name, value in attributes.items() if isinstance(value, nn.Module)]
+
+
+def encoders_in(holder: Any) -> list[Encoder]:
+    """Return the outermost models of known families in the holder; one that is there twice is returned once."""
+    found: dict[int, Encoder] = {}
+    for name, root in modules_in(holder):
+        for path, model in _known_in(root):
+            whole = ".".join(part for part in (name, path) if part)
+            found.setdefault(id(model), Encoder(whole, model, _is_masked_after(root, path)))
+    return list(found.values())
+
+
+def is_known(model: nn.Module) -> bool:
+    """Return whether the model as a whole is of a type that whet knows, wrapped by peft or not."""
+    base = unwrapped(model)
+    return isinstance(base, PreTrainedModel) and getattr(base.config, "model_type", None) in known.known()
+
+
+def _known_in(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    if is_known(root):
+        yield "", root
+        return
+    outer: list[str] = []
+    for path, module in root.named_modules():
+        inside = any(path.startswith(f"{name}.") for name in outer)
+        if path and not inside and isinstance(module, PreTrainedModel) and family_of(module) is not None:
+            outer.append(path)
+            yield path, module
+
+
+def _is_masked_after(root: nn.Module, path: str) -> bool:
+    """Return whether the path leads to an encoder in a sentence transformer, right before its own pooling."""
+    parts = path.split(".") if path else []
+    for end, name in enumerate(parts):
+        parent = root.get_submodule(".".join(parts[:end]))
+        if not isinstance(parent, nn.Sequential):
+            continue
+        names = [child for child, _ in parent.named_children()]
+        after = names[names.index(name) + 1 :]
+        return bool(after) and _is_pooling(parent.get_submodule(after[0]))
+    return False
+
+
+def _is_pooling(module: nn.Module) -> bool:
+    kind = type(module)
+    return kind.__name__ == "Pooling" and kind.__module__.startswith(_SENTENCE_TRANSFORMERS)

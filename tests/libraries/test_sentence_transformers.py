@@ -1,0 +1,149 @@
+"""`whet.optimize` inside sentence-transformers: the same embeddings, and the same training, without padding."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from tiny_encoders import sentences
+
+import whet
+from whet.errors import ConfigError
+
+pytest.importorskip("sentence_transformers", reason="needs sentence-transformers: make test-libraries installs it")
+from sentence_transformers import (
+    CrossEncoder,
+    CrossEncoderTrainer,
+    CrossEncoderTrainingArguments,
+    SentenceTransformer,
+    SentenceTransformerTrainer,
+    SentenceTransformerTrainingArguments,
+)
+from sentence_transformers.base.modules import Transformer
+from sentence_transformers.cross_encoder.losses import BinaryCrossEntropyLoss
+from sentence_transformers.sentence_transformer import losses
+from sentence_transformers.sentence_transformer.modules import Pooling
+
+TOLERANCE = 1e-5
+"""Sums run in another order without padding: float32 rounding over a few layers."""
+CURVE_TOLERANCE = 1e-4
+"""The same after 30 optimizer steps."""
+
+
+def embedder(folder: Path, pooling: str = "mean") -> SentenceTransformer:
+    transformer = Transformer(str(folder))
+    return SentenceTransformer(modules=[transformer, Pooling(32, pooling)], device="cpu")
+
+
+def trained(model: SentenceTransformer, loss: Any, folder: Path) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Return the losses of 30 steps and the weights after them."""
+    pairs = Dataset.from_dict({"anchor": sentences(120, 1), "positive": sentences(120, 2)})
+    args = SentenceTransformerTrainingArguments(
+        str(folder), max_steps=30, per_device_train_batch_size=8, logging_steps=1, learning_rate=1e-3,
+        save_strategy="no", report_to="none", disable_tqdm=True, seed=3, use_cpu=True,
+    )  # fmt: skip
+    trainer = SentenceTransformerTrainer(model=model, args=args, train_dataset=pairs, loss=loss(model))
+    trainer.train()
+    history = [row["loss"] for row in trainer.state.log_history if "loss" in row]
+    return history, {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"])
+def test_sentence_transformer_keeps_its_embeddings(encoder_folder: Path, pooling: str) -> None:
+    model, texts = embedder(encoder_folder, pooling), sentences(20)
+    before = model.encode(texts)
+    assert whet.optimize(model) is model
+    found = whet.changes(model)
+    assert found is not None
+    assert found.encoders == ("0.model",)
+    assert found.fused
+    np.testing.assert_allclose(model.encode(texts), before, atol=TOLERANCE)
+    whet.restore(model)
+    assert whet.changes(model) is None
+    np.testing.assert_array_equal(model.encode(texts), before)
+
+
+def test_sentence_transformer_keeps_its_token_embeddings(encoder_folder: Path) -> None:
+    model, texts = embedder(encoder_folder), sentences(6)
+    before = model.encode(texts, output_value="token_embeddings")
+    after = whet.optimize(model).encode(texts, output_value="token_embeddings")
+    for one, other in zip(before, after, strict=True):
+        torch.testing.assert_close(one, other, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["MultipleNegativesRankingLoss", "CachedMultipleNegativesRankingLoss"])
+def test_sentence_transformer_trainer_has_the_same_curve(encoder_folder: Path, tmp_path: Path, name: str) -> None:
+    loss = getattr(losses, name)
+    plain, plain_weights = trained(embedder(encoder_folder), loss, tmp_path / "plain")
+    curve, weights = trained(whet.optimize(embedder(encoder_folder)), loss, tmp_path / "whet")
+    assert len(curve) == 30
+    assert curve[0] != curve[-1]
+    np.testing.assert_allclose(curve, plain, rtol=CURVE_TOLERANCE)
+    for key, tensor in plain_weights.items():
+        torch.testing.assert_close(weights[key], tensor, atol=1e-3, rtol=0)  # one step of Adam
+
+
+def test_cached_loss_draws_the_same_masks_in_both_passes(dropout_folder: Path) -> None:
+    """The cached loss runs each micro-batch twice, with the generator set back: other masks give other gradients."""
+    model = whet.optimize(embedder(dropout_folder)).train()
+    texts = [sentences(8, 1), sentences(8, 2)]
+
+    def gradients(loss: Any) -> list[torch.Tensor]:
+        model.zero_grad()
+        torch.manual_seed(5)
+        features = [model.preprocess(column) for column in texts]
+        loss(features, None).backward()
+        return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+    plain = gradients(losses.MultipleNegativesRankingLoss(model))
+    cached = gradients(losses.CachedMultipleNegativesRankingLoss(model, mini_batch_size=8))
+    assert len(plain) == len(cached) > 10
+    for one, other in zip(plain, cached, strict=True):
+        torch.testing.assert_close(one, other, atol=TOLERANCE, rtol=1e-4)
+
+
+def test_saved_sentence_transformer_loads_without_whet(encoder_folder: Path, tmp_path: Path) -> None:
+    model, texts = whet.optimize(embedder(encoder_folder)), sentences(5)
+    model.save(str(tmp_path / "saved"))
+    loaded = SentenceTransformer(str(tmp_path / "saved"), device="cpu")
+    assert whet.changes(loaded) is None
+    np.testing.assert_allclose(loaded.encode(texts), model.encode(texts), atol=TOLERANCE)
+
+
+def test_cross_encoder_trainer_has_the_same_curve(encoder_folder: Path, tmp_path: Path) -> None:
+    def run(optimized: bool) -> list[float]:
+        torch.manual_seed(0)
+        model = CrossEncoder(str(encoder_folder), num_labels=1, device="cpu")
+        if optimized:
+            whet.optimize(model)
+            assert whet.changes(model) is not None
+        rows = Dataset.from_dict(
+            {"query": sentences(120, 1), "text": sentences(120, 2), "label": [float(n % 3 == 0) for n in range(120)]}
+        )
+        args = CrossEncoderTrainingArguments(
+            str(tmp_path / str(optimized)), max_steps=30, per_device_train_batch_size=8, logging_steps=1,
+            learning_rate=1e-3, save_strategy="no", report_to="none", disable_tqdm=True, seed=3, use_cpu=True,
+        )  # fmt: skip
+        trainer = CrossEncoderTrainer(model=model, args=args, train_dataset=rows, loss=BinaryCrossEntropyLoss(model))
+        trainer.train()
+        return [row["loss"] for row in trainer.state.log_history if "loss" in row]
+
+    plain, curve = run(False), run(True)
+    assert len(curve) == 30
+    assert curve[0] != curve[-1]
+    np.testing.assert_allclose(curve, plain, rtol=CURVE_TOLERANCE)
+
+
+def test_optimize_refuses_a_sentence_transformer_without_a_known_encoder(tmp_path: Path, encoder_folder: Path) -> None:
+    from transformers import AutoTokenizer, GPT2Config, GPT2Model
+
+    folder = tmp_path / "gpt2"
+    GPT2Model(GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=500)).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(encoder_folder).save_pretrained(folder)
+    with pytest.raises(ConfigError, match="GPT2Model") as refused:
+        whet.optimize(embedder(folder))
+    assert "SentenceTransformer" in str(refused.value)
