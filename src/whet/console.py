@@ -66,12 +66,12 @@ def paragraph(text: str, indent: str = "") -> str:
 
 def duration(seconds: float) -> str:
     """Return a time as 42s, 3m10s or 2h05m."""
-    whole = max(0, round(seconds))
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02}s"
-    return f"{whole // 3600}h{whole % 3600 // 60:02}m"
+    total_s = max(0, round(seconds))
+    if total_s < 60:
+        return f"{total_s}s"
+    if total_s < 3600:
+        return f"{total_s // 60}m{total_s % 60:02}s"
+    return f"{total_s // 3600}h{total_s % 3600 // 60:02}m"
 
 
 def amount(n_bytes: float) -> str:

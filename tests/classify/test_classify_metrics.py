@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from whet.tasks.classify import metrics
+from whet.jobs import metrics
 
 TOLERANCE = 1e-12
 """Both sides compute in float64 with sums of a few hundred numbers."""

@@ -162,7 +162,7 @@ def test_damaged_cache_file_is_made_again_and_logged_once(bert, tmp_path, n_made
         found = cached_windows(_questions(), bert, _OPTIONS, cache_dir=tmp_path)
         _assert_same(found, expected)
         assert len(n_made) == n, name
-        assert len([line for line in caplog.messages if "damaged, and made anew" in line]) == 1, name
+        assert len([line for line in caplog.messages if "damaged, and made again" in line]) == 1, name
         _assert_same(cached_windows(_questions(), bert, _OPTIONS, cache_dir=tmp_path), expected)
         assert len(n_made) == n, name
 

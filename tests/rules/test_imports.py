@@ -33,6 +33,9 @@ LIGHT = [
     "tasks/classify/arguments.py",
     "tasks/classify/rules.py",
     "tasks/classify/run.py",
+    "tasks/tag/arguments.py",
+    "tasks/tag/rules.py",
+    "tasks/tag/run.py",
     "train/control/lock.py",
     "train/control/stop.py",
 ]

@@ -19,14 +19,15 @@ from whet.train.control import stop
 COMMANDS = {
     "qa": "train, evaluate and run a question answering model",
     "classify": "train, evaluate and run a text classifier",
+    "tag": "train, evaluate and run a tagger of words",
     "ask": "ask a trained model questions about a text",
     "demo": "train a small model; nothing is downloaded",
     "bench-methods": "measure each training technique on your model and machine",
     "doctor": "check this machine and installation, with advice",
 }
-TRAINING = frozenset({"qa", "classify", "demo", "bench-methods"})
+TRAINING = frozenset({"qa", "classify", "tag", "demo", "bench-methods"})
 """The commands that train."""
-STOPPABLE = frozenset({"qa", "classify"})
+STOPPABLE = frozenset({"qa", "classify", "tag"})
 """The commands that a signal ends with a checkpoint."""
 _ONLY_PRINTS = frozenset({"__help", "_h", "__print_config"})
 """The flags, dashes as underscores, with which a command that trains prints something instead."""
@@ -98,7 +99,7 @@ def _print_whatever_the_locale() -> None:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run the command line and return its exit code; what a user can mend is printed, anything else is raised."""
+    """Run the command line and return its exit code; errors that a user can fix are printed, others are raised."""
     try:
         return _dispatch(list(argv))
     except WhetError as error:

@@ -46,7 +46,7 @@ class HubSource:
 
 
 def load_split(source: HubSource, split: str) -> Dataset:
-    """Return one split; no code of the data set runs. Raises DataError where `datasets` cannot load it."""
+    """Return one split; no code of the data set runs. Raises DataError if `datasets` cannot load it."""
     from datasets import load_dataset
     from datasets.exceptions import DatasetsError
 
@@ -98,11 +98,16 @@ def table_rows(dataset: Dataset, limit: int | None = None) -> TableRows:
 
 
 def class_names(dataset: Dataset, column: str | None) -> tuple[str, ...]:
-    """Return the names of the classes in this column, in the data set's order; none if they are no numbers."""
-    return tuple(getattr(dataset.features.get(column), "names", None) or ()) if column else ()
+    """Return the names of the classes in this column, or in its lists, in the data set's order; () if it has none."""
+    feature: Any = dataset.features.get(column) if column else None
+    inner = getattr(feature, "feature", feature)
+    return tuple(getattr(inner, "names", None) or ())
 
 
 def _named(values: list[Any], names: Sequence[str]) -> list[Any]:
-    if not names:
-        return values
-    return [names[value] if isinstance(value, int) and 0 <= value < len(names) else None for value in values]
+    def name(value: Any) -> Any:
+        if isinstance(value, list):
+            return [name(one) for one in value]
+        return names[value] if isinstance(value, int) and 0 <= value < len(names) else None
+
+    return [name(value) for value in values] if names else values

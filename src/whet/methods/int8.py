@@ -50,7 +50,7 @@ def restore(view: ModelView) -> None:
 
 
 def cost(view: ModelView, settings: MethodSettings) -> Cost:
-    """Return the bytes of the packed weights, which a step makes anew: for forward, and again for backward."""
+    """Return the bytes of the packed weights, which a step makes again: for forward, and once more for backward."""
     packed = packed_model(view.model)
     if settings.precision != "int8" or packed is None:
         return Cost()

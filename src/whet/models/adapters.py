@@ -25,7 +25,7 @@ def names_of(model: nn.Module) -> list[str]:
 
 
 def load(model: nn.Module, folder: Path) -> None:
-    """Put the adapters that a save wrote to the folder into the model; ValueError where they are those of another."""
+    """Put the adapters that a save wrote to the folder into the model; ValueError if they are those of another."""
     wrapped = hasattr(model, "active_peft_config")
     for name in names_of(model):
         place = folder / name if wrapped and name != _DEFAULT else folder

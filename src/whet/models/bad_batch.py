@@ -37,7 +37,7 @@ def explained(model: nn.Module, inputs: Mapping[str, Any]) -> Iterator[None]:
 
 
 def problem_of(model: nn.Module, inputs: Mapping[str, Any]) -> DataError | None:
-    """Return what about the batch does not fit the model; None where nothing was found."""
+    """Return what about the batch does not fit the model; None if nothing was found."""
     if not isinstance(model, PreTrainedModel) or model.main_input_name != "input_ids":
         return None
     ids = inputs.get("input_ids")
@@ -160,7 +160,7 @@ def _float_labels(labels: Tensor, n_classes: int) -> DataError | None:
 
 
 def _outside(found: Tensor, n: int) -> int | None:
-    """Return the number that is furthest outside of 0 .. n - 1; None where none is."""
+    """Return the number that is furthest outside of 0 .. n - 1; None if none is."""
     if not found.numel():
         return None
     least, most = int(found.min()), int(found.max())
@@ -183,7 +183,7 @@ def checked(collate: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
 
 
 def _problem_of_rows(rows: Sequence[Any]) -> DataError | None:
-    """Return what about the rows cannot become tensors; None where nothing was found."""
+    """Return what about the rows cannot become tensors; None if nothing was found."""
     odd = next((row for row in rows if not isinstance(row, Mapping) and not hasattr(row, "__dict__")), None)
     if odd is not None:
         return DataError(

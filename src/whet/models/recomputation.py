@@ -19,5 +19,5 @@ def require_pass(module: nn.Module, site: Site, x: Tensor) -> None:
             got=f"{type(module).__name__} called in backward, input of shape {tuple(x.shape)}",
             why="without the pass, rows that lie end to end would see each other, and dropout would draw other masks",
             fix="use model.activation_checkpointing_enable(), or gradient_checkpointing=True in whet's Trainer; under "
-            "whet.optimize a checkpoint around the call of the whole model works too",
+            "whet.optimize a checkpoint around the call of the complete model works too",
         )

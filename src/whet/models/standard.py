@@ -44,7 +44,7 @@ _FOR_ALL = (
 
 
 def why_called(module: Any, standard: type[nn.Module] | None = None) -> str | None:
-    """Return why this module must be called; None where it does what its class `standard` does, and no more.
+    """Return why this module must be called; None if it does what its class `standard` does, and no more.
 
     Without `standard` any activation that has an operator will do.
     """

@@ -69,7 +69,7 @@ def _is_pefts(module: nn.Module) -> bool:
 
 
 def _peft_class(name: str) -> tuple[type, ...]:
-    """Return the class of peft with this name, for isinstance; nothing where peft is not in use."""
+    """Return the class of peft with this name, for isinstance; nothing if peft is not in use."""
     peft, tuners = sys.modules.get("peft"), sys.modules.get("peft.tuners.tuners_utils")
     found = getattr(peft, name, None) or getattr(tuners, name, None)
     return () if found is None else (found,)

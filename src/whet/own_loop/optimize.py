@@ -35,7 +35,7 @@ def optimize(
 
     The call that `ipex.optimize` had: one line before a training loop of your own, or before transformers' Trainer.
     Padded batches then run without their padding, dropout included; weights, their names and the saved form stay, so
-    an optimizer made before goes on working. `dtype=torch.bfloat16` (or float16) computes the encoder's products in it
+    an existing optimizer still works. `dtype=torch.bfloat16` (or float16) computes the encoder's products in it
     and keeps the weights in float32. `whet.changes(model)` says what was changed, and the log does.
     Dropout masks follow torch's CPU generator, from which a call that drops anything draws one number. One model serves
     any number of threads.

@@ -94,7 +94,7 @@ class Cache:
         except (OSError, SafetensorError) as error:
             arrays, reason = {}, str(error)
         if reason:
-            _log.log(logging.WARNING if warn else logging.DEBUG, "%s is damaged, and made anew: %s", path, reason)
+            _log.log(logging.WARNING if warn else logging.DEBUG, "%s is damaged, and made again: %s", path, reason)
             return None
         _log.info("%s read from %s", self.rows, path)
         return arrays

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _PRODUCTS = frozenset({"aten::mm", "aten::addmm", "mkldnn::_linear_pointwise"})
-"""Products with weights. Those of attention grow with the square of the row, and are little work beside these."""
+"""Products with weights. Those of attention grow with the square of the row, and are little work in comparison."""
 
 
 @dataclass(frozen=True)

@@ -184,7 +184,7 @@ def _inner(module: nn.Module) -> Callable[..., Any]:
 
 
 def _remaking(self: Any, *args: Any, **options: Any) -> Any:
-    """Stand in for the forward of a whole model that has native operators."""
+    """Replace the forward of a complete model that has native operators."""
     with Recomputing() if _keeps(self) else nullcontext():
         return _inner(self)(*args, **options)
 
@@ -274,7 +274,7 @@ def _blocks(view: ModelView) -> Sequence[nn.Module]:
         raise ConfigError(
             what="gradient_checkpointing finds no blocks in this model",
             got=type(view.model).__name__,
-            why="it computes whole blocks again, and the model has no list of two or more modules of one class",
+            why="it recomputes complete blocks, and the model has no list of two or more modules of one class",
             fix="leave --gradient_checkpointing out, or call torch.utils.checkpoint inside the model",
         )
     return found

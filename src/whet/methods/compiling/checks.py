@@ -1,4 +1,4 @@
-"""What torch.compile is asked for that torch or this machine cannot do, and how a backend's failure is told."""
+"""Requests to torch.compile that torch or this machine cannot fulfil, and the report of a backend's failure."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class _Block:
 
 
 def apply(view: ModelView, settings: MethodSettings) -> Applied | None:
-    """Compile the model's blocks, or the whole model if it has none.
+    """Compile the model's blocks, or the complete model if it has none.
 
     Nothing is compiled before the first pass. Weights and their names stay. Raises ConfigError for what torch, or this
     machine, cannot do.
@@ -96,7 +96,7 @@ def apply(view: ModelView, settings: MethodSettings) -> Applied | None:
     blocks = [block for _, block in view.blocks()] or [model]
     for block in blocks:
         _put(state, block, compiled, packed)
-    what = f"{len(blocks)} blocks" if blocks != [model] else f"{type(model).__name__} as a whole"
+    what = f"{len(blocks)} blocks" if blocks != [model] else f"{type(model).__name__} as one"
     return Applied(CARD.name, f"{what} by {backend}{f', mode {mode}' if mode else ''}")
 
 

@@ -19,7 +19,7 @@ _OUTPUTS = ("output_attentions", "output_hidden_states")
 
 
 def named(encoder: Any, given: Sequence[Any], options: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the call's arguments by name, without those that are None; None where the encoder takes no such call."""
+    """Return the call's arguments by name, without those that are None; None if the encoder takes no such call."""
     names = _names(type(encoder))[: len(given)]
     if len(names) < len(given) or any(name in options for name in names):
         return None
@@ -28,7 +28,7 @@ def named(encoder: Any, given: Sequence[Any], options: Mapping[str, Any]) -> dic
 
 
 def why_padded(encoder: Any, call: Mapping[str, Any] | None) -> str | None:
-    """Return what about the call needs its padding, for the log; None where it can run without."""
+    """Return what about the call needs its padding, for the log; None if it can run without."""
     if call is None or not _are_ids(call.get("input_ids")):
         return "calls without input_ids (rows, places)"
     ids: Tensor = call["input_ids"]

@@ -54,7 +54,7 @@ def restore(model: nn.Module) -> None:
 def amount(model: nn.Module, asked: PaddingInLoss) -> PaddingInLoss:
     """Return what the running call needs: each padding token's own state if it has targets there, else what was asked.
 
-    Nothing where only first tokens are read, and no hook looks at the encoder's output.
+    Nothing if only first tokens are read, and no hook looks at the encoder's output.
     """
     calls = [call for call in _CALLED.get() if call.model is model]
     if any(call.targets_in_padding for call in calls):

@@ -47,7 +47,7 @@ def check_folder(folder: Path) -> None:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file of the folder; raises ConfigError where it is damaged or anything else."""
+    """Return the JSON object in a file of the folder; raises ConfigError if it is damaged or anything else."""
     try:
         value = parse_document(path.read_text("utf-8"))
     except BadJson as problem:
@@ -109,7 +109,7 @@ def _check_entry(path: Path, folder: Path) -> None:
 
 
 def _stays(path: Path, folder: Path) -> bool:
-    """Return whether the link ends in the folder, or in the store of files beside a snapshot of the hub's cache."""
+    """Return whether the link ends in the folder, or in the file store of the hub's cache, next to a snapshot."""
     try:
         target = path.resolve(strict=True)
     except (OSError, RuntimeError):

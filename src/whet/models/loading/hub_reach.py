@@ -45,7 +45,7 @@ def is_cached(name: str, kind: str, cache_dir: str | None = None) -> bool:
 
 @cache
 def unreachable() -> str | None:
-    """Return why the hub does not answer; None where it does."""
+    """Return why the hub does not answer; None if it does."""
     said: list[str | None] = []
     asking = threading.Thread(target=lambda: said.append(_ask()), daemon=True)  # a name server may take half a minute
     asking.start()

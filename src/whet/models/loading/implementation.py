@@ -18,7 +18,7 @@ FLASH = "flash_attention_2"
 def use(model: nn.Module, name: str) -> None:
     """Make the model compute attention with transformers' implementation of this name.
 
-    Raises ConfigError where the model or the machine cannot.
+    Raises ConfigError if the model or the machine cannot.
     """
     if name == FLASH:
         _require_flash()
@@ -40,7 +40,7 @@ def use(model: nn.Module, name: str) -> None:
 
 
 def require_kernels(device: torch.device) -> None:
-    """Raise ConfigError where packed batches find no flash kernels on this device."""
+    """Raise ConfigError if packed batches find no flash kernels on this device."""
     if attention_path.have(device) != attention_path.Have():
         return
     if not torch.cuda.is_available():

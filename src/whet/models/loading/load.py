@@ -59,7 +59,7 @@ class ModelSource:
 
 
 def load_tokenizer(source: ModelSource) -> Any:
-    """Return the tokenizer; raises ConfigError where it cannot be loaded or has tokens that the model does not."""
+    """Return the tokenizer; raises ConfigError if it cannot be loaded or has tokens that the model does not."""
     from transformers import AutoTokenizer
 
     name = source.name("tokenizer")
@@ -99,7 +99,7 @@ def load_qa_model(source: ModelSource, *, trained: bool = False) -> Any:
 def load_model(source: ModelSource, head: Head, *, trained: bool = False, labels: Labels | None = None) -> Any:
     """Return the model with this head, weights in float32 (the master copy of any precision).
 
-    Raises ConfigError where it cannot be loaded, or, if it has to be `trained` already, where weights are missing.
+    Raises ConfigError if it cannot be loaded, or, if it has to be `trained` already, where weights are missing.
     """
     name = source.name("config")
     config = load_config(source)
@@ -131,7 +131,7 @@ def load_model(source: ModelSource, head: Head, *, trained: bool = False, labels
 
 
 def load_config(source: ModelSource) -> Any:
-    """Return the model's configuration, checked; raises ConfigError where it cannot be read."""
+    """Return the model's configuration, checked; raises ConfigError if it cannot be read."""
     name = source.name("config")
     try:
         return _config(source.folder("config"), name)
@@ -181,7 +181,7 @@ def _other_labels(source: ModelSource, names: Sequence[str], found: Iterable[tup
 
 
 def max_positions(model: Any) -> int | None:
-    """Return how many tokens of one row the model has positions for, None where positions are not a table."""
+    """Return how many tokens of one row the model has positions for, None if positions are not a table."""
     table = getattr(model.config, "max_position_embeddings", None)
     if table is not None and table <= 0:  # how XLNet says that it has no table
         return None
@@ -261,7 +261,7 @@ def _say_what_is_new(model: Any, missing: list[str]) -> None:
 def _not_loaded(part: str, name: str, error: BaseException, flag: str) -> WhetError:
     if isinstance(error, WhetError):
         return error
-    if os.path.isdir(name):  # noqa: PTH112 - Path.is_dir raises where this user may not look
+    if os.path.isdir(name):  # noqa: PTH112 - Path.is_dir raises if this user may not look
         fix = f"check the files in {name}, or name another folder in {flag}"
     else:
         fix = f"{flag} takes a folder with config.json and model.safetensors, or a name on the hub (needs a network)"

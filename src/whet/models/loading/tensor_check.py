@@ -59,7 +59,7 @@ def check_weights(folder: Path, config: Mapping[str, Any]) -> None:
 
 
 def read_header(path: Path) -> dict[str, Tensor]:
-    """Return what the file says it holds, by name; raises ConfigError where that is not what its bytes can hold."""
+    """Return what the file says it holds, by name; raises ConfigError if that is not what its bytes can hold."""
     size = path.stat().st_size
     with path.open("rb") as file:
         start = file.read(8)

@@ -45,7 +45,7 @@ class Examples:
     pairs: Sequence[str] | None
     """The second texts; None: one text a row."""
     labels: Sequence[Any] | None
-    """Texts, numbers, lists, or None where a row has no label; None: no row has one."""
+    """Texts, numbers, lists, or None if a row has no label; None: no row has one."""
     places: Sequence[str]
     """Where each example stands, such as line 7."""
     columns: Columns
@@ -79,7 +79,7 @@ class Examples:
 
 @dataclass(frozen=True)
 class Named:
-    """The names of columns that a user gave; None where the data decides."""
+    """The names of columns that a user gave; None if the data decides."""
 
     text: str | None = None
     pair: str | None = None

@@ -56,4 +56,4 @@ class ClassifyFields(JobFields):
     logits. null: cut the text after max_seq_length; the log counts such texts."""
     pad_to_max_length: bool = True
     """What the log compares packing with: rows padded to max_seq_length, or with false to the longest of their batch.
-    whet itself pads nothing where the model allows it."""
+    whet itself pads nothing if the model allows it."""

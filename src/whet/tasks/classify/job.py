@@ -83,7 +83,7 @@ def _scheme(job: ClassifyArguments, examples: Mapping[str, Examples], config: An
     kind, why = kind_of(examples["train"], job.problem_type, job.do_regression)
     scheme = scheme_of(examples["train"], kind)
     if set(scheme.names) == set(known.names) and kind == known.kind:
-        scheme = known  # the head of a trained model goes on with its own order
+        scheme = known  # the head of a trained model keeps its own order
     people.show([f"labels: {_words(scheme)} ({why})"])
     return scheme
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from whet.jobs import metrics
 from whet.log import logger
-from whet.tasks.classify import confusion, metrics
+from whet.tasks.classify import confusion
 from whet.tasks.classify.prediction import Decision, json_lines, pooled
 from whet.tasks.classify.rows import Split
 from whet.train.output import files as output_files

@@ -54,7 +54,7 @@ class AskFields:
     version_2_with_negative: bool = False
     """Allow "no answer" as the answer. For models trained with such questions, as in SQuAD v2.0."""
     null_score_diff_threshold: float = 0.0
-    """Answer nothing where "no answer" scores higher than the best answer by more than this. Higher answers more often.
+    """Answer nothing if "no answer" scores higher than the best answer by more than this. Higher answers more often.
     Needs version_2_with_negative."""
     n_best: int = 3
     """Answers to show for each question, best first."""

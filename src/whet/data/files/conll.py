@@ -1,0 +1,58 @@
+"""Sentences in columns, as CoNLL files have them: a word a line, sentences apart by blank lines."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from whet.data.files.rejected import Rejected
+
+_CONLLU_COLUMNS = 10
+_NO_WORD = re.compile(r"\d+[-.]\d+")
+"""The number of a CoNLL-U line for several words together, or for an empty one."""
+_DOCUMENT = "-DOCSTART-"
+
+
+@dataclass(frozen=True)
+class ColumnSentence:
+    """The lines of one sentence, cut into columns; each line with its number, from 1 on."""
+
+    lines: list[tuple[int, list[str]]]
+
+
+def sentences(text: str) -> Iterator[ColumnSentence]:
+    """Yield the sentences of a text in columns; comments and -DOCSTART- lines are no words."""
+    mark = "\t" if "\t" in text else None
+    lines: list[tuple[int, list[str]]] = []
+    for number, line in enumerate(text.split("\n"), start=1):
+        line = line.rstrip("\r")
+        if not line.strip():
+            if lines:
+                yield ColumnSentence(lines)
+            lines = []
+            continue
+        cells = [cell.strip() for cell in line.split(mark)]
+        if cells[0] == _DOCUMENT or (line.startswith("# ") and "=" in line and len(cells) != _CONLLU_COLUMNS):
+            continue
+        if len(cells) == _CONLLU_COLUMNS and _NO_WORD.fullmatch(cells[0]):
+            continue
+        lines.append((number, cells))
+    if lines:
+        yield ColumnSentence(lines)
+
+
+def cell(cells: list[str], column: int, what: str, number: int) -> str:
+    """Return one cell of a line; raises Rejected with the line's number where it is missing or empty."""
+    if -len(cells) <= column < len(cells) and cells[column]:
+        return cells[column]
+    raise Rejected(
+        f"line {number}: the {what} is missing",
+        got=" ".join(cells),
+        why=f"the line has {len(cells)} columns, and it was looked for in {_name(column)}",
+        fix="write it, or name another column: --text_column_name, --label_column_name (numbers from 0)",
+    )
+
+
+def _name(column: int) -> str:
+    return f"column {column}, counted from 0" if column >= 0 else "the last one"

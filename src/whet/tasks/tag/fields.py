@@ -1,0 +1,39 @@
+"""The fields of `TagArguments`: the names and defaults of transformers' run_ner.py, and a text for each."""
+
+from dataclasses import dataclass
+
+from whet.jobs.fields import JobFields
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TagFields(JobFields):
+    """What a run of token classification is asked for, unchecked."""
+
+    task_name: str = "ner"
+    """What the tags are, such as ner, pos or chunk. Chooses the columns {task_name}_tags and {task_name}."""
+    train_file: str | None = None
+    """File with the sentences to train on: columns as in CoNLL (a word a line, sentences apart by a blank line), or
+    one sentence a row as JSON lines, JSON or Parquet, with a list of words and a list of tags."""
+    validation_file: str | None = None
+    """File with the sentences to evaluate on, in any format of train_file."""
+    test_file: str | None = None
+    """File with the sentences to predict tags for, in any format of train_file; it needs no tags."""
+    text_column_name: str | None = None
+    """Column that holds the words: a name, or for CoNLL files a number counted from 0. null: tokens, words or another
+    usual name; the first column of CoNLL."""
+    label_column_name: str | None = None
+    """Column that holds the tags: a name, or for CoNLL files a number counted from 0. null: {task_name}_tags, tags or
+    another usual name; the last column of CoNLL."""
+    ignore_mismatched_sizes: bool = False
+    """Replace the head of a model that was trained with another number of tags by a new one."""
+
+    max_seq_length: int | None = None
+    """Longest row in tokens; longer sentences are cut, and the log counts the words that are lost. null: what the model
+    and its tokenizer allow."""
+    pad_to_max_length: bool = False
+    """What the log compares packing with: rows padded to max_seq_length, or with false to the longest of their batch.
+    whet itself pads nothing where the model allows it."""
+    label_all_tokens: bool = False
+    """Give every piece of a word its tag (later pieces I- instead of B-). false: the first piece alone."""
+    return_entity_level_metrics: bool = False
+    """Report precision, recall and F1 of each kind of entity too."""

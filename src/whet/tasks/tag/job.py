@@ -1,0 +1,90 @@
+"""A run of token classification over sentences that have been read: tags, rows, model, training, files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from transformers import DataCollatorForTokenClassification, set_seed
+
+from whet.config.arguments import TrainingArguments
+from whet.jobs.job import Job, Part, model_card
+from whet.jobs.sources import source_of
+from whet.jobs.tokenising.cache import Cache
+from whet.jobs.tokenising.encode import check_max_length
+from whet.jobs.tokenising.words import WordRowMaker
+from whet.models.loading.heads import TOKEN_CLASSIFICATION
+from whet.models.loading.load import Labels, load_config, load_model, load_tokenizer, max_positions
+from whet.tasks.tag.arguments import TagArguments
+from whet.tasks.tag.judge import TagJudge, best_tags
+from whet.tasks.tag.labels import Tags, tags_of, tags_of_config
+from whet.tasks.tag.rows import Split, tokenised
+from whet.tasks.tag.sentences import Sentences
+from whet.train.output import people
+from whet.train.resume import restore as resume
+from whet.train.trainer import Trainer
+
+_LONGEST_UNSAID = 10_000
+"""Lengths that tokenizers give where they know none are above it."""
+_USUAL_LENGTH = 512
+
+
+def prepare(job: TagArguments, args: TrainingArguments, sentences: Mapping[str, Sentences]) -> Job:
+    """Tokenise, load the model and build its Trainer; raises whatever cannot work, before any training."""
+    resume.look_ahead(args)
+    source = source_of(job)
+    tags = _tags(sentences, load_config(source))
+    tokenizer = load_tokenizer(source)
+    set_seed(args.seed)  # the new weights of the head
+    labels = Labels(names=tags.names, may_replace=job.ignore_mismatched_sizes)
+    model = load_model(source, TOKEN_CLASSIFICATION, trained=not args.do_train, labels=labels)
+    length = row_length(job.max_seq_length, tokenizer, model)
+    maker = WordRowMaker(tokenizer, length, Cache(rows="rows", overwrite=job.overwrite_cache))
+    splits = {
+        name: tokenised(name, found, tags, maker, all_pieces=job.label_all_tokens) for name, found in sentences.items()
+    }
+    trainer = Trainer(
+        model=model,
+        args=args,
+        data_collator=DataCollatorForTokenClassification(tokenizer),
+        train_dataset=splits["train"].dataset if "train" in splits else None,
+        eval_dataset=splits["validation"].dataset if "validation" in splits else None,
+        processing_class=tokenizer,
+        preprocess_logits_for_metrics=best_tags,
+        padded_length=length if job.pad_to_max_length else None,
+    )
+    folder = Path(args.output_dir)
+    parts = {name: _part(split, tags, folder, job.return_entity_level_metrics) for name, split in splits.items()}
+    reading: dict[str, Any] = {"task": "tag", "max_seq_length": length, "text_column_name": job.text_column_name}
+    return Job(trainer, args, parts, card=model_card(job, "token-classification"), reading=reading)
+
+
+def row_length(asked: int | None, tokenizer: Any, model: Any) -> int:
+    """Return the longest row in tokens: what was asked for, else what the model and its tokenizer allow."""
+    limits = [
+        limit for limit in (tokenizer.model_max_length, max_positions(model)) if limit and limit < _LONGEST_UNSAID
+    ]
+    length = asked or min(limits, default=_USUAL_LENGTH)
+    check_max_length(length, tokenizer, max_positions(model))
+    return length
+
+
+def _part(split: Split, tags: Tags, folder: Path, each_entity: bool) -> Part:
+    sentences = split.sentences
+    judge = TagJudge(split, tags, folder, each_entity)
+    return Part(split.dataset, judge, len(sentences), sentences.left_out, sentences.n_left_out)
+
+
+def _tags(sentences: Mapping[str, Sentences], config: Any) -> Tags:
+    """Return the tags: those of the training data, or without training those of the model."""
+    known = tags_of_config(config)
+    if "train" not in sentences:
+        tags, why = known, "from the model's configuration"
+    else:
+        tags, why = tags_of(sentences["train"]), "from the training data"
+        if set(tags.names) == set(known.names):
+            tags = known  # the head of a trained model goes on with its own order
+    kind = "entities (judged by seqeval)" if tags.are_entities else "plain tags (judged by accuracy and macro F1)"
+    people.show([f"tags: {len(tags.names)}, {why}; {kind}"])
+    return tags

@@ -1,0 +1,200 @@
+"""Sentences with their tags, from rows with lists of words or from CoNLL columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from whet.data.files import conll
+from whet.data.files.bad_rows import BadRows
+from whet.data.files.rejected import Rejected
+from whet.data.files.row_fields import kind, text_field
+from whet.data.files.table import TableRows
+from whet.errors import Problem
+
+WORDS = ("tokens", "words", "text", "sentence")
+TAGS = ("ner_tags", "pos_tags", "upos", "tags", "labels", "label")
+
+
+@dataclass(frozen=True)
+class Named:
+    """The columns that a user named; None where the data decides."""
+
+    words: str | None = None
+    tags: str | None = None
+    task: str = "ner"
+
+
+@dataclass(frozen=True)
+class Sentences:
+    """Words and their tags, with the place of each sentence."""
+
+    source: str
+    words: Sequence[Sequence[str]]
+    tags: Sequence[Sequence[str]] | None
+    """None: no sentence has tags."""
+    places: Sequence[str]
+    tag_column: str
+    left_out: Sequence[Problem] = ()
+    n_left_out: int = 0
+    tag_order: Sequence[str] = field(default=())
+    """The tags in the order of the data set, if that names them."""
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+
+class _Collected:
+    """Gathers sentences; a sentence that breaks a rule goes to the bad rows."""
+
+    def __init__(self, bad: BadRows, limit: int | None) -> None:
+        self.bad, self.limit = bad, limit
+        self.words: list[list[str]] = []
+        self.tags: list[list[str] | None] = []
+        self.places: list[str] = []
+
+    def finish(self, tag_column: str) -> Sentences:
+        self.bad.refuse(len(self.words), "sentence")
+        tags = [one or [] for one in self.tags] if all(one is not None for one in self.tags) else None
+        return Sentences(
+            source=self.bad.source,
+            words=self.words,
+            tags=tags,
+            places=self.places,
+            tag_column=tag_column,
+            left_out=self.bad.problems,
+            n_left_out=self.bad.n_left_out,
+        )
+
+
+def from_rows(rows: TableRows, named: Named, bad: BadRows, *, need_tags: bool, limit: int | None) -> Sentences:
+    """Return the sentences of a table whose rows hold lists of words and of tags."""
+    words = _column(rows.columns, named.words, WORDS, "words", "--text_column_name")
+    usual = (f"{named.task}_tags", named.task, *TAGS)
+    tags = next((name for name in usual if name in rows.columns), None)
+    if named.tags or (need_tags and tags is None):
+        tags = _column(rows.columns, named.tags, usual, "tags", "--label_column_name") if need_tags else named.tags
+    found = _Collected(bad, limit)
+    for n, (place, row) in enumerate(rows.take([words, *([tags] if tags else [])])):
+        if n == limit:
+            break
+        try:
+            given = _words(row, words)
+            labels = _tags(row, tags, len(given), needed=need_tags) if tags else None
+        except Rejected as problem:
+            bad.add(problem, lambda place=place: place)
+            continue
+        found.words.append(given)
+        found.tags.append(labels)
+        found.places.append(place)
+    return found.finish(tags or "tags")
+
+
+def from_columns(text: str, named: Named, bad: BadRows, *, need_tags: bool, limit: int | None) -> Sentences:
+    """Return the sentences of a CoNLL file; tags are the last column, unless a number names another."""
+    word_column, tag_column = _number(named.words, 0), _number(named.tags, -1)
+    found = _Collected(bad, limit)
+    for n, sentence in enumerate(conll.sentences(text)):
+        if n == limit:
+            break
+        begin = sentence.lines[0][0]
+        alone = not need_tags and named.tags is None and all(len(cells) == 1 for _, cells in sentence.lines)
+        try:
+            if need_tags and named.tags is None:
+                _require_two(sentence.lines)
+            given = [conll.cell(cells, word_column, "word", number) for number, cells in sentence.lines]
+            labels = None if alone else [conll.cell(cells, tag_column, "tag", no) for no, cells in sentence.lines]
+        except Rejected as problem:
+            bad.add(problem, lambda begin=begin: f"the sentence that begins in line {begin}")
+            continue
+        found.words.append(given)
+        found.tags.append(labels)
+        found.places.append(f"line {begin}")
+    return found.finish(f"column {tag_column}" if tag_column >= 0 else "the last column")
+
+
+def _number(name: str | None, usual: int) -> int:
+    if name is None:
+        return usual
+    if name.lstrip("-").isdecimal():
+        return int(name)
+    raise Rejected(
+        "the columns of a CoNLL file have no names",
+        got=name,
+        why="they are counted from 0",
+        fix="write a number, such as --text_column_name 0 --label_column_name 3",
+    )
+
+
+def _require_two(lines: Sequence[tuple[int, list[str]]]) -> None:
+    for number, cells in lines:
+        if len(cells) < 2:
+            raise Rejected(
+                f"line {number}: the tag is missing",
+                got=" ".join(cells),
+                why="each line has a word and its tag, separated by a space or a tab",
+                fix="write the tag after the word",
+            )
+
+
+def _column(found: Sequence[str], name: str | None, usual: Sequence[str], what: str, flag: str) -> str:
+    chosen = name or next((one for one in usual if one in found), None)
+    if chosen is not None and chosen in found:
+        return chosen
+    raise Rejected(
+        f"the column {name} is missing" if name else f"it is not known which column holds the {what}",
+        got=f"columns found: {', '.join(map(str, found)) or 'none'}",
+        why=f"the {what} of a sentence are a list in one column ({', '.join(usual)})",
+        fix=f"name it: {flag} NAME",
+    )
+
+
+def _list(row: Any, name: str, what: str) -> list[Any]:
+    if isinstance(row, Rejected):
+        raise row
+    if not isinstance(row, Mapping):
+        raise Rejected(
+            f"this is {kind(row)}, not an object",
+            got=row,
+            why="a row is a JSON object with named fields",
+            fix='write an object here: {"tokens": ["..."], "tags": ["..."]}',
+        )
+    value = row.get(name)
+    if isinstance(value, list):
+        return value
+    raise Rejected(
+        f"{name} is missing" if value is None else f"{name} is {kind(value)}, not a list",
+        got=value if value is not None else sorted(map(str, row)),
+        why=f"the {what} of a sentence are a list",
+        fix=f'write {name} as a list: ["...", "..."]',
+    )
+
+
+def _words(row: Any, name: str) -> list[str]:
+    given = _list(row, name, "words")
+    if not given:
+        raise Rejected(f"{name} is empty", got=given, why="a sentence has words", fix="fill it, or remove the row")
+    return [text_field({f"{name}[{n}]": word}, f"{name}[{n}]") for n, word in enumerate(given)]
+
+
+def _tags(row: Any, name: str, n_words: int, *, needed: bool) -> list[str] | None:
+    if not needed and row.get(name) is None:
+        return None
+    tags = _list(row, name, "tags")
+    if len(tags) != n_words:
+        raise Rejected(
+            f"{name} has {len(tags)} tags for {n_words} words",
+            got=tags,
+            why="each word has one tag",
+            fix=f"correct {name} or the words",
+        )
+    for n, tag in enumerate(tags):
+        if tag is None or tag == "" or isinstance(tag, list | dict):
+            raise Rejected(
+                f"{name}[{n}] is {'empty' if tag == '' else kind(tag)}",
+                got=tag,
+                why="a tag is a text or a number",
+                fix=f"write {name}[{n}] as a text, O for a word outside of every entity",
+            )
+    return [str(tag) for tag in tags]

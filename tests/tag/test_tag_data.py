@@ -1,0 +1,156 @@
+"""Sentences from every format; what is wrong is named by file, line and field; labels stand at first pieces."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from text_tasks import save_encoder, write_lines
+from whet.errors import DataError
+from whet.jobs.tokenising.cache import Cache
+from whet.jobs.tokenising.words import WordRowMaker
+from whet.tasks.tag.labels import Tags, tags_of, token_labels
+from whet.tasks.tag.sentences import Named, Sentences
+from whet.tasks.tag.splits import read_file
+
+CONLL = """-DOCSTART- -X- O
+
+# sent_id = 1
+Mira NNP B-PER
+sailed VBD O
+to TO O
+Oldwick NNP B-LOC
+
+[ -LRB- O
+Upper NNP B-LOC
+Tarn NNP I-LOC
+"""
+WORDS = [["Mira", "sailed", "to", "Oldwick"], ["[", "Upper", "Tarn"]]
+TAGS = [["B-PER", "O", "O", "B-LOC"], ["O", "B-LOC", "I-LOC"]]
+
+
+def _read(path: Path, named: Named | None = None, *, need_tags: bool = True, skip_bad: bool = False) -> Sentences:
+    return read_file(path, named or Named(), need_tags=need_tags, limit=None, skip_bad=skip_bad)
+
+
+def _write(path: Path, text: str) -> Path:
+    path.write_text(text, "utf-8")
+    return path
+
+
+def test_conll_columns_give_words_and_tags(tmp_path: Path) -> None:
+    for name, text in (
+        ("spaces", CONLL),
+        ("tabs", CONLL.replace(" ", "\t").replace("#\tsent_id\t=\t1", "# sent_id = 1")),
+    ):
+        found = _read(_write(tmp_path / name, text))
+        assert (found.words, found.tags) == (WORDS, TAGS), name
+        assert list(found.places) == ["line 4", "line 9"]
+    parts = _read(tmp_path / "spaces", Named(words="0", tags="1"))
+    assert parts.tags == [["NNP", "VBD", "TO", "NNP"], ["-LRB-", "NNP", "NNP"]]
+
+
+def test_json_lines_json_and_parquet_give_the_same_sentences(tmp_path: Path) -> None:
+    rows = [{"tokens": words, "ner_tags": tags} for words, tags in zip(WORDS, TAGS, strict=True)]
+    write_lines(tmp_path / "a.jsonl", rows)
+    (tmp_path / "a.json").write_text(json.dumps(rows, indent=1))
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    for name in ("a.jsonl", "a.json", "a.parquet"):
+        found = _read(tmp_path / name)
+        assert ([list(one) for one in found.words], found.tags) == (WORDS, TAGS), name
+
+
+def test_a_hub_data_set_gives_the_names_of_its_tags(tmp_path: Path) -> None:
+    from datasets import ClassLabel, Dataset, Features, List, Value
+
+    from whet.tasks.tag.arguments import TagArguments
+    from whet.tasks.tag.splits import read_split
+
+    features = Features({"tokens": List(Value("string")), "ner_tags": List(ClassLabel(names=["O", "B-X"]))})
+    Dataset.from_dict({"tokens": [["a", "b"]], "ner_tags": [[1, 0]]}, features=features).to_parquet(
+        tmp_path / "train.parquet"
+    )
+    job = TagArguments(model_name_or_path="m", dataset_name=str(tmp_path), cache_dir=str(tmp_path / "cache"))
+    found = read_split(job, "train")
+    assert found.tags == [["B-X", "O"]]
+    assert tags_of(found).names == ("O", "B-X")
+
+
+def test_bad_sentences_are_named_by_line_and_field(tmp_path: Path) -> None:
+    path = write_lines(
+        tmp_path / "bad.jsonl",
+        [
+            {"tokens": ["a"], "tags": ["O"]},
+            {"tokens": ["a", "b"], "tags": ["O"]},
+            {"tokens": "a b", "tags": ["O"]},
+            {"tokens": ["a", ""], "tags": ["O", "O"]},
+            {"tokens": ["a"], "tags": [None]},
+            {"tokens": ["a"]},
+        ],
+    )
+    with pytest.raises(DataError) as caught:
+        _read(path)
+    assert [problem.what for problem in caught.value.problems] == [
+        f"{path}: line 2: tags has 1 tags for 2 words",
+        f"{path}: line 3: tokens is a text, not a list",
+        f"{path}: line 4: tokens[1] is empty",
+        f"{path}: line 5: tags[0] is null",
+        f"{path}: line 6: tags is missing",
+    ]
+    assert len(_read(path, skip_bad=True)) == 1
+
+
+def test_a_conll_line_without_a_tag_is_named_by_its_line(tmp_path: Path) -> None:
+    path = _write(tmp_path / "bad.conll", "good O\n\nMira B-PER\nsailed\n")
+    with pytest.raises(DataError, match="the sentence that begins in line 3: line 4: the tag is missing"):
+        _read(path)
+
+
+def test_an_unlabelled_file_has_words_alone(tmp_path: Path) -> None:
+    found = _read(_write(tmp_path / "words.conll", "Mira\nsailed\n\nTarn\n"), need_tags=False)
+    assert (found.words, found.tags) == ([["Mira", "sailed"], ["Tarn"]], None)
+
+
+def test_tags_that_training_has_not_seen_are_named_by_line_word_and_value(tmp_path: Path) -> None:
+    path = _write(tmp_path / "eval.conll", CONLL)
+    with pytest.raises(DataError) as caught:
+        Tags(("B-LOC", "I-LOC", "O")).encode(_read(path))
+    (problem,) = caught.value.problems
+    assert problem.what.startswith(f"{path}: line 4, word 1 ('Mira'):")
+    assert problem.got == "B-PER"
+
+
+@pytest.mark.parametrize("all_pieces", [False, True])
+def test_labels_stand_at_the_pieces_that_run_ner_labels(tmp_path: Path, all_pieces: bool) -> None:
+    """Compared with the loop of run_ner.py over `word_ids` of transformers' own tokenizer."""
+    from transformers import AutoTokenizer
+
+    save_encoder(tmp_path / "encoder")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "encoder")
+    words = [["harbour", "unharbouring", "sail"], ["breadflour", "oven"]]
+    given = [["B-A", "B-A", "O"], ["B-A", "I-A"]]
+    sentences = Sentences("f", words, given, ["line 1", "line 2"], "tags")
+    tags = tags_of(sentences)
+    rows = WordRowMaker(tokenizer, 32, Cache(rows="rows", folder=tmp_path / "cache")).rows(words)
+    labels = token_labels(rows, tags.encode(sentences), tags, all_pieces=all_pieces)
+    encoded = tokenizer(words, is_split_into_words=True)
+    assert rows.rows.tokens["input_ids"].tolist() == [token for row in encoded["input_ids"] for token in row]
+    wanted: list[int] = []
+    for row, tagged in enumerate(given):
+        before = None
+        for word in encoded.word_ids(row):
+            if word is None or (word == before and not all_pieces):
+                wanted.append(-100)
+            elif word == before:
+                wanted.append(tags.names.index(tagged[word].replace("B-", "I-")))
+            else:
+                wanted.append(tags.names.index(tagged[word]))
+            before = word
+    assert labels.tolist() == wanted
+    assert len(wanted) > 5 + 4, "no word has several pieces"
+    assert np.array_equal(rows.first_pieces(0)[0], [0, 1, 2])
