@@ -29,6 +29,7 @@ LIGHT = [
     "tasks/qa/run.py",
     "jobs/fields.py",
     "jobs/rules.py",
+    "jobs/predict_arguments.py",
     "jobs/run.py",
     "tasks/classify/arguments.py",
     "tasks/classify/rules.py",

@@ -20,6 +20,7 @@ COMMANDS = {
     "qa": "train, evaluate and run a question answering model",
     "classify": "train, evaluate and run a text classifier",
     "tag": "train, evaluate and run a tagger of words",
+    "predict": "write the predictions of a trained model for a file",
     "ask": "ask a trained model questions about a text",
     "demo": "train a small model; nothing is downloaded",
     "bench-methods": "measure each training technique on your model and machine",

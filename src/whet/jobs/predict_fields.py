@@ -1,0 +1,38 @@
+"""The fields of `PredictArguments`: which model predicts what, and where the predictions go."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PredictFields:
+    """What `whet predict` is asked for, unchecked."""
+
+    model: str = field(default="", metadata={"required": True})
+    """Trained model: a folder that whet qa, whet classify or whet tag wrote, or a name on the hub. Comes first, with or
+    without its flag."""
+    file: str = field(default="", metadata={"required": True})
+    """File to predict, in any format that the model's training takes. Labels are not needed and not read."""
+    output: str = "predictions.jsonl"
+    """File for the predictions, one JSON object a line. A file of this name is replaced."""
+    text_column_names: str | None = None
+    """Columns that hold the text, or the words to tag; several names are separated by commas. null: those of the
+    training, else a usual name."""
+    text_pair_column_names: str | None = None
+    """Columns that hold the second text of a pair. null: those of the training, else a usual name."""
+    csv_delimiter: str | None = None
+    """Character between the columns of CSV files. null: the one that cuts the header into most columns."""
+    skip_bad: bool = False
+    """Leave bad rows out instead of ending at them; the log names the first."""
+    max_predict_samples: int | None = None
+    """Predict only this many of the first rows. null: all."""
+    per_device_eval_batch_size: int = 8
+    """Rows at once. More rows take more memory."""
+    top_k: int = 3
+    """Labels or answers to write for each row, best first."""
+
+    max_seq_length: int | None = None
+    """Longest row in tokens. null: as in the training, else 384 for questions and 128 for texts."""
+    doc_stride: int | None = None
+    """Tokens that two windows of a long text share. null: as in the training; 128 for questions."""
+    version_2_with_negative: bool = False
+    """Question answering: allow "no answer" as the answer."""

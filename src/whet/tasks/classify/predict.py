@@ -1,0 +1,50 @@
+"""`whet predict` for text classification."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from whet.jobs import left_out, predicting
+from whet.jobs.predict_fields import PredictFields
+from whet.jobs.tokenising.cache import Cache
+from whet.jobs.tokenising.encode import check_max_length
+from whet.jobs.tokenising.rows import RowMaker, RowOptions
+from whet.models.loading.heads import SEQUENCE_CLASSIFICATION
+from whet.models.loading.load import load_model, load_tokenizer, max_positions
+from whet.tasks.classify.examples import Named
+from whet.tasks.classify.labels import scheme_of_config
+from whet.tasks.classify.prediction import Decision, pooled
+from whet.tasks.classify.splits import read_file
+
+_USUAL_LENGTH = 128
+
+
+def predict(asked: PredictFields) -> int:
+    """Write the labels and scores of every text in the file; return the exit code."""
+    known = predicting.reading_of(asked, "classify")
+    named = Named(
+        text=asked.text_column_names or known.get("text_column_names"),
+        pair=asked.text_pair_column_names or known.get("text_pair_column_names"),
+        delimiter=known.get("text_column_delimiter", " "),
+    )
+    examples = read_file(
+        Path(asked.file), named, delimiter=asked.csv_delimiter, need_label=False, limit=asked.max_predict_samples,
+        skip_bad=asked.skip_bad,
+    )  # fmt: skip
+    left_out.log(asked.file, examples.left_out, examples.n_left_out, "examples")
+    source = predicting.source_of(asked)
+    tokenizer = load_tokenizer(source)
+    model = load_model(source, SEQUENCE_CLASSIFICATION, trained=True)
+    length = asked.max_seq_length or known.get("max_seq_length", _USUAL_LENGTH)
+    check_max_length(length, tokenizer, max_positions(model))
+    stride = known.get("doc_stride") if asked.doc_stride is None else asked.doc_stride
+    maker = RowMaker(tokenizer, RowOptions(max_seq_length=length, doc_stride=stride), Cache(rows="rows"))
+    rows = maker.rows(examples.texts, examples.pairs)
+    batches = predicting.logits_of(model, tokenizer, rows.rows, asked.per_device_eval_batch_size)
+    logits = pooled(np.concatenate([batch.numpy() for batch in batches]), rows.text_of)
+    decision = Decision(scheme_of_config(model.config), known.get("threshold", 0.5))
+    entries = zip(examples.places, decision.entries(logits, asked.top_k), strict=True)
+    predicting.write(asked, ({"row": place, **entry} for place, entry in entries))
+    return 0

@@ -1,0 +1,100 @@
+"""`whet predict` finds the task in the model's configuration and writes predictions with scores, labels or not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_qa import command, load, squad, without_answers, write_json
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from text_tasks import load_lines, topic_rows, words, write_csv, write_lines
+from whet.cli.main import run
+from whet.errors import EXIT_BAD_CONFIG, EXIT_BAD_DATA
+
+CLOSE = 1e-4
+"""Scores of whet's operators and of transformers' differ by float32 rounding, through two layers."""
+
+
+@pytest.fixture(scope="module")
+def classifier(word_encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trained classifier; its texts stand in a column of an unusual name, and are read in windows."""
+    folder = tmp_path_factory.mktemp("classifier")
+    rows = [{"said": row["text"], "topic": row["label"]} for row in topic_rows()]
+    options = {"train_file": write_csv(folder / "train.csv", rows), "text_column_names": "said", "max_steps": 60}
+    line = words(
+        "classify", word_encoder, folder / "out", "--do_train", label_column_name="topic", doc_stride=2, **options
+    )
+    assert run(line) == 0
+    return folder / "out"
+
+
+def test_texts_are_classified_as_they_were_read_in_training(classifier: Path, tmp_path: Path) -> None:
+    texts = [row["text"] for row in topic_rows()]
+    file = write_lines(tmp_path / "new.jsonl", [{"id": n, "said": text} for n, text in enumerate(texts)])
+    output = tmp_path / "found.jsonl"
+    assert run(["predict", str(classifier), "--file", str(file), "--output", str(output), "--top_k", "2"]) == 0
+    lines = load_lines(output)
+    tokenizer = AutoTokenizer.from_pretrained(classifier)
+    model = AutoModelForSequenceClassification.from_pretrained(classifier).eval()
+    with torch.no_grad():
+        scores = model(**tokenizer(texts, padding=True, return_tensors="pt")).logits.softmax(1).max(1)
+    assert [line["label"] for line in lines] == [model.config.id2label[int(n)] for n in scores.indices]
+    assert [line["score"] for line in lines] == pytest.approx(scores.values.tolist(), abs=CLOSE)
+    assert all(len(line["scores"]) == 2 for line in lines)
+    assert lines[3]["row"] == "line 4"
+
+
+def test_words_are_tagged(word_encoder: Path, tmp_path: Path) -> None:
+    rows = [{"tokens": row["text"].split(), "tags": ["DET" if one == "the" else "X" for one in row["text"].split()]}
+            for row in topic_rows()]  # fmt: skip
+    train = write_lines(tmp_path / "train.jsonl", rows)
+    line = words("tag", word_encoder, tmp_path / "out", "--do_train", train_file=train, num_train_epochs=60)
+    assert run(line) == 0
+    file = tmp_path / "new.conll"
+    file.write_text("the\nboat\n\nsweet\nbread\nthe\n")
+    output = tmp_path / "tags.jsonl"
+    assert run(["predict", str(tmp_path / "out"), "--file", str(file), "--output", str(output)]) == 0
+    first, second = load_lines(output)
+    assert (first["tokens"], first["tags"]) == (["the", "boat"], ["DET", "X"])
+    assert (second["tags"], second["row"]) == (["X", "X", "DET"], "line 4")
+    assert all(0 < score <= 1 for score in second["scores"])
+
+
+def test_questions_are_answered(encoder: Path, tmp_path: Path) -> None:
+    document = squad()
+    train = write_json(tmp_path / "train.json", document)
+    file = write_json(tmp_path / "asked.json", without_answers(document))
+    line = command(
+        encoder, tmp_path / "out", "--do_train", "--do_predict", train_file=train, test_file=file, max_steps=20
+    )
+    assert run(line) == 0
+    output = tmp_path / "answers.jsonl"
+    asked = ["predict", str(tmp_path / "out"), "--file", str(file), "--output", str(output)]
+    assert run([*asked, "--max_seq_length", "40", "--doc_stride", "12"]) == 0
+    lines = load_lines(output)
+    assert {line["id"]: line["answer"] for line in lines} == load(tmp_path / "out", "predict_predictions.json")
+    assert all(len(line["answers"]) == 3 for line in lines)
+
+
+def test_bad_rows_and_bad_places_are_refused(
+    classifier: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write_lines(tmp_path / "bad.jsonl", [{"said": "bread"}, {"said": 3}])
+    output = str(tmp_path / "found.jsonl")
+    assert run(["predict", str(classifier), "--file", str(file), "--output", output]) == EXIT_BAD_DATA
+    assert f"{file}: line 2: said is a whole number, not a text" in capsys.readouterr().err
+    assert run(["predict", str(classifier), "--file", str(file), "--output", output, "--skip_bad"]) == 0
+    assert len(load_lines(Path(output))) == 1
+    assert run(["predict", str(classifier), "--file", str(file), "--output", str(file)]) == EXIT_BAD_CONFIG
+    assert "would replace the data" in capsys.readouterr().err
+
+
+def test_a_model_without_a_known_head_is_refused(
+    word_encoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write_lines(tmp_path / "a.jsonl", [{"text": "bread"}])
+    output = str(tmp_path / "found.jsonl")
+    assert run(["predict", str(word_encoder), "--file", str(file), "--output", output]) == EXIT_BAD_CONFIG
+    assert "BertModel" in capsys.readouterr().err
