@@ -49,7 +49,7 @@ def encoders_in(holder: Any) -> list[Encoder]:
 
 
 def is_known(model: nn.Module) -> bool:
-    """Return whether the model as a whole is of a type that whet knows, wrapped by peft or not."""
+    """Return whether the model as a complete is of a type that whet knows, wrapped by peft or not."""
     base = unwrapped(model)
     return isinstance(base, PreTrainedModel) and getattr(base.config, "model_type", None) in known.known()
 

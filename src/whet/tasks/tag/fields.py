@@ -32,7 +32,7 @@ class TagFields(JobFields):
     and its tokenizer allow."""
     pad_to_max_length: bool = False
     """What the log compares packing with: rows padded to max_seq_length, or with false to the longest of their batch.
-    whet itself pads nothing where the model allows it."""
+    whet itself pads nothing if the model allows it."""
     label_all_tokens: bool = False
     """Give every piece of a word its tag (later pieces I- instead of B-). false: the first piece alone."""
     return_entity_level_metrics: bool = False

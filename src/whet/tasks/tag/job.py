@@ -84,7 +84,7 @@ def _tags(sentences: Mapping[str, Sentences], config: Any) -> Tags:
     else:
         tags, why = tags_of(sentences["train"]), "from the training data"
         if set(tags.names) == set(known.names):
-            tags = known  # the head of a trained model goes on with its own order
+            tags = known  # the head of a trained model keeps its own order
     kind = "entities (judged by seqeval)" if tags.are_entities else "plain tags (judged by accuracy and macro F1)"
     people.show([f"tags: {len(tags.names)}, {why}; {kind}"])
     return tags

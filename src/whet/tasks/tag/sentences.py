@@ -19,7 +19,7 @@ TAGS = ("ner_tags", "pos_tags", "upos", "tags", "labels", "label")
 
 @dataclass(frozen=True)
 class Named:
-    """The columns that a user named; None where the data decides."""
+    """The columns that a user named; None: the data decides."""
 
     words: str | None = None
     tags: str | None = None
