@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import AutoConfig, AutoModel
 
 import whet
 from tiny import tiny_model
@@ -74,15 +76,33 @@ def test_a_model_in_data_parallel_is_refused_and_the_one_inside_is_taken() -> No
     assert whet.changes(whet.optimize(wrapped.module)) is not None
 
 
-def test_an_own_module_around_an_encoder_is_refused_with_the_call_that_works() -> None:
-    model = Tagger()
-    fix = fix_of(lambda: whet.optimize(model))
-    assert fix == "optimize the encoder inside: self.encoder = whet.optimize(self.encoder)"
-    model.encoder = whet.optimize(model.encoder)
-    assert whet.changes(model.encoder) is not None
+def encoders_of(model: Any) -> tuple[str, ...]:
+    found = whet.changes(whet.optimize(model))
+    assert found is not None
+    return found.encoders
+
+
+def test_an_own_module_around_an_encoder_has_it_changed() -> None:
+    assert encoders_of(Tagger()) == ("encoder",)
 
 
 def test_encoders_in_a_list_are_named_as_torch_finds_them() -> None:
-    model = nn.Sequential(tiny_model("bert").bert)
-    assert fix_of(lambda: whet.optimize(model)).endswith("whet.optimize(model.get_submodule('0'))")
-    assert whet.changes(whet.optimize(model.get_submodule("0"))) is not None
+    assert encoders_of(nn.Sequential(tiny_model("bert").bert, nn.Identity(), tiny_model("bert").bert)) == ("0", "2")
+
+
+def test_an_object_that_holds_a_model_has_it_changed() -> None:
+    assert encoders_of(SimpleNamespace(model=tiny_model("bert"), threshold=0.5)) == ("model",)
+
+
+def test_a_module_without_an_encoder_is_refused_by_what_it_holds() -> None:
+    model = nn.Sequential(AutoModel.from_config(AutoConfig.for_model("gpt2", n_embd=8, n_layer=1, n_head=1)))
+    with pytest.raises(whet.ConfigError, match="GPT2Model: whet does not know"):
+        whet.optimize(model)
+    with pytest.raises(whet.ConfigError, match="no model of transformers inside"):
+        whet.optimize(nn.Linear(2, 2))
+
+
+def test_a_compiled_model_inside_another_is_refused_by_name() -> None:
+    model = nn.ModuleDict({"tower": torch.compile(tiny_model("bert"), backend="eager")})  # pyright: ignore
+    with pytest.raises(whet.ConfigError, match=r"tower, the result of torch\.compile"):
+        whet.optimize(model)
