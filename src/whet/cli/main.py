@@ -32,6 +32,7 @@ STOPPABLE = frozenset({"qa", "classify", "tag"})
 """The commands that a signal ends with a checkpoint."""
 _ONLY_PRINTS = frozenset({"__help", "_h", "__print_config"})
 """The flags, dashes as underscores, with which a command that trains prints something instead."""
+_HELP_WORDS = ("--help", "-h", "help")
 _INTERRUPTED = 128 + 2  # what shells report for SIGINT
 _PIPE_CLOSED = 128 + 13  # and for SIGPIPE
 _HELP = "\n".join(
@@ -128,26 +129,17 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _dispatch(argv: list[str]) -> int:
-    first = argv[0] if argv else None
-    if first in COMMANDS:
-        return _run_command(first, argv[1:])
-    if first in ("--version", "-V"):
-        return _show(f"whet {__version__}")
-    if first in ("--help", "-h", "help"):
-        about = argv[1] if len(argv) > 1 else None
-        return _run_command(about, ["--help"]) if about in COMMANDS else _show(_HELP)
-    if first is None:
-        print(_HELP, file=sys.stderr)
-        return EXIT_BAD_CONFIG
-    raise _unknown(first)
+    name = argv[0] if argv else None
+    if name in _HELP_WORDS and argv[1:2] and argv[1] in COMMANDS:
+        name, argv = argv[1], [argv[1], "--help"]
+    if name not in COMMANDS:
+        return _without_command(name)
 
-
-def _run_command(name: str, argv: list[str]) -> int:
     from whet.config.reading.load import load
     from whet.optional import quiet_libraries
 
     command = import_module(f"whet.cli.{name.replace('-', '_')}").COMMAND
-    loaded = load(command, argv)
+    loaded = load(command, argv[1:])
     for note in loaded.notes:
         _note(note)
     if loaded.text is not None:
@@ -162,6 +154,18 @@ def _run_command(name: str, argv: list[str]) -> int:
 
 def _note(text: str) -> None:
     print(f"note: {escape_controls(text)}", file=sys.stderr)
+
+
+def _without_command(word: str | None) -> int:
+    """Show the version or the help text; raise ConfigError for any other word."""
+    if word in ("--version", "-V"):
+        return _show(f"whet {__version__}")
+    if word in _HELP_WORDS:
+        return _show(_HELP)
+    if word is None:
+        print(_HELP, file=sys.stderr)
+        return EXIT_BAD_CONFIG
+    raise _unknown(word)
 
 
 def _show(text: str) -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -67,29 +68,30 @@ class QaJob:
     def run(self) -> dict[str, float]:
         """Train, evaluate and predict as requested; write every file; return all metrics."""
         stop.wait_for_edges()
+        with self._trackers_closed(), run_log.kept(self.args.output_dir), people.before_a_table():
+            if self.args.do_eval:
+                self.trainer.evaluation = self.judge("eval")
+            if self.args.do_train:
+                trained = self.trainer.train()
+                self._save_training(dict(trained.metrics))
+            stop.check()
+            if self.args.do_eval:
+                self._record("eval", self.trainer.evaluate())
+            if self.args.do_predict:
+                self.trainer.evaluation = self.judge("predict")
+                self._record("predict", self.trainer.evaluate(self.splits["test"].rows, metric_key_prefix="predict"))
+        return self.metrics
+
+    @contextmanager
+    def _trackers_closed(self) -> Iterator[None]:
+        """Close the runs of the trackers after the block, as failed ones if it raises."""
         try:
-            with run_log.kept(self.args.output_dir), people.before_a_table():
-                return self._work()
+            yield
         except BaseException:
             self.trainer.close(failed=True)
             raise
         finally:
             self.trainer.close()
-
-    def _work(self) -> dict[str, float]:
-        if self.args.do_eval:
-            self.trainer.evaluation = self.judge("eval")
-        if self.args.do_train:
-            self._train()
-            folder = self.args.output_dir
-            stop.reached(f"the trained model is in {folder}", do_train=False, model_name_or_path=folder)
-        stop.check()
-        if self.args.do_eval:
-            self._record("eval", self.trainer.evaluate())
-        if self.args.do_predict:
-            self.trainer.evaluation = self.judge("predict")
-            self._record("predict", self.trainer.evaluate(self.splits["test"].rows, metric_key_prefix="predict"))
-        return self.metrics
 
     def judge(self, prefix: str) -> Judge:
         """Return the evaluation of the split; `prefix` begins the names of its files."""
@@ -101,11 +103,13 @@ class QaJob:
         )
         return Judge(self.splits[_SPLIT_OF[prefix]], options, Path(self.args.output_dir), prefix)
 
-    def _train(self) -> None:
-        result = self.trainer.train()
+    def _save_training(self, metrics: dict[str, float]) -> None:
+        """Save the trained model, its metrics and the trainer's state."""
         self.trainer.save_model()
-        self._record("train", dict(result.metrics))
+        self._record("train", metrics)
         self.trainer.save_state()
+        folder = self.args.output_dir
+        stop.reached(f"the trained model is in {folder}", do_train=False, model_name_or_path=folder)
 
     def _record(self, prefix: str, metrics: dict[str, Any]) -> None:
         split = self.splits[_SPLIT_OF[prefix]]

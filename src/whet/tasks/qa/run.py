@@ -16,6 +16,7 @@ from whet.tasks.qa.evaluate.metrics import check_scorable
 from whet.tasks.qa.rules import check_run
 from whet.tasks.qa.splits import read_split
 from whet.tasks.qa.summary import SHOWN
+from whet.tasks.qa.types import Questions
 from whet.train.control import lock, stop
 from whet.train.output import people, run_log
 
@@ -31,18 +32,20 @@ def run_qa(qa: QaArguments, args: TrainingArguments) -> int:
     require_places(qa, args)
     started_s = time.perf_counter()
     with lock.output_folder(args.output_dir, may_hold_files(args)) as folder, run_log.remembered():
-        metrics = _run(qa, args)
+        questions = _read(qa, args)
+
+        from whet.tasks.qa.job import QaJob
+
+        metrics = QaJob.prepare(qa, args, questions).run()
         stop.nothing_left()
         show(SHOWN, metrics, folder, time.perf_counter() - started_s)
     return 0
 
 
-def _run(qa: QaArguments, args: TrainingArguments) -> dict[str, float]:
+def _read(qa: QaArguments, args: TrainingArguments) -> dict[str, Questions]:
+    """Return the questions of each split that the run uses."""
     wanted = {"train": args.do_train, "validation": args.do_eval, "test": args.do_predict}
     questions = {name: read_split(qa, name) for name, want in wanted.items() if want}
     if "validation" in questions:
         check_scorable(questions["validation"], version_2=qa.version_2_with_negative)
-
-    from whet.tasks.qa.job import QaJob
-
-    return QaJob.prepare(qa, args, questions).run()
+    return questions
