@@ -25,10 +25,11 @@ from transformers import AutoConfig, AutoModelForQuestionAnswering
 
 import whet
 from whet.data.store import RowStore
+from whet.kernels.optimizer.adamw import gradient_norm
 from whet.optim import registry
 from whet.precision import policy
 from whet.train import step
-from whet.train.clipping import OwnPass
+from whet.train.clipping import ClipInOwnPass
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from machine import facts
@@ -60,17 +61,17 @@ def steps(size: str, folder: str) -> dict[str, Callable[[int], float]]:
     trainer = whet.Trainer(model=model, args=args, train_dataset=data)
     optimizer = registry.build(model, args)
     parameters = list(model.parameters())
-    clip = OwnPass(parameters)
+    clip = ClipInOwnPass(parameters)
     batch = trainer.objective.batch(data, range(12), 0)
     model.train()
 
     def one(precision: policy.Precision, number: int) -> float:
-        loss = step.gradients(trainer.objective, [batch], precision, seed=1, step=number)
-        done = step.examine(parameters, loss, 1.0, precision)
-        clip.prepare(done.grad_scale)
+        loss = step.ObjectiveGradients(objective=trainer.objective, precision=precision, seed=1)([batch], number)
+        norm = gradient_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+        clip.prepare(min(1.0, 1.0 / (norm + 1e-6)))
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        return done.loss
+        return float(loss)
 
     return {name: partial(one, policy.make(name, trainer.device)) for name in FORMATS}
 

@@ -24,8 +24,8 @@ import torch
 from transformers import AutoConfig, AutoModelForQuestionAnswering
 
 import whet
-from whet.train.checkpoint import disk_space as space
-from whet.train.loop import Fit
+from whet.train.checkpoint import disk_space
+from whet.train.loop import TrainingLoop
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tests")]
@@ -37,7 +37,7 @@ RESULTS = Path(__file__).with_name("async_save.json")
 GOAL_FRAC = 0.15
 
 
-def make_fit(folder: Path, *, behind: bool) -> Fit:
+def make_loop(folder: Path, *, behind: bool) -> TrainingLoop:
     """Return a run after its first step, ready to save."""
     torch.manual_seed(0)
     model = AutoModelForQuestionAnswering.from_config(AutoConfig.for_model("distilbert"))
@@ -45,23 +45,23 @@ def make_fit(folder: Path, *, behind: bool) -> Fit:
         output_dir=str(folder), use_cpu=True, per_device_train_batch_size=4, max_steps=10**6, save_steps=10**6,
         save_async=behind, save_total_limit=1, disable_tqdm=True, logging_strategy="no",
     )  # fmt: skip
-    fit = Fit(whet.Trainer(model=model, args=args, train_dataset=tiny_rows(4000, "distilbert")))
-    fit._begin(None)
-    fit._one_step()
-    return fit
+    loop = TrainingLoop(whet.Trainer(model=model, args=args, train_dataset=tiny_rows(4000, "distilbert")))
+    loop.start(None)
+    loop.take_step()
+    return loop
 
 
-def one_save(fit: Fit, n_steps: int) -> dict[str, Any]:
+def one_save(loop: TrainingLoop, n_steps: int) -> dict[str, Any]:
     """Save, train on, wait; return what it took."""
     began_s = time.perf_counter()
-    fit.saver.save(fit.state.global_step, better=False)
+    loop.saver.save(loop.counters.global_step, better=False)
     stall_s = time.perf_counter() - began_s
     step_s = []
     for _ in range(n_steps):
         step_began_s = time.perf_counter()
-        fit._one_step()
+        loop.take_step()
         step_s.append(time.perf_counter() - step_began_s)
-    fit.saver.wait()
+    loop.saver.wait()
     return {"stall_s": stall_s, "until_written_s": time.perf_counter() - began_s, "step_s": step_s}
 
 
@@ -76,12 +76,12 @@ def main() -> None:
     given = parser.parse_args()
     place = Path(tempfile.mkdtemp(dir=given.folder))
     try:
-        fits = {name: make_fit(place / name, behind=name == "async") for name in ("sync", "async")}
-        size = space.forecast_bytes(fits["sync"])
-        runs: dict[str, list[dict[str, Any]]] = {name: [] for name in fits}
+        loops = {name: make_loop(place / name, behind=name == "async") for name in ("sync", "async")}
+        size = disk_space.forecast_bytes(loops["sync"].run_state)
+        runs: dict[str, list[dict[str, Any]]] = {name: [] for name in loops}
         for number in range(given.rounds + 1):
-            for name, fit in fits.items():
-                runs[name].append(one_save(fit, given.steps))
+            for name, loop in loops.items():
+                runs[name].append(one_save(loop, given.steps))
                 print(f"round {number}, {name}: stall {runs[name][-1]['stall_s']:.3f} s", flush=True)
         real = sum(path.stat().st_size for path in next((place / "sync").glob("checkpoint-*")).iterdir())
     finally:

@@ -56,7 +56,7 @@ def whet_loss(trainer: Any, parts: list[range], n_samples: int, length: int | No
     amount = "sampled" if n_samples else "all"
     objective.padding = replace(objective.padding, in_loss=amount, n_samples=n_samples, length=length)
     batches = [objective.batch(trainer.train_dataset, part, part.start) for part in parts]
-    return float(step.gradients(objective, batches, Float32(), seed=0, step=0))
+    return float(step.ObjectiveGradients(objective=objective, precision=Float32(), seed=0)(batches, 0))
 
 
 def compare(trainer: Any, tokenizer: Any, parts: list[range]) -> None:
@@ -85,7 +85,7 @@ def cost(trainer: Any, parts: list[range], n_rounds: int) -> None:
     for _ in range(n_rounds):
         for n, its in batches.items():
             begin = time.process_time()
-            step.gradients(objective, its, Float32(), seed=0, step=0)
+            step.ObjectiveGradients(objective=objective, precision=Float32(), seed=0)(its, 0)
             seconds[n].append(time.process_time() - begin)
     for n in COUNTS:
         ratio = statistics.median(a / b for a, b in zip(seconds[n], seconds[0], strict=True))

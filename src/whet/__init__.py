@@ -5,14 +5,14 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from whet.version import __version__
+
 if TYPE_CHECKING:
     from whet.config.arguments import TrainingArguments
     from whet.errors import ConfigError, DataError, WhetError
     from whet.own_loop.changes import changes
     from whet.own_loop.optimize import optimize, restore
     from whet.train.trainer import Trainer
-
-__version__ = "0.1.0"
 
 _HOME = {
     "TrainingArguments": "whet.config.arguments",

@@ -155,7 +155,7 @@ def _gradient(trainer: whet.Trainer, cuts: list[int]) -> dict[str, Tensor]:
     objective: Objective = trainer.objective
     pieces = [range(first, end) for first, end in pairwise(cuts)]
     batches = [objective.batch(trainer.train_dataset, list(piece), piece.start) for piece in pieces]
-    step.gradients(objective, batches, Float32(), seed=5, step=3)
+    step.ObjectiveGradients(objective=objective, precision=Float32(), seed=5)(batches, 3)
     found = {name: p.grad.clone() for name, p in trainer.model.named_parameters() if p.grad is not None}
     trainer.model.zero_grad(set_to_none=True)
     return found

@@ -57,7 +57,8 @@ def packed_results(folder: Path, family: str, rows: RowStore, bf16: bool) -> tup
     trainer = trainer_of(folder, family)
     objective, half = trainer.objective, len(rows) // 2
     batches = [objective.batch(rows, range(first, first + half), first) for first in (0, half)]
-    step.gradients(objective, batches, BFloat16(torch.device("cpu")) if bf16 else Float32(), seed=0, step=0)
+    precision = BFloat16(torch.device("cpu")) if bf16 else Float32()
+    step.ObjectiveGradients(objective=objective, precision=precision, seed=0)(batches, 0)
     with autocast(bf16), torch.no_grad():
         batch = objective.batch(rows, range(len(rows)), 0)
         start, end, _ = objective.span_logits(objective.forward(batch, seed=0, step=0), batch)

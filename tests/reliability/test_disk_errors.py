@@ -15,9 +15,9 @@ from trials import OUT, trainer
 import whet
 from not_shown import not_shown
 from whet.errors import EXIT_IO, StorageError
-from whet.train.checkpoint import disk_space as space
+from whet.train.checkpoint import disk_space
 from whet.train.checkpoint import folder as checkpoint
-from whet.train.loop import Fit
+from whet.train.loop import TrainingLoop
 
 pytestmark = pytest.mark.reliability
 
@@ -119,9 +119,9 @@ def test_a_refused_save_ends_the_run_by_default(tmp_path: Path, monkeypatch: pyt
 
 
 def _forecast_bytes(run: whet.Trainer) -> int:
-    fit = Fit(run)
-    fit.saver.begin()
-    return space.forecast_bytes(fit)
+    loop = TrainingLoop(run)
+    loop.start(None)
+    return disk_space.forecast_bytes(loop.run_state)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_a_disk_without_room_for_two_checkpoints_is_refused(tmp_path: Path, monk
     size = _forecast_bytes(trainer(max_steps=2, save_steps=1))
     usage = namedtuple("usage", "total used free")
     free = [2 * size - 2000]
-    monkeypatch.setattr(space.shutil, "disk_usage", lambda _: usage(0, 0, free[0]))
+    monkeypatch.setattr(disk_space.shutil, "disk_usage", lambda _: usage(0, 0, free[0]))
     run = trainer(max_steps=2, save_steps=1)
     with pytest.raises(StorageError, match=r"(?s)no room for 2 checkpoints.*MB a checkpoint.*MB free.*--output_dir"):
         run.train()

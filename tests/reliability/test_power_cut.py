@@ -12,7 +12,7 @@ from harness import SEED, count, same_folder, trials_of
 from trials import OUT, trainer
 
 from whet.train.checkpoint import folder as checkpoint
-from whet.train.loop import Fit
+from whet.train.loop import TrainingLoop
 
 pytestmark = pytest.mark.reliability
 
@@ -27,15 +27,16 @@ def save(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     folder = tmp_path_factory.mktemp("power")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        fit = Fit(trainer(max_steps=3, save_steps=1, save_total_limit=1 if request.param == "one kept" else None))
-        fit._begin(None)
+        keep = 1 if request.param == "one kept" else None
+        loop = TrainingLoop(trainer(max_steps=3, save_steps=1, save_total_limit=keep))
+        loop.start(None)
         for _ in range(2 if request.param == _SAME_STEP else 1):
-            fit._one_step()
+            loop.take_step()
         shutil.copytree(OUT, "before")
-        fit.saver.due = lambda *_, **__: False
-        fit._one_step()
+        loop.saver.due = lambda *_, **__: False
+        loop.take_step()
         with recorded(folder / OUT) as log:
-            fit.saver.save(2, better=False)
+            loop.saver.save(2, better=False)
         shutil.copytree(f"{OUT}/{TWO}", "new")
     return folder / "before", folder / "new", log
 

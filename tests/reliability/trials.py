@@ -19,7 +19,7 @@ from transformers import TrainerCallback
 import whet
 from tiny import arguments, tiny_model, tiny_rows
 from whet.errors import WhetError
-from whet.train.loop import Fit
+from whet.train.loop import TrainingLoop
 
 OUT = "out"
 N_STEPS, SAVE_STEPS = 24, 3
@@ -88,7 +88,7 @@ def train_with(folder: str, optim: str, asked: str | None = None, die: int = 0) 
 
 def save_once(folder: str, *, how: str = "plain", limit_bytes: int = 0, ready: str = "", go: str = "") -> int:
     """Save step 2 into a folder that holds step 1, once `go` exists; write what was said to `said.json`."""
-    fit = PREPARED[how]
+    loop = PREPARED[how]
     os.chdir(folder)
     ctypes.CDLL(None).prctl(_PR_SET_PTRACER, _ANY, 0, 0, 0)  # let a tracer that is not our parent look on
     if ready:
@@ -97,10 +97,10 @@ def save_once(folder: str, *, how: str = "plain", limit_bytes: int = 0, ready: s
             time.sleep(0.001)
     if limit_bytes:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, resource.RLIM_INFINITY))
-    return _exit_code(lambda: fit.saver.save(2, better=False))
+    return _exit_code(lambda: loop.saver.save(2, better=False))
 
 
-PREPARED: dict[str, Fit] = {}
+PREPARED: dict[str, TrainingLoop] = {}
 """Runs after their second step with the first saved, ready to save the second."""
 
 
@@ -110,13 +110,13 @@ def prepare(folder: Path) -> None:
         place = folder / how
         place.mkdir(parents=True)
         os.chdir(place)
-        fit = Fit(trainer(max_steps=3, save_steps=1, **changes))
-        fit._begin(None)
-        fit._one_step()  # saves the first
+        loop = TrainingLoop(trainer(max_steps=3, save_steps=1, **changes))
+        loop.start(None)
+        loop.take_step()  # saves the first
         if how == REPLACED:
-            fit._one_step()  # and a second, with other weights than the one that will take its place
-        _without_saving(fit)
-        PREPARED[how] = fit
+            loop.take_step()  # and a second, with other weights than the one that will take its place
+        _without_saving(loop)
+        PREPARED[how] = loop
     warm = folder / "warm"
     shutil.copytree(folder / "plain", warm)
     os.chdir(warm)
@@ -131,10 +131,10 @@ _WAYS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def _without_saving(fit: Fit) -> None:
-    due, fit.saver.due = fit.saver.due, lambda *_, **__: False
-    fit._one_step()
-    fit.saver.due = due
+def _without_saving(loop: TrainingLoop) -> None:
+    due, loop.saver.due = loop.saver.due, lambda *_, **__: False
+    loop.take_step()
+    loop.saver.due = due
 
 
 def _exit_code(work: Callable[[], Any]) -> int:

@@ -22,9 +22,9 @@ from whet.hardware import memory, trim
 from whet.hardware.memory import MemoryLimit
 from whet.train.control.guard import WARN_FRAC, MemoryGuard
 from whet.train.control.stop import Stopped
-from whet.train.loop import Fit
+from whet.train.loop import TrainingLoop
 from whet.train.trials import batch_size
-from whet.train.trials.memory import HostRoom
+from whet.train.trials.memory import HostMemory
 
 MIB = 2**20
 _ROOT = Path(__file__).resolve().parents[2]
@@ -110,7 +110,7 @@ def test_on_a_gpu_the_size_is_halved_until_it_runs(fits: int) -> None:
 
 @in_another_process
 def test_the_peak_of_work_is_seen_though_it_is_freed() -> None:
-    room = HostRoom(lambda: [MemoryLimit(0, 2**40, "a test")], 0)
+    room = HostMemory(lambda: [MemoryLimit(0, 2**40, "a test")], 0)
     before = memory.resident_bytes() or 0
     peaks = [room.peak(lambda n=n: np.ones(n * MIB, dtype=np.uint8).sum()) - before for n in (50, 200, 100)]
     assert [round(peak / MIB, -1) for peak in peaks] == [50, 200, 100]
@@ -120,8 +120,8 @@ def test_room_is_left_for_the_optimizer_and_before_the_guard_warns() -> None:
     holds = memory.resident_bytes() or 0
     room = MemoryLimit(holds, 4 * holds, "a test")  # a warning comes where less than 15 % of it are left
     for state, fits in ((0, True), (2 * holds, False)):
-        assert HostRoom(lambda: [room], state).fits(2 * holds) is fits
-    assert not HostRoom(lambda: [room], 0).fits(int(3.5 * holds))
+        assert HostMemory(lambda: [room], state).fits(2 * holds) is fits
+    assert not HostMemory(lambda: [room], 0).fits(int(3.5 * holds))
 
 
 def _wide_trainer(folder: Path, **changes: Any) -> whet.Trainer:
@@ -207,7 +207,7 @@ def test_the_longest_rows_come_first() -> None:
     ],
 )  # fmt: skip
 def test_sizes_that_a_gpu_likes(rows: int, capability: tuple[int, int], said: str | None) -> None:
-    told = batch_size.disliked(rows, capability)
+    told = batch_size.slow_batch_note(rows, capability)
     assert (told is None) == (said is None)
     assert said is None or said in str(told)
 
@@ -227,11 +227,12 @@ def test_where_memory_runs_out_later_half_of_what_was_found_is_proposed(
     found: int, asked: tuple[int, int], again: tuple[int, int] | None, tmp_path: Path
 ) -> None:
     names = ("per_device_train_batch_size", "gradient_accumulation_steps")
-    fit = Fit(toy_trainer(tmp_path, **dict(zip(names, asked, strict=True))))
-    fit.micro_rows, fit.state.global_step = found, 1
+    loop = TrainingLoop(toy_trainer(tmp_path, **dict(zip(names, asked, strict=True))))
+    loop.start(None)
+    loop.safe_points.micro_rows, loop.counters.global_step = found, 1
     full = MemoryLimit(99 * MIB, 100 * MIB, "a test")
-    fit.edges.memory = MemoryGuard(limits=lambda: [full], resident=lambda: 50 * MIB, peak=lambda: 50 * MIB)
+    loop.safe_points.memory = MemoryGuard(limits=lambda: [full], resident=lambda: 50 * MIB, peak=lambda: 50 * MIB)
     with pytest.raises(Stopped) as caught:
-        fit.edges.cross()
+        loop.safe_points.check()
     changed = {} if again is None else dict(zip(names, again, strict=True))
     assert caught.value.again == {"resume_from_checkpoint": "auto"} | changed

@@ -107,4 +107,4 @@ def test_pinned_memory_on_a_cpu_is_noted_where_it_was_asked_for(
     given = {} if asked is None else {"dataloader_pin_memory": asked}
     with caplog.at_level(logging.INFO):
         toy_trainer(tmp_path, **given).train()
-    assert sum("dataloader_pin_memory does nothing here" in text for text in caplog.messages) == notes
+    assert sum("dataloader_pin_memory has no effect" in text for text in caplog.messages) == notes

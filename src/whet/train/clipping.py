@@ -1,4 +1,4 @@
-"""How a step's gradient gets its clipping factor: in a pass of its own, or on its way through the optimizer."""
+"""How the gradient of a step is clipped: in a pass of its own, or fused with the update."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from whet.optim.optimizers.native import NativeAdamW
 from whet.train.callbacks.events import Events
 
 _EVENTS = ("on_pre_optimizer_step", "on_optimizer_step")
-"""What callbacks are told while the clipped gradient is there."""
+"""Events at which a callback may read the clipped gradient."""
 
 
 class Clipping(Protocol):
-    """The seam of the step."""
+    """How the clipping factor reaches the weights."""
 
     def prepare(self, grad_scale: float) -> None:
-        """See to it that the optimizer's next step takes the gradient times grad_scale."""
+        """Make the next step of the optimizer use the gradient times `grad_scale`."""
         ...
 
 
-class OwnPass:
+class ClipInOwnPass:
     """The gradient is multiplied before the optimizer's step."""
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
@@ -37,16 +37,16 @@ class OwnPass:
         if grad_scale == 1.0:
             return
         found = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
-        known = [(grad, rows) for grad in found if (rows := rows_in_use(grad)) is not None]
-        torch._foreach_mul_(found, grad_scale)  # pyright: ignore[reportPrivateImportUsage] a call a device, not a tensor
-        for grad, rows in known:  # a product with zero is zero
+        tracked = [(grad, rows) for grad in found if (rows := rows_in_use(grad)) is not None]
+        torch._foreach_mul_(found, grad_scale)  # pyright: ignore[reportPrivateImportUsage] one call per device, not per tensor
+        for grad, rows in tracked:  # rows without a gradient stay zero
             rows.put_on(grad)
 
 
-class InOptimizer:
-    """The optimizer multiplies as it reads, unless somebody could look at the gradient before or after."""
+class ClipInOptimizer:
+    """The optimizer multiplies as it reads, unless a callback or a hook may read the gradient before or after."""
 
-    def __init__(self, optimizer: NativeAdamW, own_pass: OwnPass, events: Events) -> None:
+    def __init__(self, optimizer: NativeAdamW, own_pass: ClipInOwnPass, events: Events) -> None:
         self._optimizer, self._own_pass, self._events = optimizer, own_pass, events
 
     def prepare(self, grad_scale: float) -> None:
@@ -57,6 +57,6 @@ class InOptimizer:
 
 
 def choose(optimizer: Optimizer, parameters: Sequence[nn.Parameter], events: Events) -> Clipping:
-    """Return the way of this optimizer."""
-    own_pass = OwnPass(parameters)
-    return InOptimizer(optimizer, own_pass, events) if isinstance(optimizer, NativeAdamW) else own_pass
+    """Return how this optimizer clips."""
+    own_pass = ClipInOwnPass(parameters)
+    return ClipInOptimizer(optimizer, own_pass, events) if isinstance(optimizer, NativeAdamW) else own_pass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,10 +20,9 @@ from whet.objectives.span import SPAN_LABELS
 from whet.precision.policy import Precision
 from whet.train.compat import overrides
 from whet.train.compat.dataloaders import OwnLoader, is_sized
+from whet.train.compat.public import PublicTrainer
 from whet.train.control import stop
-
-if TYPE_CHECKING:
-    from whet.train.trainer import Trainer
+from whet.train.sync import OneRank, Sync
 
 _LABELS = ("labels", "label", *SPAN_LABELS)
 
@@ -50,7 +49,7 @@ class Found:
 
 
 def forward_batches(
-    model: nn.Module, objective: Objective, dataset: Any, n_rows: int, precision: Precision
+    model: nn.Module, objective: Objective, dataset: Any, n_rows: int, precision: Precision, sync: Sync | None = None
 ) -> Iterator[tuple[Batch, Any]]:
     """Yield each batch of `n_rows` rows in order, with the model's output; the model's mode is restored after."""
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
@@ -62,12 +61,12 @@ def forward_batches(
             with torch.no_grad(), precision.forward():
                 output = objective.forward(batch, seed=0, step=0)
             yield batch, output
-            stop.check()
+            stop.check((sync or OneRank()).stop_signal)
     finally:
         model.train(was_training)
 
 
-def loop(trainer: Trainer, loader: Any, *, keep: bool, ignore_keys: Sequence[str] | None) -> EvalLoopOutput:
+def loop(trainer: PublicTrainer, loader: Any, *, keep: bool, ignore_keys: Sequence[str] | None) -> EvalLoopOutput:
     """Return what an evaluation of the loader's batches finds, metrics without a prefix.
 
     The loader that whet made itself is read row by row, so that batches run without padding where they can.
@@ -80,7 +79,7 @@ def loop(trainer: Trainer, loader: Any, *, keep: bool, ignore_keys: Sequence[str
     return _of_batches(trainer, loader, keep=keep, ignore_keys=ignore_keys)
 
 
-def _of_rows(trainer: Trainer, dataset: Any, *, keep: bool, ignore_keys: Sequence[str] | None) -> Found:
+def _of_rows(trainer: PublicTrainer, dataset: Any, *, keep: bool, ignore_keys: Sequence[str] | None) -> Found:
     """Run whet's own batches of a data set."""
     found, objective = Found(keep), trainer.objective
     for batch, output in trainer.forward_batches(dataset):
@@ -96,7 +95,9 @@ def _of_rows(trainer: Trainer, dataset: Any, *, keep: bool, ignore_keys: Sequenc
     return found
 
 
-def _of_batches(trainer: Trainer, loader: Any, *, keep: bool, ignore_keys: Sequence[str] | None) -> EvalLoopOutput:
+def _of_batches(
+    trainer: PublicTrainer, loader: Any, *, keep: bool, ignore_keys: Sequence[str] | None
+) -> EvalLoopOutput:
     """Run the batches of any loader through `prediction_step`."""
     kept, kept_labels = (EvalLoopContainer(True, padding_index=IGNORED) for _ in range(2))
     found, model = Found(keep), trainer.model
@@ -119,7 +120,7 @@ def _of_batches(trainer: Trainer, loader: Any, *, keep: bool, ignore_keys: Seque
                     container.to_cpu_and_numpy()
             found.n_rows += n_rows
             trainer.events.send("on_prediction_step", trainer.state)
-            stop.check()
+            stop.check(trainer.sync.stop_signal)
     finally:
         model.train(was_training)
     predictions: Any = kept.get_arrays()
@@ -170,7 +171,9 @@ def _chunks(rows: Iterable[Any], n_rows: int) -> Iterator[list[Any]]:
         yield chunk
 
 
-def _preprocessed(trainer: Trainer, logits: tuple[np.ndarray, ...], labels: Sequence[Any]) -> tuple[np.ndarray, ...]:
+def _preprocessed(
+    trainer: PublicTrainer, logits: tuple[np.ndarray, ...], labels: Sequence[Any]
+) -> tuple[np.ndarray, ...]:
     """Return what `preprocess_logits_for_metrics` makes of a batch's predictions."""
     if trainer.preprocess_logits_for_metrics is None:
         return logits

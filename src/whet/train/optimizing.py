@@ -14,16 +14,16 @@ from whet.optim import registry, schedule
 from whet.optim.groups import parameter_groups
 from whet.optim.optimizers import torchao
 from whet.train.compat import overrides
+from whet.train.compat.public import PublicTrainer
 
 if TYPE_CHECKING:
     from whet.config.arguments import TrainingArguments
-    from whet.train.trainer import Trainer
 
 
 _MOST_NAMED = 3
 
 
-def build(trainer: Trainer, n_steps: int) -> tuple[Optimizer, Any]:
+def build(trainer: PublicTrainer, n_steps: int) -> tuple[Optimizer, Any]:
     """Return the optimizer and the schedule of a run of n_steps steps; both are the Trainer's from here on.
 
     Those of an earlier run of this Trainer are made again; what was given to it, or set from outside, is taken.
@@ -44,19 +44,19 @@ def build(trainer: Trainer, n_steps: int) -> tuple[Optimizer, Any]:
     return optimizer, scheduler
 
 
-class Untrained:
-    """Parameters that get a gradient and have no place in the optimizer: unfrozen after it was made."""
+class UntrainedParameters:
+    """Parameters that get a gradient but are not in the optimizer: unfrozen after it was made."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
         self._model, self._optimizer = model, optimizer
-        self._frozen = _outside(model, optimizer)
-        """What to look at in each step: nothing, in most runs."""
+        self._frozen = _not_in_optimizer(model, optimizer)
+        """Checked after each step; empty in most runs."""
 
     def warn(self) -> None:
         """Log a warning about them, once for each; transformers' Trainer does not train them either."""
         if not any(parameter.grad is not None for parameter in self._frozen.values()):
             return
-        outside = _outside(self._model, self._optimizer)
+        outside = _not_in_optimizer(self._model, self._optimizer)
         found = [name for name, one in self._frozen.items() if one.grad is not None and name in outside]
         self._frozen = {name: one for name, one in self._frozen.items() if one.grad is None}
         if found:
@@ -68,12 +68,12 @@ class Untrained:
             )  # fmt: skip
 
 
-def _outside(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:
+def _not_in_optimizer(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:
     held = {id(one) for group in optimizer.param_groups for one in group["params"]}
     return {name: one for name, one in model.named_parameters() if id(one) not in held}
 
 
-def create_optimizer(trainer: Trainer, model: nn.Module) -> Optimizer:
+def create_optimizer(trainer: PublicTrainer, model: nn.Module) -> Optimizer:
     """Return the optimizer that the arguments of the Trainer, or overridden methods of it, ask for."""
     if trainer.optimizer_cls_and_kwargs is not None:
         kind, options = trainer.optimizer_cls_and_kwargs
@@ -123,7 +123,7 @@ def create_scheduler(args: TrainingArguments, optimizer: Optimizer, n_steps: int
     return schedule.build(optimizer, args, n_steps)
 
 
-def _groups(trainer: Trainer, model: nn.Module) -> list[dict[str, Any]]:
+def _groups(trainer: PublicTrainer, model: nn.Module) -> list[dict[str, Any]]:
     decaying = set(trainer.get_decay_parameter_names(model))
     trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     groups = [
@@ -133,7 +133,7 @@ def _groups(trainer: Trainer, model: nn.Module) -> list[dict[str, Any]]:
     return [group for group in groups if group["params"]]
 
 
-def _not_set(trainer: Trainer, name: str) -> ConfigError:
+def _not_set(trainer: PublicTrainer, name: str) -> ConfigError:
     method = "create_optimizer" if name == "optimizer" else "create_scheduler"
     return ConfigError(
         what=f"{method} of {type(trainer).__name__} left no {name}",

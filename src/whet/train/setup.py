@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 from transformers.trainer_pt_utils import LabelSmoother
@@ -25,14 +25,12 @@ from whet.objectives.span import PackedSpans
 from whet.precision import formats, policy
 from whet.train.checkpoint import weights
 from whet.train.compat import collate, late_arguments, overrides, user_loss
-
-if TYPE_CHECKING:
-    from whet.train.trainer import Trainer
+from whet.train.compat.public import PublicTrainer
 
 _CAUSAL = ("ForCausalLM", "LMHeadModel")
 
 
-def use_model(trainer: Trainer, model: nn.Module) -> None:
+def use_model(trainer: PublicTrainer, model: nn.Module) -> None:
     """Make this the Trainer's model: on its device, in float32, with whet's operators where they can serve."""
     trainer.model_args = trainer.args
     trainer.model = order.restore(model).to(weights.device_of(trainer.args.use_cpu))
@@ -49,7 +47,7 @@ def use_model(trainer: Trainer, model: nn.Module) -> None:
     prepare(trainer)
 
 
-def prepare(trainer: Trainer) -> None:
+def prepare(trainer: PublicTrainer) -> None:
     """Choose the objective, and apply the methods to the model."""
     model, args = trainer.model, trainer.args
     trainer.collate = _collator(trainer)
@@ -67,7 +65,7 @@ def prepare(trainer: Trainer) -> None:
     _log_methods(trainer, order.apply(ModelView(model), settings))
 
 
-def _padding(trainer: Trainer) -> Padding:
+def _padding(trainer: PublicTrainer) -> Padding:
     """Return how a padded run of this Trainer would pad, and how much of that its loss counts."""
     config = getattr(trainer.model, "config", None)
     found = [getattr(one, "pad_token_id", None) for one in (trainer.processing_class, config)]
@@ -75,7 +73,7 @@ def _padding(trainer: Trainer) -> Padding:
     return Padding(trainer.args.padding_in_loss, trainer.padded_length, token_id)
 
 
-def follow_overrides(trainer: Trainer) -> None:
+def follow_overrides(trainer: PublicTrainer) -> None:
     """Carry out methods and arguments that were replaced since, and refuse those that whet cannot."""
     late_arguments.follow(trainer)
     overrides.require_honoured(trainer)
@@ -85,13 +83,13 @@ def follow_overrides(trainer: Trainer) -> None:
         prepare(trainer)
 
 
-def _collator(trainer: Trainer) -> Collate:
+def _collator(trainer: PublicTrainer) -> Collate:
     if not trainer.args.remove_unused_columns:
         return checked(trainer.data_collator)
     return collate.without_unread(trainer.data_collator, trainer.model, trainer.label_names)
 
 
-def _require_packed_for_budget(trainer: Trainer) -> None:
+def _require_packed_for_budget(trainer: PublicTrainer) -> None:
     """Refuse a token budget for batches that run padded."""
     if trainer.args.max_tokens_per_batch is None or trainer.objective.packed_model is not None:
         return
@@ -103,7 +101,7 @@ def _require_packed_for_budget(trainer: Trainer) -> None:
     )
 
 
-def _log_methods(trainer: Trainer, done: list[Applied]) -> None:
+def _log_methods(trainer: PublicTrainer, done: list[Applied]) -> None:
     """Log how batches run, and what each method did."""
     fused = next((one.text for one in done if one.method == fuse.CARD.name), "operators in plain torch")
     if not trainer.user_loss:
@@ -113,7 +111,7 @@ def _log_methods(trainer: Trainer, done: list[Applied]) -> None:
             logger.info("%s", one)
 
 
-def _log_batches(trainer: Trainer, fused: str) -> None:
+def _log_batches(trainer: PublicTrainer, fused: str) -> None:
     """Log whether batches run packed, and why not."""
     model = trainer.model
     name = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
@@ -131,7 +129,7 @@ def _log_batches(trainer: Trainer, fused: str) -> None:
         )
 
 
-def _smoother(trainer: Trainer, inside: nn.Module) -> LabelSmoother | None:
+def _smoother(trainer: PublicTrainer, inside: nn.Module) -> LabelSmoother | None:
     share = trainer.args.label_smoothing_factor
     if not share:
         return None
@@ -159,11 +157,11 @@ def _inside(model: Any) -> nn.Module:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
-_OWN = {"objective": "loss_sum", "precision": "unscale", "events": "send"}
+_OWN = {"objective": "loss_sum", "precision": "unscale", "events": "send", "sync": "stop_signal"}
 """Attributes of whet's Trainer that a subclass could take for its own, each with a method that tells."""
 
 
-def _require_own_names(trainer: Trainer) -> None:
+def _require_own_names(trainer: PublicTrainer) -> None:
     taken = sorted(name for name, method in _OWN.items() if not hasattr(getattr(trainer, name, None), method))
     if taken:
         raise ConfigError(

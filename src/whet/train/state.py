@@ -1,7 +1,7 @@
-"""The state of a run: each part of it returns its own and takes it back.
+"""The state of a run: each of its parts returns its own state and restores it.
 
-A state is made of what JSON can hold, and of tensors. `Fit.parts` names the parts; a part that is added there is saved
-and restored with the others, and nothing else has to know about it.
+A state consists of values that JSON can hold, and of tensors. `TrainingLoop._parts` names the parts. A part that is
+added there is saved and restored with the others; nothing else has to know about it.
 """
 
 from __future__ import annotations

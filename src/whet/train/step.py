@@ -1,8 +1,11 @@
-"""One optimizer step."""
+"""One optimizer step: forward, backward, synchronise, finalise, update."""
+
+from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -10,9 +13,9 @@ from torch.profiler import record_function
 
 from whet.card import Card
 from whet.data.batch import Batch
-from whet.kernels.optimizer.adamw import gradient_norm
 from whet.objectives.base import Objective
 from whet.precision.policy import Precision
+from whet.train.sync import OneRank, Sync
 
 CARD = Card(
     name="accumulation",
@@ -28,66 +31,115 @@ CARD = Card(
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step says about itself."""
+    """What one step did."""
 
     loss: float
-    """Mean over the targets of all the step's micro-batches."""
+    """Mean over the targets of all micro-batches of the step."""
     grad_norm: float
     """Euclidean norm of the gradient before clipping."""
+    finite: bool
+    """Whether loss and gradient are finite on every rank."""
     applied: bool
-    """False where loss or gradient were not finite: the weights are as before."""
+    """Whether the weights were updated: False for a step that is not finite, or whose loss is a spike."""
     grad_scale: float = 1.0
-    """What the gradient is still to be multiplied by: clipping."""
+    """The factor of clipping, which the update applies to the gradient."""
     rescaled: bool = False
-    """Not applied, and no failure: the loss scale of fp16 was too high, and has been lowered."""
-
-    @property
-    def finite(self) -> bool:
-        """Whether loss and gradient are numbers; a step that is finite and was not applied is a loss spike."""
-        return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
+    """Not applied, but not a failure: the loss scale of fp16 was too high and has been lowered."""
 
 
-def gradients(
-    objective: Objective,
-    batches: Sequence[Batch],
-    precision: Precision,
-    *,
-    seed: int,
-    step: int,
-    between: Callable[[], None] = lambda: None,
-) -> Tensor:
-    """Leave in .grad the gradient of the mean loss over the step's targets; return that mean, () float32.
+class Gradients(Protocol):
+    """Forward and backward of a step: with whet's objective, or with a loss of the user's."""
 
-    The loss is a sum over targets divided by their count over all micro-batches: never a mean of means.
-    `between` is called after each micro-batch but the last.
+    def __call__(self, batches: Sequence[Batch], step: int) -> Tensor:
+        """Leave the gradient of the step in .grad and return the step's loss, () float32."""
+        ...
+
+
+class Update(Protocol):
+    """How gradients change the weights: after the backward pass, or inside it."""
+
+    def gradient_norm(self) -> float:
+        """Return the norm of the step's gradient, after the last backward pass."""
+        ...
+
+    def apply(self, grad_scale: float) -> None:
+        """Update the weights with the gradient times `grad_scale`."""
+        ...
+
+    def clear(self) -> None:
+        """Drop the gradients and advance the schedule of the learning rate."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepParts:
+    """The versions of each part of the step; `train/build_step.py` chooses them once per run."""
+
+    parameters: Sequence[nn.Parameter]
+    gradients: Gradients
+    update: Update
+    precision: Precision
+    sync: Sync
+    accept: Callable[[StepResult], StepResult]
+    """Returns the result, as one that is not applied if its loss is a spike."""
+    max_grad_norm: float
+    """The gradient is scaled down to this norm; 0: no clipping."""
+
+
+def take_step(parts: StepParts, batches: Sequence[Batch], step: int) -> StepResult:
+    """Take optimizer step `step`, counted from 0, over its micro-batches."""
+    loss = parts.gradients(batches, step)
+    parts.sync.reduce_gradients(parts.parameters)
+    result = parts.accept(finalize_gradients(parts, parts.sync.total_loss(loss)))
+    if result.applied:
+        parts.update.apply(result.grad_scale)
+    parts.update.clear()
+    return result
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectiveGradients:
+    """Forward and backward with one of whet's objectives.
+
+    The loss is a sum over targets, divided by their number over all micro-batches and ranks: never a mean of means.
     """
-    precision.begin(seed, step)
-    n_targets = sum(objective.count(batch) for batch in batches)
-    n_valid = max(n_targets, 1)
-    total = torch.zeros(())
-    for number, batch in enumerate(batches):
-        if number:
-            between()
-        with precision.forward():
-            output = objective.forward(batch, seed=seed, step=step)
-            with record_function("whet::loss"):
-                loss = objective.loss_sum(output, batch) / n_valid
-        precision.backward(loss)
-        total = total.to(loss.device) + loss.detach()
-    return total if n_targets else total + float("nan")  # nothing was learnt: 0 / 0, not a loss of 0
+
+    objective: Objective
+    precision: Precision
+    seed: int
+    sync: Sync = field(default_factory=OneRank)
+    between: Callable[[], None] = lambda: None
+    """Called between two micro-batches."""
+
+    def __call__(self, batches: Sequence[Batch], step: int) -> Tensor:
+        objective, precision = self.objective, self.precision
+        precision.begin(self.seed, step)
+        n_targets = self.sync.total_targets(sum(objective.count(batch) for batch in batches))
+        total = torch.zeros(())
+        for number, batch in enumerate(batches):
+            if number:
+                self.between()
+            with precision.forward():
+                output = objective.forward(batch, seed=self.seed, step=step)
+                with record_function("whet::loss"):
+                    loss = objective.loss_sum(output, batch) / max(n_targets, 1)
+            precision.backward(loss)
+            total = total.to(loss.device) + loss.detach()
+        return total if n_targets else total + float("nan")  # without targets the mean is 0 / 0, not 0
 
 
 @record_function("whet::optimizer")
-def examine(parameters: Sequence[nn.Parameter], loss: Tensor, max_grad_norm: float, precision: Precision) -> StepResult:
-    """Unscale the gradient; return what the step will be, and what brings it down to max_grad_norm (0: nothing).
-
-    A non-finite step must not be taken.
-    """
-    precision.unscale(parameters)
-    norm = gradient_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
-    found = StepResult(loss=float(loss), grad_norm=norm, applied=False)
-    scale = 1.0
-    if found.finite and 0 < max_grad_norm < norm + 1e-6:  # the small number that torch adds before it divides
-        scale = max_grad_norm / (norm + 1e-6)
-    rescaled = precision.adapt() and math.isfinite(found.loss)
-    return replace(found, applied=found.finite, grad_scale=scale, rescaled=rescaled)
+def finalize_gradients(parts: StepParts, total_loss: Tensor) -> StepResult:
+    """Unscale the gradient; return whether the step is applied, and with which factor of clipping."""
+    parts.precision.unscale(parts.parameters)
+    loss, norm = float(total_loss), parts.sync.gradient_norm(parts.update.gradient_norm())
+    finite = parts.sync.all_finite(math.isfinite(loss) and math.isfinite(norm))
+    clips = finite and 0 < parts.max_grad_norm < norm + 1e-6  # torch adds this number before it divides
+    return StepResult(
+        loss=loss,
+        grad_norm=norm,
+        finite=finite,
+        applied=finite,
+        grad_scale=parts.max_grad_norm / (norm + 1e-6) if clips else 1.0,
+        rescaled=parts.precision.adapt() and math.isfinite(loss),
+    )

@@ -28,12 +28,13 @@ from whet.train.compat import constructor, dataloaders, late_arguments, override
 from whet.train.compat.accelerator import Accelerator
 from whet.train.compat.collate import default_collator
 from whet.train.compat.methods import TransformersMethods
-from whet.train.control import leave
-from whet.train.loop import Fit
+from whet.train.control.safe_points import guarded
+from whet.train.loop import TrainingLoop
 from whet.train.meter import speed
 from whet.train.output import files as output_files
 from whet.train.output import people, results, run_log
-from whet.train.trials import precision as probe
+from whet.train.sync import OneRank, Sync
+from whet.train.trials import precision as precision_trial
 
 Evaluation = Callable[["Trainer", Any], dict[str, float]]
 """Judges the trainer's model on a data set; returns metrics without a prefix."""
@@ -63,6 +64,10 @@ class Trainer(TransformersMethods):
     trial: Any
     ignore_keys_for_eval: list[str] | None
     is_in_train = False
+    clock: Any
+    """The clock that times the precisions which `auto` compares."""
+    sync: Sync
+    """Where the ranks of a run agree; whet trains with one."""
     callbacks_args: TrainingArguments
     model_args: TrainingArguments
     """The arguments that the Trainer's callbacks, and its model, were prepared for."""
@@ -108,8 +113,7 @@ class Trainer(TransformersMethods):
         self.made_optimizers: tuple[Any, Any] = (None, None)
         """What the last training made for itself."""
         self.evaluation, self.padded_length = evaluation, padded_length
-        self.clock = time.perf_counter
-        """What times the precisions that `auto` compares."""
+        self.clock, self.sync = time.perf_counter, OneRank()
         self.model_init, self.announcer = model_init, announce.Announcer(self)
         self.search, self.trial, self.ignore_keys_for_eval = None, None, None
         self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps
@@ -152,8 +156,8 @@ class Trainer(TransformersMethods):
         constructor.require_evaluation_set(self)
         self.is_in_train = True
         try:
-            with leave.watched(self.args):
-                return Fit(self).run(resume_from_checkpoint or self.args.resume_from_checkpoint)
+            with guarded(self.args):
+                return TrainingLoop(self).train(resume_from_checkpoint or self.args.resume_from_checkpoint)
         finally:
             self.is_in_train = False
 
@@ -218,8 +222,8 @@ class Trainer(TransformersMethods):
         """Yield (batch, output) over the data set in order, without gradients; batches of the evaluation size."""
         n_rows, precision = self.args.per_device_eval_batch_size, self.evaluation_precision(dataset)
         self.announcer.evaluates(dataset)
-        batches, n_done = evaluate.forward_batches(self.model, self.objective, dataset, n_rows, precision), 0
-        total = len(dataset) if dataloaders.is_sized(dataset) else None
+        batches = evaluate.forward_batches(self.model, self.objective, dataset, n_rows, precision, self.sync)
+        n_done, total = 0, len(dataset) if dataloaders.is_sized(dataset) else None
         for batch, output in batches:
             yield batch, output
             n_done += batch.n_rows
@@ -229,8 +233,9 @@ class Trainer(TransformersMethods):
         """Return the precision of an evaluation: the training's, or what `auto` finds the faster one before it."""
         if self.precision.name != "auto":
             return self.precision
-        if self._precision_before_training is None and not probe.too_few(self, dataset):
-            self._precision_before_training = probe.settle_evaluation(self, dataset)
+        subject = precision_trial.Subject.of(self)
+        if self._precision_before_training is None and not precision_trial.too_few(subject, dataset):
+            self._precision_before_training = precision_trial.choose_evaluation_precision(subject, dataset)
         return self._precision_before_training or self.precision
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:

@@ -111,7 +111,7 @@ PLANTED = (
             Edit(
                 "train/resume/restore.py",
                 '    logger.info("resuming after step',
-                '    object.__setattr__(fit.plan.order, "skips", 1)\n    logger.info("resuming after step',
+                '    object.__setattr__(run.plan.order, "skips", 1)\n    logger.info("resuming after step',
             ),
         ),
         ("reliability/test_bookkeeping.py::test_a_run_goes_on[at the end of an epoch-stops2-changes2]",),
@@ -125,7 +125,8 @@ PLANTED = (
             Edit(
                 "train/resume/restore.py",
                 '    logger.info("resuming after step',
-                '    object.__setattr__(fit.plan.order, "began", fit.place // fit.plan.order.steps_per_epoch)\n'
+                "    order = run.plan.order\n"
+                '    object.__setattr__(order, "began", counters.global_step // order.steps_per_epoch)\n'
                 '    logger.info("resuming after step',
             ),
         ),
@@ -188,8 +189,8 @@ PLANTED = (
         (
             Edit(
                 "train/step.py",
-                "    return replace(found, applied=found.finite, ",
-                "    return replace(found, applied=True, ",
+                "        applied=finite,\n",
+                "        applied=True,\n",
             ),
         ),
         ("reliability/test_non_finite_kinds.py::test_a_bad_step_changes_no_bit[nan loss]",),
@@ -264,7 +265,7 @@ PLANTED = (
             Edit("train/checkpoint/best.py", "Path(best).name if best else None}", "best}"),
             Edit(
                 "train/checkpoint/best.py",
-                "checkpoint.find(name, fit.saver.line, [output_dir]) if name else None",
+                "checkpoint.find(name, line, [run.output_dir])",
                 "Path(saved) if saved else None",
             ),
             Edit(

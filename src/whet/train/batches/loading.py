@@ -1,10 +1,10 @@
-"""The batches of a run: from the steps of its plan to the device."""
+"""The batches of a run, step by step of its plan."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -15,92 +15,102 @@ from whet.data.prefetch import Piece, Prefetcher, Source
 from whet.log import logger
 from whet.train.batches import plan, streams
 from whet.train.compat import dataloaders
+from whet.train.compat.public import PublicTrainer
 from whet.train.resume import kinds
+from whet.train.run import Run
 from whet.train.state import State
-
-if TYPE_CHECKING:
-    from whet.train.loop import Fit
-    from whet.train.trainer import Trainer
 
 
 class Loader(Protocol):
-    """The batches of each step, and where its epochs begin and end. `place` counts the steps of the plan."""
+    """The batches of each step, and where epochs begin and end. `plan_step` counts the steps of the plan."""
 
-    def take(self, place: int) -> list[Batch]:
-        """Return the batches of this step; none if there are no more rows."""
-        ...
-
-    def sample(self, place: int) -> np.ndarray | Batch:
-        """Return rows of the training set, or a batch, that stand for the step to come."""
-        ...
-
-    def begins_epoch(self, place: int) -> bool:
-        """Return whether this step is an epoch's first."""
-        ...
-
-    def ends_epoch(self, place: int) -> bool:
-        """Return whether the step before this one was an epoch's last."""
-        ...
-
+    micro_rows: int
+    """Most rows of a micro-batch; auto_find_batch_size lowers it before the first step."""
     n_left_out: int
     """Steps of epochs that a callback ended early."""
 
-    def leave_epoch(self, place: int) -> None:
-        """Go to the next epoch; the steps of this one that remain are left out."""
+    def take(self, plan_step: int) -> list[Batch]:
+        """Return the batches of this step; none if there are no more rows."""
         ...
 
-    def epochs_done(self, place: int) -> float:
+    def sample(self, plan_step: int) -> np.ndarray | Batch:
+        """Return rows of the training set, or a batch, that are like those of this step."""
+        ...
+
+    def begins_epoch(self, plan_step: int) -> bool:
+        """Return whether this step is the first of an epoch."""
+        ...
+
+    def ends_epoch(self, plan_step: int) -> bool:
+        """Return whether the step before this one was the last of an epoch."""
+        ...
+
+    def skip_epoch(self, plan_step: int) -> None:
+        """Continue with the next epoch; the remaining steps of this one are left out."""
+        ...
+
+    def epochs_done(self, plan_step: int) -> float:
         """Return how many epochs are done before this step."""
         ...
 
     def state(self) -> State:
-        """Return where the run is in its data, as far as the step's number does not say it."""
+        """Return the position in the data, as far as the number of the step does not say it."""
         ...
 
     def load_state(self, saved: State) -> None:
-        """Take back what `state` returned; nothing is read before `open`."""
+        """Restore what `state` returned; nothing is read before `open`."""
         ...
 
     def open(self) -> None:
-        """Go to where the saved state was; DataError if the source does not give the same rows again."""
+        """Read up to the saved position; DataError if the source does not give the same rows again."""
         ...
 
     def close(self) -> None:
-        """End the threads and let go of the data."""
+        """End the threads and release the data."""
         ...
 
 
 @dataclass(frozen=True)
 class StreamOrder:
-    """The length of an epoch whose rows have no numbers; of the run where nobody knows it."""
+    """The length of an epoch whose rows have no numbers; if it is unknown, the length of the run."""
 
     steps_per_epoch: int
 
 
 class PlannedLoader:
-    """Batches of numbered rows, by the order of the plan: any step's at any time."""
+    """Batches of numbered rows in the order of the plan. Any step can be read at any time."""
 
-    def __init__(self, prefetcher: Prefetcher, order: Any) -> None:
-        self._prefetcher, self._order = prefetcher, order
+    def __init__(self, run: Run) -> None:
+        args = run.args
+        self.micro_rows = args.per_device_train_batch_size
         self.n_left_out = 0
+        self._run, self._order = run, run.plan.order
+        self._pinned = run.device.type == "cuda" and args.dataloader_pin_memory is not False
+        if args.dataloader_pin_memory and not self._pinned:
+            logger.warning(
+                "dataloader_pin_memory has no effect: pinned memory speeds up copies to a GPU, and none is used"
+            )
+        n_workers, factor = args.dataloader_num_workers, args.dataloader_prefetch_factor or PREFETCH_FACTOR
+        source = Source(pieces=self._pieces, make=self._make, end=self._end)
+        self._prefetcher = Prefetcher(source, n_workers, n_workers * factor)
 
-    def take(self, place: int) -> list[Batch]:
-        return self._prefetcher.take(place)
+    def take(self, plan_step: int) -> list[Batch]:
+        return self._prefetcher.take(plan_step)
 
-    def sample(self, place: int) -> np.ndarray:
-        return self._order.rows(place)
+    def sample(self, plan_step: int) -> np.ndarray:
+        return self._order.rows(plan_step)
 
-    def begins_epoch(self, place: int) -> bool:
-        return place % self._order.steps_per_epoch == 0
+    def begins_epoch(self, plan_step: int) -> bool:
+        return plan_step % self._order.steps_per_epoch == 0
 
-    def ends_epoch(self, place: int) -> bool:
-        return place % self._order.steps_per_epoch == 0
+    def ends_epoch(self, plan_step: int) -> bool:
+        return plan_step % self._order.steps_per_epoch == 0
 
-    def leave_epoch(self, place: int) -> None:
-        self.n_left_out += -place % self._order.steps_per_epoch
+    def skip_epoch(self, plan_step: int) -> None:
+        self.n_left_out += -plan_step % self._order.steps_per_epoch
 
-    def epochs_done(self, place: int) -> float:
-        return self._order.epoch(place)
+    def epochs_done(self, plan_step: int) -> float:
+        return self._order.epoch(plan_step)
 
     def state(self) -> State:
         return {"n_left_out": self.n_left_out}
@@ -115,14 +125,33 @@ class PlannedLoader:
     def close(self) -> None:
         self._prefetcher.close()
 
+    def _pieces(self, plan_step: int) -> list[Piece]:
+        """Return the micro-batches of a step: rows, position of the first in the step, padded lengths."""
+        args, dataset, rows = self._run.args, self._run.train_dataset, self._order.rows(plan_step)
+        cuts = budget.cuts(dataset, rows, self.micro_rows, args.max_tokens_per_batch)
+        padding = self._run.objective.padding
+        lengths = budget.padded_to(dataset, rows, cuts, args.per_device_train_batch_size, padding)
+        return [(rows[first:last], first, lengths[n]) for n, (first, last) in enumerate(cuts)]
 
-def reads_a_stream(trainer: Trainer) -> bool:
-    """Return whether the run's rows come in an order of their own: of an iterable data set or of the user's loader."""
+    def _make(self, rows: np.ndarray, first_slot: int, padded_to: np.ndarray | None) -> Batch:
+        batch = self._run.objective.batch(self._run.train_dataset, rows, first_slot, padded_to)
+        return batch.pinned() if self._pinned else batch
+
+    def _end(self, plan_step: int) -> int:
+        """Return the step at which reading ahead stops: the end of the epoch, or of the run."""
+        n_steps, per_epoch = self._run.plan.n_steps, self._order.steps_per_epoch
+        if self._run.args.dataloader_persistent_workers:
+            return n_steps
+        return min(n_steps, (plan_step // per_epoch + 1) * per_epoch)
+
+
+def reads_a_stream(trainer: PublicTrainer) -> bool:
+    """Return whether the rows have no numbers: those of an iterable data set, or of a DataLoader of the user's own."""
     return dataloaders.decides_batches(trainer) or not dataloaders.is_sized(trainer.train_dataset)
 
 
-def make_plan(trainer: Trainer) -> plan.RunPlan:
-    """Return the plan of the run; `events.train_dataloader` is the loader that callbacks see, and the user's own."""
+def make_plan(trainer: PublicTrainer) -> plan.RunPlan:
+    """Return the plan of the run. Sets `events.train_dataloader`, which callbacks receive."""
     args = trainer.args
     trainer.events.train_dataloader = loader = trainer.get_train_dataloader()
     if not reads_a_stream(trainer):
@@ -136,46 +165,13 @@ def make_plan(trainer: Trainer) -> plan.RunPlan:
     return plan.of(args, StreamOrder(per_epoch), n_steps, "as the source gives them")
 
 
-def build(fit: Fit) -> Loader:
-    """Return what makes the batches of this run, in as many threads as its arguments ask for."""
-    if isinstance(fit.plan.order, StreamOrder):
-        return _stream(fit)
-    return PlannedLoader(_prefetcher(fit), fit.plan.order)
-
-
-def _stream(fit: Fit) -> streams.StreamLoader:
-    trainer, args = fit.trainer, fit.args
-    if not dataloaders.decides_batches(trainer):
-        source = streams.RowSource(trainer, args.per_device_train_batch_size)
-        return streams.StreamLoader(source, None, fit.plan.n_steps)
-    loader = trainer.events.train_dataloader
-    per_epoch = streams.steps_in(loader, args.gradient_accumulation_steps)
-    return streams.StreamLoader(streams.LoaderSource(trainer, loader), per_epoch, fit.plan.n_steps)
-
-
-def _prefetcher(fit: Fit) -> Prefetcher:
-    args, trainer, n_workers = fit.args, fit.trainer, fit.args.dataloader_num_workers
-    pinned = trainer.device.type == "cuda" and args.dataloader_pin_memory is not False
-    if args.dataloader_pin_memory and not pinned:
-        logger.warning(
-            "dataloader_pin_memory does nothing here: pinned memory speeds up copies to a GPU, and none is used"
-        )
-
-    def pieces(place: int) -> list[Piece]:
-        rows = fit.plan.order.rows(place)
-        cuts = budget.cuts(trainer.train_dataset, rows, fit.micro_rows, args.max_tokens_per_batch)
-        lengths = budget.padded_to(
-            trainer.train_dataset, rows, cuts, args.per_device_train_batch_size, trainer.objective.padding
-        )
-        return [(rows[first:last], first, lengths[n]) for n, (first, last) in enumerate(cuts)]
-
-    def make(rows: np.ndarray, first_slot: int, padded_to: np.ndarray | None) -> Batch:
-        batch = trainer.objective.batch(trainer.train_dataset, rows, first_slot, padded_to)
-        return batch.pinned() if pinned else batch
-
-    def end(place: int) -> int:
-        n_steps, per_epoch = fit.plan.n_steps, fit.plan.order.steps_per_epoch
-        return n_steps if args.dataloader_persistent_workers else min(n_steps, (place // per_epoch + 1) * per_epoch)
-
-    factor = args.dataloader_prefetch_factor or PREFETCH_FACTOR
-    return Prefetcher(Source(pieces=pieces, make=make, end=end), n_workers, n_workers * factor)
+def build(run: Run, user_loader: Any) -> Loader:
+    """Return what makes the batches of this run; `user_loader` is a DataLoader that decides them, or None."""
+    if not isinstance(run.plan.order, StreamOrder):
+        return PlannedLoader(run)
+    args, micro_rows = run.args, run.args.per_device_train_batch_size
+    if user_loader is None:
+        source = streams.RowSource(run, micro_rows)
+        return streams.StreamLoader(source, None, run.plan.n_steps, micro_rows)
+    per_epoch = streams.steps_in(user_loader, args.gradient_accumulation_steps)
+    return streams.StreamLoader(streams.LoaderSource(run, user_loader), per_epoch, run.plan.n_steps, micro_rows)

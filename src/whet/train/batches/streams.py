@@ -13,7 +13,7 @@ import random
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import datasets
 import numpy as np
@@ -29,11 +29,10 @@ from whet.kernels.random import stream_key
 from whet.log import logger
 from whet.train.compat import overrides, user_loss
 from whet.train.compat.dataloaders import is_sized
+from whet.train.compat.public import PublicTrainer
 from whet.train.resume import kinds
+from whet.train.run import Run
 from whet.train.state import State
-
-if TYPE_CHECKING:
-    from whet.train.trainer import Trainer
 
 _SITE = 0x57EA
 """Keeps the random numbers of the data apart from those of the masks."""
@@ -59,7 +58,8 @@ _KINDS = {
 class StreamLoader:
     """The batches of each step of a run, read one step ahead."""
 
-    def __init__(self, source: Source, steps_per_epoch: int | None, max_steps: int) -> None:
+    def __init__(self, source: Source, steps_per_epoch: int | None, max_steps: int, micro_rows: int) -> None:
+        self.micro_rows = micro_rows
         self.source, self.steps_per_epoch, self.max_steps = source, steps_per_epoch, max_steps
         self.epoch, self.step = 0, 0
         """The epoch that is read, and its steps taken."""
@@ -71,7 +71,7 @@ class StreamLoader:
         self._saved: State | None = None
         self.n_left_out = 0
 
-    def take(self, place: int) -> list[Batch]:
+    def take(self, plan_step: int) -> list[Batch]:
         """Return the batches of the next step; none where the source has ended for good."""
         if self._steps is None:
             self._begin()
@@ -81,7 +81,7 @@ class StreamLoader:
         self._look_ahead()
         return batches
 
-    def sample(self, place: int) -> Batch:
+    def sample(self, plan_step: int) -> Batch:
         """Return the first of the batches that `take` returns next."""
         if self._steps is None:
             self._begin()
@@ -93,21 +93,21 @@ class StreamLoader:
             )
         return self._ahead[0]
 
-    def begins_epoch(self, place: int) -> bool:
+    def begins_epoch(self, plan_step: int) -> bool:
         """Return whether the next step is an epoch's first."""
         return self.epoch_ended or self.step == 0
 
-    def ends_epoch(self, place: int) -> bool:
+    def ends_epoch(self, plan_step: int) -> bool:
         """Return whether the last step was an epoch's last."""
         return self.epoch_ended
 
-    def leave_epoch(self, place: int) -> None:
+    def skip_epoch(self, plan_step: int) -> None:
         """Begin the next epoch with the next step; the steps left out are counted as far as their number is known."""
         if not self.epoch_ended:
             self.n_left_out += max((self.steps_per_epoch or 0) - self.step, 0)
             self._end()
 
-    def epochs_done(self, place: int) -> float:
+    def epochs_done(self, plan_step: int) -> float:
         """Return how many epochs are done; without a length, a run is taken for one epoch, as in transformers."""
         return self.epoch + (0.0 if self.epoch_ended else self.step / (self.steps_per_epoch or self.max_steps))
 
@@ -117,10 +117,10 @@ class StreamLoader:
 
     def state(self) -> State:
         """Return where the run is in its source."""
-        place = {"epoch": self.epoch, "n_left_out": self.n_left_out}
+        position = {"epoch": self.epoch, "n_left_out": self.n_left_out}
         if self.epoch_ended:
-            return {**place, "step": 0, "rows": None, "digest": None}
-        return {**place, "step": self.step, "rows": self._state, "digest": _digest(self._last)}
+            return {**position, "step": 0, "rows": None, "digest": None}
+        return {**position, "step": self.step, "rows": self._state, "digest": _digest(self._last)}
 
     def load_state(self, saved: State) -> None:
         """Note where the run was in its source; `open` goes there."""
@@ -165,17 +165,17 @@ class StreamLoader:
 class RowSource:
     """Rows of an iterable data set, made into whet's batches."""
 
-    trainer: Trainer
+    run: Run
     micro_rows: int
 
     def __post_init__(self) -> None:
-        dataset = self.trainer.train_dataset
+        dataset = self.run.train_dataset
         # A state that is put back stays in the object: the user's is for the user.
         self._dataset = copy.copy(dataset) if isinstance(dataset, datasets.IterableDataset) else dataset
         self._has_state = _state_is_exact(dataset)
 
     def steps(self, epoch: int, skip: int, state: Any) -> Iterator[list[Batch]]:
-        dataset, args = self._dataset, self.trainer.args
+        dataset, args = self._dataset, self.run.args
         if hasattr(dataset, "set_epoch"):
             dataset.set_epoch(epoch)
         seed_everything(args.seed, epoch, 0)
@@ -194,7 +194,7 @@ class RowSource:
         return self._dataset.state_dict() if self._has_state else None
 
     def _batches(self, rows: list[Any]) -> list[Batch]:
-        args, objective = self.trainer.args, self.trainer.objective
+        args, objective = self.run.args, self.run.objective
         numbers = np.arange(len(rows))
         cuts = budget.cuts(rows, numbers, self.micro_rows, args.max_tokens_per_batch)
         if args.dataloader_drop_last:
@@ -207,21 +207,21 @@ class RowSource:
 class LoaderSource:
     """Batches of the DataLoader that `get_train_dataloader` returned."""
 
-    trainer: Trainer
+    run: Run
     loader: Any
 
     def steps(self, epoch: int, skip: int, state: Any) -> Iterator[list[Batch]]:
         _set_epoch(self.loader, epoch)
-        seed = self.trainer.args.seed
+        seed = self.run.args.seed
         seed_everything(seed, epoch, 0)
-        inputs, n_micro = iter(self.loader), self.trainer.args.gradient_accumulation_steps
+        inputs, n_micro = iter(self.loader), self.run.args.gradient_accumulation_steps
         number, batches = 0, []
         for number in range(1, 2**63):
             seed_everything(seed, epoch, number)
             found = next(inputs, None)
             if found is not None and number > skip * n_micro:
                 batch = _as_batch(found, sum(batch.n_rows for batch in batches))
-                batches.append(user_loss.counted(batch, self.trainer.objective.packed_model))
+                batches.append(user_loss.counted(batch, self.run.objective.packed_model))
             if batches and (found is None or len(batches) == n_micro):
                 yield batches
                 batches = []
@@ -248,7 +248,7 @@ def steps_in(loader: Any, n_micro: int) -> int | None:
         return None
 
 
-def require_readable(trainer: Trainer) -> None:
+def require_readable(trainer: PublicTrainer) -> None:
     """Raise ConfigError for settings that a source without numbered rows cannot honour."""
     args, problems = trainer.args, []
     if args.dataloader_num_workers and not overrides.changed(trainer, "get_train_dataloader"):  # a user's reads it

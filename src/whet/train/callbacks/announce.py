@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transformers import TrainerCallback
 
 from whet.train.callbacks import progress
+from whet.train.compat.public import PublicTrainer
 from whet.train.output import people, run_log, start_block, table
-
-if TYPE_CHECKING:
-    from whet.train.trainer import Trainer
 
 
 class Announcer(TrainerCallback):
     """Prints what a Trainer is about to do, and what came of it."""
 
-    def __init__(self, trainer: Trainer) -> None:
+    def __init__(self, trainer: PublicTrainer) -> None:
         self._trainer = weakref.ref(trainer)
         self._evaluates = False
         self._results: dict[str, Any] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 from transformers import TrainerState
@@ -16,26 +16,30 @@ from whet.log import logger
 from whet.train.checkpoint import folder as checkpoint
 from whet.train.checkpoint import weights
 from whet.train.checkpoint.lineage import Line
-
-if TYPE_CHECKING:
-    from whet.train.loop import Fit
+from whet.train.run import Run
 
 
 def is_better(args: TrainingArguments, state: TrainerState, metrics: dict[str, float]) -> bool:
-    """Return whether these metrics beat the best so far, and remember them if so."""
-    wanted = args.metric_for_best_model
-    if wanted is None:
+    """Return whether these metrics are better than the best so far."""
+    if args.metric_for_best_model is None:
         return False
+    value, best = _metric(args.metric_for_best_model, metrics), state.best_metric
+    sign = 1.0 if args.greater_is_better else -1.0
+    return not math.isnan(value) and (best is None or sign * value > sign * best)
+
+
+def remember(args: TrainingArguments, state: TrainerState, metrics: dict[str, float]) -> None:
+    """Note these metrics as the best so far. Their checkpoint is noted when it is saved."""
+    assert args.metric_for_best_model is not None
+    state.best_metric, state.best_global_step = _metric(args.metric_for_best_model, metrics), state.global_step
+    state.best_model_checkpoint = None
+
+
+def _metric(wanted: str, metrics: dict[str, float]) -> float:
     name = wanted if wanted.startswith("eval_") else f"eval_{wanted}"
     if name not in metrics:
         raise _unknown_metric(wanted, metrics)
-    sign = 1.0 if args.greater_is_better else -1.0
-    best = state.best_metric
-    if math.isnan(metrics[name]) or (best is not None and sign * metrics[name] <= sign * best):
-        return False
-    state.best_metric, state.best_global_step = metrics[name], state.global_step
-    state.best_model_checkpoint = None  # until this one is saved
-    return True
+    return metrics[name]
 
 
 def as_saved(state: TrainerState) -> dict[str, Any]:
@@ -44,22 +48,24 @@ def as_saved(state: TrainerState) -> dict[str, Any]:
     return dataclasses.asdict(state) | {"best_model_checkpoint": Path(best).name if best else None}
 
 
-def take_over(fit: Fit, saved: str | None, folder: Path) -> None:
-    """Find the best checkpoint that the state in `folder` names, among those of this run's line.
+def restored_folder(run: Run, line: Line, saved: str | None, folder: Path) -> Path | None:
+    """Return the best checkpoint that the state in `folder` names, if it belongs to this line of training.
 
-    Only its name counts. One that lies next to `folder`, outside the output folder, is copied into it if the run is to
-    end with it. Raises StorageError if the run is to end with it and it is not there.
+    Only its name counts. If it lies next to `folder`, outside the output folder, and the run ends with the best model,
+    it is copied. Raises StorageError if the run ends with the best model and its checkpoint is missing.
     """
-    output_dir, wanted = Path(fit.args.output_dir), fit.args.load_best_model_at_end
     name = Path(saved).name if saved else None
-    found = checkpoint.find(name, fit.saver.line, [output_dir]) if name else None
-    if name and wanted and not found:
-        beside = checkpoint.find(name, fit.saver.line, [folder.resolve().parent])
-        if beside is None:
-            raise _no_best(name, output_dir)
-        found = checkpoint.copy(checkpoint.require_good(beside), output_dir, fit.saver.line)
-        logger.info("copied the best checkpoint so far, %s, to %s", beside, found)
-    fit.state.best_model_checkpoint = str(found) if found else None
+    if name is None:
+        return None
+    found = checkpoint.find(name, line, [run.output_dir])
+    if found is not None or not run.args.load_best_model_at_end:
+        return found
+    elsewhere = checkpoint.find(name, line, [folder.resolve().parent])
+    if elsewhere is None:
+        raise _no_best(name, run.output_dir)
+    copied = checkpoint.copy(checkpoint.require_good(elsewhere), run.output_dir, line)
+    logger.info("copied the best checkpoint so far, %s, to %s", elsewhere, copied)
+    return copied
 
 
 def load(model: nn.Module, args: TrainingArguments, state: TrainerState, line: Line) -> None:

@@ -1,4 +1,4 @@
-"""Whether the disk has room: the size of a checkpoint, worked out before the first step is taken."""
+"""Whether the disk has room for the checkpoints, computed before the first step."""
 
 from __future__ import annotations
 
@@ -6,61 +6,59 @@ import json
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from whet.errors import StorageError
 from whet.log import logger
 from whet.train.checkpoint import content, optimizer_state, optimizer_template, snapshot
 from whet.train.checkpoint.optimizer_state import OptimizerState
+from whet.train.checkpoint.snapshot import RunState
 from whet.train.state import State, gather
-
-if TYPE_CHECKING:
-    from whet.train.loop import Fit
 
 _MANIFEST_ENTRY_BYTES = 130
 _ROOM_FOR_SAVES = 2
 _MB = 1e6
 
 
-def forecast_bytes(fit: Fit) -> int:
-    """Return the bytes of one checkpoint of this run; exact but for the log history, which grows with the run."""
-    model = fit.trainer.model
-    others = {name: part for name, part in fit.parts().items() if name != "optimizer"}
-    text, tensors = content.divided({**gather(others), "optimizer": _optimizer_state(fit)})
+def forecast_bytes(state: RunState) -> int:
+    """Return the bytes of one checkpoint of this run; exact except for the log history, which grows with the run."""
+    model = state.run.model
+    others = {name: part for name, part in state.parts().items() if name != "optimizer"}
+    text, tensors = content.divided({**gather(others), "optimizer": _optimizer_state(state.optimizer, model)})
     parts = [
-        *(len(text.encode()) for text in snapshot.texts(fit, text).values()),
+        *(len(text.encode()) for text in snapshot.texts(state, text).values()),
         _tensors_bytes(_untied(model.state_dict())),
         *map(_tensors_bytes, tensors.values()),
-        *_model_texts(model, fit.trainer.processing_class),
+        *_model_texts(model, state.run.processing_class),
     ]
     return sum(parts) + _MANIFEST_ENTRY_BYTES * (len(parts) + 2)
 
 
-def check(fit: Fit) -> None:
-    """Raise StorageError where the disk has no room for the saves that a run needs at the same time.
+def check(state: RunState, n_saved: int) -> None:
+    """Raise StorageError if the disk has no room for the checkpoints that a run needs at the same time.
 
-    That is two, the one that is there and the one that takes its place; a run that goes on has the first already.
+    These are two: the last one, and the next one while it is written. `n_saved` of them exist already.
     """
-    save, args = fit.plan.save, fit.args
-    if save.strategy == "no":
+    run = state.run
+    if run.plan.save.strategy == "no":
         return
-    output_dir = Path(args.output_dir)
-    size, free = forecast_bytes(fit), free_bytes(output_dir)
-    there = len(fit.saver.folders)
-    needed = max(1, _ROOM_FOR_SAVES - there) * size
+    size, free = forecast_bytes(state), free_bytes(run.output_dir)
+    n_needed = max(1, _ROOM_FOR_SAVES - n_saved)
     figures = f"{size / _MB:,.1f} MB a checkpoint, {free / _MB:,.1f} MB free"
-    if free < needed:
+    if free < n_needed * size:
         raise StorageError(
-            what=f"the disk has no room for {max(1, _ROOM_FOR_SAVES - there)} checkpoints",
-            got=f"{figures} in {output_dir}",
+            what=f"the disk has no room for {n_needed} checkpoints",
+            got=f"{figures} in {run.output_dir}",
             why="a checkpoint is only deleted when the next one is complete, so both exist for a moment",
             fix="free space there, name another disk in --output_dir, or use --save_strategy no",
         )
-    planned = (fit.plan.n_steps - fit.state.global_step) // save.every if save.every else 0
-    if args.save_total_limit is None and planned * size > free:
+    n_steps, every = run.plan.n_steps - state.counters.global_step, run.plan.save.every
+    planned = n_steps // every if every else 0
+    if run.args.save_total_limit is None and planned * size > free:
         logger.warning("%d checkpoints are planned, %s: --save_total_limit 2 would keep the newest", planned, figures)
 
 
@@ -70,9 +68,9 @@ def free_bytes(folder: Path) -> int:
     return shutil.disk_usage(place).free
 
 
-def _optimizer_state(fit: Fit) -> State:
+def _optimizer_state(optimizer: Optimizer, model: nn.Module) -> State:
     """Return the optimizer's state after a step: its own, or that of one like it; two moments if that is unknown."""
-    optimizer, names = fit.optimizer, optimizer_state.names_in(fit.optimizer, fit.trainer.model)
+    names = optimizer_state.names_in(optimizer, model)
     own = OptimizerState(optimizer, names).state()
     if own["state"]:
         return own

@@ -1,13 +1,13 @@
-"""When a run saves, and what a save means for it: on the spot or behind its back, stopping it or not, rotation."""
+"""When a run saves, and how: synchronously or in the background, with rotation, and what follows from an error."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from whet.errors import StorageError
 from whet.log import logger
@@ -15,15 +15,11 @@ from whet.train.checkpoint import folder as checkpoint
 from whet.train.checkpoint import lineage as lines
 from whet.train.checkpoint import snapshot
 from whet.train.checkpoint.lineage import Line
+from whet.train.checkpoint.snapshot import RunState
 from whet.train.control import guard
 from whet.train.output import disk_errors
-from whet.train.resume import compare as unchanged
-from whet.train.resume import fingerprint as identity
-from whet.train.resume import kinds
+from whet.train.resume import compare, kinds
 from whet.train.state import State
-
-if TYPE_CHECKING:
-    from whet.train.loop import Fit
 
 
 @dataclass
@@ -50,12 +46,13 @@ class Write:
 
 @dataclass
 class Saver:
-    """The checkpoints of one run: `folders` are those that are there, oldest first."""
+    """Writes the checkpoints of one run; `folders` are those that exist, oldest first."""
 
-    fit: Fit
+    run_state: RunState
+    on_saved: Callable[[], None]
+    """Called after each checkpoint that was written."""
+    n_ranks: int = 1
     folders: list[Path] = field(default_factory=list)
-    identity: dict[str, Any] = field(default_factory=dict)
-    """What the run is; the same for every checkpoint of it."""
     line: Line = field(default_factory=lines.begin)
     """The line of training that its checkpoints belong to."""
     resumed_from: Path | None = None
@@ -64,20 +61,14 @@ class Saver:
     _flight: tuple[threading.Thread, Write] | None = None
 
     def __post_init__(self) -> None:
-        if self.fit.args.save_async:
+        self._run, self._counters = self.run_state.run, self.run_state.counters
+        if self._run.args.save_async:
             self._buffers = snapshot.Buffers()
-
-    def begin(self) -> None:
-        """Put the output folder in order and note what the run is, before it looks for a checkpoint to go on from."""
-        checkpoint.tidy(Path(self.fit.args.output_dir))
-        self.identity = identity.of(self.fit)
-        self.line, self.resumed_from = lines.begin(), None
-        self._last_s = time.monotonic()
 
     def resume(self, folder: Path) -> None:
         """Note where the run resumes from: at the end of its line, or on a new one."""
         self.resumed_from = folder
-        self.line = checkpoint.resumed_line(folder, Path(self.fit.args.output_dir))
+        self.line = checkpoint.resumed_line(folder, self._run.output_dir)
 
     @property
     def last(self) -> Path | None:
@@ -87,7 +78,7 @@ class Saver:
     def next_start(self) -> dict[str, object]:
         """Return the setting that resumes from the last checkpoint of this run; none where nothing is saved."""
         last = self.last
-        newest = checkpoint.would_resume(Path(self.fit.args.output_dir))
+        newest = checkpoint.would_resume(self._run.output_dir)
         if newest is None and last is None:
             return {"resume_from_checkpoint": "auto"}
         if newest is not None and last is not None and newest.absolute() == last.absolute():
@@ -102,12 +93,12 @@ class Saver:
         """Take over the checkpoints of an earlier part of the run; a kill may have left one too many."""
         kinds.require_all(saved, {"names": kinds.list_of(kinds.text)}, "checkpoints")
         folders = self._own(saved["names"])
-        checkpoint.rotate(folders, self.fit.args.save_total_limit, self._protected())
+        checkpoint.rotate(folders, self._run.args.save_total_limit, self._protected())
         self.folders = [path for path in folders if path.is_dir() and not path.is_symlink()]
 
     def _own(self, names: Sequence[str]) -> list[Path]:
         """Return the run's checkpoints that are still there; none if it resumes in another folder."""
-        output_dir, folder = Path(self.fit.args.output_dir), self.resumed_from
+        output_dir, folder = self._run.output_dir, self.resumed_from
         if folder is None or folder.resolve().parent != output_dir.resolve():
             return []
         wanted = {folder.name, *names}
@@ -116,19 +107,19 @@ class Saver:
 
     def due(self, done: int, *, epoch_ends: bool, complete: bool, better: bool) -> bool:
         """Return whether a checkpoint is to be written after `done` steps; the last step of a rhythm always is."""
-        rhythm = self.fit.plan.save
+        rhythm = self._run.plan.save
         if rhythm.strategy == "best":
             return better
         if rhythm.strategy == "time":
-            return complete or time.monotonic() - self._last_s >= self.fit.args.save_interval_s
+            return complete or time.monotonic() - self._last_s >= self._run.args.save_interval_s
         return rhythm.due(done, epoch_ends) or (complete and rhythm.strategy == "steps")
 
     def save(self, done: int, *, better: bool) -> None:
         """Write the checkpoint of this step, or begin to; raises StorageError as `save_error_policy` says."""
         self.wait()  # at most one is on its way
-        guard.require_finite(self.fit.trainer.model, self.fit.optimizer, f"after step {done}")
+        guard.require_finite(self._run.model, self.run_state.optimizer, f"after step {done}")
         self._last_s = time.monotonic()
-        output_dir, state = Path(self.fit.args.output_dir), self.fit.state
+        output_dir, state = self._run.output_dir, self._counters
         before = state.best_model_checkpoint
         target = output_dir / checkpoint.folder_name(done)
         if better:
@@ -173,25 +164,26 @@ class Saver:
 
     def _prepare(self, output_dir: Path, done: int) -> Write:
         """Gather what the checkpoint holds, with its small files already in the staging folder."""
-        content = snapshot.take(self.fit, self._buffers)
+        content = snapshot.take(self.run_state, self._buffers)
+        args, meter = self._run.args, self.run_state.meter
         staged = checkpoint.Staged(output_dir, done, self.line)
         staged.put(content.write_texts)
         facts = {
-            "n_ranks": 1,
-            "seed": self.fit.args.seed,
-            "n_rows": self.fit.meter.n_rows_before + self.fit.meter.n_rows,
-            "config_digest": unchanged.config_digest(self.fit),
+            "n_ranks": self.n_ranks,
+            "seed": args.seed,
+            "n_rows": meter.n_rows_before + meter.n_rows,
+            "config_digest": compare.config_digest(args, self.run_state.identity),
         }
-        return Write(staged, content, facts, self.folders[:-1], self.fit.args.save_total_limit, self._protected())
+        return Write(staged, content, facts, self.folders[:-1], args.save_total_limit, self._protected())
 
     def _protected(self) -> Path | None:
-        best = self.fit.state.best_model_checkpoint
-        if not best or not self.fit.args.load_best_model_at_end:
+        best = self._counters.best_model_checkpoint
+        if not best or not self._run.args.load_best_model_at_end:
             return None
-        return Path(best) if Path(best).parent == Path(self.fit.args.output_dir) else None
+        return Path(best) if Path(best).parent == self._run.output_dir else None
 
     def _land(self, write: Write) -> None:
-        target, state = write.staged.target, self.fit.state
+        target, state = write.staged.target, self._counters
         known = [*(path for path in self.folders if path != target), target]
         self.folders = sorted((path for path in known if _is_there(path, write)), key=checkpoint.step_of)
         if write.error is not None:
@@ -200,13 +192,13 @@ class Saver:
             self._accept(write.error)
             return
         logger.info("saved %s", target)
-        self.fit.announce_save()
+        self.on_saved()
 
     def _accept(self, error: BaseException) -> None:
         """Go on without the checkpoint where that is the policy; raise the error otherwise."""
         if not isinstance(error, StorageError):
             raise error
-        if self.fit.args.save_error_policy == "stop":
+        if self._run.args.save_error_policy == "stop":
             raise disk_errors.resumable(error, self.last, self.next_start()) from error
         logger.warning("training goes on without this checkpoint: %s", error)
 

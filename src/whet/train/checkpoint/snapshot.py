@@ -1,4 +1,4 @@
-"""What a checkpoint will hold, gathered at one step: training may go on, and the files stay those of that step."""
+"""The content of a checkpoint, gathered at one step, so that training can continue while it is written."""
 
 from __future__ import annotations
 
@@ -7,25 +7,26 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from transformers import TrainerState
 
 from whet.precision import policy
+from whet.precision.policy import Precision
 from whet.train.checkpoint import best, content, weights
 from whet.train.checkpoint.manifest import MANIFEST
-from whet.train.compat import overrides
+from whet.train.meter import Meter
 from whet.train.resume import compare
-from whet.train.state import gather
-
-if TYPE_CHECKING:
-    from whet.train.loop import Fit
+from whet.train.run import Run
+from whet.train.state import Stateful, gather
 
 
 @dataclass
 class Buffers:
-    """Memory that snapshots are copied into, kept from one to the next: fresh pages cost more than the copying."""
+    """Memory that snapshots are copied into. It is reused: allocating pages costs more than the copy."""
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
 
@@ -35,13 +36,13 @@ class Buffers:
         return {name: self._copy(f"{prefix}.{name}", tensor, made) for name, tensor in tensors.items()}
 
     def _copy(self, name: str, tensor: Tensor, made: dict[tuple[Any, ...], Tensor]) -> Tensor:
-        place = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
-        if tensor.numel() and place in made:
-            return made[place]
+        memory = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+        if tensor.numel() and memory in made:
+            return made[memory]
         kept = self.tensors.get(name)
         if kept is None or kept.shape != tensor.shape or kept.dtype != tensor.dtype:
             kept = self.tensors[name] = torch.empty_like(tensor, device="cpu", memory_format=torch.contiguous_format)
-        made[place] = kept.copy_(tensor.detach())
+        made[memory] = kept.copy_(tensor.detach())
         return kept
 
 
@@ -56,7 +57,7 @@ class Snapshot:
     tensors: Mapping[str, Mapping[str, Tensor]]
     """Those of each part of the run's state."""
     save_model: Callable[[Path], None] | None = None
-    """The user's own `save_model`; what it writes is the checkpoint's model."""
+    """The user's own; what it writes is the model of the checkpoint."""
 
     def write_texts(self, folder: Path) -> None:
         """Write the small files, and what a user's own `save_model` writes."""
@@ -73,33 +74,43 @@ class Snapshot:
         content.write_tensors(self.tensors, folder)
 
 
-def take(fit: Fit, buffers: Buffers | None = None) -> Snapshot:
-    """Return what the run's checkpoint would hold now; with buffers it stays so whatever the run does next."""
-    model, state = fit.trainer.model, fit.trainer.model.state_dict()
-    text, tensors = content.divided(gather(fit.parts()))
+@dataclass(frozen=True, kw_only=True)
+class RunState:
+    """All that the checkpoints of a run are taken from."""
+
+    run: Run
+    counters: TrainerState
+    meter: Meter
+    optimizer: Optimizer
+    precision: Precision
+    identity: Mapping[str, Any]
+    """The facts that a resumed run is compared with."""
+    parts: Callable[[], Mapping[str, Stateful]]
+    """Returns what lives through the run besides the model, in the order in which it is restored."""
+    own_save_model: Callable[[], Callable[[Path], None] | None]
+    """Returns the user's own `save_model`, if there is one: what it writes is the model of a checkpoint."""
+
+
+def take(state: RunState, buffers: Buffers | None = None) -> Snapshot:
+    """Return the content of a checkpoint of this moment; with buffers, later steps do not change it."""
+    model, processing = state.run.model, state.run.processing_class
+    weights = dict(model.state_dict())
+    text, tensors = content.divided(gather(state.parts()))
     if buffers is not None:
         model = _with_own_config(model)
-        state = buffers.copies(state, "weights")
+        weights = buffers.copies(weights, "weights")
         tensors = {part: buffers.copies(found, part) for part, found in tensors.items()}
-    return Snapshot(texts(fit, text), model, fit.trainer.processing_class, state, tensors, _by_user(fit))
+    return Snapshot(texts(state, text), model, processing, weights, tensors, state.own_save_model())
 
 
-def texts(fit: Fit, state: str) -> dict[str, str]:
-    """Return the small files of a checkpoint around the text of its state."""
+def texts(state: RunState, parts: str) -> dict[str, str]:
+    """Return the small files of a checkpoint; `parts` is the text of `state.json`."""
     return {
-        compare.ARGUMENTS: policy.as_run(fit.args, fit.trainer.precision) + "\n",
-        compare.FINGERPRINT: json.dumps(fit.saver.identity, indent=2) + "\n",
-        content.STATE: state,
-        content.TRAINER_STATE: json.dumps(best.as_saved(fit.state), indent=2, sort_keys=True) + "\n",
+        compare.ARGUMENTS: policy.as_run(state.run.args, state.precision) + "\n",
+        compare.FINGERPRINT: json.dumps(state.identity, indent=2) + "\n",
+        content.STATE: parts,
+        content.TRAINER_STATE: json.dumps(best.as_saved(state.counters), indent=2, sort_keys=True) + "\n",
     }
-
-
-def _by_user(fit: Fit) -> Callable[[Path], None] | None:
-    """Return the overridden `save_model` of the Trainer, which transformers calls for each checkpoint too."""
-    save_model = fit.trainer.save_model
-    if not overrides.changed(fit.trainer, "save_model"):
-        return None
-    return lambda folder: save_model(str(folder), **overrides.given(save_model, _internal_call=True))
 
 
 def _with_own_config(model: nn.Module) -> nn.Module:

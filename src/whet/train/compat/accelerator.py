@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from whet.errors import ConfigError
-
-if TYPE_CHECKING:
-    from whet.train.trainer import Trainer
+from whet.train.compat.public import PublicTrainer
 
 
 class NotThereError(ConfigError, AttributeError):
@@ -26,7 +24,7 @@ class Accelerator:
     is_main_process = is_local_main_process = is_last_process = sync_gradients = True
     use_distributed = False
 
-    def __init__(self, trainer: Trainer) -> None:
+    def __init__(self, trainer: PublicTrainer) -> None:
         self._trainer = trainer
 
     def __getattr__(self, name: str) -> Any:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
 from whet.config import environment
 from whet.errors import ConfigError
 from whet.train.compat import overrides
-
-if TYPE_CHECKING:
-    from whet.train.trainer import Trainer
+from whet.train.compat.public import PublicTrainer
 
 
 def processing_class(given: Any, tokenizer: Any) -> Any:
@@ -25,7 +23,7 @@ def processing_class(given: Any, tokenizer: Any) -> Any:
     return tokenizer if given is None else given
 
 
-def require_consistent(trainer: Trainer, model: Any) -> None:
+def require_consistent(trainer: PublicTrainer, model: Any) -> None:
     """Raise ConfigError for arguments of the Trainer that contradict each other."""
     environment.require_known()
     _require_one_model(trainer, model)
@@ -52,7 +50,7 @@ def require_consistent(trainer: Trainer, model: Any) -> None:
     require_evaluation_set(trainer)
 
 
-def _require_one_model(trainer: Trainer, model: Any) -> None:
+def _require_one_model(trainer: PublicTrainer, model: Any) -> None:
     if (model is None) == (trainer.model_init is None):
         raise ConfigError(
             what="Trainer needs a model" if model is None else "model and model_init exclude each other",
@@ -68,7 +66,7 @@ def _require_one_model(trainer: Trainer, model: Any) -> None:
         )
 
 
-def require_evaluation_set(trainer: Trainer) -> None:
+def require_evaluation_set(trainer: PublicTrainer) -> None:
     """Raise ConfigError if a training would evaluate, and there is nothing to evaluate on."""
     by_user = trainer.evaluation is not None or overrides.changed(trainer, "evaluate", "get_eval_dataloader")
     if trainer.args.eval_strategy != "no" and trainer.eval_dataset is None and not by_user:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from torch.utils.data import DataLoader, IterableDataset, Sampler
@@ -11,9 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset, Sampler
 from whet.errors import ConfigError
 from whet.train.batches import plan
 from whet.train.compat import overrides
-
-if TYPE_CHECKING:
-    from whet.train.trainer import Trainer
+from whet.train.compat.public import PublicTrainer
 
 
 class OwnLoader(DataLoader[Any]):
@@ -64,7 +62,7 @@ def is_empty(dataset: Any) -> bool:
     return dataset is None or (is_sized(dataset) and len(dataset) == 0)
 
 
-def train_loader(trainer: Trainer) -> OwnLoader:
+def train_loader(trainer: PublicTrainer) -> OwnLoader:
     """Return a loader of the training set's batches, in the order in which whet trains on them."""
     args, dataset = trainer.args, trainer.train_dataset
     if dataset is None:
@@ -75,12 +73,12 @@ def train_loader(trainer: Trainer) -> OwnLoader:
     )
 
 
-def evaluation_loader(trainer: Trainer, dataset: Any) -> OwnLoader:
+def evaluation_loader(trainer: PublicTrainer, dataset: Any) -> OwnLoader:
     """Return a loader of a data set's batches in order, of the size for evaluations."""
     return _loader(evaluation_set(trainer, dataset), trainer.args.per_device_eval_batch_size, trainer.collate)
 
 
-def evaluation_set(trainer: Trainer, given: Any) -> Any:
+def evaluation_set(trainer: PublicTrainer, given: Any) -> Any:
     """Return the data set that is meant: itself, one of the Trainer's by name, or the Trainer's."""
     dataset = _named_set(trainer, given) if isinstance(given, str) else given
     dataset = trainer.eval_dataset if dataset is None else dataset
@@ -89,12 +87,12 @@ def evaluation_set(trainer: Trainer, given: Any) -> Any:
     return dataset
 
 
-def sampler_of(trainer: Trainer, dataset: Any) -> EpochSampler:
+def sampler_of(trainer: PublicTrainer, dataset: Any) -> EpochSampler:
     """Return the sampler of whet's order of rows, which is worked out when it is asked for."""
     return EpochSampler(lambda epoch: plan.make(trainer.args, dataset).order.epochs(epoch), len(dataset))
 
 
-def decides_batches(trainer: Trainer) -> bool:
+def decides_batches(trainer: PublicTrainer) -> bool:
     """Return whether the user's code decides which rows make which batch of the training."""
     return overrides.changed(trainer, *overrides.LOADER)
 
@@ -104,7 +102,7 @@ def no_data(what: str, fix: str) -> ConfigError:
     return ConfigError(what=f"there is no data set to {what}", why="it was asked for", fix=fix)
 
 
-def _named_set(trainer: Trainer, name: str) -> Any:
+def _named_set(trainer: PublicTrainer, name: str) -> Any:
     sets = trainer.eval_dataset
     if isinstance(sets, Mapping) and name in sets:
         return sets[name]

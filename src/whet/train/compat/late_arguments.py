@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from whet.config.arguments import TrainingArguments
 from whet.config.names.translate import Given
 from whet.config.options import options_of
 from whet.errors import ConfigError
 from whet.train.callbacks import trackers
+from whet.train.compat.public import PublicTrainer
 from whet.train.output import people
-
-if TYPE_CHECKING:
-    from whet.train.trainer import Trainer
 
 CALLBACKS = ("disable_tqdm", "log_format", "profile", "report_to", "torch_empty_cache_steps")
 """Fields that decide which callbacks a Trainer makes for itself."""
@@ -29,7 +25,7 @@ _IN_EVALUATIONS = ("per_device_eval_batch_size", "prediction_loss_only", "log_le
 """Fields that may change while a training runs: each evaluation reads them again."""
 
 
-def adopt(trainer: Trainer) -> None:
+def adopt(trainer: PublicTrainer) -> None:
     """Translate arguments of transformers that were put in place of the Trainer's, and refuse their later changes."""
     trainer.given_args.require_unchanged(trainer.args)
     if not isinstance(trainer.args, TrainingArguments):
@@ -37,7 +33,7 @@ def adopt(trainer: Trainer) -> None:
         trainer.args = trainer.given_args.translated
 
 
-def follow(trainer: Trainer) -> None:
+def follow(trainer: PublicTrainer) -> None:
     """Carry out what a Trainer reads once, or raise ConfigError with the fields for which it is too late."""
     adopt(trainer)
     now = trainer.args
@@ -54,7 +50,7 @@ def follow(trainer: Trainer) -> None:
         people.follow(now)
 
 
-def require_same_run(trainer: Trainer, begun: TrainingArguments) -> None:
+def require_same_run(trainer: PublicTrainer, begun: TrainingArguments) -> None:
     """Raise ConfigError if the arguments that a running training began with were changed under it."""
     if trainer.args is begun:
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 from whet.errors import ConfigError
@@ -77,6 +78,14 @@ def given_if_required(function: Callable[..., Any], **options: Any) -> dict[str,
         return {}
     needed = {name for name, one in parameters.items() if one.default is one.empty}
     return {name: value for name, value in options.items() if name in needed}
+
+
+def own_save_model(trainer: Any) -> Callable[[Path], None] | None:
+    """Return the overridden `save_model` of a Trainer as a function of the folder; None if it is whet's own."""
+    save_model = trainer.save_model
+    if not changed(trainer, "save_model"):
+        return None
+    return lambda folder: save_model(str(folder), **given(save_model, _internal_call=True))
 
 
 def honoured() -> Iterable[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transformers.trainer_utils import BestRun, default_compute_objective, default_hp_space_optuna
 
@@ -13,9 +13,7 @@ from whet.config.arguments import TrainingArguments
 from whet.errors import ConfigError
 from whet.log import logger
 from whet.optional import require
-
-if TYPE_CHECKING:
-    from whet.train.trainer import Trainer
+from whet.train.compat.public import PublicTrainer
 
 
 @dataclasses.dataclass
@@ -31,7 +29,9 @@ class Search:
     """What the running trial's last evaluation came to."""
 
 
-def run(trainer: Trainer, search: Search, n_trials: int, direction: str | list[str], options: dict[str, Any]) -> Any:
+def run(
+    trainer: PublicTrainer, search: Search, n_trials: int, direction: str | list[str], options: dict[str, Any]
+) -> Any:
     """Return the best of n_trials trainings (for several directions: the list of those that none beats)."""
     _require_model_init(trainer)
     if options.pop("n_jobs", 1) != 1:
@@ -56,7 +56,7 @@ def run(trainer: Trainer, search: Search, n_trials: int, direction: str | list[s
     return BestRun(str(study.best_trial.number), study.best_trial.value, study.best_trial.params)
 
 
-def begin(trainer: Trainer, trial: Any) -> None:
+def begin(trainer: PublicTrainer, trial: Any) -> None:
     """Put the settings of a trial into the Trainer: what `hp_space` says of it, or the dict that it is itself."""
     search = trainer.search
     if trial is None:
@@ -80,7 +80,7 @@ def begin(trainer: Trainer, trial: Any) -> None:
     logger.info("trial %s: %s", number if number is not None else "", dict(proposed))
 
 
-def report(trainer: Trainer, metrics: dict[str, float]) -> None:
+def report(trainer: PublicTrainer, metrics: dict[str, float]) -> None:
     """Tell a search what an evaluation of its running trial found; a trial that is not worth its time ends here."""
     search, trial = trainer.search, trainer.trial
     if search is None or trial is None:
@@ -95,7 +95,7 @@ def report(trainer: Trainer, metrics: dict[str, float]) -> None:
 
 
 def make(
-    trainer: Trainer,
+    trainer: PublicTrainer,
     hp_space: Callable[[Any], Mapping[str, Any]] | None,
     compute_objective: Callable[[dict[str, float]], Any] | None,
     hp_name: Callable[[Any], str] | None,
@@ -118,7 +118,7 @@ def make(
     )
 
 
-def _value(trainer: Trainer, search: Search, trial: Any) -> Any:
+def _value(trainer: PublicTrainer, search: Search, trial: Any) -> Any:
     search.value = None
     trainer.train(trial=trial)
     if search.value is None:  # no evaluation during the training
@@ -126,7 +126,7 @@ def _value(trainer: Trainer, search: Search, trial: Any) -> Any:
     return search.value
 
 
-def _require_model_init(trainer: Trainer) -> None:
+def _require_model_init(trainer: PublicTrainer) -> None:
     if trainer.model_init is None:
         raise ConfigError(
             what="hyperparameter_search needs model_init",

@@ -32,10 +32,10 @@ from whet.objectives.base import IGNORED, Collate
 from whet.objectives.own_loss import OwnLoss
 from whet.own_loop.optimize import optimize
 from whet.train.compat import overrides
+from whet.train.compat.public import PublicTrainer
 
 if TYPE_CHECKING:
     from whet.config.arguments import TrainingArguments
-    from whet.train.trainer import Trainer
 
 _LOSS_KEY = "loss"
 
@@ -84,14 +84,14 @@ def counted(batch: Batch, packed_model: PackedModel | None) -> Batch:
     return replace(batch, n_computed=filled_length(batch.n_tokens))
 
 
-def wanted(trainer: Trainer) -> bool:
+def wanted(trainer: PublicTrainer) -> bool:
     """Return whether a user's code, or the smoothing of labels, has a part in training batches or their loss."""
     smoothed = bool(trainer.args.label_smoothing_factor)
     by_user = overrides.changed(trainer, *overrides.LOSS, *overrides.LOADER)
     return smoothed or trainer.compute_loss_func is not None or by_user
 
 
-def build(trainer: Trainer, collate: Collate) -> UserLoss:
+def build(trainer: PublicTrainer, collate: Collate) -> UserLoss:
     """Return the objective; the model is changed so that it computes padded batches without their padding."""
     if trainer.args.max_tokens_per_batch is not None:
         raise ConfigError(
@@ -110,12 +110,12 @@ def seed_torch(seed: int, step: int, first_slot: int) -> None:
 
 
 def gradients(
-    trainer: Trainer, batches: Sequence[Batch], *, step: int, between: Callable[[], None] = lambda: None
+    trainer: PublicTrainer, batches: Sequence[Batch], *, step: int, between: Callable[[], None] = lambda: None
 ) -> Tensor:
     """Leave in .grad the gradient of the losses that `training_step` returns; return their sum, () float32."""
     seed = trainer.args.seed
     trainer.precision.begin(seed, step)
-    n_items = n_items_in(trainer, [batch.inputs for batch in batches])
+    n_items = trainer.sync.total_targets(n_items_in(trainer, [batch.inputs for batch in batches]))
     trainer.current_gradient_accumulation_steps = len(batches)
     total = torch.zeros(())
     for number, batch in enumerate(batches):
@@ -130,7 +130,7 @@ def gradients(
     return total
 
 
-def training_step(trainer: Trainer, model: nn.Module, inputs: Mapping[str, Any], n_items: Any) -> Tensor:
+def training_step(trainer: PublicTrainer, model: nn.Module, inputs: Mapping[str, Any], n_items: Any) -> Tensor:
     """Run one micro-batch forward and backward; return its part of the step's loss."""
     if not model.training:
         model.train()
@@ -145,7 +145,7 @@ def training_step(trainer: Trainer, model: nn.Module, inputs: Mapping[str, Any],
 
 
 @contextmanager
-def _forward(trainer: Trainer, model: nn.Module, inputs: Mapping[str, Any]) -> Iterator[None]:
+def _forward(trainer: PublicTrainer, model: nn.Module, inputs: Mapping[str, Any]) -> Iterator[None]:
     """Run a user's loss: in the run's precision, exact at targets in padding, and with a reason where rows do not fit.
 
     The loss may take columns out of `inputs`.
@@ -156,7 +156,7 @@ def _forward(trainer: Trainer, model: nn.Module, inputs: Mapping[str, Any]) -> I
 
 
 def compute_loss(
-    trainer: Trainer, model: nn.Module, inputs: Mapping[str, Any], return_outputs: bool, n_items: Any
+    trainer: PublicTrainer, model: nn.Module, inputs: Mapping[str, Any], return_outputs: bool, n_items: Any
 ) -> Any:
     """Return the loss of a padded batch as transformers' Trainer computes it, with the outputs where asked for."""
     inputs = dict(inputs)
@@ -176,7 +176,11 @@ def compute_loss(
 
 
 def prediction_step(
-    trainer: Trainer, model: nn.Module, inputs: Mapping[str, Any], loss_only: bool, ignore_keys: Sequence[str] | None
+    trainer: PublicTrainer,
+    model: nn.Module,
+    inputs: Mapping[str, Any],
+    loss_only: bool,
+    ignore_keys: Sequence[str] | None,
 ) -> tuple[Any, Any, Any]:
     """Return loss, predictions and labels of a padded batch; None for what there is not."""
     names = trainer.label_names
@@ -200,7 +204,7 @@ def prediction_step(
     return loss, logits, labels[0] if labels is not None and len(labels) == 1 else labels
 
 
-def n_items_in(trainer: Trainer, batches: Sequence[Mapping[str, Any]]) -> Tensor | None:
+def n_items_in(trainer: PublicTrainer, batches: Sequence[Mapping[str, Any]]) -> Tensor | None:
     """Return the targets of a step, which a loss divides by: labels other than -100. None where nothing asks."""
     if not (trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None):
         return None
@@ -222,12 +226,12 @@ def predictions_in(outputs: Any, ignored: Sequence[str], *, with_loss: bool) -> 
     return outputs[1:] if with_loss and isinstance(outputs, tuple | list) else outputs
 
 
-def _ignored(trainer: Trainer, asked: Sequence[str] | None) -> Sequence[str]:
+def _ignored(trainer: PublicTrainer, asked: Sequence[str] | None) -> Sequence[str]:
     config = getattr(trainer.model, "config", None)
     return getattr(config, "keys_to_ignore_at_inference", ["past_key_values"]) if asked is None else asked
 
 
-def _is_scaled(trainer: Trainer, n_items: Any) -> bool:
+def _is_scaled(trainer: PublicTrainer, n_items: Any) -> bool:
     """Return whether a loss is one of all micro-batches already, as transformers decides it."""
     if trainer.loss_is_scaled_for_ga is not None:
         return trainer.loss_is_scaled_for_ga
@@ -247,7 +251,7 @@ def _loss_in(outputs: Any) -> Tensor:
     return outputs[0] if isinstance(outputs, tuple | list) else outputs
 
 
-def _as_loss(found: Any, method: str, trainer: Trainer) -> Tensor:
+def _as_loss(found: Any, method: str, trainer: PublicTrainer) -> Tensor:
     if isinstance(found, Tensor) and found.numel() == 1:
         return found.reshape(())
     raise ConfigError(

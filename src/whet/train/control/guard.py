@@ -1,4 +1,4 @@
-"""What watches a run: its memory, and losses that jump."""
+"""What protects a run: checks of memory, of loss spikes and of weights that are not finite."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from whet.train.state import State
 from whet.train.step import StepResult
 
 EVERY_S = 0.05
-"""A look reads some files of the kernel, about 0.1 ms: no more often than this."""
+"""A check reads some files of the kernel, which takes about 0.1 ms: no more often than this."""
 WARN_FRAC, WARN_OWN_FRAC = 0.15, 0.5
 STOP_FRAC, STOP_OWN_FRAC = 0.05, 0.25
-"""Memory is scarce if less of the limit is left, and less than this part of what the process itself holds: on a
-machine full of other programs a small run goes on."""
+"""Memory is scarce if less than the first fraction of the limit is left, and less than the second fraction of what the
+process itself holds: on a machine full of other programs a small run continues."""
 LOSSES, FEWEST_LOSSES = 32, 8
-"""Losses that a spike is compared with, and how many it takes."""
+"""Number of losses that a spike is compared with, and the fewest that make a comparison."""
 
 
 @dataclass
 class MemoryGuard:
-    """Looks, between micro-batches, at what the limits on this process leave."""
+    """Checks, between micro-batches, how much memory the limits on this process leave."""
 
     limits: Callable[[], Sequence[MemoryLimit]]
     resident: Callable[[], int | None] = memory.resident_bytes
@@ -42,8 +42,8 @@ class MemoryGuard:
         self._next_s = 0.0
         self._warned = False
 
-    def look(self) -> str | None:
-        """Return how little room there is if the run has to stop, else None; log a warning once before that."""
+    def shortage(self) -> str | None:
+        """Return what is left if it is so little that the run has to stop, else None; warn once before that."""
         now_s = time.monotonic()
         if now_s < self._next_s:
             return None
@@ -55,14 +55,14 @@ class MemoryGuard:
         for limit in self.limits():
             left = limit.left_bytes - more
             if left < min(STOP_FRAC * limit.limit_bytes, STOP_OWN_FRAC * (holds + more)):
-                return _told(limit, left, more)
+                return _describe(limit, left, more)
             if not self._warned and left < min(WARN_FRAC * limit.limit_bytes, WARN_OWN_FRAC * (holds + more)):
                 self._warned = True
-                logger.warning("memory is getting scarce: %s", _told(limit, left, more))
+                logger.warning("memory is getting scarce: %s", _describe(limit, left, more))
         return None
 
     def forget_peak(self) -> None:
-        """Leave the peak so far out of account: it was that of trials, which do not come again."""
+        """Ignore the peak so far: it was that of trials, which are over."""
         self._peak_before = self.peak() or 0
 
     def _more_at_peak(self, holds: int) -> int:
@@ -85,7 +85,7 @@ def memory_guard(args: TrainingArguments) -> MemoryGuard | None:
     return MemoryGuard(lambda: [MemoryLimit(memory.resident_bytes() or 0, limit, "memory_limit_gb")])
 
 
-def _told(limit: MemoryLimit, left_bytes: int, more_bytes: int) -> str:
+def _describe(limit: MemoryLimit, left_bytes: int, more_bytes: int) -> str:
     used = limit.used_bytes + more_bytes
     return (
         f"{_mib(used)} of {_mib(limit.limit_bytes)} that {limit.of} allows are in use at the highest, "
@@ -98,14 +98,14 @@ def _mib(n_bytes: float) -> str:
 
 
 class SpikeGuard:
-    """Takes out steps whose loss is many times the usual one."""
+    """Rejects steps whose loss is many times the usual one."""
 
     def __init__(self, limit: float | None, losses: Sequence[float] = ()) -> None:
         self.limit = limit
         self.losses: deque[float] = deque(losses, maxlen=LOSSES)
-        """Those of the last applied steps."""
+        """Losses of the last applied steps."""
         self.n_bad_in_a_row = 0
-        """Steps in a row, up to now, that were not applied."""
+        """Consecutive steps, up to now, that were not applied."""
 
     def state(self) -> State:
         """Return the losses that the next one is compared with, and how many steps in a row were not applied."""
@@ -117,8 +117,8 @@ class SpikeGuard:
         self.losses.extend(saved["losses"])
         self.n_bad_in_a_row = saved["n_bad_in_a_row"]
 
-    def judge(self, result: StepResult) -> StepResult:
-        """Return the result, as one that is not to be applied where its loss is a spike."""
+    def accept(self, result: StepResult) -> StepResult:
+        """Return the result, as one that is not applied if its loss is a spike."""
         if self.limit is None or not result.applied:
             return result
         if len(self.losses) >= FEWEST_LOSSES and result.loss > self.limit * statistics.median(self.losses):
@@ -126,9 +126,18 @@ class SpikeGuard:
         self.losses.append(result.loss)
         return result
 
+    def require_progress(self, result: StepResult, step: int, most: int) -> None:
+        """Log a step that was not applied; raise NonFiniteError if it is number `most` of consecutive ones."""
+        if result.rescaled:
+            return
+        self.n_bad_in_a_row = 0 if result.applied else self.n_bad_in_a_row + 1
+        if not result.applied:
+            _log_not_applied(step, result, self.limit)
+        if self.n_bad_in_a_row >= most:
+            raise _too_many_not_applied(self.n_bad_in_a_row, step, result)
 
-def tell(step: int, result: StepResult, limit: float | None) -> None:
-    """Log a step that was not applied."""
+
+def _log_not_applied(step: int, result: StepResult, limit: float | None) -> None:
     if result.finite:
         logger.warning(
             "step %d was not applied: loss %s is more than %s times the median of the steps before it",
@@ -138,8 +147,7 @@ def tell(step: int, result: StepResult, limit: float | None) -> None:
         logger.warning("step %d was not applied: loss %s, gradient norm %s", step, result.loss, result.grad_norm)
 
 
-def too_many(n_steps: int, step: int, result: StepResult) -> NonFiniteError:
-    """Return the error that ends a run after so many steps in a row that were not applied."""
+def _too_many_not_applied(n_steps: int, step: int, result: StepResult) -> NonFiniteError:
     spike = result.finite
     return NonFiniteError(
         what=f"{n_steps} steps in a row were " + ("loss spikes" if spike else "not finite"),
@@ -151,7 +159,7 @@ def too_many(n_steps: int, step: int, result: StepResult) -> NonFiniteError:
 
 
 def require_finite(model: Any, optimizer: Any, when: str) -> None:
-    """Raise NonFiniteError (exit 70) where a weight, or what the optimizer keeps of it, is no number."""
+    """Raise NonFiniteError (exit 70) if a weight, or the optimizer's state of it, is not finite."""
     if found := finite.not_finite(model, optimizer):
         raise NonFiniteError(
             what=f"the weights are not finite {when}",

@@ -161,10 +161,11 @@ def reached(what: str, **again: object) -> None:
     _now.reached, _now.again = what, again
 
 
-def check() -> None:
-    """Leave, by raising Stopped, if a signal came."""
-    if _now.asked is not None:
-        raise Stopped(f"stopped by {_now.asked}: {_now.reached}", _now.again)
+def check(agree: Callable[[str | None], str | None] = lambda name: name) -> None:
+    """Raise Stopped if a signal came; `agree` returns the name of the signal that the ranks of a run act on."""
+    name = agree(_now.asked)
+    if name is not None:
+        raise Stopped(f"stopped by {name}: {_now.reached}", _now.again)
 
 
 def _hear(number: int, _: Any) -> None:

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from huggingface_hub import HfApi, ModelCard
 from transformers.trainer_utils import SchedulerType
 
 from whet.errors import StorageError
 from whet.train.compat import overrides
+from whet.train.compat.public import PublicTrainer
 from whet.train.output import files as output_files
-
-if TYPE_CHECKING:
-    from whet.train.trainer import Trainer
 
 _NOT_UPLOADED = ["_*", "checkpoint-*", ".*", "runs/*", "run.log*"]
 
 
-def write_card(trainer: Trainer, facts: dict[str, Any]) -> None:
+def write_card(trainer: PublicTrainer, facts: dict[str, Any]) -> None:
     """Write README.md into the output folder: a draft of a model card with what the Trainer knows."""
     from transformers.modelcard import TrainingSummary
 
@@ -35,7 +33,7 @@ def write_card(trainer: Trainer, facts: dict[str, Any]) -> None:
         output_files.write_text(path, summary.to_model_card())
 
 
-def create_repo(trainer: Trainer, token: str | None, private: bool | None) -> str:
+def create_repo(trainer: PublicTrainer, token: str | None, private: bool | None) -> str:
     """Return the name of the repository of the trained model, which is created if there is none."""
     name = (
         trainer.hub_model_id
@@ -50,7 +48,7 @@ def create_repo(trainer: Trainer, token: str | None, private: bool | None) -> st
 
 
 def push(
-    trainer: Trainer,
+    trainer: PublicTrainer,
     message: str | None,
     blocking: bool,
     token: str | None,
@@ -80,11 +78,11 @@ def push(
         raise _refused(f"the model cannot be uploaded to {trainer.hub_model_id}", error) from error
 
 
-def _token(trainer: Trainer, token: str | None) -> str | None:
+def _token(trainer: PublicTrainer, token: str | None) -> str | None:
     return token if token is not None else getattr(trainer.args, "hub_token", None)
 
 
-def _as_transformers_has_it(trainer: Trainer) -> Any:
+def _as_transformers_has_it(trainer: PublicTrainer) -> Any:
     """Return what a TrainingSummary reads of a Trainer."""
     from transformers.training_args import ParallelMode
 

@@ -15,10 +15,11 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from whet import __version__, log
+from whet import log
 from whet.config.rules.training import LOG_NAME, OLDER_LOG_NAME
 from whet.errors import WhetError
 from whet.log import Discreet, logger
+from whet.version import __version__
 
 LARGEST_BYTES = 5_000_000
 """A file that has grown so large becomes `run.log.1`, in place of an older one."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -14,9 +13,7 @@ from whet.errors import escape_controls
 from whet.hardware import cpu, memory
 from whet.kernels.library import library
 from whet.optim import registry
-
-if TYPE_CHECKING:
-    from whet.train.trainer import Trainer
+from whet.train.compat.public import PublicTrainer
 
 _LABEL = 11
 _MOST_SAMPLED = 100_000
@@ -25,7 +22,7 @@ _BUSY = 1.5
 """A machine whose load is this many times its cores is too busy for times to mean much."""
 
 
-def of_training(trainer: Trainer) -> list[str]:
+def of_training(trainer: PublicTrainer) -> list[str]:
     """Return the lines of a training run, just before its first step."""
     state, args = trainer.state, trainer.args
     micro_rows = state.train_batch_size or args.per_device_train_batch_size
@@ -44,13 +41,13 @@ def of_training(trainer: Trainer) -> list[str]:
     return _lines(trainer, dict(rows))
 
 
-def of_evaluation(trainer: Trainer, dataset: object) -> list[str]:
+def of_evaluation(trainer: PublicTrainer, dataset: object) -> list[str]:
     """Return the lines of an evaluation or prediction without training."""
     size = trainer.args.per_device_eval_batch_size
     return _lines(trainer, {"data": _rows(trainer, dataset, size), "batch": [console.plural(size, "row")]})
 
 
-def _lines(trainer: Trainer, rows: dict[str, list[str]]) -> list[str]:
+def _lines(trainer: PublicTrainer, rows: dict[str, list[str]]) -> list[str]:
     known = {
         "model": _model(trainer),
         "data": rows.get("data", []),
@@ -72,7 +69,7 @@ def block(rows: dict[str, list[str]], width: int) -> list[str]:
     ]
 
 
-def _model(trainer: Trainer) -> list[str]:
+def _model(trainer: PublicTrainer) -> list[str]:
     model = trainer.model
     total = sum(parameter.numel() for parameter in model.parameters())
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
@@ -80,7 +77,7 @@ def _model(trainer: Trainer) -> list[str]:
     return [type(model).__name__, f"{console.count(total)} parameters", some]
 
 
-def _rows(trainer: Trainer, dataset: object, rows_per_batch: int) -> list[str]:
+def _rows(trainer: PublicTrainer, dataset: object, rows_per_batch: int) -> list[str]:
     """Return what is known of a data set without reading it: only whet's own stores know their tokens."""
     try:
         n_rows = len(dataset)  # type: ignore[arg-type]
@@ -96,7 +93,7 @@ def _rows(trainer: Trainer, dataset: object, rows_per_batch: int) -> list[str]:
     return [*parts, tokens, f"{avoided:.0%} padding avoided"]
 
 
-def _evaluated(trainer: Trainer) -> list[str]:
+def _evaluated(trainer: PublicTrainer) -> list[str]:
     try:
         return [f"evaluates {console.plural(len(trainer.eval_dataset), 'row')}"] if trainer.args.do_eval else []
     except TypeError:
@@ -122,7 +119,7 @@ def _batch(rows_per_step: int, micro_rows: int) -> str:
     return f"{console.plural(rows_per_step, 'row')} a step in {each}"
 
 
-def _memory(trainer: Trainer) -> list[str]:
+def _memory(trainer: PublicTrainer) -> list[str]:
     """Return what weights, gradients and optimizer state will take, and what is free now."""
     weights = list(trainer.model.parameters())
     size = sum(p.numel() * p.element_size() for p in weights)
@@ -153,7 +150,7 @@ def _machine(device: torch.device) -> list[str]:
     return [f"{torch.get_num_threads()} of {console.plural(cores, 'core')} used", operators, *busy]
 
 
-def _saves(trainer: Trainer) -> list[str]:
+def _saves(trainer: PublicTrainer) -> list[str]:
     args, state = trainer.args, trainer.state
     every = {
         "no": "no checkpoints",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from whet.config.arguments import TrainingArguments
 from whet.config.options import options_of
@@ -15,10 +15,8 @@ from whet.errors import ConfigError
 from whet.log import logger
 from whet.precision import policy
 from whet.train.checkpoint.manifest import digest_of
-from whet.train.resume import fingerprint as identity
-
-if TYPE_CHECKING:
-    from whet.train.loop import Fit
+from whet.train.resume import fingerprint
+from whet.train.run import Run
 
 ARGUMENTS, FINGERPRINT = "training_args.json", "identity.json"
 OPTIMIZER, _WEIGHTS, _EVALUATION_DATA = "optimizer", "weights", "evaluation_data"
@@ -40,13 +38,13 @@ _MEANT = {
 """Compared names that are no settings of their own -> what they are made of."""
 
 
-def require_same(fit: Fit, folder: Path) -> set[str]:
-    """Return what differs from the checkpoint and was allowed to; raises ConfigError with what was not."""
-    lines = dict(_settings(fit.args, folder))
+def require_same(run: Run, identity: Mapping[str, Any], folder: Path) -> set[str]:
+    """Return the allowed differences from the checkpoint; raises ConfigError for the others."""
+    lines = dict(_settings(run.args, folder))
     if (folder / FINGERPRINT).is_file():
-        before = _OF_FIRST_VERSION if fit.plan.order_rule else {}
-        lines |= _facts(fit.saver.identity, {**before, **_read(folder / FINGERPRINT)})
-    _refuse(lines, fit.args, folder)
+        before = _OF_FIRST_VERSION if run.plan.order_rule else {}
+        lines |= _facts(identity, {**before, **_read(folder / FINGERPRINT)})
+    _refuse(lines, run.args, folder)
     for text in lines.values():
         logger.warning("resuming from %s with a change that was allowed: %s", folder.name, text)
     return set(lines)
@@ -57,10 +55,10 @@ def require_same_settings(args: TrainingArguments, folder: Path) -> None:
     _refuse(dict(_settings(args, folder)), args, folder)
 
 
-def config_digest(fit: Fit) -> str:
+def config_digest(args: TrainingArguments, identity: Mapping[str, Any]) -> str:
     """Return one checksum of everything that is compared on resume."""
-    facts = {name: value for name, value in fit.saver.identity.items() if name != "environment"}
-    settings = fit.args.to_dict()
+    facts = {name: value for name, value in identity.items() if name != "environment"}
+    settings = args.to_dict()
     return digest_of({"settings": _curve(settings) | {"data_seed": _data_seed(settings)}, **facts})
 
 
@@ -106,11 +104,11 @@ def _facts(now: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, str]:
     if _EVALUATION_DATA not in before:  # written by an earlier version
         before = {**before, _EVALUATION_DATA: now.get(_EVALUATION_DATA)}
     for kind in ("model", "data", _EVALUATION_DATA, "order", "dtype", _WEIGHTS, OPTIMIZER):
-        lines = list(identity.differences(before.get(kind), now.get(kind), kind))
+        lines = list(fingerprint.differences(before.get(kind), now.get(kind), kind))
         if lines:
             more = len(lines) - _MOST_LINES
             found[kind] = "; ".join(lines[:_MOST_LINES]) + (f"; and {more} more" if more > 0 else "")
-    elsewhere = list(identity.differences(before.get("environment"), now["environment"]))
+    elsewhere = list(fingerprint.differences(before.get("environment"), now["environment"]))
     if elsewhere:
         logger.warning("the run resumes, but not bit for bit as it would have: %s", "; ".join(elsewhere))
     return found

@@ -1,11 +1,11 @@
-"""What a run is: its model, its data and where it runs, written into each checkpoint and compared on resume."""
+"""The identity of a run: its model, data and environment, written into each checkpoint and compared on resume."""
 
 from __future__ import annotations
 
 import json
 import platform
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import datasets
 import numpy as np
@@ -15,15 +15,13 @@ import xxhash
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-import whet
 from whet.data.store import RowStore
 from whet.kernels.library import library
 from whet.optim import schedule
 from whet.optim.optimizers.native import WhetAdamW
 from whet.train.compat.dataloaders import is_sized
-
-if TYPE_CHECKING:
-    from whet.train.loop import Fit
+from whet.train.run import Run
+from whet.version import __version__
 
 _PASSING = {
     "transformers_version", "_name_or_path", "architectures", "dtype", "torch_dtype", "_attn_implementation",
@@ -33,21 +31,20 @@ _PASSING = {
 _SAMPLED_ROWS = 64
 
 
-def of(fit: Fit) -> dict[str, Any]:
-    """Return the facts of the run, as they read after a way through JSON."""
-    model = fit.trainer.model
+def of(run: Run, optimizer: Optimizer, scheduler: Any) -> dict[str, Any]:
+    """Return the facts of the run, in the form that JSON gives them back."""
     facts = {
-        "model": {"class": type(model).__name__, "config": _config(model)},
-        "weights": {name: _shape(parameter) for name, parameter in model.named_parameters()},
-        "dtype": ", ".join(sorted({str(p.dtype).removeprefix("torch.") for p in model.parameters()})),
-        "data": _data(fit.trainer.train_dataset),
-        "order": fit.plan.order_rule,
-        "optimizer": _optimizer_class(fit.optimizer),
+        "model": {"class": type(run.model).__name__, "config": _config(run.model)},
+        "weights": {name: _shape(parameter) for name, parameter in run.model.named_parameters()},
+        "dtype": ", ".join(sorted({str(p.dtype).removeprefix("torch.") for p in run.model.parameters()})),
+        "data": _data(run.train_dataset),
+        "order": run.plan.order_rule,
+        "optimizer": _optimizer_class(optimizer),
         "environment": environment(),
     }
-    if schedule.moves_by_metric(fit.scheduler):
-        facts["evaluation_data"] = _data_of_each(fit.trainer.eval_dataset)
-    padding = fit.trainer.objective.padding
+    if schedule.moves_by_metric(scheduler):
+        facts["evaluation_data"] = _data_of_each(run.eval_dataset)
+    padding = run.objective.padding
     if padding.in_loss != "none":
         facts["data"]["padded_to"] = padding.length or "the longest row of a batch"
     return json.loads(json.dumps(facts, default=str))
@@ -60,10 +57,10 @@ def _optimizer_class(optimizer: Optimizer) -> str:
 
 
 def environment() -> dict[str, Any]:
-    """Return what the last bits of a run may depend on beside its settings."""
+    """Return what the last bits of a run may depend on besides its settings."""
     return {
         "threads": torch.get_num_threads(),
-        "whet": whet.__version__,
+        "whet": __version__,
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "machine": platform.machine(),

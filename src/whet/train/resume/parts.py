@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence, Set
+from collections.abc import Set
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from whet.errors import ConfigError
 from whet.log import logger
 from whet.optim import schedule
-from whet.train.checkpoint.optimizer_state import OptimizerState
+from whet.train.checkpoint.optimizer_state import OptimizerState, names_in
 from whet.train.resume import compare
 from whet.train.state import State
 
 
 class OptimizerPart:
-    """The optimizer's state; settings in `changed` stay those of the new run."""
+    """The optimizer's state; settings in `changed` keep the values of the new run."""
 
-    def __init__(self, optimizer: Optimizer, names: Sequence[str], changed: Set[str]) -> None:
-        self._optimizer, self._changed = optimizer, changed
-        self._part = OptimizerState(optimizer, names)
+    def __init__(self, optimizer: Optimizer, model: nn.Module, changed: Set[str]) -> None:
+        self._optimizer, self._model, self._changed = optimizer, model, changed
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the optimizer's parameters, in the order of its groups."""
+        return names_in(self._optimizer, self._model)
 
     def state(self) -> State:
-        return self._part.state()
+        return OptimizerState(self._optimizer, self.names).state()
 
     def load_state(self, saved: State) -> None:
         if compare.OPTIMIZER in self._changed:
@@ -34,7 +38,7 @@ class OptimizerPart:
             return
         groups = self._optimizer.param_groups
         fresh = [{name: value for name, value in group.items() if name != "params"} for group in groups]
-        self._part.load_state(saved)
+        OptimizerState(self._optimizer, self.names).load_state(saved)
         for group, new in zip(self._optimizer.param_groups, fresh, strict=True):
             group.update({name: new[name] for name in compare.group_settings(set(self._changed), new)})
 

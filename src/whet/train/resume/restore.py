@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from safetensors import SafetensorError
+from torch.optim import Optimizer
 from transformers import TrainerState
 
 from whet.config.arguments import TrainingArguments
@@ -18,11 +19,11 @@ from whet.log import logger
 from whet.precision import policy
 from whet.train.checkpoint import best, content, manifest, optimizer_state, weights
 from whet.train.checkpoint import folder as checkpoint
+from whet.train.checkpoint.lineage import Line
+from whet.train.checkpoint.snapshot import RunState
 from whet.train.resume import compare, form_1, kinds
-from whet.train.state import State, put_back
-
-if TYPE_CHECKING:
-    from whet.train.loop import Fit
+from whet.train.run import Run
+from whet.train.state import State, Stateful, put_back
 
 _AFTER_WEIGHTS = ("optimizer", "schedule")
 _COUNTERS = (
@@ -63,31 +64,33 @@ def precision_of(folder: Path) -> str:
         return policy.in_checkpoint(_read(folder / compare.ARGUMENTS))
 
 
-def restore(fit: Fit, folder: Path) -> None:
-    """Put back what was saved; raises ConfigError if model, data or settings would change the curve."""
-    fit.saver.resume(folder)
+def restore(state: RunState, folder: Path, line: Line, parts: Callable[[Set[str]], Mapping[str, Stateful]]) -> None:
+    """Restore what was saved; raises ConfigError if model, data or settings would change the loss curve.
+
+    `parts` returns the parts of the run for these settings, which may differ from the checkpoint.
+    """
+    run, counters = state.run, state.counters
     with _readable(folder):
-        changed = compare.require_same(fit, folder)
-        parts = fit.parts(changed)
-        saved = _saved_parts(fit, folder)
-        first = {name: part for name, part in parts.items() if name not in _AFTER_WEIGHTS}
-        state = _trainer_state(folder)
-        put_back(first, saved)
-        weights.load_weights(fit.trainer.model, folder)
-        put_back({name: parts[name] for name in _AFTER_WEIGHTS}, saved)
+        changed = compare.require_same(run, state.identity, folder)
+        part_of = parts(changed)
+        saved = _saved_parts(folder, run, state.optimizer)
+        trainer_state = _trainer_state(folder)
+        put_back({name: part for name, part in part_of.items() if name not in _AFTER_WEIGHTS}, saved)
+        weights.load_weights(run.model, folder)
+        put_back({name: part_of[name] for name in _AFTER_WEIGHTS}, saved)
         for name in _COUNTERS:
-            setattr(fit.state, name, getattr(state, name))
-        if changed & {*METRIC_FIELDS}:  # the best by another metric is no measure
-            fit.state.best_metric, fit.state.best_global_step, state.best_model_checkpoint = None, None, None
-        best.take_over(fit, state.best_model_checkpoint, folder)
-    fit.loader.open()  # reads rows: errors of the data set are not those of the folder
-    logger.info("resuming after step %d from %s", fit.state.global_step, folder)
+            setattr(counters, name, getattr(trainer_state, name))
+        best_folder = trainer_state.best_model_checkpoint
+        if changed & {*METRIC_FIELDS}:  # values of another metric cannot be compared
+            counters.best_metric, counters.best_global_step, best_folder = None, None, None
+        found = best.restored_folder(run, line, best_folder, folder)
+        counters.best_model_checkpoint = str(found) if found else None
+    logger.info("resuming after step %d from %s", counters.global_step, folder)
 
 
-def _saved_parts(fit: Fit, folder: Path) -> dict[str, State]:
+def _saved_parts(folder: Path, run: Run, optimizer: Optimizer) -> dict[str, State]:
     if content.form_of(folder) == 1:
-        names = optimizer_state.names_in(fit.optimizer, fit.trainer.model)
-        return form_1.read(folder, names, fit.args.train_rows_per_step)
+        return form_1.read(folder, optimizer_state.names_in(optimizer, run.model), run.args.train_rows_per_step)
     return content.read(folder)
 
 

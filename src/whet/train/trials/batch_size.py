@@ -1,18 +1,20 @@
-"""How many rows go through the model at a time: found before training, on the longest rows of the data set.
+"""How many rows fit in a micro-batch: found before training, on the longest rows of the data set.
 
-The rows of a step are cut into more micro-batches where fewer fit: accumulation rises, the curve stays. On a GPU a pass
-that does not fit ends in an error, and the next one is tried with fewer rows. On a CPU there is no error, the kernel
-ends the process: so passes begin with one row, and only what a line through the measured peaks says will fit is run.
+If fewer rows fit, a step has more micro-batches: accumulation rises, the loss curve stays. On a GPU a pass that does
+not fit raises an error, and fewer rows are tried. On a CPU the kernel would end the process: so the trial begins with
+one row, and runs only what should fit by a straight line through the measured peaks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from whet.card import Card
 from whet.data import budget
@@ -21,12 +23,11 @@ from whet.errors import ConfigError
 from whet.log import logger
 from whet.optim import registry
 from whet.precision import policy
-from whet.train.control import stop
-from whet.train.trials import precision as probe
-from whet.train.trials.memory import GpuRoom, HostRoom, mib
-
-if TYPE_CHECKING:
-    from whet.train.loop import Fit
+from whet.precision.policy import Precision
+from whet.train.control.guard import MemoryGuard
+from whet.train.run import Run
+from whet.train.trials.memory import GpuMemory, HostMemory, mib
+from whet.train.trials.precision import Passes, Subject, no_trace
 
 CARD = Card(
     name="batch size trial",
@@ -40,41 +41,56 @@ CARD = Card(
 )
 
 _MOST_GROWTH = 4
-"""How many times as many rows as have run the next pass may have: a line through small ones is a guess."""
+"""The next pass has at most this many times the rows of the largest so far: a line through small ones is a guess."""
 _OTHER_STATE = 8
-"""Bytes a weight for the state of an optimizer that does not say: two float32 moments, as most have."""
+"""Bytes of state per weight for an unknown optimizer: two float32 moments, as most have."""
 _WIDE, _NARROW = 64, 8
-"""Rows that the products of a GPU like a multiple of: on an A100 and its successors, and before (NVIDIA's guide)."""
+"""GPU products are fastest with multiples of these numbers of rows: since the A100, and before (NVIDIA's guide)."""
 
 
-def settle(fit: Fit) -> int:
-    """Return the most rows of a micro-batch: what was asked for, or what fits; the log says what was found."""
-    asked = fit.args.per_device_train_batch_size
-    rows = _found(fit, asked) if fit.args.auto_find_batch_size else asked
-    device = fit.trainer.device
-    if device.type == "cuda" and not fit.trainer.objective.packed:
-        note = disliked(rows, torch.cuda.get_device_capability(device))
+@dataclass(frozen=True)
+class Trial:
+    """The run whose micro-batch is sought."""
+
+    run: Run
+    subject: Subject
+    precision: Precision
+    optimizer: Optimizer
+    optimizer_given: bool
+    """Whether the user made the optimizer: the size of its state is not known then."""
+    memory: MemoryGuard | None
+    check: Callable[[], None]
+    """Called before each pass; may stop the run."""
+
+
+def choose_micro_batch(trial: Trial) -> int:
+    """Return the most rows of a micro-batch: the number asked for, or the largest that fits. The log says which."""
+    run, asked = trial.run, trial.run.args.per_device_train_batch_size
+    rows = _largest(trial, asked) if run.args.auto_find_batch_size else asked
+    rows = trial.subject.sync.micro_batch_rows(rows)
+    if run.device.type == "cuda" and not run.objective.packed:
+        note = slow_batch_note(rows, torch.cuda.get_device_capability(run.device))
         if note:
             logger.info("%s", note)
     return rows
 
 
-def disliked(rows: int, capability: tuple[int, int]) -> str | None:
-    """Return what to say of a padded batch of so many rows on a GPU of this capability, None where all is well.
+def slow_batch_note(rows: int, capability: tuple[int, int]) -> str | None:
+    """Return a note if a padded batch of this many rows is slow on a GPU of this capability, else None.
 
-    Only there is the size of a product a multiple of the rows. Packed rows make products of as many rows as they have
-    tokens, which is another number in each batch; and on a CPU the blocks of a product are of a few rows.
+    Only padded batches have products whose size is a multiple of the rows. In packed batches the size is the number of
+    tokens, which varies; and a CPU computes products in blocks of a few rows.
     """
-    liked = _WIDE if capability[1] == 0 and capability[0] >= 8 else _NARROW
-    if rows % liked == 0:
+    preferred = _WIDE if capability[1] == 0 and capability[0] >= 8 else _NARROW
+    if rows % preferred == 0:
         return None
-    return f"a batch of {rows} rows is no multiple of {liked}, which this GPU's tensor cores are fastest with"
+    return f"a batch of {rows} rows is no multiple of {preferred}, which this GPU's tensor cores are fastest with"
 
 
 def largest_measured(peak: Callable[[int], int], fits: Callable[[int], bool], most: int) -> int:
-    """Return the most rows, up to `most`, whose measured peak fits; 0 where not even one row's does.
+    """Return the most rows, up to `most`, whose measured peak fits; 0 if not even one row fits.
 
-    Nothing is run that the line through the last two peaks says will not fit.
+    Nothing runs that should not fit by the line through the last two peaks.
     """
     peaks: dict[int, int] = {}
     good, bad, rows = 0, most + 1, 1
@@ -86,7 +102,7 @@ def largest_measured(peak: Callable[[int], int], fits: Callable[[int], bool], mo
 
 
 def largest_tried(fits: Callable[[int], bool], most: int) -> int:
-    """Return the most rows, up to `most`, with which a pass runs; 0 where it does not even with one."""
+    """Return the most rows, up to `most`, with which a pass runs; 0 if it fails even with one."""
     good, bad, rows = 0, most + 1, most
     while good < rows < bad:
         good, bad = (rows, bad) if fits(rows) else (good, rows)
@@ -95,7 +111,7 @@ def largest_tried(fits: Callable[[int], bool], most: int) -> int:
 
 
 def _next(peaks: Mapping[int, int], fits: Callable[[int], bool], good: int, bad: int) -> int:
-    """Return with how many rows to go on: the most that should fit, `good` where there are no more."""
+    """Return the number of rows to try next: the most that should fit, or `good` if no more do."""
     if good == 0:
         return 0
     if len(peaks) == 1:
@@ -107,98 +123,96 @@ def _next(peaks: Mapping[int, int], fits: Callable[[int], bool], good: int, bad:
 
 
 class _Passes:
-    """Forward and backward passes over the longest rows, which leave no trace."""
+    """Forward and backward passes over the longest rows, which change nothing."""
 
-    def __init__(self, fit: Fit, longest: np.ndarray) -> None:
-        self.fit, self.longest = fit, longest
-        self.n_rows = min(fit.args.train_rows_per_step, len(fit.trainer.train_dataset))
+    def __init__(self, trial: Trial, longest: np.ndarray) -> None:
+        self.trial, self.longest = trial, longest
+        self.n_rows = min(trial.run.args.train_rows_per_step, len(trial.run.train_dataset))
 
     def run(self, rows: int) -> None:
-        """Run the first micro-batch of so many rows; twice if steps will sum gradients, which then are in memory."""
-        if name := stop.asked():
-            self.fit.edges.leave(f"stopped by {name}", {})
-        trainer = self.fit.trainer
-        tokens = self.fit.args.max_tokens_per_batch
-        _, last = budget.cuts(trainer.train_dataset, self.longest[:rows], rows, tokens)[0]
-        batch = trainer.objective.batch(trainer.train_dataset, self.longest[:last], 0).to(trainer.device)
-        precision = policy.make(trainer.precision.name, trainer.device)
-        probe.Passes(trainer, [batch] * (1 if last == self.n_rows else 2)).run(precision)
+        """Run the first micro-batch of this many rows; twice if a step sums gradients, which then are in memory."""
+        self.trial.check()
+        run, device = self.trial.run, self.trial.run.device
+        _, last = budget.cuts(run.train_dataset, self.longest[:rows], rows, run.args.max_tokens_per_batch)[0]
+        batch = run.objective.batch(run.train_dataset, self.longest[:last], 0).to(device)
+        precision = policy.make(self.trial.precision.name, device)
+        Passes(self.trial.subject, [batch] * (1 if last == self.n_rows else 2)).run(precision)
 
 
-def _found(fit: Fit, asked: int) -> int:
-    trainer = fit.trainer
-    most = min(asked, len(trainer.train_dataset))
-    with probe.no_trace(trainer.model, trainer.device):
-        passes = _Passes(fit, _longest(trainer.train_dataset, most))
-        state = _state_to_come(fit)
-        find = _on_gpu if trainer.device.type == "cuda" else _on_host
-        found, told = find(fit, passes, state, most)
+def _largest(trial: Trial, asked: int) -> int:
+    """Return the most rows, up to those asked for, that fit; ConfigError if not even one does."""
+    run = trial.run
+    most = min(asked, len(run.train_dataset))
+    with no_trace(run.model, run.device):
+        passes = _Passes(trial, _longest(run.train_dataset, most))
+        find = _on_gpu if run.device.type == "cuda" else _on_host
+        found, measured = find(trial, passes, _state_to_come(trial), most)
     if found == 0:
         raise ConfigError(
             what="auto_find_batch_size finds no batch that fits",
-            got=told,
+            got=measured,
             why="even a pass over one row takes more memory than there is",
             fix="use --gradient_checkpointing, shorter rows, or --optim adamw_whet_8bit, which keeps less state",
         )
-    logger.info("auto_find_batch_size: %s", _outcome(fit, found if found < most else asked, asked, told))
-    return found if found < most else asked
+    rows = found if found < most else asked
+    logger.info("auto_find_batch_size: %s", _outcome(rows, asked, run.args.train_rows_per_step, measured))
+    return rows
 
 
-def _on_host(fit: Fit, passes: _Passes, state_bytes: int, most: int) -> tuple[int, str]:
-    room = HostRoom(fit.edges.memory.limits if fit.edges.memory else None, state_bytes)
+def _on_host(trial: Trial, passes: _Passes, state_bytes: int, most: int) -> tuple[int, str]:
+    room = HostMemory(trial.memory.limits if trial.memory else None, state_bytes)
     peaks: dict[int, int] = {}
 
     def peak(rows: int) -> int:
         if not peaks:
-            passes.run(rows)  # what is set up once is not the batch's
+            passes.run(rows)  # what is set up once does not belong to the batch
         peaks[rows] = room.peak(lambda: passes.run(rows))
         return peaks[rows]
 
     found = largest_measured(peak, room.fits, most)
-    if fit.edges.memory is not None:
-        fit.edges.memory.forget_peak()
+    if trial.memory is not None:
+        trial.memory.forget_peak()
     measured = ", ".join(f"{rows}: {mib(size)}" for rows, size in peaks.items())
-    return found, f"peaks by rows: {measured}; {mib(state_bytes)} for the optimizer; {room.told()}"
+    return found, f"peaks by rows: {measured}; {mib(state_bytes)} for the optimizer; {room.describe()}"
 
 
-def _on_gpu(fit: Fit, passes: _Passes, state_bytes: int, most: int) -> tuple[int, str]:
-    room = GpuRoom(fit.trainer.device, state_bytes)
+def _on_gpu(trial: Trial, passes: _Passes, state_bytes: int, most: int) -> tuple[int, str]:
+    room = GpuMemory(trial.run.device, state_bytes)
     found = largest_tried(lambda rows: room.runs(lambda: passes.run(rows)), most)
-    return found, f"{room.told()}; {mib(state_bytes)} for the optimizer"
+    return found, f"{room.describe()}; {mib(state_bytes)} for the optimizer"
 
 
-def _outcome(fit: Fit, found: int, asked: int, told: str) -> str:
+def _outcome(found: int, asked: int, per_step: int, measured: str) -> str:
     if found == asked:
-        return f"{found} rows at a time fit, as asked for ({told})"
-    per_step = fit.args.train_rows_per_step
+        return f"{found} rows at a time fit, as asked for ({measured})"
     n_batches = -(-per_step // found)
-    return f"{found} of {asked} rows at a time fit; {n_batches} batches make a step of {per_step} rows ({told})"
+    return f"{found} of {asked} rows at a time fit; {n_batches} batches make a step of {per_step} rows ({measured})"
 
 
-def _state_to_come(fit: Fit) -> int:
-    """Return the bytes that the optimizer will take beside those it has: all, unless the run was resumed."""
-    given, _ = fit.trainer.given_optimizers
-    whole = registry.model_state_bytes(fit.trainer.model, fit.args) if given is None else None
-    if whole is None:
-        whole = _OTHER_STATE * sum(parameter.numel() for parameter in fit.parameters if parameter.requires_grad)
-    states = fit.optimizer.state.values()
-    there = sum(
+def _state_to_come(trial: Trial) -> int:
+    """Return the bytes that the optimizer has yet to allocate: all of its state, unless the run was resumed."""
+    model = trial.run.model
+    size = None if trial.optimizer_given else registry.model_state_bytes(model, trial.run.args)
+    if size is None:
+        size = _OTHER_STATE * sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    states = trial.optimizer.state.values()
+    allocated = sum(
         value.numel() * value.element_size()
         for state in states
         for value in state.values()
         if isinstance(value, Tensor)
     )
-    return max(whole - there, 0)
+    return max(size - allocated, 0)
 
 
 def _longest(dataset: Any, n_rows: int) -> np.ndarray:
-    """Return the places of the longest rows, longest first."""
+    """Return the indices of the longest rows, longest first."""
     sizes = dataset.lengths if isinstance(dataset, RowStore) else [_size(dataset[row]) for row in range(len(dataset))]
     return np.argsort(-np.asarray(sizes), kind="stable")[:n_rows]
 
 
 def _size(row: Any) -> int:
-    """Return how many tokens a row has, or else how many numbers; the same for all rows that do not tell."""
+    """Return how many tokens a row has, or else how many numbers; 1 for rows of an unknown kind."""
     if not isinstance(row, Mapping):
         return 1
     if "input_ids" in row:

@@ -20,7 +20,7 @@ _GPU_MARGIN = 0.02
 """Part of a GPU's memory that is left to fragmentation."""
 
 
-class HostRoom:
+class HostMemory:
     """The memory of this process, as the system shows it: no error tells where it ends."""
 
     def __init__(self, limits: Callable[[], Sequence[MemoryLimit]] | None, state_bytes: int) -> None:
@@ -63,13 +63,13 @@ class HostRoom:
             for limit in self.limits()
         )
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """Return the tightest limit, in words."""
         limit = min(self.limits(), key=lambda limit: limit.left_bytes)
         return f"{mib(limit.left_bytes)} are left of {mib(limit.limit_bytes)} that {limit.of} allows"
 
 
-class GpuRoom:
+class GpuMemory:
     """The memory of a GPU: a pass for which there is none raises an error."""
 
     def __init__(self, device: torch.device, state_bytes: int) -> None:
@@ -94,7 +94,7 @@ class GpuRoom:
             self.most = max(self.most, torch.cuda.max_memory_allocated(self.device) - margin)
         return ran
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """Return what was measured, in words."""
         total = torch.cuda.get_device_properties(self.device).total_memory
         return f"{mib(self.most)} of {mib(total)} at the highest"

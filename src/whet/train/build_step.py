@@ -1,0 +1,50 @@
+"""Chooses the version of each part of the step: whose loss it takes, and how its gradients change the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from whet.data.batch import Batch
+from whet.train.compat import user_loss
+from whet.train.compat.public import PublicTrainer
+from whet.train.run import Run
+from whet.train.step import Gradients, ObjectiveGradients, StepParts, StepResult, Update
+
+
+@dataclass(frozen=True)
+class UserGradients:
+    """Forward and backward through `training_step` and `compute_loss`, which users override."""
+
+    trainer: PublicTrainer
+    between: Callable[[], None]
+    """Called between two micro-batches."""
+
+    def __call__(self, batches: Sequence[Batch], step: int) -> Tensor:
+        return user_loss.gradients(self.trainer, batches, step=step, between=self.between)
+
+
+def build(
+    trainer: PublicTrainer, run: Run, update: Update, *,
+    accept: Callable[[StepResult], StepResult], between: Callable[[], None],
+) -> StepParts:  # fmt: skip
+    """Return the parts of this run's step. `between` is called between two micro-batches."""
+    return StepParts(
+        parameters=list(run.model.parameters()),  # a step skips those without a gradient
+        gradients=_gradients(trainer, run, between),
+        update=update,
+        precision=trainer.precision,
+        sync=trainer.sync,
+        accept=accept,
+        max_grad_norm=run.args.max_grad_norm,
+    )
+
+
+def _gradients(trainer: PublicTrainer, run: Run, between: Callable[[], None]) -> Gradients:
+    if trainer.user_loss:
+        return UserGradients(trainer, between)
+    return ObjectiveGradients(
+        objective=run.objective, precision=trainer.precision, seed=run.args.seed, sync=trainer.sync, between=between
+    )

@@ -1,0 +1,153 @@
+"""Safe points: where a run may stop and later resume as if it had not stopped. Each micro-batch ends at one.
+
+A checkpoint holds complete optimizer steps. If a run stops inside a step, the gradients of that step are dropped; after
+resuming, all its micro-batches run again with the same rows and masks, and the step is bitwise the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NoReturn
+
+from whet import lasting
+from whet.config.arguments import TrainingArguments
+from whet.errors import EXIT_OTHER, EXIT_STOPPED_AND_SAVED, WhetError
+from whet.log import logger
+from whet.train.callbacks.events import Events
+from whet.train.checkpoint import folder as checkpoint
+from whet.train.checkpoint.saving import Saver
+from whet.train.checkpoint.snapshot import RunState
+from whet.train.control import lock, stop
+from whet.train.control.guard import MemoryGuard
+from whet.train.control.stop import Stopped
+from whet.train.output import run_log
+from whet.train.resume import kinds
+from whet.train.state import State
+from whet.train.sync import Sync
+
+
+class SafePoints:
+    """Stops a run between two micro-batches: because of a signal, or because memory runs out."""
+
+    def __init__(self, state: RunState, saver: Saver, events: Events, sync: Sync, memory: MemoryGuard | None) -> None:
+        self._state, self._saver, self._events, self._sync = state, saver, events, sync
+        self.memory = memory
+        self.micro_rows = state.run.args.per_device_train_batch_size
+        """Most rows of a micro-batch now; smaller ones are what a run without memory is advised."""
+        self.pending: dict[str, bool] | None = None
+        """What was due at the step of a checkpoint when the run stopped. A resumed run does it first."""
+
+    def state(self) -> State:
+        """Return what was due when the run stopped."""
+        return {"pending": self.pending}
+
+    def load_state(self, saved: State) -> None:
+        """Note what is still due."""
+        kinds.require_all(saved, {"pending": kinds.or_none(kinds.an_object)}, "edges")
+        self.pending = saved["pending"]
+
+    def take_pending(self) -> dict[str, bool]:
+        """Return what is still due, once."""
+        due, self.pending = self.pending or {}, None
+        return due
+
+    def check(self) -> None:
+        """Save and stop if a signal asked for it, or if memory runs out."""
+        self.check_signal()
+        shortage = None if self.memory is None else self.memory.shortage()
+        if shortage := self._sync.memory_shortage(shortage):
+            self._stop_for_memory(shortage)
+
+    def check_signal(self) -> None:
+        """Save and stop if a signal asked for it."""
+        if name := self._sync.stop_signal(stop.asked()):
+            self.save_and_stop(f"stopped by {name}")
+
+    def stop_in_evaluation(self, due: dict[str, bool]) -> NoReturn:
+        """Save and stop during an evaluation; what was `due` at this step is done after resuming."""
+        self.pending = due
+        name = self._sync.stop_signal(stop.asked())
+        self.save_and_stop(f"stopped by {name} during the evaluation")
+
+    def save_and_stop(
+        self, why: str, again: Mapping[str, object] = MappingProxyType({}), *, code: int = EXIT_STOPPED_AND_SAVED
+    ) -> NoReturn:
+        """Save the completed steps, unless that is done, and raise Stopped; `again` are settings to resume with."""
+        self._state.optimizer.zero_grad(set_to_none=True)
+        done = self._state.counters.global_step
+        if done == 0:
+            what = f"{why} before the first step was done: nothing was lost, start again with the same command"
+            raise Stopped(what, again, code)
+        if self._events.control.should_training_stop:
+            self.pending = (self.pending or {}) | {"stop": True}
+        folder = self._state.run.output_dir / checkpoint.folder_name(done)
+        self._saver.wait()
+        if self.pending or folder not in self._saver.folders:
+            self._saver.save(done, better=False)
+            self._saver.wait()
+        saved = folder in self._saver.folders
+        outcome = f"saved in {folder}, no completed step is lost" if saved else "its checkpoint could not be written"
+        raise Stopped(f"{why} after step {done}: {outcome}", {**self._saver.next_start(), **again}, code)
+
+    def _stop_for_memory(self, shortage: str) -> NoReturn:
+        """Stop before the kernel ends the process. A process that completed no step fails, as it would again."""
+        args, meter = self._state.run.args, self._state.meter
+        again = smaller_batches(self.micro_rows, args.train_rows_per_step)
+        if again and self._state.run.objective.padding.in_loss != "none":
+            # The loss counts padding in batches of per_device_train_batch_size rows, so this number must not change.
+            again = dict[str, object](auto_find_batch_size=True)
+        if self._state.counters.global_step == 0:
+            raise _no_first_step(shortage, again)
+        code = EXIT_STOPPED_AND_SAVED if meter.n_steps else EXIT_OTHER
+        self.save_and_stop(f"stopped, as memory runs out ({shortage}; smaller batches take less)", again, code=code)
+
+
+def _no_first_step(shortage: str, again: Mapping[str, object]) -> WhetError:
+    """Return the error of a run that has too little memory for its first step."""
+    smaller = " ".join(f"--{name} {value}" for name, value in again.items())
+    return WhetError(
+        what="memory runs out before the first step is done",
+        got=shortage,
+        why="the run would end in the same way each time it starts",
+        fix=(f"use {smaller} for the same curve in less memory, or " if smaller else "")
+        + "allow more: a higher --memory_limit_gb, or 0 for no watch",
+    )
+
+
+def smaller_batches(micro_rows: int, rows_per_step: int) -> dict[str, object]:
+    """Return settings for at most half as many rows at a time, none for a single row.
+
+    A step has as many rows as before, so the loss curve stays the same. `micro_rows` is the present number, which
+    auto_find_batch_size may have chosen.
+    """
+    rows = next((rows for rows in range(micro_rows // 2, 0, -1) if rows_per_step % rows == 0), None)
+    if rows is None:
+        return {}
+    return {"per_device_train_batch_size": rows, "gradient_accumulation_steps": rows_per_step // rows}
+
+
+@contextlib.contextmanager
+def guarded(args: TrainingArguments) -> Iterator[None]:
+    """Train within the block: handle signals if asked to, and lock the output folder if anything is saved."""
+    writes = args.save_strategy != "no" or args.enable_jit_checkpoint
+    folder = Path(args.output_dir)
+    alone = lock.locked_if_possible(folder) if writes else contextlib.nullcontext()
+    with lasting.outputs(), stop.listening(args.enable_jit_checkpoint), alone, _logged(folder, writes=bool(writes)):
+        try:
+            yield
+        except Stopped as stopped:
+            if args.enable_jit_checkpoint:
+                logger.warning("%s%s", stopped, _settings(stopped.again))
+            raise
+
+
+def _logged(folder: Path, *, writes: bool) -> contextlib.AbstractContextManager[None]:
+    """Keep the messages of the run in the folder if the run writes there at all."""
+    return run_log.kept(folder) if writes and folder.is_dir() else contextlib.nullcontext()
+
+
+def _settings(again: dict[str, Any]) -> str:
+    return "; resume with " + ", ".join(f"{name}={value!r}" for name, value in again.items()) if again else ""
