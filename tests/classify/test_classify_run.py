@@ -184,3 +184,25 @@ def test_bad_rows_are_left_out_with_skip_bad(sentence_encoder: Path, tmp_path: P
     assert load(tmp_path / "out", "train_results.json")["train_examples_left_out"] == 1
     (left_out,) = load(tmp_path / "out", "train_left_out.json")
     assert left_out["what"] == f"{file}: line 14: text is empty"
+
+
+@pytest.mark.parametrize("lengths", [{"max_seq_length": 2}, {"max_seq_length": 16, "doc_stride": 14}])
+def test_rows_without_room_for_text_are_refused(
+    trained: Path, topics: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], lengths: dict[str, int]
+) -> None:
+    """Two special tokens take their places: the tokenizer itself would make rows longer than asked for, or panic."""
+    line = words("classify", trained, tmp_path / "out", "--do_predict", test_file=topics, **lengths)
+    assert run(line) == EXIT_BAD_CONFIG
+    assert "--max_seq_length" in _said(capsys)
+
+
+def test_windows_of_a_pair_need_room_behind_its_first_text(
+    sentence_encoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"sentence1": "bread " * 12, "sentence2": "the cake was sweet " * 5, "label": n % 2} for n in range(4)]
+    file = write_csv(tmp_path / "pairs.csv", rows)
+    options = {"train_file": file, "max_steps": 1, "doc_stride": 2}
+    line = words("classify", sentence_encoder, tmp_path / "out", "--do_train", **options)
+    assert run([*line, "--max_seq_length", "16"]) == EXIT_BAD_CONFIG
+    assert "use --max_seq_length 18 or more" in _said(capsys)
+    assert run([*line, "--max_seq_length", "18"]) == 0

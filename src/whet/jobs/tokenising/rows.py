@@ -11,10 +11,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from whet.data.store import RowStore
+from whet.errors import ConfigError
 from whet.hardware import memory
 from whet.jobs.tokenising import progress
 from whet.jobs.tokenising.cache import Cache, Key
-from whet.jobs.tokenising.encode import check_max_length, require_memory, rust_tokenizer, text_batches, threads_outside
+from whet.jobs.tokenising.encode import (
+    check_max_length,
+    encode_texts,
+    require_memory,
+    rust_tokenizer,
+    text_batches,
+    threads_outside,
+)
 from whet.models.loading.tokenizer_check import rust_errors
 
 if TYPE_CHECKING:
@@ -82,6 +90,7 @@ def make_rows(
     """
     check_max_length(options.max_seq_length, tokenizer)
     rust = rust_tokenizer(tokenizer)
+    _check_room(rust, texts, pairs, options)
     rust.enable_truncation(
         options.max_seq_length,
         stride=options.doc_stride or 0,
@@ -105,6 +114,31 @@ def make_rows(
             with threads_outside(), ThreadPoolExecutor(n_threads) as pool:
                 parts = list(pool.map(encode, batches))
     return _joined(parts, with_types="token_type_ids" in tokenizer.model_input_names)
+
+
+def _check_room(rust: Tokenizer, texts: Sequence[str], pairs: Sequence[str] | None, options: RowOptions) -> None:
+    """Raise ConfigError if special tokens, or the first text of a pair, leave no room for windows to move on."""
+    n_special = rust.num_special_tokens_to_add(pairs is not None)
+    room, needed = options.max_seq_length - n_special, 1 if pairs is None else 2
+    shared = options.doc_stride or 0
+    if pairs is not None and options.doc_stride is not None:
+        lengths = encode_texts(rust, texts).lengths
+        longest = int(lengths.argmax())
+        room, needed = room - int(lengths[longest]), 1
+        n_special += int(lengths[longest])
+        first = f" and the longest first text (example {longest + 1})"
+    else:
+        first = ""
+    if room >= needed and room > shared:
+        return
+    least = n_special + max(needed, shared + 1)
+    raise ConfigError(
+        what="max_seq_length leaves too little room for text",
+        got=f"max_seq_length {options.max_seq_length}; special tokens{first} take {n_special}"
+        + (f", and windows share {shared}" if shared else ""),
+        why="each row holds a token of the text that the row before it does not hold",
+        fix=f"use --max_seq_length {least} or more" + (", or a smaller --doc_stride" if shared else ""),
+    )
 
 
 @dataclass(frozen=True)

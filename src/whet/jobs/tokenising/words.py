@@ -12,6 +12,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from whet.data.store import RowStore
+from whet.errors import ConfigError
 from whet.jobs.tokenising import progress
 from whet.jobs.tokenising.cache import Cache, Key
 from whet.jobs.tokenising.encode import check_max_length, rust_tokenizer
@@ -64,6 +65,13 @@ class WordRowMaker:
     def _make(self, sentences: Sequence[Sequence[str]]) -> Mapping[str, np.ndarray]:
         check_max_length(self.max_seq_length, self.tokenizer)
         rust = _for_words(rust_tokenizer(self.tokenizer))
+        if (n_special := rust.num_special_tokens_to_add(False)) >= self.max_seq_length:
+            raise ConfigError(
+                what="max_seq_length leaves no room for words",
+                got=f"max_seq_length {self.max_seq_length}; special tokens take {n_special}",
+                why="a row holds a word",
+                fix=f"use --max_seq_length {n_special + 1} or more",
+            )
         rust.enable_truncation(self.max_seq_length, direction=self.tokenizer.truncation_side)
         ids, types, words, lengths = [], [], [], []
         with progress.reported(sum(len(word) for sentence in sentences for word in sentence)) as count:

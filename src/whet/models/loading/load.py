@@ -115,7 +115,7 @@ def load_model(source: ModelSource, head: Head, *, trained: bool = False, labels
         raise _not_loaded("model", source.model, error, source.flag) from error
     mismatched = sorted(key for key, *_ in report["mismatched_keys"])
     if mismatched and not (labels is not None and labels.may_replace):
-        raise _other_labels(source, mismatched, report["mismatched_keys"])
+        raise _mismatch(source, labels, report["mismatched_keys"])
     missing = sorted({*report["missing_keys"], *mismatched})
     if trained and missing:
         raise ConfigError(
@@ -170,13 +170,16 @@ def _set_labels(config: Any, labels: Labels) -> None:
         config.problem_type = labels.problem_type
 
 
-def _other_labels(source: ModelSource, names: Sequence[str], found: Iterable[tuple[str, Any, Any]]) -> ConfigError:
-    """Return the error of weights that do not fit; those of a head can be replaced."""
+def _mismatch(source: ModelSource, labels: Labels | None, found: Iterable[tuple[str, Any, Any]]) -> ConfigError:
+    """Return the error of weights that do not fit; those of a head for other labels can be replaced."""
+    fix = "to begin with a new head: --ignore_mismatched_sizes; or name a model without a trained head"
+    if labels is None:
+        fix = "copy config.json again from where the model comes, or name another model"
     return ConfigError(
-        what="weights of the model do not fit its configuration and these labels",
+        what="weights of the model do not fit its configuration" + ("" if labels is None else " and these labels"),
         got="; ".join(f"{key}: {tuple(saved)} in the file, {tuple(wanted)} wanted" for key, saved, wanted in found),
-        why=f"{', '.join(names)} of {source.model} were trained with another number of labels",
-        fix="to begin with a new head: --ignore_mismatched_sizes; or name a model without a trained head",
+        why=f"{source.model} was trained with other sizes than these",
+        fix=fix,
     )
 
 
