@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from text_tasks import load, words
-from whet.cli.main import run
 from whet.tasks.classify.examples import Named
 from whet.tasks.classify.labels import kind_of, scheme_of
 from whet.tasks.classify.splits import read_file
@@ -41,14 +39,3 @@ def test_ewt_has_plain_tags() -> None:
     tags = tags_of(found)
     assert {"NOUN", "VERB"} <= set(tags.names)
     assert not tags.are_entities
-
-
-@pytest.mark.slow
-def test_minilm_learns_intents_of_banking77(minilm_dir: Path, tmp_path: Path) -> None:
-    """With 1,000 examples and 4 epochs: 0.66 was seen, and 0.013 is chance."""
-    data = _data("banking77")
-    flags = ("--do_train", "--do_eval", "--shuffle_train_dataset")
-    options = {"train_file": data / "train.csv", "validation_file": data / "test.csv", "max_train_samples": 1000}
-    settings = {"num_train_epochs": 4, "learning_rate": 5e-4, "per_device_train_batch_size": 16, "max_seq_length": 128}
-    assert run(words("classify", minilm_dir, tmp_path / "out", *flags, **options, **settings)) == 0
-    assert load(tmp_path / "out", "eval_results.json")["eval_accuracy"] > 0.4
