@@ -44,6 +44,8 @@ class Batch:
     max_seqlen: int = 0
     """Tokens of the longest row of a packed batch, its padding tokens included."""
     padding: PaddingTokens | None = None
+    columns: Tensor | None = None
+    """Where in the flattened padded `inputs` each token (n_computed,) comes from, where these are packed later."""
 
     @property
     def n_in_rows(self) -> int:
@@ -69,6 +71,7 @@ class Batch:
             cu_seqlens=changed(self.cu_seqlens),
             positions=changed(self.positions),
             padding=None if self.padding is None else self.padding.each(change),
+            columns=changed(self.columns),
         )
 
 

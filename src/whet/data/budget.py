@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -56,7 +57,23 @@ def padded_to(
 
 def _lengths(dataset: Any, rows: np.ndarray) -> np.ndarray:
     """Return how many real tokens each row has."""
-    return _alone(dataset, rows).lengths
+    if isinstance(dataset, RowStore) or not len(rows) or not _is_nested(dataset[int(rows[0])]):
+        return _alone(dataset, rows).lengths
+    return np.asarray([sum(map(_n_tokens, *_choices(dataset[int(row)]))) for row in rows])
+
+
+def _is_nested(row: Any) -> bool:
+    """Return whether the row holds several sequences, as rows of multiple choice do."""
+    ids = row.get("input_ids") if isinstance(row, Mapping) else None
+    return ids is not None and len(ids) > 0 and np.ndim(ids[0]) == 1
+
+
+def _choices(row: Mapping[str, Any]) -> tuple[Any, Any]:
+    return row["input_ids"], row.get("attention_mask", row["input_ids"])
+
+
+def _n_tokens(ids: Any, mask: Any) -> int:
+    return len(ids) if mask is ids else int(np.count_nonzero(mask))
 
 
 def _alone(dataset: Any, rows: np.ndarray) -> RowStore:

@@ -40,7 +40,7 @@ def apply(view: ModelView, settings: MethodSettings) -> Applied | None:
     raise ConfigError(
         what="int8 is asked for, and none of this model's layers could run in it",
         got=f"{type(model).__name__}, padded batches" if packed is None else type(model).__name__,
-        why=f"it serves encoders of the families {known.names()} with a head for questions, without padding",
+        why=f"it serves encoders of the families {known.names()} with a head that whet runs without padding",
         fix=f"{INSTEAD}; or leave out what makes batches padded (--attn_implementation, a collator)",
     )
 

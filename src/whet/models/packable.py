@@ -32,7 +32,7 @@ def why_padded(model: nn.Module, within: nn.Module | None = None) -> str | None:
     if not all(any(family.is_attention(part) for part in block.modules()) for block in blocks):
         return f"a block of it has an attention that is not {' or '.join(family.attention)}"
     for module in (within or base).modules():
-        if family.is_attention(module) and not _runs_forward_of(module, family.attention):
+        if family.is_attention(module) and not runs_forward_of(module, family.attention):
             return f"{type(module).__name__} has a forward of its own, and may mix the tokens of different rows"
         if isinstance(module, _MIXERS):
             return f"it holds a {type(module).__name__}, which would mix the tokens of different rows"
@@ -46,10 +46,10 @@ def answers_questions(model: nn.Module) -> bool:
         return False
     heads = [cls for cls in type(base).__mro__ if cls.__name__.endswith(_SPAN_HEADS) and is_trusted(cls)]
     names = tuple(cls.__name__ for cls in heads if cls.__name__ not in _BEAM_HEADS)
-    return bool(names) and _runs_forward_of(base, names)
+    return bool(names) and runs_forward_of(base, names)
 
 
-def _runs_forward_of(module: nn.Module, names: tuple[str, ...]) -> bool:
+def runs_forward_of(module: nn.Module, names: tuple[str, ...]) -> bool:
     """Return whether the module runs the forward that was written for one of these classes, or whet's."""
     own = bound(module)
     if own is not None and not getattr(getattr(own, "func", own), "__module__", "").startswith("whet."):

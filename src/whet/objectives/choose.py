@@ -12,8 +12,10 @@ from whet.models.loading import implementation
 from whet.models.packable import answers_questions, family_of
 from whet.models.packed import prepare
 from whet.models.wrapped import passed_on, unwrapped
+from whet.objectives import heads
 from whet.objectives.base import Collate, Objective
 from whet.objectives.own_loss import OwnLoss
+from whet.objectives.packed_head import PackedHead
 from whet.objectives.span import PackedSpans, PaddedSpans
 
 _TOKEN_COLUMNS = frozenset({"input_ids", "token_type_ids"})
@@ -34,20 +36,23 @@ def choose(
 ) -> Objective:
     """Return how this model trains: without padding wherever its family and its head are known.
 
-    A collator of the user's own is honoured: its batches are padded, and the model's own loss is used. So is the code
-    that is to compute attention, `attn`: with transformers' eager or sdpa, batches are padded.
+    The batches of a collator of the user's own are packed for the heads of `heads.py`; question answering models whose
+    rows go through one run padded, with the model's own loss. `attn` is the code that is to compute attention: with
+    transformers' eager or sdpa, batches are padded.
     """
     spans = collate is None and answers_questions(model)
-    if spans and attn == implementation.FLASH and family_of(model) is not None:
+    reads = None if spans else heads.reads(model)
+    known = spans or reads is not None
+    if known and attn == implementation.FLASH and family_of(model) is not None:
         implementation.require_kernels(next(model.parameters()).device)
-    packed = prepare(model, _KERNELS[attn]) if spans and attn in _KERNELS else None
+    packed = prepare(model, _KERNELS[attn]) if known and attn in _KERNELS else None
     if packed is None and attn not in (None, attention.NAME):
         implementation.use(unwrapped(model), attn)
     if attn == attention.NAME and packed is None:
         raise implementation.not_known(model)
-    if not spans:
-        return OwnLoss(model, collate or default_collate)
-    if packed is None:
-        return PaddedSpans(model, default_collate, padding)
-    read = read_by(packed.module) or _TOKEN_COLUMNS
-    return PackedSpans(packed, passed_on(model, read & _TOKEN_COLUMNS), padding)
+    if packed is not None:
+        read = passed_on(model, (read_by(packed.module) or _TOKEN_COLUMNS) & _TOKEN_COLUMNS)
+        if reads is not None:
+            return PackedHead(model, packed, collate or default_collate, reads, read)
+        return PackedSpans(packed, read, padding)
+    return PaddedSpans(model, default_collate, padding) if spans else OwnLoss(model, collate or default_collate)

@@ -18,10 +18,15 @@ from whet.models.bad_batch import explained
 from whet.objectives.base import Collate
 
 
+def seed_torch(seed: int, step: int, first_slot: int) -> None:
+    """Set torch's generator from the place in the run: a resumed run draws the same masks."""
+    low, high = stream_key(seed, step, first_slot)
+    torch.manual_seed(low | (high >> 1) << 32)
+
+
 def run_seeded(model: nn.Module, batch: Batch, seed: int, step: int) -> Any:
     """Run the model with torch's generator set from the place in the run: a resumed run draws the same masks."""
-    low, high = stream_key(seed, step, batch.first_slot)
-    torch.manual_seed(low | (high >> 1) << 32)
+    seed_torch(seed, step, batch.first_slot)
     with explained(model, batch.inputs):
         return model(**batch.inputs)
 

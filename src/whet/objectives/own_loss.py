@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from whet.data.batch import Batch
 from whet.data.padding import NO_PADDING
 from whet.errors import ConfigError
+from whet.models.packed import PackedModel
 from whet.objectives.base import IGNORED, Collate, Rows
 from whet.objectives.collated import collated, run_seeded
 
@@ -21,7 +22,7 @@ class OwnLoss:
     """Any module that returns its own mean loss, on batches that a collator pads."""
 
     packed = False
-    packed_model = None
+    packed_model: PackedModel | None = None
     padding = NO_PADDING
 
     def __init__(self, model: nn.Module, collate: Collate) -> None:

@@ -15,13 +15,13 @@ from whet.kernels import allocator
 from whet.log import logger
 from whet.methods import fuse, order
 from whet.methods.seam import Applied
-from whet.models import attention
 from whet.models.bad_batch import checked
-from whet.models.packable import why_padded
 from whet.models.view import ModelView
 from whet.objectives.base import Collate
 from whet.objectives.choose import choose
-from whet.objectives.span import PackedSpans
+from whet.objectives.own_loss import OwnLoss
+from whet.objectives.packed_head import PackedHead
+from whet.objectives.span import PackedSpans, PaddedSpans
 from whet.precision import formats, policy
 from whet.train.checkpoint import weights
 from whet.train.compat import collate, late_arguments, overrides, user_loss
@@ -58,10 +58,13 @@ def prepare(trainer: PublicTrainer) -> None:
         given = None if collate.pads_only(trainer.data_collator) or not trainer.own_collator else trainer.collate
         default = trainer.collate if trainer.own_collator else collate.default_collator(trainer.processing_class, model)
         trainer.objective = choose(model, given, default, _padding(trainer), attn=args.attn_implementation)
+        if type(trainer.objective) is OwnLoss:
+            trainer.objective = user_loss.unpadded(trainer.objective, args)
     if trainer.device.type == "cpu":
         allocator.keep_freed_memory()
     _require_packed_for_budget(trainer)
-    settings = method_settings(args, operators=None if trainer.user_loss else "auto")
+    optimized = isinstance(trainer.objective, user_loss.UserLoss | user_loss.UnpaddedLoss)
+    settings = method_settings(args, operators=None if optimized else "auto")
     _log_methods(trainer, order.apply(ModelView(model), settings))
 
 
@@ -112,21 +115,13 @@ def _log_methods(trainer: PublicTrainer, done: list[Applied]) -> None:
 
 
 def _log_batches(trainer: PublicTrainer, fused: str) -> None:
-    """Log whether batches run packed, and why not."""
+    """Log whether batches run packed, and why not; `optimize` has logged what it did."""
     model = trainer.model
     name = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
-    if isinstance(trainer.objective, PackedSpans):
+    if isinstance(trainer.objective, PackedHead | PackedSpans):
         logger.info("batches run without padding (%s), %s", name, fused)
-        return
-    why = "whet does not know %s with this head and collator without padding"
-    if trainer.args.attn_implementation in ("eager", "sdpa"):
-        why = "attention that is not whet's does not know rows end to end (%s)"
-    logger.info(f"batches run padded: {why}", name)
-    if why_padded(model) is None and trainer.args.attn_implementation in (None, attention.NAME):
-        logger.warning(
-            "whet.Trainer runs the padding of %s; transformers' Trainer with whet.optimize(model) leaves it out",
-            type(_inside(model)).__name__,
-        )
+    elif type(trainer.objective) is PaddedSpans:
+        user_loss.say_padded(model, user_loss.why_padded(model, trainer.args) or "its head is not known", trainer.args)
 
 
 def _smoother(trainer: PublicTrainer, inside: nn.Module) -> LabelSmoother | None:

@@ -120,6 +120,15 @@ def _encoder(model: Any) -> nn.Module:
     return model.base_model
 
 
+def n_computed(packed: PackedModel, inputs: Mapping[str, Any]) -> int:
+    """Return how many token places a call of the model with this padded batch computes."""
+    mask = inputs["attention_mask"].flatten(0, -2).bool()
+    if not bool(mask[:, 0].all()):
+        return mask.numel()
+    amount = padding_readers.amount_of(packed.module, record.read(_encoder(packed.module), _CALLS).amount, inputs)
+    return len(layout_of(mask, amount).columns)
+
+
 def _forward(self: Any, *given: Any, **options: Any) -> Any:
     """Stand in for the forward of an encoder (B, T) -> hidden states (B, T, D).
 

@@ -64,6 +64,12 @@ def amount(model: nn.Module, asked: PaddingInLoss) -> PaddingInLoss:
     return "none" if calls and _reads_first_tokens(model) and not seen and "forward" not in model.__dict__ else asked
 
 
+def amount_of(model: nn.Module, asked: PaddingInLoss, inputs: Mapping[str, Any]) -> PaddingInLoss:
+    """Return what a call of the model with these inputs will need."""
+    with targets_of(model, inputs):
+        return amount(model, asked)
+
+
 @contextmanager
 def targets_of(model: nn.Module, inputs: Mapping[str, Any]) -> Iterator[None]:
     """Note a batch's targets while a loss of a user's own runs: it may keep them from the model."""

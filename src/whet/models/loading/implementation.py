@@ -59,7 +59,7 @@ def not_known(model: nn.Module) -> ConfigError:
     return ConfigError(
         what="whet's attention does not serve this model",
         got=type(model).__name__,
-        why="it serves question answering models of the families that whet knows, with whet's own collator",
+        why="it serves models of the families that whet knows, with a head of transformers that runs without padding",
         fix="leave --attn_implementation out: the model then runs padded, with its own attention",
     )
 

@@ -16,19 +16,20 @@ import torch
 from torch import Tensor, nn
 from transformers.trainer_pt_utils import nested_detach
 
-from whet.data.batch import Batch, filled_length
+from whet.data.batch import Batch
 from whet.data.columns import read_by
 from whet.data.padding import NO_PADDING
 from whet.errors import ConfigError
-from whet.kernels.random import stream_key
 from whet.log import logger
+from whet.methods.unpad import method as unpad
 from whet.methods.unpad import padding_readers
-from whet.models import attention
+from whet.models import attention, packable
 from whet.models.bad_batch import explained
-from whet.models.packable import why_padded
 from whet.models.packed import PackedModel, packed_model
 from whet.models.wrapped import unwrapped
 from whet.objectives.base import IGNORED, Collate
+from whet.objectives.collated import seed_torch
+from whet.objectives.heads import ALL_LAYERS
 from whet.objectives.own_loss import OwnLoss
 from whet.own_loop.optimize import optimize
 from whet.train.compat import overrides
@@ -77,11 +78,36 @@ class UserLoss:
         return self._rows.logits(output, batch)
 
 
+class UnpaddedLoss(OwnLoss):
+    """The model's own loss where nobody knows what its head reads: the encoder computes padded calls without padding.
+
+    Masks follow torch's generator, which is set for each micro-batch.
+    """
+
+    packed = True
+
+    def __init__(self, model: nn.Module, collate: Collate, packed_model: PackedModel) -> None:
+        super().__init__(model, collate)
+        self.packed_model = packed_model
+
+    def batch(
+        self, dataset: Any, rows: Sequence[int] | np.ndarray, first_slot: int, padded_to: np.ndarray | None = None
+    ) -> Batch:
+        return counted(super().batch(dataset, rows, first_slot), self.packed_model)
+
+
+def unpadded(objective: OwnLoss, args: TrainingArguments) -> OwnLoss:
+    """Return the objective with the model changed so that padding is not computed; the same where it has to be."""
+    packed = _without_padding(objective.model, args)
+    return objective if packed is None else UnpaddedLoss(objective.model, objective.collate, packed)
+
+
 def counted(batch: Batch, packed_model: PackedModel | None) -> Batch:
-    """Return the batch with the count of token places that the model computes of it."""
-    if packed_model is None or "attention_mask" not in batch.inputs:
+    """Return the batch with the count of token places that a model changed by `whet.optimize` computes of it."""
+    mask = batch.inputs.get("attention_mask")
+    if packed_model is None or not isinstance(mask, Tensor):
         return batch
-    return replace(batch, n_computed=filled_length(batch.n_tokens))
+    return replace(batch, n_computed=unpad.n_computed(packed_model, batch.inputs))
 
 
 def wanted(trainer: PublicTrainer) -> bool:
@@ -97,16 +123,10 @@ def build(trainer: PublicTrainer, collate: Collate) -> UserLoss:
         raise ConfigError(
             what="max_tokens_per_batch does not go with a loss of your own",
             got=type(trainer).__name__,
-            why="compute_loss gets padded batches, whose size is not their tokens",
+            why="it is given whole batches: one that was cut would change what a mean over its rows is",
             fix="leave --max_tokens_per_batch out, and lower --per_device_train_batch_size instead",
         )
     return UserLoss(trainer.model, collate, _without_padding(trainer.model, trainer.args))
-
-
-def seed_torch(seed: int, step: int, first_slot: int) -> None:
-    """Set torch's generator from the place in the run: a resumed run draws the same masks."""
-    low, high = stream_key(seed, step, first_slot)
-    torch.manual_seed(low | (high >> 1) << 32)
 
 
 def gradients(
@@ -267,12 +287,20 @@ def _without_padding(model: nn.Module, args: TrainingArguments) -> PackedModel |
 
     The span loss of question answering heads reads places of padding: these get what `padding_in_loss` says.
     """
-    amount = args.padding_in_loss if reads_spans(model) else "sampled"
-    if (why := _why_padded(model, args)) is not None:
-        logger.info("batches run padded (%s): %s", type(unwrapped(model)).__name__, why)
+    exact = reads_spans(model) or args.padding_in_loss == "all"
+    amount = args.padding_in_loss if exact else "sampled"
+    if (why := why_padded(model, args)) is not None:
+        say_padded(model, why, args)
         return None
     optimize(model, padding=amount)
     return packed_model(model)
+
+
+def say_padded(model: nn.Module, why: str, args: TrainingArguments) -> None:
+    """Log why batches run padded: as a warning where the model's family and the settings would do without padding."""
+    odd = packable.why_padded(model) is None and args.attn_implementation in (None, attention.NAME)
+    say = logger.warning if odd and not reads_spans(model) else logger.info
+    say("batches run padded (%s): %s", type(unwrapped(model)).__name__, why)
 
 
 def reads_spans(model: nn.Module) -> bool:
@@ -280,12 +308,14 @@ def reads_spans(model: nn.Module) -> bool:
     return type(unwrapped(model)).__name__.endswith("ForQuestionAnswering")
 
 
-def _why_padded(model: nn.Module, args: TrainingArguments) -> str | None:
-    """Return why batches for a loss of the user's own run padded; None where they need not."""
-    if (why := why_padded(model)) is not None:
+def why_padded(model: nn.Module, args: TrainingArguments) -> str | None:
+    """Return why padded batches cannot be computed without their padding; None where they can."""
+    if (why := packable.why_padded(model)) is not None:
         return why
+    if any(getattr(unwrapped(model).config, name, False) for name in ALL_LAYERS):
+        return f"its configuration asks for {' or '.join(ALL_LAYERS)}, which are of padded batches"
     if args.torch_compile:
-        return "a compiled model with a loss of your own reads padded batches"
+        return "a compiled model with a loss or a head of your own reads padded batches"
     if args.attn_implementation not in (None, attention.NAME):
         return f"attention {args.attn_implementation} does not know rows end to end"
     if reads_spans(model) and args.padding_in_loss == "none":

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from whet.data.store import RowStore
 from whet.kernels.library import library
+from whet.objectives.packed_head import PackedHead
 from whet.optim import schedule
 from whet.optim.optimizers.native import WhetAdamW
 from whet.train.compat.dataloaders import is_sized
@@ -47,6 +48,8 @@ def of(run: Run, optimizer: Optimizer, scheduler: Any) -> dict[str, Any]:
     padding = run.objective.padding
     if padding.in_loss != "none":
         facts["data"]["padded_to"] = padding.length or "the longest row of a batch"
+    if isinstance(run.objective, PackedHead):  # with padding, dropout masks came from torch's generator
+        facts["data"]["padding"] = "not computed"
     return json.loads(json.dumps(facts, default=str))
 
 

@@ -1,0 +1,64 @@
+"""What a head of transformers reads of its encoder's output, so that it can be given that and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from torch import nn
+
+from whet.models.packable import runs_forward_of
+from whet.models.standard import has_hooks, is_trusted
+from whet.models.wrapped import unwrapped
+
+Reads = Literal["first tokens", "tokens"]
+"""The hidden state of each sequence's first token, or that of each token on its own."""
+_FIRST_TOKEN_HEADS = ("ForSequenceClassification", "ForMultipleChoice", "ForNextSentencePrediction")
+_TOKEN_HEADS = ("ForTokenClassification", "ForMaskedLM")
+_KNOWN_HOMES = ("torch.nn.", "transformers.", "peft.", "whet.")
+ALL_LAYERS = ("output_hidden_states", "output_attentions")
+"""Settings by which a model returns more than its last hidden states."""
+
+
+def reads(model: nn.Module) -> Reads | None:
+    """Return what the model's head reads; None where that is not known for certain.
+
+    It is known for heads of transformers with the forward that is written there, as long as every module of theirs is a
+    class of torch, transformers or peft, without hooks: code of a user's own may read anything.
+    """
+    base = unwrapped(model)
+    found = _by_name(base)
+    if found is None or base.base_model is base or not all(map(_is_standard, _beside_blocks(base))):
+        return None
+    if found == "first tokens" and getattr(base.config, "summary_type", "first") != "first":
+        return None  # ELECTRA's multiple choice may take a mean or the last token
+    asks = any(getattr(base.config, name, False) for name in ALL_LAYERS)
+    return None if asks or _is_watched(base.base_model) else found
+
+
+def _by_name(base: Any) -> Reads | None:
+    """Return what heads of this class read, by the class of transformers whose forward it runs."""
+    kinds: tuple[tuple[Reads, tuple[str, ...]], ...] = (("first tokens", _FIRST_TOKEN_HEADS), ("tokens", _TOKEN_HEADS))
+    for kind, ends in kinds:
+        heads = [cls for cls in type(base).__mro__ if cls.__name__.endswith(ends) and is_trusted(cls)]
+        names = tuple(cls.__name__ for cls in heads)
+        if names and runs_forward_of(base, names):
+            return kind
+    return None
+
+
+def _beside_blocks(base: Any) -> list[nn.Module]:
+    """Return the modules of the head, and the encoder's pooler: what reads the encoder's last hidden states."""
+    encoder = base.base_model
+    inside = {id(module) for module in encoder.modules()}
+    head = [module for module in base.modules() if id(module) not in inside and module is not base]
+    pooler = getattr(encoder, "pooler", None)
+    return head + (list(pooler.modules()) if isinstance(pooler, nn.Module) else [])
+
+
+def _is_standard(module: nn.Module) -> bool:
+    return f"{type(module).__module__}.".startswith(_KNOWN_HOMES) and not _is_watched(module)
+
+
+def _is_watched(module: nn.Module) -> bool:
+    """Return whether somebody else sees the module's calls, or runs them."""
+    return "forward" in module.__dict__ or has_hooks(module)

@@ -1,0 +1,141 @@
+"""Models of known families with a head of transformers: the encoder runs without padding, the head on what it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from whet.data.batch import Batch
+from whet.kernels.batch_position import BatchPosition
+from whet.log import logger
+from whet.models.bad_batch import explained
+from whet.models.packed import PackedModel, position_of
+from whet.objectives import unpadding
+from whet.objectives.base import IGNORED, Collate, Rows
+from whet.objectives.collated import run_seeded, seed_torch
+from whet.objectives.heads import Reads
+from whet.objectives.own_loss import OwnLoss
+
+
+class PackedHead(OwnLoss):
+    """The model's own loss, on batches of any collator that run without their padding.
+
+    The encoder computes the tokens end to end. The head sees a batch of those tokens alone that it reads: the first of
+    each sequence, or, for token labels, those that have a label. Dropout masks follow (seed, step, row, position).
+    """
+
+    packed = True
+
+    def __init__(
+        self, model: nn.Module, packed: PackedModel, collate: Collate, reads: Reads, columns: frozenset[str]
+    ) -> None:
+        super().__init__(model, collate)
+        self.packed_model: PackedModel | None = packed
+        self._packed, self._reads, self._columns = packed, reads, columns
+        self._told: set[str] = set()
+
+    def batch(self, dataset: Any, rows: Rows, first_slot: int, padded_to: np.ndarray | None = None) -> Batch:
+        batch = super().batch(dataset, rows, first_slot, padded_to)
+        why = unpadding.why_padded(batch.inputs, first_tokens=self._reads == "first tokens")
+        if why is None:
+            return unpadding.without_padding(batch)
+        if why not in self._told:
+            self._told.add(why)
+            logger.warning("whet.Trainer runs with their padding: %s", why)
+        return batch
+
+    def forward(self, batch: Batch, *, seed: int, step: int) -> Any:
+        if batch.columns is None:
+            return run_seeded(self.model, batch, seed, step)
+        if self.model.training:  # dropouts that have no site draw from torch's generator: a resumed run draws the same
+            seed_torch(seed, step, batch.first_slot)
+        position, columns = (
+            self._position(batch, seed, step),
+            unpadding.packed_columns(batch, self._packed, self._columns),
+        )
+        with explained(self.model, batch.inputs):
+            places = self._places(batch)
+            of_head = replace(position, slots=position.slots[places], positions=position.positions[places])
+            encode = partial(self._encode, columns, position, places)
+            with _encoder_runs(self._packed.module, encode), self._packed.placement.at(of_head):
+                return self.model(**self._of_head(batch, places))
+
+    def loss_sum(self, output: Any, batch: Batch) -> Tensor:
+        if self._reads == "tokens" and not self.count(batch):  # the model's mean of nothing is not a number
+            return output["logits"].float().sum() * 0.0
+        return super().loss_sum(output, batch)
+
+    def logits(self, output: Any, batch: Batch) -> tuple[np.ndarray, ...]:
+        if self._reads == "tokens" and batch.columns is not None:
+            output = {"logits": _with_padding(output["logits"], batch)}
+        return super().logits(output, batch)
+
+    def _position(self, batch: Batch, seed: int, step: int) -> BatchPosition:
+        """Return the position of the encoder's pass; sequences of one row follow each other in the step's batch."""
+        assert batch.cu_seqlens is not None
+        per_row = (len(batch.cu_seqlens) - 1) // batch.n_rows
+        return position_of(replace(batch, first_slot=batch.first_slot * per_row), seed=seed, step=step)
+
+    def _places(self, batch: Batch) -> Tensor:
+        """Return which packed tokens the head reads."""
+        assert batch.cu_seqlens is not None
+        assert batch.columns is not None
+        if self._reads == "first tokens":
+            return batch.cu_seqlens[:-1].long()
+        real = batch.columns[: batch.n_tokens]
+        if not self.model.training or batch.inputs.get("labels") is None:
+            return torch.arange(len(real), device=real.device)
+        (labelled,) = (batch.inputs["labels"].flatten()[real] != IGNORED).nonzero(as_tuple=True)
+        return labelled if len(labelled) else labelled.new_zeros(1)
+
+    def _of_head(self, batch: Batch, places: Tensor) -> dict[str, Any]:
+        """Return what the model is called with: as if its rows had those tokens alone that the head reads."""
+        assert batch.columns is not None
+        ids = batch.inputs["input_ids"]
+        given = {name: value for name, value in batch.inputs.items() if "label" in name and value is not None}
+        if self._reads == "first tokens":
+            return {"input_ids": ids[..., :1], **given}
+        read = batch.columns[places]
+        return {name: value.flatten()[read][None] for name, value in {"input_ids": ids, **given}.items()}
+
+    def _encode(
+        self, columns: Mapping[str, Tensor], position: BatchPosition, places: Tensor, *_: Any, **options: Any
+    ) -> Any:
+        """Stand in for the encoder's forward: it computes the packed batch, and returns what the head reads of it."""
+        encoder: Any = self._packed.module.base_model
+        flags = {name: value for name, value in options.items() if isinstance(value, (bool, int, float, str))}
+        with self._packed.placement.at(position):
+            out = type(encoder).forward(encoder, **columns, **flags | {"return_dict": True})
+        states = out.last_hidden_state[0].index_select(0, places)
+        first = self._reads == "first tokens"
+        out.last_hidden_state = states[:, None] if first else states[None]
+        if first and out.get("pooler_output") is not None:
+            out.pooler_output = self._packed.family.pooled(encoder, out.last_hidden_state)
+        return out.to_tuple() if flags.get("return_dict") is False else out
+
+
+@contextmanager
+def _encoder_runs(model: Any, forward: Any) -> Iterator[None]:
+    """Let calls of the model's encoder run this instead."""
+    encoder: nn.Module = model.base_model
+    encoder.forward = forward
+    try:
+        yield
+    finally:
+        del encoder.forward
+
+
+def _with_padding(values: Tensor, batch: Batch) -> Tensor:
+    """Return values (1, n_tokens, C) as (rows, T, C), places that are no token filled with -100."""
+    assert batch.columns is not None
+    shape = batch.inputs["input_ids"].shape
+    wide = values.new_full((shape.numel(), values.shape[-1]), IGNORED)
+    wide[batch.columns[: batch.n_tokens]] = values[0]
+    return wide.view(*shape, values.shape[-1])
