@@ -108,23 +108,19 @@ def losses_of(trainer: Any) -> list[float]:
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
 
-def trainer_for(
-    head: Head,
-    family: str,
-    out: Path,
-    *,
-    dropout: float = 0.0,
-    model: Any = None,
-    collate: Any = None,
-    config: Any = None,
-    attn: str | None = None,
-    **changes: Any,
-) -> whet.Trainer:
-    """Return whet's Trainer for a tiny model with this head."""
+def trainer_for(head: Head, family: str, out: Path, **changes: Any) -> whet.Trainer:
+    """Return whet's Trainer for a tiny model with this head.
+
+    Besides changes of the settings: `dropout`, entries of the model's `config` and its `attn`, or a `model` and a
+    `collate` of one's own.
+    """
+    model, collate, config = (changes.pop(name, None) for name in ("model", "collate", "config"))
+    dropout, attn = changes.pop("dropout", 0.0), changes.pop("attn", None)
     made = model_of(head, family, dropout=dropout, **(config or {}), **({"attn_implementation": attn} if attn else {}))
+    settings: dict[str, Any] = SETTINGS | {"precision": "fp32"} | changes
     return whet.Trainer(
         model=made if model is None else model,
-        args=whet.TrainingArguments(output_dir=str(out), **SETTINGS | {"precision": "fp32"} | changes),
+        args=whet.TrainingArguments(output_dir=str(out), **settings),
         train_dataset=rows_for(head),
         data_collator=collate or collator(family),
     )

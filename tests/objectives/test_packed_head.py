@@ -155,7 +155,7 @@ class MeanOfTokens(BertPreTrainedModel):
 def test_head_of_a_users_own_gets_hidden_states_without_the_cost_of_padding(tmp_path: Path) -> None:
     def trainer(**changes: Any) -> whet.Trainer:
         torch.manual_seed(3)
-        args = SETTINGS | {"precision": "fp32"} | changes
+        args: dict[str, Any] = SETTINGS | {"precision": "fp32"} | changes
         return whet.Trainer(
             model=MeanOfTokens(tiny_config("bert")),
             args=whet.TrainingArguments(output_dir=str(tmp_path), **args),

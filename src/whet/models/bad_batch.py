@@ -6,18 +6,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from whet.errors import DataError, WhetError
+from whet.models import bad_labels
 from whet.models.packable import family_of
 from whet.models.wrapped import unwrapped
 
 _FAILURES = (IndexError, ValueError, RuntimeError, TypeError)
 """What torch and transformers raise for a batch that does not fit the model."""
-_IGNORED = -100
-_CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification", "ForMaskedLM")
 
 
 class OutsideOfTable(DataError, IndexError):  # noqa: N818 - whoever caught torch's IndexError still does
@@ -43,7 +41,7 @@ def problem_of(model: nn.Module, inputs: Mapping[str, Any]) -> DataError | None:
     ids = inputs.get("input_ids")
     if not isinstance(ids, Tensor):
         return None if inputs.get("inputs_embeds") is not None else _no_ids(inputs)
-    checks = (_odd_ids, _odd_tokens, _odd_segments, _too_long, _odd_labels)
+    checks = (_odd_ids, _odd_tokens, _odd_segments, _too_long, bad_labels.odd_labels)
     return next((found for check in checks if (found := check(model, ids, inputs)) is not None), None)
 
 
@@ -56,8 +54,8 @@ def _no_ids(inputs: Mapping[str, Any]) -> DataError:
     )
 
 
-def _odd_ids(_: Any, ids: Tensor, __: Any) -> DataError | None:
-    if ids.dim() == 2 and ids.numel() and not ids.is_floating_point():
+def _odd_ids(model: Any, ids: Tensor, _: Any) -> DataError | None:
+    if ids.dim() == (3 if bad_labels.has_choices(model) else 2) and ids.numel() and not ids.is_floating_point():
         return None
     return DataError(
         what="input_ids are not token ids",
@@ -69,7 +67,7 @@ def _odd_ids(_: Any, ids: Tensor, __: Any) -> DataError | None:
 
 def _odd_tokens(model: Any, ids: Tensor, _: Any) -> DataError | None:
     n_tokens = model.get_input_embeddings().num_embeddings
-    if (odd := _outside(ids, n_tokens)) is None:
+    if (odd := bad_labels.outside(ids, n_tokens)) is None:
         return None
     return OutsideOfTable(
         what="the model has no embedding for a token of the batch",
@@ -82,7 +80,7 @@ def _odd_tokens(model: Any, ids: Tensor, _: Any) -> DataError | None:
 
 def _odd_segments(model: Any, _: Tensor, inputs: Mapping[str, Any]) -> DataError | None:
     types, n_types = inputs.get("token_type_ids"), getattr(model.config, "type_vocab_size", None)
-    if not n_types or not isinstance(types, Tensor) or (odd := _outside(types, n_types)) is None:
+    if not n_types or not isinstance(types, Tensor) or (odd := bad_labels.outside(types, n_types)) is None:
         return None
     return OutsideOfTable(
         what="the model has no embedding for a token type of the batch",
@@ -98,7 +96,7 @@ def _too_long(model: Any, ids: Tensor, inputs: Mapping[str, Any]) -> DataError |
     if n_positions <= 0 or family is None:
         return None
     positions, first = inputs.get("position_ids"), family.first_position(model)
-    last = int(positions.max()) if isinstance(positions, Tensor) else first + ids.shape[1] - 1
+    last = int(positions.max()) if isinstance(positions, Tensor) else first + ids.shape[-1] - 1
     if last < n_positions:
         return None
     most = n_positions - first
@@ -109,62 +107,6 @@ def _too_long(model: Any, ids: Tensor, inputs: Mapping[str, Any]) -> DataError |
         + (f", of which the first {first} are for padding)" if first else ")"),
         fix=f"cut them: tokenizer(..., truncation=True, max_length={most}), or --max_seq_length {most} in whet qa",
     )
-
-
-def _odd_labels(model: Any, ids: Tensor, inputs: Mapping[str, Any]) -> DataError | None:
-    labels, head = inputs.get("labels"), type(model).__name__
-    if not isinstance(labels, Tensor) or not head.endswith(_CLASSIFIERS):
-        return None
-    if not head.endswith(_CLASSIFIERS[0]) and labels.shape != ids.shape:
-        return DataError(
-            what="the labels have another shape than the tokens",
-            got=f"labels {tuple(labels.shape)}, input_ids {tuple(ids.shape)}",
-            why=f"{head} learns one label for each token",
-            fix=f"give each row as many labels as tokens, {_IGNORED} for those that do not count",
-        )
-    masked = head.endswith(_CLASSIFIERS[2])
-    n_classes = model.config.vocab_size if masked else model.config.num_labels
-    if n_classes == 1 or model.config.problem_type == "regression":
-        return None
-    if labels.is_floating_point():
-        return _float_labels(labels, n_classes)
-    counted = labels[labels != _IGNORED]
-    if labels.dim() > ids.dim() - head.endswith(_CLASSIFIERS[0]) or (odd := _outside(counted, n_classes)) is None:
-        return None
-    return DataError(
-        what="a label is none of the model's classes",
-        got=f"label {odd}",
-        why=f"{head} has {n_classes} classes ({'vocab_size' if masked else 'num_labels'}), counted from 0;"
-        f" {_IGNORED} is left out of the loss",
-        fix=_labels_in_range(odd, masked=masked),
-    )
-
-
-def _labels_in_range(odd: int, *, masked: bool) -> str:
-    if masked:
-        return "use the model's own tokens as labels"
-    if odd < 0:
-        return f"number the labels from 0; {_IGNORED} marks those that do not count"
-    return f"number the labels from 0, or load the model with from_pretrained(..., num_labels={odd + 1})"
-
-
-def _float_labels(labels: Tensor, n_classes: int) -> DataError | None:
-    if labels.dim() == 2 and labels.shape[1] == n_classes:
-        return None
-    return DataError(
-        what="the labels are not classes",
-        got=f"{labels.dtype} {tuple(labels.shape)}",
-        why=f"the model has {n_classes} classes, and a label is the number of one",
-        fix="make them whole numbers: int(label); for numbers to be predicted load the model with num_labels=1",
-    )
-
-
-def _outside(found: Tensor, n: int) -> int | None:
-    """Return the number that is furthest outside of 0 .. n - 1; None if none is."""
-    if not found.numel():
-        return None
-    least, most = int(found.min()), int(found.max())
-    return most if most >= n else least if least < 0 else None
 
 
 def checked(collate: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
@@ -193,22 +135,10 @@ def _problem_of_rows(rows: Sequence[Any]) -> DataError | None:
             fix="give rows as dicts, such as {'input_ids': [...], 'labels': 0}, or a data_collator of your own",
         )
     named = [row for row in rows if isinstance(row, Mapping)]
-    text = {name: value for row in named for name, value in row.items() if _is_text(value)}
+    text = {name: value for row in named for name, value in row.items() if bad_labels.is_text(value)}
     if text:
         name, value = next(iter(text.items()))
-        return DataError(
-            what=f"the column {name} holds text",
-            got=value,
-            why="a batch is made of numbers: token ids, and labels counted from 0",
-            fix="number the labels: row['label'] = names.index(row['label']), or dataset.class_encode_column('label')"
-            if "label" in name
-            else "tokenise the data set first, or give a data_collator that does",
-        )
+        return bad_labels.text(name, value)
     return (
         None if any("input_ids" in row or "inputs_embeds" in row for row in named) or not named else _no_ids(named[0])
     )
-
-
-def _is_text(value: Any) -> bool:
-    """Return whether a cell is text, or a list of texts."""
-    return np.asarray(value, dtype=object).size > 0 and isinstance(np.asarray(value, dtype=object).flat[0], str)

@@ -10,8 +10,10 @@ from torch import Tensor, nn
 
 from whet.data.batch import Batch
 from whet.data.padding import NO_PADDING
-from whet.errors import ConfigError
+from whet.errors import ConfigError, DataError, WhetError
+from whet.models import bad_labels
 from whet.models.packed import PackedModel
+from whet.models.wrapped import unwrapped
 from whet.objectives.base import IGNORED, Collate, Rows
 from whet.objectives.collated import collated, run_seeded
 
@@ -28,9 +30,15 @@ class OwnLoss:
     def __init__(self, model: nn.Module, collate: Collate) -> None:
         self.model = model
         self.collate = collate
+        self.no_labels: DataError | None = None
+        """Why the last batch that had no labels has none."""
 
     def batch(self, dataset: Any, rows: Rows, first_slot: int, padded_to: np.ndarray | None = None) -> Batch:
-        return collated(self.collate, [dataset[int(row)] for row in rows], first_slot, ())
+        taken = [dataset[int(row)] for row in rows]
+        batch = collated(self.collate, taken, first_slot, ())
+        if "labels" not in batch.inputs:
+            self.no_labels = bad_labels.missing(unwrapped(self.model), taken, batch.inputs)
+        return batch
 
     def count(self, batch: Batch) -> int:
         """Return the targets that the model's mean runs over: token labels other than -100, or else the rows.
@@ -47,7 +55,7 @@ class OwnLoss:
         return run_seeded(self.model, batch, seed, step)
 
     def loss_sum(self, output: Any, batch: Batch) -> Tensor:
-        return loss_of(output).float() * self.count(batch)
+        return loss_of(output, self.no_labels).float() * self.count(batch)
 
     def logits(self, output: Any, batch: Batch) -> tuple[np.ndarray, ...]:
         if isinstance(output, Mapping):
@@ -61,14 +69,16 @@ class OwnLoss:
         )
 
 
-def loss_of(output: Any) -> Tensor:
-    """Return the one number in a module's output that it wants minimised."""
+def loss_of(output: Any, why_none: WhetError | None = None) -> Tensor:
+    """Return the one number in a module's output that it wants minimised; raise `why_none` where there is none."""
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if loss is None and isinstance(output, tuple | list) and output:
         loss = output[0]
     if isinstance(output, Tensor):
         loss = output
     if not isinstance(loss, Tensor) or loss.numel() != 1:
+        if why_none is not None:
+            raise why_none
         raise ConfigError(
             what="the model returned no loss",
             got=type(output).__name__,

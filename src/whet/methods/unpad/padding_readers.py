@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from whet.config.fields import PaddingInLoss
 from whet.methods.unpad import calls as unpad_calls
+from whet.models import bad_labels
 
 _FIRST_TOKEN_HEADS = ("ForSequenceClassification", "ForMultipleChoice", "ForNextSentencePrediction")
 """Ends of the names of transformers' classes that read the state of each row's first token alone."""
@@ -107,8 +108,19 @@ def _reads_first_tokens(model: nn.Module) -> bool:
 @torch.compiler.disable
 def _begin(model: nn.Module, given: tuple[Any, ...], options: dict[str, Any]) -> None:
     call = unpad_calls.named(model, given, options) or options
-    has_targets = not unpad_calls.is_followed() and targets_in_padding(call)
-    _CALLED.set((*_CALLED.get(), _Call(model, has_targets)))
+    followed = unpad_calls.is_followed()
+    _CALLED.set((*_CALLED.get(), _Call(model, not followed and targets_in_padding(call))))
+    if not followed:
+        _require_fitting_labels(model, call)
+
+
+def _require_fitting_labels(model: nn.Module, call: Mapping[str, Any]) -> None:
+    """Raise DataError for labels that the model's loss cannot take: after the loss, only torch's own error is left."""
+    ids = call.get("input_ids")
+    if not type(model).__module__.startswith("transformers."):
+        return  # labels of a class of a user's own may mean anything
+    if isinstance(ids, Tensor) and (found := bad_labels.odd_labels(model, ids, call)) is not None:
+        raise found
 
 
 @torch.compiler.disable

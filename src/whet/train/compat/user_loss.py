@@ -19,7 +19,7 @@ from transformers.trainer_pt_utils import nested_detach
 from whet.data.batch import Batch
 from whet.data.columns import read_by
 from whet.data.padding import NO_PADDING
-from whet.errors import ConfigError
+from whet.errors import ConfigError, WhetError
 from whet.log import logger
 from whet.methods.unpad import method as unpad
 from whet.methods.unpad import padding_readers
@@ -59,6 +59,11 @@ class UserLoss:
         self, dataset: Any, rows: Sequence[int] | np.ndarray, first_slot: int, padded_to: np.ndarray | None = None
     ) -> Batch:
         return counted(self._rows.batch(dataset, rows, first_slot), self.packed_model)
+
+    @property
+    def no_labels(self) -> WhetError | None:
+        """Why the last batch that had no labels has none."""
+        return self._rows.no_labels
 
     def count(self, batch: Batch) -> int:
         return self._rows.count(batch)
@@ -191,7 +196,7 @@ def compute_loss(
         assert smoother is not None
         loss = smoother(outputs, labels, shift_labels=trainer.loss_shifts_labels, num_items_in_batch=n_items)
     else:
-        loss = _loss_in(outputs)
+        loss = _loss_in(outputs, getattr(trainer.objective, "no_labels", None))
     return (loss, outputs) if return_outputs else loss
 
 
@@ -258,9 +263,11 @@ def _is_scaled(trainer: PublicTrainer, n_items: Any) -> bool:
     return (trainer.model_accepts_loss_kwargs and n_items is not None) or trainer.compute_loss_func is not None
 
 
-def _loss_in(outputs: Any) -> Tensor:
+def _loss_in(outputs: Any, why_none: WhetError | None) -> Tensor:
     if isinstance(outputs, Mapping):
         if _LOSS_KEY not in outputs:
+            if why_none is not None:
+                raise why_none
             raise ConfigError(
                 what="the model returned no loss",
                 got=f"outputs {', '.join(outputs)}",
