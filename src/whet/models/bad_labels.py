@@ -28,7 +28,7 @@ def has_choices(model: Any) -> bool:
 
 
 def odd_labels(model: Any, ids: Tensor, inputs: Mapping[str, Any]) -> DataError | None:
-    """Return what about a batch's labels does not fit the model; None where nothing was found."""
+    """Return what about a batch's labels does not fit the model; None if nothing was found."""
     labels, head = inputs.get("labels"), type(model).__name__
     if not isinstance(labels, Tensor) or not head.endswith((_ROWS, _TOKENS, _WORDS, _CHOICES)):
         return None
@@ -117,7 +117,7 @@ def _float_labels(labels: Tensor, n_classes: int) -> DataError:
 
 
 def outside(found: Tensor, n: int) -> int | None:
-    """Return the number that is furthest outside of 0 .. n - 1; None where none is."""
+    """Return the number that is furthest outside of 0 .. n - 1; None if none is."""
     if not found.numel():
         return None
     least, most = int(found.min()), int(found.max())
@@ -125,7 +125,7 @@ def outside(found: Tensor, n: int) -> int | None:
 
 
 def missing(model: Any, rows: Sequence[Any], inputs: Mapping[str, Any]) -> DataError | None:
-    """Return why a batch of these rows has no labels for the model's loss; None where it has, or nobody knows."""
+    """Return why a batch of these rows has no labels for the model's loss; None if it has, or nobody knows."""
     wanted = find_labels(type(model))
     if not wanted or any(name in inputs for name in wanted) or not rows or not isinstance(rows[0], Mapping):
         return None

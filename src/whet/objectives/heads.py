@@ -20,7 +20,7 @@ ALL_LAYERS = ("output_hidden_states", "output_attentions")
 
 
 def reads(model: nn.Module) -> Reads | None:
-    """Return what the model's head reads; None where that is not known for certain.
+    """Return what the model's head reads; None if that is not known for certain.
 
     It is known for heads of transformers with the forward that is written there, as long as every module of theirs is a
     class of torch, transformers or peft, without hooks: code of a user's own may read anything.

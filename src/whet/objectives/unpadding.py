@@ -19,7 +19,7 @@ _READ = ("input_ids", "attention_mask", "token_type_ids", "labels", "next_senten
 
 
 def why_padded(inputs: Mapping[str, Any], *, first_tokens: bool) -> str | None:
-    """Return why a collated batch has to run with its padding; None where it need not.
+    """Return why a collated batch has to run with its padding; None if it need not.
 
     `first_tokens`: the head reads each sequence's first place, which then has to be a token.
     """
