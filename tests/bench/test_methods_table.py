@@ -94,7 +94,7 @@ def test_settings_of_every_technique_construct_or_are_refused_by_a_rule(techniqu
 
 @pytest.mark.slow
 def test_a_process_that_takes_too_long_is_ended() -> None:
-    assert run_child({"qa": {}, "args": {}, "warmup": 0}, 0.05) == {"error": "not done after 0.05 s (--limit_s)"}
+    assert run_child({"qa": {}, "args": {}, "warmup": 0}, 0.05) == {"error": "not finished after 0.05 s (--limit_s)"}
 
 
 def test_every_optimizer_and_what_the_guides_name_has_a_row() -> None:

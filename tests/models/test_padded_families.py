@@ -65,8 +65,7 @@ def test_an_unknown_model_trains_padded_and_the_log_says_so(tmp_path: Path, name
     model = unknown_model(name)
     features = padded_features(tiny_rows(24, "roberta"), model.config.pad_token_id)
     trainer = whet.Trainer(model=model, args=arguments(tmp_path, num_train_epochs=4), train_dataset=features)
-    family = model.config.model_type
-    assert [line for line in messages if "padded" in line and family in line] != []
+    assert [line for line in messages if "padded" in line and type(model).__name__ in line] != []
     trainer.train()
     assert not trainer.objective.packed
     assert sum(losses(trainer)[-6:]) < sum(losses(trainer)[:6])
