@@ -166,6 +166,7 @@ def assert_same_weights(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor
         "qa_outputs.bias",
         "layer.1.output.LayerNorm.bias",
         "layer.1.output_layer_norm.bias",
+        "encoder.LayerNorm.bias",
     )
     assert found.keys() == wanted.keys()
     gaps = {name: float((found[name] - wanted[name]).abs().max()) for name in found if not name.endswith(idle)}
