@@ -127,10 +127,11 @@ def _without_adapter(named: Named) -> Named:
         copies = getattr(layer, "modules_to_save", {}) if "modules_to_save" in layer._modules else {}
         if active is not None and active in copies:
             return Named(f"{named.name}.modules_to_save.{active}", copies[active])
-        inner = next((name for name in ("base_layer", "original_module") if name in layer._modules), None)
+        held = layer._modules  # a name may hold None, as in peft's layer of trainable tokens
+        inner = next((name for name in ("base_layer", "original_module") if held.get(name) is not None), None)
         if inner is None:
             return named
-        named = Named(f"{named.name}.{inner}", layer._modules[inner])
+        named = Named(f"{named.name}.{inner}", held[inner])
     return named
 
 
