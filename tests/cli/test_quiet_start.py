@@ -82,7 +82,14 @@ def test_every_command_prints_only_its_own_lines(folder: Path) -> None:
 @pytest.mark.slow
 def test_log_level_error_leaves_standard_error_empty(folder: Path) -> None:
     words = command(folder / "model", folder / "silent", "--do_train", train_file=folder / "train.json",
-                    log_level="error")  # fmt: skip
+                    log_level="error", log_format="json")  # fmt: skip
     done = _python("-m", "whet", *words)
     assert done.stderr == ""
     assert done.stdout.count("\n") == 1, "the JSON line of the finished training"
+
+
+def test_log_level_error_prints_nothing_for_people(folder: Path) -> None:
+    words = command(folder / "model", folder / "wordless", "--do_train", train_file=folder / "train.json",
+                    log_level="error")  # fmt: skip
+    done = _python("-m", "whet", *words)
+    assert done.stdout + done.stderr == ""
