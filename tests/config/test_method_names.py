@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import whet
+from whet.config.names.methods import names_to_ask_for
 
 
 def test_methods_are_given_as_a_list_or_with_commas() -> None:
@@ -25,4 +26,4 @@ def test_an_unknown_method_is_refused_with_the_list(name: str, hint: str) -> Non
         whet.TrainingArguments(methods=[name])
     assert name in str(caught.value)
     assert hint in str(caught.value)
-    assert "use some of freeze_tables" in str(caught.value)
+    assert f"use some of {', '.join(names_to_ask_for())}" in str(caught.value)

@@ -96,27 +96,27 @@ def _guard(left_mib: int, *, limit_mib: int = 1000, holds_mib: int = 800, peaks_
 def test_at_15_percent_it_warns_and_at_5_it_stops(
     left_mib: int, stops: bool, warns: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    found = _guard(left_mib).look()
+    found = _guard(left_mib).shortage()
     assert (found is not None, bool(caplog.messages)) == (stops, warns)
 
 
 def test_a_small_process_on_a_full_machine_goes_on() -> None:
     """3 % of a large machine are left, which is more than a process of 200 MiB will take."""
-    assert _guard(left_mib=3_000, limit_mib=100_000, holds_mib=200).look() is None
-    assert _guard(left_mib=3_000, limit_mib=100_000, holds_mib=60_000).look() is not None
+    assert _guard(left_mib=3_000, limit_mib=100_000, holds_mib=200).shortage() is None
+    assert _guard(left_mib=3_000, limit_mib=100_000, holds_mib=60_000).shortage() is not None
 
 
 def test_what_a_micro_batch_takes_at_its_highest_counts() -> None:
     """Between two of them 120 MiB are left, but one has taken 100 of those; a peak before the run does not count."""
-    assert _guard(left_mib=120, peaks_mib=(0, 900)).look() is not None
-    assert _guard(left_mib=120, peaks_mib=(900, 900)).look() is None
+    assert _guard(left_mib=120, peaks_mib=(0, 900)).shortage() is not None
+    assert _guard(left_mib=120, peaks_mib=(900, 900)).shortage() is None
 
 
 def test_it_looks_no_more_often_than_it_should() -> None:
     looks: list[int] = []
     often = guard.MemoryGuard(limits=lambda: looks.append(1) or [])  # type: ignore[func-returns-value]
     for _ in range(1000):
-        often.look()
+        often.shortage()
     assert len(looks) < 1000 * guard.EVERY_S
 
 

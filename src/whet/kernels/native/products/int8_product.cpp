@@ -144,7 +144,8 @@ void pack_down(const Int8Pack& a, const Shape& s, int64_t first, uint8_t* to, fl
       const VF times = load(inverse);
       for (int64_t k = b * s.block; k < std::min(s.padded, (b + 1) * s.block); k += 4) {
         VI word{};
-        for (int i = 3; i >= 0; --i) word = word << 8 | ((nearest(value(k + i) * times) + 128) & 0xFF);
+        // The zero stands for quantise's dither: without it the product would be fused into nearest's sum, unrounded.
+        for (int i = 3; i >= 0; --i) word = word << 8 | ((nearest(value(k + i) * times + VF{}) + 128) & 0xFF);
         store(reinterpret_cast<uint32_t*>(to + k * kPanel + 4 * v * W), reinterpret_cast<VU>(word));
       }
     }
