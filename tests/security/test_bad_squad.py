@@ -94,7 +94,7 @@ def test_bad_questions_are_left_out_counted_and_named(
 ) -> None:
     data = write_json(tmp_path / "spoilt.json", _spoilt())
     words = command(encoder, tmp_path / "out", "--do_train", "--do_eval", train_file=data, validation_file=data,
-                    max_steps=1)  # fmt: skip
+                    max_steps=1, log_level="info")  # fmt: skip
     assert run(words) == EXIT_BAD_DATA
     capsys.readouterr()
     assert run([*words, "--skip_bad"]) == 0
