@@ -78,7 +78,8 @@ def run_ask(asked: AskArguments) -> int:
 
 def show(question: str, answers: Sequence[Answer]) -> None:
     """Print a question and its answers: probability, text, and position."""
-    print(console.paragraph(escape_controls(question)))
+    asked = escape_controls(question)
+    print(console.paragraph(asked, indent="  ") if console.is_terminal(sys.stdout) else asked)
     for answer in answers:
         place = f"  (characters {answer.span[0]} to {answer.span[1]})" if answer.text else ""
         text = f"{answer.probability:6.1%}  {escape_controls(answer.text) or '(no answer in the text)'}{place}"

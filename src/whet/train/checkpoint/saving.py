@@ -56,7 +56,7 @@ class Saver:
     line: Line = field(default_factory=lines.begin)
     """The line of training that its checkpoints belong to."""
     resumed_from: Path | None = None
-    _last_s: float = field(default_factory=time.monotonic)
+    _last_s: float = field(default_factory=lambda: time.monotonic())
     _buffers: snapshot.Buffers | None = None
     _flight: tuple[threading.Thread, Write] | None = None
 
