@@ -1,4 +1,4 @@
-"""A run of `whet classify` that is killed goes on from its checkpoint and ends with the same weights, bit for bit."""
+"""A run of `whet classify` that is killed resumes from its checkpoint and ends with bitwise the same weights."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from whet.data.files.bad_rows import BadRows
@@ -63,7 +63,6 @@ class Examples:
 
     def take(self, examples: Sequence[int]) -> Examples:
         """Return these examples, in this order."""
-        from dataclasses import replace
 
         def some(values: Sequence[Any] | None) -> Any:
             return None if values is None else [values[n] for n in examples]
