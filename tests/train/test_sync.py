@@ -7,10 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_runs import Toy, assert_same_weights, checkpoints, toy_trainer
+import tiny_qa
+from tiny_runs import Recorder, Toy, assert_same_weights, checkpoints, toy_trainer
 
+from whet import TrainingArguments
+from whet.tasks.classify import job as classify_job
+from whet.tasks.classify.arguments import ClassifyArguments
+from whet.tasks.classify.splits import read_split as read_examples
+from whet.tasks.qa.arguments import QaArguments
+from whet.tasks.qa.job import QaJob
+from whet.tasks.qa.splits import read_split as read_questions
 from whet.train.control.stop import Stopped
 from whet.train.sync import OneRank
+from whet.train.trainer import Trainer
 
 _DECISIONS = {name for name in vars(OneRank) if not name.startswith("_")} - {"n_ranks"}
 _RUN: dict[str, Any] = {
@@ -60,6 +69,56 @@ def test_stop_of_another_rank_saves_and_stops(tmp_path: Path) -> None:
     with pytest.raises(Stopped, match=r"stopped by SIGTERM after step 3: saved in .*checkpoint-00000003"):
         _train(tmp_path, sync)
     assert "checkpoint-00000003" in checkpoints(tmp_path)
+
+
+class Evaluated(Recorder):
+    """Notes the batches that were evaluated, too."""
+
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.events.append(("prediction_step", state.global_step))
+
+
+def _stop_once_saved(trainer: Trainer) -> Evaluated:
+    """Let another rank ask to stop as soon as the trained model is saved; return what the run did."""
+    model = Path(trainer.args.output_dir) / "model.safetensors"
+    trainer.sync = Recording(stop_signal=lambda _: "SIGTERM" if model.exists() else None)
+    trainer.add_callback(done := Evaluated())
+    return done
+
+
+def _task_arguments(folder: Path) -> TrainingArguments:
+    return TrainingArguments(
+        output_dir=str(folder), use_cpu=True, do_train=True, do_eval=True, max_steps=1, save_strategy="no"
+    )
+
+
+def test_stop_of_another_rank_ends_qa_before_the_evaluation(tmp_path: Path, encoder: Path) -> None:
+    file = str(tiny_qa.write_json(tmp_path / "data.json", tiny_qa.squad()))
+    qa = QaArguments(
+        model_name_or_path=str(encoder), train_file=file, validation_file=file, max_seq_length=48, doc_stride=8
+    )
+    questions = {name: read_questions(qa, name) for name in ("train", "validation")}
+    job = QaJob.prepare(qa, _task_arguments(tmp_path / "out"), questions)
+    done = _stop_once_saved(job.trainer)
+    with pytest.raises(Stopped, match="stopped by SIGTERM: the trained model is in"):
+        job.run()
+    assert done.steps("train_end") == [1]
+    assert done.steps("prediction_step") == []
+
+
+def test_stop_of_another_rank_ends_classification_before_the_evaluation(tmp_path: Path, encoder: Path) -> None:
+    file = tmp_path / "data.csv"
+    file.write_text("label,text\n" + "sea,the water and the wind\nland,the hills and the sheep\n" * 3, "utf-8")
+    task = ClassifyArguments(
+        model_name_or_path=str(encoder), train_file=str(file), validation_file=str(file), max_seq_length=32
+    )
+    examples = {name: read_examples(task, name) for name in ("train", "validation")}
+    job = classify_job.prepare(task, _task_arguments(tmp_path / "out"), examples)
+    done = _stop_once_saved(job.trainer)
+    with pytest.raises(Stopped, match="stopped by SIGTERM: the trained model is in"):
+        job.run()
+    assert done.steps("train_end") == [1]
+    assert done.steps("prediction_step") == []
 
 
 def test_memory_shortage_of_another_rank_saves_and_stops(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ class Job:
                 self.trainer.compute_metrics = self.parts["validation"].judge.metrics
             if self.args.do_train:
                 self._train()
-            stop.check()
+            stop.check(self.trainer.sync.stop_signal)
             if self.args.do_eval:
                 self._judge("eval")
             if self.args.do_predict:

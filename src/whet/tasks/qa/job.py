@@ -74,7 +74,7 @@ class QaJob:
             if self.args.do_train:
                 trained = self.trainer.train()
                 self._save_training(dict(trained.metrics))
-            stop.check()
+            stop.check(self.trainer.sync.stop_signal)
             if self.args.do_eval:
                 self._record("eval", self.trainer.evaluate())
             if self.args.do_predict:

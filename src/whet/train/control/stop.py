@@ -161,7 +161,7 @@ def reached(what: str, **again: object) -> None:
     _now.reached, _now.again = what, again
 
 
-def check(agree: Callable[[str | None], str | None] = lambda name: name) -> None:
+def check(agree: Callable[[str | None], str | None]) -> None:
     """Raise Stopped if a signal came; `agree` returns the name of the signal that the ranks of a run act on."""
     name = agree(_now.asked)
     if name is not None:
