@@ -66,7 +66,7 @@ def steps(size: str, folder: str) -> dict[str, Callable[[int], float]]:
     model.train()
 
     def one(precision: policy.Precision, number: int) -> float:
-        loss = step.ObjectiveGradients(objective=trainer.objective, precision=precision, seed=1)([batch], number)
+        loss = step.ObjectiveGradients(objective=trainer.objective, precision=precision, seed=1)([batch], number).total
         norm = gradient_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
         clip.prepare(min(1.0, 1.0 / (norm + 1e-6)))
         optimizer.step()

@@ -56,7 +56,7 @@ def whet_loss(trainer: Any, parts: list[range], n_samples: int, length: int | No
     amount = "sampled" if n_samples else "all"
     objective.padding = replace(objective.padding, in_loss=amount, n_samples=n_samples, length=length)
     batches = [objective.batch(trainer.train_dataset, part, part.start) for part in parts]
-    return float(step.ObjectiveGradients(objective=objective, precision=Float32(), seed=0)(batches, 0))
+    return float(step.ObjectiveGradients(objective=objective, precision=Float32(), seed=0)(batches, 0).total)
 
 
 def compare(trainer: Any, tokenizer: Any, parts: list[range]) -> None:

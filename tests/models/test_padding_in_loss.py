@@ -58,7 +58,7 @@ def loss_and_gradients(trainer: whet.Trainer, n_rows: int, *, rows_at_once: int 
     rows = range(n_rows)
     parts = [(rows[at : at + rows_at_once], at) for at in range(0, n_rows, rows_at_once)]
     batches = [trainer.objective.batch(trainer.train_dataset, part, at) for part, at in parts]
-    found = step.ObjectiveGradients(objective=trainer.objective, precision=Float32(), seed=0)(batches, 0)
+    found = step.ObjectiveGradients(objective=trainer.objective, precision=Float32(), seed=0)(batches, 0).total
     return float(found)
 
 

@@ -53,6 +53,10 @@ class Objective(Protocol):
         """Return the sum of the losses of the batch's targets, () float32."""
         ...
 
+    def loss_parts(self, output: Any, batch: Batch) -> Mapping[str, Tensor]:
+        """Return named parts of `loss_sum`, each () float32, which are logged next to it; most losses have none."""
+        ...
+
     def logits(self, output: Any, batch: Batch) -> tuple[np.ndarray, ...]:
         """Return the output's predictions as arrays (rows, ...), places that are no token filled with -100."""
         ...

@@ -57,6 +57,9 @@ class OwnLoss:
     def loss_sum(self, output: Any, batch: Batch) -> Tensor:
         return loss_of(output, self.no_labels).float() * self.count(batch)
 
+    def loss_parts(self, output: Any, batch: Batch) -> dict[str, Tensor]:
+        return {name: part * self.count(batch) for name, part in loss_parts_of(output).items()}
+
     def logits(self, output: Any, batch: Batch) -> tuple[np.ndarray, ...]:
         if isinstance(output, Mapping):
             found = [value for name, value in output.items() if name != "loss"]
@@ -67,6 +70,19 @@ class OwnLoss:
             for value in found
             if isinstance(value, Tensor) and value.dim() > 0 and len(value) == batch.n_rows
         )
+
+
+def loss_parts_of(output: Any) -> dict[str, Tensor]:
+    """Return the single numbers in a module's output whose names end in `_loss`, without their graph.
+
+    Models that add several losses to `loss` return them under such names: `aux_loss` is that of a router of experts.
+    """
+    entries = output if isinstance(output, Mapping) else getattr(output, "__dict__", {})
+    return {
+        name: value.detach().float().reshape(())
+        for name, value in entries.items()
+        if str(name).endswith("_loss") and isinstance(value, Tensor) and value.numel() == 1
+    }
 
 
 def loss_of(output: Any, why_none: WhetError | None = None) -> Tensor:

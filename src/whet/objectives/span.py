@@ -57,6 +57,9 @@ class SpanObjective(ABC):
         losses = row_cross_entropy(start, batch.labels["start_positions"], cu_seqlens)
         return (losses + row_cross_entropy(end, batch.labels["end_positions"], cu_seqlens)).sum() / 2
 
+    def loss_parts(self, output: Any, batch: Batch) -> dict[str, Tensor]:
+        return {}
+
     def logits(self, output: Any, batch: Batch) -> tuple[np.ndarray, ...]:
         start, end, cu_seqlens = self.span_logits(output, batch)
         return tuple(to_rows(side, cu_seqlens, IGNORED).float().cpu().numpy() for side in (start, end))

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from whet.data.batch import Batch
 from whet.train.compat import user_loss
 from whet.train.compat.public import PublicTrainer
 from whet.train.run import Run
-from whet.train.step import Gradients, ObjectiveGradients, StepParts, StepResult, Update
+from whet.train.step import Gradients, ObjectiveGradients, StepLoss, StepParts, StepResult, Update
 
 
 @dataclass(frozen=True)
@@ -22,7 +20,7 @@ class UserGradients:
     between: Callable[[], None]
     """Called between two micro-batches."""
 
-    def __call__(self, batches: Sequence[Batch], step: int) -> Tensor:
+    def __call__(self, batches: Sequence[Batch], step: int) -> StepLoss:
         return user_loss.gradients(self.trainer, batches, step=step, between=self.between)
 
 

@@ -314,7 +314,7 @@ class TrainingLoop:
 
     def _log(self) -> None:
         meter = self.meter
-        figures = {"loss": meter.window_loss(), "grad_norm": meter.grad_norm, "learning_rate": meter.learning_rate}
+        figures = {**meter.take_losses(), "grad_norm": meter.grad_norm, "learning_rate": meter.learning_rate}
         self.trainer.log(figures, **overrides.given(self.trainer.log, start_time=self.started_s))
 
     # ---- after the last step ----

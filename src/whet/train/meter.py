@@ -44,6 +44,8 @@ class Meter:
     last_loss: float = float("nan")
     window: list[float] = field(default_factory=list)
     """Losses of the steps since the last log."""
+    part_windows: dict[str, list[float]] = field(default_factory=dict)
+    """Name of a part of the loss -> its values since the last log; empty for most losses."""
 
     def add(self, batches: Sequence[Batch], result: StepResult, learning_rate: float) -> None:
         """Count one optimizer step, taken at this learning rate."""
@@ -56,33 +58,43 @@ class Meter:
         self.n_computed += sum(batch.n_computed for batch in batches)
         self.n_padded += sum(batch.n_padded for batch in batches)
         self.window.append(result.loss)
+        for name, part in result.loss_parts.items():
+            self.part_windows.setdefault(name, []).append(part)
         if result.applied:
             self.loss_total += result.loss
             self.n_losses += 1
         else:
             self.n_skipped += 1
 
-    def window_loss(self) -> float:
-        """Return the mean loss of the steps since the last call (NaN where one of them was), and start anew."""
-        losses, self.window = self.window, []
-        return sum(losses) / len(losses) if losses else float("nan")
+    def take_losses(self) -> dict[str, float]:
+        """Return the mean loss of the steps since the last call, and that of its parts, and start the next interval.
+
+        A mean is NaN if one of its values was.
+        """
+        windows = {"loss": self.window, **self.part_windows}
+        self.window, self.part_windows = [], {}
+        return {name: sum(losses) / len(losses) if losses else float("nan") for name, losses in windows.items()}
 
     def state(self) -> State:
         """Return what the mean loss and the next log need."""
+        parts = {name: _as_json(losses) for name, losses in self.part_windows.items()}
         return {
             "loss_total": self.loss_total,
             "n_losses": self.n_losses,
             "n_skipped": self.n_skipped,
             "n_rows": self.n_rows_before + self.n_rows,
-            "window": [loss if math.isfinite(loss) else str(loss) for loss in self.window],  # JSON has no NaN
-        }
+            "window": _as_json(self.window),
+        } | ({"part_windows": parts} if parts else {})
 
     def load_state(self, saved: State) -> None:
         """Continue from the saved counts."""
         kinds.require_all(saved, _KINDS, "meter")
+        kinds.require_kinds(saved, {"part_windows": kinds.object_of(kinds.list_of(kinds.loss))}, "meter")
         self.loss_total, self.n_losses, self.n_skipped = saved["loss_total"], saved["n_losses"], saved["n_skipped"]
         self.n_rows_before = saved["n_rows"]
         self.window = [float(loss) for loss in saved["window"]]
+        parts = saved.get("part_windows", {})
+        self.part_windows = {name: [float(loss) for loss in losses] for name, losses in parts.items()}
 
     @property
     def elapsed_s(self) -> float:
@@ -103,6 +115,11 @@ class Meter:
     def mean_loss(self) -> float:
         """Mean loss over the steps of the run."""
         return self.loss_total / self.n_losses if self.n_losses else float("nan")
+
+
+def _as_json(losses: Sequence[float]) -> list[float | str]:
+    """Return the losses with words for NaN and the infinities, which JSON does not have."""
+    return [loss if math.isfinite(loss) else str(loss) for loss in losses]
 
 
 def speed(prefix: str, seconds: float, n_rows: int, n_steps: int) -> dict[str, float]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,16 @@ CARD = Card(
 
 
 @dataclass(frozen=True)
+class StepLoss:
+    """The loss of one step: the mean over the targets of all its micro-batches."""
+
+    total: Tensor
+    """() float32; the gradient is that of this number."""
+    parts: Mapping[str, Tensor] = field(default_factory=dict)
+    """Named parts of it, each () float32, such as the loss of a router of experts."""
+
+
+@dataclass(frozen=True)
 class StepResult:
     """What one step did."""
 
@@ -45,13 +55,15 @@ class StepResult:
     """The factor of clipping, which the update applies to the gradient."""
     rescaled: bool = False
     """Not applied, but not a failure: the loss scale of fp16 was too high and has been lowered."""
+    loss_parts: Mapping[str, float] = field(default_factory=dict)
+    """Named parts of the loss, averaged as the loss is."""
 
 
 class Gradients(Protocol):
     """Forward and backward of a step: with whet's objective, or with a loss of the user's."""
 
-    def __call__(self, batches: Sequence[Batch], step: int) -> Tensor:
-        """Leave the gradient of the step in .grad and return the step's loss, () float32."""
+    def __call__(self, batches: Sequence[Batch], step: int) -> StepLoss:
+        """Leave the gradient of the step in .grad and return the step's loss."""
         ...
 
 
@@ -90,11 +102,25 @@ def take_step(parts: StepParts, batches: Sequence[Batch], step: int) -> StepResu
     """Take optimizer step `step`, counted from 0, over its micro-batches."""
     loss = parts.gradients(batches, step)
     parts.sync.reduce_gradients(parts.parameters)
-    result = parts.accept(finalize_gradients(parts, parts.sync.total_loss(loss)))
+    result = parts.accept(finalize_gradients(parts, loss))
     if result.applied:
         parts.update.apply(result.grad_scale)
     parts.update.clear()
     return result
+
+
+class LossParts:
+    """The means of the named parts of a step's loss; a part that a micro-batch does not have counts as 0 there."""
+
+    def __init__(self, n_targets: Any) -> None:
+        self.means: dict[str, Tensor] = {}
+        self._n_targets = n_targets
+
+    def add(self, sums: Mapping[str, Tensor]) -> None:
+        """Add the sums of a micro-batch."""
+        for name, part in sums.items():
+            mean = part.detach() / self._n_targets
+            self.means[name] = self.means[name] + mean if name in self.means else mean
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,11 +137,11 @@ class ObjectiveGradients:
     between: Callable[[], None] = lambda: None
     """Called between two micro-batches."""
 
-    def __call__(self, batches: Sequence[Batch], step: int) -> Tensor:
+    def __call__(self, batches: Sequence[Batch], step: int) -> StepLoss:
         objective, precision = self.objective, self.precision
         precision.begin(self.seed, step)
         n_targets = self.sync.total_targets(sum(objective.count(batch) for batch in batches))
-        total = torch.zeros(())
+        total, loss_parts = torch.zeros(()), LossParts(n_targets)
         for number, batch in enumerate(batches):
             if number:
                 self.between()
@@ -123,16 +149,20 @@ class ObjectiveGradients:
                 output = objective.forward(batch, seed=self.seed, step=step)
                 with record_function("whet::loss"):
                     loss = objective.loss_sum(output, batch) / max(n_targets, 1)
+                    loss_parts.add(objective.loss_parts(output, batch))
             precision.backward(loss)
             total = total.to(loss.device) + loss.detach()
-        return total if n_targets else total + float("nan")  # without targets the mean is 0 / 0, not 0
+        total = total if n_targets else total + float("nan")  # without targets the mean is 0 / 0, not 0
+        return StepLoss(total, loss_parts.means)
 
 
 @record_function("whet::optimizer")
-def finalize_gradients(parts: StepParts, total_loss: Tensor) -> StepResult:
+def finalize_gradients(parts: StepParts, step_loss: StepLoss) -> StepResult:
     """Unscale the gradient; return whether the step is applied, and with which factor of clipping."""
     parts.precision.unscale(parts.parameters)
-    loss, norm = float(total_loss), parts.sync.gradient_norm(parts.update.gradient_norm())
+    loss = float(parts.sync.total_loss(step_loss.total))
+    loss_parts = {name: float(parts.sync.total_loss(part)) for name, part in step_loss.parts.items()}
+    norm = parts.sync.gradient_norm(parts.update.gradient_norm())
     finite = parts.sync.all_finite(math.isfinite(loss) and math.isfinite(norm))
     clips = finite and 0 < parts.max_grad_norm < norm + 1e-6  # torch adds this number before it divides
     return StepResult(
@@ -142,4 +172,5 @@ def finalize_gradients(parts: StepParts, total_loss: Tensor) -> StepResult:
         applied=finite,
         grad_scale=parts.max_grad_norm / (norm + 1e-6) if clips else 1.0,
         rescaled=parts.precision.adapt() and math.isfinite(loss),
+        loss_parts=loss_parts,
     )

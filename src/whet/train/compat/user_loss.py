@@ -30,10 +30,11 @@ from whet.models.wrapped import unwrapped
 from whet.objectives.base import IGNORED, Collate
 from whet.objectives.collated import seed_torch
 from whet.objectives.heads import ALL_LAYERS
-from whet.objectives.own_loss import OwnLoss
+from whet.objectives.own_loss import OwnLoss, loss_parts_of
 from whet.own_loop.optimize import optimize
 from whet.train.compat import overrides
 from whet.train.compat.public import PublicTrainer
+from whet.train.step import LossParts, StepLoss
 
 if TYPE_CHECKING:
     from whet.config.arguments import TrainingArguments
@@ -54,6 +55,8 @@ class UserLoss:
         self.model, self.packed_model = model, packed_model
         self._rows = OwnLoss(model, collate)
         self._read = read_by(model)
+        self.parts: dict[str, Tensor] = {}
+        """Named parts of the loss that whet's `compute_loss` returned last, if it was the model's own."""
 
     def batch(
         self, dataset: Any, rows: Sequence[int] | np.ndarray, first_slot: int, padded_to: np.ndarray | None = None
@@ -78,6 +81,9 @@ class UserLoss:
         values = output.values() if isinstance(output, Mapping) else output if isinstance(output, tuple) else [output]
         sums = [value.float().sum() for value in values if isinstance(value, Tensor) and value.requires_grad]
         return torch.stack(sums).sum()
+
+    def loss_parts(self, output: Any, batch: Batch) -> dict[str, Tensor]:
+        return {}
 
     def logits(self, output: Any, batch: Batch) -> tuple[np.ndarray, ...]:
         return self._rows.logits(output, batch)
@@ -136,23 +142,29 @@ def build(trainer: PublicTrainer, collate: Collate) -> UserLoss:
 
 def gradients(
     trainer: PublicTrainer, batches: Sequence[Batch], *, step: int, between: Callable[[], None] = lambda: None
-) -> Tensor:
-    """Leave in .grad the gradient of the losses that `training_step` returns; return their sum, () float32."""
-    seed = trainer.args.seed
+) -> StepLoss:
+    """Leave in .grad the gradient of the losses that `training_step` returns; return their sum.
+
+    Parts of the loss are the means over the micro-batches.
+    """
+    seed, objective = trainer.args.seed, trainer.objective
+    assert isinstance(objective, UserLoss)
     trainer.precision.begin(seed, step)
     n_items = trainer.sync.total_targets(n_items_in(trainer, [batch.inputs for batch in batches]))
     trainer.current_gradient_accumulation_steps = len(batches)
-    total = torch.zeros(())
+    total, loss_parts = torch.zeros(()), LossParts(len(batches))
     for number, batch in enumerate(batches):
         if number:
             between()
         seed_torch(seed, step, batch.first_slot)
+        objective.parts = {}
         loss = trainer.training_step(
             trainer.model, dict(batch.inputs), **overrides.given(trainer.training_step, num_items_in_batch=n_items)
         )
         loss = _as_loss(loss, "training_step", trainer).detach()
         total = total.to(loss.device) + loss
-    return total
+        loss_parts.add(objective.parts)
+    return StepLoss(total, loss_parts.means)
 
 
 def training_step(trainer: PublicTrainer, model: nn.Module, inputs: Mapping[str, Any], n_items: Any) -> Tensor:
@@ -197,6 +209,8 @@ def compute_loss(
         loss = smoother(outputs, labels, shift_labels=trainer.loss_shifts_labels, num_items_in_batch=n_items)
     else:
         loss = _loss_in(outputs, getattr(trainer.objective, "no_labels", None))
+        if isinstance(trainer.objective, UserLoss):
+            trainer.objective.parts = loss_parts_of(outputs)
     return (loss, outputs) if return_outputs else loss
 
 

@@ -42,6 +42,11 @@ def list_of(check: Check) -> Check:
     return lambda value: isinstance(value, list) and all(map(check, value))
 
 
+def object_of(check: Check) -> Check:
+    """Return the check of a JSON object with such values."""
+    return lambda value: isinstance(value, dict) and all(map(check, value.values()))
+
+
 def or_none(check: Check) -> Check:
     """Return the check of such a value, or none."""
     return lambda value: value is None or check(value)
