@@ -130,7 +130,7 @@ def test_a_run_that_fails_early_leaves_its_log_and_may_start_again(encoder: Path
 
 def test_a_large_log_makes_room_and_keeps_one_older_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_log, "LARGEST_BYTES", 2000)
-    with run_log.kept(tmp_path):
+    with run_log.written_to(tmp_path):
         for number in range(100):
             logger.info("line %d", number)
     assert {path.name for path in tmp_path.iterdir()} == {"run.log", "run.log.1"}
@@ -143,7 +143,7 @@ def test_a_full_disk_costs_lines_of_the_log_and_nothing_else(tmp_path: Path) -> 
     code = (
         "import sys\n"
         "from whet.log import logger\nfrom whet.train.output import run_log\n"
-        "with run_log.kept(sys.argv[1]):\n"
+        "with run_log.written_to(sys.argv[1]):\n"
         "    for number in range(3): logger.info('line %d', number)\n"
         "print('done')"
     )
@@ -161,7 +161,7 @@ def test_messages_that_a_program_does_not_show_stay_out_of_its_output(tmp_path: 
         "import logging, sys\n"
         "logging.basicConfig(level=logging.WARNING)\n"
         "from whet.log import logger\nfrom whet.train.output import run_log\n"
-        "with run_log.kept(sys.argv[1]):\n"
+        "with run_log.written_to(sys.argv[1]):\n"
         "    logger.info('quiet'); logger.warning('loud')\n"
         "logger.info('after'); logger.warning('again')"
     )
@@ -195,7 +195,7 @@ def test_ctrl_c_while_the_results_are_printed_changes_nothing() -> None:
     code = (
         "import os, signal, time\n"
         "from whet.train.control import stop\n"
-        "stop.install(); stop.wait_for_edges(); stop.something_done(); stop.nothing_left()\n"
+        "stop.install(); stop.defer_signals(); stop.mark_step_done(); stop.mark_work_done()\n"
         "os.kill(os.getpid(), signal.SIGINT); time.sleep(0.3); print('the table')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -25,7 +25,7 @@ _NAMES = [name for name in registry.RECIPES if name != "adamw_apex_fused"]
 
 def save_optimizer(optimizer, model, folder):
     """As a checkpoint does it."""
-    text, tensors = content.divided({"optimizer": OptimizerState(optimizer, names_in(optimizer, model)).state()})
+    text, tensors = content.split_parts({"optimizer": OptimizerState(optimizer, names_in(optimizer, model)).state()})
     content.write_tensors(tensors, folder)
     (folder / content.STATE).write_text(text, "utf-8")
 

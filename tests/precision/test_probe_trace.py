@@ -17,7 +17,7 @@ import whet
 from tiny import arguments
 from whet.kernels.layers.embedding import RowGradient
 from whet.models.fused.embeddings import GRADIENT
-from whet.train.trials.precision import Subject, measure
+from whet.train.trials.precision import TrialModel, measure
 
 
 def _generators() -> tuple[Any, ...]:
@@ -50,7 +50,7 @@ def test_probe_leaves_no_trace_in_a_packed_model(tmp_path: Path, other: str) -> 
     model.qa_outputs.bias.grad = kept
     before, generators = _state(model), _generators()
     row_gradient = getattr(table, GRADIENT, None)
-    assert measure(Subject.of(trainer), trainer.train_dataset, np.arange(24), other) is not None
+    assert measure(TrialModel.of(trainer), trainer.train_dataset, np.arange(24), other) is not None
     _assert_untouched(model, before)
     assert _generators() == generators
     assert not any(module.training for module in model.modules())
@@ -75,7 +75,7 @@ def test_probe_leaves_no_trace_in_any_module(tmp_path: Path) -> None:
     torch.manual_seed(4)
     torch.rand(3)
     before, generators, modes = _state(model), _generators(), [module.training for module in model.modules()]
-    assert measure(Subject.of(trainer), trainer.train_dataset, np.arange(12), "bf16") is not None
+    assert measure(TrialModel.of(trainer), trainer.train_dataset, np.arange(12), "bf16") is not None
     _assert_untouched(model, before)
     assert _generators() == generators
     assert [module.training for module in model.modules()] == modes
@@ -95,7 +95,7 @@ def test_probe_leaves_no_trace_with_checkpointing(tmp_path: Path, reentrant: boo
     trainer = _mixed_trainer(tmp_path)
     trainer = whet.Trainer(model=Again(), args=trainer.args, train_dataset=trainer.train_dataset)
     before = _state(trainer.model)
-    assert measure(Subject.of(trainer), trainer.train_dataset, np.arange(12), "bf16") is not None
+    assert measure(TrialModel.of(trainer), trainer.train_dataset, np.arange(12), "bf16") is not None
     _assert_untouched(trainer.model, before)
     assert all(parameter.grad is None for parameter in trainer.model.parameters())
 

@@ -165,7 +165,7 @@ def hook(module: str, name: str, call: int, until: Path | None = None) -> Callab
             if count == call:
                 tell()
                 deadline = time.monotonic() + stay_s
-                while time.monotonic() < deadline and not (until.exists() if until else stop.asked()):
+                while time.monotonic() < deadline and not (until.exists() if until else stop.requested()):
                     time.sleep(0.001)  # a signal is heard between two of them
             return real(*given, **named)
 

@@ -16,8 +16,7 @@ from trials import OUT, trainer
 
 from tiny import tiny_model, tiny_rows
 from whet.errors import ConfigError
-from whet.train.checkpoint import folder as checkpoint
-from whet.train.checkpoint import manifest
+from whet.train.checkpoint import manifest, storage
 
 pytestmark = pytest.mark.reliability
 
@@ -42,7 +41,7 @@ class _Stop(TrainerCallback):
 
 
 def _last(folder: Path, step: int) -> Path:
-    return folder / OUT / checkpoint.folder_name(step)
+    return folder / OUT / storage.folder_name(step)
 
 
 @pytest.fixture

@@ -118,7 +118,7 @@ def test_it_looks_no_more_often_than_it_should() -> None:
     often = guard.MemoryGuard(limits=lambda: looks.append(1) or [])  # type: ignore[func-returns-value]
     for _ in range(1000):
         often.shortage()
-    assert len(looks) < 1000 * guard.EVERY_S
+    assert len(looks) < 1000 * guard.LEAST_INTERVAL_S
 
 
 def test_zero_switches_it_off() -> None:

@@ -66,7 +66,7 @@ def test_a_trainer_that_is_told_to_listens(tmp_path: Path, number: int, caplog: 
         trainer.train()
     assert left.value.code == 75
     assert [signal.getsignal(one) for one in stop.SIGNALS] == before
-    assert stop.asked() is None, "the next run begins anew"
+    assert stop.requested() is None, "the next run begins anew"
     assert "resume_from_checkpoint='auto'" in caplog.text
     assert checkpoints(tmp_path / "out") == ["checkpoint-00000007"]
     again = toy_trainer(tmp_path / "out", model=Toy(dropout=0.1), **_RUN)
@@ -140,7 +140,7 @@ def test_a_run_that_a_callback_ended_does_not_begin_again(tmp_path: Path) -> Non
 
 def _survives(prepare: Callable[[], None]) -> bool:
     """Return whether a forked worker of a listening process lives on after all three signals."""
-    stop.install(at_edges=False)
+    stop.install(deferred=False)
     reading, writing = os.pipe()
     try:
         worker = os.fork()

@@ -14,10 +14,10 @@ from tiny_qa import command, squad, write_json
 
 from whet.cli.main import run
 from whet.errors import StorageError
-from whet.train.checkpoint import folder as checkpoint
+from whet.train.checkpoint import storage
 
 pytestmark = pytest.mark.reliability
-_ONE = checkpoint.folder_name(1)
+_ONE = storage.folder_name(1)
 
 
 @pytest.fixture
@@ -42,14 +42,14 @@ def _content(folder: Path) -> dict[str, bytes]:
 
 
 def _save(out: Path, step: int = 1) -> Path:
-    return checkpoint.save(out, step, lambda folder: (folder / "state.json").write_text("{}", "utf-8") and None, {})
+    return storage.save(out, step, lambda folder: (folder / "state.json").write_text("{}", "utf-8") and None, {})
 
 
 def _seal(folder: Path, files: object) -> None:
     """Write a manifest that matches its own checksum, as a forger would."""
-    manifest = {"format_version": 2, "step": checkpoint.step_of(folder), "files": files}
+    manifest = {"format_version": 2, "step": storage.step_of(folder), "files": files}
     digest = xxhash.xxh3_128(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-    (folder / checkpoint.MANIFEST).write_text(json.dumps(manifest | {"checksum": digest}), "utf-8")
+    (folder / storage.MANIFEST).write_text(json.dumps(manifest | {"checksum": digest}), "utf-8")
 
 
 def _facts(path: Path) -> dict[str, object]:
@@ -59,15 +59,15 @@ def _facts(path: Path) -> dict[str, object]:
 
 def _linked_checkpoint(out: Path, outside: Path) -> None:
     (out / _ONE).symlink_to(outside / _ONE)
-    assert checkpoint.every(out) == []
-    checkpoint.remove_all(out)
-    checkpoint.rotate([*checkpoint.every(out), _save(out, 2), _save(out, 3)], 1, None)
+    assert storage.list_all(out) == []
+    storage.remove_all(out)
+    storage.rotate([*storage.list_all(out), _save(out, 2), _save(out, 3)], 1, None)
 
 
 def _none_is_taken(out: Path) -> bool:
     """Whether no checkpoint counts; where some are there and none is whole, that is an error."""
     try:
-        return checkpoint.newest(out) is None
+        return storage.newest(out) is None
     except StorageError:
         return True
 
@@ -77,7 +77,7 @@ def _linked_file_in_a_checkpoint(out: Path, outside: Path) -> None:
     (folder / "state.json").unlink()
     (folder / "state.json").symlink_to(outside / "mine.json")
     assert _none_is_taken(out)
-    checkpoint.rotate([folder, _save(out, 2)], 1, None)
+    storage.rotate([folder, _save(out, 2)], 1, None)
     assert not folder.exists()
 
 
@@ -85,7 +85,7 @@ def _linked_folder_in_a_checkpoint(out: Path, outside: Path) -> None:
     folder = _save(out)
     (folder / "more").symlink_to(outside)
     assert _none_is_taken(out)
-    checkpoint.remove_all(out)
+    storage.remove_all(out)
     assert not folder.exists()
 
 

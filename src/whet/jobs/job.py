@@ -14,7 +14,7 @@ from whet.jobs import left_out
 from whet.jobs.fields import JobFields
 from whet.jobs.trained import write_reading
 from whet.train.control import stop
-from whet.train.output import people, run_log
+from whet.train.output import printing, run_log
 from whet.train.trainer import Trainer
 
 SPLIT_OF = {"train": "train", "eval": "validation", "predict": "test"}
@@ -59,8 +59,8 @@ class Job:
 
     def run(self) -> dict[str, float]:
         """Train, evaluate and predict as asked; write every file; return all metrics."""
-        stop.wait_for_edges()
-        with trackers_closed(self.trainer), run_log.kept(self.args.output_dir), people.before_a_table():
+        stop.defer_signals()
+        with trackers_closed(self.trainer), run_log.written_to(self.args.output_dir), printing.before_a_table():
             if self.args.do_eval:
                 self.trainer.compute_metrics = self.parts["validation"].judge.metrics
             if self.args.do_train:
@@ -80,7 +80,7 @@ class Job:
         self.trainer.create_model_card(**self.card)
         write_reading(Path(self.args.output_dir), self.reading)
         folder = self.args.output_dir
-        stop.reached(f"the trained model is in {folder}", do_train=False, model_name_or_path=folder)
+        stop.record_progress(f"the trained model is in {folder}", do_train=False, model_name_or_path=folder)
 
     def _judge(self, prefix: str) -> None:
         part = self.parts[SPLIT_OF[prefix]]

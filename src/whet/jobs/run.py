@@ -15,7 +15,7 @@ from whet.jobs.fields import JobFields
 from whet.jobs.places import may_hold_files, require_places
 from whet.jobs.summary import Shown, show
 from whet.train.control import lock, stop
-from whet.train.output import people, run_log
+from whet.train.output import printing, run_log
 
 
 def run_job(
@@ -28,15 +28,15 @@ def run_job(
 ) -> int:
     """Do the work in its output folder, show its metrics and then these lines, and return the exit code."""
     log.set_up(logging.WARNING)
-    people.follow(args)
+    printing.configure(args)
     refuse(problems)
     if args.enable_jit_checkpoint is False:
         stop.restore()
     lock.refuse_taken(Path(args.output_dir))
     require_places(job, args)
     started_s = time.perf_counter()
-    with lock.output_folder(args.output_dir, may_hold_files(args)) as folder, run_log.remembered():
+    with lock.output_folder(args.output_dir, may_hold_files(args)) as folder, run_log.buffered():
         metrics = work()
-        stop.nothing_left()
+        stop.mark_work_done()
         show(shown, metrics, folder, time.perf_counter() - started_s, lines)
     return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from whet.train.output import people, run_log, table
+from whet.train.output import printing, run_log, table
 
 Shown = Mapping[str, tuple[str, str]]
 """Name of a metric -> the words for it, and the format of its value."""
@@ -13,5 +13,5 @@ Shown = Mapping[str, tuple[str, str]]
 
 def show(shown: Shown, metrics: Mapping[str, float], folder: Path, total_s: float, lines: Sequence[str] = ()) -> None:
     """Print what the run reached, how fast, and where its files are."""
-    with run_log.kept(folder):
-        people.show([*table.lines(shown, metrics, folder, total_s), *lines])
+    with run_log.written_to(folder):
+        printing.show([*table.lines(shown, metrics, folder, total_s), *lines])

@@ -26,7 +26,7 @@ class UserGradients:
 
 def build(
     trainer: PublicTrainer, run: Run, update: Update, *,
-    accept: Callable[[StepResult], StepResult], between: Callable[[], None],
+    reject_spike: Callable[[StepResult], StepResult], between: Callable[[], None],
 ) -> StepParts:  # fmt: skip
     """Return the parts of this run's step. `between` is called between two micro-batches."""
     return StepParts(
@@ -35,7 +35,7 @@ def build(
         update=update,
         precision=trainer.precision,
         sync=trainer.sync,
-        accept=accept,
+        reject_spike=reject_spike,
         max_grad_norm=run.args.max_grad_norm,
     )
 

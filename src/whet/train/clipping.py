@@ -50,7 +50,7 @@ class ClipInOptimizer:
         self._optimizer, self._own_pass, self._events = optimizer, own_pass, events
 
     def prepare(self, grad_scale: float) -> None:
-        watched = self._optimizer.has_step_hooks or any(self._events.heard(event) for event in _EVENTS)
+        watched = self._optimizer.has_step_hooks or any(self._events.has_listener(event) for event in _EVENTS)
         self._optimizer.grad_scale = 1.0 if watched else grad_scale
         if watched:
             self._own_pass.prepare(grad_scale)

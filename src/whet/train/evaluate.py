@@ -19,7 +19,7 @@ from whet.objectives.base import IGNORED, Objective
 from whet.objectives.span import SPAN_LABELS
 from whet.precision.policy import Precision
 from whet.train.compat import overrides
-from whet.train.compat.dataloaders import OwnLoader, is_sized
+from whet.train.compat.dataloaders import WhetLoader, is_sized
 from whet.train.compat.public import PublicTrainer
 from whet.train.control import stop
 from whet.train.sync import OneRank, Sync
@@ -28,7 +28,7 @@ _LABELS = ("labels", "label", *SPAN_LABELS)
 
 
 @dataclass
-class Found:
+class Totals:
     """What an evaluation has found out so far."""
 
     keep: bool
@@ -39,12 +39,12 @@ class Found:
     n_targets: int = 0
     n_rows: int = 0
 
-    def judged(self, metrics_of: Callable[..., Mapping[str, Any]] | None) -> EvalLoopOutput:
+    def as_output(self, metrics_of: Callable[..., Mapping[str, Any]] | None) -> EvalLoopOutput:
         """Return predictions, labels and metrics: the mean loss over targets, and what metrics_of says."""
         metrics: dict[str, Any] = {"loss": self.loss_sum / self.n_targets} if self.n_targets else {}
         labels: Any = stack(self.labels) if self.labels else None  # transformers gives None too
         predictions: Any = stack(self.predictions) if self.predictions else None
-        metrics |= _judged(metrics_of, predictions, labels)
+        metrics |= _user_metrics(metrics_of, predictions, labels)
         return EvalLoopOutput(predictions, labels, metrics, self.n_rows)
 
 
@@ -56,7 +56,7 @@ def forward_batches(
     was_training = model.training
     model.eval()
     try:
-        for source, rows in _pieces(dataset, n_rows):
+        for source, rows in _row_batches(dataset, n_rows):
             batch = objective.batch(source, rows, 0).to(device)
             with torch.no_grad(), precision.forward():
                 output = objective.forward(batch, seed=0, step=0)
@@ -66,22 +66,22 @@ def forward_batches(
         model.train(was_training)
 
 
-def loop(trainer: PublicTrainer, loader: Any, *, keep: bool, ignore_keys: Sequence[str] | None) -> EvalLoopOutput:
+def run(trainer: PublicTrainer, loader: Any, *, keep: bool, ignore_keys: Sequence[str] | None) -> EvalLoopOutput:
     """Return what an evaluation of the loader's batches finds, metrics without a prefix.
 
     The loader that whet made itself is read row by row, so that batches run without padding where they can.
     """
     trainer.events.eval_dataloader = loader
     by_user = trainer.user_loss or overrides.changed(trainer, "prediction_step")
-    if isinstance(loader, OwnLoader) and not by_user:
+    if isinstance(loader, WhetLoader) and not by_user:
         found = _of_rows(trainer, loader.dataset, keep=keep, ignore_keys=ignore_keys)
-        return found.judged(trainer.compute_metrics)
+        return found.as_output(trainer.compute_metrics)
     return _of_batches(trainer, loader, keep=keep, ignore_keys=ignore_keys)
 
 
-def _of_rows(trainer: PublicTrainer, dataset: Any, *, keep: bool, ignore_keys: Sequence[str] | None) -> Found:
+def _of_rows(trainer: PublicTrainer, dataset: Any, *, keep: bool, ignore_keys: Sequence[str] | None) -> Totals:
     """Run whet's own batches of a data set."""
-    found, objective = Found(keep), trainer.objective
+    found, objective = Totals(keep), trainer.objective
     for batch, output in trainer.forward_batches(dataset):
         labels = _labels_of(batch, trainer.args.label_names)
         if labels:
@@ -100,14 +100,14 @@ def _of_batches(
 ) -> EvalLoopOutput:
     """Run the batches of any loader through `prediction_step`."""
     kept, kept_labels = (EvalLoopContainer(True, padding_index=IGNORED) for _ in range(2))
-    found, model = Found(keep), trainer.model
+    found, model = Totals(keep), trainer.model
     was_training = model.training
     model.eval()
     try:
         for inputs in loader:
             n_rows = find_batch_size(inputs) or 0
             n_targets = _n_targets(inputs, n_rows)
-            options = overrides.given(trainer.prediction_step, ignore_keys=ignore_keys)
+            options = overrides.accepted(trainer.prediction_step, ignore_keys=ignore_keys)
             loss, logits, labels = trainer.prediction_step(model, inputs, not keep, **options)
             if loss is not None:
                 found.loss_sum += float(loss.mean()) * n_targets
@@ -125,7 +125,7 @@ def _of_batches(
         model.train(was_training)
     predictions: Any = kept.get_arrays()
     labels: Any = kept_labels.get_arrays()
-    metrics = (found.judged(None).metrics or {}) | _judged(trainer.compute_metrics, predictions, labels)
+    metrics = (found.as_output(None).metrics or {}) | _user_metrics(trainer.compute_metrics, predictions, labels)
     return EvalLoopOutput(predictions, labels, metrics, found.n_rows)
 
 
@@ -135,12 +135,12 @@ def stack(parts: list[tuple[np.ndarray, ...]]) -> Any:
     return columns[0] if len(columns) == 1 else tuple(columns)
 
 
-def _judged(metrics_of: Callable[..., Mapping[str, Any]] | None, predictions: Any, labels: Any) -> dict[str, Any]:
+def _user_metrics(metrics_of: Callable[..., Mapping[str, Any]] | None, predictions: Any, labels: Any) -> dict[str, Any]:
     """Return what a user's metrics say, as plain numbers; nothing where there are no predictions or labels."""
     if metrics_of is None or predictions is None or labels is None:
         return {}
     prediction = EvalPrediction(predictions, labels)
-    found: Any = metrics_of(prediction, **overrides.given_if_required(metrics_of, compute_result=True))
+    found: Any = metrics_of(prediction, **overrides.required(metrics_of, compute_result=True))
     if not isinstance(found, Mapping):
         raise ConfigError(
             what="compute_metrics returned no metrics",
@@ -151,7 +151,7 @@ def _judged(metrics_of: Callable[..., Mapping[str, Any]] | None, predictions: An
     return denumpify_detensorize(dict(found))  # pyright: ignore[reportReturnType]
 
 
-def _pieces(dataset: Any, n_rows: int) -> Iterator[tuple[Any, Sequence[int]]]:
+def _row_batches(dataset: Any, n_rows: int) -> Iterator[tuple[Any, Sequence[int]]]:
     """Yield where the rows of each batch lie, in order; a data set without a length is read in one go."""
     if is_sized(dataset):
         for first in range(0, len(dataset), n_rows):
@@ -178,12 +178,12 @@ def _preprocessed(
     if trainer.preprocess_logits_for_metrics is None:
         return logits
     tensors = tuple(torch.from_numpy(array) for array in logits)
-    made = trainer.preprocess_logits_for_metrics(_alone(tensors), _alone(tuple(labels)) if labels else None)
+    made = trainer.preprocess_logits_for_metrics(_single(tensors), _single(tuple(labels)) if labels else None)
     made = tuple(made) if isinstance(made, tuple | list) else (made,)
     return tuple(one.detach().cpu().numpy() if isinstance(one, torch.Tensor) else np.asarray(one) for one in made)
 
 
-def _alone(values: tuple[Any, ...]) -> Any:
+def _single(values: tuple[Any, ...]) -> Any:
     return values[0] if len(values) == 1 else values
 
 

@@ -18,10 +18,9 @@ from whet.models import adapters
 from whet.optim import schedule
 from whet.optim.in_backward import InBackward
 from whet.precision import formats
-from whet.train import build_step, clipping, optimizing, step
+from whet.train import build_step, clipping, optimizer_setup, step
 from whet.train.batches import loading
-from whet.train.checkpoint import best, disk_space, weights
-from whet.train.checkpoint import folder as checkpoint
+from whet.train.checkpoint import best, disk_space, storage, weights
 from whet.train.checkpoint.saving import Saver
 from whet.train.checkpoint.snapshot import RunState
 from whet.train.compat import dataloaders, late_arguments, overrides, search
@@ -35,7 +34,7 @@ from whet.train.resume.parts import OptimizerPart, SchedulePart
 from whet.train.run import Run
 from whet.train.state import Stateful
 from whet.train.trials.batch_size import Trial, choose_micro_batch
-from whet.train.trials.precision import Subject, choose_precision, log_compile_speed
+from whet.train.trials.precision import TrialModel, choose_precision, log_compile_speed
 from whet.train.update import OptimizerUpdate, UpdateInBackward
 
 
@@ -59,7 +58,7 @@ class TrainingLoop:
             plan=loading.make_plan(trainer), train_dataset=trainer.train_dataset, eval_dataset=trainer.eval_dataset,
             processing_class=trainer.processing_class,
         )  # fmt: skip
-        self.optimizer, self.scheduler = optimizing.build(trainer, self.run.plan.n_steps)
+        self.optimizer, self.scheduler = optimizer_setup.build(trainer, self.run.plan.n_steps)
         self.in_backward = InBackward(self.optimizer) if args.optimizer_in_backward else None
         if args.save_strategy != "no":
             adapters.require_saved(model)
@@ -98,7 +97,7 @@ class TrainingLoop:
             self.safe_points.check()
             self.saver.wait()
             guard.require_finite(self.run.model, None, "at the end of the training")
-            best.load(self.run.model, self.run.args, self.counters, self.saver.line)
+            best.load(self.run.model, self.run.args, self.counters, self.saver.lineage)
             return self._finish()
         finally:
             self._close()
@@ -110,16 +109,16 @@ class TrainingLoop:
         """Begin at the first step, or resume from the checkpoint that `resume` names."""
         args, output_dir, counters = self.run.args, self.run.output_dir, self.counters
         self._reset_counters()
-        checkpoint.tidy(output_dir)
+        storage.clean_up(output_dir)
         folder = restore.folder_to_resume(resume, output_dir)
         self._choose_precision(folder)
         self._build_parts()
         if folder is not None:
             self.saver.resume(folder)
-            restore.restore(self.run_state, folder, self.saver.line, self._parts)
+            restore.restore(self.run_state, folder, self.saver.lineage, self._parts)
             self.loader.open()
         elif args.overwrite_output_dir:
-            checkpoint.remove_all(output_dir)
+            storage.remove_all(output_dir)
         guard.require_finite(self.run.model, self.optimizer, "before the first step")
         if args.save_strategy != "no" or args.enable_jit_checkpoint:
             obstacles.require_free_names(output_dir, after=counters.global_step, last=self.run.plan.n_steps)
@@ -138,7 +137,7 @@ class TrainingLoop:
         """Set the precision of the run: that of the checkpoint in `folder`, or by timed passes over the next rows."""
         kept = None if folder is None else restore.precision_of(folder)
         rows = self.loader.sample(self.plan_step) if kept is None else np.arange(0)
-        subject, dataset = Subject.of(self.trainer), self.run.train_dataset
+        subject, dataset = TrialModel.of(self.trainer), self.run.train_dataset
         self.trainer.precision = choose_precision(subject, dataset, rows, kept)
         if folder is None:
             log_compile_speed(subject, dataset, rows, self.trainer.precision)
@@ -148,7 +147,7 @@ class TrainingLoop:
         self.run_state = RunState(
             run=self.run, counters=self.counters, meter=self.meter, optimizer=self.optimizer,
             precision=self.trainer.precision, identity=fingerprint.of(self.run, self.optimizer, self.scheduler),
-            parts=self._parts, own_save_model=lambda: overrides.own_save_model(self.trainer),
+            parts=self._parts, user_save_model=lambda: overrides.user_save_model(self.trainer),
         )  # fmt: skip
         self.saver = Saver(self.run_state, lambda: self._send("on_save"), self.sync.n_ranks)
         self.safe_points = SafePoints(self.run_state, self.saver, self.events, self.sync, self.memory)
@@ -156,12 +155,12 @@ class TrainingLoop:
         update = OptimizerUpdate(
             model=self.run.model, parameters=parameters, optimizer=self.optimizer, scheduler=self.scheduler,
             clipping=clipping.choose(self.optimizer, parameters, self.events),
-            untrained=optimizing.UntrainedParameters(self.run.model, self.optimizer), send=self._send,
+            untrained=optimizer_setup.UntrainedParameters(self.run.model, self.optimizer), send=self._send,
         )  # fmt: skip
         self.step_parts = build_step.build(
             self.trainer, self.run,
             update if self.in_backward is None else UpdateInBackward(self.in_backward, update),
-            accept=self.spikes.accept, between=self._between_batches,
+            reject_spike=self.spikes.reject_spike, between=self._between_batches,
         )  # fmt: skip
 
     def _parts(self, changed: Set[str] = frozenset()) -> dict[str, Stateful]:
@@ -183,7 +182,7 @@ class TrainingLoop:
 
     def _choose_micro_batch(self) -> None:
         trial = Trial(
-            self.run, Subject.of(self.trainer), self.trainer.precision, self.optimizer,
+            self.run, TrialModel.of(self.trainer), self.trainer.precision, self.optimizer,
             self.trainer.given_optimizers[0] is not None, self.memory, self.safe_points.check_signal,
         )  # fmt: skip
         rows = choose_micro_batch(trial)
@@ -224,7 +223,7 @@ class TrainingLoop:
             logger.info("%s", formats.describe(self.run.model, self.trainer.precision, self.optimizer))
         self.counters.total_flos += self._flos(batches)
         self.counters.global_step += 1
-        stop.something_done()
+        stop.mark_step_done()
         self.counters.epoch = self.loader.epochs_done(self.plan_step)
         self.spikes.require_progress(result, self.counters.global_step, self.run.args.max_nonfinite_steps)
 
@@ -305,7 +304,7 @@ class TrainingLoop:
         trainer = self.trainer
         ignored = {} if trainer.ignore_keys_for_eval is None else {"ignore_keys": trainer.ignore_keys_for_eval}
         try:
-            found = trainer.evaluate(**overrides.given(trainer.evaluate, **ignored))
+            found = trainer.evaluate(**overrides.accepted(trainer.evaluate, **ignored))
             metrics = dict(found) if isinstance(found, Mapping) else {}
             search.report(trainer, metrics)
         except stop.Stopped:
@@ -315,7 +314,7 @@ class TrainingLoop:
     def _log(self) -> None:
         meter = self.meter
         figures = {**meter.take_losses(), "grad_norm": meter.grad_norm, "learning_rate": meter.learning_rate}
-        self.trainer.log(figures, **overrides.given(self.trainer.log, start_time=self.started_s))
+        self.trainer.log(figures, **overrides.accepted(self.trainer.log, start_time=self.started_s))
 
     # ---- after the last step ----
 

@@ -8,16 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from whet.data.batch import Batch
-from whet.train.resume import kinds
+from whet.train.resume import schema
 from whet.train.state import State
 from whet.train.step import StepResult
 
 _KINDS = {
-    "loss_total": kinds.number,
-    "n_losses": kinds.count,
-    "n_skipped": kinds.count,
-    "n_rows": kinds.count,
-    "window": kinds.list_of(kinds.loss),
+    "loss_total": schema.number,
+    "n_losses": schema.count,
+    "n_skipped": schema.count,
+    "n_rows": schema.count,
+    "window": schema.list_of(schema.loss),
 }
 
 
@@ -88,8 +88,8 @@ class Meter:
 
     def load_state(self, saved: State) -> None:
         """Continue from the saved counts."""
-        kinds.require_all(saved, _KINDS, "meter")
-        kinds.require_kinds(saved, {"part_windows": kinds.object_of(kinds.list_of(kinds.loss))}, "meter")
+        schema.require_all(saved, _KINDS, "meter")
+        schema.require_types(saved, {"part_windows": schema.object_of(schema.list_of(schema.loss))}, "meter")
         self.loss_total, self.n_losses, self.n_skipped = saved["loss_total"], saved["n_losses"], saved["n_skipped"]
         self.n_rows_before = saved["n_rows"]
         self.window = [float(loss) for loss in saved["window"]]

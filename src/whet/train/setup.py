@@ -37,7 +37,7 @@ def use_model(trainer: PublicTrainer, model: nn.Module) -> None:
     formats.require_floating(trainer.model)
     formats.raise_to_float32(trainer.model)
     trainer.precision = policy.build(trainer.args, trainer.device)
-    inside = _inside(trainer.model)
+    inside = _base_model(trainer.model)
     named = trainer.args.label_names
     trainer.label_names = list(find_labels(type(inside)) if named is None else named)
     trainer.can_return_loss = can_return_loss(type(inside))
@@ -51,12 +51,13 @@ def prepare(trainer: PublicTrainer) -> None:
     """Choose the objective, and apply the methods to the model."""
     model, args = trainer.model, trainer.args
     trainer.collate = _collator(trainer)
-    trainer.user_loss = user_loss.wanted(trainer)
+    trainer.user_loss = user_loss.is_used(trainer)
     if trainer.user_loss:
         trainer.objective = user_loss.build(trainer, trainer.collate)
     else:
-        given = None if collate.pads_only(trainer.data_collator) or not trainer.own_collator else trainer.collate
-        default = trainer.collate if trainer.own_collator else collate.default_collator(trainer.processing_class, model)
+        by_user = trainer.collator_given
+        given = trainer.collate if by_user and not collate.pads_only(trainer.data_collator) else None
+        default = trainer.collate if by_user else collate.default_collator(trainer.processing_class, model)
         trainer.objective = choose(model, given, default, _padding(trainer), attn=args.attn_implementation)
         if type(trainer.objective) is OwnLoss:
             trainer.objective = user_loss.unpadded(trainer.objective, args)
@@ -76,12 +77,12 @@ def _padding(trainer: PublicTrainer) -> Padding:
     return Padding(trainer.args.padding_in_loss, trainer.padded_length, token_id)
 
 
-def follow_overrides(trainer: PublicTrainer) -> None:
+def apply_changes(trainer: PublicTrainer) -> None:
     """Carry out methods and arguments that were replaced since, and refuse those that whet cannot."""
-    late_arguments.follow(trainer)
+    late_arguments.apply(trainer)
     overrides.require_honoured(trainer)
-    _require_own_names(trainer)
-    if trainer.user_loss != user_loss.wanted(trainer):
+    _require_free_names(trainer)
+    if trainer.user_loss != user_loss.is_used(trainer):
         order.restore(trainer.model)
         prepare(trainer)
 
@@ -98,7 +99,7 @@ def _require_packed_for_budget(trainer: PublicTrainer) -> None:
         return
     raise ConfigError(
         what="max_tokens_per_batch goes with packed batches",
-        got=f"{type(_inside(trainer.model)).__name__}, whose batches run padded",
+        got=f"{type(_base_model(trainer.model)).__name__}, whose batches run padded",
         why="the size of a padded batch is not its tokens",
         fix="leave --max_tokens_per_batch out, and lower --per_device_train_batch_size instead",
     )
@@ -121,7 +122,7 @@ def _log_batches(trainer: PublicTrainer, fused: str) -> None:
     if isinstance(trainer.objective, PackedHead | PackedSpans):
         logger.info("batches run without padding (%s), %s", name, fused)
     elif type(trainer.objective) is PaddedSpans:
-        user_loss.say_padded(model, user_loss.why_padded(model, trainer.args) or "its head is not known", trainer.args)
+        user_loss.log_padded(model, user_loss.why_padded(model, trainer.args) or "its head is not known", trainer.args)
 
 
 def _smoother(trainer: PublicTrainer, inside: nn.Module) -> LabelSmoother | None:
@@ -144,20 +145,20 @@ def _smoother(trainer: PublicTrainer, inside: nn.Module) -> LabelSmoother | None
 def _accepts_loss_kwargs(model: nn.Module) -> bool:
     """Return whether the model divides its loss by a count that it is given."""
     said = getattr(model, "accepts_loss_kwargs", None)
-    return overrides.takes(model.forward, "num_items_in_batch") if said is None else bool(said)
+    return overrides.accepts(model.forward, "num_items_in_batch") if said is None else bool(said)
 
 
-def _inside(model: Any) -> nn.Module:
+def _base_model(model: Any) -> nn.Module:
     """Return the model in an adapter's wrapper, or the model."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
-_OWN = {"objective": "loss_sum", "precision": "unscale", "events": "send", "sync": "stop_signal"}
+_RESERVED = {"objective": "loss_sum", "precision": "unscale", "events": "send", "sync": "stop_signal"}
 """Attributes of whet's Trainer that a subclass could take for its own, each with a method that tells."""
 
 
-def _require_own_names(trainer: PublicTrainer) -> None:
-    taken = sorted(name for name, method in _OWN.items() if not hasattr(getattr(trainer, name, None), method))
+def _require_free_names(trainer: PublicTrainer) -> None:
+    taken = sorted(name for name, method in _RESERVED.items() if not hasattr(getattr(trainer, name, None), method))
     if taken:
         raise ConfigError(
             what=f"{type(trainer).__name__} uses names of whet's Trainer for something else",

@@ -28,12 +28,12 @@ class Stateful(Protocol):
         ...
 
 
-def gather(parts: Mapping[str, Stateful]) -> dict[str, State]:
+def collect_states(parts: Mapping[str, Stateful]) -> dict[str, State]:
     """Return the state of every part."""
     return {name: part.state() for name, part in parts.items()}
 
 
-def put_back(parts: Mapping[str, Stateful], saved: Mapping[str, State]) -> None:
+def load_states(parts: Mapping[str, Stateful], saved: Mapping[str, State]) -> None:
     """Give each part its saved state, in the order of `parts`; a part without one keeps the state it has."""
     for name, part in parts.items():
         if name in saved:
@@ -42,14 +42,14 @@ def put_back(parts: Mapping[str, Stateful], saved: Mapping[str, State]) -> None:
             part.load_state(saved[name])
 
 
-def split(state: Any, place: str = "") -> tuple[Any, dict[str, Tensor]]:
+def split(state: Any, path: str = "") -> tuple[Any, dict[str, Tensor]]:
     """Return the state with references in place of its tensors, and the tensors by their dotted place in it."""
     if isinstance(state, Tensor):
-        return {_TENSOR: place}, {place: state}
+        return {_TENSOR: path}, {path: state}
     if isinstance(state, Mapping):
         plain, tensors = {}, {}
         for name, value in state.items():
-            plain[name], found = split(value, f"{place}.{name}" if place else str(name))
+            plain[name], found = split(value, f"{path}.{name}" if path else str(name))
             tensors |= found
         return plain, tensors
     return state, {}

@@ -92,7 +92,7 @@ class StepParts:
     update: Update
     precision: Precision
     sync: Sync
-    accept: Callable[[StepResult], StepResult]
+    reject_spike: Callable[[StepResult], StepResult]
     """Returns the result, as one that is not applied if its loss is a spike."""
     max_grad_norm: float
     """The gradient is scaled down to this norm; 0: no clipping."""
@@ -102,7 +102,7 @@ def take_step(parts: StepParts, batches: Sequence[Batch], step: int) -> StepResu
     """Take optimizer step `step`, counted from 0, over its micro-batches."""
     loss = parts.gradients(batches, step)
     parts.sync.reduce_gradients(parts.parameters)
-    result = parts.accept(finalize_gradients(parts, loss))
+    result = parts.reject_spike(finalize_gradients(parts, loss))
     if result.applied:
         parts.update.apply(result.grad_scale)
     parts.update.clear()

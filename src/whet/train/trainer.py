@@ -32,7 +32,7 @@ from whet.train.control.safe_points import guarded
 from whet.train.loop import TrainingLoop
 from whet.train.meter import speed
 from whet.train.output import files as output_files
-from whet.train.output import people, results, run_log
+from whet.train.output import printing, results, run_log
 from whet.train.sync import OneRank, Sync
 from whet.train.trials import precision as precision_trial
 
@@ -76,7 +76,7 @@ class Trainer(TransformersMethods):
     loss_shifts_labels: bool
     """Whether the loss compares each token with the label after it."""
 
-    @run_log.remembered()
+    @run_log.buffered()
     def __init__(
         self,
         model: nn.Module | None = None,
@@ -101,10 +101,10 @@ class Trainer(TransformersMethods):
         overrides.require_honoured(self)
         self.given_args = Given(args)
         self.args = self.callbacks_args = self.given_args.translated
-        people.follow(self.args)
+        printing.configure(self.args)
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
         self.processing_class = constructor.processing_class(processing_class, tokenizer)
-        self.own_collator = data_collator is not None
+        self.collator_given = data_collator is not None
         self.data_collator = default_collator(self.processing_class) if data_collator is None else data_collator
         self.compute_metrics, self.compute_loss_func = compute_metrics, compute_loss_func
         self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
@@ -122,7 +122,7 @@ class Trainer(TransformersMethods):
         constructor.require_consistent(self, model)
         setup.use_model(self, self._new_model() if model is None else model)
         self.state = TrainerState(train_batch_size=self.args.per_device_train_batch_size)
-        own = [*_own_callbacks(self.args, self.device), self.announcer, *(callbacks or ())]
+        own = [*_default_callbacks(self.args, self.device), self.announcer, *(callbacks or ())]
         self.events = Events(self.args, own, model=self.model, processing_class=self.processing_class)
         self.events.optimizer, self.events.lr_scheduler = optimizers
         self.events.send("on_init_end", self.state)
@@ -140,13 +140,13 @@ class Trainer(TransformersMethods):
     ) -> TrainOutput:
         """Train; return the last step, the mean loss and the run's figures (also written to the log history)."""
         require_one_process()
-        late_arguments.adopt(self)
+        late_arguments.translate(self)
         self.trial, self.ignore_keys_for_eval = trial, ignore_keys_for_eval
-        search.begin(self, trial)
+        search.apply_trial(self, trial)
         if self.model_init is not None:
             setup.use_model(self, self._new_model(trial))
             self.events.model, self.optimizer, self.lr_scheduler = self.model, None, None
-        setup.follow_overrides(self)
+        setup.apply_changes(self)
         if dataloaders.is_empty(self.train_dataset) and not dataloaders.decides_batches(self):
             raise DataError(
                 what="the training set is empty",
@@ -168,7 +168,7 @@ class Trainer(TransformersMethods):
 
         A dict of data sets is evaluated one by one: `eval_NAME_loss`.
         """
-        setup.follow_overrides(self)
+        setup.apply_changes(self)
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(dataset, dict):
             return self._evaluate_each(
@@ -193,7 +193,7 @@ class Trainer(TransformersMethods):
         self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"
     ) -> PredictionOutput:
         """Return the model's predictions (rows, ...), the labels where there are any, and the metrics."""
-        setup.follow_overrides(self)
+        setup.apply_changes(self)
         started_s = time.perf_counter()
         loader = self.get_test_dataloader(test_dataset)
         output = self.evaluation_loop(loader, "Prediction", None, ignore_keys, metric_key_prefix)
@@ -213,7 +213,7 @@ class Trainer(TransformersMethods):
     ) -> EvalLoopOutput:
         """Return predictions, labels, metrics (under `prefix_name`) and the count of rows of a loader's batches."""
         loss_only = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
-        found = evaluate.loop(self, dataloader, keep=not loss_only, ignore_keys=ignore_keys)
+        found = evaluate.run(self, dataloader, keep=not loss_only, ignore_keys=ignore_keys)
         return found._replace(metrics=results.prefixed(found.metrics or {}, metric_key_prefix))
 
     prediction_loop = evaluation_loop
@@ -221,7 +221,7 @@ class Trainer(TransformersMethods):
     def forward_batches(self, dataset: Any) -> Any:
         """Yield (batch, output) over the data set in order, without gradients; batches of the evaluation size."""
         n_rows, precision = self.args.per_device_eval_batch_size, self.evaluation_precision(dataset)
-        self.announcer.evaluates(dataset)
+        self.announcer.announce_evaluation(dataset)
         batches = evaluate.forward_batches(self.model, self.objective, dataset, n_rows, precision, self.sync)
         n_done, total = 0, len(dataset) if dataloaders.is_sized(dataset) else None
         for batch, output in batches:
@@ -233,8 +233,8 @@ class Trainer(TransformersMethods):
         """Return the precision of an evaluation: the training's, or what `auto` finds the faster one before it."""
         if self.precision.name != "auto":
             return self.precision
-        subject = precision_trial.Subject.of(self)
-        if self._precision_before_training is None and not precision_trial.too_few(subject, dataset):
+        subject = precision_trial.TrialModel.of(self)
+        if self._precision_before_training is None and not precision_trial.too_few_batches(subject, dataset):
             self._precision_before_training = precision_trial.choose_evaluation_precision(subject, dataset)
         return self._precision_before_training or self.precision
 
@@ -264,7 +264,7 @@ class Trainer(TransformersMethods):
         if self.state.epoch is not None:
             logs["epoch"] = round(self.state.epoch, 4)
         self.state.log_history.append(logs | {"step": self.state.global_step})
-        run_log.note(
+        run_log.write(
             ["  ".join(f"{name} {value}" for name, value in ({"step": self.state.global_step} | logs).items())]
         )
         self.events.send("on_log", self.state, logs=logs)
@@ -281,7 +281,7 @@ class Trainer(TransformersMethods):
     def _evaluate_each(
         self, sets: Mapping[str, Any], *, given: bool, keys: list[str] | None, prefix: str
     ) -> dict[str, float]:
-        if not overrides.takes(self.evaluate, "metric_key_prefix"):
+        if not overrides.accepts(self.evaluate, "metric_key_prefix"):
             raise ConfigError(
                 what=f"evaluate of {type(self).__name__} takes no metric_key_prefix",
                 why="several data sets have their names in the metrics",
@@ -289,20 +289,20 @@ class Trainer(TransformersMethods):
             )
         metrics: dict[str, float] = {}
         for n_left, (name, dataset) in zip(range(len(sets))[::-1], sets.items(), strict=True):
-            self.events.another_set(n_left)
-            options = overrides.given(self.evaluate, ignore_keys=keys, metric_key_prefix=f"{prefix}_{name}")
+            self.events.begin_set(n_left)
+            options = overrides.accepted(self.evaluate, ignore_keys=keys, metric_key_prefix=f"{prefix}_{name}")
             metrics |= self.evaluate(eval_dataset=dataset if given else name, **options)
-        self.events.another_set(None)
+        self.events.begin_set(None)
         return metrics
 
     def _n_eval_batches(self, n_rows: int) -> int:
         return -(-n_rows // self.args.per_device_eval_batch_size)
 
 
-def _own_callbacks(args: TrainingArguments, device: torch.device) -> list[Any]:
+def _default_callbacks(args: TrainingArguments, device: torch.device) -> list[Any]:
     """Return what shows and records the run."""
     shown = progress.for_this_output(bar=not args.disable_tqdm, form=args.log_format)
     return [*profile.build(args), shown, *trackers.build(args), *empty_cache.build(args, device)]
 
 
-overrides.remember(Trainer)
+overrides.remember_originals(Trainer)

@@ -13,7 +13,7 @@ from whet.kernels.optimizer.adamw import gradient_norm
 from whet.optim import schedule
 from whet.optim.in_backward import InBackward
 from whet.train.clipping import Clipping
-from whet.train.optimizing import UntrainedParameters
+from whet.train.optimizer_setup import UntrainedParameters
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,7 +33,7 @@ class Planted:
     tests: tuple[str, ...]
 
 
-_KEPT_LATER = "checkpoint.rotate([*self.earlier, self.staged.target], self.keep, self.protected)\n"
+_KEPT_LATER = "storage.rotate([*self.earlier, self.staged.target], self.keep, self.protected)\n"
 
 PLANTED = (
     Planted(
@@ -46,12 +46,12 @@ PLANTED = (
         "rename-first",
         "the folder is renamed before it is sealed",
         (
-            Edit("train/checkpoint/folder.py", "            manifest.seal(self._staging, self.step, content)\n", ""),
+            Edit("train/checkpoint/storage.py", "            manifest.seal(self._staging, self.step, content)\n", ""),
             Edit(
-                "train/checkpoint/folder.py",
-                "            self._move(self._staging, self.target)\n            sync",
+                "train/checkpoint/storage.py",
+                "            self._move(self._staging, self.target)\n            fsync",
                 "            self._move(self._staging, self.target)\n"
-                "            manifest.seal(self.target, self.step, content)\n            sync",
+                "            manifest.seal(self.target, self.step, content)\n            fsync",
             ),
         ),
         ("reliability/test_power_cut.py::test_every_file_is_synced_before_its_folder_gets_its_name",),
@@ -61,7 +61,7 @@ PLANTED = (
         "a checkpoint counts as complete if it has a manifest",
         (
             Edit(
-                "train/checkpoint/folder.py",
+                "train/checkpoint/storage.py",
                 "    return manifest.problems_of(folder, step_of(folder) if _NAME.fullmatch(folder.name) else None, "
                 "light=light)\n",
                 "    return [] if (folder / MANIFEST).exists() else [f'{MANIFEST}: is missing']\n",
@@ -91,7 +91,7 @@ PLANTED = (
         "the newest checkpoint is the one with the latest time stamp",
         (
             Edit(
-                "train/checkpoint/folder.py",
+                "train/checkpoint/storage.py",
                 "for path in found if path.is_dir()), key=step_of)",
                 "for path in found if path.is_dir()), key=lambda path: path.stat().st_mtime)",
             ),
@@ -143,12 +143,12 @@ PLANTED = (
         "files of a killed save stay in the staging folder",
         (
             Edit(
-                "train/checkpoint/folder.py",
-                "        _empty(self._staging)\n        _settle(self.target)\n",
-                "        _settle(self.target)\n",
+                "train/checkpoint/storage.py",
+                "        _remove_leftover(self._staging)\n        finish_replacement(self.target)\n",
+                "        finish_replacement(self.target)\n",
             ),
             Edit(
-                "train/checkpoint/folder.py",
+                "train/checkpoint/storage.py",
                 "        self._staging.mkdir()\n",
                 "        self._staging.mkdir(exist_ok=True)\n",
             ),
@@ -201,8 +201,8 @@ PLANTED = (
         (
             Edit(
                 "train/control/stop.py",
-                "    _now.asked = _now.asked or signal.Signals(number).name\n",
-                "    _now.asked = None if _now.at_edges else signal.Signals(number).name\n",
+                "    _current.requested = _current.requested or signal.Signals(number).name\n",
+                "    _current.requested = None if _current.deferred else signal.Signals(number).name\n",
             ),
         ),
         ("reliability/test_signals_library.py::test_a_trainer_that_is_told_to_listens",),
@@ -265,12 +265,12 @@ PLANTED = (
             Edit("train/checkpoint/best.py", "Path(best).name if best else None}", "best}"),
             Edit(
                 "train/checkpoint/best.py",
-                "checkpoint.find(name, line, [run.output_dir])",
+                "storage.find(name, lineage, [run.output_dir])",
                 "Path(saved) if saved else None",
             ),
             Edit(
                 "train/checkpoint/best.py",
-                "if checkpoint.find(folder.name, line, [folder.parent]) is None:",
+                "if storage.find(folder.name, lineage, [folder.parent]) is None:",
                 "if False:",
             ),
         ),
@@ -295,10 +295,10 @@ PLANTED = (
         "old-line-taken",
         "a run that resumes from an older checkpoint leaves the abandoned checkpoints where auto uses them",
         (
-            Edit("train/checkpoint/folder.py", "aside = self._set_aside()", "aside = []"),
+            Edit("train/checkpoint/storage.py", "aside = self._set_others_aside()", "aside = []"),
             Edit(
                 "train/checkpoint/lineage.py",
-                "any(other.line.left(one.line.run, one.step) for other in found)",
+                "any(other.lineage.rewound_past(one.lineage.run, one.step) for other in found)",
                 "False",
             ),
         ),

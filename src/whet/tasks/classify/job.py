@@ -22,14 +22,14 @@ from whet.tasks.classify.judge import ClassifyJudge
 from whet.tasks.classify.labels import Scheme, kind_of, scheme_of, scheme_of_config
 from whet.tasks.classify.prediction import Decision
 from whet.tasks.classify.rows import Split, tokenised
-from whet.train.output import people
+from whet.train.output import printing
 from whet.train.resume import restore as resume
 from whet.train.trainer import Trainer
 
 
 def prepare(job: ClassifyArguments, args: TrainingArguments, examples: Mapping[str, Examples]) -> Job:
     """Tokenise, load the model and build its Trainer; raises whatever cannot work, before any training."""
-    resume.look_ahead(args)
+    resume.check_early(args)
     source = source_of(job)
     scheme = _scheme(job, examples, load_config(source))
     tokenizer = load_tokenizer(source)
@@ -78,13 +78,13 @@ def _scheme(job: ClassifyArguments, examples: Mapping[str, Examples], config: An
     """Return what labels are: from the training examples, or without training from the model."""
     known = scheme_of_config(config)
     if "train" not in examples:
-        people.show([f"labels: {_words(known)}, from the model's configuration"])
+        printing.show([f"labels: {_words(known)}, from the model's configuration"])
         return known
     kind, why = kind_of(examples["train"], job.problem_type, job.do_regression)
     scheme = scheme_of(examples["train"], kind)
     if set(scheme.names) == set(known.names) and kind == known.kind:
         scheme = known  # the head of a trained model keeps its own order
-    people.show([f"labels: {_words(scheme)} ({why})"])
+    printing.show([f"labels: {_words(scheme)} ({why})"])
     return scheme
 
 

@@ -14,7 +14,7 @@ from whet.jobs import left_out
 from whet.jobs.hub_data import HubSource, class_names, load_split, table_rows
 from whet.tasks.classify.examples import Examples, Named, choose_columns, collect
 from whet.tasks.classify.fields import ClassifyFields
-from whet.train.output import people
+from whet.train.output import printing
 
 
 def read_split(job: ClassifyFields, name: str) -> Examples:
@@ -29,7 +29,7 @@ def read_split(job: ClassifyFields, name: str) -> Examples:
     columns = examples.columns
     second = f"; second text: {' + '.join(columns.pair)}" if columns.pair else ""
     read = f"text: {' + '.join(columns.text)}{second}; label: {columns.label or 'none'}"
-    people.show([f"{name}: {len(examples):,} examples; {read}"])
+    printing.show([f"{name}: {len(examples):,} examples; {read}"])
     return examples
 
 

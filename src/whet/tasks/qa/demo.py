@@ -92,7 +92,7 @@ def run_demo(demo: DemoArguments) -> int:
     log.set_up(logging.WARNING)
     started_s = time.perf_counter()
     qa, args = settings(demo)
-    with lock.output_folder(args.output_dir, overwrite=True) as folder, run_log.remembered():
+    with lock.output_folder(args.output_dir, overwrite=True) as folder, run_log.buffered():
         _require_own(folder, args)
         output_files.write_json(folder / MARKER, {"made_by": "whet demo"}, indent=2, on_error="stop")
         _show_it(qa, args, folder, started_s)

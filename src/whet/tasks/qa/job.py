@@ -25,7 +25,7 @@ from whet.tasks.qa.evaluate.predict import Judge
 from whet.tasks.qa.splits import Split, cut, describe
 from whet.tasks.qa.types import Questions
 from whet.train.control import stop
-from whet.train.output import people, run_log
+from whet.train.output import printing, run_log
 from whet.train.resume import restore as resume
 from whet.train.trainer import Trainer
 
@@ -45,7 +45,7 @@ class QaJob:
     @classmethod
     def prepare(cls, qa: QaArguments, args: TrainingArguments, questions: Mapping[str, Questions]) -> QaJob:
         """Cut the windows, load the model and build its Trainer; raises every error before any training."""
-        resume.look_ahead(args)
+        resume.check_early(args)
         source = source_of(qa)
         tokenizer = load_tokenizer(source)
         splits = {name: cut(asked, tokenizer, qa, with_labels=name == "train") for name, asked in questions.items()}
@@ -67,8 +67,8 @@ class QaJob:
 
     def run(self) -> dict[str, float]:
         """Train, evaluate and predict as requested; write every file; return all metrics."""
-        stop.wait_for_edges()
-        with self._trackers_closed(), run_log.kept(self.args.output_dir), people.before_a_table():
+        stop.defer_signals()
+        with self._trackers_closed(), run_log.written_to(self.args.output_dir), printing.before_a_table():
             if self.args.do_eval:
                 self.trainer.evaluation = self.judge("eval")
             if self.args.do_train:
@@ -109,7 +109,7 @@ class QaJob:
         self._record("train", metrics)
         self.trainer.save_state()
         folder = self.args.output_dir
-        stop.reached(f"the trained model is in {folder}", do_train=False, model_name_or_path=folder)
+        stop.record_progress(f"the trained model is in {folder}", do_train=False, model_name_or_path=folder)
 
     def _record(self, prefix: str, metrics: dict[str, Any]) -> None:
         split = self.splits[_SPLIT_OF[prefix]]

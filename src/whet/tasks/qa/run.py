@@ -18,26 +18,26 @@ from whet.tasks.qa.splits import read_split
 from whet.tasks.qa.summary import SHOWN
 from whet.tasks.qa.types import Questions
 from whet.train.control import lock, stop
-from whet.train.output import people, run_log
+from whet.train.output import printing, run_log
 
 
 def run_qa(qa: QaArguments, args: TrainingArguments) -> int:
     """Run the command; return its exit code. Problems of folder or data are raised before torch is loaded."""
     log.set_up(logging.WARNING)
-    people.follow(args)
+    printing.configure(args)
     refuse(check_run(qa, args))
     if args.enable_jit_checkpoint is False:
         stop.restore()
     lock.refuse_taken(Path(args.output_dir))
     require_places(qa, args)
     started_s = time.perf_counter()
-    with lock.output_folder(args.output_dir, may_hold_files(args)) as folder, run_log.remembered():
+    with lock.output_folder(args.output_dir, may_hold_files(args)) as folder, run_log.buffered():
         questions = _read(qa, args)
 
         from whet.tasks.qa.job import QaJob
 
         metrics = QaJob.prepare(qa, args, questions).run()
-        stop.nothing_left()
+        stop.mark_work_done()
         show(SHOWN, metrics, folder, time.perf_counter() - started_s)
     return 0
 

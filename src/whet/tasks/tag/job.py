@@ -21,7 +21,7 @@ from whet.tasks.tag.judge import TagJudge, best_tags
 from whet.tasks.tag.labels import Tags, tags_of, tags_of_config
 from whet.tasks.tag.rows import Split, tokenised
 from whet.tasks.tag.sentences import Sentences
-from whet.train.output import people
+from whet.train.output import printing
 from whet.train.resume import restore as resume
 from whet.train.trainer import Trainer
 
@@ -32,7 +32,7 @@ _USUAL_LENGTH = 512
 
 def prepare(job: TagArguments, args: TrainingArguments, sentences: Mapping[str, Sentences]) -> Job:
     """Tokenise, load the model and build its Trainer; raises whatever cannot work, before any training."""
-    resume.look_ahead(args)
+    resume.check_early(args)
     source = source_of(job)
     tags = _tags(sentences, load_config(source))
     tokenizer = load_tokenizer(source)
@@ -86,5 +86,5 @@ def _tags(sentences: Mapping[str, Sentences], config: Any) -> Tags:
         if set(tags.names) == set(known.names):
             tags = known  # the head of a trained model keeps its own order
     kind = "entities (judged by seqeval)" if tags.are_entities else "plain tags (judged by accuracy and macro F1)"
-    people.show([f"tags: {len(tags.names)}, {why}; {kind}"])
+    printing.show([f"tags: {len(tags.names)}, {why}; {kind}"])
     return tags

@@ -14,7 +14,7 @@ from whet.jobs import left_out
 from whet.jobs.hub_data import HubSource, class_names, load_split, table_rows
 from whet.tasks.tag.fields import TagFields
 from whet.tasks.tag.sentences import Named, Sentences, from_columns, from_rows
-from whet.train.output import people
+from whet.train.output import printing
 
 
 def read_split(job: TagFields, name: str) -> Sentences:
@@ -29,7 +29,7 @@ def read_split(job: TagFields, name: str) -> Sentences:
         found = _read_hub(job, name, named, limit)
     left_out.log(name, found.left_out, found.n_left_out, "sentences")
     n_words = sum(map(len, found.words))
-    people.show(
+    printing.show(
         [f"{name}: {len(found):,} sentences, {n_words:,} words; tags: {found.tag_column if found.tags else 'none'}"]
     )
     return found

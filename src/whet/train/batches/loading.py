@@ -16,7 +16,7 @@ from whet.log import logger
 from whet.train.batches import plan, streams
 from whet.train.compat import dataloaders
 from whet.train.compat.public import PublicTrainer
-from whet.train.resume import kinds
+from whet.train.resume import schema
 from whet.train.run import Run
 from whet.train.state import State
 
@@ -116,7 +116,7 @@ class PlannedLoader:
         return {"n_left_out": self.n_left_out}
 
     def load_state(self, saved: State) -> None:
-        kinds.require_all(saved, {"n_left_out": kinds.count}, "loader")
+        schema.require_all(saved, {"n_left_out": schema.count}, "loader")
         self.n_left_out = saved["n_left_out"]
 
     def open(self) -> None:
@@ -162,7 +162,7 @@ def make_plan(trainer: PublicTrainer) -> plan.RunPlan:
         streams.require_steps(args)
         per_epoch = args.max_steps
     n_steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * per_epoch)
-    return plan.of(args, StreamOrder(per_epoch), n_steps, "as the source gives them")
+    return plan.from_order(args, StreamOrder(per_epoch), n_steps, "as the source gives them")
 
 
 def build(run: Run, user_loader: Any) -> Loader:

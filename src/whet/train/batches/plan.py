@@ -14,7 +14,7 @@ from whet.errors import DataError
 
 
 @dataclass(frozen=True)
-class Rhythm:
+class Interval:
     """When something happens that has a strategy."""
 
     strategy: str
@@ -39,9 +39,9 @@ class RunPlan:
     """What decides the order of rows beside the settings that a resume compares; None if nothing does."""
     n_steps: int
     n_epochs: int
-    log: Rhythm
-    evaluate: Rhythm
-    save: Rhythm
+    log: Interval
+    evaluate: Interval
+    save: Interval
 
 
 def make(args: TrainingArguments, dataset: Any) -> RunPlan:
@@ -55,19 +55,19 @@ def make(args: TrainingArguments, dataset: Any) -> RunPlan:
             fix="lower --per_device_train_batch_size, or leave --dataloader_drop_last out",
         )
     n_steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * order.steps_per_epoch)
-    return of(args, order, n_steps, _order_rule(args))
+    return from_order(args, order, n_steps, _order_rule(args))
 
 
-def of(args: TrainingArguments, order: Any, n_steps: int, order_rule: str | None) -> RunPlan:
+def from_order(args: TrainingArguments, order: Any, n_steps: int, order_rule: str | None) -> RunPlan:
     """Return the plan of a run of n_steps steps, whose rows come in this order."""
     return RunPlan(
         order=order,
         order_rule=order_rule,
         n_steps=n_steps,
         n_epochs=math.ceil(n_steps / order.steps_per_epoch),
-        log=_rhythm(args.logging_strategy, args.logging_steps, n_steps, order),
+        log=_interval(args.logging_strategy, args.logging_steps, n_steps, order),
         evaluate=_evaluations(args, n_steps, order),
-        save=_rhythm(args.save_strategy, args.save_steps, n_steps, order),
+        save=_interval(args.save_strategy, args.save_steps, n_steps, order),
     )
 
 
@@ -111,16 +111,16 @@ def _order_rule(args: TrainingArguments) -> str | None:
     return ", ".join(parts) or None
 
 
-def _evaluations(args: TrainingArguments, n_steps: int, order: Any) -> Rhythm:
+def _evaluations(args: TrainingArguments, n_steps: int, order: Any) -> Interval:
     """Return when the run is evaluated: eval_delay counts what eval_strategy counts."""
-    rhythm = _rhythm(args.eval_strategy, args.eval_steps or args.logging_steps, n_steps, order)
+    interval = _interval(args.eval_strategy, args.eval_steps or args.logging_steps, n_steps, order)
     unit = order.steps_per_epoch if args.eval_strategy == "epoch" else 1
-    return replace(rhythm, begins=args.eval_delay * unit)
+    return replace(interval, begins=args.eval_delay * unit)
 
 
-def _rhythm(strategy: str, steps: float, n_steps: int, order: Any) -> Rhythm:
+def _interval(strategy: str, steps: float, n_steps: int, order: Any) -> Interval:
     if strategy == "epoch":
-        return Rhythm(strategy, order.steps_per_epoch)
+        return Interval(strategy, order.steps_per_epoch)
     if strategy == "steps":
-        return Rhythm(strategy, math.ceil(steps * n_steps) if 0 < steps < 1 else int(steps))
-    return Rhythm(strategy, 0)
+        return Interval(strategy, math.ceil(steps * n_steps) if 0 < steps < 1 else int(steps))
+    return Interval(strategy, 0)

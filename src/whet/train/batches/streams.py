@@ -30,7 +30,7 @@ from whet.log import logger
 from whet.train.compat import overrides, user_loss
 from whet.train.compat.dataloaders import is_sized
 from whet.train.compat.public import PublicTrainer
-from whet.train.resume import kinds
+from whet.train.resume import schema
 from whet.train.run import Run
 from whet.train.state import State
 
@@ -51,7 +51,7 @@ class Source(Protocol):
 
 
 _KINDS = {
-    "epoch": kinds.count, "step": kinds.count, "n_left_out": kinds.count, "digest": kinds.or_none(kinds.text),
+    "epoch": schema.count, "step": schema.count, "n_left_out": schema.count, "digest": schema.optional(schema.text),
 }  # fmt: skip
 
 
@@ -124,7 +124,7 @@ class StreamLoader:
 
     def load_state(self, saved: State) -> None:
         """Note where the run was in its source; `open` goes there."""
-        kinds.require_all(saved, _KINDS, "loader")
+        schema.require_all(saved, _KINDS, "loader")
         self._saved, self.n_left_out = saved, saved["n_left_out"]
 
     def open(self) -> None:
@@ -184,7 +184,7 @@ class RowSource:
         rows = iter(dataset)
         size = args.train_rows_per_step
         if state is None:
-            _pass_over(rows, skip * size)
+            _skip(rows, skip * size)
         while taken := list(islice(rows, size)):
             batches = self._batches(taken)
             if batches:
@@ -221,7 +221,7 @@ class LoaderSource:
             found = next(inputs, None)
             if found is not None and number > skip * n_micro:
                 batch = _as_batch(found, sum(batch.n_rows for batch in batches))
-                batches.append(user_loss.counted(batch, self.run.objective.packed_model))
+                batches.append(user_loss.with_computed_tokens(batch, self.run.objective.packed_model))
             if batches and (found is None or len(batches) == n_micro):
                 yield batches
                 batches = []
@@ -290,7 +290,7 @@ def _has_buffer(part: Any) -> bool:
     return any(_has_buffer(one) for one in inner)
 
 
-def _pass_over(rows: Iterator[Any], n_rows: int) -> None:
+def _skip(rows: Iterator[Any], n_rows: int) -> None:
     for _ in islice(rows, n_rows):
         pass
 

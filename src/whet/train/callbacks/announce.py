@@ -10,7 +10,7 @@ from transformers import TrainerCallback
 
 from whet.train.callbacks import progress
 from whet.train.compat.public import PublicTrainer
-from whet.train.output import people, run_log, start_block, table
+from whet.train.output import printing, run_log, start_block, table
 
 
 class Announcer(TrainerCallback):
@@ -32,13 +32,13 @@ class Announcer(TrainerCallback):
             self._results = dict(logs)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if self._results and not people.table_follows():
+        if self._results and not printing.table_follows():
             self._show(
                 table.lines(table.TRAINING, self._results, args.output_dir if args.save_strategy != "no" else None)
             )
         self._results = {}
 
-    def evaluates(self, dataset: Any) -> None:
+    def announce_evaluation(self, dataset: Any) -> None:
         """Print the lines of an evaluation or prediction, once, unless a training printed its own."""
         trainer = self._trainer()
         if not self._evaluates and trainer is not None:
@@ -49,4 +49,4 @@ class Announcer(TrainerCallback):
         """Print the lines, or only put them into the run's log where the callback that shows a run was removed."""
         trainer = self._trainer()
         shown = trainer is not None and any(isinstance(one, progress.SHOWS) for one in trainer.events.callbacks)
-        (people.show if shown else run_log.note)(lines)
+        (printing.show if shown else run_log.write)(lines)

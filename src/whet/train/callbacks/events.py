@@ -18,7 +18,7 @@ from transformers.trainer_callback import ExportableState
 
 from whet.errors import ConfigError
 from whet.train.callbacks.progress import SHOWS
-from whet.train.resume import kinds
+from whet.train.resume import schema
 from whet.train.state import State
 
 _RESETS = {
@@ -31,7 +31,7 @@ _RESETS = {
 }
 _FACT_OF = {"on_log": "logs", "on_evaluate": "metrics", "on_predict": "metrics"}
 """What transformers passes to an event as its fourth argument."""
-_STAND_INS: dict[type, tuple[type, ...]] = {ProgressCallback: SHOWS, PrinterCallback: SHOWS}
+_REPLACED_BY: dict[type, tuple[type, ...]] = {ProgressCallback: SHOWS, PrinterCallback: SHOWS}
 """transformers' callbacks -> whet's that show the same."""
 
 
@@ -74,7 +74,7 @@ class Events:
 
     def pop_callback(self, callback: Any) -> Any:
         """Take out this callback, or the first of this class, and return it; None if there is none."""
-        found = next((one for one in self.callbacks if _is_meant(one, callback)), None)
+        found = next((one for one in self.callbacks if _matches(one, callback)), None)
         if found is not None:
             self.callbacks = [one for one in self.callbacks if one is not found]
         return found
@@ -96,7 +96,7 @@ class Events:
 
     def load_state(self, saved: State) -> None:
         """Put the attributes back into callbacks of the same classes, in their order; settings stay the new ones."""
-        kinds.require_all(saved, {"exported": kinds.list_of(_is_export)}, "callbacks")
+        schema.require_all(saved, {"exported": schema.list_of(_is_export)}, "callbacks")
         left = list(saved["exported"])
         for callback in self.callbacks:
             if not isinstance(callback, ExportableState):
@@ -107,7 +107,7 @@ class Events:
                 for name in callback.state().get("attributes", {}).keys() & found[1].keys():
                     setattr(callback, name, found[1][name])
 
-    def heard(self, event: str) -> bool:
+    def has_listener(self, event: str) -> bool:
         """Return whether a callback does something at `event`."""
         methods = (getattr(callback, event, None) for callback in self.callbacks)
         nothing = getattr(TrainerCallback, event)
@@ -126,18 +126,18 @@ class Events:
             "eval_dataloader": self.eval_dataloader,
         }
         for callback in list(self.callbacks):
-            if event == "on_evaluate" and self._waits_for_another_set(callback, facts.get("metrics") or {}):
+            if event == "on_evaluate" and self._waits_for_later_set(callback, facts.get("metrics") or {}):
                 continue
             if (method := getattr(callback, event, None)) is not None:
                 returned = method(self.args, state, self.control, **(known | facts))
                 self.control = self.control if returned is None else returned
 
-    def another_set(self, n_left: int | None) -> None:
+    def begin_set(self, n_left: int | None) -> None:
         """Note that one of several evaluation sets comes next, and how many follow it; None: there are no more."""
         self.metric_was_seen = self.metric_was_seen and self.sets_left is not None and n_left is not None
         self.sets_left = n_left
 
-    def _waits_for_another_set(self, callback: Any, metrics: Mapping[str, Any]) -> bool:
+    def _waits_for_later_set(self, callback: Any, metrics: Mapping[str, Any]) -> bool:
         """Return whether early stopping looks at a metric of another evaluation set than this one.
 
         transformers' callback would warn that it is disabled, at every set but the one that has the metric.
@@ -164,8 +164,8 @@ def _is_export(entry: Any) -> bool:
     return isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], str) and isinstance(entry[1], dict)
 
 
-def _is_meant(callback: Any, wanted: Any) -> bool:
+def _matches(callback: Any, wanted: Any) -> bool:
     """Return whether this callback is the wanted one, or of the wanted class."""
     if not isinstance(wanted, type):
         return callback is wanted
-    return isinstance(callback, (wanted, *_STAND_INS.get(wanted, ())))
+    return isinstance(callback, (wanted, *_REPLACED_BY.get(wanted, ())))

@@ -8,7 +8,7 @@ Group = Literal[
     "matrix products", "attention", "norms", "activations", "embedding", "loss", "optimizer", "data", "other"
 ]
 GROUPS: tuple[Group, ...] = get_args(Group)
-WHOLE: frozenset[Group] = frozenset(("optimizer", "data"))
+EXCLUSIVE: frozenset[Group] = frozenset(("optimizer", "data"))
 """Groups that own all that runs inside them: a product within the optimizer is the optimizer's."""
 NODE = "autograd::engine::evaluate_function: "
 """What the profiler puts before the name of a backward node."""

@@ -39,7 +39,7 @@ class StepProfile(TrainerCallback):
     def __init__(self) -> None:
         self.times: StepTimes | None = None
         self.first_step = self.last_step = 0
-        self._running: _Running | None = None
+        self._running: _StepProfiler | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, *, model: nn.Module, **_: Any) -> None:
         n_left = state.max_steps - state.global_step
@@ -51,7 +51,7 @@ class StepProfile(TrainerCallback):
 
     def on_step_begin(self, args: Any, state: Any, control: Any, *, model: nn.Module, **_: Any) -> None:
         if self.times is not None and self.first_step <= state.global_step + 1 <= self.last_step:
-            self._running = _Running(model, on_gpu=self.times.on_gpu)
+            self._running = _StepProfiler(model, on_gpu=self.times.on_gpu)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self._running is not None and self.times is not None:
@@ -112,12 +112,12 @@ def _print_table(times: StepTimes, seen: tuple[int, int], n_warm: int) -> None:
     Console().print(table)
 
 
-class _Running:
+class _StepProfiler:
     """The profiler at work in one step, with a range around the step and around each module that says what it does."""
 
     def __init__(self, model: nn.Module, *, on_gpu: bool) -> None:
         self._open: list[record_function] = []
-        self._hooks = [hook for name, module in _telling(model) for hook in self._hook(name, module)]
+        self._hooks = [hook for name, module in _annotated(model) for hook in self._hook(name, module)]
         self._on_gpu = on_gpu
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
         self._profiler = profile(activities=activities, acc_events=True)
@@ -149,7 +149,7 @@ class _Running:
         self._open.pop().__exit__(None, None, None)
 
 
-def _telling(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+def _annotated(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yield (name of its range, module) for modules whose class tells what they do; of nested attentions the inner."""
     for module in model.modules():
         group = group_of_class(type(module).__name__)

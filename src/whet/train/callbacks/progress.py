@@ -15,7 +15,7 @@ from whet import console
 from whet.errors import escape_controls
 from whet.strict_json import number_or_null
 from whet.train.meter import Meter
-from whet.train.output import people
+from whet.train.output import printing
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -179,7 +179,7 @@ def for_this_output(*, bar: bool, form: str = "text") -> TrainerCallback:
 
 def _in_table(trains: bool) -> bool:
     """Return whether the figures of an entry come in the table at the end of the run instead."""
-    return not trains and people.table_follows()
+    return not trains and printing.table_follows()
 
 
 def log_lines(state: Any, logs: Mapping[str, Any], meter: Meter | None, width: int) -> list[str]:

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
-from whet.train.callbacks.operator_groups import GROUPS, NODE, WHOLE, Group, default_group, group_of, is_backward
+from whet.train.callbacks.operator_groups import EXCLUSIVE, GROUPS, NODE, Group, default_group, group_of, is_backward
 
 STEP = "whet::step"
 """Name of the profiler's range around a whole step."""
@@ -30,7 +30,7 @@ class StepTimes:
         """Add the events of one profiled step, in the order of their beginnings; one of them is the range STEP."""
         events = list(events)
         step = next(event for event in events if event.name == STEP)
-        places = _Places()
+        places = _Attribution()
         before_us = self._sum_us()
         for event in events:
             inside, group = places.of(event)
@@ -67,7 +67,7 @@ class StepTimes:
         return sum(sum(counted.values()) for counted in self.by_operator.values())
 
 
-class _Places:
+class _Attribution:
     """Finds out what the events of one profile belong to, parents before their children."""
 
     def __init__(self) -> None:
@@ -86,12 +86,12 @@ class _Places:
         inside, around = (event.name == STEP, None) if parent is None else self.of(parent)
         if parent is not None and parent.name.startswith(NODE) and event.name.startswith("aten::add"):
             # two gradients of one tensor are summed, most often a residual's, before the node itself runs
-            around = around if around in WHOLE else None
+            around = around if around in EXCLUSIVE else None
         own = group_of(event.name)
         backward = is_backward(event.name)
         if own is None and backward:
             own = self._forward.get(event.sequence_nr)
-        group = around if around in WHOLE else own or around or default_group(event.name)
+        group = around if around in EXCLUSIVE else own or around or default_group(event.name)
         if group is not None and not backward and event.sequence_nr >= 0:
             self._forward[event.sequence_nr] = group  # the last one before the graph's node was made
         return inside, group

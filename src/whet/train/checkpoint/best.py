@@ -13,9 +13,8 @@ from transformers import TrainerState
 from whet.config.arguments import TrainingArguments
 from whet.errors import ConfigError, StorageError
 from whet.log import logger
-from whet.train.checkpoint import folder as checkpoint
-from whet.train.checkpoint import weights
-from whet.train.checkpoint.lineage import Line
+from whet.train.checkpoint import storage, weights
+from whet.train.checkpoint.lineage import Lineage
 from whet.train.run import Run
 
 
@@ -48,7 +47,7 @@ def as_saved(state: TrainerState) -> dict[str, Any]:
     return dataclasses.asdict(state) | {"best_model_checkpoint": Path(best).name if best else None}
 
 
-def restored_folder(run: Run, line: Line, saved: str | None, folder: Path) -> Path | None:
+def restored_folder(run: Run, lineage: Lineage, saved: str | None, folder: Path) -> Path | None:
     """Return the best checkpoint that the state in `folder` names, if it belongs to this line of training.
 
     Only its name counts. If it lies next to `folder`, outside the output folder, and the run ends with the best model,
@@ -57,18 +56,18 @@ def restored_folder(run: Run, line: Line, saved: str | None, folder: Path) -> Pa
     name = Path(saved).name if saved else None
     if name is None:
         return None
-    found = checkpoint.find(name, line, [run.output_dir])
+    found = storage.find(name, lineage, [run.output_dir])
     if found is not None or not run.args.load_best_model_at_end:
         return found
-    elsewhere = checkpoint.find(name, line, [folder.resolve().parent])
+    elsewhere = storage.find(name, lineage, [folder.resolve().parent])
     if elsewhere is None:
         raise _no_best(name, run.output_dir)
-    copied = checkpoint.copy(checkpoint.require_good(elsewhere), run.output_dir, line)
+    copied = storage.copy(storage.require_intact(elsewhere), run.output_dir, lineage)
     logger.info("copied the best checkpoint so far, %s, to %s", elsewhere, copied)
     return copied
 
 
-def load(model: nn.Module, args: TrainingArguments, state: TrainerState, line: Line) -> None:
+def load(model: nn.Module, args: TrainingArguments, state: TrainerState, lineage: Lineage) -> None:
     """Put the best weights into the model, if the run is to end with them and they were saved.
 
     Raises StorageError if their checkpoint is damaged or of another run.
@@ -81,8 +80,8 @@ def load(model: nn.Module, args: TrainingArguments, state: TrainerState, line: L
             "the model keeps the weights of step %d", state.best_global_step, state.global_step,
         )  # fmt: skip
         return
-    folder = checkpoint.require_good(Path(state.best_model_checkpoint))
-    if checkpoint.find(folder.name, line, [folder.parent]) is None:
+    folder = storage.require_intact(Path(state.best_model_checkpoint))
+    if storage.find(folder.name, lineage, [folder.parent]) is None:
         raise _no_best(folder.name, folder.parent)
     weights.load_weights(model, folder)
     logger.info(

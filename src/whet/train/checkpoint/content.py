@@ -27,7 +27,7 @@ def form_of(folder: Path) -> int:
     return manifest.version_of(manifest.facts_of(folder) or {}) or 1
 
 
-def divided(parts: Mapping[str, State]) -> tuple[str, dict[str, dict[str, Tensor]]]:
+def split_parts(parts: Mapping[str, State]) -> tuple[str, dict[str, dict[str, Tensor]]]:
     """Return the text of `state.json`, and the tensors of each part that has any."""
     plain, tensors = {}, {}
     for name, state in parts.items():
@@ -41,7 +41,7 @@ def write_tensors(tensors: Mapping[str, Mapping[str, Tensor]], folder: Path) -> 
     """Write the tensors of each part into its file."""
     with utf8_name(folder) as named:
         for part, found in tensors.items():
-            save_file(_apart(found), named / f"{part}.safetensors")
+            save_file(_without_shared_memory(found), named / f"{part}.safetensors")
 
 
 def read(folder: Path) -> dict[str, State]:
@@ -72,7 +72,7 @@ def _text(values: Any) -> str:
         ) from error
 
 
-def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _without_shared_memory(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors with copies of those that share memory: safetensors takes each memory once."""
     seen: set[int] = set()
     found = {}

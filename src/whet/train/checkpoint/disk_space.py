@@ -17,7 +17,7 @@ from whet.log import logger
 from whet.train.checkpoint import content, optimizer_state, optimizer_template, snapshot
 from whet.train.checkpoint.optimizer_state import OptimizerState
 from whet.train.checkpoint.snapshot import RunState
-from whet.train.state import State, gather
+from whet.train.state import State, collect_states
 
 _MANIFEST_ENTRY_BYTES = 130
 _ROOM_FOR_SAVES = 2
@@ -28,7 +28,8 @@ def forecast_bytes(state: RunState) -> int:
     """Return the bytes of one checkpoint of this run; exact except for the log history, which grows with the run."""
     model = state.run.model
     others = {name: part for name, part in state.parts().items() if name != "optimizer"}
-    text, tensors = content.divided({**gather(others), "optimizer": _optimizer_state(state.optimizer, model)})
+    states = {**collect_states(others), "optimizer": _optimizer_state(state.optimizer, model)}
+    text, tensors = content.split_parts(states)
     parts = [
         *(len(text.encode()) for text in snapshot.texts(state, text).values()),
         _tensors_bytes(_untied(model.state_dict())),

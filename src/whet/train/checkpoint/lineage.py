@@ -20,7 +20,7 @@ _SHOWN = 8
 
 
 @dataclass(frozen=True)
-class Line:
+class Lineage:
     """One line: `run` is its id, `parents` are the checkpoints it came from, as (run, step), the nearest first."""
 
     run: str | None
@@ -35,50 +35,52 @@ class Line:
         """Return what a manifest says of the line."""
         return {"run": self.run, "parents": [list(parent) for parent in self.parents]}
 
-    def holds(self, run: str | None, step: int) -> bool:
+    def includes(self, run: str | None, step: int) -> bool:
         """Return whether the checkpoint of that run and step is one of this line, or of those that led to it."""
         return run == self.run or any(run == parent and step <= last for parent, last in self.parents)
 
-    def left(self, run: str | None, step: int) -> bool:
+    def rewound_past(self, run: str | None, step: int) -> bool:
         """Return whether this line went back to before that checkpoint."""
-        return any(run == parent and step > last for parent, last in self.parents) and not self.holds(run, step)
+        return any(run == parent and step > last for parent, last in self.parents) and not self.includes(run, step)
 
-    def continued(self, step: int) -> Line:
+    def branched(self, step: int) -> Lineage:
         """Return a new line that begins at a checkpoint of this one."""
-        return Line(uuid.uuid4().hex, ((self.run, step), *self.parents))
+        return Lineage(uuid.uuid4().hex, ((self.run, step), *self.parents))
 
 
 @dataclass(frozen=True)
-class Place:
+class Checkpoint:
     """A checkpoint folder, with the step and the line that its manifest names."""
 
     folder: Path
     step: int
-    line: Line
+    lineage: Lineage
 
 
-def begin() -> Line:
+def new_lineage() -> Lineage:
     """Return the line of a run that starts at its first step."""
-    return Line(uuid.uuid4().hex)
+    return Lineage(uuid.uuid4().hex)
 
 
-def places(folders: Sequence[Path]) -> list[Place]:
+def read_checkpoints(folders: Sequence[Path]) -> list[Checkpoint]:
     """Return where these checkpoints stand, those whose manifest cannot be read left out."""
     found = ((folder, manifest.facts_of(folder)) for folder in folders)
-    return [Place(folder, facts["step"], _line(facts)) for folder, facts in found if facts is not None]
+    return [Checkpoint(folder, facts["step"], _lineage(facts)) for folder, facts in found if facts is not None]
 
 
 def abandoned(folders: Sequence[Path]) -> list[Path]:
     """Return the checkpoints that another of these went back to before."""
-    found = places(folders)
-    return [one.folder for one in found if any(other.line.left(one.line.run, one.step) for other in found)]
+    found = read_checkpoints(folders)
+    return [
+        one.folder for one in found if any(other.lineage.rewound_past(one.lineage.run, one.step) for other in found)
+    ]
 
 
-def _line(facts: Mapping[str, Any]) -> Line:
+def _lineage(facts: Mapping[str, Any]) -> Lineage:
     """Return the line that a manifest names; the nameless one if it names none, or not as whet does."""
     run, parents = facts.get("run"), facts.get("parents")
     if not isinstance(run, str) or not _ID.fullmatch(run) or not isinstance(parents, list):
-        return Line(None)
+        return Lineage(None)
     pairs = [parent for parent in parents if isinstance(parent, list) and len(parent) == 2]
     known = [(old, step) for old, step in pairs if isinstance(step, int) and (old is None or isinstance(old, str))]
-    return Line(run, tuple(known))
+    return Lineage(run, tuple(known))

@@ -33,20 +33,20 @@ def seal(folder: Path, step: int, facts: Mapping[str, Any]) -> None:
     files = {}
     for path in _entries(folder):
         follow_umask(path)
-        sync(path)
+        fsync(path)
         name = path.relative_to(folder).as_posix()
         if not _is_name(name):
             raise OSError(None, f"{name!r} is no file name that a checkpoint may hold")
         files[name] = {"bytes": path.stat().st_size, "xxh3_128": _checksum(path)}
     for path in _folders(folder):
-        sync(path) if any(path.iterdir()) else path.rmdir()
+        fsync(path) if any(path.iterdir()) else path.rmdir()
     version = version_of(facts) or FORMAT_VERSION
     known = {name: value for name, value in facts.items() if name not in ("format_version", "schema")}
     manifest = {"format_version": version, "step": step, **known, "files": files}
     text = json.dumps(manifest | {"checksum": digest_of(manifest)}, indent=2, sort_keys=True)
     (folder / MANIFEST).write_text(text + "\n", "utf-8")
-    sync(folder / MANIFEST)
-    sync(folder)
+    fsync(folder / MANIFEST)
+    fsync(folder)
 
 
 def problems_of(folder: Path, step: int | None = None, *, light: bool = False) -> list[str]:
@@ -94,7 +94,7 @@ def version_of(facts: Mapping[str, Any]) -> Any:
     return facts.get("format_version", facts.get("schema"))
 
 
-def sync(path: Path) -> None:
+def fsync(path: Path) -> None:
     """Wait until the file, or the folder's list of names, is on the disk."""
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     try:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from whet.train.checkpoint import optimizer_template
-from whet.train.resume import kinds
+from whet.train.resume import schema
 from whet.train.state import State
 
 _SHAPED = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "sum"}
@@ -57,7 +57,7 @@ class OptimizerState:
         optimizer_template.require_like(self._optimizer, self._names, saved["state"])
         _require_all(saved["state"])
         _require_steps(saved["state"])
-        kinds.require_groups(groups, self._optimizer.param_groups)
+        schema.require_groups(groups, self._optimizer.param_groups)
         state = {index_of[name]: dict(values) for name, values in saved["state"].items()}
         self._optimizer.load_state_dict({"state": state, "param_groups": groups})
 
@@ -131,5 +131,5 @@ def _require_steps(state: Mapping[str, Mapping[str, Any]]) -> None:
         step = values.get("step", 0)
         if isinstance(step, Tensor) and (step.is_floating_point() or step.dtype is torch.int64):
             step = step.item() if step.numel() == 1 else math.nan
-        if not isinstance(step, int | float) or not 0 <= step < kinds.MOST or step != int(step):
+        if not isinstance(step, int | float) or not 0 <= step < schema.MOST or step != int(step):
             raise ValueError(f"the saved step of {name} is {str(values['step'])[:60]}")

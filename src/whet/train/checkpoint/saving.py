@@ -11,14 +11,12 @@ from typing import Any
 
 from whet.errors import StorageError
 from whet.log import logger
-from whet.train.checkpoint import folder as checkpoint
-from whet.train.checkpoint import lineage as lines
-from whet.train.checkpoint import snapshot
-from whet.train.checkpoint.lineage import Line
+from whet.train.checkpoint import snapshot, storage
+from whet.train.checkpoint.lineage import Lineage, new_lineage, read_checkpoints
 from whet.train.checkpoint.snapshot import RunState
 from whet.train.control import guard
 from whet.train.output import disk_errors
-from whet.train.resume import compare, kinds
+from whet.train.resume import compare, schema
 from whet.train.state import State
 
 
@@ -26,7 +24,7 @@ from whet.train.state import State
 class Write:
     """One checkpoint on its way to the disk; `run` reads nothing that the training loop changes."""
 
-    staged: checkpoint.Staged
+    staged: storage.Staged
     content: snapshot.Snapshot
     facts: dict[str, Any]
     earlier: Sequence[Path]
@@ -39,7 +37,7 @@ class Write:
         try:
             self.staged.put(self.content.write_tensors)
             self.staged.publish(self.facts)
-            checkpoint.rotate([*self.earlier, self.staged.target], self.keep, self.protected)
+            storage.rotate([*self.earlier, self.staged.target], self.keep, self.protected)
         except BaseException as error:
             self.error = error
 
@@ -53,12 +51,12 @@ class Saver:
     """Called after each checkpoint that was written."""
     n_ranks: int = 1
     folders: list[Path] = field(default_factory=list)
-    line: Line = field(default_factory=lines.begin)
+    lineage: Lineage = field(default_factory=new_lineage)
     """The line of training that its checkpoints belong to."""
     resumed_from: Path | None = None
     _last_s: float = field(default_factory=lambda: time.monotonic())
     _buffers: snapshot.Buffers | None = None
-    _flight: tuple[threading.Thread, Write] | None = None
+    _in_progress: tuple[threading.Thread, Write] | None = None
 
     def __post_init__(self) -> None:
         self._run, self._counters = self.run_state.run, self.run_state.counters
@@ -68,17 +66,17 @@ class Saver:
     def resume(self, folder: Path) -> None:
         """Note where the run resumes from: at the end of its line, or on a new one."""
         self.resumed_from = folder
-        self.line = checkpoint.resumed_line(folder, self._run.output_dir)
+        self.lineage = storage.lineage_after_resume(folder, self._run.output_dir)
 
     @property
     def last(self) -> Path | None:
         """The checkpoint that this run would resume from; None if it saved nothing yet."""
         return self.folders[-1] if self.folders else self.resumed_from
 
-    def next_start(self) -> dict[str, object]:
+    def settings_to_resume(self) -> dict[str, object]:
         """Return the setting that resumes from the last checkpoint of this run; none where nothing is saved."""
         last = self.last
-        newest = checkpoint.would_resume(self._run.output_dir)
+        newest = storage.would_resume(self._run.output_dir)
         if newest is None and last is None:
             return {"resume_from_checkpoint": "auto"}
         if newest is not None and last is not None and newest.absolute() == last.absolute():
@@ -91,9 +89,9 @@ class Saver:
 
     def load_state(self, saved: State) -> None:
         """Take over the checkpoints of an earlier part of the run; a kill may have left one too many."""
-        kinds.require_all(saved, {"names": kinds.list_of(kinds.text)}, "checkpoints")
+        schema.require_all(saved, {"names": schema.list_of(schema.text)}, "checkpoints")
         folders = self._own(saved["names"])
-        checkpoint.rotate(folders, self._run.args.save_total_limit, self._protected())
+        storage.rotate(folders, self._run.args.save_total_limit, self._protected())
         self.folders = [path for path in folders if path.is_dir() and not path.is_symlink()]
 
     def _own(self, names: Sequence[str]) -> list[Path]:
@@ -102,17 +100,17 @@ class Saver:
         if folder is None or folder.resolve().parent != output_dir.resolve():
             return []
         wanted = {folder.name, *names}
-        there = lines.places([path for path in checkpoint.every(output_dir) if path.name in wanted])
-        return [one.folder for one in there if self.line.holds(one.line.run, one.step)]
+        there = read_checkpoints([path for path in storage.list_all(output_dir) if path.name in wanted])
+        return [one.folder for one in there if self.lineage.includes(one.lineage.run, one.step)]
 
     def due(self, done: int, *, epoch_ends: bool, complete: bool, better: bool) -> bool:
         """Return whether a checkpoint is to be written after `done` steps; the last step of a rhythm always is."""
-        rhythm = self._run.plan.save
-        if rhythm.strategy == "best":
+        interval = self._run.plan.save
+        if interval.strategy == "best":
             return better
-        if rhythm.strategy == "time":
+        if interval.strategy == "time":
             return complete or time.monotonic() - self._last_s >= self._run.args.save_interval_s
-        return rhythm.due(done, epoch_ends) or (complete and rhythm.strategy == "steps")
+        return interval.due(done, epoch_ends) or (complete and interval.strategy == "steps")
 
     def save(self, done: int, *, better: bool) -> None:
         """Write the checkpoint of this step, or begin to; raises StorageError as `save_error_policy` says."""
@@ -121,7 +119,7 @@ class Saver:
         self._last_s = time.monotonic()
         output_dir, state = self._run.output_dir, self._counters
         before = state.best_model_checkpoint
-        target = output_dir / checkpoint.folder_name(done)
+        target = output_dir / storage.folder_name(done)
         if better:
             state.best_model_checkpoint = str(target)
         earlier = self.folders
@@ -130,30 +128,30 @@ class Saver:
             write = self._prepare(output_dir, done)
         except BaseException as error:
             self.folders, state.best_model_checkpoint = earlier, before
-            self._accept(error)
+            self._continue_or_raise(error)
             return
         self.folders = earlier
         if self._buffers is None:
             write.run()
-            self._land(write)
+            self._finish_write(write)
             return
         thread = threading.Thread(target=write.run, name=f"whet-save-{done}")
-        self._flight = (thread, write)
+        self._in_progress = (thread, write)
         thread.start()
 
     def check(self) -> None:
         """Take note of a write behind that has ended; raises what became of it."""
-        if self._flight is not None and not self._flight[0].is_alive():
+        if self._in_progress is not None and not self._in_progress[0].is_alive():
             self.wait()
 
     def wait(self) -> None:
         """Return when nothing is on its way any more; raises StorageError where that failed."""
-        if self._flight is None:
+        if self._in_progress is None:
             return
-        thread, write = self._flight
+        thread, write = self._in_progress
         thread.join()
-        self._flight = None
-        self._land(write)
+        self._in_progress = None
+        self._finish_write(write)
 
     def close(self) -> None:
         """Wait at the end of a run, however it ends: an error of its own is not hidden by one of the last write."""
@@ -166,7 +164,7 @@ class Saver:
         """Gather what the checkpoint holds, with its small files already in the staging folder."""
         content = snapshot.take(self.run_state, self._buffers)
         args, meter = self._run.args, self.run_state.meter
-        staged = checkpoint.Staged(output_dir, done, self.line)
+        staged = storage.Staged(output_dir, done, self.lineage)
         staged.put(content.write_texts)
         facts = {
             "n_ranks": self.n_ranks,
@@ -182,24 +180,24 @@ class Saver:
             return None
         return Path(best) if Path(best).parent == self._run.output_dir else None
 
-    def _land(self, write: Write) -> None:
+    def _finish_write(self, write: Write) -> None:
         target, state = write.staged.target, self._counters
         known = [*(path for path in self.folders if path != target), target]
-        self.folders = sorted((path for path in known if _is_there(path, write)), key=checkpoint.step_of)
+        self.folders = sorted((path for path in known if _is_there(path, write)), key=storage.step_of)
         if write.error is not None:
             if state.best_model_checkpoint == str(target):
                 state.best_model_checkpoint = None
-            self._accept(write.error)
+            self._continue_or_raise(write.error)
             return
         logger.info("saved %s", target)
         self.on_saved()
 
-    def _accept(self, error: BaseException) -> None:
+    def _continue_or_raise(self, error: BaseException) -> None:
         """Go on without the checkpoint where that is the policy; raise the error otherwise."""
         if not isinstance(error, StorageError):
             raise error
         if self._run.args.save_error_policy == "stop":
-            raise disk_errors.resumable(error, self.last, self.next_start()) from error
+            raise disk_errors.resumable(error, self.last, self.settings_to_resume()) from error
         logger.warning("training goes on without this checkpoint: %s", error)
 
 

@@ -21,7 +21,7 @@ from whet.train.checkpoint.manifest import MANIFEST
 from whet.train.meter import Meter
 from whet.train.resume import compare
 from whet.train.run import Run
-from whet.train.state import Stateful, gather
+from whet.train.state import Stateful, collect_states
 
 
 @dataclass
@@ -87,7 +87,7 @@ class RunState:
     """The facts that a resumed run is compared with."""
     parts: Callable[[], Mapping[str, Stateful]]
     """Returns what lives through the run besides the model, in the order in which it is restored."""
-    own_save_model: Callable[[], Callable[[Path], None] | None]
+    user_save_model: Callable[[], Callable[[Path], None] | None]
     """Returns the user's own `save_model`, if there is one: what it writes is the model of a checkpoint."""
 
 
@@ -95,12 +95,12 @@ def take(state: RunState, buffers: Buffers | None = None) -> Snapshot:
     """Return the content of a checkpoint of this moment; with buffers, later steps do not change it."""
     model, processing = state.run.model, state.run.processing_class
     weights = dict(model.state_dict())
-    text, tensors = content.divided(gather(state.parts()))
+    text, tensors = content.split_parts(collect_states(state.parts()))
     if buffers is not None:
         model = _with_own_config(model)
         weights = buffers.copies(weights, "weights")
         tensors = {part: buffers.copies(found, part) for part, found in tensors.items()}
-    return Snapshot(texts(state, text), model, processing, weights, tensors, state.own_save_model())
+    return Snapshot(texts(state, text), model, processing, weights, tensors, state.user_save_model())
 
 
 def texts(state: RunState, parts: str) -> dict[str, str]:

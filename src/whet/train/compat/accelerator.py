@@ -13,7 +13,7 @@ from whet.errors import ConfigError
 from whet.train.compat.public import PublicTrainer
 
 
-class NotThereError(ConfigError, AttributeError):
+class MissingAttributeError(ConfigError, AttributeError):
     """An attribute that whet's stand-ins do not have; `hasattr` sees it as missing."""
 
 
@@ -28,7 +28,7 @@ class Accelerator:
         self._trainer = trainer
 
     def __getattr__(self, name: str) -> Any:
-        raise NotThereError(
+        raise MissingAttributeError(
             what=f"trainer.accelerator has no {name}",
             why="whet trains in one process and does not run on accelerate",
             fix="leave it out, or use transformers' own Trainer with whet.optimize(model)",

@@ -14,7 +14,7 @@ from whet.train.compat import overrides
 from whet.train.compat.public import PublicTrainer
 
 
-class OwnLoader(DataLoader[Any]):
+class WhetLoader(DataLoader[Any]):
     """A DataLoader that whet made: its rows may be read without it."""
 
 
@@ -62,7 +62,7 @@ def is_empty(dataset: Any) -> bool:
     return dataset is None or (is_sized(dataset) and len(dataset) == 0)
 
 
-def train_loader(trainer: PublicTrainer) -> OwnLoader:
+def train_loader(trainer: PublicTrainer) -> WhetLoader:
     """Return a loader of the training set's batches, in the order in which whet trains on them."""
     args, dataset = trainer.args, trainer.train_dataset
     if dataset is None:
@@ -73,7 +73,7 @@ def train_loader(trainer: PublicTrainer) -> OwnLoader:
     )
 
 
-def evaluation_loader(trainer: PublicTrainer, dataset: Any) -> OwnLoader:
+def evaluation_loader(trainer: PublicTrainer, dataset: Any) -> WhetLoader:
     """Return a loader of a data set's batches in order, of the size for evaluations."""
     return _loader(evaluation_set(trainer, dataset), trainer.args.per_device_eval_batch_size, trainer.collate)
 
@@ -114,8 +114,8 @@ def _named_set(trainer: PublicTrainer, name: str) -> Any:
     )
 
 
-def _loader(dataset: Any, n_rows: int, collate: Callable[..., Any], **options: Any) -> OwnLoader:
+def _loader(dataset: Any, n_rows: int, collate: Callable[..., Any], **options: Any) -> WhetLoader:
     if not is_sized(dataset):
         dataset = dataset if isinstance(dataset, IterableDataset) else Stream(dataset)
         options = {}
-    return OwnLoader(dataset, batch_size=n_rows, collate_fn=collate, **options)
+    return WhetLoader(dataset, batch_size=n_rows, collate_fn=collate, **options)

@@ -8,7 +8,7 @@ from whet.config.options import options_of
 from whet.errors import ConfigError
 from whet.train.callbacks import trackers
 from whet.train.compat.public import PublicTrainer
-from whet.train.output import people
+from whet.train.output import printing
 
 CALLBACKS = ("disable_tqdm", "log_format", "profile", "report_to", "torch_empty_cache_steps")
 """Fields that decide which callbacks a Trainer makes for itself."""
@@ -25,7 +25,7 @@ _IN_EVALUATIONS = ("per_device_eval_batch_size", "prediction_loss_only", "log_le
 """Fields that may change while a training runs: each evaluation reads them again."""
 
 
-def adopt(trainer: PublicTrainer) -> None:
+def translate(trainer: PublicTrainer) -> None:
     """Translate arguments of transformers that were put in place of the Trainer's, and refuse their later changes."""
     trainer.given_args.require_unchanged(trainer.args)
     if not isinstance(trainer.args, TrainingArguments):
@@ -33,9 +33,9 @@ def adopt(trainer: PublicTrainer) -> None:
         trainer.args = trainer.given_args.translated
 
 
-def follow(trainer: PublicTrainer) -> None:
+def apply(trainer: PublicTrainer) -> None:
     """Carry out what a Trainer reads once, or raise ConfigError with the fields for which it is too late."""
-    adopt(trainer)
+    translate(trainer)
     now = trainer.args
     late = [*_differing(CALLBACKS, trainer.callbacks_args, now), *_differing(MODEL, trainer.model_args, now)]
     if trackers.running(trainer.events.callbacks):
@@ -47,21 +47,21 @@ def follow(trainer: PublicTrainer) -> None:
         )  # fmt: skip
     if now is not trainer.events.args:
         trainer.events.args = now
-        people.follow(now)
+        printing.configure(now)
 
 
 def require_same_run(trainer: PublicTrainer, begun: TrainingArguments) -> None:
     """Raise ConfigError if the arguments that a running training began with were changed under it."""
     if trainer.args is begun:
         return
-    adopt(trainer)
+    translate(trainer)
     names = [name for name in options_of(TrainingArguments) if name not in _IN_EVALUATIONS]
     if late := _differing(names, begun, trainer.args):
         raise _refusal(
             late, "a training reads its arguments when it begins, and this change came while it ran",
             "set trainer.args before train(); a callback can stop the training by control.should_training_stop",
         )  # fmt: skip
-    follow(trainer)
+    apply(trainer)
 
 
 def _differing(names: list[str] | tuple[str, ...], before: TrainingArguments, now: TrainingArguments) -> list[str]:

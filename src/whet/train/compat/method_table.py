@@ -12,7 +12,7 @@ from typing import Literal
 SEEN_IN = "5.23"
 """The release of transformers that these tables were compared with."""
 
-WAY = "use transformers' own Trainer with whet.optimize(model), which is as fast"
+ALTERNATIVE = "use transformers' own Trainer with whet.optimize(model), which is as fast"
 """What to do instead of overriding a method that whet's loop does not call."""
 
 

@@ -12,11 +12,11 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from whet.errors import ConfigError
-from whet.train import optimizing
+from whet.train import optimizer_setup
 from whet.train.callbacks.events import Events
 from whet.train.checkpoint import best, weights
 from whet.train.compat import dataloaders, overrides, search, user_loss
-from whet.train.compat.method_table import METHODS, WAY
+from whet.train.compat.method_table import ALTERNATIVE, METHODS
 from whet.train.output import files as output_files
 from whet.train.output import hub, results
 
@@ -162,14 +162,14 @@ class TransformersMethods:
         """Make the optimizer and the schedule of a run of this many steps."""
         made = self.create_optimizer()
         self.optimizer = made if self.optimizer is None else self.optimizer
-        options = overrides.given(self.create_scheduler, optimizer=self.optimizer)
+        options = overrides.accepted(self.create_scheduler, optimizer=self.optimizer)
         made = self.create_scheduler(num_training_steps=num_training_steps, **options)
         self.lr_scheduler = made if self.lr_scheduler is None else self.lr_scheduler
 
     def create_optimizer(self: Any, model: nn.Module | None = None) -> Optimizer:
         """Return the optimizer, which is made if there is none yet."""
         if self.optimizer is None:
-            self.optimizer = optimizing.create_optimizer(self, self.model if model is None else model)
+            self.optimizer = optimizer_setup.create_optimizer(self, self.model if model is None else model)
         return self.optimizer
 
     def create_scheduler(self: Any, num_training_steps: int, optimizer: Optimizer | None = None) -> Any:
@@ -178,7 +178,7 @@ class TransformersMethods:
             optimizer = self.optimizer if optimizer is None else optimizer
             if optimizer is None:
                 raise _no_optimizer("create_scheduler")
-            self.lr_scheduler = optimizing.create_scheduler(self.args, optimizer, num_training_steps)
+            self.lr_scheduler = optimizer_setup.create_scheduler(self.args, optimizer, num_training_steps)
         return self.lr_scheduler
 
     @staticmethod
@@ -186,11 +186,11 @@ class TransformersMethods:
         args: TrainingArguments, model: nn.Module | None = None
     ) -> tuple[Any, dict[str, Any]]:
         """Return what makes the optimizer of these arguments from groups of parameters, and its options."""
-        return optimizing.class_and_options(args, model)
+        return optimizer_setup.class_and_options(args, model)
 
     def get_decay_parameter_names(self: Any, model: nn.Module | None = None) -> list[str]:
         """Return the names of the parameters that decay: weights, but no biases and norms."""
-        return optimizing.decay_names(self.model if model is None else model)
+        return optimizer_setup.decay_names(self.model if model is None else model)
 
     def get_learning_rates(self: Any) -> list[float]:
         """Return the learning rate of each group of parameters."""
@@ -257,7 +257,7 @@ class TransformersMethods:
         direction: str | list[str] = "minimize", backend: Any = None, hp_name: Any = None, **options: Any,
     ) -> Any:  # fmt: skip
         """Return the best of n_trials trainings with settings that optuna proposes (transformers' BestRun)."""
-        found = search.make(self, hp_space, compute_objective, hp_name, backend)
+        found = search.make_search(self, hp_space, compute_objective, hp_name, backend)
         return search.run(self, found, n_trials, direction, options)
 
     def call_model_init(self: Any, trial: Any = None) -> nn.Module:
@@ -299,7 +299,7 @@ class TransformersMethods:
 
 def not_called(name: str) -> ConfigError:
     """Return the error of a method of transformers' Trainer that whet's refuses."""
-    return ConfigError(what=f"whet's Trainer has no {name}", why=METHODS[name].refused, fix=WAY)
+    return ConfigError(what=f"whet's Trainer has no {name}", why=METHODS[name].refused, fix=ALTERNATIVE)
 
 
 def _called(model_init: Callable[..., Any] | None, trial: Any) -> nn.Module:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from whet.errors import ConfigError
-from whet.train.compat.method_table import EARLIER, HONOURED_INTERNAL, INTERNAL, METHODS, WAY
+from whet.train.compat.method_table import ALTERNATIVE, EARLIER, HONOURED_INTERNAL, INTERNAL, METHODS
 
 _REFUSED = (
     frozenset({name for name, method in METHODS.items() if method.override == "refused"} | INTERNAL | EARLIER)
@@ -25,31 +25,31 @@ _MOST_NAMES = 6
 _originals: dict[str, Any] = {}
 
 
-def remember(cls: type) -> None:
+def remember_originals(cls: type) -> None:
     """Keep the methods of whet's Trainer as they are defined, to compare with later."""
     _originals.update({name: inspect.getattr_static(cls, name) for name in dir(cls)})
 
 
 def changed(trainer: Any, *names: str) -> bool:
     """Return whether one of these methods is another than whet's: by a subclass, on the instance, or by a patch."""
-    return any(_is_other(trainer, name) for name in names)
+    return any(_is_replaced(trainer, name) for name in names)
 
 
 def require_honoured(trainer: Any) -> None:
     """Raise ConfigError for replaced methods that whet's loop would never call."""
-    refused = sorted(name for name in _REFUSED if _is_other(trainer, name))
+    refused = sorted(name for name in _REFUSED if _is_replaced(trainer, name))
     n_more = len(refused) - _MOST_NAMES
     if refused:
         raise ConfigError(
             what=f"{type(trainer).__name__} overrides what whet's Trainer does not call",
             got=", ".join(refused[:_MOST_NAMES]) + (f" and {n_more} more" if n_more > 0 else ""),
             why="whet's training loop is another one, and never ignores an override",
-            fix=f"{WAY}; whet's Trainer calls overridden compute_loss, create_optimizer, create_scheduler, "
+            fix=f"{ALTERNATIVE}; whet's Trainer calls overridden compute_loss, create_optimizer, create_scheduler, "
             "get_train_dataloader, get_eval_dataloader, evaluate, log and save_model",
         )
 
 
-def takes(function: Callable[..., Any], name: str) -> bool:
+def accepts(function: Callable[..., Any], name: str) -> bool:
     """Return whether the function has a parameter of this name, or takes any keyword."""
     try:
         parameters = inspect.signature(function).parameters
@@ -65,12 +65,12 @@ def n_positional(function: Callable[..., Any]) -> int:
     return sum(one.kind in taken for one in parameters)
 
 
-def given(function: Callable[..., Any], **options: Any) -> dict[str, Any]:
+def accepted(function: Callable[..., Any], **options: Any) -> dict[str, Any]:
     """Return those of the options that the function takes: overrides of older releases have fewer parameters."""
-    return {name: value for name, value in options.items() if takes(function, name)}
+    return {name: value for name, value in options.items() if accepts(function, name)}
 
 
-def given_if_required(function: Callable[..., Any], **options: Any) -> dict[str, Any]:
+def required(function: Callable[..., Any], **options: Any) -> dict[str, Any]:
     """Return those of the options that the function cannot be called without."""
     try:
         parameters = inspect.signature(function).parameters
@@ -80,12 +80,12 @@ def given_if_required(function: Callable[..., Any], **options: Any) -> dict[str,
     return {name: value for name, value in options.items() if name in needed}
 
 
-def own_save_model(trainer: Any) -> Callable[[Path], None] | None:
+def user_save_model(trainer: Any) -> Callable[[Path], None] | None:
     """Return the overridden `save_model` of a Trainer as a function of the folder; None if it is whet's own."""
     save_model = trainer.save_model
     if not changed(trainer, "save_model"):
         return None
-    return lambda folder: save_model(str(folder), **given(save_model, _internal_call=True))
+    return lambda folder: save_model(str(folder), **accepted(save_model, _internal_call=True))
 
 
 def honoured() -> Iterable[str]:
@@ -93,7 +93,7 @@ def honoured() -> Iterable[str]:
     return sorted({name for name, method in METHODS.items() if method.override == "honoured"} | HONOURED_INTERNAL)
 
 
-def _is_other(trainer: Any, name: str) -> bool:
+def _is_replaced(trainer: Any, name: str) -> bool:
     if name in trainer.__dict__:
         return callable(trainer.__dict__[name])
     found = inspect.getattr_static(type(trainer), name, None)

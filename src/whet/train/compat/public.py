@@ -40,7 +40,7 @@ class PublicTrainer(Protocol):
     processing_class: Any
     padded_length: int | None
     data_collator: Any
-    own_collator: bool
+    collator_given: bool
     collate: Any
     optimizer: Any
     lr_scheduler: Any

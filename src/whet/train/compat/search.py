@@ -47,7 +47,7 @@ def run(
     study = optuna.create_study(**{"directions" if several else "direction": direction}, **options)
     trainer.search = search
     try:
-        study.optimize(lambda trial: _value(trainer, search, trial), n_trials=n_trials, **how)
+        study.optimize(lambda trial: _run_trial(trainer, search, trial), n_trials=n_trials, **how)
     finally:
         trainer.search = None
         trainer.use_arguments(search.base)
@@ -56,7 +56,7 @@ def run(
     return BestRun(str(study.best_trial.number), study.best_trial.value, study.best_trial.params)
 
 
-def begin(trainer: PublicTrainer, trial: Any) -> None:
+def apply_trial(trainer: PublicTrainer, trial: Any) -> None:
     """Put the settings of a trial into the Trainer: what `hp_space` says of it, or the dict that it is itself."""
     search = trainer.search
     if trial is None:
@@ -94,7 +94,7 @@ def report(trainer: PublicTrainer, metrics: dict[str, float]) -> None:
         raise require("optuna", needed_for="hyperparameter_search", install="optuna").TrialPruned
 
 
-def make(
+def make_search(
     trainer: PublicTrainer,
     hp_space: Callable[[Any], Mapping[str, Any]] | None,
     compute_objective: Callable[[dict[str, float]], Any] | None,
@@ -118,7 +118,7 @@ def make(
     )
 
 
-def _value(trainer: PublicTrainer, search: Search, trial: Any) -> Any:
+def _run_trial(trainer: PublicTrainer, search: Search, trial: Any) -> Any:
     search.value = None
     trainer.train(trial=trial)
     if search.value is None:  # no evaluation during the training

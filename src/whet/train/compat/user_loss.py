@@ -61,7 +61,7 @@ class UserLoss:
     def batch(
         self, dataset: Any, rows: Sequence[int] | np.ndarray, first_slot: int, padded_to: np.ndarray | None = None
     ) -> Batch:
-        return counted(self._rows.batch(dataset, rows, first_slot), self.packed_model)
+        return with_computed_tokens(self._rows.batch(dataset, rows, first_slot), self.packed_model)
 
     @property
     def no_labels(self) -> WhetError | None:
@@ -104,7 +104,7 @@ class UnpaddedLoss(OwnLoss):
     def batch(
         self, dataset: Any, rows: Sequence[int] | np.ndarray, first_slot: int, padded_to: np.ndarray | None = None
     ) -> Batch:
-        return counted(super().batch(dataset, rows, first_slot), self.packed_model)
+        return with_computed_tokens(super().batch(dataset, rows, first_slot), self.packed_model)
 
 
 def unpadded(objective: OwnLoss, args: TrainingArguments) -> OwnLoss:
@@ -113,7 +113,7 @@ def unpadded(objective: OwnLoss, args: TrainingArguments) -> OwnLoss:
     return objective if packed is None else UnpaddedLoss(objective.model, objective.collate, packed)
 
 
-def counted(batch: Batch, packed_model: PackedModel | None) -> Batch:
+def with_computed_tokens(batch: Batch, packed_model: PackedModel | None) -> Batch:
     """Return the batch with the count of token places that a model changed by `whet.optimize` computes of it."""
     mask = batch.inputs.get("attention_mask")
     if packed_model is None or not isinstance(mask, Tensor):
@@ -121,7 +121,7 @@ def counted(batch: Batch, packed_model: PackedModel | None) -> Batch:
     return replace(batch, n_computed=unpad.n_computed(packed_model, batch.inputs))
 
 
-def wanted(trainer: PublicTrainer) -> bool:
+def is_used(trainer: PublicTrainer) -> bool:
     """Return whether a user's code, or the smoothing of labels, has a part in training batches or their loss."""
     smoothed = bool(trainer.args.label_smoothing_factor)
     by_user = overrides.changed(trainer, *overrides.LOSS, *overrides.LOADER)
@@ -159,9 +159,9 @@ def gradients(
         seed_torch(seed, step, batch.first_slot)
         objective.parts = {}
         loss = trainer.training_step(
-            trainer.model, dict(batch.inputs), **overrides.given(trainer.training_step, num_items_in_batch=n_items)
+            trainer.model, dict(batch.inputs), **overrides.accepted(trainer.training_step, num_items_in_batch=n_items)
         )
-        loss = _as_loss(loss, "training_step", trainer).detach()
+        loss = _require_scalar(loss, "training_step", trainer).detach()
         total = total.to(loss.device) + loss
         loss_parts.add(objective.parts)
     return StepLoss(total, loss_parts.means)
@@ -172,9 +172,9 @@ def training_step(trainer: PublicTrainer, model: nn.Module, inputs: Mapping[str,
     if not model.training:
         model.train()
     inputs = trainer._prepare_inputs(dict(inputs))
-    options = overrides.given(trainer.compute_loss, num_items_in_batch=n_items)
+    options = overrides.accepted(trainer.compute_loss, num_items_in_batch=n_items)
     with _forward(trainer, model, inputs):
-        loss = _as_loss(trainer.compute_loss(model, inputs, **options), "compute_loss", trainer)
+        loss = _require_scalar(trainer.compute_loss(model, inputs, **options), "compute_loss", trainer)
     if not _is_scaled(trainer, n_items if options else None):
         loss = loss / trainer.current_gradient_accumulation_steps
     trainer.precision.backward(loss)
@@ -203,7 +203,7 @@ def compute_loss(
         inputs["num_items_in_batch"] = n_items
     outputs = model(**inputs)
     if by_user is not None:
-        loss = by_user(outputs, labels, **overrides.given(by_user, num_items_in_batch=n_items))
+        loss = by_user(outputs, labels, **overrides.accepted(by_user, num_items_in_batch=n_items))
     elif labels is not None:
         assert smoother is not None
         loss = smoother(outputs, labels, shift_labels=trainer.loss_shifts_labels, num_items_in_batch=n_items)
@@ -231,7 +231,7 @@ def prediction_step(
     with torch.no_grad(), _forward(trainer, model, inputs):
         if has_loss:
             n_items = n_items_in(trainer, [inputs])
-            options = overrides.given(trainer.compute_loss, num_items_in_batch=n_items)
+            options = overrides.accepted(trainer.compute_loss, num_items_in_batch=n_items)
             loss, outputs = trainer.compute_loss(model, inputs, return_outputs=True, **options)
             loss = loss.detach().mean()
         else:
@@ -292,7 +292,7 @@ def _loss_in(outputs: Any, why_none: WhetError | None) -> Tensor:
     return outputs[0] if isinstance(outputs, tuple | list) else outputs
 
 
-def _as_loss(found: Any, method: str, trainer: PublicTrainer) -> Tensor:
+def _require_scalar(found: Any, method: str, trainer: PublicTrainer) -> Tensor:
     if isinstance(found, Tensor) and found.numel() == 1:
         return found.reshape(())
     raise ConfigError(
@@ -311,13 +311,13 @@ def _without_padding(model: nn.Module, args: TrainingArguments) -> PackedModel |
     exact = reads_spans(model) or args.padding_in_loss == "all"
     amount = args.padding_in_loss if exact else "sampled"
     if (why := why_padded(model, args)) is not None:
-        say_padded(model, why, args)
+        log_padded(model, why, args)
         return None
     optimize(model, padding=amount)
     return packed_model(model)
 
 
-def say_padded(model: nn.Module, why: str, args: TrainingArguments) -> None:
+def log_padded(model: nn.Module, why: str, args: TrainingArguments) -> None:
     """Log why batches run padded: as a warning where the model's family and the settings would do without padding."""
     odd = packable.why_padded(model) is None and args.attn_implementation in (None, attention.NAME)
     say = logger.warning if odd and not reads_spans(model) else logger.info

@@ -15,11 +15,11 @@ from whet.hardware import memory
 from whet.hardware.memory import MemoryLimit
 from whet.log import logger
 from whet.models import finite
-from whet.train.resume import kinds
+from whet.train.resume import schema
 from whet.train.state import State
 from whet.train.step import StepResult
 
-EVERY_S = 0.05
+LEAST_INTERVAL_S = 0.05
 """A check reads some files of the kernel, which takes about 0.1 ms: no more often than this."""
 WARN_FRAC, WARN_OWN_FRAC = 0.15, 0.5
 STOP_FRAC, STOP_OWN_FRAC = 0.05, 0.25
@@ -47,11 +47,11 @@ class MemoryGuard:
         now_s = time.monotonic()
         if now_s < self._next_s:
             return None
-        self._next_s = now_s + EVERY_S
+        self._next_s = now_s + LEAST_INTERVAL_S
         holds = self.resident()
         if holds is None:
             return None
-        more = self._more_at_peak(holds)
+        more = self._growth_to_peak(holds)
         for limit in self.limits():
             left = limit.left_bytes - more
             if left < min(STOP_FRAC * limit.limit_bytes, STOP_OWN_FRAC * (holds + more)):
@@ -65,7 +65,7 @@ class MemoryGuard:
         """Ignore the peak so far: it was that of trials, which are over."""
         self._peak_before = self.peak() or 0
 
-    def _more_at_peak(self, holds: int) -> int:
+    def _growth_to_peak(self, holds: int) -> int:
         """Return how much more than now a micro-batch has taken: between two of them their activations are gone.
 
         A peak from before the run, such as that of loading the model, does not come again.
@@ -113,11 +113,11 @@ class SpikeGuard:
 
     def load_state(self, saved: State) -> None:
         """Continue from the saved losses and count."""
-        kinds.require_all(saved, {"losses": kinds.list_of(kinds.number), "n_bad_in_a_row": kinds.count}, "spikes")
+        schema.require_all(saved, {"losses": schema.list_of(schema.number), "n_bad_in_a_row": schema.count}, "spikes")
         self.losses.extend(saved["losses"])
         self.n_bad_in_a_row = saved["n_bad_in_a_row"]
 
-    def accept(self, result: StepResult) -> StepResult:
+    def reject_spike(self, result: StepResult) -> StepResult:
         """Return the result, as one that is not applied if its loss is a spike."""
         if self.limit is None or not result.applied:
             return result

@@ -33,32 +33,32 @@ def output_folder(path: str | Path, overwrite: bool) -> Iterator[Path]:
     """
     folder = Path(path)
     refuse_taken(folder)
-    whole = folder.absolute()
-    missing = [place for place in (whole, *whole.parents) if not os.path.lexists(place)]
-    clean = lambda: _remove_empty(missing)  # noqa: E731 - it is handed on
-    stop.before_leaving(clean)
+    absolute = folder.absolute()
+    missing = [place for place in (absolute, *absolute.parents) if not os.path.lexists(place)]
+    cleanup = lambda: _remove_empty(missing)  # noqa: E731 - it is handed on
+    stop.before_exit(cleanup)
     try:
         require_output_dir(folder, overwrite)
         with locked(folder):
             yield require_output_dir(folder, overwrite)  # a run may have come and gone while this one waited
     finally:
-        clean()
+        cleanup()
 
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Hold the folder for this process within the block; a folder that it holds already is not held twice."""
     folder = folder.absolute()  # whoever holds it may change its working directory
-    place = _identity(folder)
+    place = _inode(folder)
     handle = None if place in _held else _take(folder)
     if handle is None:
         yield
         return
     if not _held:
-        _forget_in_children()
+        _unlock_in_children()
     _held[place] = handle
     release = lambda: _release(folder, place)  # noqa: E731 - it is handed on
-    stop.before_leaving(release)
+    stop.before_exit(release)
     try:
         yield
     finally:
@@ -90,7 +90,7 @@ def _take(folder: Path) -> int | None:
                 raise _taken(folder) from error
             logger.warning("%s cannot be locked (%s): start no second run there", folder, error)
             return None
-        if _is(handle, path):
+        if _is_open_file(handle, path):
             break
         os.close(handle)  # its holder removed it in between
     with contextlib.suppress(OSError):  # on a full disk the lock holds without the holder's name
@@ -126,12 +126,12 @@ def _release(folder: Path, place: tuple[int, int]) -> None:
         return
     path = folder / LOCK_NAME
     with contextlib.suppress(OSError):
-        if _is(handle, path):
+        if _is_open_file(handle, path):
             path.unlink()
     os.close(handle)
 
 
-def _is(handle: int, path: Path) -> bool:
+def _is_open_file(handle: int, path: Path) -> bool:
     """Return whether the open file is the one that the path names now."""
     try:
         named = path.stat(follow_symlinks=False)
@@ -149,7 +149,7 @@ def refuse_taken(folder: Path) -> None:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        if error.errno in _TAKEN and _identity(folder) not in _held:
+        if error.errno in _TAKEN and _inode(folder) not in _held:
             raise _taken(folder) from error
     finally:
         os.close(handle)
@@ -176,7 +176,7 @@ def _holder(path: Path) -> str:
             time.sleep(0.01)
 
 
-def _identity(folder: Path) -> tuple[int, int]:
+def _inode(folder: Path) -> tuple[int, int]:
     status = folder.stat()
     return status.st_dev, status.st_ino
 
@@ -190,18 +190,18 @@ def _remove_empty(folders: list[Path]) -> None:
             return
 
 
-def _forget_in_children() -> None:
+def _unlock_in_children() -> None:
     """See to it that a forked child does not hold what its parent holds: it may outlive it."""
-    global _sees_to_forks
-    if not _sees_to_forks:
-        _sees_to_forks = True
-        os.register_at_fork(after_in_child=_forget)
+    global _handles_forks
+    if not _handles_forks:
+        _handles_forks = True
+        os.register_at_fork(after_in_child=_close_inherited)
 
 
-_sees_to_forks = False
+_handles_forks = False
 
 
-def _forget() -> None:
+def _close_inherited() -> None:
     for handle in _held.values():
         os.close(handle)
     _held.clear()

@@ -17,14 +17,14 @@ from whet.config.arguments import TrainingArguments
 from whet.errors import EXIT_OTHER, EXIT_STOPPED_AND_SAVED, WhetError
 from whet.log import logger
 from whet.train.callbacks.events import Events
-from whet.train.checkpoint import folder as checkpoint
+from whet.train.checkpoint import storage
 from whet.train.checkpoint.saving import Saver
 from whet.train.checkpoint.snapshot import RunState
 from whet.train.control import lock, stop
 from whet.train.control.guard import MemoryGuard
 from whet.train.control.stop import Stopped
 from whet.train.output import run_log
-from whet.train.resume import kinds
+from whet.train.resume import schema
 from whet.train.state import State
 from whet.train.sync import Sync
 
@@ -46,7 +46,7 @@ class SafePoints:
 
     def load_state(self, saved: State) -> None:
         """Note what is still due."""
-        kinds.require_all(saved, {"pending": kinds.or_none(kinds.an_object)}, "edges")
+        schema.require_all(saved, {"pending": schema.optional(schema.json_object)}, "edges")
         self.pending = saved["pending"]
 
     def take_pending(self) -> dict[str, bool]:
@@ -63,13 +63,13 @@ class SafePoints:
 
     def check_signal(self) -> None:
         """Save and stop if a signal asked for it."""
-        if name := self._sync.stop_signal(stop.asked()):
+        if name := self._sync.stop_signal(stop.requested()):
             self.save_and_stop(f"stopped by {name}")
 
     def stop_in_evaluation(self, due: dict[str, bool]) -> NoReturn:
         """Save and stop during an evaluation; what was `due` at this step is done after resuming."""
         self.pending = due
-        name = self._sync.stop_signal(stop.asked())
+        name = self._sync.stop_signal(stop.requested())
         self.save_and_stop(f"stopped by {name} during the evaluation")
 
     def save_and_stop(
@@ -83,14 +83,14 @@ class SafePoints:
             raise Stopped(what, again, code)
         if self._events.control.should_training_stop:
             self.pending = (self.pending or {}) | {"stop": True}
-        folder = self._state.run.output_dir / checkpoint.folder_name(done)
+        folder = self._state.run.output_dir / storage.folder_name(done)
         self._saver.wait()
         if self.pending or folder not in self._saver.folders:
             self._saver.save(done, better=False)
             self._saver.wait()
         saved = folder in self._saver.folders
         outcome = f"saved in {folder}, no completed step is lost" if saved else "its checkpoint could not be written"
-        raise Stopped(f"{why} after step {done}: {outcome}", {**self._saver.next_start(), **again}, code)
+        raise Stopped(f"{why} after step {done}: {outcome}", {**self._saver.settings_to_resume(), **again}, code)
 
     def _stop_for_memory(self, shortage: str) -> NoReturn:
         """Stop before the kernel ends the process. A process that completed no step fails, as it would again."""
@@ -135,7 +135,8 @@ def guarded(args: TrainingArguments) -> Iterator[None]:
     writes = args.save_strategy != "no" or args.enable_jit_checkpoint
     folder = Path(args.output_dir)
     alone = lock.locked_if_possible(folder) if writes else contextlib.nullcontext()
-    with lasting.outputs(), stop.listening(args.enable_jit_checkpoint), alone, _logged(folder, writes=bool(writes)):
+    signals = stop.handling_signals(args.enable_jit_checkpoint)
+    with lasting.outputs(), signals, alone, _logged(folder, writes=bool(writes)):
         try:
             yield
         except Stopped as stopped:
@@ -146,7 +147,7 @@ def guarded(args: TrainingArguments) -> Iterator[None]:
 
 def _logged(folder: Path, *, writes: bool) -> contextlib.AbstractContextManager[None]:
     """Keep the messages of the run in the folder if the run writes there at all."""
-    return run_log.kept(folder) if writes and folder.is_dir() else contextlib.nullcontext()
+    return run_log.written_to(folder) if writes and folder.is_dir() else contextlib.nullcontext()
 
 
 def _settings(again: dict[str, Any]) -> str:

@@ -1,13 +1,14 @@
 """Signals that ask a run to stop: SIGTERM, SIGINT, SIGUSR1 and SIGHUP, heeded where nothing is lost.
 
-The command line installs the handlers before anything heavy is imported. As long as nothing is worth saving a signal
-ends the process at once; from `wait_for_edges` on it is only noted, and the run leaves where it asks `asked()`: between
-two micro-batches, two batches of an evaluation, or after a save. In a library nothing is installed without being told
-to: Ctrl-C stays the caller's.
+The command line installs the handlers before it imports anything large. As long as nothing is worth saving, a signal
+ends the process at once. After `defer_signals` a signal is only noted, and the run stops where it calls `requested()`:
+between two micro-batches, between two batches of an evaluation, or after a save. A library installs no handler unless
+the caller asks for it, so Ctrl-C stays the caller's.
 
-Python runs a handler between two instructions of the main thread, so a long native call, such as tokenising one large
-text, would keep it waiting. A thread of the command line reads the signals from a pipe that the interpreter's handler
-in C writes to, and acts in its place. A second signal, a second or more after the first, ends the process at once.
+Python runs a handler between two instructions of the main thread. A long native call, such as tokenising one large
+text, would delay it. So a thread of the command line reads the signals from a pipe that the interpreter's C handler
+writes to, and acts in place of the main thread. A second signal, a second or more after the first, ends the process at
+once.
 """
 
 from __future__ import annotations
@@ -50,12 +51,12 @@ class Stopped(SystemExit):
 
 
 @dataclass
-class _Listening:
+class _SignalState:
     """What this process knows about signals."""
 
-    asked: str | None = None
+    requested: str | None = None
     """Name of the first signal that came."""
-    at_edges: bool = False
+    deferred: bool = False
     """Whether signals are only noted, as work in progress may be worth saving."""
     worth_saving: bool = False
     """Whether a step was completed, which ending at once would lose."""
@@ -64,37 +65,37 @@ class _Listening:
     pipe: tuple[int, int] | None = None
     """Where signals can be read, and where the interpreter writes them; the command line's alone."""
     leaving: threading.Lock = field(default_factory=threading.Lock)
-    reached: str = _NOTHING_YET
+    progress: str = _NOTHING_YET
     again: Mapping[str, object] = field(default_factory=dict)
-    before: dict[int, Any] = field(default_factory=dict)
+    previous_handlers: dict[int, Any] = field(default_factory=dict)
     """Signal -> the handler that was there before; empty while nothing is installed."""
     pid: int = 0
     cleanups: list[Callable[[], None]] = field(default_factory=list)
     """What is done before the process ends at once."""
 
 
-_now = _Listening()
+_current = _SignalState()
 
 
-def install(*, at_edges: bool = False) -> None:
+def install(*, deferred: bool = False) -> None:
     """Hear the signals from now on. Only a process's main thread can: anywhere else nothing changes."""
-    global _now
+    global _current
     if threading.current_thread() is not threading.main_thread():
         return
-    _now = _Listening(at_edges=at_edges, pid=os.getpid())
+    _current = _SignalState(deferred=deferred, pid=os.getpid())
     for number in SIGNALS:
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup means what it says
-            _now.before[number] = signal.signal(number, _hear)
+            _current.previous_handlers[number] = signal.signal(number, _on_signal)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # a reader that is gone is an error of the write, no end
-    if not at_edges:
-        _read_signals(_now)
+    if not deferred:
+        _read_signals(_current)
 
 
 def restore() -> None:
     """Put the handlers back that were there before `install`."""
-    global _now
-    before, pipe, _now = _now.before, _now.pipe, _Listening()
-    for number, handler in before.items():
+    global _current
+    previous_handlers, pipe, _current = _current.previous_handlers, _current.pipe, _SignalState()
+    for number, handler in previous_handlers.items():
         signal.signal(number, signal.SIG_DFL if handler is None else handler)
     if pipe is not None:
         signal.set_wakeup_fd(-1)
@@ -110,16 +111,16 @@ def ignore() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def nothing_left() -> None:
+def mark_work_done() -> None:
     """The work of the command line is done, and only its results are printed: a signal from now on changes nothing."""
-    if _now.pipe is not None:
+    if _current.pipe is not None:
         ignore()
 
 
 @contextlib.contextmanager
-def listening(wanted: bool | None) -> Iterator[None]:
+def handling_signals(wanted: bool | None) -> Iterator[None]:
     """Hear the signals within the block if `wanted` and no one does; raises ConfigError outside the main thread."""
-    if not wanted or _now.before:
+    if not wanted or _current.previous_handlers:
         yield
         return
     if threading.current_thread() is not threading.main_thread():
@@ -129,122 +130,122 @@ def listening(wanted: bool | None) -> Iterator[None]:
             why="Python gives signals to the main thread alone",
             fix="call train() in the main thread, or set enable_jit_checkpoint=False",
         )
-    install(at_edges=True)
+    install(deferred=True)
     try:
         yield
     finally:
         restore()
 
 
-def wait_for_edges() -> None:
+def defer_signals() -> None:
     """From now on only note a signal: the run leaves where it can go on later."""
-    _now.at_edges = True
+    _current.deferred = True
 
 
-def something_done() -> None:
+def mark_step_done() -> None:
     """A step was completed: from now on ending at once would lose something."""
-    _now.worth_saving = True
+    _current.worth_saving = True
 
 
-def before_leaving(clean: Callable[[], None]) -> None:
+def before_exit(clean: Callable[[], None]) -> None:
     """Do this, too, when a signal ends the process at once."""
-    _now.cleanups.append(clean)
+    _current.cleanups.append(clean)
 
 
-def asked() -> str | None:
+def requested() -> str | None:
     """Return the name of the signal that asked this run to stop, None while none has."""
-    return _now.asked
+    return _current.requested
 
 
-def reached(what: str, **again: object) -> None:
+def record_progress(what: str, **again: object) -> None:
     """Note what a signal that comes from now on finds done, and the settings that go on from there."""
-    _now.reached, _now.again = what, again
+    _current.progress, _current.again = what, again
 
 
 def check(agree: Callable[[str | None], str | None]) -> None:
     """Raise Stopped if a signal came; `agree` returns the name of the signal that the ranks of a run act on."""
-    name = agree(_now.asked)
+    name = agree(_current.requested)
     if name is not None:
-        raise Stopped(f"stopped by {name}: {_now.reached}", _now.again)
+        raise Stopped(f"stopped by {name}: {_current.progress}", _current.again)
 
 
-def _hear(number: int, _: Any) -> None:
-    if os.getpid() != _now.pid:  # a forked worker: the run ends it
+def _on_signal(number: int, _: Any) -> None:
+    if os.getpid() != _current.pid:  # a forked worker: the run ends it
         return
-    first, now_s = _now.asked is None, time.monotonic()
-    if _now.pipe is None and _now.at_edges:  # in a library: no thread looks on
-        _insist(number, now_s)
-    _now.asked = _now.asked or signal.Signals(number).name
-    if first and not _now.at_edges:
-        _leave_at_once(_now, _before_the_first_step(_now.asked), EXIT_STOPPED_AND_SAVED)
+    first, now_s = _current.requested is None, time.monotonic()
+    if _current.pipe is None and _current.deferred:  # in a library: no thread looks on
+        _end_on_repeat(number, now_s)
+    _current.requested = _current.requested or signal.Signals(number).name
+    if first and not _current.deferred:
+        _exit_at_once(_current, _stopped_before_first_step(_current.requested), EXIT_STOPPED_AND_SAVED)
 
 
-def _insist(number: int, now_s: float) -> None:
+def _end_on_repeat(number: int, now_s: float) -> None:
     """Raise what ends a train() at once when a signal comes again."""
-    if _now.first_s is None:
-        _now.first_s = now_s
-    elif now_s - _now.first_s >= _SAME_S:
+    if _current.first_s is None:
+        _current.first_s = now_s
+    elif now_s - _current.first_s >= _SAME_S:
         raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(_KILLED + number)
 
 
-def _read_signals(state: _Listening) -> None:
+def _read_signals(state: _SignalState) -> None:
     """Begin the thread that acts where the main thread cannot."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     state.pipe = (reading, writing)
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     os.register_at_fork(after_in_child=_forget_pipe)
-    threading.Thread(target=_watch, args=(state, reading), name="whet-signals", daemon=True).start()
+    threading.Thread(target=_read_pipe, args=(state, reading), name="whet-signals", daemon=True).start()
 
 
 def _forget_pipe() -> None:
     """A forked child's signals are not its parent's."""
-    if _now.pid != os.getpid():
+    if _current.pid != os.getpid():
         with contextlib.suppress(ValueError):
             signal.set_wakeup_fd(-1)
 
 
-def _watch(state: _Listening, reading: int) -> None:
+def _read_pipe(state: _SignalState, reading: int) -> None:
     """Read signals until the pipe is closed; end the process where nothing is lost by it, or at a second signal."""
     while True:
         waits = state.first_s is not None and not state.worth_saving
         ready, _, _ = select.select([reading], [], [], _PATIENCE_S if waits else None)
         if not ready:
-            if not state.worth_saving and state.asked is not None:
-                _leave_at_once(state, _before_the_first_step(state.asked), EXIT_STOPPED_AND_SAVED)
+            if not state.worth_saving and state.requested is not None:
+                _exit_at_once(state, _stopped_before_first_step(state.requested), EXIT_STOPPED_AND_SAVED)
             continue
         numbers = os.read(reading, 64)
         if not numbers:
             os.close(reading)
             return
         for number in numbers:
-            if number in state.before:
-                _take(state, number)
+            if number in state.previous_handlers:
+                _handle(state, number)
 
 
-def _take(state: _Listening, number: int) -> None:
+def _handle(state: _SignalState, number: int) -> None:
     """Act on one signal: the first asks to stop, a later one insists."""
     name, now_s = signal.Signals(number).name, time.monotonic()
     if state.first_s is None:
-        state.first_s, state.asked = now_s, state.asked or name
-        if not state.at_edges:
-            _leave_at_once(state, _before_the_first_step(name), EXIT_STOPPED_AND_SAVED)
-        _say(f"whet: heard {name}: the run saves and stops at the next edge; once more ends it at once")
+        state.first_s, state.requested = now_s, state.requested or name
+        if not state.deferred:
+            _exit_at_once(state, _stopped_before_first_step(name), EXIT_STOPPED_AND_SAVED)
+        _write_stderr(f"whet: heard {name}: the run saves and stops at the next edge; once more ends it at once")
     elif now_s - state.first_s >= _SAME_S:
-        said = f"whet: {name} came again: ended at once; the last checkpoint is kept"
-        _leave_at_once(state, said, _KILLED + number)
+        text = f"whet: {name} came again: ended at once; the last checkpoint is kept"
+        _exit_at_once(state, text, _KILLED + number)
 
 
-def _before_the_first_step(name: str) -> str:
+def _stopped_before_first_step(name: str) -> str:
     return f"whet: stopped by {name} before the first step: {_NOTHING_YET}"
 
 
-def _say(text: str) -> None:
+def _write_stderr(text: str) -> None:
     with contextlib.suppress(OSError):
         os.write(2, f"{text}\n".encode())
 
 
-def _leave_at_once(state: _Listening, said: str, code: int) -> None:
+def _exit_at_once(state: _SignalState, text: str, code: int) -> None:
     """End the process here. An exception would do, but for imports, some of which swallow it and some die of it."""
     if not state.leaving.acquire(blocking=False):
         return
@@ -254,5 +255,5 @@ def _leave_at_once(state: _Listening, said: str, code: int) -> None:
     if threading.current_thread() is threading.main_thread():  # another one could wait for it inside a write
         with contextlib.suppress(Exception):
             sys.stdout.flush()
-    _say(said)
+    _write_stderr(text)
     os._exit(code)

@@ -20,8 +20,8 @@ from safetensors import SafetensorError
 from whet.errors import StorageError
 from whet.log import logger
 from whet.paths import follow_umask
-from whet.train.checkpoint import folder as checkpoint
-from whet.train.checkpoint.manifest import sync
+from whet.train.checkpoint import storage
+from whet.train.checkpoint.manifest import fsync
 from whet.train.output import disk_errors
 
 _WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?")
@@ -39,7 +39,7 @@ def write_text(path: Path, text: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         unfinished.replace(path)
-        sync(path.parent.resolve())
+        fsync(path.parent.resolve())
     except OSError:
         with suppress(OSError):
             unfinished.unlink()
@@ -59,7 +59,7 @@ def write_model(folder: Path, write: Callable[[Path], None]) -> None:
     Nothing in the folder changes before all of it is on the disk. Weights of an earlier model that it does not replace
     are removed: transformers would read shards that are left over.
     """
-    staging = folder / checkpoint.MODEL_STAGING
+    staging = folder / storage.MODEL_STAGING
     with stored(f"the model cannot be written to {folder}", folder):
         folder.mkdir(parents=True, exist_ok=True)
         _remove(staging)
@@ -69,14 +69,14 @@ def write_model(folder: Path, write: Callable[[Path], None]) -> None:
             names = _names(staging)
             for name in names:
                 follow_umask(staging / name)
-                sync(staging / name)
+                fsync(staging / name)
             for name in names:
                 _make_folders(folder, name.parent)
                 (staging / name).replace(folder / name)
             for path in folder.iterdir():
                 if _WEIGHTS.fullmatch(path.name) and Path(path.name) not in names:
                     path.unlink()
-            sync(folder.resolve())
+            fsync(folder.resolve())
         finally:
             _remove(staging)
 
@@ -104,7 +104,7 @@ def stored(what: str, folder: Path, *, on_error: str = "stop") -> Iterator[None]
 
 def _newest(folder: Path) -> Path | None:
     try:
-        return checkpoint.would_resume(folder)
+        return storage.would_resume(folder)
     except OSError:
         return None
 

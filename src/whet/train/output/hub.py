@@ -62,7 +62,7 @@ def push(
     tags = facts.get("tags") or []
     tags = [tags] if isinstance(tags, str) else list(tags)
     facts["tags"] = tags + [tag for tag in getattr(trainer.model, "model_tags", None) or () if tag not in tags]
-    trainer.save_model(**overrides.given(trainer.save_model, _internal_call=True))
+    trainer.save_model(**overrides.accepted(trainer.save_model, _internal_call=True))
     trainer.create_model_card(**facts)
     try:
         return HfApi().upload_folder(

@@ -28,7 +28,7 @@ _FORM = "%(asctime)s %(levelname)-7s %(message)s"
 _TIMES = "%Y-%m-%d %H:%M:%S"
 
 
-class _Early(logging.Handler):
+class _EarlyMessages(logging.Handler):
     """Keeps the messages that come before the output folder is written to, for the file that is opened then."""
 
     def __init__(self) -> None:
@@ -94,7 +94,7 @@ class _RunLog(logging.Handler):
             logger.warning("%s cannot be written (%s): the run continues without some of its lines", LOG_NAME, error)
 
 
-_early = _Early()
+_early_messages = _EarlyMessages()
 _open: list[_RunLog] = []
 """The file of the run that this process is in: one at most."""
 _begun: set[Path] = set()
@@ -102,18 +102,18 @@ _begun: set[Path] = set()
 
 
 @contextmanager
-def remembered() -> Iterator[None]:
+def buffered() -> Iterator[None]:
     """Keep the messages of the block for the file of the run that follows, unless a file takes them already."""
-    if _open or _early in logger.handlers:
+    if _open or _early_messages in logger.handlers:
         yield
         return
-    _early.records.clear()
-    with log.also_to(_early):
+    _early_messages.records.clear()
+    with log.also_to(_early_messages):
         yield
 
 
 @contextmanager
-def kept(folder: str | Path) -> Iterator[None]:
+def written_to(folder: str | Path) -> Iterator[None]:
     """Write the messages within the block to the folder's run.log too; a block inside of another changes nothing."""
     if _open:
         yield
@@ -124,26 +124,26 @@ def kept(folder: str | Path) -> Iterator[None]:
         with log.also_to(handler):
             if handler.path not in _begun:
                 _begun.add(handler.path)
-                note([f"whet {__version__}: process {os.getpid()}"])
-            while _early.records:
-                handler.emit(_early.records.popleft())
+                write([f"whet {__version__}: process {os.getpid()}"])
+            while _early_messages.records:
+                handler.emit(_early_messages.records.popleft())
             yield
     except BaseException as error:
-        note(f"the run ended: {_told(error)}".splitlines())
+        write(f"the run ended: {_described(error)}".splitlines())
         raise
     finally:
         _open.remove(handler)
         handler.close()
 
 
-def _told(error: BaseException) -> str:
+def _described(error: BaseException) -> str:
     """Return a message for what whet raises on purpose, a traceback for anything else."""
     if isinstance(error, WhetError | SystemExit | KeyboardInterrupt):
         return f"{type(error).__name__}: {error}"
     return "".join(traceback.format_exception(error))
 
 
-def note(lines: Iterable[str]) -> None:
+def write(lines: Iterable[str]) -> None:
     """Write lines to the run.log that is open, if one is, and nowhere else."""
     for handler in _open:
         for line in lines:

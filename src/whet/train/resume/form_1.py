@@ -10,15 +10,16 @@ from typing import Any
 from safetensors.torch import load_file
 
 from whet.paths import utf8_name
-from whet.train.resume import kinds
+from whet.train.resume import schema
 from whet.train.state import State
 
 _RUN, _SCHEDULE, _OPTIMIZER, _MOMENTS = "meter.json", "scheduler.json", "optimizer.json", "optimizer.safetensors"
 _KINDS = {
-    "loss_total": kinds.number, "n_losses": kinds.count, "window": kinds.list_of(kinds.loss),
-    "n_bad_in_a_row": kinds.count, "n_left_out": kinds.count, "n_skipped": kinds.count,
-    "losses": kinds.list_of(kinds.number), "pending": kinds.or_none(kinds.an_object),
-    "checkpoints": kinds.list_of(kinds.text), "precision": kinds.an_object, "stream": kinds.or_none(kinds.an_object),
+    "loss_total": schema.number, "n_losses": schema.count, "window": schema.list_of(schema.loss),
+    "n_bad_in_a_row": schema.count, "n_left_out": schema.count, "n_skipped": schema.count,
+    "losses": schema.list_of(schema.number), "pending": schema.optional(schema.json_object),
+    "checkpoints": schema.list_of(schema.text), "precision": schema.json_object,
+    "stream": schema.optional(schema.json_object),
 }  # fmt: skip
 
 
@@ -28,7 +29,7 @@ def read(folder: Path, names: Sequence[str], rows_per_step: int) -> dict[str, St
     Form 1 does not count rows: each step counts as `rows_per_step`. Raises ValueError for values that no run writes.
     """
     run = _json(folder, _RUN)
-    kinds.require_kinds(run, _KINDS, _RUN)
+    schema.require_types(run, _KINDS, _RUN)
     return {
         "meter": {
             "loss_total": run["loss_total"],

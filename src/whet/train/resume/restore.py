@@ -17,13 +17,12 @@ from whet.config.rules.saving import METRIC_FIELDS
 from whet.errors import StorageError
 from whet.log import logger
 from whet.precision import policy
-from whet.train.checkpoint import best, content, manifest, optimizer_state, weights
-from whet.train.checkpoint import folder as checkpoint
-from whet.train.checkpoint.lineage import Line
+from whet.train.checkpoint import best, content, manifest, optimizer_state, storage, weights
+from whet.train.checkpoint.lineage import Lineage
 from whet.train.checkpoint.snapshot import RunState
-from whet.train.resume import compare, form_1, kinds
+from whet.train.resume import compare, form_1, schema
 from whet.train.run import Run
-from whet.train.state import State, Stateful, put_back
+from whet.train.state import State, Stateful, load_states
 
 _AFTER_WEIGHTS = ("optimizer", "schedule")
 _COUNTERS = (
@@ -36,14 +35,14 @@ def folder_to_resume(asked: str | bool | None, output_dir: Path) -> Path | None:
     if not asked or asked == "no":
         return None
     if asked is not True and asked != "auto":
-        return checkpoint.require_good(Path(str(asked)))
-    found = checkpoint.newest(output_dir)
+        return storage.require_intact(Path(str(asked)))
+    found = storage.newest(output_dir)
     if found is None:
         logger.info("there is no checkpoint in %s: the run starts at its first step", output_dir)
     return found
 
 
-def look_ahead(args: TrainingArguments) -> None:
+def check_early(args: TrainingArguments) -> None:
     """Raise what is wrong with the settings of a run that goes on, as far as it shows without a model and its data.
 
     The checkpoint is only glanced at, so one that is damaged is not told here.
@@ -51,39 +50,41 @@ def look_ahead(args: TrainingArguments) -> None:
     asked = args.resume_from_checkpoint
     if not args.do_train or not asked:
         return
-    folders = checkpoint.every(Path(args.output_dir)) if asked == "auto" else [Path(str(asked))]
-    folder = next((one for one in reversed(folders) if not checkpoint.problems_of(one, light=True)), None)
+    folders = storage.list_all(Path(args.output_dir)) if asked == "auto" else [Path(str(asked))]
+    folder = next((one for one in reversed(folders) if not storage.problems_of(one, light=True)), None)
     if folder is not None:
-        with _readable(folder):
+        with _refusing_unreadable(folder):
             compare.require_same_settings(args, folder)
 
 
 def precision_of(folder: Path) -> str:
     """Return the precision that the checkpoint's run computes in: what `auto` came to."""
-    with _readable(folder):
+    with _refusing_unreadable(folder):
         return policy.in_checkpoint(_read(folder / compare.ARGUMENTS))
 
 
-def restore(state: RunState, folder: Path, line: Line, parts: Callable[[Set[str]], Mapping[str, Stateful]]) -> None:
+def restore(
+    state: RunState, folder: Path, lineage: Lineage, parts: Callable[[Set[str]], Mapping[str, Stateful]]
+) -> None:
     """Restore what was saved; raises ConfigError if model, data or settings would change the loss curve.
 
     `parts` returns the parts of the run for these settings, which may differ from the checkpoint.
     """
     run, counters = state.run, state.counters
-    with _readable(folder):
+    with _refusing_unreadable(folder):
         changed = compare.require_same(run, state.identity, folder)
         part_of = parts(changed)
         saved = _saved_parts(folder, run, state.optimizer)
         trainer_state = _trainer_state(folder)
-        put_back({name: part for name, part in part_of.items() if name not in _AFTER_WEIGHTS}, saved)
+        load_states({name: part for name, part in part_of.items() if name not in _AFTER_WEIGHTS}, saved)
         weights.load_weights(run.model, folder)
-        put_back({name: part_of[name] for name in _AFTER_WEIGHTS}, saved)
+        load_states({name: part_of[name] for name in _AFTER_WEIGHTS}, saved)
         for name in _COUNTERS:
             setattr(counters, name, getattr(trainer_state, name))
         best_folder = trainer_state.best_model_checkpoint
         if changed & {*METRIC_FIELDS}:  # values of another metric cannot be compared
             counters.best_metric, counters.best_global_step, best_folder = None, None, None
-        found = best.restored_folder(run, line, best_folder, folder)
+        found = best.restored_folder(run, lineage, best_folder, folder)
         counters.best_model_checkpoint = str(found) if found else None
     logger.info("resuming after step %d from %s", counters.global_step, folder)
 
@@ -97,14 +98,14 @@ def _saved_parts(folder: Path, run: Run, optimizer: Optimizer) -> dict[str, Stat
 def _trainer_state(folder: Path) -> TrainerState:
     """Return the counters; raises ValueError for those of another kind, or of another step, than a run writes."""
     state = _read(folder / content.TRAINER_STATE)
-    kinds.require_kinds(state, kinds.TRAINER_STATE, content.TRAINER_STATE)
+    schema.require_types(state, schema.TRAINER_STATE, content.TRAINER_STATE)
     step = (manifest.facts_of(folder) or {}).get("step")
-    kinds.require_step(state.get("global_step"), step, content.TRAINER_STATE)
+    schema.require_step(state.get("global_step"), step, content.TRAINER_STATE)
     return TrainerState.load_from_json(str(folder / content.TRAINER_STATE))
 
 
 @contextmanager
-def _readable(folder: Path) -> Iterator[None]:
+def _refusing_unreadable(folder: Path) -> Iterator[None]:
     """Tell of a folder that verifies and yet does not hold what whet writes."""
     try:
         yield

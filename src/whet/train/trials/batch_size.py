@@ -27,7 +27,7 @@ from whet.precision.policy import Precision
 from whet.train.control.guard import MemoryGuard
 from whet.train.run import Run
 from whet.train.trials.memory import GpuMemory, HostMemory, mib
-from whet.train.trials.precision import Passes, Subject, no_trace
+from whet.train.trials.precision import Passes, TrialModel, preserving_state
 
 CARD = Card(
     name="batch size trial",
@@ -42,7 +42,7 @@ CARD = Card(
 
 _MOST_GROWTH = 4
 """The next pass has at most this many times the rows of the largest so far: a line through small ones is a guess."""
-_OTHER_STATE = 8
+_UNKNOWN_STATE_BYTES = 8
 """Bytes of state per weight for an unknown optimizer: two float32 moments, as most have."""
 _WIDE, _NARROW = 64, 8
 """GPU products are fastest with multiples of these numbers of rows: since the A100, and before (NVIDIA's guide)."""
@@ -53,7 +53,7 @@ class Trial:
     """The run whose micro-batch is sought."""
 
     run: Run
-    subject: Subject
+    subject: TrialModel
     precision: Precision
     optimizer: Optimizer
     optimizer_given: bool
@@ -122,7 +122,7 @@ def _next(peaks: Mapping[int, int], fits: Callable[[int], bool], good: int, bad:
     return next((rows for rows in candidates if fits(int(peaks[good] + slope * (rows - good)))), good)
 
 
-class _Passes:
+class _LongestRowPasses:
     """Forward and backward passes over the longest rows, which change nothing."""
 
     def __init__(self, trial: Trial, longest: np.ndarray) -> None:
@@ -143,10 +143,10 @@ def _largest(trial: Trial, asked: int) -> int:
     """Return the most rows, up to those asked for, that fit; ConfigError if not even one does."""
     run = trial.run
     most = min(asked, len(run.train_dataset))
-    with no_trace(run.model, run.device):
-        passes = _Passes(trial, _longest(run.train_dataset, most))
+    with preserving_state(run.model, run.device):
+        passes = _LongestRowPasses(trial, _longest(run.train_dataset, most))
         find = _on_gpu if run.device.type == "cuda" else _on_host
-        found, measured = find(trial, passes, _state_to_come(trial), most)
+        found, measured = find(trial, passes, _state_bytes_to_allocate(trial), most)
     if found == 0:
         raise ConfigError(
             what="auto_find_batch_size finds no batch that fits",
@@ -159,27 +159,27 @@ def _largest(trial: Trial, asked: int) -> int:
     return rows
 
 
-def _on_host(trial: Trial, passes: _Passes, state_bytes: int, most: int) -> tuple[int, str]:
-    room = HostMemory(trial.memory.limits if trial.memory else None, state_bytes)
+def _on_host(trial: Trial, passes: _LongestRowPasses, state_bytes: int, most: int) -> tuple[int, str]:
+    memory = HostMemory(trial.memory.limits if trial.memory else None, state_bytes)
     peaks: dict[int, int] = {}
 
     def peak(rows: int) -> int:
         if not peaks:
             passes.run(rows)  # what is set up once does not belong to the batch
-        peaks[rows] = room.peak(lambda: passes.run(rows))
+        peaks[rows] = memory.peak(lambda: passes.run(rows))
         return peaks[rows]
 
-    found = largest_measured(peak, room.fits, most)
+    found = largest_measured(peak, memory.fits, most)
     if trial.memory is not None:
         trial.memory.forget_peak()
     measured = ", ".join(f"{rows}: {mib(size)}" for rows, size in peaks.items())
-    return found, f"peaks by rows: {measured}; {mib(state_bytes)} for the optimizer; {room.describe()}"
+    return found, f"peaks by rows: {measured}; {mib(state_bytes)} for the optimizer; {memory.describe()}"
 
 
-def _on_gpu(trial: Trial, passes: _Passes, state_bytes: int, most: int) -> tuple[int, str]:
-    room = GpuMemory(trial.run.device, state_bytes)
-    found = largest_tried(lambda rows: room.runs(lambda: passes.run(rows)), most)
-    return found, f"{room.describe()}; {mib(state_bytes)} for the optimizer"
+def _on_gpu(trial: Trial, passes: _LongestRowPasses, state_bytes: int, most: int) -> tuple[int, str]:
+    memory = GpuMemory(trial.run.device, state_bytes)
+    found = largest_tried(lambda rows: memory.runs(lambda: passes.run(rows)), most)
+    return found, f"{memory.describe()}; {mib(state_bytes)} for the optimizer"
 
 
 def _outcome(found: int, asked: int, per_step: int, measured: str) -> str:
@@ -189,12 +189,13 @@ def _outcome(found: int, asked: int, per_step: int, measured: str) -> str:
     return f"{found} of {asked} rows at a time fit; {n_batches} batches make a step of {per_step} rows ({measured})"
 
 
-def _state_to_come(trial: Trial) -> int:
+def _state_bytes_to_allocate(trial: Trial) -> int:
     """Return the bytes that the optimizer has yet to allocate: all of its state, unless the run was resumed."""
     model = trial.run.model
     size = None if trial.optimizer_given else registry.model_state_bytes(model, trial.run.args)
     if size is None:
-        size = _OTHER_STATE * sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+        n_trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+        size = _UNKNOWN_STATE_BYTES * n_trained
     states = trial.optimizer.state.values()
     allocated = sum(
         value.numel() * value.element_size()

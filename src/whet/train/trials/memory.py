@@ -12,9 +12,9 @@ from whet.hardware import memory, trim
 from whet.hardware.memory import MemoryLimit
 from whet.train.control.guard import WARN_FRAC, WARN_OWN_FRAC
 
-_LOOK_S = 0.001
+_SAMPLE_INTERVAL_S = 0.001
 """A pass is watched this often; what is in memory for a shorter time is small."""
-_SPREAD = 1.03
+_SAFETY_FACTOR = 1.03
 """A run's peaks are other than the trial's by some MiB: rows in another order, memory in other pieces."""
 _GPU_MARGIN = 0.02
 """Part of a GPU's memory that is left to fragmentation."""
@@ -40,7 +40,7 @@ class HostMemory:
         done, seen = threading.Event(), [_resident()]
 
         def watch() -> None:
-            while not done.wait(_LOOK_S):
+            while not done.wait(_SAMPLE_INTERVAL_S):
                 seen.append(_resident())
 
         watcher = threading.Thread(target=watch, name="whet-memory", daemon=True)
@@ -56,7 +56,7 @@ class HostMemory:
 
     def fits(self, peak_bytes: int) -> bool:
         """Return whether such a peak, beside the optimizer's state, leaves what the run's memory guard warns below."""
-        needed = int(_SPREAD * (peak_bytes + self.state_bytes))
+        needed = int(_SAFETY_FACTOR * (peak_bytes + self.state_bytes))
         more = needed - _resident()
         return all(
             limit.left_bytes - more >= min(WARN_FRAC * limit.limit_bytes, WARN_OWN_FRAC * needed)

@@ -41,7 +41,7 @@ _FEWEST_BATCHES = 6
 
 
 @dataclass(frozen=True)
-class Subject:
+class TrialModel:
     """The model that is timed, and how it runs."""
 
     model: nn.Module
@@ -56,7 +56,7 @@ class Subject:
     """Takes the reason for the chosen precision, in words."""
 
     @classmethod
-    def of(cls, trainer: PublicTrainer) -> Subject:
+    def of(cls, trainer: PublicTrainer) -> TrialModel:
         """Return the subject that this Trainer trains."""
         own = (trainer.model, trainer.objective, trainer.args, trainer.device, trainer.clock, trainer.sync)
 
@@ -67,7 +67,7 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class Probe:
+class Timing:
     """What was timed, and how long it took."""
 
     other: str
@@ -83,7 +83,7 @@ class Probe:
         return f"{self.passes} of {self.n_tokens} tokens: {seconds}{medians}"
 
 
-def choose_precision(subject: Subject, dataset: Any, rows: np.ndarray | Batch, kept: str | None) -> Precision:
+def choose_precision(subject: TrialModel, dataset: Any, rows: np.ndarray | Batch, kept: str | None) -> Precision:
     """Return a fresh precision for a training run: the one asked for, or the one that `auto` chooses.
 
     `kept` is the precision of the checkpoint to resume from, which `auto` takes without measuring. `rows` are those of
@@ -93,19 +93,19 @@ def choose_precision(subject: Subject, dataset: Any, rows: np.ndarray | Batch, k
     name = subject.precision
     if name == "auto":
         timed = partial(measure, subject, dataset, rows, "bf16")
-        name = _faster(subject, timed, _FORWARD_AND_BACKWARD) if kept is None else _as_in_checkpoint(subject, kept)
+        name = _choose(subject, timed, _FORWARD_AND_BACKWARD) if kept is None else _as_in_checkpoint(subject, kept)
     elif subject.args.precision != "auto":
         subject.explain(f"{name} (asked for)")
         if name != "fp32" and kept is None and subject.device.type == "cpu":
-            _compare(subject, name, measure(subject, dataset, rows, name))
+            _log_comparison(subject, name, measure(subject, dataset, rows, name))
     return policy.make(subject.sync.precision(name), subject.device)
 
 
-def log_compile_speed(subject: Subject, dataset: Any, rows: np.ndarray | Batch, precision: Precision) -> None:
+def log_compile_speed(subject: TrialModel, dataset: Any, rows: np.ndarray | Batch, precision: Precision) -> None:
     """Time passes with and without torch.compile on a CPU, and log how they compare; compiled blocks stay."""
     if subject.device.type != "cpu" or not compiling.is_on(subject.model):
         return
-    with no_trace(subject.model, subject.device):
+    with preserving_state(subject.model, subject.device):
         batch = _training_batch(subject, dataset, rows)
         run = partial(Passes(subject, [batch]).run, precision)
 
@@ -122,106 +122,106 @@ def log_compile_speed(subject: Subject, dataset: Any, rows: np.ndarray | Batch, 
     logger.log(logging.WARNING if slower else logging.INFO, text, *figures)
 
 
-def measure(subject: Subject, dataset: Any, rows: np.ndarray | Batch, other: str) -> Probe | None:
+def measure(subject: TrialModel, dataset: Any, rows: np.ndarray | Batch, other: str) -> Timing | None:
     """Time passes over the first of these rows in fp32 and in the other format; None where products are too small."""
     if _flop(subject) < compare.LEAST_FLOP:
         return None
-    with no_trace(subject.model, subject.device):
+    with preserving_state(subject.model, subject.device):
         batch = _training_batch(subject, dataset, rows)
         passes = Passes(subject, [batch])
         fp32, half = (partial(passes.run, policy.make(name, subject.device)) for name in ("fp32", other))
         _compile(subject, fp32, half)
-        return Probe(other, batch.n_computed or batch.n_rows, compare.alternate(fp32, half, subject.clock))
+        return Timing(other, batch.n_computed or batch.n_rows, compare.alternate(fp32, half, subject.clock))
 
 
-def _compile(subject: Subject, *passes: Callable[[], None]) -> None:
+def _compile(subject: TrialModel, *passes: Callable[[], None]) -> None:
     """Run each pass once if blocks are compiled: compiling takes longer than many passes."""
     if compiling.is_on(subject.model):
         for one in passes:
             one()
 
 
-def _flop(subject: Subject, passes: float = _FORWARD_AND_BACKWARD) -> float:
+def _flop(subject: TrialModel, passes: float = _FORWARD_AND_BACKWARD) -> float:
     """Return the operations in the products of _TOKENS tokens."""
     return passes * weights.count_without_embeddings(subject.model) * _TOKENS
 
 
-def _as_in_checkpoint(subject: Subject, kept: str) -> str:
+def _as_in_checkpoint(subject: TrialModel, kept: str) -> str:
     subject.explain(f"{kept} (auto: as in the checkpoint)")
     logger.info("precision auto: %s, as in the checkpoint", kept)
     return kept
 
 
-def too_few(subject: Subject, dataset: Any) -> bool:
+def too_few_batches(subject: TrialModel, dataset: Any) -> bool:
     """Return whether an evaluation of this data set takes less time than timing its formats."""
     return not is_sized(dataset) or len(dataset) < _FEWEST_BATCHES * subject.args.per_device_eval_batch_size
 
 
-def choose_evaluation_precision(subject: Subject, dataset: Any) -> Precision:
+def choose_evaluation_precision(subject: TrialModel, dataset: Any) -> Precision:
     """Return the precision that `auto` chooses for an evaluation before any training, by timed forward passes."""
     timed = partial(measure_evaluation, subject, dataset, range(subject.args.per_device_eval_batch_size))
-    return policy.make(subject.sync.precision(_faster(subject, timed, _FORWARD)), subject.device)
+    return policy.make(subject.sync.precision(_choose(subject, timed, _FORWARD)), subject.device)
 
 
-def measure_evaluation(subject: Subject, dataset: Any, rows: range) -> Probe | None:
+def measure_evaluation(subject: TrialModel, dataset: Any, rows: range) -> Timing | None:
     """Time forward passes over the first of these rows in fp32 and in bf16; None where products are too small."""
     if _flop(subject, _FORWARD) < compare.LEAST_FLOP:
         return None
-    with no_trace(subject.model, subject.device), torch.no_grad():
+    with preserving_state(subject.model, subject.device), torch.no_grad():
         subject.model.eval()
         batch = _batch(subject, dataset, rows)
 
         def run(precision: Precision) -> None:
             with precision.forward():
                 subject.objective.forward(batch, seed=0, step=0)
-            _wait_for(subject.device)
+            _synchronize(subject.device)
 
         fp32, half = (partial(run, policy.make(name, subject.device)) for name in ("fp32", "bf16"))
         _compile(subject, fp32, half)
         times = compare.alternate(fp32, half, subject.clock, n_rounds=_EVALUATION_ROUNDS)
-    return Probe("bf16", batch.n_computed or batch.n_rows, times, "forward")
+    return Timing("bf16", batch.n_computed or batch.n_rows, times, "forward")
 
 
-def _faster(subject: Subject, timed: Callable[[], Probe | None], flop: float) -> str:
+def _choose(subject: TrialModel, timed: Callable[[], Timing | None], flop: float) -> str:
     """Return the precision that auto chooses; the log says which, and why."""
     if not has_bf16(subject.device):
         subject.explain("fp32 (auto: this GPU has no bf16)")
         logger.info("precision auto: fp32; this GPU has no bf16")
         return "fp32"
-    probe = timed()
-    if probe is None:
+    timing = timed()
+    if timing is None:
         text = "precision auto: fp32; %d tokens are %.2g GFLOP of products, too few for a format to gain (below %g)"
         logger.info(text, _TOKENS, _flop(subject, flop) / 1e9, compare.LEAST_FLOP / 1e9)
         subject.explain("fp32 (auto: model too small for bf16 to gain)")
         return "fp32"
-    speedup = probe.times.speedup
+    speedup = timing.times.speedup
     chosen = "bf16" if speedup >= compare.MARGIN else "fp32"
     text = "precision auto: %s; bf16 runs at %.2f times the speed of fp32, and %.2f are asked for (%s)"
-    logger.info(text, chosen, speedup, compare.MARGIN, probe)
+    logger.info(text, chosen, speedup, compare.MARGIN, timing)
     lost = f"; auto asks for {compare.MARGIN:g}x" if chosen == "fp32" else ""
     subject.explain(f"{chosen} (auto: bf16 measured {speedup:.2f}x fp32 here){lost}")
     return chosen
 
 
-def _compare(subject: Subject, name: str, probe: Probe | None) -> None:
+def _log_comparison(subject: TrialModel, name: str, timing: Timing | None) -> None:
     """Note how fast the format that was asked for is; the log warns where it is slower than fp32."""
-    if probe is None:
+    if timing is None:
         return
-    subject.explain(f"{name} (asked for: measured {probe.times.speedup:.2f}x fp32 here)")
-    if probe.times.speedup >= 1.0:
+    subject.explain(f"{name} (asked for: measured {timing.times.speedup:.2f}x fp32 here)")
+    if timing.times.speedup >= 1.0:
         return
     text = "--%s is slower than fp32 here: a pass takes %.2f times as long (%s); --precision auto would take fp32"
-    logger.warning(text, name, 1.0 / probe.times.speedup, probe)
+    logger.warning(text, name, 1.0 / timing.times.speedup, timing)
 
 
-def _training_batch(subject: Subject, dataset: Any, rows: np.ndarray | Batch) -> Batch:
+def _training_batch(subject: TrialModel, dataset: Any, rows: np.ndarray | Batch) -> Batch:
     """Return the first of these rows of the training set as a batch, or the batch on the model's device."""
     if isinstance(rows, Batch):
         return rows.to(subject.device)
     return _batch(subject, dataset, rows[: subject.args.per_device_train_batch_size])
 
 
-def _batch(subject: Subject, dataset: Any, rows: Sequence[int] | np.ndarray) -> Batch:
+def _batch(subject: TrialModel, dataset: Any, rows: Sequence[int] | np.ndarray) -> Batch:
     """Return the first of the rows as a batch of about _TOKENS tokens."""
     batch = subject.objective.batch(dataset, rows, 0)
     if batch.n_computed > _TOKENS and len(rows) > 1:
@@ -233,7 +233,7 @@ def _batch(subject: Subject, dataset: Any, rows: Sequence[int] | np.ndarray) -> 
 class Passes(nn.Module):
     """The gradients of a step on stand-ins for the weights, which share their memory, but neither .grad nor hooks."""
 
-    def __init__(self, subject: Subject, batches: Sequence[Batch]) -> None:
+    def __init__(self, subject: TrialModel, batches: Sequence[Batch]) -> None:
         super().__init__()
         self.model = subject.model
         self.objective, self.batches, self.seed = subject.objective, batches, subject.args.seed
@@ -250,7 +250,7 @@ class Passes(nn.Module):
             functional_call(self, self._weights | self._copies, (precision,))
         for weight in self._weights.values():
             weight.grad = None
-        _wait_for(next(iter(self._weights.values())).device)
+        _synchronize(next(iter(self._weights.values())).device)
 
     def forward(self, precision: Precision) -> None:
         # Backward runs in here too: blocks that are recomputed must use the stand-ins as well.
@@ -269,13 +269,13 @@ class Passes(nn.Module):
                 setattr(table, GRADIENT, gradient)
 
 
-def _wait_for(device: torch.device) -> None:
+def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 @contextmanager
-def no_trace(model: nn.Module, device: torch.device) -> Iterator[None]:
+def preserving_state(model: nn.Module, device: torch.device) -> Iterator[None]:
     """Run the block with the model in training mode; put back modes and random generators after it."""
     modes = [(module, module.training) for module in model.modules()]
     python, numpy = random.getstate(), np.random.get_state()

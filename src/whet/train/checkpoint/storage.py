@@ -22,10 +22,9 @@ from safetensors import SafetensorError
 
 from whet.errors import StorageError
 from whet.log import logger
-from whet.train.checkpoint import lineage as lines
 from whet.train.checkpoint import manifest
-from whet.train.checkpoint.lineage import Line, Place
-from whet.train.checkpoint.manifest import sync
+from whet.train.checkpoint.lineage import Checkpoint, Lineage, abandoned, read_checkpoints
+from whet.train.checkpoint.manifest import fsync
 from whet.train.output import disk_errors
 from whet.train.resume import not_resumable
 
@@ -49,13 +48,13 @@ def save(
     step: int,
     write: Callable[[Path], None],
     facts: Mapping[str, Any],
-    line: Line | None = None,
+    lineage: Lineage | None = None,
 ) -> Path:
     """Write a checkpoint: `write(folder)` writes the files; the folder gets its name only when it is complete.
 
     Raises StorageError (exit 74) if the disk refuses; the staging folder is removed, earlier checkpoints stay.
     """
-    staged = Staged(output_dir, step, line)
+    staged = Staged(output_dir, step, lineage)
     staged.put(write)
     return staged.publish(facts)
 
@@ -63,41 +62,41 @@ def save(
 class Staged:
     """A checkpoint that is being written, out of sight until it is published; whatever goes wrong removes it."""
 
-    def __init__(self, output_dir: Path, step: int, line: Line | None = None) -> None:
-        """Checkpoints that do not belong to `line`, if there is one, are set aside when this one is published."""
+    def __init__(self, output_dir: Path, step: int, lineage: Lineage | None = None) -> None:
+        """Checkpoints that do not belong to `lineage`, if there is one, are set aside when this one is published."""
         self.step = step
-        self.line = line
+        self.lineage = lineage
         self.target = output_dir / folder_name(step)
         self._staging = _hidden(self.target, "partial")
         self._replaced = _hidden(self.target, "replaced")
         self._moved: list[tuple[Path, Path]] = []
-        with self._or_nothing():
+        with self._all_or_nothing():
             self._make_room(output_dir)
 
     def put(self, write: Callable[[Path], None]) -> None:
         """Let `write(folder)` put files into the staging folder."""
-        with self._or_nothing():
+        with self._all_or_nothing():
             write(self._staging)
 
-    def publish(self, facts: Mapping[str, Any], written_by: Line | None = None) -> Path:
+    def publish(self, facts: Mapping[str, Any], written_by: Lineage | None = None) -> Path:
         """Seal the files and give the folder its name; return it when what is there now reads as it was written.
 
         A checkpoint of the same step is moved aside, and goes only when every byte of the new one has been read again.
         """
-        origin = written_by or self.line
+        origin = written_by or self.lineage
         content = {**facts, **(origin.facts() if origin else {})}
-        with self._or_nothing():
+        with self._all_or_nothing():
             manifest.seal(self._staging, self.step, content)
-            aside = self._set_aside()
+            aside = self._set_others_aside()
             replaces = self.target.is_dir() and not self.target.is_symlink()
             if replaces:
                 self._move(self.target, self._replaced)
             self._move(self._staging, self.target)
-            sync(self.target.parent.resolve())  # the folder may be named by a link; nothing in it may be one
+            fsync(self.target.parent.resolve())  # the folder may be named by a link; nothing in it may be one
             if problems := manifest.problems_of(self.target, self.step, light=not replaces):
                 raise OSError("; ".join(problems))
         if replaces:
-            _clear(self._replaced)
+            _delete(self._replaced)
         if aside:
             logger.warning(
                 "checkpoints of another line of training, which this run left, are kept; auto never takes them: %s",
@@ -105,30 +104,30 @@ class Staged:
             )
         return self.target
 
-    def _set_aside(self) -> list[Path]:
+    def _set_others_aside(self) -> list[Path]:
         """Move the checkpoints of other lines into folders named for those, and return where they are now.
 
         The highest step goes last: wherever this ends, the newest checkpoint is that of the old line or the parent.
         """
-        if self.line is None:
+        if self.lineage is None:
             return []
         found = []
-        for one in lines.places(every(self.target.parent)):
-            if not self.line.holds(one.line.run, one.step):
-                place = _aside(one)
+        for one in read_checkpoints(list_all(self.target.parent)):
+            if not self.lineage.includes(one.lineage.run, one.step):
+                place = _abandoned_path(one)
                 place.parent.mkdir(exist_ok=True)
                 self._move(one.folder, place)
-                sync(place.parent)
-                sync(self.target.parent.resolve())
+                fsync(place.parent)
+                fsync(self.target.parent.resolve())
                 found.append(place)
         return found
 
     def _make_room(self, output_dir: Path) -> None:
         if not output_dir.is_dir():
             output_dir.mkdir(parents=True)
-            sync(output_dir.parent.resolve())
-        _empty(self._staging)
-        _settle(self.target)
+            fsync(output_dir.parent.resolve())
+        _remove_leftover(self._staging)
+        finish_replacement(self.target)
         self._staging.mkdir()
 
     def _move(self, old: Path, new: Path) -> None:
@@ -136,7 +135,7 @@ class Staged:
         self._moved.append((old, new))
 
     @contextmanager
-    def _or_nothing(self) -> Iterator[None]:
+    def _all_or_nothing(self) -> Iterator[None]:
         try:
             yield
         except BaseException as error:
@@ -144,7 +143,7 @@ class Staged:
                 with suppress(OSError):
                     new.rename(old)
                     _remove_if_empty(new.parent)
-            _empty(self._staging)
+            _remove_leftover(self._staging)
             if not isinstance(error, OSError | SafetensorError):
                 raise
             raise StorageError(
@@ -171,8 +170,8 @@ def newest(output_dir: Path) -> Path | None:
 
     None where there is no checkpoint at all. Raises StorageError where there are some, and none of them verifies.
     """
-    folders = every(output_dir)
-    left = lines.abandoned(folders)
+    folders = list_all(output_dir)
+    left = abandoned(folders)
     for folder in reversed(folders):
         if folder in left:
             logger.warning("%s was passed over: the run went back to before it; name it to resume from it", folder)
@@ -196,51 +195,53 @@ def newest(output_dir: Path) -> Path | None:
     )
 
 
-def copy(folder: Path, output_dir: Path, line: Line) -> Path:
+def copy(folder: Path, output_dir: Path, lineage: Lineage) -> Path:
     """Copy a checkpoint that verifies into the output folder of a run that came from it; return the copy."""
-    (there,) = lines.places([folder])
+    (there,) = read_checkpoints([folder])
 
     def write(staging: Path) -> None:
         shutil.copytree(folder, staging, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST))
 
     known = manifest.facts_of(folder) or {}
     facts = {name: value for name, value in known.items() if name not in ("step", "run", "parents")}
-    staged = Staged(output_dir, there.step, line)
+    staged = Staged(output_dir, there.step, lineage)
     staged.put(write)
-    return staged.publish(facts, there.line)
+    return staged.publish(facts, there.lineage)
 
 
-def resumed_line(folder: Path, output_dir: Path) -> Line:
+def lineage_after_resume(folder: Path, output_dir: Path) -> Lineage:
     """Return the line of a run that resumes from this checkpoint and saves to `output_dir`.
 
     It is the checkpoint's own if that is the newest one there, and a new one otherwise.
     """
-    found = lines.places([folder])
-    own = found[0] if found else Place(folder, step_of(folder) if _NAME.fullmatch(folder.name) else 0, Line(None))
-    there = every(output_dir)
-    left = lines.abandoned(there)
+    found = read_checkpoints([folder])
+    own = (
+        found[0] if found else Checkpoint(folder, step_of(folder) if _NAME.fullmatch(folder.name) else 0, Lineage(None))
+    )
+    there = list_all(output_dir)
+    left = abandoned(there)
     later = [path for path in there if path not in left and step_of(path) > own.step]
     stays = folder.resolve().parent == output_dir.resolve() and all(problems_of(path) for path in later)
-    return own.line if stays and own.line.run is not None else own.line.continued(own.step)
+    return own.lineage if stays and own.lineage.run is not None else own.lineage.branched(own.step)
 
 
 def would_resume(output_dir: Path) -> Path | None:
     """Return the checkpoint that "auto" would take, by a light look; None if there is none."""
-    folders = every(output_dir)
-    left = lines.abandoned(folders)
+    folders = list_all(output_dir)
+    left = abandoned(folders)
     return next((path for path in reversed(folders) if path not in left and not problems_of(path, light=True)), None)
 
 
-def find(name: str, line: Line, places: Sequence[Path]) -> Path | None:
+def find(name: str, lineage: Lineage, places: Sequence[Path]) -> Path | None:
     """Return the checkpoint of this name that belongs to the line: from these folders, or what was set aside there."""
     if not _NAME.fullmatch(name):
         return None
     folders = [folder / name for place in places for folder in (place, *_set_aside_in(place))]
     there = [folder for folder in folders if folder.is_dir() and not folder.is_symlink()]
-    return next((one.folder for one in lines.places(there) if line.holds(one.line.run, one.step)), None)
+    return next((one.folder for one in read_checkpoints(there) if lineage.includes(one.lineage.run, one.step)), None)
 
 
-def require_good(folder: Path, *, light: bool = False) -> Path:
+def require_intact(folder: Path, *, light: bool = False) -> Path:
     """Return the folder if it verifies; raises StorageError otherwise."""
     problems = problems_of(folder, light=light)
     if problems:
@@ -250,12 +251,12 @@ def require_good(folder: Path, *, light: bool = False) -> Path:
 
 def _instead_of(folder: Path) -> Path | None:
     """Return an intact checkpoint in the folder itself, or next to it."""
-    there = [path for place in (folder, folder.parent) for path in reversed(every(place)) if path != folder]
-    left = lines.abandoned(there)
+    there = [path for place in (folder, folder.parent) for path in reversed(list_all(place)) if path != folder]
+    left = abandoned(there)
     return next((path for path in there if path not in left and not problems_of(path)), None)
 
 
-def every(output_dir: Path) -> list[Path]:
+def list_all(output_dir: Path) -> list[Path]:
     """Return the checkpoint folders, oldest step first, whole or not."""
     if not output_dir.is_dir():
         return []
@@ -291,7 +292,7 @@ def rotate(folders: Sequence[Path], keep: int | None, protected: Path | None) ->
 def remove_all(output_dir: Path) -> None:
     """Remove the checkpoints of an earlier run, those set aside included; the log says how many there were."""
     aside = _set_aside_in(output_dir)
-    folders = [path for place in (output_dir, *aside) for path in every(place)]
+    folders = [path for place in (output_dir, *aside) for path in list_all(place)]
     for folder in folders:
         _remove(folder)
     for place in aside:
@@ -300,7 +301,7 @@ def remove_all(output_dir: Path) -> None:
         logger.info("removed %d checkpoints of an earlier run from %s", len(folders), output_dir)
 
 
-def tidy(output_dir: Path) -> None:
+def clean_up(output_dir: Path) -> None:
     """Take away what a killed run left half written or half deleted, and put back what it had not yet replaced."""
     if not output_dir.is_dir():
         return
@@ -311,12 +312,12 @@ def tidy(output_dir: Path) -> None:
         if match is None or path.is_symlink() or not path.is_dir():
             continue
         if match.group(2) == "replaced":
-            _settle(output_dir / match.group(1))
+            finish_replacement(output_dir / match.group(1))
         else:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _settle(place: Path) -> None:
+def finish_replacement(place: Path) -> None:
     """End what a killed save began that replaced a checkpoint: keep the new one where it is whole, else the old one.
 
     Where both are damaged the one with the name stays, as any damaged checkpoint does.
@@ -331,7 +332,7 @@ def _settle(place: Path) -> None:
                 _remove(place)
             replaced.rename(place)
         else:
-            sync(place.parent.resolve())  # else a power cut may take the new name back, when the old one is gone
+            fsync(place.parent.resolve())  # else a power cut may take the new name back, when the old one is gone
             shutil.rmtree(replaced)
 
 
@@ -341,9 +342,9 @@ def _set_aside_in(output_dir: Path) -> list[Path]:
     return sorted(found)
 
 
-def _aside(one: Place) -> Path:
+def _abandoned_path(one: Checkpoint) -> Path:
     """Return where an abandoned checkpoint goes: a folder named for its line, in which nothing has its name yet."""
-    base = one.folder.with_name(f"{_ASIDE}-{one.line.name}")
+    base = one.folder.with_name(f"{_ASIDE}-{one.lineage.name}")
     for number in itertools.count(1):
         place = base if number == 1 else base.with_name(f"{base.name}-{number}")
         free = not os.path.lexists(place) or (place.is_dir() and not place.is_symlink())
@@ -364,22 +365,22 @@ def _hidden(folder: Path, state: str) -> Path:
 
 def _remove(folder: Path) -> None:
     out_of_sight = _hidden(folder, "removed")
-    _empty(out_of_sight)
+    _remove_leftover(out_of_sight)
     try:
         folder.rename(out_of_sight)
     except OSError as error:
         logger.warning("%s cannot be removed: %s", folder, error)
         return
-    _clear(out_of_sight)
+    _delete(out_of_sight)
 
 
-def _empty(place: Path) -> None:
+def _remove_leftover(place: Path) -> None:
     """Remove a folder that is in the way; anything else stays (rmtree would wait on a pipe), and the save fails."""
     if place.is_dir() and not place.is_symlink():
         shutil.rmtree(place, ignore_errors=True)
 
 
-def _clear(folder: Path) -> None:
+def _delete(folder: Path) -> None:
     """Remove a folder that is out of sight; what cannot be removed goes when the next run begins."""
     try:
         shutil.rmtree(folder)

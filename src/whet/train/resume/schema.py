@@ -47,12 +47,12 @@ def object_of(check: Check) -> Check:
     return lambda value: isinstance(value, dict) and all(map(check, value.values()))
 
 
-def or_none(check: Check) -> Check:
+def optional(check: Check) -> Check:
     """Return the check of such a value, or none."""
     return lambda value: value is None or check(value)
 
 
-def an_object(value: Any) -> bool:
+def json_object(value: Any) -> bool:
     """Return whether this is a JSON object."""
     return isinstance(value, dict)
 
@@ -64,17 +64,17 @@ def text(value: Any) -> bool:
 
 TRAINER_STATE: Mapping[str, Check] = {
     "global_step": count,
-    "epoch": or_none(number),
-    "log_history": list_of(an_object),
+    "epoch": optional(number),
+    "log_history": list_of(json_object),
     "total_flos": number,
-    "best_metric": or_none(number),
-    "best_global_step": or_none(count),
-    "best_model_checkpoint": or_none(text),
+    "best_metric": optional(number),
+    "best_global_step": optional(count),
+    "best_model_checkpoint": optional(text),
 }
 """What is read from trainer_state.json."""
 
 
-def require_kinds(values: Any, kinds: Mapping[str, Check], file: str) -> None:
+def require_types(values: Any, kinds: Mapping[str, Check], file: str) -> None:
     """Raise ValueError for a value of another kind than whet writes; what is missing is the reader's matter."""
     if not isinstance(values, dict):
         raise ValueError(f"{file} holds no object")
@@ -85,7 +85,7 @@ def require_kinds(values: Any, kinds: Mapping[str, Check], file: str) -> None:
 
 def require_all(values: Any, kinds: Mapping[str, Check], part: str) -> None:
     """Raise ValueError if a value of the part's state is missing, or of another kind than whet writes."""
-    require_kinds(values, kinds, part)
+    require_types(values, kinds, part)
     if missing := sorted(kinds.keys() - values.keys()):
         raise ValueError(f"{missing[0]} is missing in the state of {part}")
 

@@ -33,7 +33,7 @@ def build(trainer: PublicTrainer, n_steps: int) -> tuple[Optimizer, Any]:
     if trainer.lr_scheduler is trainer.made_optimizers[1]:
         trainer.lr_scheduler = trainer.given_optimizers[1]
     if trainer.optimizer is not None and trainer.lr_scheduler is None:
-        _forget_schedule(trainer.optimizer)
+        _reset_rates(trainer.optimizer)
     trainer.create_optimizer_and_scheduler(num_training_steps=n_steps)
     optimizer, scheduler = trainer.optimizer, trainer.lr_scheduler
     if optimizer is None or scheduler is None:
@@ -142,7 +142,7 @@ def _not_set(trainer: PublicTrainer, name: str) -> ConfigError:
     )
 
 
-def _forget_schedule(optimizer: Optimizer) -> None:
+def _reset_rates(optimizer: Optimizer) -> None:
     """Put back the rates that an earlier run's schedule began with."""
     for group in optimizer.param_groups:
         group["lr"] = group.pop("initial_lr", group["lr"])

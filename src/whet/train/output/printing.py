@@ -22,32 +22,32 @@ class _Audience:
     """Whether a task prints a table of all its results at its end."""
 
 
-_now = _Audience()
+_audience = _Audience()
 
 
-def follow(args: TrainingArguments) -> None:
+def configure(args: TrainingArguments) -> None:
     """Show what runs with these settings are to show: messages from their level on, and the words for people."""
     log.set_level(args.log_level)
-    _now.shows, _now.by_error = log.speaks_to_people(args.log_level), args.log_format == "json"
+    _audience.shows, _audience.by_error = log.speaks_to_people(args.log_level), args.log_format == "json"
 
 
 @contextmanager
 def before_a_table() -> Iterator[None]:
     """Within the block, leave results to the table that follows it."""
-    before, _now.table_follows = _now.table_follows, True
+    before, _audience.table_follows = _audience.table_follows, True
     try:
         yield
     finally:
-        _now.table_follows = before
+        _audience.table_follows = before
 
 
 def table_follows() -> bool:
     """Return whether results come in a table later."""
-    return _now.table_follows and _now.shows
+    return _audience.table_follows and _audience.shows
 
 
 def show(lines: Sequence[str]) -> None:
     """Print these lines, and put them into the run's log."""
-    run_log.note(lines)
-    if _now.shows:
-        print("\n".join(lines), file=sys.stderr if _now.by_error else sys.stdout, flush=True)
+    run_log.write(lines)
+    if _audience.shows:
+        print("\n".join(lines), file=sys.stderr if _audience.by_error else sys.stdout, flush=True)
