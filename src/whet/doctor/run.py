@@ -12,6 +12,9 @@ from whet.errors import EXIT_OK, EXIT_OTHER
 
 def run_doctor(asked: DoctorArguments) -> int:
     """Print what this machine can do; return 0, or 1 if torch, transformers or the native library is broken."""
+    if asked.model:
+        sys.stdout.write(f"{_about_model(asked)}\n")
+        return EXIT_OK
     found = examine(asked)
     broken, more = advice.broken(found), advice.advice(found)
     text = show.as_json(found, broken, more) if asked.json else show.as_text(found, broken, more)
@@ -27,3 +30,10 @@ def examine(asked: DoctorArguments) -> Findings:
     installed = software.examine()
     measured = rates.measure() if asked.measure and installed.torch_error is None else None
     return Findings(machine=machine.examine(), software=installed, native=its_library, rates=measured)
+
+
+def _about_model(asked: DoctorArguments) -> str:
+    from whet.doctor import model
+
+    found = model.examine(asked.model)
+    return show.model_as_json(found) if asked.json else show.model_as_text(found)

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
-from whet.doctor.findings import Findings, Machine, Native, Rates, Software
+from whet.doctor.findings import Findings, Machine, ModelFindings, Native, Rates, Software
 from whet.errors import Problem
 
 _LABEL = 14
@@ -33,6 +33,30 @@ def as_text(found: Findings, broken: Sequence[Problem], advice: Sequence[Problem
     if not broken and not advice:
         lines += ["", "nothing to fix"]
     return "\n".join(lines)
+
+
+def model_as_json(found: ModelFindings) -> str:
+    """Return the findings about a model as one JSON object."""
+    return json.dumps(asdict(found), indent=2)
+
+
+def model_as_text(found: ModelFindings) -> str:
+    """Return the findings about a model as lines of label and value."""
+    width = min(shutil.get_terminal_size((_WIDEST, 24)).columns, _WIDEST)
+    return "\n".join(line for row in _model(found) for line in _wrapped(row, width))
+
+
+def _model(found: ModelFindings) -> Iterator[Row]:
+    yield "model", f"{found.model} ({found.model_class}, model_type {found.model_type})"
+    yield "padding", f"{'runs without' if found.packed else 'runs with'} padding: {found.how}"
+    yield "head", found.head
+    counted = ", ".join(f"{n} {name}" for name, n in found.fused.items())
+    yield "fused", f"{counted or 'nothing'}" + (f" ({found.isa})" if found.isa and counted else "")
+    by_reason: dict[str, list[str]] = {}
+    for name, why in found.called.items():
+        by_reason.setdefault(why, []).append(name)
+    for why, names in by_reason.items():
+        yield "not fused", f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: {why}"
 
 
 def _rows(found: Findings) -> Iterator[Row]:

@@ -10,6 +10,7 @@ from torch import nn
 
 from whet.models import families
 from whet.models.family import Family
+from whet.models.proof.verdict import recorded
 
 
 @cache
@@ -30,11 +31,16 @@ def names() -> str:
 
 
 def of_type(model: nn.Module) -> Family | None:
-    """Return the family of the model's `model_type`. A decoder counts as unknown: its attention is causal."""
+    """Return the family of the model's `model_type`, or the one that a proof has found for this model.
+
+    A decoder counts as unknown: its attention is causal.
+    """
     config = getattr(model, "config", None)
     if getattr(config, "is_decoder", False):
         return None
-    return known().get(getattr(config, "model_type", ""))
+    found = known().get(getattr(config, "model_type", ""))
+    verdict = recorded(model) if found is None else None
+    return found if verdict is None else verdict.family
 
 
 def owner_of(cls: type) -> Family | None:

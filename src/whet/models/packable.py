@@ -5,6 +5,7 @@ from torch import nn
 from whet.models.binding import bound
 from whet.models.family import Family
 from whet.models.known import of_type
+from whet.models.proof.verdict import recorded
 from whet.models.standard import is_trusted, learn
 from whet.models.wrapped import adds_tokens, only_wraps, unwrapped
 
@@ -23,11 +24,13 @@ def why_padded(model: nn.Module, within: nn.Module | None = None) -> str | None:
     base = unwrapped(model)
     family = of_type(base)
     if family is None:
-        return "whet does not know its family"
+        return _why_unknown(base)
     if adds_tokens(model):
         return "its adapter puts tokens of its own before each row"
     if not only_wraps(model):
         return f"something is around its {type(model).__name__}: hooks, or a forward of its own"
+    if family.proven:
+        return None
     blocks = [module for module in base.modules() if family.is_block(module)]
     if not all(any(family.is_attention(part) for part in block.modules()) for block in blocks):
         return f"a block of it has an attention that is not {' or '.join(family.attention)}"
@@ -37,6 +40,12 @@ def why_padded(model: nn.Module, within: nn.Module | None = None) -> str | None:
         if isinstance(module, _MIXERS):
             return f"it holds a {type(module).__name__}, which would mix the tokens of different rows"
     return None
+
+
+def _why_unknown(base: nn.Module) -> str:
+    """Return why the model has no family: what the proof has found, if there was one."""
+    verdict = recorded(base)
+    return "whet does not know its family" if verdict is None or verdict.why_padded is None else verdict.why_padded
 
 
 def answers_questions(model: nn.Module) -> bool:

@@ -97,13 +97,16 @@ def with_filling(cu_seqlens: Tensor, n_tokens: int, n_filled: int) -> Tensor:
     return cu_seqlens if n_filled == n_tokens else nn.functional.pad(cu_seqlens, (0, 1), value=n_filled)
 
 
-def prepare(model: nn.Module, kernel: Kernel = "auto", *, encoder_only: bool = False) -> PackedModel | None:
+def prepare(
+    model: nn.Module, kernel: Kernel = "auto", *, encoder_only: bool = False, family: Family | None = None
+) -> PackedModel | None:
     """Change the model, once, so that it can run packed; None (and no change) where `packable.why_padded` has a reason.
 
     Weights, their names and the saved form stay as they are. `kernel` says what its attention runs on a GPU. Of a model
     that peft has wrapped, the model inside is what runs. `encoder_only`: its head stays as it is, outside of passes.
+    `family`: run it as a model of this one, whatever `packable` says.
     """
-    family, model = family_of(model), unwrapped(model)
+    family, model = family or family_of(model), unwrapped(model)
     if family is None:
         return None
     attention.register()

@@ -12,7 +12,7 @@ from whet.models.loading import implementation
 from whet.models.packable import answers_questions, family_of
 from whet.models.packed import prepare
 from whet.models.wrapped import passed_on, unwrapped
-from whet.objectives import heads
+from whet.objectives import head_proof, heads
 from whet.objectives.base import Collate, Objective
 from whet.objectives.own_loss import OwnLoss
 from whet.objectives.packed_head import PackedHead
@@ -42,17 +42,23 @@ def choose(
     """
     spans = collate is None and answers_questions(model)
     reads = None if spans else heads.reads(model)
-    known = spans or reads is not None
-    if known and attn == implementation.FLASH and family_of(model) is not None:
+    can_pack = (spans or reads is not None) and attn in _KERNELS and family_of(model) is not None
+    if can_pack and attn == implementation.FLASH:
         implementation.require_kernels(next(model.parameters()).device)
-    packed = prepare(model, _KERNELS[attn]) if known and attn in _KERNELS else None
+    read = _token_columns(model) if can_pack else frozenset[str]()
+    can_pack = can_pack and head_proof.agrees(model, reads or "spans", read)
+    packed = prepare(model, _KERNELS[attn]) if can_pack else None
     if packed is None and attn not in (None, attention.NAME):
         implementation.use(unwrapped(model), attn)
     if attn == attention.NAME and packed is None:
         raise implementation.not_known(model)
     if packed is not None:
-        read = passed_on(model, (read_by(packed.module) or _TOKEN_COLUMNS) & _TOKEN_COLUMNS)
         if reads is not None:
             return PackedHead(model, packed, collate or default_collate, reads, read)
         return PackedSpans(packed, read, padding)
     return PaddedSpans(model, default_collate, padding) if spans else OwnLoss(model, collate or default_collate)
+
+
+def _token_columns(model: nn.Module) -> frozenset[str]:
+    """Return which columns of tokens reach the model's encoder."""
+    return passed_on(model, (read_by(unwrapped(model)) or _TOKEN_COLUMNS) & _TOKEN_COLUMNS)

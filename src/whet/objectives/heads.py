@@ -31,6 +31,8 @@ def reads(model: nn.Module) -> Reads | None:
         return None
     if found == "first tokens" and getattr(base.config, "summary_type", "first") != "first":
         return None  # ELECTRA's multiple choice may take a mean or the last token
+    if found == "first tokens" and getattr(base.config, "classifier_pooling", "cls") not in ("cls", "bos"):
+        return None  # EuroBERT's and ModernBERT's classifiers may take a mean
     asks = any(getattr(base.config, name, False) for name in ALL_LAYERS)
     return None if asks or _is_watched(base.base_model) else found
 

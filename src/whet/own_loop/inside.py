@@ -11,6 +11,8 @@ from transformers import PreTrainedModel
 
 from whet.models import known
 from whet.models.packable import family_of
+from whet.models.proof import prove
+from whet.models.proof.verdict import recorded
 from whet.models.wrapped import unwrapped
 
 _SENTENCE_TRANSFORMERS = "sentence_transformers."
@@ -48,10 +50,26 @@ def encoders_in(holder: Any) -> list[Encoder]:
     return list(found.values())
 
 
+def prove_in(holder: Any) -> None:
+    """Find out about each encoder of an unknown family in the holder whether it may run packed."""
+    for _, root in modules_in(holder):
+        outer: list[str] = []
+        for path, module in root.named_modules():
+            if isinstance(module, PreTrainedModel) and not any(path.startswith(f"{name}.") for name in outer):
+                prove.ensure(module)
+                if family_of(module) is not None:
+                    outer.append(path)
+
+
 def is_known(model: nn.Module) -> bool:
-    """Return whether the model as a complete is of a type that whet knows, wrapped by peft or not."""
+    """Return whether the model itself is of a family that whet knows or has proven, wrapped by peft or not."""
     base = unwrapped(model)
-    return isinstance(base, PreTrainedModel) and getattr(base.config, "model_type", None) in known.known()
+    if not isinstance(base, PreTrainedModel):
+        return False
+    verdict = recorded(base)
+    return getattr(base.config, "model_type", None) in known.known() or (
+        verdict is not None and verdict.family is not None
+    )
 
 
 def _known_in(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:

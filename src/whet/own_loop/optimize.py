@@ -58,6 +58,7 @@ def optimize(
     checks.require_optimizer(optimizer, model)
     _require_dtype(dtype)
     _require_padding(padding)
+    inside.prove_in(model)
     encoders = inside.encoders_in(model)
     if not encoders:
         raise checks.no_encoder(model)

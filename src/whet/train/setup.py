@@ -15,7 +15,9 @@ from whet.kernels import allocator
 from whet.log import logger
 from whet.methods import fuse, order
 from whet.methods.seam import Applied
+from whet.models import attention
 from whet.models.bad_batch import checked
+from whet.models.proof import prove
 from whet.models.view import ModelView
 from whet.objectives.base import Collate
 from whet.objectives.choose import choose
@@ -51,6 +53,8 @@ def prepare(trainer: PublicTrainer) -> None:
     """Choose the objective, and apply the methods to the model."""
     model, args = trainer.model, trainer.args
     trainer.collate = _collator(trainer)
+    if args.attn_implementation in (None, attention.NAME):
+        prove.ensure(model)
     trainer.user_loss = user_loss.is_used(trainer)
     if trainer.user_loss:
         trainer.objective = user_loss.build(trainer, trainer.collate)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from whet.config.fields import PaddingInLoss
 from whet.methods.unpad import calls as unpad_calls
 from whet.models import bad_labels
+from whet.models.packed import packed_model
 
 _FIRST_TOKEN_HEADS = ("ForSequenceClassification", "ForMultipleChoice", "ForNextSentencePrediction")
 """Ends of the names of transformers' classes that read the state of each row's first token alone."""
@@ -102,6 +103,11 @@ def _is_at(place: Tensor, padding: Tensor) -> bool:
 
 
 def _reads_first_tokens(model: nn.Module) -> bool:
+    packed = packed_model(model)
+    if packed is not None and packed.family.proven:
+        return False  # a head of an unknown family may average its tokens, whatever its name
+    if getattr(getattr(model, "config", None), "classifier_pooling", "cls") not in ("cls", "bos"):
+        return False
     return type(model).__module__.startswith("transformers.") and type(model).__name__.endswith(_FIRST_TOKEN_HEADS)
 
 

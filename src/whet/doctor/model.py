@@ -1,0 +1,82 @@
+"""Whether a model trains without padding, found out by the code that training prepares a model with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from whet.config.methods import MethodSettings
+from whet.doctor.findings import ModelFindings
+from whet.kernels.library import library
+from whet.methods import fuse, order
+from whet.models.loading.heads import Head, head_named
+from whet.models.loading.load import ModelSource, load_config, load_model
+from whet.models.packable import why_padded
+from whet.models.packed import packed_model, prepare
+from whet.models.proof import prove
+from whet.models.view import ModelView
+from whet.objectives.base import Objective
+from whet.objectives.choose import choose
+
+_ENCODER = Head(
+    auto="AutoModel",
+    mapping="MODEL_MAPPING",
+    task="hidden states",
+    gives="each token has a hidden state",
+    learns="compute hidden states",
+    command="whet.Trainer",
+)
+
+
+def examine(name: str) -> ModelFindings:
+    """Return what training would do with the model; raises WhetError if it cannot be loaded."""
+    source = ModelSource(model=name, flag="MODEL")
+    head = head_named(load_config(source).architectures)
+    return of_model(load_model(source, head or _ENCODER), name)
+
+
+def of_model(model: Any, name: str) -> ModelFindings:
+    """Return the same of a loaded model, which is prepared as training would prepare it."""
+    prove.ensure(model)
+    why = why_padded(model)
+    head = _prepared(model)
+    order.apply(ModelView(model), MethodSettings(operators="auto"))
+    packed, native = packed_model(model), library()
+    fused = fuse.changed_in(model) or {}
+    return ModelFindings(
+        model=name,
+        model_type=model.config.model_type,
+        model_class=type(model).__name__,
+        packed=why is None,
+        how=_how(model) if why is None else why,
+        head=head,
+        fused=dict(fused),
+        called={} if packed is None or not fused else fuse.called(packed),
+        isa=native.isa if native is not None and fused else None,
+    )
+
+
+def _how(model: Any) -> str:
+    verdict = prove.ensure(model)
+    if verdict is None:
+        return f"whet knows the family {model.config.model_type}"
+    return "proven on a copy with random weights: packed rows equal padded ones, forward and backward"
+
+
+def _prepared(model: nn.Module) -> str:
+    """Prepare the model; return how batches reach its head."""
+    if model.base_model is model:
+        prepare(model)
+        return "none: this is an encoder"
+    if why_padded(model) is not None:
+        return "reads padded batches"
+    objective: Objective = choose(model, None, _no_collator)
+    if objective.packed:
+        return "reads packed rows"
+    prepare(model, encoder_only=True)
+    return "reads hidden states that get their padding back: it may read more than whet knows"
+
+
+def _no_collator(_: list[Any]) -> dict[str, Any]:
+    raise AssertionError("the doctor makes no batches")

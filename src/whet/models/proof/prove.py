@@ -1,0 +1,230 @@
+"""Prove that an encoder of an unknown family gives packed rows the results of padded ones, or find out why not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from whet.kernels.library import library
+from whet.log import logger
+from whet.models.family import Family, after_padding, by_pooler
+from whet.models.fused import generic
+from whet.models.known import known
+from whet.models.packed import PackedModel, prepare, release
+from whet.models.proof import observed, refusals
+from whet.models.proof.compare import gap
+from whet.models.proof.passes import Passed, Trial
+from whet.models.proof.rows import MOST_TOKENS, ProofRows, longest_row, proof_rows, wide_rows
+from whet.models.proof.stand_in import stand_in
+from whet.models.proof.untraced import generator_states, untraced
+from whet.models.proof.verdict import Verdict, record, recorded
+from whet.models.view import ModelView
+from whet.models.wrapped import unwrapped
+
+_OF_STATES, _OF_GRADIENTS = 1e-4, 1e-3
+"""Largest differences, as shares of the largest value. Rounding differs by about 1e-6 in a layer and grows with depth;
+a wrong position, bias or window moves random weights' results by more than 1e-2."""
+_RATE = 0.1
+"""Dropout in the training passes of a proof: the model's own rate may be zero."""
+
+
+def ensure(model: nn.Module) -> Verdict | None:
+    """Return the verdict on the model's encoder, proving it first if need be; None for a known family.
+
+    The proof runs a copy on a few short rows, forward and backward: it takes the time of some training steps. It leaves
+    no trace in the model or in any generator.
+    """
+    base = unwrapped(model)
+    encoder = getattr(base, "base_model", None)
+    config = getattr(base, "config", None)
+    if not isinstance(encoder, nn.Module) or config is None or getattr(config, "model_type", None) in known():
+        return None
+    found = recorded(base)
+    if found is None:
+        begin = time.perf_counter()
+        found = prove(encoder)
+        record(encoder, found)
+        text = "yes" if found.why_padded is None else f"no, {found.why_padded}"
+        logger.info("may %s run packed? %s (%.1f s)", type(encoder).__name__, text, time.perf_counter() - begin)
+    return found
+
+
+def prove(encoder: Any) -> Verdict:
+    """Return whether the encoder may run packed, by running a copy of it."""
+    if (why := refusals.why_padded(encoder)) is not None:
+        return Verdict(None, why)
+    if longest_row(encoder.config) > MOST_TOKENS:
+        return Verdict(None, f"its windows reach over {longest_row(encoder.config)} tokens, more than a proof runs")
+    try:
+        with untraced():
+            return Verdict(_proven(encoder))
+    except _Different as difference:
+        return Verdict(None, str(difference))
+    except Exception as error:
+        text = " ".join(str(error).split())[:200]
+        return Verdict(None, f"a trial run of it failed: {type(error).__name__}: {text}")
+
+
+class _Different(Exception):  # noqa: N818
+    """Packed rows differ from padded ones, or from themselves."""
+
+
+def _proven(encoder: Any) -> Family:
+    """Return the family as which the encoder runs packed; raise `_Different` if there is none."""
+    model, weights = stand_in(encoder)
+    if model.config._attn_implementation not in ("eager", "sdpa"):
+        model.set_attn_implementation("sdpa")
+    trial, rows = Trial(model, weights), proof_rows(model)
+    buffers = _buffers(model)
+    calls = _self_attention_calls(trial, rows)
+    padded = trial.padded(rows, gradients=True)
+    if not bool(padded.states.isfinite().all()):
+        raise _Different("with random weights its hidden states are not finite, so nothing can be compared")
+    if not torch.equal(trial.padded(rows, gradients=True).states, padded.states):
+        raise _Different("its hidden states are random, or depend on earlier calls")
+    _require_known_pooler(trial, rows)
+    packed = _first_that_agrees(trial, rows, padded, calls)
+    _require_gradients(trial.packed(packed, rows, gradients=True), padded)
+    _require_apart(trial, packed, rows)
+    _require_wide_batches(trial, packed)
+    _require_placed_masks(trial, packed, rows)
+    _require_no_state(trial, packed, rows, padded, buffers)
+    return packed.family
+
+
+def _self_attention_calls(trial: Trial, rows: ProofRows) -> list[observed.AttentionCall]:
+    calls = observed.attention_calls(trial.model, rows.padded())
+    if not calls:
+        raise _Different("its attention does not go through transformers' AttentionInterface")
+    odd = next((call for call in calls if not call.is_self_attention), None)
+    if odd is not None:
+        raise _Different(f"its attention ({odd.module.__name__}) has keys of other shapes than its queries")
+    return calls
+
+
+def _first_that_agrees(
+    trial: Trial, rows: ProofRows, padded: Passed, calls: list[observed.AttentionCall]
+) -> PackedModel:
+    """Return the copy, prepared as the first family whose packed states are the padded ones."""
+    gaps: list[float] = []
+    for family in _candidates(trial.model, calls):
+        packed = prepare(trial.model, family=family)
+        assert packed is not None
+        if library() is not None:
+            generic.put(trial.model, packed.placement)
+        try:
+            gaps.append(gap(trial.packed(packed, rows).states, padded.states))
+        except (IndexError, RuntimeError):  # positions outside of the model's table
+            gaps.append(float("inf"))
+        if gaps[-1] <= _OF_STATES:
+            return packed
+        release(packed)
+    why = observed.why_not_packed(calls)
+    raise _Different(why or f"packed rows get other hidden states than padded ones (by {min(gaps):.1e} of the largest)")
+
+
+def _candidates(model: Any, calls: list[observed.AttentionCall]) -> Iterator[Family]:
+    """Yield what the family may be: positions from 0, or as RoBERTa counts them."""
+    settings: dict[str, Any] = {
+        "model_types": (model.config.model_type,),
+        "package": type(model).__module__,
+        "attention": tuple(sorted({call.module.__name__ for call in calls})),
+        "blocks": tuple(sorted({type(block.module).__name__ for block in ModelView(model).blocks()})),
+        "proven": True,
+    }
+    yield Family(**settings)
+    if isinstance(getattr(model.config, "pad_token_id", None), int):
+        yield Family(**settings, first_position=after_padding, skips_padding=True)
+
+
+def _require_known_pooler(trial: Trial, rows: ProofRows) -> None:
+    with torch.no_grad():
+        output = trial.model(**rows.padded())
+        given = output.get("pooler_output")
+        if given is None:
+            return
+        pooler = getattr(trial.model, "pooler", None)
+        found = by_pooler(trial.model, output.last_hidden_state[:, :1]) if isinstance(pooler, nn.Module) else None
+    if not isinstance(found, Tensor) or found.shape != given.shape or gap(found, given) > _OF_STATES:
+        raise _Different("its pooler_output is not its pooler applied to the first token of each row")
+
+
+def _require_gradients(found: Passed, wanted: Passed) -> None:
+    assert found.of_inputs is not None
+    assert wanted.of_inputs is not None
+    assert found.of_weights is not None
+    assert wanted.of_weights is not None
+    if gap(found.of_inputs, wanted.of_inputs) > _OF_GRADIENTS:
+        raise _Different("packed rows get other gradients than padded ones")
+    largest = max(float(grad.abs().max()) for grad in wanted.of_weights.values())
+    for name, grad in wanted.of_weights.items():
+        other = found.of_weights.get(name)
+        floor = 1e-4 * largest  # what cancels to zero is rounding alone
+        if other is None or float((other - grad).abs().max()) > _OF_GRADIENTS * max(float(grad.abs().max()), floor):
+            raise _Different(f"packed rows give {name} another gradient than padded ones")
+
+
+def _require_apart(trial: Trial, packed: PackedModel, rows: ProofRows) -> None:
+    """Raise if another row's tokens move a row's states or gradients by a single bit."""
+    others = rows.unchanged_tokens()
+    before, after = (trial.packed(packed, one, gradients=True) for one in (rows, rows.changed()))
+    assert before.of_inputs is not None
+    assert after.of_inputs is not None
+    if torch.equal(before.states[~others], after.states[~others]):
+        raise _Different("its hidden states do not depend on its tokens")
+    if not torch.equal(before.states[others], after.states[others]):
+        raise _Different("a packed row's hidden states depend on the tokens of other rows")
+    if not torch.equal(before.of_inputs[others], after.of_inputs[others]):
+        raise _Different("a packed row's gradients depend on the tokens of other rows")
+
+
+def _require_wide_batches(trial: Trial, packed: PackedModel) -> None:
+    """Raise if batches with more tokens than a row can have, without optional columns, or padding tokens differ."""
+    rows = wide_rows(trial.model)
+    with packed.placement.outside():
+        padded = trial.padded_places(rows)
+    if gap(trial.packed_places(packed, rows), padded) > _OF_STATES:
+        raise _Different("many packed rows, or their padding tokens, get other hidden states than padded ones")
+
+
+def _require_placed_masks(trial: Trial, packed: PackedModel, rows: ProofRows) -> None:
+    """Raise if a training pass draws random numbers: masks have to follow rows and positions, not the packing."""
+    dropouts = [module for module in trial.model.modules() if isinstance(module, nn.Dropout)]
+    rates = [module.p for module in dropouts]
+    for module in dropouts:
+        module.p = max(module.p, _RATE)
+    trial.model.train()
+    try:
+        before = generator_states()
+        one, other = (trial.packed(packed, each).states for each in (rows, rows.changed()))
+        drawn = generator_states() != before
+    finally:
+        trial.model.eval()
+        for module, rate in zip(dropouts, rates, strict=True):
+            module.p = rate
+    if drawn:
+        raise _Different("in training it draws random numbers outside of nn.Dropout, which would depend on the packing")
+    others = rows.unchanged_tokens()
+    if not torch.equal(one[others], other[others]):
+        raise _Different("in training a packed row's hidden states depend on the tokens of other rows")
+
+
+def _require_no_state(
+    trial: Trial, packed: PackedModel, rows: ProofRows, padded: Passed, buffers: dict[str, Tensor]
+) -> None:
+    """Raise if passes leave something behind in the model that later passes read."""
+    with packed.placement.outside():
+        again = trial.padded(rows, gradients=True)
+    if not torch.equal(again.states, padded.states):
+        raise _Different("its hidden states depend on earlier calls")
+    for name, buffer in _buffers(trial.model).items():
+        if name not in buffers or not torch.equal(buffer, buffers[name]):
+            raise _Different(f"its forward changes its buffer {name}")
+
+
+def _buffers(model: nn.Module) -> dict[str, Tensor]:
+    return {name: buffer.clone() for name, buffer in model.named_buffers()}

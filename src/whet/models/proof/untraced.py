@@ -1,0 +1,38 @@
+"""A block that leaves torch, numpy and Python as it found them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def generator_states() -> tuple[Any, ...]:
+    """Return the states of the generators that a forward pass may draw from."""
+    kind, keys, *rest = np.random.get_state()
+    return torch.get_rng_state().tolist(), random.getstate(), (kind, keys.tolist(), *rest)
+
+
+@contextmanager
+def untraced() -> Iterator[None]:
+    """Run the block in float32 with gradients, and restore all generators and modes after it."""
+    python, of_numpy = random.getstate(), np.random.get_state()
+    dtype = torch.get_default_dtype()
+    try:
+        with (
+            torch.random.fork_rng(devices=[]),
+            torch.inference_mode(mode=False),
+            torch.enable_grad(),
+            torch.autocast("cpu", enabled=False),
+            torch.device("cpu"),
+        ):
+            torch.set_default_dtype(torch.float32)
+            yield
+    finally:
+        torch.set_default_dtype(dtype)
+        random.setstate(python)
+        np.random.set_state(of_numpy)
