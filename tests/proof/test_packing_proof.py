@@ -44,6 +44,10 @@ def odd(name: str) -> Any:
     return make(odd_encoders.config()) if isinstance(make, type) else make()
 
 
+def _numpy_keys() -> list[int]:
+    return np.random.get_state(legacy=False)["state"]["key"].tolist()  # pyright: ignore
+
+
 def reason(model: Any) -> str:
     found = prove.ensure(model)
     assert found is not None
@@ -57,7 +61,9 @@ def test_an_unknown_encoder_runs_packed_and_equals_its_padded_self(family: str) 
     model = AutoModel.from_config(proven_config(family)).eval()
     inputs, wanted = batch(), copy.deepcopy(model)
     optimized = whet.optimize(model)
-    assert whet.changes(optimized).fused
+    changes = whet.changes(optimized)
+    assert changes is not None
+    assert changes.fused
     real = inputs["attention_mask"].bool()
     found, theirs = optimized(**inputs).last_hidden_state[real], wanted(**inputs).last_hidden_state[real]
     torch.testing.assert_close(found, theirs, rtol=0, atol=2e-5)  # both sum in fp32, in another order
@@ -101,11 +107,11 @@ def test_a_proof_leaves_no_trace() -> None:
     before = {name: value.clone() for name, value in model.state_dict().items()}
     modes = [module.training for module in model.modules()]
     attributes = {name: set(vars(module)) for name, module in model.named_modules()}
-    generators = (torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy())
+    generators = (torch.get_rng_state(), random.getstate(), _numpy_keys())
     assert reason(model) == ""
     assert torch.equal(torch.get_rng_state(), generators[0])
     assert random.getstate() == generators[1]
-    assert np.array_equal(np.random.get_state()[1], generators[2])
+    assert _numpy_keys() == generators[2]
     assert [module.training for module in model.modules()] == modes
     assert {name: set(vars(module)) for name, module in model.named_modules()} == attributes
     assert all(bool((parameter.grad == 1).all()) for parameter in model.parameters())
@@ -200,7 +206,7 @@ def _losses_by_whet(model: Any, rows: list[dict[str, Any]], folder: Path) -> lis
     settings = {"learning_rate": 5e-3, "lr_scheduler_type": "constant", "warmup_steps": 0, "max_grad_norm": 0.0}
     args = arguments(folder, max_steps=4, **settings)
     trainer = whet.Trainer(model=model, args=args, train_dataset=rows, data_collator=Pad())
-    assert verdict.recorded(model).family is not None
+    assert reason(model) == ""
     trainer.train()
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 

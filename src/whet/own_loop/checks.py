@@ -76,7 +76,7 @@ def no_family(model: nn.Module) -> ConfigError:
     return ConfigError(
         what=f"whet.optimize cannot run this model without padding: {why_padded(model)}",
         got=type(model).__name__,
-        why=f"it knows encoders of the families {known.names()}, with their own attention",
+        why=f"it knows the families {known.names()}, and tries other encoders on a copy",
         fix="train it as it is, or with whet's Trainer, which runs such a model padded",
     )
 
@@ -96,6 +96,6 @@ def no_encoder(model: Any) -> ConfigError:
     return ConfigError(
         what="whet.optimize finds no encoder here that it can run without padding",
         got=type(model).__name__ + (f" ({reasons})" if reasons else ", with no model of transformers inside"),
-        why=f"it knows encoders of the families {known.names()}, with their own attention",
+        why=f"it knows the families {known.names()}, and tries other encoders on a copy",
         fix="train it as it is; whet's Trainer runs models of transformers padded that it cannot run without",
     )

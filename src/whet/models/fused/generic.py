@@ -1,6 +1,6 @@
 """Fused forwards of layers that any model may have: linear layers, norms and activations of models without a file.
 
-Each computes what its class computes, from the module's own weights. A known family has fused forwards of whole parts,
+Each computes what its class computes, from the module's own weights. A known family has fused forwards of larger parts,
 which are faster; these serve the models that run packed by proof.
 """
 
