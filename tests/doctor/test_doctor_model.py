@@ -22,7 +22,7 @@ from tiny import arguments, tiny_config, tiny_model
 from whet.cli.main import run
 from whet.objectives.packed_head import PackedHead
 
-_SIZES = {"vocab_size": 200, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+_SIZES: dict[str, Any] = {"vocab_size": 200, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 _SIZES |= {"intermediate_size": 64, "max_position_embeddings": 80, "pad_token_id": 0, "bos_token_id": 1}
 _SIZES |= {"eos_token_id": 2}
 

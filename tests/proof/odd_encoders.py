@@ -78,14 +78,15 @@ class Shifted(EuroBertModel):
     def forward(self, input_ids: Any = None, attention_mask: Any = None, position_ids: Any = None, **rest: Any) -> Any:
         words = self.embed_tokens(input_ids)
         words = words + nn.functional.pad(words[:, :-1], (0, 0, 1, 0)) * 0.01
-        return super().forward(None, attention_mask, position_ids, words, **rest)
+        none: Any = None
+        return super().forward(none, attention_mask, position_ids, words, **rest)
 
 
 class Whispering(EuroBertModel):
     """Adds a millionth of the batch's mean: within any tolerance, but not apart."""
 
     def forward(self, input_ids: Any = None, attention_mask: Any = None, position_ids: Any = None, **rest: Any) -> Any:
-        out = super().forward(input_ids, attention_mask, position_ids, **rest)
+        out: Any = super().forward(input_ids, attention_mask, position_ids, **rest)
         out.last_hidden_state = out.last_hidden_state + 1e-6 * out.last_hidden_state.mean()
         return out
 
@@ -99,7 +100,7 @@ class Noisy(EuroBertModel):
     """Adds noise in training, as some recipes of fine-tuning do."""
 
     def forward(self, input_ids: Any = None, attention_mask: Any = None, position_ids: Any = None, **rest: Any) -> Any:
-        out = super().forward(input_ids, attention_mask, position_ids, **rest)
+        out: Any = super().forward(input_ids, attention_mask, position_ids, **rest)
         if self.training:
             out.last_hidden_state = out.last_hidden_state + torch.rand_like(out.last_hidden_state) * 0.1
         return out
@@ -109,7 +110,7 @@ class SkipsLayers(EuroBertModel):
     """Draws from Python's generator in training, as layer dropout of transformers did."""
 
     def forward(self, input_ids: Any = None, attention_mask: Any = None, position_ids: Any = None, **rest: Any) -> Any:
-        out = super().forward(input_ids, attention_mask, position_ids, **rest)
+        out: Any = super().forward(input_ids, attention_mask, position_ids, **rest)
         if self.training and random.random() < 1e-9:
             out.last_hidden_state = out.last_hidden_state * 0.0
         return out
@@ -117,7 +118,7 @@ class SkipsLayers(EuroBertModel):
 
 class Random(EuroBertModel):
     def forward(self, input_ids: Any = None, attention_mask: Any = None, position_ids: Any = None, **rest: Any) -> Any:
-        out = super().forward(input_ids, attention_mask, position_ids, **rest)
+        out: Any = super().forward(input_ids, attention_mask, position_ids, **rest)
         out.last_hidden_state = out.last_hidden_state + torch.rand(1) * 1e-7
         return out
 
@@ -130,7 +131,7 @@ class Counting(EuroBertModel):
         self.register_buffer("seen", torch.zeros(()))
 
     def forward(self, input_ids: Any = None, attention_mask: Any = None, position_ids: Any = None, **rest: Any) -> Any:
-        out = super().forward(input_ids, attention_mask, position_ids, **rest)
+        out: Any = super().forward(input_ids, attention_mask, position_ids, **rest)
         self.seen += 1.0
         return out
 

@@ -98,7 +98,7 @@ def test_a_models_own_weights_cannot_hide_what_it_does() -> None:
 
 def test_a_proof_leaves_no_trace() -> None:
     """Neither in the model, its gradients and its hooks, nor in any generator."""
-    model = EuroBertModel(odd_encoders.config(attention_dropout=0.1)).train()
+    model: Any = EuroBertModel(odd_encoders.config(attention_dropout=0.1)).train()
     model.layers[0].mlp.eval()
     calls: list[int] = []
     model.register_forward_hook(lambda *_: calls.append(1))
@@ -121,7 +121,8 @@ def test_a_proof_leaves_no_trace() -> None:
 
 
 def test_a_proof_runs_under_no_grad_autocast_and_another_dtype() -> None:
-    model = EuroBertModel(odd_encoders.config()).to(torch.bfloat16)
+    model: Any = EuroBertModel(odd_encoders.config())
+    model.to(torch.bfloat16)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         assert reason(model) == ""
     assert next(model.parameters()).dtype == torch.bfloat16
@@ -130,7 +131,7 @@ def test_a_proof_runs_under_no_grad_autocast_and_another_dtype() -> None:
 def test_a_model_without_values_or_with_integers_is_refused() -> None:
     with torch.device("meta"):
         assert "meta device" in reason(EuroBertModel(odd_encoders.config()))
-    model = EuroBertModel(odd_encoders.config())
+    model: Any = EuroBertModel(odd_encoders.config())
     model.norm.weight = torch.nn.Parameter(torch.ones(32, dtype=torch.int8), requires_grad=False)
     assert "quantized" in reason(model)
 
@@ -149,7 +150,7 @@ def test_the_copy_of_a_deep_model_is_as_small_as_one_layer() -> None:
 
 
 def test_a_verdict_holds_while_the_model_stays_the_same() -> None:
-    model = EuroBertModel(odd_encoders.config())
+    model: Any = EuroBertModel(odd_encoders.config())
     assert reason(model) == ""
     first = verdict.recorded(model)
     assert prove.ensure(model) is first
@@ -159,7 +160,7 @@ def test_a_verdict_holds_while_the_model_stays_the_same() -> None:
 
 
 def test_a_verdict_does_not_keep_its_model() -> None:
-    model = EuroBertModel(odd_encoders.config())
+    model: Any = EuroBertModel(odd_encoders.config())
     prove.ensure(model)
     gone = weakref.ref(model)
     del model
@@ -168,7 +169,7 @@ def test_a_verdict_does_not_keep_its_model() -> None:
 
 
 def test_restore_takes_the_generic_operators_out() -> None:
-    model = EuroBertModel(odd_encoders.config())
+    model: Any = EuroBertModel(odd_encoders.config())
     attributes = {name: set(vars(module)) for name, module in model.named_modules()}
     types = [type(module) for module in model.modules()]
     whet.restore(whet.optimize(model))

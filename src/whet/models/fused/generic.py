@@ -62,7 +62,8 @@ def _layer_norm(self: Any, input: Tensor) -> Tensor:
 def _rms_norm(self: Any, hidden_states: Tensor) -> Tensor:
     if not _in_pass(self, hidden_states):
         return type(self).forward(self, hidden_states)
-    return add_norm(hidden_states, None, Norm(self.weight, None, _epsilon(self), rms=True))[0]
+    eps: Any = _epsilon(self)
+    return add_norm(hidden_states, None, Norm(self.weight, None, eps, rms=True))[0]
 
 
 def _activation(self: Any, input: Tensor) -> Tensor:

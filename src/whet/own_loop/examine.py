@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
 from whet.config.methods import MethodSettings
-from whet.doctor.findings import ModelFindings
 from whet.kernels.library import library
 from whet.methods import fuse, order
 from whet.models.loading.heads import Head, head_named
@@ -29,14 +29,28 @@ _ENCODER = Head(
 )
 
 
-def examine(name: str) -> ModelFindings:
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """How a model was prepared for training; `whet.doctor.findings.ModelFindings` explains the fields."""
+
+    model_type: str
+    model_class: str
+    packed: bool
+    how: str
+    head: str
+    fused: dict[str, int]
+    called: dict[str, str]
+    isa: str | None
+
+
+def examine(name: str) -> Prepared:
     """Return what training would do with the model; raises WhetError if it cannot be loaded."""
     source = ModelSource(model=name, flag="MODEL")
     head = head_named(load_config(source).architectures)
-    return of_model(load_model(source, head or _ENCODER), name)
+    return of_model(load_model(source, head or _ENCODER))
 
 
-def of_model(model: Any, name: str) -> ModelFindings:
+def of_model(model: Any) -> Prepared:
     """Return the same of a loaded model, which is prepared as training would prepare it."""
     prove.ensure(model)
     why = why_padded(model)
@@ -44,8 +58,7 @@ def of_model(model: Any, name: str) -> ModelFindings:
     order.apply(ModelView(model), MethodSettings(operators="auto"))
     packed, native = packed_model(model), library()
     fused = fuse.changed_in(model) or {}
-    return ModelFindings(
-        model=name,
+    return Prepared(
         model_type=model.config.model_type,
         model_class=type(model).__name__,
         packed=why is None,
