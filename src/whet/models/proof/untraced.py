@@ -13,8 +13,8 @@ import torch
 
 def generator_states() -> tuple[Any, ...]:
     """Return the states of the generators that a forward pass may draw from."""
-    kind, keys, *rest = np.random.get_state()
-    return torch.get_rng_state().tolist(), random.getstate(), (kind, keys.tolist(), *rest)
+    of_numpy: Any = np.random.get_state()
+    return torch.get_rng_state().tolist(), random.getstate(), of_numpy[1].tolist(), of_numpy[2:]
 
 
 @contextmanager
