@@ -40,7 +40,7 @@ HAS_BUILD := $(WHEEL_ENV)/.has-build-tools
 SHIPPED   := $(NATIVE) pyproject.toml README.md LICENSE $(shell find src/whet -name '*.py')
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-reliability test-planted soak check format bench-cpu clean lint types layers
+.PHONY: help demo test test-fast test-reliability test-planted soak check format bench-cpu bench-encoders clean lint types layers
 .PHONY: wheel test-wheel test-aarch64 test-libraries
 
 help: ## Show this list
@@ -77,6 +77,9 @@ format: $(HAS_TOOLS) ## Put the code in order: line breaks, import order, what r
 
 bench-cpu: $(HAS_TOOLS) $(HAS_PEERS) ## Measure training on this CPU beside its peers: DATA=FOLDER_WITH_XQUAD, 25 minutes
 	@$(BIN)/python benchmarks/cpu/run.py --data "$(DATA)" --peers $(PEERS)/bin/python $(ARGS)
+
+bench-encoders: $(HAS_TOOLS) $(HAS_PEERS) ## Measure training of encoders beside its peers: DATA=FOLDER_WITH_DATA_SETS
+	@$(BIN)/python benchmarks/encoders/steps.py --data "$(DATA)" --peers $(PEERS)/bin/python $(ARGS)
 
 wheel: dist/.made-x86_64 dist/.made-aarch64 ## Build the wheels in dist/ for x86-64 and aarch64; needs g++-aarch64-linux-gnu
 
