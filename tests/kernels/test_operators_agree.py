@@ -52,6 +52,11 @@ def _attend_joined(drop: Drop) -> tuple[Run, list[tuple[int, ...]]]:
     return lambda qkv: attend_joined(qkv, spec), [(N, 3, HEADS, 24)]
 
 
+def _attend_in_a_window_with_a_bias(drop: Drop) -> tuple[Run, list[tuple[int, ...]]]:
+    spec = AttentionSpec(drop.position.cu_seqlens, 0.2, drop=drop, window=9)
+    return lambda qkv, bias: attend_joined(qkv, spec, bias), [(N, 3, HEADS, 24), (HEADS, 2 * max(LENGTHS) + 1)]
+
+
 @pytest.fixture
 def _graphs_hold_operators(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(graph.Traced, "operators", torch_ops.REGISTERED)
@@ -70,7 +75,15 @@ def _outputs(run: Run, tensors: list[Tensor]) -> list[Tensor]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     "make",
-    [_dropout, _add_norm, _add_norm_without_biases, _bias_act, _attend, _attend_joined],
+    [
+        _dropout,
+        _add_norm,
+        _add_norm_without_biases,
+        _bias_act,
+        _attend,
+        _attend_joined,
+        _attend_in_a_window_with_a_bias,
+    ],
     ids=lambda one: one.__name__,
 )
 @pytest.mark.usefixtures("_graphs_hold_operators")

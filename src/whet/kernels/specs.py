@@ -46,7 +46,8 @@ class AttentionSpec:
     `cu_seqlens` (rows + 1,) is int32. `max_seqlen` (), the tokens of the longest sequence, stays on the CPU, so that
     nothing waits for a GPU; None: it is computed from `cu_seqlens`. `key_counts` (rows,) int32, on the CPU: only the
     first key_counts[r] tokens of sequence r are keys; the others are padding tokens, which are queries alone. None: all
-    tokens are keys. A causal mask requires None.
+    tokens are keys. A causal mask requires None. `window`: a token attends only to keys at most this far from it; a
+    token without any gives 0, as in torch's own attention. None: no such limit.
     """
 
     cu_seqlens: Tensor
@@ -56,6 +57,7 @@ class AttentionSpec:
     max_seqlen: Tensor | None = None
     kernel: Kernel = "auto"
     key_counts: Tensor | None = None
+    window: int | None = None
 
 
 @dataclass(frozen=True)

@@ -113,11 +113,14 @@ class Attention(ctypes.Structure):
         ("threshold", c_uint32),
         ("key", c_uint64),
         ("keep_scale", c_float),
-        ("reserved", c_int32),
+        ("window", c_int32),
         ("cu_seqlens row_slots key_counts", c_void_p),
         ("q k v out", View),
         ("lse", c_void_p),
         ("dout dq dk dv", View),
+        ("bias", c_void_p),
+        ("reach", c_int64),
+        ("dbias dbias_rows", c_void_p),
     )
 
 

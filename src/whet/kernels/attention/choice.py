@@ -40,11 +40,13 @@ class Call:
     """Width of a head."""
     dropping: bool
     """Whether attention weights are dropped."""
+    biased: bool = False
+    """Whether a bias by distance is added to the scores."""
 
     @property
     def fits(self) -> bool:
         """Whether flash kernels support it."""
-        return self.dtype in _HALF and self.width % _WIDTH_STEP == 0 and self.width <= _WIDEST
+        return not self.biased and self.dtype in _HALF and self.width % _WIDTH_STEP == 0 and self.width <= _WIDEST
 
 
 def choose(kernel: Kernel, call: Call, have: Have) -> Path:
@@ -88,7 +90,8 @@ def _no_flash(call: Call) -> ConfigError:
     dtype = str(call.dtype).removeprefix("torch.")
     return ConfigError(
         what="flash_attention_2 cannot compute this model's attention",
-        got=f"{dtype}, heads of width {call.width}",
-        why=f"its kernels take float16 and bfloat16, and widths that are multiples of {_WIDTH_STEP} up to {_WIDEST}",
-        fix="leave --attn_implementation out, or use --bf16 if the dtype is float32",
+        got=f"{dtype}, heads of width {call.width}{', a bias by distance' if call.biased else ''}",
+        why=f"its kernels take float16 and bfloat16, and widths that are multiples of {_WIDTH_STEP} up to {_WIDEST}, "
+        "and add no bias to the scores",
+        fix="leave --attn_implementation out" + ("" if call.biased else ", or use --bf16 if the dtype is float32"),
     )

@@ -54,7 +54,10 @@ def _by_torch(q: Tensor, k: Tensor, v: Tensor, rows: _Rows, spec: AttentionSpec)
     # torch.nn.attention.varlen runs this operator too, but has no dropout; it has a gradient of its own.
     forward = torch.ops.aten._flash_attention_forward
     lengths = (rows.starts, rows.key_starts, rows.max_seqlen, rows.max_seqlen)
-    return forward(q, k, v, *lengths, rows.p, spec.causal, False, scale=spec.scale)[0]
+    reach = -1 if spec.window is None else spec.window
+    window = {"window_size_left": reach, "window_size_right": 0 if spec.causal else reach}
+    options = {} if spec.window is None else window
+    return forward(q, k, v, *lengths, rows.p, spec.causal, False, scale=spec.scale, **options)[0]
 
 
 def _by_package(q: Tensor, k: Tensor, v: Tensor, rows: _Rows, spec: AttentionSpec) -> Tensor:
@@ -70,6 +73,7 @@ def _by_package(q: Tensor, k: Tensor, v: Tensor, rows: _Rows, spec: AttentionSpe
         dropout_p=rows.p,
         softmax_scale=spec.scale,
         causal=spec.causal,
+        window_size=(-1, -1) if spec.window is None else (spec.window, spec.window),
         deterministic=torch.are_deterministic_algorithms_enabled(),
     )
 

@@ -9,19 +9,20 @@ from whet.kernels.attention import padded as padded_attention
 from whet.kernels.specs import AttentionSpec
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
-    """Return softmax(q k^T scale) v (N, H, K) within each row; k and v (N, G, K) may have fewer heads.
+def attend(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, bias: Tensor | None = None) -> Tensor:
+    """Return softmax(q k^T scale + b) v (N, H, K) within each row; k and v (N, G, K) may have fewer heads.
 
+    `bias` (H, 2 R + 1) is b by distance, as in `packed.attend`; flash kernels have none.
     Under autocast, float32 is computed in autocast's format, as in torch's own attention. Raises ConfigError if
     flash_attention_2 was requested and its kernels cannot run.
     """
     q, k, v = (_as_in_autocast(tensor) for tensor in (q, k, v))
     dropping = spec.drop is not None and spec.drop.p > 0.0
-    call = attention_path.Call(q.dtype, q.shape[-1], dropping)
+    call = attention_path.Call(q.dtype, q.shape[-1], dropping, biased=bias is not None)
     path = attention_path.choose(spec.kernel, call, attention_path.have(q.device))
     attention_path.tell(path, dropping=dropping)
     if path == "padded":
-        return padded_attention.attend(q, k, v, spec)
+        return padded_attention.attend(q, k, v, spec, bias)
     return flash.attend(q, k, v, spec, package=path == "package")
 
 

@@ -15,67 +15,88 @@ from whet.kernels.reference import layers as reference
 from whet.kernels.specs import AttentionSpec
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
-    """Return softmax(q k^T scale) v (N, H, K) within each sequence; k and v (N, G, K) may have fewer heads.
+def attend(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, bias: Tensor | None = None) -> Tensor:
+    """Return softmax(q k^T scale + b) v (N, H, K) within each sequence; k and v (N, G, K) may have fewer heads.
 
+    `bias` (H, 2 R + 1) is b by distance: bias[h, j - i + R] for key j and query i. No sequence is longer than R + 1.
     The tensors may be views whose last dimension is contiguous. Backward recomputes the weights from one number per
     query and head, and the dropout mask from its key. Working memory is linear in the longest sequence.
     """
     if graph.in_graph(spec.drop):
-        return _in_graph(spec, q, k, v)
+        return _in_graph(spec, q, k, v, bias)
     if native_for(q, k, v) is None:
-        return plain(q, k, v, spec)
-    return _Attend.apply(spec, q, k, v)
+        return plain(q, k, v, spec, bias)
+    return _Attend.apply(spec, _as_read(bias), q, k, v)
 
 
-def attend_joined(qkv: Tensor, spec: AttentionSpec) -> Tensor:
+def attend_joined(qkv: Tensor, spec: AttentionSpec, bias: Tensor | None = None) -> Tensor:
     """Return the attention (N, H, K) of qkv (N, 3, H, K), the product of the three joined projections.
 
-    It is read in place, and its gradient is one tensor, which the product's backward takes.
+    It is read in place, and its gradient is one tensor, which the product's backward takes. `bias`: see `attend`.
     """
     if graph.in_graph(spec.drop):
-        return _in_graph(spec, qkv, None, None)
+        return _in_graph(spec, qkv, None, None, bias)
     if native_for(qkv) is None:
         q, k, v = qkv.unbind(1)
-        return plain(q, k, v, spec)
-    return _Attend.apply(spec, qkv)
+        return plain(q, k, v, spec, bias)
+    return _Attend.apply(spec, _as_read(bias), qkv)
 
 
-def plain(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
+def plain(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, bias: Tensor | None = None) -> Tensor:
     """Return what `attend` computes without the native operator: in a GPU's kernels, or by the textbook row by row."""
     on_gpu = q.device.type != "cpu" and not torch.compiler.is_compiling()
-    return (gpu_attention if on_gpu else reference).attend(q, k, v, spec)
+    return (gpu_attention if on_gpu else reference).attend(q, k, v, spec, bias)
 
 
-def _in_graph(spec: AttentionSpec, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
+def _in_graph(spec: AttentionSpec, q: Tensor, k: Tensor | None, v: Tensor | None, bias: Tensor | None) -> Tensor:
     row_slots = None if spec.drop is None else spec.drop.position.row_slots
     p, site, keys, _, _ = graph.mask_arguments(spec.drop)
     rows = (spec.cu_seqlens, row_slots, spec.scale, spec.causal)
-    return torch.ops.whet.attention(q, k, v, *rows, p, site, keys, spec.max_seqlen, spec.kernel, spec.key_counts)[0]
+    which = (spec.max_seqlen, spec.kernel, spec.key_counts, -1 if spec.window is None else spec.window)
+    return torch.ops.whet.attention(q, k, v, *rows, p, site, keys, *which, _as_read(bias))[0]
 
 
-def attention_forward(tensors: tuple[Tensor, ...], spec: AttentionSpec) -> tuple[Tensor, Tensor]:
+def attention_forward(
+    tensors: tuple[Tensor, ...], spec: AttentionSpec, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Return the attention (N, H, K), and the log-sum-exp of the scores (N, H) fp32, which backward needs.
 
     `tensors` are query, key and value, or one tensor (N, 3, H, K) that holds them.
     """
     q, k, v = _split(with_contiguous_heads(tensors))
     out, lse = attention_outputs(tensors)
-    call("attention", _arguments(spec, (q, k, v), out, lse))
+    args = _arguments(spec, (q, k, v), out, lse)
+    _add_bias(args, bias)
+    call("attention", args)
     return out, lse
 
 
 def attention_backward(
-    dout: Tensor, tensors: tuple[Tensor, ...], out: Tensor, lse: Tensor, spec: AttentionSpec
-) -> tuple[Tensor, ...]:
-    """Return the gradients of the tensors, contiguous, for that of the attention."""
+    dout: Tensor,
+    tensors: tuple[Tensor, ...],
+    results: tuple[Tensor, Tensor],
+    spec: AttentionSpec,
+    bias: Tensor | None = None,
+    *,
+    of_bias: bool = True,
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients of the bias, if there is one and `of_bias`, and of the tensors, contiguous.
+
+    `dout` is the gradient of the attention; `results` are those of `attention_forward`.
+    """
     tensors, (dout,) = with_contiguous_heads(tensors), with_contiguous_heads((dout,))
     found = tuple(torch.empty(t.shape, dtype=t.dtype) for t in tensors)
-    args = _arguments(spec, _split(tensors), out, lse)
+    args = _arguments(spec, _split(tensors), *results)
     args.dout = _view(dout)
     args.dq, args.dk, args.dv = (_view(grad) for grad in _split(found))
+    _add_bias(args, bias)
+    if bias is None or not of_bias:
+        call("attention_backward", args)
+        return None, *found
+    dbias, by_row = torch.empty_like(bias), bias.new_empty(2 * len(dout), len(bias))
+    args.dbias, args.dbias_rows = ptr(dbias), ptr(by_row)
     call("attention_backward", args)
-    return found
+    return dbias, *found
 
 
 def attention_outputs(tensors: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
@@ -90,20 +111,26 @@ def with_contiguous_heads(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return tuple(t if t.stride(-1) == 1 else t.contiguous() for t in tensors)
 
 
+def _as_read(bias: Tensor | None) -> Tensor | None:
+    """Return the bias as the operator reads it."""
+    return None if bias is None else bias.float().contiguous()
+
+
 class _Attend(Function):
     @staticmethod
-    def forward(ctx: Any, spec: AttentionSpec, *tensors: Tensor) -> Tensor:
+    def forward(ctx: Any, spec: AttentionSpec, bias: Tensor | None, *tensors: Tensor) -> Tensor:
         tensors = with_contiguous_heads(tensors)
-        out, lse = attention_forward(tensors, spec)
+        out, lse = attention_forward(tensors, spec, bias)
         ctx.spec = spec
-        ctx.save_for_backward(*tensors, out, lse)
+        ctx.save_for_backward(*tensors, out, lse, bias)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        *tensors, out, lse = ctx.saved_tensors
-        return None, *attention_backward(grads[0], tuple(tensors), out, lse, ctx.spec)
+        *tensors, out, lse, bias = ctx.saved_tensors
+        results, of_bias = (out, lse), ctx.needs_input_grad[1]
+        return None, *attention_backward(grads[0], tuple(tensors), results, ctx.spec, bias, of_bias=of_bias)
 
 
 def _split(tensors: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
@@ -122,6 +149,7 @@ def _arguments(spec: AttentionSpec, qkv: tuple[Tensor, Tensor, Tensor], out: Ten
     args = structs.Attention(spec.cu_seqlens.numel() - 1, q.shape[1], k.shape[1], q.shape[2], DTYPES[q.dtype])
     args.causal, args.scale, args.keep_scale = spec.causal, spec.scale, 1.0
     args.cu_seqlens, args.lse = ptr(spec.cu_seqlens), ptr(lse)
+    args.window = -1 if spec.window is None else spec.window
     if spec.key_counts is not None:
         assert spec.key_counts.dtype == torch.int32
         assert not spec.causal
@@ -134,3 +162,12 @@ def _arguments(spec: AttentionSpec, qkv: tuple[Tensor, Tensor, Tensor], out: Ten
         args.key, args.threshold, args.keep_scale = low | high << 32, keep_threshold(drop.p), drop.keep_scale
         args.row_slots = ptr(drop.position.row_slots)
     return args
+
+
+def _add_bias(args: structs.Attention, bias: Tensor | None) -> None:
+    if bias is None:
+        return
+    assert bias.dtype == torch.float32
+    assert bias.is_contiguous()
+    assert bias.shape[0] == args.heads
+    args.bias, args.reach = ptr(bias), bias.shape[1] // 2

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from whet.kernels.random import attention_bits_of_rows, keep_threshold
-from whet.kernels.reference.layers import float32, wide
+from whet.kernels.reference.layers import float32, unseen_at, wide
 from whet.kernels.specs import AttentionSpec, Drop
 
 _MOST_WEIGHTS = 1 << 25
@@ -38,25 +38,40 @@ class _Rows:
         """Return (rows, H, T, K) as (N, H, K)."""
         return x.transpose(1, 2).flatten(0, 1).index_select(0, self.places)
 
-    def seen(self, *, causal: bool) -> Tensor:
-        """Return the keys that a query attends to, (rows, 1, 1 or T, T). Padded queries have some too: no NaN."""
+    def seen(self, spec: AttentionSpec) -> Tensor:
+        """Return the keys that a query attends to, (rows, 1, 1 or T, T).
+
+        Without a window, padded queries have some too.
+        """
         at = torch.arange(self.max_seqlen, device=self.lengths.device)
         own = (at < self.key_counts[:, None])[:, None, None]
-        return own & (at <= at[:, None]) if causal else own
+        limited = spec.causal or spec.window is not None
+        return own & ~unseen_at(at - at[:, None], spec) if limited else own
+
+    def biases(self, bias: Tensor) -> Tensor:
+        """Return the biases (1, H, T, T) of a table (H, 2 R + 1) by distance."""
+        at = torch.arange(self.max_seqlen, device=bias.device)
+        return bias[None, :, at - at[:, None] + bias.shape[1] // 2]
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
-    """Return softmax(q k^T scale) v (N, H, K) within each row; k and v (N, G, K) may have fewer heads.
+def attend(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, bias: Tensor | None = None) -> Tensor:
+    """Return softmax(q k^T scale + b) v (N, H, K) within each row; k and v (N, G, K) may have fewer heads.
 
-    With dropout, memory grows with rows times the square of the longest row; without, as in torch's own attention.
+    `bias` (H, 2 R + 1) is b by distance, as in `packed.attend`; memory then grows with the square of the longest
+    row. With dropout, memory grows with rows times that square; without either, as in torch's own attention.
     """
     rows = _rows_of(spec, len(q), q.device)
     group = q.shape[1] // k.shape[1]
     padded = [rows.padded(t) for t in (q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1))]
-    seen = rows.seen(causal=spec.causal)
+    seen = rows.seen(spec)
+    blind = ~seen.any(-1, keepdim=True)  # such a query sees all keys at first: a softmax over none has no gradient
+    mask = seen | blind if bias is None else torch.where(seen | blind, rows.biases(wide(bias)), -torch.inf)
     if spec.drop is None or spec.drop.p == 0.0:
-        return rows.packed(functional.scaled_dot_product_attention(*padded, attn_mask=seen, scale=spec.scale))
-    return rows.packed(_dropped(padded, seen, spec.scale, spec.drop))
+        mask = mask.to(q.dtype) if mask.is_floating_point() else mask
+        found = functional.scaled_dot_product_attention(*padded, attn_mask=mask, scale=spec.scale)
+    else:
+        found = _dropped(padded, mask, spec.scale, spec.drop)
+    return rows.packed(found if spec.window is None else found.masked_fill(blind, 0.0))
 
 
 def _rows_of(spec: AttentionSpec, n_tokens: int, device: torch.device) -> _Rows:
@@ -69,20 +84,24 @@ def _rows_of(spec: AttentionSpec, n_tokens: int, device: torch.device) -> _Rows:
     return _Rows(lengths, counts, max_seqlen, places)
 
 
-def _dropped(qkv: list[Tensor], seen: Tensor, scale: float, drop: Drop) -> Tensor:
-    """Return the attention of padded rows with whet's masks, some rows at a time."""
+def _dropped(qkv: list[Tensor], mask: Tensor, scale: float, drop: Drop) -> Tensor:
+    """Return the attention of padded rows with whet's masks, some rows at a time.
+
+    `mask` is true where a key is seen, or what to add to the scores.
+    """
     n_heads, max_seqlen = qkv[0].shape[1:3]
     n_rows = max(1, _MOST_WEIGHTS // (n_heads * max_seqlen * max_seqlen))
-    slots = drop.position.row_slots.to(seen.device, non_blocking=True)[: len(seen)]
-    parts = zip(*(t.split(n_rows) for t in (*qkv, seen, slots)), strict=True)
+    slots = drop.position.row_slots.to(mask.device, non_blocking=True)[: len(mask)]
+    parts = zip(*(t.split(n_rows) for t in (*qkv, mask, slots)), strict=True)
     return torch.cat([_textbook(part, scale, drop) for part in parts])
 
 
 def _textbook(part: tuple[Tensor, ...], scale: float, drop: Drop) -> Tensor:
-    q, k, v, seen, slots = part
+    q, k, v, mask, slots = part
     with _without_autocast(q.device.type):  # scores in half precision would be too inexact
         scores = wide(q) @ wide(k).transpose(-1, -2) * scale
-        weights = torch.softmax(scores.masked_fill(~seen, -torch.inf), dim=-1)
+        scores = scores + mask if mask.is_floating_point() else scores.masked_fill(~mask, -torch.inf)
+        weights = torch.softmax(scores, dim=-1)
         bits = attention_bits_of_rows(drop.key, slots, *weights.shape[1:])
         kept = weights * (bits >= keep_threshold(drop.p)) * float32(drop.keep_scale)
         return (kept @ wide(v)).to(q.dtype)

@@ -43,15 +43,18 @@ def gated_act(gate: Tensor, up: Tensor, kind: Kind) -> Tensor:
     return (_activated(wide(gate), kind) * wide(up)).to(gate.dtype)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
-    """Return softmax(q k^T scale) v within each row (N, H, K); k and v (N, G, K) may have fewer heads."""
+def attend(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, bias: Tensor | None = None) -> Tensor:
+    """Return softmax(q k^T scale + b) v within each row (N, H, K); k and v (N, G, K) may have fewer heads.
+
+    `bias` (H, 2 R + 1) is b by distance: bias[h, j - i + R] for key j and query i.
+    """
     starts = spec.cu_seqlens.tolist()
     slots = [0] * (len(starts) - 1) if spec.drop is None else spec.drop.position.row_slots.tolist()
     counts = spec.cu_seqlens.diff() if spec.key_counts is None else spec.key_counts
     ends = [a + n for a, n in zip(starts[:-1], counts.tolist(), strict=True)]
     group = q.shape[1] // k.shape[1]
     rows = [
-        _attend_row(q[a:b], k[a:end].repeat_interleave(group, 1), v[a:end].repeat_interleave(group, 1), spec, slot)
+        _attend_row((q[a:b], *(t[a:end].repeat_interleave(group, 1) for t in (k, v))), spec, slot, bias)
         for a, b, end, slot in zip(starts[:-1], starts[1:], ends, slots, strict=True)
     ]
     return torch.cat(rows)
@@ -133,15 +136,27 @@ def _activated(x: Tensor, kind: Kind) -> Tensor:
     return functional.gelu(x, approximate="tanh" if kind == "gelu_tanh" else "none")
 
 
-def _attend_row(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, slot: int) -> Tensor:
+def _attend_row(qkv: tuple[Tensor, ...], spec: AttentionSpec, slot: int, bias: Tensor | None) -> Tensor:
+    q, k, v = qkv
+    distance = torch.arange(len(k), device=q.device) - torch.arange(len(q), device=q.device)[:, None]
     scores = torch.einsum("ihk,jhk->hij", wide(q), wide(k)) * spec.scale
-    if spec.causal:
-        scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf)
-    weights = torch.softmax(scores, dim=-1)
+    if bias is not None:
+        scores = scores + wide(bias)[:, distance + bias.shape[1] // 2]
+    unseen = unseen_at(distance, spec)
+    blind = unseen.all(-1, keepdim=True)  # it sees all keys at first: a softmax over none has no gradient
+    weights = torch.softmax(scores.masked_fill(unseen & ~blind, -torch.inf), dim=-1).masked_fill(blind, 0.0)
     if spec.drop is not None:
         bits = attention_bits(spec.drop.key, slot, *weights.shape, device=q.device)
         weights = weights * (bits >= keep_threshold(spec.drop.p)) * float32(spec.drop.keep_scale)
     return torch.einsum("hij,jhk->ihk", weights, wide(v)).to(q.dtype)
+
+
+def unseen_at(distance: Tensor, spec: AttentionSpec) -> Tensor:
+    """Return, for distances j - i, whether query i does not attend to key j."""
+    unseen = torch.zeros_like(distance, dtype=torch.bool)
+    if spec.causal:
+        unseen = distance > 0
+    return unseen if spec.window is None else unseen | (distance.abs() > spec.window)
 
 
 def float32(x: float) -> float:

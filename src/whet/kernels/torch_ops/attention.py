@@ -18,7 +18,7 @@ from whet.kernels.attention.packed import attention_outputs, plain
 from whet.kernels.batch_position import KeyedPosition
 from whet.kernels.native_call import native_for
 from whet.kernels.specs import AttentionSpec, Drop
-from whet.kernels.torch_ops.arguments import or_none, shaped_as
+from whet.kernels.torch_ops.arguments import or_empty, or_none, shaped_as
 
 NAME = "whet::attention"
 _BACKWARD = "whet::attention_backward"
@@ -35,10 +35,12 @@ def _spec(
     max_seqlen: Tensor | None,
     kernel: str,
     key_counts: Tensor | None,
+    window: int,
 ) -> AttentionSpec:
     n_rows = len(cu_seqlens) - 1  # a compiled block's row_slots and key_counts have one more
     counts = None if key_counts is None else key_counts[:n_rows]
     asked: Any = {"max_seqlen": max_seqlen, "kernel": kernel, "key_counts": counts}
+    asked["window"] = None if window < 0 else window
     if keys is None or row_slots is None:
         return AttentionSpec(cu_seqlens, scale, causal, **asked)
     row_slots = row_slots[:n_rows]
@@ -51,10 +53,10 @@ def _tensors(q: Tensor, k: Tensor | None, v: Tensor | None) -> tuple[Tensor, ...
     return (q,) if k is None or v is None else (q, k, v)
 
 
-def _plain_attention(tensors: tuple[Tensor, ...], spec: AttentionSpec) -> Tensor:
+def _plain_attention(tensors: tuple[Tensor, ...], spec: AttentionSpec, bias: Tensor | None) -> Tensor:
     q, k, v = tensors[0].unbind(1) if len(tensors) == 1 else tensors
     # As the graph expects it: flash kernels keep the strides of q, and autocast changes the dtype.
-    return plain(q, k, v, spec).to(q.dtype).contiguous()
+    return plain(q, k, v, spec, bias).to(q.dtype).contiguous()
 
 
 @contextmanager
@@ -84,14 +86,16 @@ def attention(
     max_seqlen: Tensor | None,
     kernel: str,
     key_counts: Tensor | None,
+    window: int,
+    bias: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Return the results of `attention_forward`; without k and v, q holds all three, (N, 3, H, K)."""
-    spec = _spec(cu_seqlens, row_slots, scale, causal, p, site, keys, max_seqlen, kernel, key_counts)
+    spec = _spec(cu_seqlens, row_slots, scale, causal, p, site, keys, max_seqlen, kernel, key_counts, window)
     tensors = _tensors(q, k, v)
     if native_for(*tensors) is None:
-        out = _plain_attention(tensors, spec)
+        out = _plain_attention(tensors, spec, bias)
         return out, out.new_empty(out.shape[:2], dtype=torch.float32)
-    return forward_of(tensors, spec)
+    return forward_of(tensors, spec, bias)
 
 
 @register_fake(NAME)
@@ -117,40 +121,54 @@ def attention_backward(
     max_seqlen: Tensor | None,
     kernel: str,
     key_counts: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of q, k and v; those of k and v are empty if q holds all three."""
-    spec = _spec(cu_seqlens, row_slots, scale, causal, p, site, keys, max_seqlen, kernel, key_counts)
+    window: int,
+    bias: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the gradients of q, k, v and the bias; those of k and v are empty if q holds all three."""
+    spec = _spec(cu_seqlens, row_slots, scale, causal, p, site, keys, max_seqlen, kernel, key_counts, window)
     tensors = _tensors(q, k, v)
     if native_for(*tensors) is None:
-        with _autograd():
-            again = tuple(tensor.detach().requires_grad_() for tensor in tensors)
-            found = torch.autograd.grad(_plain_attention(again, spec), again, dout)
+        dbias, *found = _plain_backward(dout, tensors, spec, bias)
     else:
-        found = backward_of(dout, tensors, out, lse, spec)
-    found = tuple(grad.contiguous() for grad in found)
-    dk, dv = found[1:] or (q.new_empty(0), q.new_empty(0))
-    return found[0], dk, dv
+        dbias, *found = backward_of(dout, tensors, (out, lse), spec, bias)
+    found = [or_empty(grad, q).contiguous() for grad in (*found, None, None)[:3]]
+    return found[0], found[1], found[2], or_empty(dbias, q)
+
+
+def _plain_backward(
+    dout: Tensor, tensors: tuple[Tensor, ...], spec: AttentionSpec, bias: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients of the bias, None without one, and of the tensors."""
+    with _autograd():
+        again = tuple(tensor.detach().requires_grad_() for tensor in tensors)
+        own = None if bias is None else bias.detach().requires_grad_()
+        wanted = again if own is None else (*again, own)
+        found = torch.autograd.grad(_plain_attention(again, spec, own), wanted, dout)
+    return None if bias is None else found[-1], *found[: len(again)]
 
 
 @register_fake(_BACKWARD)
 def _(dout: Tensor, out: Tensor, lse: Tensor, q: Tensor, *rest: Any) -> Any:
-    return tuple(shaped_as(one, q) for one in (q, *rest[:2]))
+    bias = rest[-1]
+    found = tuple(shaped_as(one, q) for one in (q, *rest[:2]))
+    return *found, q.new_empty(0) if bias is None else torch.empty_like(bias)
 
 
 def _save(ctx: Any, inputs: Any, output: Any) -> None:
-    q, k, v, cu_seqlens, row_slots, ctx.scale, ctx.causal, ctx.p, ctx.site, keys, max_seqlen, ctx.kernel, counts = (
-        inputs
-    )
+    q, k, v, cu_seqlens, row_slots, ctx.scale, ctx.causal, ctx.p, ctx.site, keys, *rest = inputs
+    max_seqlen, ctx.kernel, counts, ctx.window, bias = rest
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*output, q, k, v, cu_seqlens, row_slots, keys, max_seqlen, counts)
+    ctx.save_for_backward(*output, q, k, v, cu_seqlens, row_slots, keys, max_seqlen, counts, bias)
 
 
 def _gradient(ctx: Any, dout: Tensor, _: Any) -> Any:
-    *tensors, keys, max_seqlen, counts = ctx.saved_tensors
+    *tensors, keys, max_seqlen, counts, bias = ctx.saved_tensors
     mask = (ctx.p, ctx.site, keys)
-    dq, dk, dv = attention_backward(dout, *tensors, ctx.scale, ctx.causal, *mask, max_seqlen, ctx.kernel, counts)
-    joined = tensors[3] is None
-    return dq, or_none(dk, wanted=not joined), or_none(dv, wanted=not joined), *(None,) * 10
+    rest = (max_seqlen, ctx.kernel, counts, ctx.window, bias)
+    dq, dk, dv, dbias = attention_backward(dout, *tensors, ctx.scale, ctx.causal, *mask, *rest)
+    joined, biased = tensors[3] is None, bias is not None
+    grads = (dq, or_none(dk, wanted=not joined), or_none(dv, wanted=not joined))
+    return *grads, *(None,) * 11, or_none(dbias, wanted=biased)
 
 
 register_autograd(NAME, _gradient, setup_context=_save)

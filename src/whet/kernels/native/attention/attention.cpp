@@ -48,15 +48,11 @@ struct WeightRow {
 #endif
 };
 
-// `n` queries of a block from `first` on, against `n_keys` keys from `key` on.
-struct Part {
-  int64_t first, n, key, n_keys;
-  bool causal;
+// A block of scores, of a query block whose keys begin at `begin`.
+struct Part : Rectangle {
+  int64_t begin;
 
-  int64_t seen(int64_t i) const {
-    const int64_t behind = first + i + 1 - key;
-    return !causal || behind > n_keys ? n_keys : behind > 0 ? behind : 0;
-  }
+  bool is_first() const { return key == begin; }
 };
 
 template <class T>
@@ -71,13 +67,16 @@ class Forward {
 
   void run(const Item& item) {
     const int64_t last = smaller(item.length, item.first + kChunk);
-    pack(item, a.causal ? last : item.keys);
+    const Band band(a, item);
+    pack(item, band.of(item.first, last - item.first));
     for (int64_t q = item.first; q < last; q += kQueries) attend(item, q, smaller(kQueries, last - q));
   }
 
  private:
-  void pack(const Item& item, int64_t n_keys) {
-    const Span keys{item.start, n_keys, item.head / (a.heads / a.key_heads)};
+  void pack(const Item& item, Range seen) {
+    packed = seen.begin;
+    if (seen.empty()) return;
+    const Span keys{item.start + seen.begin, seen.end - seen.begin, item.head / (a.heads / a.key_heads)};
     lay_in_panels<T>(a.k, keys, a.head_width, w.staging, w.key_panels);
     lay_by_token<T>(a.v, keys, a.head_width, w.values);
   }
@@ -88,31 +87,41 @@ class Forward {
       w.top[i] = -kInfinity;
       store(w.totals + i * W, VF{});
     }
-    const int64_t end = a.causal ? first + n : item.keys;
-    for (int64_t key = 0; key < end; key += kKeys)
-      add_block(item, {first, n, key, smaller(kKeys, end - key), a.causal != 0});
+    const Range seen = Band(a, item).of(first, n);
+    if (seen.empty()) std::memset(w.out, 0, static_cast<size_t>(n * padded) * sizeof(float));
+    for (int64_t key = seen.begin; key < seen.end; key += kKeys)
+      add_block(item, {{first, n, key, smaller(kKeys, seen.end - key)}, seen.begin});
     finish(item, first, n);
   }
 
   void add_block(const Item& item, Part part) {
-    scores<T>(w.queries, part.n, w.key_panels, depth, part.key, part.n_keys, {w.scores, kRow});
-    for (int64_t i = 0; i < part.n; ++i) raise_top(i, part.seen(i), part.key == 0);
+    const Band band(a, item);
+    const int64_t place = part.key - packed;
+    scores<T>(w.queries, part.n, w.key_panels, depth, place, part.n_keys, {w.scores, kRow});
+    if (a.bias) add_bias(a, item.head, part, {w.scores, kRow});
+    for (int64_t i = 0; i < part.n; ++i) {
+      const Range seen = band.of(part.first + i).from(part.key);
+      raise_top(i, {seen.begin > 0 ? seen.begin : 0, smaller(seen.end, part.n_keys)}, part.is_first());
+    }
     for (int64_t j = 0; j < part.n_keys; j += kPanel) soften(item, part, j);
-    if (part.key > 0) shrink(part.n);
+    if (!part.is_first()) shrink(part.n);
     product<UnitOf<T>>({part.n, padded, units<T>(part.n_keys)}, {w.scores, kRow, 1},
-                       w.values + part.key / UnitOf<T>::n * padded, padded, {w.out, padded}, part.key > 0);
+                       w.values + place / UnitOf<T>::n * padded, padded, {w.out, padded}, !part.is_first());
   }
 
-  // Updates a query's maximum with its first n scores, and computes the factor for earlier sums.
-  void raise_top(int64_t i, int64_t n, bool first) {
+  // Updates a query's maximum with the scores that it sees, and computes the factor for earlier sums.
+  void raise_top(int64_t i, Range seen, bool first) {
     const float* s = w.scores + i * kRow;
     VF most = splat(-kInfinity), other = most;
-    int64_t c = 0;
-    for (; c + 2 * W <= n; c += 2 * W) {
+    w.factor[i] = first ? 0.0f : 1.0f;
+    if (seen.empty()) return;
+    int64_t c = seen.begin / W * W;
+    for (; c < seen.begin; c += W) most = within(load(s + c) * splat(scale), c, seen, -kInfinity);
+    for (; c + 2 * W <= seen.end; c += 2 * W) {
       most = larger(most, load(s + c) * splat(scale));
       other = larger(other, load(s + c + W) * splat(scale));
     }
-    for (; c < n; c += W) most = larger(most, within(load(s + c) * splat(scale), c, n, -kInfinity));
+    for (; c < seen.end; c += W) most = larger(most, within(load(s + c) * splat(scale), c, seen, -kInfinity));
     const float block_top = lane_max(larger(most, other));
     const float top = block_top > w.top[i] ? block_top : w.top[i];
     w.factor[i] = first ? 0.0f : power_of_two(splat(w.top[i] - top))[0];
@@ -123,13 +132,14 @@ class Forward {
   // Turns the scores of one panel into weights, with dropout, and adds them to each query's total.
   void soften(const Item& item, Part part, int64_t j) {
     const PanelMask mask(a, part.key + j, item.slot, item.head);
+    const Band band(a, item);
     alignas(64) uint32_t words[kPanel];
     const int64_t n = smaller(kPanel, part.n_keys - j);
     for (int64_t i = 0; i < part.n; ++i) {
       mask.draw(part.first + i, words);
-      const int64_t seen = part.seen(i) - j;
-      if (n == kPanel && seen >= kPanel)
-        soften_row(w.scores + i * kRow, j, kPanel, kPanel, {&mask, words, w.top[i], w.totals + i * W});
+      const Range seen = band.of(part.first + i).from(part.key + j);
+      if (n == kPanel && seen.begin <= 0 && seen.end >= kPanel)
+        soften_row(w.scores + i * kRow, j, kPanel, {0, kPanel}, {&mask, words, w.top[i], w.totals + i * W});
       else
         soften_row(w.scores + i * kRow, j, n, seen, {&mask, words, w.top[i], w.totals + i * W});
     }
@@ -142,8 +152,8 @@ class Forward {
     float* totals;
   };
 
-  // Adds the weights of n keys, of which the first `seen` are attended to, to the lanes of the total. Others become 0.
-  WHET_INLINE_MEMBER void soften_row(float* s, int64_t j, int64_t n, int64_t seen, Softener with) const {
+  // Adds the weights of n keys, of which those `seen` are attended to, to the lanes of the total. Others become 0.
+  WHET_INLINE_MEMBER void soften_row(float* s, int64_t j, int64_t n, Range seen, Softener with) const {
     VF sum = load(with.totals), weight[2];
     for (int64_t c = 0; c < n; c += 2 * W) {
 #pragma GCC unroll 2
@@ -167,12 +177,15 @@ class Forward {
       }
   }
 
+  // A query that sees no key gives 0, as torch's own attention does.
   void finish(const Item& item, int64_t first, int64_t n) {
+    const Band band(a, item);
     for (int64_t i = 0; i < n; ++i) {
+      const bool blind = band.of(first + i).empty();
       const int64_t token = item.start + first + i;
-      const float total = lane_sum(load(w.totals + i * W));
-      spread<T>(w.out + i * padded, a.out, {token, 1, item.head}, a.head_width, a.keep_scale / total);
-      a.lse[token * a.heads + item.head] = w.top[i] * kLn2 + __builtin_logf(total);
+      const float total = lane_sum(load(w.totals + i * W)), factor = blind ? 0.0f : a.keep_scale / total;
+      spread<T>(w.out + i * padded, a.out, {token, 1, item.head}, a.head_width, factor);
+      a.lse[token * a.heads + item.head] = blind ? kInfinity : w.top[i] * kLn2 + __builtin_logf(total);
     }
   }
 
@@ -180,6 +193,7 @@ class Forward {
   const int64_t padded, depth;
   const float scale;
   const Workspace w;
+  int64_t packed = 0;  // the first of the row's keys in the workspace
 };
 
 template <class T>

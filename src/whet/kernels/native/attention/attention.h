@@ -45,10 +45,25 @@ class PanelMask {
   const uint32_t threshold;
 };
 
-// Lanes from `limit` on become `fill`; x holds the elements from c on.
-WHET_INLINE VF within(VF x, int64_t c, int64_t limit, float fill) {
-  if (c + W <= limit) return x;
-  return select(lane_numbers() < splat_i(static_cast<int32_t>(limit - c)), x, splat(fill));
+// Lanes outside of `kept` become `fill`; x holds the elements from c on.
+WHET_INLINE VF within(VF x, int64_t c, Range kept, float fill) {
+  if (kept.begin <= c && c + W <= kept.end) return x;
+  const VI lanes = lane_numbers();
+  const VI inside = (lanes >= splat_i(static_cast<int32_t>(kept.begin - c))) &
+                    (lanes < splat_i(static_cast<int32_t>(kept.end - c)));
+  return select(inside, x, splat(fill));
+}
+
+// Adds the bias by distance to a block of scores that are not scaled yet.
+static inline void add_bias(const Attention& a, int64_t head, Rectangle of, Block scores) {
+  const float unscaled = 1.0f / a.scale;
+  for (int64_t i = 0; i < of.n; ++i) {
+    const float* bias = a.bias + head * (2 * a.reach + 1) + (of.key - (of.first + i) + a.reach);
+    float* row = scores.data + i * scores.ld;
+    for_vectors(of.n_keys, [&](int64_t c, int lanes) {
+      store(row + c, load(row + c) + get(bias + c, lanes) * splat(unscaled));
+    });
+  }
 }
 
 }  // namespace WHET_ISA

@@ -1,7 +1,7 @@
 // Attention within each row, backward: the weights are recomputed from the log-sum-exp, block by block (Dao et al. 2022).
 //
 // With P the softmax, M the mask times 1 / (1 - p), Pd = P M:  dV = Pd' dO,  dP = M (dO V'),
-// dS = P (dP - D) with D the row sums of dO O,  dQ = scale dS K,  dK = scale dS' Q.
+// dS = P (dP - D) with D the row sums of dO O,  dQ = scale dS K,  dK = scale dS' Q,  dbias = the sums of dS by distance.
 #include <initializer_list>
 
 #include "attention.h"
@@ -10,16 +10,16 @@ namespace whet {
 namespace WHET_ISA {
 namespace {
 
-// Queries per block, at most. Half as many under a causal mask, which wastes half of the block on the diagonal.
+// Queries per block, at most. Half as many under a causal mask or a window, which waste half of a block at their edge.
 constexpr int64_t kQueries = 96;
 
 struct Workspace {
   float *keys, *key_panels, *value_panels, *dkeys, *dvalues;
-  float *queries, *dout, *queries_by_token, *dout_by_token, *dqueries, *scores, *dscores, *by_key, *top, *dots;
+  float *queries, *dout, *queries_by_token, *dout_by_token, *dqueries, *scores, *dscores, *by_key, *top, *dots, *dbias;
 
   static int64_t size(int64_t max_seqlen, int64_t padded) {
     return 5 * round_up(max_seqlen, kPanel) * padded + 5 * kQueries * padded + 3 * kQueries * kPanel + 2 * kQueries +
-           15 * 16;
+           2 * max_seqlen + 3 * W + 16 * 16;
   }
   Workspace(int64_t max_seqlen, int64_t padded) {
     Cutter cut{scratch(static_cast<size_t>(size(max_seqlen, padded)))};
@@ -29,6 +29,7 @@ struct Workspace {
       *piece = cut.take(kQueries * padded);
     for (float** piece : {&scores, &dscores, &by_key}) *piece = cut.take(kQueries * kPanel);
     for (float** piece : {&top, &dots}) *piece = cut.take(kQueries);
+    dbias = cut.take(2 * max_seqlen + 3 * W);
   }
 };
 
@@ -74,7 +75,7 @@ class Backward {
         group(args.heads / args.key_heads),
         padded(round_up(args.head_width, W)),
         depth(units<T>(args.head_width)),
-        block(args.causal ? kQueries / 2 : kQueries),
+        block(args.causal || args.window >= 0 ? kQueries / 2 : kQueries),
         w(max_seqlen, padded) {}
 
   void run(const Item& item) {
@@ -85,14 +86,23 @@ class Backward {
     lay_by_token<T>(a.k, keys, a.head_width, w.keys);
     std::memset(w.dkeys, 0, bytes);
     std::memset(w.dvalues, 0, bytes);
-    for (int64_t head = item.head * group; head < (item.head + 1) * group; ++head)
+    for (int64_t head = item.head * group; head < (item.head + 1) * group; ++head) {
+      if (a.dbias) std::memset(w.dbias, 0, static_cast<size_t>(2 * item.length + 3 * W) * sizeof(float));
       for (int64_t q = 0; q < item.length; q += block)
         back(item, {item.start + q, smaller(block, item.length - q), head});
+      if (a.dbias) keep_dbias(item, head);
+    }
     spread<T>(w.dkeys, a.dk, row, a.head_width, a.scale);
     spread<T>(w.dvalues, a.dv, row, a.head_width, 1.0f);
   }
 
  private:
+  // Keeps the sums of this row, by distance from 1 - length on.
+  void keep_dbias(const Item& item, int64_t head) const {
+    const size_t n = static_cast<size_t>(2 * item.length - 1);
+    std::memcpy(a.dbias_rows + 2 * (item.start * a.heads + head * item.length), w.dbias + W, n * sizeof(float));
+  }
+
   void back(const Item& item, Span span) {
     gather<T>(a.q, span, a.head_width, w.queries);
     gather<T>(a.dout, span, a.head_width, w.dout);
@@ -105,8 +115,11 @@ class Backward {
       w.dots[i] = dot(row_of<T>(a.dout, span.token + i, span.head), row_of<T>(a.out, span.token + i, span.head));
     }
     if (span.n % 2) w.top[span.n] = w.dots[span.n] = 0.0f;
-    const int64_t first = span.token - item.start, end = a.causal ? first + span.n : item.keys;
-    for (int64_t key = 0; key < end; key += kPanel) add_panel(item, span, key, smaller(kPanel, end - key));
+    const int64_t first = span.token - item.start;
+    const Range seen = Band(a, item).of(first, span.n);
+    if (seen.empty()) std::memset(w.dqueries, 0, static_cast<size_t>(span.n * padded) * sizeof(float));
+    for (int64_t key = seen.begin; key < seen.end; key += kPanel)
+      add_panel(item, span, {{first, span.n, key, smaller(kPanel, seen.end - key)}, key == seen.begin});
     spread<T>(w.dqueries, a.dq, span, a.head_width, a.scale);
   }
 
@@ -116,11 +129,17 @@ class Backward {
     return lane_sum(total);
   }
 
-  void add_panel(const Item& item, Span span, int64_t key, int64_t n_keys) {
+  struct Panel : Rectangle {
+    bool is_first;
+  };
+
+  void add_panel(const Item& item, Span span, Panel panel) {
     using Unit = UnitOf<T>;
+    const int64_t key = panel.key, n_keys = panel.n_keys;
     scores<T>(w.queries, span.n, w.key_panels, depth, key, n_keys, {w.scores, kPanel});
     scores<T>(w.dout, span.n, w.value_panels, depth, key, n_keys, {w.dscores, kPanel});
-    differentiate(item, span, key, n_keys);
+    if (a.bias) add_bias(a, span.head, panel, {w.scores, kPanel});
+    differentiate(item, span.head, panel);
     const Size by_key{n_keys, padded, units<T>(span.n)};
     const float* dout = kPaired<T> ? w.dout_by_token : w.dout;
     const float* queries = kPaired<T> ? w.queries_by_token : w.queries;
@@ -128,32 +147,41 @@ class Backward {
     product<Unit>(by_key, {kPaired<T> ? w.by_key : w.dscores, 1, kPanel}, queries, padded,
                   {w.dkeys + key * padded, padded}, true);
     product<Unit>({span.n, padded, units<T>(n_keys)}, {w.dscores, kPanel, 1}, w.keys + key / Unit::n * padded, padded,
-                  {w.dqueries, padded}, key > 0);
+                  {w.dqueries, padded}, !panel.is_first);
   }
 
-  void differentiate(const Item& item, Span span, int64_t key, int64_t n_keys) {
-    const PanelMask mask(a, key, item.slot, span.head);
+  void differentiate(const Item& item, int64_t head, const Panel& panel) {
+    const PanelMask mask(a, panel.key, item.slot, head);
+    const Band band(a, item);
+    const Range all{0, kPanel};
     alignas(64) uint32_t words[2][kPanel];
-    for (int64_t i = 0; i < span.n; i += 2) {
-      const int64_t query = span.token + i - item.start;
-      const int64_t rest = a.causal ? query + 1 - key : n_keys;
-      const int64_t seen[2] = {smaller(n_keys, rest), i + 1 < span.n ? smaller(n_keys, a.causal ? rest + 1 : rest) : 0};
+    for (int64_t i = 0; i < panel.n; i += 2) {
+      const int64_t query = panel.first + i;
+      const Range first = band.of(query).from(panel.key);
+      const Range second = i + 1 < panel.n ? band.of(query + 1).from(panel.key) : Range{0, 0};
       mask.draw(query, words[0]);
       mask.draw(query + 1, words[1]);
-      if (seen[0] == kPanel && seen[1] == kPanel)
-        differentiate_pair(mask, words, i, kPanel, {kPanel, kPanel});
+      float* dbias = a.dbias ? w.dbias + W + panel.key - query + item.length - 1 : nullptr;
+      if (panel.n_keys == kPanel && first.begin <= 0 && first.end >= kPanel && second.begin <= 0 &&
+          second.end >= kPanel)
+        differentiate_pair({&mask, words, dbias}, i, kPanel, {all, all});
       else
-        differentiate_pair(mask, words, i, n_keys, {seen[0], seen[1]});
+        differentiate_pair({&mask, words, dbias}, i, panel.n_keys, {first, second});
     }
   }
 
   struct Seen {
-    int64_t by[2];
+    Range by[2];
+  };
+
+  struct Differentiator {
+    const PanelMask* mask;
+    const uint32_t (*words)[kPanel];
+    float* dbias;  // where the first query's gradients by distance are added; null: not wanted
   };
 
   // In: scores, and dO V' in dscores. Out: Pd in scores, dS / scale in dscores. Keys that are not attended to become 0.
-  WHET_INLINE_MEMBER void differentiate_pair(const PanelMask& mask, const uint32_t (*words)[kPanel], int64_t i,
-                                             int64_t n, Seen seen) {
+  WHET_INLINE_MEMBER void differentiate_pair(Differentiator with, int64_t i, int64_t n, Seen seen) {
     const Places places{w.scores, w.dscores, w.by_key};
     const VF scale = splat(a.scale * kLog2E), keep = splat(a.keep_scale);
     for (int64_t c = 0; c < n; c += W) {
@@ -163,9 +191,10 @@ class Backward {
         const int64_t at = (i + h) * kPanel + c;
         const VF found = power_of_two(load(w.scores + at) * scale - splat(w.top[i + h]));
         const VF weight = within(found, c, seen.by[h], 0.0f);
-        g.weight[h] = mask.apply(weight * keep, words[h] + c);
+        g.weight[h] = with.mask->apply(weight * keep, with.words[h] + c);
         const VF dweight = within(load(w.dscores + at), c, seen.by[h], 0.0f);
         g.dscore[h] = g.weight[h] * dweight - weight * splat(w.dots[i + h]);
+        if (with.dbias) store(with.dbias + c - h, load(with.dbias + c - h) + g.dscore[h]);
       }
       places.put(UnitOf<T>(), i, c, g);
     }
@@ -176,6 +205,21 @@ class Backward {
   const Workspace w;
 };
 
+// Adds the rows' gradients of the bias in the order of the rows, so that the sum is the same on any number of threads.
+void sum_dbias(const Attention& a) {
+  const int64_t width = 2 * a.reach + 1;
+#pragma omp parallel for schedule(static)
+  for (int64_t head = 0; head < a.heads; ++head) {
+    float* total = a.dbias + head * width;
+    std::memset(total, 0, static_cast<size_t>(width) * sizeof(float));
+    for (int64_t r = 0; r < a.n_rows; ++r) {
+      const int64_t start = a.cu_seqlens[r], length = a.cu_seqlens[r + 1] - start;
+      const float* row = a.dbias_rows + 2 * (start * a.heads + head * length);
+      for (int64_t d = 0; d < 2 * length - 1; ++d) total[a.reach + 1 - length + d] += row[d];
+    }
+  }
+}
+
 template <class T>
 void backward(const Attention& a) {
   const WorkList work(a, a.key_heads, INT64_MAX / 2);
@@ -185,6 +229,7 @@ void backward(const Attention& a) {
 #pragma omp for schedule(dynamic, 1)
     for (int64_t i = 0; i < work.count; ++i) one.run(work.items[i]);
   }
+  if (a.dbias) sum_dbias(a);
 }
 
 }  // namespace

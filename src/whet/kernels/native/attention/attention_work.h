@@ -15,6 +15,36 @@ struct Item {
   uint32_t slot;
 };
 
+// The elements from `begin` on, up to `end`; none if end <= begin.
+struct Range {
+  int64_t begin, end;
+
+  bool empty() const { return end <= begin; }
+  Range from(int64_t origin) const { return {begin - origin, end - origin}; }
+};
+
+// `n` queries of a row from `first` on, against `n_keys` keys from `key` on.
+struct Rectangle {
+  int64_t first, n, key, n_keys;
+};
+
+// The keys of a row that its queries see: all, those before a query, or those of a window around it.
+struct Band {
+  int64_t keys, before, after;
+
+  Band(const Attention& a, const Item& item)
+      : keys(item.keys), before(a.window < 0 ? kFar : a.window), after(a.causal ? 0 : before) {}
+
+  Range of(int64_t query) const {
+    return {query > before ? query - before : 0, smaller(keys, query + after + 1)};
+  }
+  // The keys that at least one of n queries sees, from the start of a panel on.
+  Range of(int64_t first, int64_t n) const { return {of(first).begin / kPanel * kPanel, of(first + n - 1).end}; }
+
+ private:
+  static constexpr int64_t kFar = int64_t{1} << 40;
+};
+
 struct RowLength {
   int64_t length, row;
 };
