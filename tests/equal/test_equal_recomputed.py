@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import MPNetConfig, MPNetForQuestionAnswering
+from transformers import SqueezeBertConfig, SqueezeBertForQuestionAnswering
 
 import whet
 from tiny import FAMILIES, arguments, losses, plain_torch, tiny_model, tiny_rows, weights_of
@@ -29,11 +29,13 @@ def run(folder: Path, model: Any, family: str = "bert", *, lengths: tuple[int, i
     return losses(trainer), weights_of(trainer.model)
 
 
-def mpnet() -> Any:
+def squeezebert() -> Any:
     """A model that whet does not know: it runs padded, and its masks come from torch's generator."""
     torch.manual_seed(0)
     sizes = {"vocab_size": 200, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
-    return MPNetForQuestionAnswering(MPNetConfig(**sizes, intermediate_size=64, max_position_embeddings=80))
+    return SqueezeBertForQuestionAnswering(
+        SqueezeBertConfig(**sizes, intermediate_size=64, embedding_size=32, max_position_embeddings=80)
+    )
 
 
 def assert_identical(found: Run, wanted: Run) -> None:
@@ -62,7 +64,9 @@ def test_so_they_are_in_plain_torch(tmp_path: Path, family: str, bf16: bool) -> 
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize(
-    "make", [mpnet, lambda: tiny_model("bert", dropout=0.1, is_decoder=True, use_cache=False)], ids=["mpnet", "decoder"]
+    "make",
+    [squeezebert, lambda: tiny_model("bert", dropout=0.1, is_decoder=True, use_cache=False)],
+    ids=["squeezebert", "decoder"],
 )
 def test_padded_models_are_equal_in_every_bit(tmp_path: Path, make: Callable[[], Any], policy: str) -> None:
     """torch puts its generator back before it computes again. (A cache, which checkpointing switches off, would make

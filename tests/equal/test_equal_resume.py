@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import MPNetConfig, MPNetForQuestionAnswering, TrainerCallback
+from transformers import IBertConfig, IBertForQuestionAnswering, TrainerCallback
 
 import whet
 from tiny import arguments, assert_same_weights, losses, padded, plain_torch, tiny_model, tiny_rows, weights_of
@@ -134,9 +134,9 @@ def test_resumed_with_other_batches_is_uninterrupted_to_rounding(
 def _padded_trainer(folder: Path, *, stop: int = 0, seed: int = 0) -> whet.Trainer:
     torch.manual_seed(seed)
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
-    model = MPNetForQuestionAnswering(MPNetConfig(vocab_size=200, max_position_embeddings=80, **sizes))
+    model = IBertForQuestionAnswering(IBertConfig(vocab_size=200, max_position_embeddings=80, **sizes))
     args = arguments(folder, per_device_train_batch_size=6, gradient_accumulation_steps=2, max_steps=N_STEPS)
-    columns = padded(list(tiny_rows(75, "mpnet")), pad_id=1)
+    columns = padded(list(tiny_rows(75, "roberta")), pad_id=1)
     rows = [{name: column[row] for name, column in columns.items()} for row in range(75)]
     trainer = whet.Trainer(model=model, args=args, train_dataset=rows, callbacks=[StopAfter(stop)])
     assert not trainer.objective.packed
@@ -144,7 +144,7 @@ def _padded_trainer(folder: Path, *, stop: int = 0, seed: int = 0) -> whet.Train
 
 
 def test_resumed_is_uninterrupted_where_batches_are_padded(tmp_path: Path) -> None:
-    """MPNet runs padded with torch's own dropout, whose generator is set from the place in the run."""
+    """I-BERT runs padded with torch's own dropout, whose generator is set from the place in the run."""
     whole = ended(_padded_trainer(tmp_path / "whole"))
     ended(_padded_trainer(tmp_path / "cut", stop=5))
     torch.rand(1000)  # whatever else draws numbers in the new process

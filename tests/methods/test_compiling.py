@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 from torch._dynamo.utils import counters
-from transformers import MPNetConfig, MPNetForQuestionAnswering
+from transformers import SqueezeBertConfig, SqueezeBertForQuestionAnswering
 
 import whet
 from tiny import Pad, arguments, losses, tiny_model, tiny_rows, weights_of
@@ -45,17 +45,19 @@ def n_graphs() -> int:
     return counters["stats"]["unique_graphs"]
 
 
-def mpnet() -> Any:
+def squeezebert() -> Any:
     """A model that whet does not know: it runs padded."""
     torch.manual_seed(0)
     sizes = {"vocab_size": 200, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-    return MPNetForQuestionAnswering(MPNetConfig(**sizes, intermediate_size=64, max_position_embeddings=80))
+    return SqueezeBertForQuestionAnswering(
+        SqueezeBertConfig(**sizes, intermediate_size=64, embedding_size=32, max_position_embeddings=80)
+    )
 
 
 def trained(folder: Path, model: Any, family: str = "bert", **changes: Any) -> whet.Trainer:
     rows = tiny_rows(24, family)
     args = arguments(folder, **({"max_steps": 3} | changes))
-    collate = Pad(1) if isinstance(model, MPNetForQuestionAnswering) else None
+    collate = Pad(1) if isinstance(model, SqueezeBertForQuestionAnswering) else None
     trainer = whet.Trainer(model=model, args=args, train_dataset=rows, data_collator=collate)
     trainer.train()
     return trainer
@@ -74,7 +76,7 @@ def test_the_losses_are_those_without(tmp_path: Path, family: str, bf16: bool) -
 
 def test_an_unknown_family_is_compiled_by_blocks_too(tmp_path: Path) -> None:
     """Its masks come from torch's generator, in the same order."""
-    plain, found = (trained(tmp_path, mpnet(), "roberta", torch_compile_backend=name) for name in (None, "eager"))
+    plain, found = (trained(tmp_path, squeezebert(), "roberta", torch_compile_backend=name) for name in (None, "eager"))
     assert n_graphs() > 0
     assert losses(found) == pytest.approx(losses(plain), rel=1e-5)
 
@@ -148,13 +150,13 @@ def test_checkpoints_have_the_usual_names_and_resume(tmp_path: Path) -> None:
     assert [n for n, w in weights_of(whole.model).items() if not torch.equal(w, later.model.state_dict()[n])] == []
 
 
-@pytest.mark.parametrize("family", ["bert", "distilbert", "mpnet"])
+@pytest.mark.parametrize("family", ["bert", "distilbert", "squeezebert"])
 def test_blocks_are_computed_again_compiled(tmp_path: Path, family: str) -> None:
     """Checkpointing goes around compiled blocks: the masks of the first pass, the losses of a run without either."""
 
     def run(**changes: Any) -> list[float]:
-        model = mpnet() if family == "mpnet" else tiny_model(family, dropout=0.1)
-        return losses(trained(tmp_path, model, "roberta" if family == "mpnet" else family, **changes))
+        model = squeezebert() if family == "squeezebert" else tiny_model(family, dropout=0.1)
+        return losses(trained(tmp_path, model, "roberta" if family == "squeezebert" else family, **changes))
 
     asked = {"gradient_checkpointing": True, "torch_compile_backend": "aot_eager"}
     assert run(**asked) == pytest.approx(run(), rel=1e-5)
@@ -271,12 +273,12 @@ def test_inductor_without_a_compiler_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
-@pytest.mark.parametrize("family", ["bert", "mpnet"])
+@pytest.mark.parametrize("family", ["bert", "squeezebert"])
 def test_inductor_gives_the_same_losses(tmp_path: Path, family: str) -> None:
     """Its sums run in another order: to rounding of float32 over three steps."""
 
     def run(**changes: Any) -> list[float]:
-        model = mpnet() if family == "mpnet" else tiny_model(family, dropout=0.1)
-        return losses(trained(tmp_path, model, "roberta" if family == "mpnet" else family, **changes))
+        model = squeezebert() if family == "squeezebert" else tiny_model(family, dropout=0.1)
+        return losses(trained(tmp_path, model, "roberta" if family == "squeezebert" else family, **changes))
 
     assert run(torch_compile=True) == pytest.approx(run(), rel=1e-4)

@@ -13,8 +13,8 @@ from torch import nn
 from transformers import (
     DebertaV2Config,
     DebertaV2ForQuestionAnswering,
-    MPNetConfig,
-    MPNetForQuestionAnswering,
+    IBertConfig,
+    IBertForQuestionAnswering,
 )
 
 import whet
@@ -30,14 +30,14 @@ _NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 def unknown_model(name: str) -> Any:
     """Return a model of a family that whet does not know, or one of a known family that is a decoder."""
     torch.manual_seed(0)
-    if name == "mpnet":
-        return MPNetForQuestionAnswering(MPNetConfig(**_SIZES, **_NO_DROPOUT))
+    if name == "ibert":
+        return IBertForQuestionAnswering(IBertConfig(**_SIZES, **_NO_DROPOUT))
     if name == "deberta-v2":
         return DebertaV2ForQuestionAnswering(DebertaV2Config(**_SIZES, **_NO_DROPOUT))
     return tiny_model(name, is_decoder=True)
 
 
-unknown = pytest.mark.parametrize("name", ["mpnet", "deberta-v2", "bert", "roberta", "electra"])
+unknown = pytest.mark.parametrize("name", ["ibert", "deberta-v2", "bert", "roberta", "electra"])
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_rows_of_one_length_need_no_mask(tmp_path: Path) -> None:
     curves = []
     for dataset in (with_mask, rows):
         trainer = whet.Trainer(
-            model=unknown_model("mpnet"), args=arguments(tmp_path, max_steps=3), train_dataset=dataset
+            model=unknown_model("ibert"), args=arguments(tmp_path, max_steps=3), train_dataset=dataset
         )
         trainer.train()
         curves.append(losses(trainer))
@@ -119,7 +119,7 @@ def test_rows_padded_on_the_left_are_refused(tmp_path: Path) -> None:
         }
         for row in tiny_rows(4, "roberta", lengths=(20, 20))
     ]
-    trainer = whet.Trainer(model=unknown_model("mpnet"), args=arguments(tmp_path, max_steps=1), train_dataset=rows)
+    trainer = whet.Trainer(model=unknown_model("ibert"), args=arguments(tmp_path, max_steps=1), train_dataset=rows)
     with pytest.raises(whet.DataError, match="padded on the left"):
         trainer.train()
 
@@ -127,7 +127,7 @@ def test_rows_padded_on_the_left_are_refused(tmp_path: Path) -> None:
 def test_rows_that_nobody_can_pad_are_refused(tmp_path: Path) -> None:
     """Of different lengths, without a tokenizer: the error says what to give."""
     rows = tiny_rows(4, "roberta")
-    trainer = whet.Trainer(model=unknown_model("mpnet"), args=arguments(tmp_path, max_steps=1), train_dataset=rows)
+    trainer = whet.Trainer(model=unknown_model("ibert"), args=arguments(tmp_path, max_steps=1), train_dataset=rows)
     with pytest.raises(whet.WhetError, match="processing_class"):
         trainer.train()
 
@@ -146,7 +146,7 @@ def test_a_collator_of_the_users_own_is_used(tmp_path: Path) -> None:
 
 
 def test_a_model_that_runs_padded_is_left_as_it_is(tmp_path: Path) -> None:
-    model = unknown_model("mpnet")
+    model = unknown_model("ibert")
     before = [type(module) for module in model.modules()]
     whet.Trainer(model=model, args=arguments(tmp_path))
     assert [type(module) for module in model.modules()] == before

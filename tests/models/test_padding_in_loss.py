@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import MPNetConfig, MPNetForQuestionAnswering
+from transformers import IBertConfig, IBertForQuestionAnswering
 
 import whet
 from tiny import FAMILIES, Pad, arguments, losses, padded, tiny_model, tiny_rows, weights_of
@@ -179,10 +179,10 @@ def test_rows_that_come_padded_are_counted_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize("amount", ["sampled", "all"])
 def test_a_family_that_runs_padded_counts_all_of_it(tmp_path: Path, amount: str) -> None:
     sizes = {"vocab_size": 200, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config = MPNetConfig(**sizes, intermediate_size=64, max_position_embeddings=80)
+    config = IBertConfig(**sizes, intermediate_size=64, max_position_embeddings=80)
     config.hidden_dropout_prob = config.attention_probs_dropout_prob = 0.0
     torch.manual_seed(0)
-    model, rows = MPNetForQuestionAnswering(config), tiny_rows(8, "roberta")
+    model, rows = IBertForQuestionAnswering(config), tiny_rows(8, "roberta")
     for length in (None, 60):
         wanted = float(transformers_loss(model, rows, length).detach())
         trainer = trainer_of(tmp_path, model, rows, length=length, padding_in_loss=amount)

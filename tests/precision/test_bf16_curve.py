@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import MPNetConfig, MPNetForQuestionAnswering, TrainerCallback
+from transformers import SqueezeBertConfig, SqueezeBertForQuestionAnswering, TrainerCallback
 
 import whet
 from tiny import arguments, losses, padded, plain_torch, tiny_model, tiny_rows, weights_of
@@ -38,18 +38,20 @@ def _padded_job() -> tuple[nn.Module, Any]:
     """Return a model of a family that whet runs padded, with torch's own dropout, and rows for it."""
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
-    config = MPNetConfig(vocab_size=200, max_position_embeddings=80, initializer_range=0.1, **sizes)
-    columns = padded(list(tiny_rows(96, "mpnet")), pad_id=1)
+    config = SqueezeBertConfig(
+        vocab_size=200, max_position_embeddings=80, initializer_range=0.1, embedding_size=32, **sizes
+    )
+    columns = padded(list(tiny_rows(96, "roberta")), pad_id=1)
     rows = [{name: column[row] for name, column in columns.items()} for row in range(96)]
-    return MPNetForQuestionAnswering(config), rows
+    return SqueezeBertForQuestionAnswering(config), rows
 
 
 def _run(folder: Path, family: str, precision: str, *callbacks: TrainerCallback, **changes: Any) -> whet.Trainer:
     usual = {"max_steps": N_STEPS, "per_device_train_batch_size": 8, "learning_rate": 1e-3, "seed": 5, "data_seed": 5}
-    model, rows = _padded_job() if family == "mpnet" else (tiny_model(family, dropout=0.1), tiny_rows(96, family))
+    model, rows = _padded_job() if family == "squeezebert" else (tiny_model(family, dropout=0.1), tiny_rows(96, family))
     args = arguments(folder, **(usual | {"precision": precision} | changes))
     trainer = whet.Trainer(model=model, args=args, train_dataset=rows, callbacks=list(callbacks))
-    assert trainer.objective.packed == (family != "mpnet")
+    assert trainer.objective.packed == (family != "squeezebert")
     trainer.train()
     return trainer
 
@@ -100,7 +102,7 @@ def test_bf16_curve_of_other_families_follows_fp32(tmp_path: Path, family: str) 
 
 
 def test_bf16_curve_of_padded_models_follows_fp32(tmp_path: Path) -> None:
-    _assert_follows(*(_run(tmp_path, "mpnet", precision) for precision in ("bf16", "fp32")))
+    _assert_follows(*(_run(tmp_path, "squeezebert", precision) for precision in ("bf16", "fp32")))
 
 
 def test_bf16_weights_would_break_the_bound(tmp_path: Path, fp32: whet.Trainer) -> None:

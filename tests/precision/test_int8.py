@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import MPNetConfig, MPNetForQuestionAnswering, TrainerCallback
+from transformers import IBertConfig, IBertForQuestionAnswering, TrainerCallback
 
 import whet
 from tiny import arguments, losses, padded, plain_torch, tiny_model, tiny_rows, weights_of
@@ -186,10 +186,10 @@ def test_int8_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Non
 @needs_vnni
 def test_int8_is_refused_for_padded_models(tmp_path: Path) -> None:
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64}
-    model: nn.Module = MPNetForQuestionAnswering(MPNetConfig(vocab_size=200, max_position_embeddings=80, **sizes))
+    model: nn.Module = IBertForQuestionAnswering(IBertConfig(vocab_size=200, max_position_embeddings=80, **sizes))
     args = arguments(tmp_path, precision="int8")
     with pytest.raises(ConfigError, match="none of this model's layers could run in it") as refused:
-        whet.Trainer(model=model, args=args, train_dataset=padded(list(tiny_rows(4, "mpnet")), pad_id=1))
+        whet.Trainer(model=model, args=args, train_dataset=padded(list(tiny_rows(4, "roberta")), pad_id=1))
     assert "--precision auto" in str(refused.value)
     sdpa = arguments(tmp_path, precision="int8", attn_implementation="sdpa")
     with pytest.raises(ConfigError, match="none of this model's layers"):

@@ -22,7 +22,7 @@ from tiny_runs import (
     toy_rows,
     toy_trainer,
 )
-from transformers import BertForMaskedLM, MPNetConfig, MPNetForQuestionAnswering, TrainerCallback
+from transformers import BertForMaskedLM, SqueezeBertConfig, SqueezeBertForQuestionAnswering, TrainerCallback
 
 import whet
 from whet.errors import ConfigError
@@ -168,10 +168,16 @@ def test_evaluations_and_checkpoints_between_the_steps_are_left_out(tmp_path: Pa
     assert times.step_ms < evaluation_ms  # 400 rows against 4
 
 
-def _mpnet() -> Any:
+def _squeezebert() -> Any:
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
-    return MPNetForQuestionAnswering(MPNetConfig(vocab_size=50, max_position_embeddings=40, **sizes))
+    sizes = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 48,
+        "embedding_size": 32,
+    }
+    return SqueezeBertForQuestionAnswering(SqueezeBertConfig(vocab_size=50, max_position_embeddings=40, **sizes))
 
 
 def _checkpointed() -> Any:
@@ -181,11 +187,13 @@ def _checkpointed() -> Any:
 
 
 @pytest.mark.parametrize(
-    "model", [_mpnet, _checkpointed, lambda: BertForMaskedLM(bert_config())], ids=["mpnet", "recomputed", "masked"]
+    "model",
+    [_squeezebert, _checkpointed, lambda: BertForMaskedLM(bert_config())],
+    ids=["squeezebert", "recomputed", "masked"],
 )
 def test_padded_models_are_sorted_as_well(tmp_path: Path, model: Callable[[], Any]) -> None:
     rows = [{"input_ids": list(range(5, 25)), "start_positions": 1, "end_positions": 2} for _ in range(24)]
-    if model is not _mpnet:
+    if model is not _squeezebert:
         rows = [{"input_ids": row["input_ids"], "labels": row["input_ids"]} for row in rows]
     times = _profile_of(_profiled(tmp_path, model(), rows, max_steps=4)).times
     assert times is not None

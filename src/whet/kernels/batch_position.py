@@ -36,6 +36,11 @@ class BatchPosition:
     max_seqlen: Tensor | None = field(default=None, kw_only=True)
     key_counts: Tensor | None = field(default=None, kw_only=True)
 
+    @property
+    def longest(self) -> int:
+        """The length of the longest row."""
+        return int(self.cu_seqlens.diff().max() if self.max_seqlen is None else self.max_seqlen)
+
     def is_of(self, n_rows: int, n_tokens: int) -> bool:
         """Return whether a tensor of this size belongs to the pass, and not to a call that a hook makes during it."""
         return torch.compiler.is_compiling() or (n_rows == 1 and n_tokens == len(self.slots))

@@ -127,8 +127,10 @@ def restore(view: ModelView) -> None:
     if record.take(view.model, CARD.name) is None:
         return
     for module in view.model.modules():
-        module.__dict__.pop(PLACEMENT, None)
         module.__dict__.pop(GRADIENT, None)
+        if parts.runs_always(module):
+            continue
+        module.__dict__.pop(PLACEMENT, None)
         if parts.is_fused(module) or generic.is_fused(module):
             del module.forward
 

@@ -9,13 +9,14 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
+from transformers.masking_utils import eager_mask, sdpa_mask
 
 from whet.card import Card
 from whet.errors import ConfigError
 from whet.kernels.attention.packed import attend as attend_rows
 from whet.kernels.batch_position import Site, running
 from whet.kernels.specs import AttentionSpec, Drop
+from whet.models.known import known
 from whet.models.recomputation import require_pass
 
 CARD = Card(
@@ -102,4 +103,6 @@ def mask(*args: Any, attention_mask: Tensor | None = None, **options: Any) -> Te
     """Return the mask for padded calls, and None for packed ones, whose rows the attention knows itself."""
     if attention_mask is None:
         return None
-    return sdpa_mask(*args, attention_mask=attention_mask, **options)
+    family = known().get(getattr(options.get("config"), "model_type", ""))
+    made_by = eager_mask if family is not None and family.adds_masks else sdpa_mask
+    return made_by(*args, attention_mask=attention_mask, **options)

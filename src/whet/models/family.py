@@ -46,6 +46,9 @@ class Part:
     otherwise it calls the class's own forward."""
     slots: Slots
     """The submodules whose weights `forward` reads without calling them."""
+    always: bool = False
+    """Whether the class's own forward cannot run packed: this one takes its place wherever the model runs packed, on a
+    GPU and without the native library too."""
     ends_block: bool = False
     """Whether the result of its block is this part's result, and `forward` passes it through `block_end`."""
 
@@ -59,7 +62,7 @@ class Family:
     package: str
     """The Python package or module that defines the classes; names below are names of classes in it."""
     attention: tuple[str, ...]
-    """The modules that call transformers' AttentionInterface."""
+    """The modules that call transformers' AttentionInterface, or have a part that is `always` there."""
     blocks: tuple[str, ...]
     """The modules that the encoder is a stack of."""
     parts: Mapping[str, Part] = field(default_factory=dict)
@@ -68,6 +71,8 @@ class Family:
     """The position id of a row's first token, given the model. The ids of a row are consecutive."""
     skips_padding: bool = False
     """Whether padding between two tokens gets no position id of its own in a padded call."""
+    adds_masks: bool = False
+    """Whether the model's own attention adds its mask to the scores, and does not call the AttentionInterface."""
     pooled: Callable[[Any, Tensor], Tensor] = by_pooler
     """`pooler_output` (B, D) of the encoder, given the encoder and its hidden states (B, T, D)."""
     proven: bool = False

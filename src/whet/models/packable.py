@@ -37,6 +37,8 @@ def why_padded(model: nn.Module, within: nn.Module | None = None) -> str | None:
     for module in (within or base).modules():
         if family.is_attention(module) and not runs_forward_of(module, family.attention):
             return f"{type(module).__name__} has a forward of its own, and may mix the tokens of different rows"
+        if family.adds_masks and family.is_attention(module) and type(module).__name__ not in family.attention:
+            return f"{type(module).__name__} is not exactly {' or '.join(family.attention)}"
         if isinstance(module, _MIXERS):
             return f"it holds a {type(module).__name__}, which would mix the tokens of different rows"
     return None

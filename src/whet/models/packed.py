@@ -13,8 +13,11 @@ from whet.errors import ConfigError
 from whet.kernels.batch_position import BatchPosition, Kernel, Placement, Site
 from whet.models import attention, record
 from whet.models.bad_batch import explained
+from whet.models.binding import bind, bound
 from whet.models.family import Family
+from whet.models.fused import parts
 from whet.models.fused.dropout import PlacedDropout
+from whet.models.fused.layers import PLACEMENT
 from whet.models.packable import family_of
 from whet.models.wrapped import unwrapped
 
@@ -118,7 +121,8 @@ def prepare(
     _feed_all_at_once(model)
     for module in model.modules():
         setattr(module, _REPLICATE, refuse_replicas)
-    model.set_attn_implementation(attention.NAME)  # pyright: ignore[reportCallIssue]
+    _bind_parts(changed, placement)
+    _set_attention(model, family, attention.NAME)
     packed = PackedModel(model, family, placement, before)
     record.keep(model, _PACKED, packed)
     return packed
@@ -151,7 +155,10 @@ def release(packed: PackedModel) -> None:
         if isinstance(module, PlacedDropout):
             del module.site
             module.__class__ = nn.Dropout  # pyright: ignore[reportAttributeAccessIssue]
-    packed.module.set_attn_implementation(packed.attention_before)  # pyright: ignore[reportCallIssue]
+        if parts.runs_always(module):
+            module.__dict__.pop(PLACEMENT, None)
+            module.__dict__.pop("forward", None)
+    _set_attention(packed.module, packed.family, packed.attention_before)
 
 
 def _place_sites(model: nn.Module, family: Family, placement: Placement) -> None:
@@ -168,6 +175,23 @@ def _place_sites(model: nn.Module, family: Family, placement: Placement) -> None
     for number, plain in enumerate(dropouts, start=len(holders)):
         plain.__class__ = PlacedDropout
         setattr(plain, "site", Site(placement, number, n_sites))  # noqa: B010
+
+
+def _bind_parts(model: nn.Module, placement: Placement) -> None:
+    """Give the modules whose own forward cannot run packed another one."""
+    for module in model.modules():
+        part = parts.part_of(module)
+        if part is not None and part.always and bound(module) is None:
+            module.__dict__[PLACEMENT] = placement
+            module.forward = bind(part.forward, module)
+
+
+def _set_attention(model: Any, family: Family, name: str) -> None:
+    """Set the attention implementation; of a model without the AttentionInterface, it decides about masks alone."""
+    if family.adds_masks:
+        model.config._attn_implementation = name
+    else:
+        model.set_attn_implementation(name)
 
 
 def _is_plain_dropout(module: nn.Module) -> bool:

@@ -14,20 +14,31 @@ from whet.models.fused.layers import with_bias
 from whet.models.standard import why_called
 
 
-def attention(module: Any, x: Tensor, parts: tuple[nn.Linear, ...], heads: int, p: float) -> Tensor:
+def attention(
+    module: Any, x: Tensor, parts: tuple[nn.Linear, ...], heads: int, p: float, bias: Tensor | None = None
+) -> Tensor:
     """Return the attention output (1, N, D) of x (1, N, D) through the projections of query, key and value.
 
-    `module` is one of the family's attention modules, `p` the dropout of its attention weights.
+    `module` is one of the family's attention modules, `p` the dropout of its attention weights, `bias` what
+    `kernels.attention.packed.attend` takes.
     """
     site: Site = module.whet_site
     position = site.position
     assert position is not None
     drop = Drop(p, position, site.use()) if module.training and p > 0.0 else None
-    spec = AttentionSpec(position.cu_seqlens, module.scaling, drop=drop, key_counts=position.key_counts)
+    scale = getattr(module, "scaling", None) or (parts[0].out_features // heads) ** -0.5
+    spec = AttentionSpec(
+        position.cu_seqlens,
+        scale,
+        drop=drop,
+        max_seqlen=position.max_seqlen,
+        kernel=site.placement.kernel,
+        key_counts=position.key_counts,
+    )
     if _can_join(parts):
-        return attend_joined(_joined(x, *parts)[0].unflatten(-1, (3, heads, -1)), spec).flatten(1)[None]
+        return attend_joined(_joined(x, *parts)[0].unflatten(-1, (3, heads, -1)), spec, bias).flatten(1)[None]
     q, k, v = (with_bias(x, part)[0].unflatten(-1, (heads, -1)) for part in parts)
-    return attend(q, k, v, spec).flatten(1)[None]
+    return attend(q, k, v, spec, bias).flatten(1)[None]
 
 
 def _can_join(parts: tuple[nn.Linear, ...]) -> bool:

@@ -13,6 +13,7 @@ from whet.kernels.batch_position import BatchPosition
 from whet.kernels.layers.activation import bias_act
 from whet.kernels.products.linear import linear
 from whet.kernels.specs import Norm
+from whet.models.binding import bound
 from whet.models.fused.dropout import PlacedDropout, drop_of
 from whet.models.fused.ending import Ending, end
 from whet.models.standard import ACTIVATIONS, has_hooks, is_unchanged, why_called
@@ -85,7 +86,9 @@ def block_end(module: nn.Module, found: Unfinished) -> Tensor:
 
 def is_plain(module: nn.Module) -> bool:
     """Return whether a block may do the work of this submodule itself, without calling it."""
-    return is_unchanged(module) and "forward" not in module.__dict__ and not has_hooks(module)
+    own = bound(module)
+    ours = own is None or getattr(own, "__module__", "").startswith("whet.models.families.")
+    return is_unchanged(module) and ours and not has_hooks(module)
 
 
 def as_products_are(x: Tensor) -> Tensor:

@@ -19,6 +19,12 @@ def is_fused(module: nn.Module) -> bool:
     return part is not None and bound(module) is part.forward
 
 
+def runs_always(module: nn.Module) -> bool:
+    """Return whether the module's forward is one that it has wherever the model runs packed."""
+    part = _declared(module)
+    return part is not None and part.always and is_fused(module)
+
+
 def ends_a_block(module: nn.Module) -> bool:
     """Return whether the result of the module's block is this module's result."""
     part = part_of(module)
