@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -30,7 +31,7 @@ ROUNDINGS = 5
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16])
 
 
-def spec_of(lengths, *, p=0.0, causal=False, window=None, keys=None):
+def spec_of(lengths, *, p=0.0, causal=False, window=None, keys=None) -> AttentionSpec:
     position = position_of(lengths)
     counts = None if keys is None else torch.tensor(keys, dtype=torch.int32)
     drop = Drop(p, position, 5) if p else None
@@ -44,11 +45,11 @@ def tensors(lengths, heads, head_width, dtype=torch.float32, more=0):
     return [x, torch.randn(heads, 2 * (max(lengths) + more) - 1, generator=generator)]
 
 
-def twin(spec):
-    return lambda x, bias=None: reference.attend(*x.unbind(1), spec, bias)
+def twin(spec) -> Any:
+    return lambda x, bias=None: reference.attend(x[:, 0], x[:, 1], x[:, 2], spec, bias)
 
 
-def native(spec):
+def native(spec) -> Any:
     return lambda x, bias=None: fused_attention.attend_joined(x, spec, bias)
 
 
@@ -129,7 +130,9 @@ def test_padded_attention_has_windows_and_biases(window, p):
     lengths = [60, 33, 9]
     spec = spec_of(lengths, p=p, window=window, keys=[40, 33, 3])
     assert_near_float64(
-        lambda x, bias: padded_attention.attend(*x.unbind(1), spec, bias), twin(spec), tensors(lengths, 2, 16)
+        lambda x, bias: padded_attention.attend(x[:, 0], x[:, 1], x[:, 2], spec, bias),
+        twin(spec),
+        tensors(lengths, 2, 16),
     )
 
 
