@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from whet.config.fields import PaddingInLoss
 from whet.data.batch import filled_length
-from whet.data.padding import SAMPLES
+from whet.data.padding import SAMPLES, offset_frac
 from whet.kernels.batch_position import BatchPosition, DrawnPosition
 
 
@@ -58,7 +58,7 @@ class Layout:
 def layout_of(mask: Tensor, amount: PaddingInLoss) -> Layout:
     """Return the layout of a batch under this mask (B, T) of real tokens; each row has at least one.
 
-    Padding tokens that are computed are the middles of equal stretches of a row's padding.
+    A row's padding is split into equal stretches; of each, a token near the middle is computed.
     """
     n_rows, longest = mask.shape
     lengths = mask.sum(1)
@@ -70,7 +70,8 @@ def layout_of(mask: Tensor, amount: PaddingInLoss) -> Layout:
     computed = at < (lengths + counts)[:, None]
     number = at - lengths[:, None]
     begin, end = (_cut(place, n_padding, counts) for place in (number, number + 1))
-    ranks = torch.where(number < 0, at, lengths[:, None] + (begin + end - 1) // 2)
+    within = ((end - begin) * offset_frac(lengths.double())[:, None]).long()
+    ranks = torch.where(number < 0, at, lengths[:, None] + begin + within)
     firsts = torch.arange(n_rows, device=mask.device)[:, None] * longest
     columns = firsts + order.gather(1, ranks.clamp(0, longest - 1))
     return _filled(columns[computed], ranks[computed], lengths, counts, _sources(mask, lengths, counts))

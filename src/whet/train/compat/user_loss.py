@@ -342,6 +342,6 @@ def why_padded(model: nn.Module, args: TrainingArguments) -> str | None:
     if reads_spans(model) and args.padding_in_loss == "none":
         return (
             "the model's own loss counts padding; --padding_in_loss sampled runs without most of it, with the loss"
-            " within 0.1 %"
+            " within 0.02 % in the mean"
         )
     return None
