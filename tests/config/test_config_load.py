@@ -201,8 +201,8 @@ def test_ask_reports_everything_that_is_missing() -> None:
 
 
 def test_refused_fields_can_be_switched_off_in_every_form(tmp_path: Path) -> None:
-    path = _write(tmp_path / "run.yaml", push_to_hub=False, hub_token=None, eval_delay=0, include_for_metrics=[])
-    flags = ["--no_use_cache", "--eval_do_concat_batches", "--fp16_full_eval", "false", "--hub_model_id", "null"]
+    path = _write(tmp_path / "run.yaml", push_to_hub=False, hub_token=None, eval_delay=0, neftune_noise_alpha=None)
+    flags = ["--no_use_cache", "--save_safetensors", "--fp16_full_eval", "false", "--hub_model_id", "null"]
     loaded = load(QA, ["--config", path, *flags, "--eval_delay", "0", *_WORK])
     assert loaded.settings == load(QA, _WORK).settings
     assert not loaded.notes
@@ -213,7 +213,7 @@ def test_refused_fields_can_be_switched_off_in_every_form(tmp_path: Path) -> Non
     [
         (["--push_to_hub"], "push_to_hub"),
         (["--push_to_hub", "true"], "push_to_hub"),
-        (["--no_eval_do_concat_batches"], "eval_do_concat_batches"),
+        (["--batch_eval_metrics"], "batch_eval_metrics"),
         (["--past_index", "2"], "past_index"),
         (["--hub_model_id", "me/mine"], "hub_model_id"),
     ],

@@ -98,6 +98,7 @@ _DEMO = {
 _FILES = {"dataset_name": None}
 _RUN = {
     "does_something": ({}, {}),
+    "metrics_are_the_tasks": ({}, {"do_eval": True, "eval_do_concat_batches": False}),
     "do_train_has_train_file": ({**_FILES, "test_file": "t.json"}, {"do_train": True}),
     "do_eval_has_validation_file": ({**_FILES, "train_file": "t.json"}, {"do_eval": True}),
     "do_predict_has_test_file": ({**_FILES, "train_file": "t.json"}, {"do_predict": True}),

@@ -40,6 +40,9 @@ CASES = {
         base={"resume_from_checkpoint": "auto", "learning_rate": 2e-2, "num_train_epochs": 2},
     ),
     "seed": Case(given={"seed": 1}, sees="weights"),
+    "full_determinism": Case(given={"full_determinism": True}, sees="messages"),
+    "ignore_data_skip": Case(given={"ignore_data_skip": True}, sees="messages"),  # tests/train has its streams
+    "save_only_model": Case(given={"save_only_model": True}, base=_STEPS, sees="files"),
     "data_seed": Case(given={"data_seed": 1}, base={"train_sampling_strategy": "random"}, sees="losses"),
     "precision": Case(given={"precision": "bf16"}, sees="losses"),
     "bf16": Case(given={"bf16": True}, base={"precision": ...}, sees="losses"),
@@ -141,8 +144,8 @@ _BY_COMMAND = {
 }
 """Fields that `whet qa` reads: the flag, and the file that comes of it and of no other."""
 _SHOWN_APART = {"use_cpu", "run_name", "disable_tqdm", "profile", "remove_unused_columns", "label_names",
-                "log_format"}  # fmt: skip
-"""Fields with a test of their own below."""
+                "log_format", "include_for_metrics", "eval_do_concat_batches"}  # fmt: skip
+"""Fields with a test of their own: below, the last two in tests/train/test_trainer_metrics_inputs.py."""
 
 
 def test_every_field_is_shown_to_count() -> None:

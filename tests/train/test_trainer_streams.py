@@ -112,6 +112,36 @@ def test_a_stream_that_gives_other_rows_after_a_stop_is_refused(tmp_path: Path) 
         other.train(resume_from_checkpoint=str(tmp_path / "checkpoint-00000002"))
 
 
+def test_ignore_data_skip_takes_what_a_live_source_gives_next(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Such a source, a queue for example, never gives its earlier rows again."""
+    args = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "per_device_train_batch_size": 2,
+            "lr_scheduler_type": "constant"}  # fmt: skip
+    rows = class_rows(14)
+    first = whet.Trainer(Smoothed(), ours(tmp_path, **(args | {"max_steps": 2})), train_dataset=Torch(rows[:6]))
+    first.train()
+    live = Torch(rows[6:])
+    resumed = whet.Trainer(Smoothed(), ours(tmp_path, ignore_data_skip=True, **args), train_dataset=live)
+    caplog.clear()
+    resumed.train("auto")
+    assert "are not read again" in caplog.text
+    assert resumed.state.global_step == 4
+    through = whet.Trainer(Smoothed(), ours(tmp_path / "b", **args), train_dataset=Torch(rows[:4] + rows[6:10]))
+    through.train()
+    assert_same_weights(resumed.model, through.model)
+
+
+def test_ignore_data_skip_still_restores_a_source_that_knows_its_place(tmp_path: Path) -> None:
+    args = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "per_device_train_batch_size": 2,
+            "lr_scheduler_type": "constant"}  # fmt: skip
+    rows = class_rows(14)
+    whet.Trainer(Smoothed(), ours(tmp_path, **(args | {"max_steps": 2})), train_dataset=WithState(rows)).train()
+    resumed = whet.Trainer(Smoothed(), ours(tmp_path, ignore_data_skip=True, **args), train_dataset=WithState(rows))
+    resumed.train("auto")
+    through = whet.Trainer(Smoothed(), ours(tmp_path / "b", **args), train_dataset=WithState(rows))
+    through.train()
+    assert_same_weights(resumed.model, through.model)
+
+
 def test_the_place_in_a_stream_is_in_the_checkpoint(tmp_path: Path) -> None:
     args = ours(tmp_path, max_steps=2, save_strategy="steps", save_steps=2)
     whet.Trainer(Smoothed(), args, train_dataset=streaming(class_rows(14))).train()

@@ -109,6 +109,20 @@ def work_has_its_file(work: str, flag: str) -> Rule:
     return rule
 
 
+def metrics_are_the_tasks(job: JobFields, args: TrainingArguments) -> Problem | None:
+    """A task judges all predictions itself; nobody else is called with them."""
+    given = {"eval_do_concat_batches": args.eval_do_concat_batches, "include_for_metrics": args.include_for_metrics}
+    changed = {name: value for name, value in given.items() if value not in (True, ())}
+    if not changed:
+        return None
+    return Problem(
+        what=f"{' and '.join(changed)} would change nothing here",
+        got=changed,
+        why="it says what a compute_metrics of your own gets, and this command computes its task's own metrics",
+        fix=f"leave {' and '.join(f'--{name}' for name in changed)} out, or use whet.Trainer with compute_metrics",
+    )
+
+
 def profile_has_steps(job: JobFields, args: TrainingArguments) -> Problem | None:
     """A run without training has none."""
     if not args.profile or args.do_train:
@@ -156,6 +170,7 @@ JOB_RULES: tuple[Rule, ...] = (
 )
 JOB_RUN_RULES: tuple[Rule, ...] = (
     does_something,
+    metrics_are_the_tasks,
     profile_has_steps,
     work_has_its_file("do_train", "train_file"),
     work_has_its_file("do_eval", "validation_file"),

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
-from transformers import EvalPrediction
 from transformers.trainer_pt_utils import EvalLoopContainer, find_batch_size
-from transformers.trainer_utils import EvalLoopOutput, denumpify_detensorize
+from transformers.trainer_utils import EvalLoopOutput
 
 from whet.data.batch import Batch
-from whet.errors import ConfigError
 from whet.objectives.base import IGNORED, Objective
 from whet.objectives.span import SPAN_LABELS
 from whet.precision.policy import Precision
-from whet.train.compat import overrides
+from whet.train.compat import constructor, eval_prediction, overrides
 from whet.train.compat.dataloaders import WhetLoader, is_sized
+from whet.train.compat.eval_prediction import Extras
 from whet.train.compat.public import PublicTrainer
 from whet.train.control import stop
 from whet.train.sync import OneRank, Sync
@@ -39,13 +38,10 @@ class Totals:
     n_targets: int = 0
     n_rows: int = 0
 
-    def as_output(self, metrics_of: Callable[..., Mapping[str, Any]] | None) -> EvalLoopOutput:
-        """Return predictions, labels and metrics: the mean loss over targets, and what metrics_of says."""
-        metrics: dict[str, Any] = {"loss": self.loss_sum / self.n_targets} if self.n_targets else {}
-        labels: Any = stack(self.labels) if self.labels else None  # transformers gives None too
-        predictions: Any = stack(self.predictions) if self.predictions else None
-        metrics |= _user_metrics(metrics_of, predictions, labels)
-        return EvalLoopOutput(predictions, labels, metrics, self.n_rows)
+    @property
+    def loss(self) -> dict[str, Any]:
+        """The mean loss over targets, as a metric; nothing if there were no labels."""
+        return {"loss": self.loss_sum / self.n_targets} if self.n_targets else {}
 
 
 def forward_batches(
@@ -73,33 +69,47 @@ def run(trainer: PublicTrainer, loader: Any, *, keep: bool, ignore_keys: Sequenc
     """
     trainer.events.eval_dataloader = loader
     by_user = trainer.user_loss or overrides.changed(trainer, "prediction_step")
+    extras = Extras(trainer.model, trainer.args.include_for_metrics, constructor.pad_token_id(trainer))
     if isinstance(loader, WhetLoader) and not by_user:
-        found = _of_rows(trainer, loader.dataset, keep=keep, ignore_keys=ignore_keys)
-        return found.as_output(trainer.compute_metrics)
-    return _of_batches(trainer, loader, keep=keep, ignore_keys=ignore_keys)
+        found = _of_rows(trainer, loader.dataset, extras, keep=keep, ignore_keys=ignore_keys)
+        concat = trainer.args.eval_do_concat_batches
+        predictions, labels = (
+            eval_prediction.joined(part, concat=concat) for part in (found.predictions, found.labels)
+        )
+    else:
+        found, predictions, labels = _of_batches(trainer, loader, extras, keep=keep, ignore_keys=ignore_keys)
+    given = extras.joined(concat=trainer.args.eval_do_concat_batches)
+    metrics = found.loss | eval_prediction.judged(trainer.compute_metrics, predictions, labels, given)
+    return EvalLoopOutput(predictions, labels, metrics, found.n_rows)
 
 
-def _of_rows(trainer: PublicTrainer, dataset: Any, *, keep: bool, ignore_keys: Sequence[str] | None) -> Totals:
+def _of_rows(
+    trainer: PublicTrainer, dataset: Any, extras: Extras, *, keep: bool, ignore_keys: Sequence[str] | None
+) -> Totals:
     """Run whet's own batches of a data set."""
     found, objective = Totals(keep), trainer.objective
     for batch, output in trainer.forward_batches(dataset):
-        labels = _labels_of(batch, trainer.args.label_names)
+        labels, loss = _labels_of(batch, trainer.args.label_names), None
         if labels:
-            found.loss_sum += float(objective.loss_sum(output, batch))
-            found.n_targets += objective.count(batch)
+            loss_sum, n_targets = float(objective.loss_sum(output, batch)), objective.count(batch)
+            loss = loss_sum / max(n_targets, 1)
+            found.loss_sum += loss_sum
+            found.n_targets += n_targets
             found.labels.append(tuple(label.cpu().numpy() for label in labels))
         if keep:
             logits = objective.logits(_without(output, ignore_keys), batch)
             found.predictions.append(_preprocessed(trainer, logits, labels))
+        extras.add(batch, loss, batch.n_rows)
         found.n_rows += batch.n_rows
     return found
 
 
 def _of_batches(
-    trainer: PublicTrainer, loader: Any, *, keep: bool, ignore_keys: Sequence[str] | None
-) -> EvalLoopOutput:
-    """Run the batches of any loader through `prediction_step`."""
-    kept, kept_labels = (EvalLoopContainer(True, padding_index=IGNORED) for _ in range(2))
+    trainer: PublicTrainer, loader: Any, extras: Extras, *, keep: bool, ignore_keys: Sequence[str] | None
+) -> tuple[Totals, Any, Any]:
+    """Run the batches of any loader through `prediction_step`; return also predictions and labels."""
+    concat = trainer.args.eval_do_concat_batches
+    kept, kept_labels = (EvalLoopContainer(concat, padding_index=IGNORED) for _ in range(2))
     found, model = Totals(keep), trainer.model
     was_training = model.training
     model.eval()
@@ -118,37 +128,13 @@ def _of_batches(
                 if tensors is not None:
                     container.add(tensors)
                     container.to_cpu_and_numpy()
+            extras.add(inputs, None if loss is None else float(loss.mean()), n_rows)
             found.n_rows += n_rows
             trainer.events.send("on_prediction_step", trainer.state)
             stop.check(trainer.sync.stop_signal)
     finally:
         model.train(was_training)
-    predictions: Any = kept.get_arrays()
-    labels: Any = kept_labels.get_arrays()
-    metrics = (found.as_output(None).metrics or {}) | _user_metrics(trainer.compute_metrics, predictions, labels)
-    return EvalLoopOutput(predictions, labels, metrics, found.n_rows)
-
-
-def stack(parts: list[tuple[np.ndarray, ...]]) -> Any:
-    """Return the parts' arrays one below the other, second dims filled up with -100; one array, or a tuple of them."""
-    columns = [_stack_column(list(column)) for column in zip(*parts, strict=True)]
-    return columns[0] if len(columns) == 1 else tuple(columns)
-
-
-def _user_metrics(metrics_of: Callable[..., Mapping[str, Any]] | None, predictions: Any, labels: Any) -> dict[str, Any]:
-    """Return what a user's metrics say, as plain numbers; nothing where there are no predictions or labels."""
-    if metrics_of is None or predictions is None or labels is None:
-        return {}
-    prediction = EvalPrediction(predictions, labels)
-    found: Any = metrics_of(prediction, **overrides.required(metrics_of, compute_result=True))
-    if not isinstance(found, Mapping):
-        raise ConfigError(
-            what="compute_metrics returned no metrics",
-            got=type(found).__name__,
-            why="an evaluation's metrics have names",
-            fix="return a dict from compute_metrics, such as {'accuracy': 0.5}",
-        )
-    return denumpify_detensorize(dict(found))  # pyright: ignore[reportReturnType]
+    return found, kept.get_arrays(), kept_labels.get_arrays()
 
 
 def _row_batches(dataset: Any, n_rows: int) -> Iterator[tuple[Any, Sequence[int]]]:
@@ -209,15 +195,3 @@ def _labels_of(batch: Batch, named: Sequence[str] | None) -> list[Any]:
     found = given if named is not None or not batch.labels else dict(batch.labels)
     found = {name: found[name] for name in (_LABELS if named is None else named) if name in found}
     return [value for value in found.values() if isinstance(value, torch.Tensor)]
-
-
-def _stack_column(arrays: list[np.ndarray]) -> np.ndarray:
-    if arrays[0].ndim < 2:
-        return np.concatenate(arrays)
-    width = max(array.shape[1] for array in arrays)
-    return np.concatenate(
-        [
-            np.pad(a, [(0, 0), (0, width - a.shape[1])] + [(0, 0)] * (a.ndim - 2), constant_values=IGNORED)
-            for a in arrays
-        ]
-    )

@@ -26,7 +26,7 @@ from whet.objectives.packed_head import PackedHead
 from whet.objectives.span import PackedSpans, PaddedSpans
 from whet.precision import formats, policy
 from whet.train.checkpoint import weights
-from whet.train.compat import collate, late_arguments, overrides, user_loss
+from whet.train.compat import collate, constructor, late_arguments, overrides, user_loss
 from whet.train.compat.public import PublicTrainer
 
 _CAUSAL = ("ForCausalLM", "LMHeadModel")
@@ -75,10 +75,7 @@ def prepare(trainer: PublicTrainer) -> None:
 
 def _padding(trainer: PublicTrainer) -> Padding:
     """Return how a padded run of this Trainer would pad, and how much of that its loss counts."""
-    config = getattr(trainer.model, "config", None)
-    found = [getattr(one, "pad_token_id", None) for one in (trainer.processing_class, config)]
-    token_id = next((one for one in found if one is not None), 0)
-    return Padding(trainer.args.padding_in_loss, trainer.padded_length, token_id)
+    return Padding(trainer.args.padding_in_loss, trainer.padded_length, constructor.pad_token_id(trainer))
 
 
 def apply_changes(trainer: PublicTrainer) -> None:

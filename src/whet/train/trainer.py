@@ -28,6 +28,7 @@ from whet.train.compat import constructor, dataloaders, late_arguments, override
 from whet.train.compat.accelerator import Accelerator
 from whet.train.compat.collate import default_collator
 from whet.train.compat.methods import TransformersMethods
+from whet.train.control import determinism
 from whet.train.control.safe_points import guarded
 from whet.train.loop import TrainingLoop
 from whet.train.meter import speed
@@ -132,6 +133,7 @@ class Trainer(TransformersMethods):
         """Where the model is."""
         return next((parameter.device for parameter in self.model.parameters()), torch.device("cpu"))
 
+    @determinism.honoured
     def train(
         self,
         resume_from_checkpoint: str | bool | None = None,
@@ -161,6 +163,7 @@ class Trainer(TransformersMethods):
         finally:
             self.is_in_train = False
 
+    @determinism.honoured
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
@@ -189,6 +192,7 @@ class Trainer(TransformersMethods):
         self.events.send("on_evaluate", self.state, metrics=named)
         return named
 
+    @determinism.honoured
     def predict(
         self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"
     ) -> PredictionOutput:

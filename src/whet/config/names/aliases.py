@@ -90,6 +90,9 @@ ALIASES: Mapping[str, Alias] = {
     "group_by_length": Alias(
         to="train_sampling_strategy", kind=bool, convert=lambda _: "group_by_length", unset=(False,)
     ),
+    "include_inputs_for_metrics": Alias(
+        to="include_for_metrics", kind=bool, convert=lambda _: ("inputs",), unset=(False,)
+    ),
     "use_ipex": Alias(
         to=None, kind=bool, note="Intel's extension for PyTorch is archived since March 2026; whet has its own CPU path"
     ),

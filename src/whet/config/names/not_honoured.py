@@ -22,17 +22,11 @@ NOT_HONOURED: Mapping[str, str] = {
     "liger_kernel_config": _LIGER,
     "bf16_full_eval": "use --bf16, which evaluation computes in too; the weights stay float32",
     "fp16_full_eval": "use --fp16, which evaluation computes in too; the weights stay float32",
-    "full_determinism": "runs on a CPU are bitwise equal with the same --seed; on a GPU call "
-    "torch.use_deterministic_algorithms(True) before the run",
     # data
     "dataloader_multiprocessing_context": "whet chooses how to prepare batches, and never forks a process with threads",
     # evaluation
-    "eval_do_concat_batches": "compute_metrics always gets the rows of all batches in one array",
-    "include_for_metrics": "take inputs from the data set, and the loss from the metrics, outside of compute_metrics",
     "batch_eval_metrics": "evaluate batch by batch with Trainer's evaluation=, which gets the trainer and the data set",
     # saving
-    "save_only_model": "use --save_strategy no for only the final model; checkpoints contain all that resuming needs",
-    "ignore_data_skip": "leave it out: a resumed run continues with the next row, which costs no time in whet",
     # logs
     "include_num_input_tokens_seen": "the results always contain train_tokens_per_second, which does not count padding",
     "skip_memory_metrics": "use --memory_limit_gb to watch the memory of a run, and --profile for its time",
@@ -66,7 +60,6 @@ NOT_HONOURED_OLD: Mapping[str, str] = {
     "fp16_opt_level": "use --fp16, which equals apex's level O1: products in fp16, weights in float32",
     "half_precision_backend": "use --bf16 or --fp16: both run through torch's own autocast, the only backend left",
     "jit_mode_eval": "evaluation runs through whet's fused operators; torch has replaced TorchScript",
-    "include_inputs_for_metrics": "take inputs from the data set, outside of compute_metrics",
     "include_tokens_per_second": "the results always contain train_tokens_per_second",
     "past_index": "no model of today carries its state from batch to batch; pass Trainer a model that does so itself",
     "ray_scope": "run whet once for each trial of a search, and compare the eval_results.json files",

@@ -14,16 +14,11 @@ OFF: Mapping[str, tuple[object, ...]] = {
     "liger_kernel_config": (None,),
     "bf16_full_eval": (False,),
     "fp16_full_eval": (False,),
-    "full_determinism": (False,),
     # data
     "dataloader_multiprocessing_context": (None,),
     # evaluation
-    "eval_do_concat_batches": (True,),
-    "include_for_metrics": ((),),
     "batch_eval_metrics": (False,),
     # saving
-    "save_only_model": (False,),
-    "ignore_data_skip": (False,),
     # logs
     "include_num_input_tokens_seen": (False,),  # its word "no" reads as false
     "skip_memory_metrics": (True,),
@@ -54,7 +49,6 @@ OFF: Mapping[str, tuple[object, ...]] = {
     "ray_scope": ("last",),
     "half_precision_backend": ("auto",),
     "jit_mode_eval": (False,),
-    "include_inputs_for_metrics": (False,),
     "include_tokens_per_second": (False,),
     "past_index": (-1,),
     "save_safetensors": (True,),

@@ -168,10 +168,14 @@ def make_plan(trainer: PublicTrainer) -> plan.RunPlan:
 def build(run: Run, user_loader: Any) -> Loader:
     """Return what makes the batches of this run; `user_loader` is a DataLoader that decides them, or None."""
     if not isinstance(run.plan.order, StreamOrder):
+        if run.args.ignore_data_skip:
+            logger.info("ignore_data_skip changes nothing: a resumed run continues with the next row at no cost")
         return PlannedLoader(run)
     args, micro_rows = run.args, run.args.per_device_train_batch_size
     if user_loader is None:
-        source = streams.RowSource(run, micro_rows)
-        return streams.StreamLoader(source, None, run.plan.n_steps, micro_rows)
-    per_epoch = streams.steps_in(user_loader, args.gradient_accumulation_steps)
-    return streams.StreamLoader(streams.LoaderSource(run, user_loader), per_epoch, run.plan.n_steps, micro_rows)
+        source, per_epoch = streams.RowSource(run, micro_rows), None
+    else:
+        source = streams.LoaderSource(run, user_loader)
+        per_epoch = streams.steps_in(user_loader, args.gradient_accumulation_steps)
+    reads_again = not args.ignore_data_skip
+    return streams.StreamLoader(source, per_epoch, run.plan.n_steps, micro_rows, reads_again=reads_again)

@@ -58,8 +58,11 @@ _KINDS = {
 class StreamLoader:
     """The batches of each step of a run, read one step ahead."""
 
-    def __init__(self, source: Source, steps_per_epoch: int | None, max_steps: int, micro_rows: int) -> None:
-        self.micro_rows = micro_rows
+    def __init__(
+        self, source: Source, steps_per_epoch: int | None, max_steps: int, micro_rows: int, *, reads_again: bool = True
+    ) -> None:
+        """With `reads_again`, a resumed run reads what an interrupted one has read, if the source has no state."""
+        self.micro_rows, self._reads_again = micro_rows, reads_again
         self.source, self.steps_per_epoch, self.max_steps = source, steps_per_epoch, max_steps
         self.epoch, self.step = 0, 0
         """The epoch that is read, and its steps taken."""
@@ -139,6 +142,13 @@ class StreamLoader:
             return
         if state["rows"] is not None:
             self._steps = self.source.steps(self.epoch, self.step, state["rows"])
+        elif not self._reads_again:
+            logger.warning(
+                "ignore_data_skip: the data of %d steps of this epoch are not read again; the run continues with the "
+                "rows that come first now, so its result is not that of a run without a stop", self.step
+            )  # fmt: skip
+            self._begin()
+            return
         else:
             logger.info("the data of %d steps are read again, to go on behind them", self.step)
             self._steps = self.source.steps(self.epoch, self.step - 1, None)

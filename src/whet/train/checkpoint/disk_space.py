@@ -27,9 +27,15 @@ _MB = 1e6
 def forecast_bytes(state: RunState) -> int:
     """Return the bytes of one checkpoint of this run; exact except for the log history, which grows with the run."""
     model = state.run.model
+    if state.run.args.save_only_model:
+        return _total_bytes(state, None, {})
     others = {name: part for name, part in state.parts().items() if name != "optimizer"}
     states = {**collect_states(others), "optimizer": _optimizer_state(state.optimizer, model)}
-    text, tensors = content.split_parts(states)
+    return _total_bytes(state, *content.split_parts(states))
+
+
+def _total_bytes(state: RunState, text: str | None, tensors: Mapping[str, Mapping[str, Tensor]]) -> int:
+    model = state.run.model
     parts = [
         *(len(text.encode()) for text in snapshot.texts(state, text).values()),
         _tensors_bytes(_untied(model.state_dict())),

@@ -17,6 +17,8 @@ import xxhash
 from whet.paths import follow_umask
 
 MANIFEST = "MANIFEST.json"
+ONLY_MODEL = "only_model"
+"""The fact of a checkpoint that no run can resume from."""
 FORMAT_VERSION = 2
 _VERSIONS = (1, 2)
 """Forms of a checkpoint that are read; the first called itself `schema`."""
@@ -76,6 +78,11 @@ def problems_of(folder: Path, step: int | None = None, *, light: bool = False) -
         ]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         return [f"{MANIFEST}: {error or type(error).__name__}"]
+
+
+def holds_only_model(folder: Path) -> bool:
+    """Return whether the checkpoint was written with save_only_model, so that no run can resume from it."""
+    return (facts_of(folder) or {}).get(ONLY_MODEL) is True
 
 
 def facts_of(folder: Path) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from whet.errors import StorageError
 from whet.log import logger
-from whet.train.checkpoint import snapshot, storage
+from whet.train.checkpoint import manifest, snapshot, storage
 from whet.train.checkpoint.lineage import Lineage, new_lineage, read_checkpoints
 from whet.train.checkpoint.snapshot import RunState
 from whet.train.control import guard
@@ -70,8 +70,9 @@ class Saver:
 
     @property
     def last(self) -> Path | None:
-        """The checkpoint that this run would resume from; None if it saved nothing yet."""
-        return self.folders[-1] if self.folders else self.resumed_from
+        """The checkpoint that this run would resume from; None if it saved none that can be resumed from."""
+        complete = (path for path in reversed(self.folders) if not manifest.holds_only_model(path))
+        return next(complete, self.resumed_from)
 
     def settings_to_resume(self) -> dict[str, object]:
         """Return the setting that resumes from the last checkpoint of this run; none where nothing is saved."""
@@ -112,8 +113,15 @@ class Saver:
             return complete or time.monotonic() - self._last_s >= self._run.args.save_interval_s
         return interval.due(done, epoch_ends) or (complete and interval.strategy == "steps")
 
-    def save(self, done: int, *, better: bool) -> None:
-        """Write the checkpoint of this step, or begin to; raises StorageError as `save_error_policy` says."""
+    def has(self, folder: Path) -> bool:
+        """Return whether this checkpoint was written and a run can resume from it."""
+        return folder in self.folders and not manifest.holds_only_model(folder)
+
+    def save(self, done: int, *, better: bool, stops: bool = False) -> None:
+        """Write the checkpoint of this step, or begin to; raises StorageError as `save_error_policy` says.
+
+        If the run `stops`, it is a complete one, whatever `save_only_model` says.
+        """
         self.wait()  # at most one is on its way
         guard.require_finite(self._run.model, self.run_state.optimizer, f"after step {done}")
         self._last_s = time.monotonic()
@@ -125,7 +133,7 @@ class Saver:
         earlier = self.folders
         self.folders = [*(path for path in earlier if path != target), target]  # the checkpoint names itself too
         try:
-            write = self._prepare(output_dir, done)
+            write = self._prepare(output_dir, done, only_model=self._run.args.save_only_model and not stops)
         except BaseException as error:
             self.folders, state.best_model_checkpoint = earlier, before
             self._continue_or_raise(error)
@@ -160,9 +168,9 @@ class Saver:
         except StorageError as error:
             logger.error("%s", error)
 
-    def _prepare(self, output_dir: Path, done: int) -> Write:
+    def _prepare(self, output_dir: Path, done: int, *, only_model: bool) -> Write:
         """Gather what the checkpoint holds, with its small files already in the staging folder."""
-        content = snapshot.take(self.run_state, self._buffers)
+        content = snapshot.take(self.run_state, self._buffers, only_model=only_model)
         args, meter = self._run.args, self.run_state.meter
         staged = storage.Staged(output_dir, done, self.lineage)
         staged.put(content.write_texts)
@@ -172,6 +180,8 @@ class Saver:
             "n_rows": meter.n_rows_before + meter.n_rows,
             "config_digest": compare.config_digest(args, self.run_state.identity),
         }
+        if only_model:
+            facts[manifest.ONLY_MODEL] = True
         return Write(staged, content, facts, self.folders[:-1], args.save_total_limit, self._protected())
 
     def _protected(self) -> Path | None:

@@ -91,11 +91,11 @@ class RunState:
     """Returns the user's own `save_model`, if there is one: what it writes is the model of a checkpoint."""
 
 
-def take(state: RunState, buffers: Buffers | None = None) -> Snapshot:
+def take(state: RunState, buffers: Buffers | None = None, *, only_model: bool = False) -> Snapshot:
     """Return the content of a checkpoint of this moment; with buffers, later steps do not change it."""
     model, processing = state.run.model, state.run.processing_class
     weights = dict(model.state_dict())
-    text, tensors = content.split_parts(collect_states(state.parts()))
+    text, tensors = (None, {}) if only_model else content.split_parts(collect_states(state.parts()))
     if buffers is not None:
         model = _with_own_config(model)
         weights = buffers.copies(weights, "weights")
@@ -103,12 +103,12 @@ def take(state: RunState, buffers: Buffers | None = None) -> Snapshot:
     return Snapshot(texts(state, text), model, processing, weights, tensors, state.user_save_model())
 
 
-def texts(state: RunState, parts: str) -> dict[str, str]:
-    """Return the small files of a checkpoint; `parts` is the text of `state.json`."""
+def texts(state: RunState, parts: str | None) -> dict[str, str]:
+    """Return the small files of a checkpoint; `parts` is the text of `state.json`, None: there is none."""
     return {
         compare.ARGUMENTS: policy.as_run(state.run.args, state.precision) + "\n",
         compare.FINGERPRINT: json.dumps(state.identity, indent=2) + "\n",
-        content.STATE: parts,
+        **({} if parts is None else {content.STATE: parts}),
         content.TRAINER_STATE: json.dumps(best.as_saved(state.counters), indent=2, sort_keys=True) + "\n",
     }
 

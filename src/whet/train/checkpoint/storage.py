@@ -249,11 +249,20 @@ def require_intact(folder: Path, *, light: bool = False) -> Path:
     return folder
 
 
+def require_complete(folder: Path) -> Path:
+    """Return the folder if a run can resume from it; raises StorageError if it holds the model alone."""
+    if manifest.holds_only_model(folder):
+        raise not_resumable.only_model(folder, _instead_of(folder))
+    return folder
+
+
 def _instead_of(folder: Path) -> Path | None:
     """Return an intact checkpoint in the folder itself, or next to it."""
     there = [path for place in (folder, folder.parent) for path in reversed(list_all(place)) if path != folder]
     left = abandoned(there)
-    return next((path for path in there if path not in left and not problems_of(path)), None)
+    return next(
+        (one for one in there if one not in left and not manifest.holds_only_model(one) and not problems_of(one)), None
+    )
 
 
 def list_all(output_dir: Path) -> list[Path]:

@@ -23,6 +23,13 @@ def processing_class(given: Any, tokenizer: Any) -> Any:
     return tokenizer if given is None else given
 
 
+def pad_token_id(trainer: PublicTrainer) -> int:
+    """Return the id of padding tokens: the tokenizer's, else the model's, else 0."""
+    config = getattr(trainer.model, "config", None)
+    found = [getattr(one, "pad_token_id", None) for one in (trainer.processing_class, config)]
+    return next((one for one in found if isinstance(one, int)), 0)
+
+
 def require_consistent(trainer: PublicTrainer, model: Any) -> None:
     """Raise ConfigError for arguments of the Trainer that contradict each other."""
     environment.require_known()

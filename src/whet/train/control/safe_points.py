@@ -85,10 +85,10 @@ class SafePoints:
             self.pending = (self.pending or {}) | {"stop": True}
         folder = self._state.run.output_dir / storage.folder_name(done)
         self._saver.wait()
-        if self.pending or folder not in self._saver.folders:
-            self._saver.save(done, better=False)
+        if self.pending or not self._saver.has(folder):
+            self._saver.save(done, better=False, stops=True)
             self._saver.wait()
-        saved = folder in self._saver.folders
+        saved = self._saver.has(folder)
         outcome = f"saved in {folder}, no completed step is lost" if saved else "its checkpoint could not be written"
         raise Stopped(f"{why} after step {done}: {outcome}", {**self._saver.settings_to_resume(), **again}, code)
 

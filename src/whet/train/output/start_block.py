@@ -160,5 +160,6 @@ def _saves(trainer: PublicTrainer) -> list[str]:
         "best": "at each new best",
     }[args.save_strategy]
     kept = [f"newest {args.save_total_limit} kept"] if args.save_total_limit and args.save_strategy != "no" else []
+    kept += ["the model only"] if args.save_only_model and args.save_strategy != "no" else []
     room = console.width() - _LABEL - len(every) - 2
     return [console.shorten(escape_controls(args.output_dir), max(room, len("...") + 3)), every, *kept]

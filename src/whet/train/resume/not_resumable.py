@@ -37,6 +37,17 @@ def error(folder: Path, problems: Sequence[str], other: Path | None) -> StorageE
     )
 
 
+def only_model(folder: Path, other: Path | None) -> StorageError:
+    """Return the error for a checkpoint without the optimizer; `other` is one that can be resumed from."""
+    use = "" if other is None else f"use --resume_from_checkpoint {shlex.quote(str(other))}, which is complete; or "
+    return StorageError(
+        what=f"{folder} holds only the model",
+        got="a checkpoint that was written with save_only_model",
+        why="a resumed run needs the state of the optimizer, which this checkpoint does not have",
+        fix=f"{use}{_from_weights(folder)}",
+    )
+
+
 def require_not_of_transformers(output_dir: Path) -> None:
     """Raise StorageError if the folder holds checkpoints of transformers, which "auto" would not resume from."""
     if not output_dir.is_dir():

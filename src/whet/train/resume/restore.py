@@ -35,11 +35,12 @@ def folder_to_resume(asked: str | bool | None, output_dir: Path) -> Path | None:
     if not asked or asked == "no":
         return None
     if asked is not True and asked != "auto":
-        return storage.require_intact(Path(str(asked)))
+        return storage.require_complete(storage.require_intact(Path(str(asked))))
     found = storage.newest(output_dir)
     if found is None:
         logger.info("there is no checkpoint in %s: the run starts at its first step", output_dir)
-    return found
+        return None
+    return storage.require_complete(found)
 
 
 def check_early(args: TrainingArguments) -> None:
@@ -53,6 +54,7 @@ def check_early(args: TrainingArguments) -> None:
     folders = storage.list_all(Path(args.output_dir)) if asked == "auto" else [Path(str(asked))]
     folder = next((one for one in reversed(folders) if not storage.problems_of(one, light=True)), None)
     if folder is not None:
+        storage.require_complete(folder)
         with _refusing_unreadable(folder):
             compare.require_same_settings(args, folder)
 
