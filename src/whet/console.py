@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import textwrap
 from collections.abc import Sequence
@@ -12,6 +13,15 @@ USUAL = 80
 _WIDEST = 100
 _NARROWEST = 30
 _ELLIPSIS = "..."
+_UNIT = re.compile(
+    r"""(?:run:[ ])[^;]+;?          # a command
+      | --[\w-]+[ ](?:'[^']*'|"[^"]*"|[^\s-])\S*  # a flag with its value
+      | [^\s(]+\((?:[^()]|\([^()]*\))*\)[^\s()]*  # a call
+      | \S*(?P<quote>['"])(?:(?!(?P=quote)).)*(?P=quote)\S*
+      | \S+""",
+    re.VERBOSE,
+)
+"""The parts of a message that stay on one line."""
 
 
 def is_terminal(stream: Any) -> bool:
@@ -62,6 +72,22 @@ def folded(parts: Sequence[str], most: int, between: str = "  ", indent: str = "
 def paragraph(text: str, indent: str = "") -> str:
     """Return the text in lines between words, none longer than the terminal is wide unless a word is."""
     return textwrap.fill(text, width(), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def folded_message(text: str, most: int, indent: str) -> list[str]:
+    """Return one line of a message in lines of at most `most` columns, later ones indented.
+
+    Lines end between words; what a reader copies stays on one line, even a longer one: commands after "run:", a flag
+    with its value, calls, quoted text and paths.
+    """
+    start = text[: len(text) - len(text.lstrip())]
+    lines: list[str] = []
+    for unit in (match[0] for match in _UNIT.finditer(text)):
+        if lines and len(lines[-1]) + 1 + len(unit) <= most:
+            lines[-1] += f" {unit}"
+        else:
+            lines.append((indent if lines else start) + unit)
+    return lines or [text]
 
 
 def duration(seconds: float) -> str:

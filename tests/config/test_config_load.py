@@ -226,19 +226,19 @@ def test_refused_fields_stay_refused_when_switched_on(words: list[str], name: st
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("--eval_steps 50", "eval_steps=50 has no effect: it is for eval_strategy steps, and eval_strategy is no"),
+        ("--eval_steps 50", "eval_steps=50 has no effect with eval_strategy no: set eval_strategy steps to use it"),
         (
             "--save_strategy no --save_steps 50 --save_total_limit 2",
-            "save_steps=50 has no effect: it is for save_strategy steps, and save_strategy is no; "
+            "save_steps=50 has no effect with save_strategy no: set save_strategy steps to use it; "
             "save_total_limit=2 counts only checkpoints that a signal or a callback asks for: save_strategy is no",
         ),
         (
             "--save_interval_s 60",
-            "save_interval_s=60.0 has no effect: it is for save_strategy time, and save_strategy is steps",
+            "save_interval_s=60.0 has no effect with save_strategy steps: set save_strategy time to use it",
         ),
         (
             "--logging_strategy epoch --logging_steps 5",
-            "logging_steps=5 has no effect: it is for logging_strategy steps, and logging_strategy is epoch",
+            "logging_steps=5 has no effect with logging_strategy epoch: set logging_strategy steps to use it",
         ),
         (
             "--length_column_name size",

@@ -23,7 +23,9 @@ MISSING: dict[str, tuple[Any, dict[str, Any], dict[str, Any], list[str]]] = {
     "text that the model knows": (
         CLASSES, NAMED, {"labels": "yes"}, ["column labels holds text", "model.config.label2id[row['labels']]"],
     ),
-    "text named label": (CLASSES, NAMED, {"label": "no"}, ["column label holds text", "got: no"]),
+    "text named label": (
+        CLASSES, NAMED, {"label": "no"}, ["column label holds text", "model.config.label2id[row['label']]"],
+    ),
     "tags of text": (TAGS, {}, {"labels": ["O", "B", "O", "O"]}, ["column labels holds text"]),
     "another name": (CLASSES, {}, {"intent": 1}, ["no labels", "intent", "rename_column('intent', 'labels')"]),
     "no column": (CLASSES, {}, {}, ["no labels", "input_ids", "add the column labels"]),

@@ -2,8 +2,10 @@
 
 import sys
 
+from whet import console
 from whet.errors import WhetError
 
+_ERROR = "error: "
 _STYLES = {"  got:": "yellow", "  fix:": "green"}
 
 
@@ -19,9 +21,13 @@ def _in_colour(error: WhetError) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    console = Console(stderr=True)
+    shown, width = Console(stderr=True), console.width()
     for problem in error.problems:
         what, *rest = str(problem).splitlines()
-        console.print(Text.assemble(("error: ", "bold red"), (what, "bold")), soft_wrap=True)
+        first, *others = console.folded_message(f"{_ERROR}{what}", width, "  ")
+        shown.print(Text.assemble((_ERROR, "bold red"), (first.removeprefix(_ERROR), "bold")), soft_wrap=True)
+        for line in others:
+            shown.print(Text(line, style="bold"), soft_wrap=True)
         for line in rest:
-            console.print(Text(line, style=_STYLES.get(line[:6], "")), soft_wrap=True)
+            for part in console.folded_message(line, width, " " * 7):
+                shown.print(Text(part, style=_STYLES.get(line[:6], "")), soft_wrap=True)

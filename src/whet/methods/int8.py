@@ -10,6 +10,7 @@ from whet.models import known
 from whet.models.fused.parts import has_products
 from whet.models.packed import packed_model
 from whet.models.view import ModelView
+from whet.models.wrapped import unwrapped
 from whet.precision.int8 import INSTEAD, backward_too
 
 CARD = Card(
@@ -41,7 +42,9 @@ def apply(view: ModelView, settings: MethodSettings) -> Applied | None:
         what="int8 is asked for, and none of this model's layers could run in it",
         got=f"{type(model).__name__}, padded batches" if packed is None else type(model).__name__,
         why=f"it serves encoders of the families {known.names()} with a head that whet runs without padding",
-        fix=f"{INSTEAD}; or leave out what makes batches padded (--attn_implementation, a collator)",
+        fix=INSTEAD
+        if known.of_type(unwrapped(model)) is None
+        else f"{INSTEAD}; or leave out what makes batches padded (--attn_implementation, a collator)",
     )
 
 

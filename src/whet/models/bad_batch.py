@@ -109,14 +109,17 @@ def _too_long(model: Any, ids: Tensor, inputs: Mapping[str, Any]) -> DataError |
     )
 
 
-def checked(collate: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
-    """Return the collator, with DataError in place of its own error where it cannot make a batch of such rows."""
+def checked(collate: Callable[[list[Any]], Any], model: Any = None) -> Callable[[list[Any]], Any]:
+    """Return the collator, with DataError in place of its own error if it cannot make a batch of such rows.
+
+    The numbers that `model` gives its labels are named in the error.
+    """
 
     def collate_or_explain(rows: list[Any]) -> Any:
         try:
             return collate(rows)
         except (*_FAILURES, KeyError, AttributeError) as error:
-            found = None if isinstance(error, WhetError) else _problem_of_rows(rows)
+            found = None if isinstance(error, WhetError) else _problem_of_rows(rows, model)
             if found is None:
                 raise
             raise found from error
@@ -124,7 +127,7 @@ def checked(collate: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
     return collate_or_explain
 
 
-def _problem_of_rows(rows: Sequence[Any]) -> DataError | None:
+def _problem_of_rows(rows: Sequence[Any], model: Any) -> DataError | None:
     """Return what about the rows cannot become tensors; None if nothing was found."""
     odd = next((row for row in rows if not isinstance(row, Mapping) and not hasattr(row, "__dict__")), None)
     if odd is not None:
@@ -138,7 +141,7 @@ def _problem_of_rows(rows: Sequence[Any]) -> DataError | None:
     text = {name: value for row in named for name, value in row.items() if bad_labels.is_text(value)}
     if text:
         name, value = next(iter(text.items()))
-        return bad_labels.text(name, value)
+        return bad_labels.text(name, value, getattr(getattr(model, "config", None), "label2id", None))
     return (
         None if any("input_ids" in row or "inputs_embeds" in row for row in named) or not named else _no_ids(named[0])
     )

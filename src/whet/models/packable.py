@@ -32,8 +32,9 @@ def why_padded(model: nn.Module, within: nn.Module | None = None) -> str | None:
     if family.proven:
         return None
     blocks = [module for module in base.modules() if family.is_block(module)]
-    if not all(any(family.is_attention(part) for part in block.modules()) for block in blocks):
-        return f"a block of it has an attention that is not {' or '.join(family.attention)}"
+    for block in blocks:
+        if not any(family.is_attention(part) for part in block.modules()):
+            return _other_attention(block, family)
     for module in (within or base).modules():
         if family.is_attention(module) and not runs_forward_of(module, family.attention):
             return f"{type(module).__name__} has a forward of its own, and may mix the tokens of different rows"
@@ -48,6 +49,17 @@ def _why_unknown(base: nn.Module) -> str:
     """Return why the model has no family: what the proof has found, if there was one."""
     verdict = recorded(base)
     return "whet does not know its family" if verdict is None or verdict.why_padded is None else verdict.why_padded
+
+
+def _other_attention(block: nn.Module, family: Family) -> str:
+    """Return what stands in a block in place of the family's attention; a class may have its name and be another."""
+    kinds = [type(part) for part in block.modules() if "attention" in type(part).__name__.lower()]
+    found = [f"{kind.__module__}.{kind.__qualname__}" for kind in kinds if not is_trusted(kind)]
+    return f"a block of it has {found[0] if found else 'an attention'} in place of {_named(family)}"
+
+
+def _named(family: Family) -> str:
+    return f"{' or '.join(family.attention)} of {family.package}"
 
 
 def answers_questions(model: nn.Module) -> bool:

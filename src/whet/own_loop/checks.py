@@ -97,5 +97,5 @@ def no_encoder(model: Any) -> ConfigError:
         what="whet.optimize finds no encoder here that it can run without padding",
         got=type(model).__name__ + (f" ({reasons})" if reasons else ", with no model of transformers inside"),
         why=f"it knows the families {known.names()}, and tries other encoders on a copy",
-        fix="train it as it is; whet's Trainer runs models of transformers padded that it cannot run without",
+        fix="train it as it is, or with whet.Trainer, which runs other models of transformers with their padding",
     )

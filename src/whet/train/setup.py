@@ -90,7 +90,7 @@ def apply_changes(trainer: PublicTrainer) -> None:
 
 def _collator(trainer: PublicTrainer) -> Collate:
     if not trainer.args.remove_unused_columns:
-        return checked(trainer.data_collator)
+        return checked(trainer.data_collator, trainer.model)
     return collate.without_unread(trainer.data_collator, trainer.model, trainer.label_names)
 
 

@@ -22,7 +22,7 @@ def unread(args: TrainingFields) -> list[str]:
         is_now = getattr(args, strategy)
         if is_now != needed and _is_set(args, name) and not _also_evaluates(args, name):
             shown = getattr(args, name)
-            notes.append(f"{name}={shown} has no effect: it is for {strategy} {needed}, and {strategy} is {is_now}")
+            notes.append(f"{name}={shown} has no effect with {strategy} {is_now}: set {strategy} {needed} to use it")
     if args.save_strategy == "no" and _is_set(args, "save_total_limit"):
         notes.append(
             f"save_total_limit={args.save_total_limit} counts only checkpoints that a signal or a callback asks for: "

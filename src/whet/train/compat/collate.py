@@ -34,7 +34,7 @@ def without_unread(collate: Collate, model: nn.Module, label_names: Iterable[str
     names = read_by(unwrapped(model))
     if names is None:
         return collate
-    collate = checked(collate)
+    collate = checked(collate, model)
     columns = Columns(names | set(label_names))
 
     def shown(row: Any) -> Any:

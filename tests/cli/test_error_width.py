@@ -1,0 +1,62 @@
+"""Errors on a terminal: folded between words at its width, with whatever a reader copies on one line."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+
+import pytest
+
+from whet.console import folded_message
+
+_WORDS = ["qa", "--model_name_or_path", "m", "--dataset_name", "squad", "--do_train", "--eval_strategy", "steps",
+          "--save_strategy", "no", "--load_best_model_at_end", "--output_dir", "out", "--push_to_hub"]  # fmt: skip
+
+
+def _on_terminal(columns: int) -> list[str]:
+    process, screen = pty.fork()
+    if process == 0:
+        fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+        os.execve(sys.executable, [sys.executable, "-m", "whet", *_WORDS], environment | {"TERM": "xterm"})
+    shown = b""
+    while True:
+        try:
+            shown += os.read(screen, 1 << 16)
+        except OSError:  # the process has closed its side
+            break
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 78
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode()).splitlines()
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+def test_errors_are_folded_at_the_width_of_the_terminal(columns: int) -> None:
+    lines = _on_terminal(columns)
+    assert len(lines) > 4
+    assert max(map(len, lines)) <= columns, [line for line in lines if len(line) > columns]
+    file = subprocess.run([sys.executable, "-m", "whet", *_WORDS], capture_output=True, text=True, check=False)
+    assert " ".join(" ".join(lines).split()) == " ".join(file.stderr.split())
+    assert max(map(len, file.stderr.splitlines())) > columns  # a file gets each part on one line
+
+
+@pytest.mark.parametrize(
+    "whole",
+    [
+        "run: pip install --force-reinstall torch, then python -m whet.kernels.build",
+        "--resume_from_checkpoint '/a folder/with a long name/checkpoint-00000001',",
+        "whet.optimize(AutoModelForQuestionAnswering.from_pretrained('bert-base-uncased'))",
+        "/a/path/that/is/much/longer/than/any/line/of/this/terminal/could/ever/hold/checkpoint-00000001",
+    ],
+)
+def test_a_folded_error_keeps_what_is_copied_on_one_line(whole: str) -> None:
+    lines = folded_message(
+        f"  fix: look at the folder that it names first; {whole}; and then try it again", 50, " " * 7
+    )
+    assert any(whole in line for line in lines)
+    assert all(len(line) <= 50 for line in lines if whole not in line)
