@@ -13,6 +13,8 @@ from typing import Any, NoReturn
 
 import pytest
 
+from whet.hardware import memory
+
 _MARK = "not shown here"
 
 
@@ -22,6 +24,13 @@ def not_shown(rows: str, why: str, needs: str) -> NoReturn:
     if os.environ.get("WHET_GATE") == "1":
         pytest.fail(f"{told} (WHET_GATE=1 asks for every row)", pytrace=False)
     pytest.skip(told)
+
+
+def needs_free_memory(rows: str, needed_bytes: float) -> None:
+    """Skip the test of these rows, or fail it where WHET_GATE is 1, if less memory than this is free."""
+    free = memory.available_bytes()
+    if free is not None and free < needed_bytes:
+        not_shown(rows, f"{free / 1e9:,.1f} GB of memory are free", f"{needed_bytes / 1e9:,.0f} GB")
 
 
 def open_rows(reports: Iterable[Any]) -> list[str]:
