@@ -104,6 +104,12 @@ def running() -> object | None:
     return _RUNNING.get()
 
 
+def running_position() -> BatchPosition | None:
+    """Return the position of the innermost pass of this thread; None outside of whet's passes."""
+    found = _RUNNING.get()
+    return None if found is None else found.position
+
+
 class Placement:
     """The link from all sites of one model to its running pass. It holds no state of the pass."""
 

@@ -1,7 +1,7 @@
 """whet's attention function inside transformers: one function serves every family through the AttentionInterface."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ from transformers.masking_utils import eager_mask, sdpa_mask
 from whet.card import Card
 from whet.errors import ConfigError
 from whet.kernels.attention.packed import attend as attend_rows
-from whet.kernels.batch_position import Site, running
+from whet.kernels.batch_position import Site, running, running_position
 from whet.kernels.specs import AttentionSpec, Drop
 from whet.models.known import known
 from whet.models.recomputation import require_pass
@@ -67,9 +67,16 @@ def attend(
         max_seqlen=position.max_seqlen,
         kernel=site.placement.kernel,
         key_counts=position.key_counts,
+        window=_window(options),
     )
     q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     return attend_rows(q, k, v, spec)[None], None
+
+
+def _window(options: Mapping[str, Any]) -> int | None:
+    """Return how far a query sees, where flash attention in transformers has its windows end."""
+    given = options.get("sliding_window")
+    return None if given is None else given - 1
 
 
 def _outside(module: nn.Module, site: Site | None) -> Callable[..., tuple[Tensor, Tensor | None]]:
@@ -100,9 +107,16 @@ def _unknown(module: nn.Module) -> ConfigError:
 
 
 def mask(*args: Any, attention_mask: Tensor | None = None, **options: Any) -> Tensor | None:
-    """Return the mask for padded calls, and None for packed ones, whose rows the attention knows itself."""
-    if attention_mask is None:
+    """Return the mask for padded calls, and None for packed ones, whose rows and windows the attention knows itself."""
+    config = options.get("config")
+    if attention_mask is None and (getattr(config, "sliding_window", None) is None or _is_packed(options)):
         return None
-    family = known().get(getattr(options.get("config"), "model_type", ""))
+    family = known().get(getattr(config, "model_type", ""))
     made_by = eager_mask if family is not None and family.adds_masks else sdpa_mask
     return made_by(*args, attention_mask=attention_mask, **options)
+
+
+def _is_packed(call: Mapping[str, Any]) -> bool:
+    """Return whether a call for a mask belongs to a packed pass."""
+    position = running_position()
+    return position is not None and position.is_of(call["batch_size"], call["q_length"])

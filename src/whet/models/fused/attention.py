@@ -22,23 +22,28 @@ def attention(
     `module` is one of the family's attention modules, `p` the dropout of its attention weights, `bias` what
     `kernels.attention.packed.attend` takes.
     """
-    site: Site = module.whet_site
-    position = site.position
-    assert position is not None
-    drop = Drop(p, position, site.use()) if module.training and p > 0.0 else None
     scale = getattr(module, "scaling", None) or (parts[0].out_features // heads) ** -0.5
-    spec = AttentionSpec(
-        position.cu_seqlens,
-        scale,
-        drop=drop,
-        max_seqlen=position.max_seqlen,
-        kernel=site.placement.kernel,
-        key_counts=position.key_counts,
-    )
+    spec = spec_of(module, scale, p)
     if _can_join(parts):
         return attend_joined(_joined(x, *parts)[0].unflatten(-1, (3, heads, -1)), spec, bias).flatten(1)[None]
     q, k, v = (with_bias(x, part)[0].unflatten(-1, (heads, -1)) for part in parts)
     return attend(q, k, v, spec, bias).flatten(1)[None]
+
+
+def spec_of(module: Any, scale: float, p: float, window: int | None = None) -> AttentionSpec:
+    """Return how an attention module runs in the running pass; `p` is the dropout of its attention weights."""
+    site: Site = module.whet_site
+    position = site.position
+    assert position is not None
+    return AttentionSpec(
+        position.cu_seqlens,
+        scale,
+        drop=Drop(p, position, site.use()) if module.training and p > 0.0 else None,
+        max_seqlen=position.max_seqlen,
+        kernel=site.placement.kernel,
+        key_counts=position.key_counts,
+        window=window,
+    )
 
 
 def _can_join(parts: tuple[nn.Linear, ...]) -> bool:

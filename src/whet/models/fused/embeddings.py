@@ -1,5 +1,6 @@
 """The sum of embedding tables, its norm and its dropout, as one operator."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,20 +20,36 @@ TABLE_SLOTS: Slots = {**dict.fromkeys(_TABLES, nn.Embedding), "LayerNorm": nn.La
 """What `embeddings` reads."""
 
 
-def embeddings(module: Any, input_ids: Tensor, position_ids: Tensor, token_type_ids: Tensor | None) -> Tensor | None:
+@dataclass(frozen=True)
+class EmbeddingNames:
+    """The names of an embedding module's parts; tables of words, positions and segments, in this order."""
+
+    tables: tuple[str, ...] = _TABLES
+    norm: str = "LayerNorm"
+    dropout: str = "dropout"
+
+
+def embeddings(
+    module: Any,
+    input_ids: Tensor,
+    position_ids: Tensor | None,
+    token_type_ids: Tensor | None,
+    names: EmbeddingNames = EmbeddingNames(),
+) -> Tensor | None:
     """Return the normalised sum (1, N, D) of the embeddings of ids (1, N); None if a submodule must be called."""
-    tables = [getattr(module, name) for name in _TABLES if hasattr(module, name)]
+    tables = [getattr(module, name) for name in names.tables if hasattr(module, name)]
+    layer, dropout = getattr(module, names.norm), getattr(module, names.dropout)
     called = [why_called(table, nn.Embedding) for table in tables]
-    called += [why_called(module.LayerNorm, nn.LayerNorm), why_called(module.dropout, PlacedDropout)]
+    called += [why_called(layer, nn.LayerNorm), why_called(dropout, PlacedDropout)]
     if any(called):
         return None
-    ids = [input_ids[0], position_ids[0]]
+    ids = [input_ids[0]] if position_ids is None else [input_ids[0], position_ids[0]]
     if len(tables) == len(_TABLES):
         ids.append(torch.zeros_like(ids[0]) if token_type_ids is None else token_type_ids[0])
-    norm = Norm(module.LayerNorm.weight, module.LayerNorm.bias, module.LayerNorm.eps)
+    norm = Norm(layer.weight, torch.zeros_like(layer.weight) if layer.bias is None else layer.bias, layer.eps)
     summed = Tables(tuple(table.weight for table in tables), tuple(table.padding_idx for table in tables))
     gradients = [_row_gradient(table) for table in tables]
-    return as_products_are(embed(ids, summed, norm, drop=drop_of(module.dropout), gradients=gradients))[None]
+    return as_products_are(embed(ids, summed, norm, drop=drop_of(dropout), gradients=gradients))[None]
 
 
 def _row_gradient(table: nn.Embedding) -> RowGradient | None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from whet.kernels.batch_position import BatchPosition
 from whet.kernels.layers.activation import bias_act
+from whet.kernels.layers.norm import add_norm
 from whet.kernels.products.linear import linear
 from whet.kernels.specs import Norm
 from whet.models.binding import bound
@@ -69,6 +70,27 @@ def residual_norm(found: Product, residual: Tensor, norm: nn.LayerNorm, dropout:
         return norm(_plus(result, bias) + residual)
     drop = drop_of(dropout) if isinstance(dropout, PlacedDropout) and not called else None
     return result, residual, Ending(bias, Norm(norm.weight, norm.bias, norm.eps), drop)
+
+
+def normalised(x: Tensor, norm: nn.Module) -> Tensor:
+    """Return norm(x)."""
+    if not isinstance(norm, nn.LayerNorm) or why_called(norm, nn.LayerNorm) is not None:
+        return norm(x)
+    return add_norm(x, None, Norm(norm.weight, norm.bias, norm.eps))[0]
+
+
+def residual_and_norm(
+    found: Product, residual: Tensor, norm: nn.LayerNorm, dropout: nn.Module
+) -> tuple[Tensor, Tensor]:
+    """Return LayerNorm(s) and s = residual + dropout(product + bias); a dropout may be an Identity."""
+    result, bias = found
+    dropped = isinstance(dropout, PlacedDropout) and why_called(dropout, PlacedDropout) is None
+    if why_called(norm, nn.LayerNorm) is not None or not (dropped or type(dropout) is nn.Identity):
+        total = residual + dropout(_plus(result, bias))
+        return norm(total), total
+    drop = drop_of(dropout) if isinstance(dropout, PlacedDropout) else None
+    settings = Norm(norm.weight, norm.bias, norm.eps)
+    return add_norm(result.to(residual.dtype), residual, settings, linear_bias=bias, drop=drop)
 
 
 def finished(found: Unfinished) -> Tensor:
