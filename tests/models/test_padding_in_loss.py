@@ -82,8 +82,10 @@ def test_all_padding_gives_the_loss_and_gradients_of_transformers(
 
 
 def smooth(model: Any) -> Any:
-    """Return the model with positions that vary slowly, as those of trained models do."""
-    table = dict(model.named_parameters())[next(n for n, _ in model.named_parameters() if "position_emb" in n)]
+    """Return the model with positions that vary slowly, as those of trained models do; rotary positions have no table."""
+    table = next((weight for name, weight in model.named_parameters() if "position_emb" in name), None)
+    if table is None:
+        return model
     waves = torch.arange(table.shape[0])[:, None] / torch.linspace(20, 60, table.shape[1])
     with torch.no_grad():
         table.copy_(0.2 * waves.sin())
