@@ -82,7 +82,7 @@ def test_all_padding_gives_the_loss_and_gradients_of_transformers(
 
 
 def smooth(model: Any) -> Any:
-    """Return the model with positions that vary slowly, as those of trained models do; rotary positions have no table."""
+    """Return the model with positions that vary slowly, as those of trained models do, if they have a table."""
     table = next((weight for name, weight in model.named_parameters() if "position_emb" in name), None)
     if table is None:
         return model
