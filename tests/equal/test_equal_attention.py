@@ -66,7 +66,7 @@ def test_the_log_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> No
     with caplog.at_level(logging.INFO, logger.name):
         trainer_of(tmp_path, "bert", "eager")
     assert "attention: transformers' own eager, asked for by attn_implementation" in caplog.text
-    assert "batches run padded (BertForQuestionAnswering): attention eager does not know rows end to end" in caplog.text
+    assert "batches run padded (BertForQuestionAnswering): attention eager does not support packed rows" in caplog.text
 
 
 def test_a_model_that_ran_packed_before_runs_padded_when_told(tmp_path: Path, calls: list[str]) -> None:

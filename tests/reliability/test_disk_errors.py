@@ -97,7 +97,7 @@ def test_training_goes_on_where_that_is_the_policy(
     monkeypatch.setattr(storage.manifest, "seal", seal)
     trainer(**changes).train()
     assert [path.name for path in sorted(Path(OUT).iterdir())] == [ONE, "checkpoint-00000003", "run.log"]
-    assert "goes on without this checkpoint" in caplog.text
+    assert "continues without this checkpoint" in caplog.text
     monkeypatch.setattr(storage.manifest, "seal", real)
     resumed = trainer(max_steps=3, save_strategy="no")
     resumed.train(resume_from_checkpoint=f"{OUT}/{ONE}")

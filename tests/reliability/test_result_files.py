@@ -92,7 +92,7 @@ def test_run_goes_on_without_a_result_if_that_is_the_policy(corpus: Corpus, tmp_
     words = _words(corpus, tmp_path / "out", save_error_policy="continue")
     done = _run_without_a_log(words, tmp_path, _no_room_from(*_PLACES["trainer_state.json"]))
     assert done.returncode == 0, (tmp_path / "said").read_text("utf-8")
-    assert "goes on without this file" in (tmp_path / "said").read_text("utf-8")
+    assert "continues without this file" in (tmp_path / "said").read_text("utf-8")
     assert "model.safetensors" in files(tmp_path / "out")
 
 

@@ -32,7 +32,7 @@ def test_an_obstacle_is_named_before_the_first_step(tmp_path: Path, name: str, k
     _plant(out / name, kind, outside)
     trainer = toy_trainer(out, **_SAVES)
     with pytest.raises(
-        OutputError, match=rf"(?s)stands at the name of a checkpoint.*{name} is a.*fix: .*mv '"
+        OutputError, match=rf"(?s)a future checkpoint cannot get its name.*{name} is a.*fix: .*mv '"
     ) as caught:
         trainer.train()
     assert caught.value.exit_code == EXIT_CANNOT_CREATE
@@ -65,7 +65,7 @@ def test_an_obstacle_that_appears_during_the_run_is_named_with_the_newest_checkp
         toy_trainer(tmp_path, callbacks=[Plants()], **_SAVES).train()
     (problem,) = caught.value.problems
     assert f"newest complete checkpoint is {tmp_path / 'checkpoint-00000002'}" in problem.why
-    assert f"move away what stands at {tmp_path / 'checkpoint-00000004'}" in problem.fix
+    assert f"move away what is at {tmp_path / 'checkpoint-00000004'}" in problem.fix
     assert "resume with --resume_from_checkpoint" in problem.fix
     assert list((tmp_path / "outside").iterdir()) == []
     (tmp_path / "checkpoint-00000004").unlink()

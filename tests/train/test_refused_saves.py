@@ -27,7 +27,7 @@ FIXES = {
     "ENAMETOOLONG": r"a shorter --output_dir",
     "EMFILE": r"ulimit -n",
     "ESTALE": r"mount it again",
-    "ENOENT": r"was moved or removed under the run",
+    "ENOENT": r"was moved or removed while the run used it",
 }
 
 

@@ -129,12 +129,12 @@ def test_model_init_gives_each_training_a_new_model(tmp_path: Path) -> None:
     ("given", "says"),
     [
         ({}, "Trainer needs a model"),
-        ({"model": "bert-base-uncased"}, "model is no torch module"),
+        ({"model": "bert-base-uncased"}, "model is not a torch module"),
         ({"model": Smoothed(), "model_init": Smoothed}, "exclude each other"),
         ({"model_init": lambda: None}, "model_init returned no model"),
-        ({"model_init": lambda a, b: None}, "model_init takes too much"),
+        ({"model_init": lambda a, b: None}, "model_init has too many parameters"),
         ({"model_init": Smoothed, "optimizers": (torch.optim.SGD(Smoothed().parameters()), None)}, "exclude"),
-        ({"model": Smoothed(), "data_collator": 7}, "data_collator is no function"),
+        ({"model": Smoothed(), "data_collator": 7}, "data_collator is not a function"),
         ({"model": Smoothed(), "args": {"eval_strategy": "epoch"}}, "no data set to evaluate on"),
     ],
 )  # fmt: skip

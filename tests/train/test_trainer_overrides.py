@@ -185,7 +185,7 @@ def test_a_loader_with_other_rows_after_a_resume_is_refused(tmp_path: Path) -> N
     args = {"save_strategy": "steps", "save_steps": 2}
     Own(Smoothed(), ours(tmp_path, **args), train_dataset=class_rows()).train()
     again = Own(Smoothed(), ours(tmp_path, **args), train_dataset=class_rows())
-    with pytest.raises(whet.DataError, match="does not give the rows again"):
+    with pytest.raises(whet.DataError, match="gives other rows than those"):
         again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-00000002"))
 
 

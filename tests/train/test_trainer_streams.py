@@ -108,7 +108,7 @@ def test_a_stream_that_gives_other_rows_after_a_stop_is_refused(tmp_path: Path) 
     args = ours(tmp_path, max_steps=6, save_strategy="steps", save_steps=2)
     whet.Trainer(Smoothed(), args, train_dataset=Torch(class_rows(14))).train()
     other = whet.Trainer(Smoothed(), args, train_dataset=Torch(class_rows(14)[::-1]))
-    with pytest.raises(DataError, match=r"(?s)does not give the rows again.*fix: "):
+    with pytest.raises(DataError, match=r"(?s)gives other rows than those.*fix: "):
         other.train(resume_from_checkpoint=str(tmp_path / "checkpoint-00000002"))
 
 

@@ -1,4 +1,4 @@
-"""What a run asks for that this machine does not have, found before any data is read and without torch."""
+"""Finds packages and devices that a run needs and this machine does not have, before data or torch are loaded."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _OPTIMIZERS = {
     "adamw_torch_8bit": ("torchao", "'whet[torchao]'"),
     "adamw_torch_4bit": ("torchao", "'whet[torchao]'"),
 }
-"""Optimizers that are built by another package, and how that is installed."""
+"""Optimizers of other packages -> the package, and how to install it."""
 _NVIDIA_DEVICES = ("/dev/nvidiactl", "/dev/dxg")
-"""What is there in containers and under Windows, where the driver lists no GPU."""
+"""Devices that exist in containers and under Windows even if the driver lists no GPU."""
 
 
 def missing(args: TrainingArguments) -> list[Problem]:
-    """Return every package, and every device, that these settings need and that is not here."""
+    """Return a problem for every package and device that these settings need and that is missing."""
     return [*_packages(args), *_devices(args)]
 
 
@@ -54,10 +54,10 @@ def _devices(args: TrainingArguments) -> Iterator[Problem]:
         and not any(Path(path).exists() for path in _NVIDIA_DEVICES)
     ):
         yield Problem(
-            what="tf32 is asked for, and this machine has no GPU of NVIDIA's",
+            what="tf32 is asked for, but this machine has no NVIDIA GPU",
             got="tf32=True",
-            why="TF32 is a format of NVIDIA's GPUs since Ampere (compute capability 8.0), and would do nothing here",
-            fix="leave --tf32 out; --precision auto finds out whether bf16 is faster here",
+            why="TF32 is a format of NVIDIA GPUs since Ampere (compute capability 8.0), and would have no effect here",
+            fix="leave --tf32 out; --precision auto measures whether bf16 is faster here",
         )
 
 

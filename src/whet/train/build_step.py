@@ -1,4 +1,4 @@
-"""Chooses the version of each part of the step: whose loss it takes, and how its gradients change the weights."""
+"""Chooses the version of each part of the step: whose loss it uses, and how gradients update the weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the gradient of a step is clipped: in a pass of its own, or fused with the update."""
+"""Clips the gradient of a step: in a separate pass, or fused with the update."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ClipInOwnPass:
 
 
 class ClipInOptimizer:
-    """The optimizer multiplies as it reads, unless a callback or a hook may read the gradient before or after."""
+    """The optimizer scales the gradient as it reads it, unless a callback or a hook may read the gradient."""
 
     def __init__(self, optimizer: NativeAdamW, own_pass: ClipInOwnPass, events: Events) -> None:
         self._optimizer, self._own_pass, self._events = optimizer, own_pass, events

@@ -1,4 +1,4 @@
-"""Forward passes without gradients, and what becomes of them."""
+"""Evaluation: forward passes without gradients, and the loss, predictions and metrics from them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LABELS = ("labels", "label", *SPAN_LABELS)
 
 @dataclass
 class Totals:
-    """What an evaluation has found out so far."""
+    """The sums and predictions of an evaluation so far."""
 
     keep: bool
     """Whether predictions are kept."""
@@ -63,9 +63,9 @@ def forward_batches(
 
 
 def run(trainer: PublicTrainer, loader: Any, *, keep: bool, ignore_keys: Sequence[str] | None) -> EvalLoopOutput:
-    """Return what an evaluation of the loader's batches finds, metrics without a prefix.
+    """Return the result of an evaluation of the loader's batches; metrics have no prefix.
 
-    The loader that whet made itself is read row by row, so that batches run without padding where they can.
+    If whet made the loader, its rows are read directly, so that batches can run without padding.
     """
     trainer.events.eval_dataloader = loader
     by_user = trainer.user_loss or overrides.changed(trainer, "prediction_step")
@@ -138,7 +138,7 @@ def _of_batches(
 
 
 def _row_batches(dataset: Any, n_rows: int) -> Iterator[tuple[Any, Sequence[int]]]:
-    """Yield where the rows of each batch lie, in order; a data set without a length is read in one go."""
+    """Yield (rows, indices) of each batch in order; a data set without a length is read as a stream."""
     if is_sized(dataset):
         for first in range(0, len(dataset), n_rows):
             yield dataset, range(first, min(first + n_rows, len(dataset)))
@@ -160,7 +160,7 @@ def _chunks(rows: Iterable[Any], n_rows: int) -> Iterator[list[Any]]:
 def _preprocessed(
     trainer: PublicTrainer, logits: tuple[np.ndarray, ...], labels: Sequence[Any]
 ) -> tuple[np.ndarray, ...]:
-    """Return what `preprocess_logits_for_metrics` makes of a batch's predictions."""
+    """Return what `preprocess_logits_for_metrics` returns for a batch's predictions."""
     if trainer.preprocess_logits_for_metrics is None:
         return logits
     tensors = tuple(torch.from_numpy(array) for array in logits)
@@ -182,7 +182,7 @@ def _without(output: Any, ignore_keys: Sequence[str] | None) -> Any:
 
 
 def _n_targets(inputs: Any, n_rows: int) -> int:
-    """Return what a batch's mean loss runs over: token labels other than -100, or else its rows."""
+    """Return the number of targets in a batch's mean loss: token labels other than -100, or else its rows."""
     labels = inputs.get("labels") if isinstance(inputs, Mapping) else None
     if isinstance(labels, torch.Tensor) and not labels.is_floating_point() and labels.dim() > 1:
         return int((labels != IGNORED).sum())
@@ -190,7 +190,7 @@ def _n_targets(inputs: Any, n_rows: int) -> int:
 
 
 def _labels_of(batch: Batch, named: Sequence[str] | None) -> list[Any]:
-    """Return the batch's labels: the columns that were named for it, else those with the usual names."""
+    """Return the batch's labels: the named columns, or else those with the usual names."""
     given = {**batch.inputs, **batch.labels}
     found = given if named is not None or not batch.labels else dict(batch.labels)
     found = {name: found[name] for name in (_LABELS if named is None else named) if name in found}

@@ -1,4 +1,4 @@
-"""The loop of a training run: optimizer steps, and what happens between them."""
+"""The training loop: optimizer steps, and logging, evaluation and saving between them."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ from whet.train.update import OptimizerUpdate, UpdateInBackward
 
 
 class TrainingLoop:
-    """One run of a Trainer, from its first step or from a checkpoint to its last step.
+    """One run of a Trainer, from its first step or a checkpoint to its last step.
 
-    The loop owns the parts of the run and hands each one what it needs; none of them knows the loop.
+    The loop owns the parts of the run and gives each one what it needs; no part knows the loop.
     """
 
     run_state: RunState
@@ -75,7 +75,7 @@ class TrainingLoop:
 
     @property
     def plan_step(self) -> int:
-        """The step of the plan that comes next: steps taken, and steps left out with the rest of an epoch."""
+        """Index of the next step in the plan: steps taken, plus steps left out when an epoch ended early."""
         return self.counters.global_step + self.loader.n_left_out
 
     @property
@@ -134,7 +134,7 @@ class TrainingLoop:
         counters.global_step, counters.epoch, counters.total_flos = 0, 0.0, 0.0
 
     def _choose_precision(self, folder: Path | None) -> None:
-        """Set the precision of the run: that of the checkpoint in `folder`, or by timed passes over the next rows."""
+        """Set the precision of the run: from the checkpoint in `folder`, or by timed passes over the next rows."""
         kept = None if folder is None else restore.precision_of(folder)
         rows = self.loader.sample(self.plan_step) if kept is None else np.arange(0)
         subject, dataset = TrialModel.of(self.trainer), self.run.train_dataset
@@ -143,7 +143,7 @@ class TrainingLoop:
             log_compile_speed(subject, dataset, rows, self.trainer.precision)
 
     def _build_parts(self) -> None:
-        """Build the parts that depend on the precision: what saves, what stops, and the step."""
+        """Build the parts that depend on the precision: saving, stopping and the step."""
         self.run_state = RunState(
             run=self.run, counters=self.counters, meter=self.meter, optimizer=self.optimizer,
             precision=self.trainer.precision, identity=fingerprint.of(self.run, self.optimizer, self.scheduler),
@@ -164,9 +164,9 @@ class TrainingLoop:
         )  # fmt: skip
 
     def _parts(self, changed: Set[str] = frozenset()) -> dict[str, Stateful]:
-        """Return what a checkpoint holds besides the model, in the order in which it is restored.
+        """Return the parts that a checkpoint holds besides the model, in the order in which they are restored.
 
-        `changed` are the settings that `--resume_allow_changes` lets differ from the checkpoint.
+        `changed` are the settings that may differ from the checkpoint, by `--resume_allow_changes`.
         """
         return {
             "meter": self.meter,
@@ -191,7 +191,7 @@ class TrainingLoop:
     # ---- a step ----
 
     def take_step(self) -> None:
-        """Take one optimizer step, then log, evaluate and save as far as it is due."""
+        """Take one optimizer step, then log, evaluate and save if that is due."""
         self.saver.check()
         late_arguments.require_same_run(self.trainer, self.run.args)
         self._require_same_loss()
@@ -219,7 +219,7 @@ class TrainingLoop:
     def _count(self, batches: list[Batch], result: step.StepResult, learning_rate: float) -> None:
         """Count the step; raise NonFiniteError after too many consecutive steps that were not applied."""
         self.meter.add(batches, result, learning_rate)
-        if result.applied and self.meter.n_steps - self.meter.n_skipped == 1:  # now the optimizer has its state
+        if result.applied and self.meter.n_steps - self.meter.n_skipped == 1:  # the optimizer has its state only now
             logger.info("%s", formats.describe(self.run.model, self.trainer.precision, self.optimizer))
         self.counters.total_flos += self._flos(batches)
         self.counters.global_step += 1
@@ -236,7 +236,7 @@ class TrainingLoop:
         if self.trainer.objective is not self.run.objective:
             raise ConfigError(
                 what=f"the loss of {type(self.trainer).__name__} changed while a training ran",
-                why="its methods were replaced, and a training chooses its loss when it begins",
+                why="its methods were replaced, and a training chooses its loss at the start",
                 fix="replace compute_loss and the methods around it before train()",
             )
 
@@ -252,7 +252,7 @@ class TrainingLoop:
         self.events.control.should_training_stop = True
 
     def _end_epoch(self) -> bool:
-        """Return whether this step ends an epoch: as its last step, as the last of the run, or for a callback."""
+        """Return whether this step ends an epoch: the last of the epoch or of the run, or ended by a callback."""
         if self.events.control.should_epoch_stop:
             self.loader.skip_epoch(self.plan_step)
         ends = self.loader.ends_epoch(self.plan_step) or self.finished
@@ -261,7 +261,7 @@ class TrainingLoop:
         return ends
 
     def _after_step(self, *, epoch_ends: bool) -> None:
-        """Log, evaluate and save, in this order: a checkpoint holds everything that is known at its step."""
+        """Log, evaluate and save, in this order: a checkpoint holds everything that is known after its step."""
         done = self.counters.global_step
         first = done == 1 and self.run.args.logging_first_step
         if self.run.plan.log.due(done, epoch_ends) or self.events.control.should_log or first:
@@ -300,7 +300,7 @@ class TrainingLoop:
             self._evaluate_and_save(epoch_ends=due["epoch_ends"])
 
     def _evaluate(self, due: dict[str, bool]) -> dict[str, float]:
-        """Evaluate through the Trainer's method, which may be overridden; `due` is done again if a signal stops it."""
+        """Evaluate with the Trainer's method, which may be overridden; after a signal `due` is done when resuming."""
         trainer = self.trainer
         ignored = {} if trainer.ignore_keys_for_eval is None else {"ignore_keys": trainer.ignore_keys_for_eval}
         try:
@@ -334,7 +334,7 @@ class TrainingLoop:
         return TrainOutput(self.counters.global_step, meter.mean_loss, metrics | {"epoch": self.counters.epoch or 0.0})
 
     def _close(self) -> None:
-        """Release what the run holds; a step that was interrupted leaves no gradients."""
+        """Release what the run holds, and the gradients of an interrupted step."""
         self.loader.close()
         if self.in_backward is not None:
             self.in_backward.remove()

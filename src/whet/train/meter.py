@@ -1,4 +1,4 @@
-"""What a run has done so far and how fast: real tokens, padding avoided, losses since the last log."""
+"""Counts what a run has done and how fast: tokens, padding avoided, losses since the last log."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _KINDS = {
 
 @dataclass
 class Meter:
-    """Counts of one run in this process; times come from the monotonic clock alone."""
+    """Counts of one run in this process; times come from the monotonic clock."""
 
     started_s: float = field(default_factory=time.perf_counter)
     n_steps: int = 0
@@ -36,7 +36,7 @@ class Meter:
     n_skipped: int = 0
     """Steps not applied because loss or gradient were not finite."""
     loss_total: float = 0.0
-    """Sum of the losses of all applied steps of the run, those before a resume too."""
+    """Sum of the losses of all applied steps of the run, including those before a resume."""
     n_losses: int = 0
     grad_norm: float = 0.0
     learning_rate: float = 0.0
@@ -103,12 +103,12 @@ class Meter:
 
     @property
     def tokens_per_s(self) -> float:
-        """Real tokens a second."""
+        """Real tokens per second."""
         return self.n_tokens / max(self.elapsed_s, 1e-9)
 
     @property
     def padding_avoided_frac(self) -> float:
-        """Part of the padded token places that was not computed."""
+        """Fraction of the padded tokens that was not computed."""
         return 1.0 - self.n_computed / self.n_padded if self.n_padded else 0.0
 
     @property

@@ -24,9 +24,9 @@ _MOST_NAMED = 3
 
 
 def build(trainer: PublicTrainer, n_steps: int) -> tuple[Optimizer, Any]:
-    """Return the optimizer and the schedule of a run of n_steps steps; both are the Trainer's from here on.
+    """Return the optimizer and the schedule of a run of `n_steps` steps, and set them on the Trainer.
 
-    Those of an earlier run of this Trainer are made again; what was given to it, or set from outside, is taken.
+    Those that an earlier run of this Trainer made are made again; those that the user gave or set are used.
     """
     if trainer.optimizer is trainer.made_optimizers[0]:
         trainer.optimizer = trainer.given_optimizers[0]
@@ -45,7 +45,7 @@ def build(trainer: PublicTrainer, n_steps: int) -> tuple[Optimizer, Any]:
 
 
 class UntrainedParameters:
-    """Parameters that get a gradient but are not in the optimizer: unfrozen after it was made."""
+    """Parameters that get a gradient but are not in the optimizer, as they were unfrozen after it was made."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
         self._model, self._optimizer = model, optimizer
@@ -89,7 +89,7 @@ def create_optimizer(trainer: PublicTrainer, model: nn.Module) -> Optimizer:
 
 
 def class_and_options(args: TrainingArguments, model: nn.Module | None) -> tuple[Any, dict[str, Any]]:
-    """Return what makes the optimizer of these arguments from groups of parameters, and its options."""
+    """Return a function that makes the optimizer of these arguments from parameter groups, and its options."""
 
     def make(groups: Any, **options: Any) -> Optimizer:
         assert model is not None
@@ -113,7 +113,7 @@ def class_and_options(args: TrainingArguments, model: nn.Module | None) -> tuple
 
 
 def decay_names(model: nn.Module) -> list[str]:
-    """Return the names of the parameters that decay: weights, but no biases and norms."""
+    """Return the names of the parameters with weight decay: weights, but not biases and norms."""
     decaying = {id(one) for group in parameter_groups(model, 1.0) if group["weight_decay"] for one in group["params"]}
     return [name for name, parameter in model.named_parameters() if id(parameter) in decaying]
 
@@ -137,12 +137,12 @@ def _not_set(trainer: PublicTrainer, name: str) -> ConfigError:
     method = "create_optimizer" if name == "optimizer" else "create_scheduler"
     return ConfigError(
         what=f"{method} of {type(trainer).__name__} left no {name}",
-        why=f"the run takes trainer.{name}",
+        why=f"the run uses trainer.{name}",
         fix=f"set self.{name} in {method}, and return it",
     )
 
 
 def _reset_rates(optimizer: Optimizer) -> None:
-    """Put back the rates that an earlier run's schedule began with."""
+    """Reset the learning rates to those before the schedule of an earlier run."""
     for group in optimizer.param_groups:
         group["lr"] = group.pop("initial_lr", group["lr"])

@@ -1,4 +1,4 @@
-"""The facts of one training run. Nothing here changes while the run lasts."""
+"""The facts of one training run. They do not change during the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a Trainer's model and batches go together: chosen at the start, and again if overrides change."""
+"""Prepares a Trainer's model and objective: at the start, and again if overrides change."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _CAUSAL = ("ForCausalLM", "LMHeadModel")
 
 
 def use_model(trainer: PublicTrainer, model: nn.Module) -> None:
-    """Make this the Trainer's model: on its device, in float32, with whet's operators where they can serve."""
+    """Make this the Trainer's model: on its device, in float32, with whet's operators where they apply."""
     trainer.model_args = trainer.args
     trainer.model = order.restore(model).to(weights.device_of(trainer.args.use_cpu))
     formats.require_floating(trainer.model)
@@ -74,12 +74,12 @@ def prepare(trainer: PublicTrainer) -> None:
 
 
 def _padding(trainer: PublicTrainer) -> Padding:
-    """Return how a padded run of this Trainer would pad, and how much of that its loss counts."""
+    """Return how a padded run of this Trainer would pad, and how much of that padding its loss counts."""
     return Padding(trainer.args.padding_in_loss, trainer.padded_length, constructor.pad_token_id(trainer))
 
 
 def apply_changes(trainer: PublicTrainer) -> None:
-    """Carry out methods and arguments that were replaced since, and refuse those that whet cannot."""
+    """Apply methods and arguments that were replaced since the last call; refuse those that whet cannot honour."""
     late_arguments.apply(trainer)
     overrides.require_honoured(trainer)
     _require_free_names(trainer)
@@ -101,13 +101,13 @@ def _require_packed_for_budget(trainer: PublicTrainer) -> None:
     raise ConfigError(
         what="max_tokens_per_batch goes with packed batches",
         got=f"{type(_base_model(trainer.model)).__name__}, whose batches run padded",
-        why="the size of a padded batch is not its tokens",
+        why="the size of a padded batch does not follow from its tokens",
         fix="leave --max_tokens_per_batch out, and lower --per_device_train_batch_size instead",
     )
 
 
 def _log_methods(trainer: PublicTrainer, done: list[Applied]) -> None:
-    """Log how batches run, and what each method did."""
+    """Log whether batches run packed, and what each method did."""
     fused = next((one.text for one in done if one.method == fuse.CARD.name), "operators in plain torch")
     if not trainer.user_loss:
         _log_batches(trainer, fused)
@@ -134,7 +134,7 @@ def _smoother(trainer: PublicTrainer, inside: nn.Module) -> LabelSmoother | None
         raise ConfigError(
             what="label_smoothing_factor does not go with this model",
             got=type(inside).__name__,
-            why=f"smoothing is of the column labels; this model learns from {', '.join(trainer.label_names) or 'none'}",
+            why=f"it smooths the column labels; this model learns from {', '.join(trainer.label_names) or 'none'}",
             fix="leave --label_smoothing_factor out, or override compute_loss",
         )
     if getattr(getattr(inside, "config", None), "problem_type", None) == "multi_label_classification":
@@ -144,18 +144,18 @@ def _smoother(trainer: PublicTrainer, inside: nn.Module) -> LabelSmoother | None
 
 
 def _accepts_loss_kwargs(model: nn.Module) -> bool:
-    """Return whether the model divides its loss by a count that it is given."""
+    """Return whether the model divides its loss by a given number of targets."""
     said = getattr(model, "accepts_loss_kwargs", None)
     return overrides.accepts(model.forward, "num_items_in_batch") if said is None else bool(said)
 
 
 def _base_model(model: Any) -> nn.Module:
-    """Return the model in an adapter's wrapper, or the model."""
+    """Return the model inside an adapter's wrapper, or the model itself."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 _RESERVED = {"objective": "loss_sum", "precision": "unscale", "events": "send", "sync": "stop_signal"}
-"""Attributes of whet's Trainer that a subclass could take for its own, each with a method that tells."""
+"""Attributes of whet's Trainer that a subclass could overwrite, each with a method that only whet's object has."""
 
 
 def _require_free_names(trainer: PublicTrainer) -> None:
@@ -164,6 +164,6 @@ def _require_free_names(trainer: PublicTrainer) -> None:
         raise ConfigError(
             what=f"{type(trainer).__name__} uses names of whet's Trainer for something else",
             got=", ".join(f"self.{name}" for name in taken),
-            why="the training reads them",
+            why="the training needs them",
             fix="give these attributes other names",
         )

@@ -1,7 +1,7 @@
 """The state of a run: each of its parts returns its own state and restores it.
 
-A state consists of values that JSON can hold, and of tensors. `TrainingLoop._parts` names the parts. A part that is
-added there is saved and restored with the others; nothing else has to know about it.
+A state consists of JSON values and tensors. `TrainingLoop._parts` lists the parts. A part that is added there is saved
+and restored with the others, without any other change.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 State = dict[str, Any]
 _TENSOR = "$tensor"
-"""The key of a reference: it stands in the JSON where a tensor was, and names it in the part's safetensors file."""
+"""The key of a reference: in JSON it replaces a tensor, and holds its name in the part's safetensors file."""
 
 
 class Stateful(Protocol):
@@ -24,7 +24,7 @@ class Stateful(Protocol):
         ...
 
     def load_state(self, saved: State) -> None:
-        """Take back what `state` returned; raises ValueError for values that no run writes."""
+        """Restore what `state` returned; raises ValueError for values that no run writes."""
         ...
 
 
@@ -43,7 +43,7 @@ def load_states(parts: Mapping[str, Stateful], saved: Mapping[str, State]) -> No
 
 
 def split(state: Any, path: str = "") -> tuple[Any, dict[str, Tensor]]:
-    """Return the state with references in place of its tensors, and the tensors by their dotted place in it."""
+    """Return the state with references instead of tensors, and the tensors by their dotted paths in it."""
     if isinstance(state, Tensor):
         return {_TENSOR: path}, {path: state}
     if isinstance(state, Mapping):
@@ -56,11 +56,11 @@ def split(state: Any, path: str = "") -> tuple[Any, dict[str, Tensor]]:
 
 
 def join(plain: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Return the state that `split` took apart; raises ValueError if references and tensors do not match one to one."""
+    """Return the state that `split` separated; raises ValueError if references and tensors do not match one to one."""
     named = list(_references(plain))
     if sorted(named) != sorted(tensors):
         odd = sorted({*named} ^ {*tensors}) or sorted(named)
-        raise ValueError(f"the stored tensors are not those that the state names: {odd[0][:100]}")
+        raise ValueError(f"the stored tensors are not those that the state refers to: {odd[0][:100]}")
     return _joined(plain, tensors)
 
 

@@ -41,7 +41,7 @@ class StepLoss:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one step did."""
+    """The result of one step."""
 
     loss: float
     """Mean over the targets of all micro-batches of the step."""
@@ -60,7 +60,7 @@ class StepResult:
 
 
 class Gradients(Protocol):
-    """Forward and backward of a step: with whet's objective, or with a loss of the user's."""
+    """Forward and backward passes of a step: with whet's objective, or with the user's loss."""
 
     def __call__(self, batches: Sequence[Batch], step: int) -> StepLoss:
         """Leave the gradient of the step in .grad and return the step's loss."""
@@ -68,7 +68,7 @@ class Gradients(Protocol):
 
 
 class Update(Protocol):
-    """How gradients change the weights: after the backward pass, or inside it."""
+    """Updates the weights with the gradients: after the backward pass, or inside it."""
 
     def gradient_norm(self) -> float:
         """Return the norm of the step's gradient, after the last backward pass."""
@@ -93,7 +93,7 @@ class StepParts:
     precision: Precision
     sync: Sync
     reject_spike: Callable[[StepResult], StepResult]
-    """Returns the result, as one that is not applied if its loss is a spike."""
+    """Returns the result, marked as not applied if its loss is a spike."""
     max_grad_norm: float
     """The gradient is scaled down to this norm; 0: no clipping."""
 
@@ -164,7 +164,7 @@ def finalize_gradients(parts: StepParts, step_loss: StepLoss) -> StepResult:
     loss_parts = {name: float(parts.sync.total_loss(part)) for name, part in step_loss.parts.items()}
     norm = parts.sync.gradient_norm(parts.update.gradient_norm())
     finite = parts.sync.all_finite(math.isfinite(loss) and math.isfinite(norm))
-    clips = finite and 0 < parts.max_grad_norm < norm + 1e-6  # torch adds this number before it divides
+    clips = finite and 0 < parts.max_grad_norm < norm + 1e-6  # torch adds this number to the norm too
     return StepResult(
         loss=loss,
         grad_norm=norm,

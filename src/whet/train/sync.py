@@ -1,7 +1,7 @@
-"""Where the ranks of a run agree: every decision that all ranks have to take alike is asked here.
+"""Makes the ranks of a run agree: every decision that must be the same on all ranks goes through here.
 
-With one rank each answer is the rank's own. A version for several ranks exchanges the answers; the training loop stays
-as it is. Each method is called by all ranks at the same points of the run.
+With one rank each answer is its own. A version for several ranks exchanges the answers, without a change of the
+training loop. All ranks call each method at the same points of the run.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 
 class Sync(Protocol):
-    """The decisions of a run that ranks share."""
+    """The decisions that the ranks of a run take together."""
 
     n_ranks: int
 
@@ -22,7 +22,7 @@ class Sync(Protocol):
         ...
 
     def total_loss(self, loss: Tensor) -> Tensor:
-        """Return the loss of the step: the sum of the ranks' shares."""
+        """Return the loss of the step, or a part of it: the sum of the ranks' shares."""
         ...
 
     def reduce_gradients(self, parameters: Sequence[nn.Parameter]) -> None:

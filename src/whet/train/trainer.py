@@ -1,4 +1,4 @@
-"""The Trainer: the same arguments as transformers' own, on whet's step, batches and checkpoints."""
+"""The Trainer: the arguments and methods of transformers' Trainer, with whet's step, batches and checkpoints."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from whet.train.sync import OneRank, Sync
 from whet.train.trials import precision as precision_trial
 
 Evaluation = Callable[["Trainer", Any], dict[str, float]]
-"""Judges the trainer's model on a data set; returns metrics without a prefix."""
+"""Evaluates the trainer's model on a data set; returns metrics without a prefix."""
 
 
 class Trainer(TransformersMethods):
@@ -46,8 +46,8 @@ class Trainer(TransformersMethods):
 
     The arguments and methods are those of transformers' Trainer; a subclass may override what
     `docs/transformers.md` lists, and is refused for anything else. `evaluation` replaces the loss and `compute_metrics`
-    with a judgement of the task's own; `padded_length` is what rows would be padded to elsewhere, None: the longest of
-    their batch (for the log, and for `padding_in_loss`).
+    of an evaluation. `padded_length` is the length that rows would be padded to without packing; None: that of the
+    longest row in their batch (for the log, and for `padding_in_loss`).
     """
 
     model: nn.Module
@@ -68,12 +68,12 @@ class Trainer(TransformersMethods):
     clock: Any
     """The clock that times the precisions which `auto` compares."""
     sync: Sync
-    """Where the ranks of a run agree; whet trains with one."""
+    """Makes the ranks of a run agree; whet trains with one rank."""
     callbacks_args: TrainingArguments
     model_args: TrainingArguments
-    """The arguments that the Trainer's callbacks, and its model, were prepared for."""
+    """The arguments that the Trainer's callbacks and its model were prepared with."""
     why_precision = ""
-    """The precision of the run in words, with what was measured; empty before anything was decided."""
+    """The precision of the run in words, with what was measured; empty until it is chosen."""
     loss_shifts_labels: bool
     """Whether the loss compares each token with the label after it."""
 
@@ -112,7 +112,7 @@ class Trainer(TransformersMethods):
         self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
         self.optimizer, self.lr_scheduler = self.given_optimizers = optimizers
         self.made_optimizers: tuple[Any, Any] = (None, None)
-        """What the last training made for itself."""
+        """The optimizer and the schedule that the last training made."""
         self.evaluation, self.padded_length = evaluation, padded_length
         self.clock, self.sync = time.perf_counter, OneRank()
         self.model_init, self.announcer = model_init, announce.Announcer(self)
@@ -130,7 +130,7 @@ class Trainer(TransformersMethods):
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """The device of the model."""
         return next((parameter.device for parameter in self.model.parameters()), torch.device("cpu"))
 
     @determinism.honoured
@@ -196,7 +196,7 @@ class Trainer(TransformersMethods):
     def predict(
         self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"
     ) -> PredictionOutput:
-        """Return the model's predictions (rows, ...), the labels where there are any, and the metrics."""
+        """Return the model's predictions (rows, ...), the labels if there are any, and the metrics."""
         setup.apply_changes(self)
         started_s = time.perf_counter()
         loader = self.get_test_dataloader(test_dataset)
@@ -215,7 +215,7 @@ class Trainer(TransformersMethods):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
-        """Return predictions, labels, metrics (under `prefix_name`) and the count of rows of a loader's batches."""
+        """Return predictions, labels, metrics (under `prefix_name`) and the number of rows of a loader's batches."""
         loss_only = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
         found = evaluate.run(self, dataloader, keep=not loss_only, ignore_keys=ignore_keys)
         return found._replace(metrics=results.prefixed(found.metrics or {}, metric_key_prefix))
@@ -234,7 +234,7 @@ class Trainer(TransformersMethods):
             self.events.send("on_prediction_step", self.state, n_done=n_done, n_rows=total)
 
     def evaluation_precision(self, dataset: Any) -> policy.Precision:
-        """Return the precision of an evaluation: the training's, or what `auto` finds the faster one before it."""
+        """Return the precision of an evaluation: that of the training, or before one the faster by measurement."""
         if self.precision.name != "auto":
             return self.precision
         subject = precision_trial.TrialModel.of(self)
@@ -245,12 +245,12 @@ class Trainer(TransformersMethods):
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write weights, configuration, tokenizer and training arguments, as files that transformers loads.
 
-        Raises StorageError (exit 74) where the disk refuses.
+        Raises StorageError (exit 74) if writing fails.
         """
         output_files.write_model(Path(output_dir or self.args.output_dir), self.write_model)
 
     def write_model(self, folder: Path) -> None:
-        """Write the files of `save_model` into a folder that is there; errors of the disk come through as they are."""
+        """Write the files of `save_model` to an existing folder; errors of the disk are not translated."""
         by_collator = getattr(self.data_collator, "tokenizer", None)
         processing = by_collator if self.processing_class is None else self.processing_class
         weights.save_processing(processing, folder, taken={*weights.FILES, "training_args.json"})
@@ -258,13 +258,13 @@ class Trainer(TransformersMethods):
         (folder / "training_args.json").write_text(policy.as_run(self.args, self.precision) + "\n", "utf-8")
 
     def close(self, failed: bool = False) -> None:
-        """End the runs of the trackers, as failed ones where they know such; a later log would begin new ones."""
+        """End the runs of the trackers, as failed if they support that; a later log entry would start new ones."""
         for callback in self.events.callbacks:
             if isinstance(callback, trackers.Tracker):
                 callback.close(failed)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Put figures into the log history and show them; the epoch is added to them."""
+        """Add figures to the log history and show them, with the epoch."""
         if self.state.epoch is not None:
             logs["epoch"] = round(self.state.epoch, 4)
         self.state.log_history.append(logs | {"step": self.state.global_step})
@@ -274,7 +274,7 @@ class Trainer(TransformersMethods):
         self.events.send("on_log", self.state, logs=logs)
 
     def use_arguments(self, args: TrainingArguments) -> None:
-        """Go on with other settings: those of a search's trial."""
+        """Continue with other settings, those of a trial of a search."""
         self.args = args
 
     def _new_model(self, trial: Any = None) -> nn.Module:
@@ -288,7 +288,7 @@ class Trainer(TransformersMethods):
         if not overrides.accepts(self.evaluate, "metric_key_prefix"):
             raise ConfigError(
                 what=f"evaluate of {type(self).__name__} takes no metric_key_prefix",
-                why="several data sets have their names in the metrics",
+                why="the metrics of several data sets carry the names of the sets",
                 fix="give evaluate the parameters of transformers' Trainer.evaluate, or pass one eval_dataset",
             )
         metrics: dict[str, float] = {}
@@ -304,7 +304,7 @@ class Trainer(TransformersMethods):
 
 
 def _default_callbacks(args: TrainingArguments, device: torch.device) -> list[Any]:
-    """Return what shows and records the run."""
+    """Return the callbacks that show and record the run."""
     shown = progress.for_this_output(bar=not args.disable_tqdm, form=args.log_format)
     return [*profile.build(args), shown, *trackers.build(args), *empty_cache.build(args, device)]
 

@@ -1,4 +1,4 @@
-"""How gradients change the weights: after the backward pass, or inside it."""
+"""Updates the weights with the gradients: after the backward pass, or inside it."""
 
 from __future__ import annotations
 

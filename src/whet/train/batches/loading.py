@@ -34,7 +34,7 @@ class Loader(Protocol):
         ...
 
     def sample(self, plan_step: int) -> np.ndarray | Batch:
-        """Return rows of the training set, or a batch, that are like those of this step."""
+        """Return rows of the training set, or a batch, of the size of this step's. Nothing is taken."""
         ...
 
     def begins_epoch(self, plan_step: int) -> bool:
@@ -54,7 +54,7 @@ class Loader(Protocol):
         ...
 
     def state(self) -> State:
-        """Return the position in the data, as far as the number of the step does not say it."""
+        """Return what the step number does not say about the position in the data."""
         ...
 
     def load_state(self, saved: State) -> None:
@@ -62,7 +62,7 @@ class Loader(Protocol):
         ...
 
     def open(self) -> None:
-        """Read up to the saved position; DataError if the source does not give the same rows again."""
+        """Read up to the saved position; raises DataError if the source gives other rows than before."""
         ...
 
     def close(self) -> None:
@@ -72,13 +72,13 @@ class Loader(Protocol):
 
 @dataclass(frozen=True)
 class StreamOrder:
-    """The length of an epoch whose rows have no numbers; if it is unknown, the length of the run."""
+    """The steps of an epoch whose rows have no index; the steps of the run if that is unknown."""
 
     steps_per_epoch: int
 
 
 class PlannedLoader:
-    """Batches of numbered rows in the order of the plan. Any step can be read at any time."""
+    """Batches of rows with an index, in the order of the plan. Any step can be read at any time."""
 
     def __init__(self, run: Run) -> None:
         args = run.args
@@ -146,7 +146,7 @@ class PlannedLoader:
 
 
 def reads_a_stream(trainer: PublicTrainer) -> bool:
-    """Return whether the rows have no numbers: those of an iterable data set, or of a DataLoader of the user's own."""
+    """Return whether the rows have no index: those of an iterable data set, or of the user's own DataLoader."""
     return dataloaders.decides_batches(trainer) or not dataloaders.is_sized(trainer.train_dataset)
 
 
@@ -166,7 +166,7 @@ def make_plan(trainer: PublicTrainer) -> plan.RunPlan:
 
 
 def build(run: Run, user_loader: Any) -> Loader:
-    """Return what makes the batches of this run; `user_loader` is a DataLoader that decides them, or None."""
+    """Return the loader of this run; `user_loader` is the user's DataLoader that makes the batches, or None."""
     if not isinstance(run.plan.order, StreamOrder):
         if run.args.ignore_data_skip:
             logger.info("ignore_data_skip changes nothing: a resumed run continues with the next row at no cost")

@@ -1,4 +1,4 @@
-"""What a run will do at which step, worked out before it starts."""
+"""The plan of a run: how many steps it takes, and when it logs, evaluates and saves."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from whet.errors import DataError
 
 @dataclass(frozen=True)
 class Interval:
-    """When something happens that has a strategy."""
+    """How often the run logs, evaluates or saves."""
 
     strategy: str
     every: int
-    """Steps between two times; those of an epoch for "epoch", 0 where the strategy has no rhythm."""
+    """Steps between two times: those of an epoch for "epoch", 0 if the strategy has no fixed interval."""
     begins: float = 0.0
-    """Steps before which it does not happen."""
+    """No time comes before this step."""
 
     def due(self, done: int, epoch_ends: bool) -> bool:
-        """Return whether it happens after `done` steps."""
+        """Return whether it is due after `done` steps."""
         if done < self.begins:
             return False
         return epoch_ends if self.strategy == "epoch" else self.every > 0 and done % self.every == 0
@@ -36,7 +36,7 @@ class RunPlan:
 
     order: StepOrder
     order_rule: str | None
-    """What decides the order of rows beside the settings that a resume compares; None if nothing does."""
+    """What the order of rows depends on, apart from the settings that a resume compares; None if nothing."""
     n_steps: int
     n_epochs: int
     log: Interval
@@ -45,13 +45,13 @@ class RunPlan:
 
 
 def make(args: TrainingArguments, dataset: Any) -> RunPlan:
-    """Return the plan of a run over the data set; raises DataError where its rows fill no batch, and must."""
+    """Return the plan of a run over the data set; raises DataError if batches must be full and no batch is."""
     order = _order(args, dataset)
     if order.batches_per_epoch == 0:
         raise DataError(
             what="dataloader_drop_last leaves no rows to train on",
             got=f"{len(dataset)} rows, {order.rows_per_batch} in the smallest batch that is kept",
-            why="it leaves out a batch with too few rows, and there is no other",
+            why="it drops a batch that is not full, and no batch is full",
             fix="lower --per_device_train_batch_size, or leave --dataloader_drop_last out",
         )
     n_steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * order.steps_per_epoch)
@@ -59,7 +59,7 @@ def make(args: TrainingArguments, dataset: Any) -> RunPlan:
 
 
 def from_order(args: TrainingArguments, order: Any, n_steps: int, order_rule: str | None) -> RunPlan:
-    """Return the plan of a run of n_steps steps, whose rows come in this order."""
+    """Return the plan of a run of `n_steps` steps over rows in this order."""
     return RunPlan(
         order=order,
         order_rule=order_rule,
@@ -76,7 +76,7 @@ def _order(args: TrainingArguments, dataset: Any) -> StepOrder:
     n_rows, strategy = len(dataset), args.train_sampling_strategy
     rows_per_step, batches = args.train_rows_per_step, args.gradient_accumulation_steps
     seed = args.seed if args.data_seed is None else args.data_seed
-    if strategy == "batch_rebalance":  # its batches are as large as their rows allow: only steps have a size
+    if strategy == "batch_rebalance":  # its batches hold different numbers of rows: only a step has a fixed number
         lengths = lengths_of(dataset, args.length_column_name)
         seed = sampling.REBALANCE_SEED if args.data_seed is None else seed
         if not args.dataloader_drop_last:
@@ -99,7 +99,7 @@ def _order(args: TrainingArguments, dataset: Any) -> StepOrder:
 
 
 def _order_rule(args: TrainingArguments) -> str | None:
-    """Return the rule's name with what it depends on; None for rows in their order, which every version has alike."""
+    """Return the rule's name with what it depends on; None for sequential rows, which every version reads alike."""
     parts = [] if args.train_sampling_strategy == "sequential" else ["as in transformers"]
     if args.train_sampling_strategy in ("group_by_length", "batch_rebalance"):
         parts.append(f"lengths of {args.length_column_name}")

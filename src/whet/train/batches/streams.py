@@ -1,9 +1,9 @@
-"""Batches of a run whose rows have no numbers: an iterable data set, or a DataLoader of the user's own.
+"""Batches of a run whose rows have no index: an iterable data set, or the user's own DataLoader.
 
-Such a source is read in its order, one step ahead, so that the end of an epoch is known at its last step. Generators of
-random numbers are set from (seed, epoch, batch) before each batch is made: sources, samplers and collators that draw
-from them give the same batches again. A resumed run puts back the state of the source where that is exact, and else
-reads again what was done; the last batch that it reads again is compared with the one before the stop.
+Such a source is read in its own order and one step ahead, so that the end of an epoch is known at its last step. The
+random number generators are seeded from (seed, epoch, batch) before each batch, so sources, samplers and collators that
+use them give the same batches again. A resumed run restores the state of the source if that is exact. Otherwise it
+reads the finished steps again, and compares the last batch with the one before the stop.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from whet.train.run import Run
 from whet.train.state import State
 
 _SITE = 0x57EA
-"""Keeps the random numbers of the data apart from those of the masks."""
+"""Makes the random numbers of the data differ from those of the dropout masks."""
 
 
 class Source(Protocol):
@@ -46,7 +46,7 @@ class Source(Protocol):
         ...
 
     def state(self) -> Any:
-        """Return what goes on behind the rows read so far, ready for JSON; None where they have to be read again."""
+        """Return the position after the rows read so far, as JSON values; None if they have to be read again."""
         ...
 
 
@@ -65,7 +65,7 @@ class StreamLoader:
         self.micro_rows, self._reads_again = micro_rows, reads_again
         self.source, self.steps_per_epoch, self.max_steps = source, steps_per_epoch, max_steps
         self.epoch, self.step = 0, 0
-        """The epoch that is read, and its steps taken."""
+        """The epoch that is being read, and its finished steps."""
         self.epoch_ended = True
         self._steps: Iterator[list[Batch]] | None = None
         self._ahead: list[Batch] | None = None
@@ -75,7 +75,7 @@ class StreamLoader:
         self.n_left_out = 0
 
     def take(self, plan_step: int) -> list[Batch]:
-        """Return the batches of the next step; none where the source has ended for good."""
+        """Return the batches of the next step; none if the source has no more rows."""
         if self._steps is None:
             self._begin()
         batches, self._last = self._ahead or [], self._ahead or []
@@ -97,41 +97,41 @@ class StreamLoader:
         return self._ahead[0]
 
     def begins_epoch(self, plan_step: int) -> bool:
-        """Return whether the next step is an epoch's first."""
+        """Return whether the next step is the first of an epoch."""
         return self.epoch_ended or self.step == 0
 
     def ends_epoch(self, plan_step: int) -> bool:
-        """Return whether the last step was an epoch's last."""
+        """Return whether the last step was the last of an epoch."""
         return self.epoch_ended
 
     def skip_epoch(self, plan_step: int) -> None:
-        """Begin the next epoch with the next step; the steps left out are counted as far as their number is known."""
+        """Begin the next epoch with the next step; count the steps left out, if their number is known."""
         if not self.epoch_ended:
             self.n_left_out += max((self.steps_per_epoch or 0) - self.step, 0)
             self._end()
 
     def epochs_done(self, plan_step: int) -> float:
-        """Return how many epochs are done; without a length, a run is taken for one epoch, as in transformers."""
+        """Return how many epochs are done; without a length the run counts as one epoch, as in transformers."""
         return self.epoch + (0.0 if self.epoch_ended else self.step / (self.steps_per_epoch or self.max_steps))
 
     def close(self) -> None:
-        """Let go of the source."""
+        """Release the source."""
         self._steps = self._ahead = None
 
     def state(self) -> State:
-        """Return where the run is in its source."""
+        """Return the position in the source."""
         position = {"epoch": self.epoch, "n_left_out": self.n_left_out}
         if self.epoch_ended:
             return {**position, "step": 0, "rows": None, "digest": None}
         return {**position, "step": self.step, "rows": self._state, "digest": _digest(self._last)}
 
     def load_state(self, saved: State) -> None:
-        """Note where the run was in its source; `open` goes there."""
+        """Keep the saved position; `open` reads up to it."""
         schema.require_all(saved, _KINDS, "loader")
         self._saved, self.n_left_out = saved, saved["n_left_out"]
 
     def open(self) -> None:
-        """Go to where the saved state was; DataError if the source does not give the same rows again."""
+        """Read up to the saved position; raises DataError if the source gives other rows than before."""
         state, self._saved = self._saved, None
         if state is None:
             return
@@ -150,7 +150,7 @@ class StreamLoader:
             self._begin()
             return
         else:
-            logger.info("the data of %d steps are read again, to go on behind them", self.step)
+            logger.info("reading the data of %d finished steps again, to resume after them", self.step)
             self._steps = self.source.steps(self.epoch, self.step - 1, None)
             if _digest(next(self._steps, [])) != state["digest"]:
                 raise _other_rows()
@@ -180,7 +180,7 @@ class RowSource:
 
     def __post_init__(self) -> None:
         dataset = self.run.train_dataset
-        # A state that is put back stays in the object: the user's is for the user.
+        # Loading a state changes the object, so the run reads a copy of the user's.
         self._dataset = copy.copy(dataset) if isinstance(dataset, datasets.IterableDataset) else dataset
         self._has_state = _state_is_exact(dataset)
 
@@ -243,7 +243,7 @@ class LoaderSource:
 
 
 def seed_everything(seed: int, epoch: int, number: int) -> None:
-    """Set the generators that everybody shares, from the place in the data."""
+    """Seed the global random number generators from the position in the data."""
     low, high = stream_key(seed, epoch << 32 | number, _SITE)
     torch.manual_seed(low | (high >> 1) << 32)
     random.seed(low | high << 32)
@@ -251,7 +251,7 @@ def seed_everything(seed: int, epoch: int, number: int) -> None:
 
 
 def steps_in(loader: Any, n_micro: int) -> int | None:
-    """Return the steps of one epoch of a loader; None where it does not know its length."""
+    """Return the steps of one epoch of a loader; None if its length is unknown."""
     try:
         return max(-(-len(loader) // n_micro), 1)
     except (TypeError, NotImplementedError, AttributeError):
@@ -259,23 +259,23 @@ def steps_in(loader: Any, n_micro: int) -> int | None:
 
 
 def require_readable(trainer: PublicTrainer) -> None:
-    """Raise ConfigError for settings that a source without numbered rows cannot honour."""
+    """Raise ConfigError for settings that a source of rows without an index cannot honour."""
     args, problems = trainer.args, []
     if args.dataloader_num_workers and not overrides.changed(trainer, "get_train_dataloader"):  # a user's reads it
-        problems.append("dataloader_num_workers: such data are read in one thread")
+        problems.append("dataloader_num_workers: such data is read in one thread")
     if args.auto_find_batch_size:
-        problems.append("auto_find_batch_size: it tries the longest rows, which nobody knows before")
+        problems.append("auto_find_batch_size: it tries the longest rows, which are not known in advance")
     if problems:
         raise ConfigError(
             what="these settings do not go with an iterable data set or a DataLoader of your own",
             got="; ".join(problems),
-            why="its rows have no numbers",
+            why="its rows have no index",
             fix="leave them out, or pass a data set with a length and override no get_train_dataloader",
         )
 
 
 def require_steps(args: Any) -> None:
-    """Raise ConfigError where nothing says how long a run over a source without a length is."""
+    """Raise ConfigError if the source has no length and max_steps is not set."""
     if args.max_steps <= 0:
         raise ConfigError(
             what="the training set has no length, and max_steps is not set",
@@ -285,7 +285,7 @@ def require_steps(args: Any) -> None:
 
 
 def _state_is_exact(dataset: Any) -> bool:
-    """Return whether a source's own state brings back every row: a shuffle buffer is not part of it."""
+    """Return whether the source can restore its exact position: the content of a shuffle buffer is not saved."""
     if not (hasattr(dataset, "state_dict") and hasattr(dataset, "load_state_dict")) or is_sized(dataset):
         return False
     return not _has_buffer(getattr(dataset, "_ex_iterable", None))
@@ -350,7 +350,7 @@ def _digest(batches: Iterable[Batch]) -> str:
 
 def _other_rows() -> DataError:
     return DataError(
-        what="the data set does not give the rows again that this run was trained on",
+        what="the data set gives other rows than those that this run was trained on",
         why="a run can only resume exactly if its source gives the same rows in the same order each time",
         fix="pass a data set with a length, or a datasets.IterableDataset; or start a new run without "
         "--resume_from_checkpoint",

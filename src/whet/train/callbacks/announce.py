@@ -1,4 +1,4 @@
-"""The first lines of a run, and its table at the end."""
+"""Prints the first lines of a run, and its table at the end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from whet.train.output import printing, run_log, start_block, table
 
 
 class Announcer(TrainerCallback):
-    """Prints what a Trainer is about to do, and what came of it."""
+    """Prints what a Trainer is about to do, and its results."""
 
     def __init__(self, trainer: PublicTrainer) -> None:
         self._trainer = weakref.ref(trainer)
@@ -46,7 +46,7 @@ class Announcer(TrainerCallback):
             self._show(start_block.of_evaluation(trainer, dataset))
 
     def _show(self, lines: Sequence[str]) -> None:
-        """Print the lines, or only put them into the run's log where the callback that shows a run was removed."""
+        """Print the lines; only write them to run.log if the callback that shows the run was removed."""
         trainer = self._trainer()
         shown = trainer is not None and any(isinstance(one, progress.SHOWS) for one in trainer.events.callbacks)
         (printing.show if shown else run_log.write)(lines)

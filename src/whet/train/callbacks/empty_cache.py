@@ -1,4 +1,4 @@
-"""Every few steps, memory that is not in use goes back: a GPU's cache, or on a CPU what was freed."""
+"""Returns unused memory every few steps: the cache of a GPU, or on a CPU freed memory to the system."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MIB = 1 << 20
 
 
 class EmptyCache:
-    """Returns unused memory every `steps` optimizer steps, and says at the end what that took and gave."""
+    """Returns unused memory every `steps` optimizer steps; logs the time and the bytes at the end."""
 
     def __init__(self, steps: int, device: torch.device) -> None:
         self.steps = steps
@@ -59,12 +59,12 @@ class EmptyCache:
 
 
 def build(args: TrainingArguments, device: torch.device) -> list[EmptyCache]:
-    """Return the callback that the arguments ask for, if they do; ConfigError where it could do nothing."""
+    """Return the callback that the arguments ask for, or none; raises ConfigError if it would have no effect."""
     return [] if args.torch_empty_cache_steps is None else [EmptyCache(args.torch_empty_cache_steps, device)]
 
 
 def _calls(device: torch.device) -> tuple[Callable[[], None], Callable[[], int]]:
-    """Return how unused memory goes back, and how many bytes are held."""
+    """Return two functions: one returns unused memory, the other reports the bytes held."""
     if device.type == "cuda":
         return torch.cuda.empty_cache, lambda: torch.cuda.memory_reserved(device)
     reason = trim.why_not() if device.type == "cpu" else f"whet knows no such call for {device.type}"

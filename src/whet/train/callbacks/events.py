@@ -38,7 +38,7 @@ _REPLACED_BY: dict[type, tuple[type, ...]] = {ProgressCallback: SHOWS, PrinterCa
 class Events:
     """The callbacks of one Trainer, with the methods of transformers' CallbackHandler.
 
-    Callbacks read, and may set the flags of `control`; weights are not theirs.
+    Callbacks may read, and may set the flags of `control`. They must not change weights.
     """
 
     def __init__(self, args: Any, callbacks: Iterable[Any], *, model: Any, processing_class: Any = None) -> None:
@@ -51,14 +51,14 @@ class Events:
         self.train_dataloader: Any = None
         self.eval_dataloader: Any = None
         self.sets_left: int | None = None
-        """Evaluation sets that follow the one of now, where there are several; None: there is one."""
+        """Evaluation sets that follow the present one; None if there is only one set."""
         self.metric_was_seen = False
         """Whether one of these sets had the metric of the best model."""
         for callback in callbacks:
             self.add_callback(callback)
 
     def __getattr__(self, event: str) -> Any:
-        """Return what sends an event: `on_evaluate(args, state, control, metrics)`, as a CallbackHandler has it."""
+        """Return the method that sends an event, such as `on_evaluate(args, state, control, metrics)`."""
         if event.startswith("on_") and hasattr(TrainerCallback, event):
             return partial(self._sent, event)
         raise AttributeError(event)
@@ -73,14 +73,14 @@ class Events:
         self.callbacks.append(callback() if isinstance(callback, type) else callback)
 
     def pop_callback(self, callback: Any) -> Any:
-        """Take out this callback, or the first of this class, and return it; None if there is none."""
+        """Remove this callback, or the first of this class, and return it; None if there is none."""
         found = next((one for one in self.callbacks if _matches(one, callback)), None)
         if found is not None:
             self.callbacks = [one for one in self.callbacks if one is not found]
         return found
 
     def remove_callback(self, callback: Any) -> None:
-        """Take out this callback, or the first of this class if there is one."""
+        """Remove this callback, or the first of this class if there is one."""
         if self.pop_callback(callback) is None and not isinstance(callback, type):
             raise ConfigError(
                 what="the callback to remove is not one of this Trainer's",
@@ -95,7 +95,7 @@ class Events:
         return {"exported": [[type(one).__name__, dict(one.state().get("attributes", {}))] for one in exporting]}
 
     def load_state(self, saved: State) -> None:
-        """Put the attributes back into callbacks of the same classes, in their order; settings stay the new ones."""
+        """Restore the attributes in callbacks of the same classes, in order; settings keep their new values."""
         schema.require_all(saved, {"exported": schema.list_of(_is_export)}, "callbacks")
         left = list(saved["exported"])
         for callback in self.callbacks:
@@ -133,12 +133,12 @@ class Events:
                 self.control = self.control if returned is None else returned
 
     def begin_set(self, n_left: int | None) -> None:
-        """Note that one of several evaluation sets comes next, and how many follow it; None: there are no more."""
+        """Begin one of several evaluation sets, with `n_left` sets after it; None: all are done."""
         self.metric_was_seen = self.metric_was_seen and self.sets_left is not None and n_left is not None
         self.sets_left = n_left
 
     def _waits_for_later_set(self, callback: Any, metrics: Mapping[str, Any]) -> bool:
-        """Return whether early stopping looks at a metric of another evaluation set than this one.
+        """Return whether early stopping waits for the metric of another evaluation set.
 
         transformers' callback would warn that it is disabled, at every set but the one that has the metric.
         """

@@ -1,4 +1,4 @@
-"""Which part of a training step an operator belongs to, by its name."""
+"""Assigns operators to parts of a training step by their names."""
 
 import re
 from functools import cache
@@ -9,7 +9,7 @@ Group = Literal[
 ]
 GROUPS: tuple[Group, ...] = get_args(Group)
 EXCLUSIVE: frozenset[Group] = frozenset(("optimizer", "data"))
-"""Groups that own all that runs inside them: a product within the optimizer is the optimizer's."""
+"""Groups that include everything that runs inside them: a product in the optimizer counts as optimizer."""
 NODE = "autograd::engine::evaluate_function: "
 """What the profiler puts before the name of a backward node."""
 
@@ -25,7 +25,7 @@ _BY_NAME: tuple[tuple[Group, re.Pattern[str]], ...] = (
     ("embedding", re.compile(r"embed")),
 )
 _BY_DEFAULT = re.compile(r"^(add|sub|rsub|(native_|feature_)?dropout|bernoulli|mean|var|pow|rsqrt)_?$")
-"""Residuals, dropout and the pieces of a norm, where nothing around them says that they are something else."""
+"""Residuals, dropout and the pieces of a norm, unless the operator around them belongs to another group."""
 _BY_CLASS: tuple[tuple[Group, re.Pattern[str]], ...] = (
     ("attention", re.compile(r"attention|rotary")),
     ("norms", re.compile(r"norm")),
@@ -37,7 +37,7 @@ _BY_CLASS: tuple[tuple[Group, re.Pattern[str]], ...] = (
 
 @cache
 def group_of(name: str) -> Group | None:
-    """Return the group that an operator's name stands for wherever it runs; None where that depends on the place.
+    """Return the group of an operator by its name alone; None if it depends on what is around it.
 
     Knows torch's operators, its backward nodes (`AddmmBackward0`) and optimizers, and whet's own ranges (`whet::...`).
     """
@@ -49,12 +49,12 @@ def group_of(name: str) -> Group | None:
 
 @cache
 def default_group(name: str) -> Group | None:
-    """Return the group of an operator that may be anything, such as an addition, where its place says nothing."""
+    """Return the group of an operator, such as an addition, if nothing around it decides."""
     return "norms" if _BY_DEFAULT.match(_plain(name)) else None
 
 
 def group_of_class(name: str) -> Group | None:
-    """Return the group of what a module of this class does beside matrix products; None for containers of several."""
+    """Return the group of what a module of this class computes besides matrix products; None for containers."""
     return next((group for group, pattern in _BY_CLASS if pattern.search(name.lower())), None)
 
 

@@ -19,21 +19,21 @@ from whet.train.callbacks.operator_groups import GROUPS, group_of_class
 from whet.train.callbacks.step_times import STEP, StepTimes
 
 _LEAST_WARM_UP, WARM_UP_STEPS = 2, 12
-"""Steps before those: the first ones take memory from the system and start threads: they tell little about the others.
-A run too short for all of them has fewer."""
+"""Steps before the profiled ones: the first steps allocate memory and start threads, so they are slower. A short run
+has fewer."""
 PROFILED_STEPS = 5
 
 
 def build(args: TrainingArguments) -> list[StepProfile]:
-    """Return the callback, where it is asked for."""
+    """Return the callback if it is asked for."""
     return [StepProfile()] if args.profile else []
 
 
 class StepProfile(TrainerCallback):
-    """Profiles a few steps after the warm-up, prints the table, and leaves the rest of the run alone.
+    """Profiles a few steps after the warm-up and prints the table; the rest of the run is not affected.
 
-    A run too short for all of them is profiled with what it has; `times` holds the sums. Only what happens from
-    on_step_begin to on_step_end counts: no evaluation, no checkpoint.
+    In a short run fewer steps are profiled; `times` holds the sums. Only the time from on_step_begin to on_step_end
+    counts, without evaluations and checkpoints.
     """
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class StepProfile(TrainerCallback):
 
 
 def as_json(times: StepTimes) -> dict[str, Any]:
-    """Return the times of a step as a machine reads them."""
+    """Return the times of a step as JSON values."""
     return {
         "step_ms": round(times.step_ms, 3),
         "groups": {
@@ -113,7 +113,7 @@ def _print_table(times: StepTimes, seen: tuple[int, int], n_warm: int) -> None:
 
 
 class _StepProfiler:
-    """The profiler at work in one step, with a range around the step and around each module that says what it does."""
+    """Profiles one step, with a range around the step and around each module whose class has a group."""
 
     def __init__(self, model: nn.Module, *, on_gpu: bool) -> None:
         self._open: list[record_function] = []
@@ -150,7 +150,7 @@ class _StepProfiler:
 
 
 def _annotated(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield (name of its range, module) for modules whose class tells what they do; of nested attentions the inner."""
+    """Yield (name of the range, module) for modules whose class has a group; of nested attentions only the inner."""
     for module in model.modules():
         group = group_of_class(type(module).__name__)
         inner = (group_of_class(type(child).__name__) for child in module.modules() if child is not module)
@@ -160,7 +160,7 @@ def _annotated(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the profiler's own lines off standard error; it looks at this variable when it starts."""
+    """Silence the profiler's own messages; it reads this variable when it starts."""
     name = "KINETO_LOG_LEVEL"
     before = os.environ.get(name)
     os.environ[name] = before or "99"

@@ -1,4 +1,4 @@
-"""What a run shows while it runs: one live line on a terminal, a line an interval everywhere else."""
+"""Shows the progress of a run: one live line on a terminal, a line for each interval everywhere else."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 INTERVAL_S = 30.0
-"""Without entries of the log, a line is written this often."""
+"""A line is written this often if there are no log entries."""
 JSON_INTERVAL_S = 10.0
 _NARROWEST_BAR = 10
 _OF_SPEED = ("runtime", "samples_per_second", "steps_per_second")
 _DETAILS = ("HasAns_", "NoAns_", "best_exact", "best_f1", "total")
-"""Beginnings of SQuAD's figures that the log holds and a line leaves out."""
+"""Prefixes of SQuAD's detailed metrics: they are in the log, but not in a line."""
 
 
 class JsonLines(TrainerCallback):
-    """One JSON line to standard output every ten seconds, and at every entry of the log: for programs."""
+    """One JSON line on standard output for every log entry and every ten seconds, for programs."""
 
     def __init__(self) -> None:
         self._last_s = time.perf_counter()
@@ -49,7 +49,7 @@ class JsonLines(TrainerCallback):
 
 
 class Lines(TrainerCallback):
-    """A line of text at every entry of the log, and when there was none for half a minute."""
+    """A line of text for every log entry, and after half a minute without one."""
 
     def __init__(self) -> None:
         self._last_s = time.perf_counter()
@@ -85,7 +85,7 @@ class Lines(TrainerCallback):
 class Bar(TrainerCallback):
     """One live line on a terminal: step, bar, loss, real tokens a second, time left.
 
-    On a narrow terminal the figures are left out that matter least; bar and time left always stay.
+    A narrow terminal shows fewer figures, but always the bar and the time left.
     """
 
     def __init__(self, screen: Console | None = None) -> None:
@@ -140,12 +140,12 @@ class Bar(TrainerCallback):
         from rich.table import Column
 
         self._stop()
-        whole = {"no_wrap": True, "overflow": "ellipsis"}
+        one_line = {"no_wrap": True, "overflow": "ellipsis"}
         of = f"/{total}" if total else ""
         self._bar = Progress(
-            TextColumn(what + " {task.completed:.0f}" + of, table_column=Column(**whole)),
+            TextColumn(what + " {task.completed:.0f}" + of, table_column=Column(**one_line)),
             BarColumn(bar_width=None, table_column=Column(min_width=_NARROWEST_BAR, ratio=1)),
-            TextColumn("{task.fields[facts]}", table_column=Column(**whole), markup=False),
+            TextColumn("{task.fields[facts]}", table_column=Column(**one_line), markup=False),
             console=self._screen,
             expand=True,
             transient=what != "step",
@@ -155,7 +155,7 @@ class Bar(TrainerCallback):
         self._bar.start()
 
     def _show(self, done: int, figures: list[str], last: str) -> None:
-        """Show as many of the first figures as there is room for, and the last."""
+        """Show as many of the figures as fit, and always `last`."""
         room = self._room - (len(last) + 2 if last else 0)
         shown = console.fit(figures, room, "  ") if room > 0 else ""
         self._bar.update(self._task, completed=done, facts="  ".join(part for part in (shown, last) if part))
@@ -178,12 +178,12 @@ def for_this_output(*, bar: bool, form: str = "text") -> TrainerCallback:
 
 
 def _in_table(trains: bool) -> bool:
-    """Return whether the figures of an entry come in the table at the end of the run instead."""
+    """Return whether the figures of an entry are shown in the table at the end of the run instead."""
     return not trains and printing.table_follows()
 
 
 def log_lines(state: Any, logs: Mapping[str, Any], meter: Meter | None, width: int) -> list[str]:
-    """Return an entry of the log for people; none for the figures of a whole training, which its table shows."""
+    """Return an entry of the log for people; none for the figures of a complete training, which its table shows."""
     if "train_runtime" in logs:
         return []
     if "loss" in logs:
@@ -195,7 +195,7 @@ def log_lines(state: Any, logs: Mapping[str, Any], meter: Meter | None, width: i
 
 
 def step_line(state: Any, now: Mapping[str, Any], width: int) -> str:
-    """Return the line of a step: figures that whet knows first, those that a user's code added after them."""
+    """Return the line of a step: whet's figures first, then those that the user's code added."""
     parts = [f"step {state.global_step}/{state.max_steps}"]
     known = {
         "epoch": "epoch {:.2f}",

@@ -1,4 +1,4 @@
-"""Where the time of training steps went: what the profiler saw, summed by group."""
+"""Sums the times of profiled training steps by group of operators."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 from whet.train.callbacks.operator_groups import EXCLUSIVE, GROUPS, NODE, Group, default_group, group_of, is_backward
 
 STEP = "whet::step"
-"""Name of the profiler's range around a whole step."""
+"""Name of the profiler's range around a complete step."""
 BETWEEN = "Python between the operators"
 
 
 class StepTimes:
     """Sums of the profiled steps. Every operator counts with its own time, without that of operators inside it.
 
-    On a CPU the sum of all is the time of the steps. `on_gpu`: the time of the kernels that an operator started, and
-    what is left of the steps' time is "other".
+    On a CPU the sum of all groups is the time of the steps. `on_gpu`: the times are those of the kernels that an
+    operator started; the rest of the step counts as "other".
     """
 
     def __init__(self, *, on_gpu: bool = False) -> None:
@@ -68,7 +68,7 @@ class StepTimes:
 
 
 class _Attribution:
-    """Finds out what the events of one profile belong to, parents before their children."""
+    """Assigns the events of one profile to groups, parents before their children."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[bool, Group | None]] = {}
@@ -76,7 +76,7 @@ class _Attribution:
         """Number of an operator in the graph -> its group; its backward node has the same number."""
 
     def of(self, event: Any) -> tuple[bool, Group | None]:
-        """Return whether the event is of the step, on the step's own thread, and its group."""
+        """Return whether the event is part of the step, on the step's own thread, and its group."""
         if id(event) not in self._known:
             self._known[id(event)] = self._look(event)
         return self._known[id(event)]

@@ -19,7 +19,7 @@ Close = Callable[[bool], None]
 
 
 class Tracker(TrainerCallback):
-    """Sends the numbers of each log entry to one tracker, which the first of them or training starts, until `close`."""
+    """Sends the numbers of each log entry to one tracker. Training or an entry starts its run, `close` ends it."""
 
     def __init__(self, start: Callable[[TrainingArguments], tuple[Write, Close]]) -> None:
         self._start = start
@@ -28,7 +28,7 @@ class Tracker(TrainerCallback):
 
     @property
     def runs(self) -> bool:
-        """Whether the tracker's run has begun, and was not closed."""
+        """Whether the tracker's run has begun and is not closed."""
         return self._write is not None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -42,14 +42,14 @@ class Tracker(TrainerCallback):
         self._write(numbers, state.global_step)
 
     def close(self, failed: bool = False) -> None:
-        """End the tracker's run, as a failed one where the tracker knows such."""
+        """End the tracker's run; as failed, if the tracker supports that."""
         if self._close is not None:
             self._close(failed)
             self._write = self._close = None
 
 
 def build(args: TrainingArguments) -> list[Tracker]:
-    """Return a callback for each tracker in `report_to`; raises ConfigError where its package is missing."""
+    """Return a callback for each tracker in `report_to`; raises ConfigError if its package is missing."""
     return [Tracker(_STARTS[name](args)) for name in args.report_to]
 
 
@@ -59,7 +59,7 @@ def running(callbacks: Iterable[Any]) -> bool:
 
 
 def renamed(name: str) -> str:
-    """Return the tracker's name of a figure, as transformers gives it: eval/..., test/..., all else train/..."""
+    """Return the name of a figure in the tracker, as in transformers: eval/..., test/..., otherwise train/..."""
     for split in ("eval_", "test_"):
         if name.startswith(split):
             return f"{split[:-1]}/{name.removeprefix(split)}"
@@ -86,7 +86,7 @@ def _tensorboard(_: TrainingArguments) -> Callable[[TrainingArguments], tuple[Wr
 
 
 def _runs_folder(output_dir: Path) -> str:
-    """Return the folder of TensorBoard's files; a link in its place leads out of the output folder."""
+    """Return the folder of TensorBoard's files; a link there is refused, as it leads out of the output folder."""
     folder = output_dir / "runs"
     if folder.is_symlink():
         raise ConfigError(
@@ -99,7 +99,7 @@ def _runs_folder(output_dir: Path) -> str:
 
 
 def _wandb_like(package: str) -> Callable[[TrainingArguments], Callable[[TrainingArguments], tuple[Write, Close]]]:
-    """Return the builder for wandb, and for trackio, which speaks the same language."""
+    """Return the builder for wandb, and for trackio, which has the same interface."""
 
     def build_one(_: TrainingArguments) -> Callable[[TrainingArguments], tuple[Write, Close]]:
         module = require(package, needed_for=f"--report_to {package}", install=package)

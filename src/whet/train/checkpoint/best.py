@@ -1,4 +1,4 @@
-"""Which evaluation of a run was the best, and going back to it at the end."""
+"""Remembers the best evaluation of a run, and loads its weights at the end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def is_better(args: TrainingArguments, state: TrainerState, metrics: dict[str, f
 
 
 def remember(args: TrainingArguments, state: TrainerState, metrics: dict[str, float]) -> None:
-    """Note these metrics as the best so far. Their checkpoint is noted when it is saved."""
+    """Remember these metrics as the best so far. Their checkpoint is remembered when it is saved."""
     assert args.metric_for_best_model is not None
     state.best_metric, state.best_global_step = _metric(args.metric_for_best_model, metrics), state.global_step
     state.best_model_checkpoint = None
@@ -42,16 +42,16 @@ def _metric(wanted: str, metrics: dict[str, float]) -> float:
 
 
 def as_saved(state: TrainerState) -> dict[str, Any]:
-    """Return the state as files hold it: the best checkpoint is a name in the folder, wherever that folder moves to."""
+    """Return the state as it is saved: with the name of the best checkpoint, not its path, as the folder may move."""
     best = state.best_model_checkpoint
     return dataclasses.asdict(state) | {"best_model_checkpoint": Path(best).name if best else None}
 
 
 def restored_folder(run: Run, lineage: Lineage, saved: str | None, folder: Path) -> Path | None:
-    """Return the best checkpoint that the state in `folder` names, if it belongs to this line of training.
+    """Return the best checkpoint that the state in `folder` names, if it belongs to this lineage.
 
-    Only its name counts. If it lies next to `folder`, outside the output folder, and the run ends with the best model,
-    it is copied. Raises StorageError if the run ends with the best model and its checkpoint is missing.
+    Only its name counts. It is copied if it is next to `folder`, outside the output folder, and the run ends with the
+    best model. Raises StorageError if the run ends with the best model and its checkpoint is missing.
     """
     name = Path(saved).name if saved else None
     if name is None:
@@ -68,9 +68,9 @@ def restored_folder(run: Run, lineage: Lineage, saved: str | None, folder: Path)
 
 
 def load(model: nn.Module, args: TrainingArguments, state: TrainerState, lineage: Lineage) -> None:
-    """Put the best weights into the model, if the run is to end with them and they were saved.
+    """Load the best weights into the model, if the run ends with them and they were saved.
 
-    Raises StorageError if their checkpoint is damaged or of another run.
+    Raises StorageError if their checkpoint is damaged or belongs to another run.
     """
     if not args.load_best_model_at_end:
         return

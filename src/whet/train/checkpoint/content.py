@@ -1,7 +1,7 @@
-"""The files of a checkpoint in form 2: what a run's state becomes on the disk, and how it is read again.
+"""The files of a checkpoint in form 2: how the state of a run is written and read.
 
-`state.json` holds the plain values of all parts, `<part>.safetensors` the tensors of one. `trainer_state.json` is
-transformers' own form of the counters and the log.
+`state.json` holds the plain values of all parts, `<part>.safetensors` the tensors of one part. `trainer_state.json`
+holds the counters and the log as transformers writes them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ STATE, TRAINER_STATE = "state.json", "trainer_state.json"
 
 
 def form_of(folder: Path) -> int:
-    """Return the form of a checkpoint that verifies."""
+    """Return the form of an intact checkpoint."""
     return manifest.version_of(manifest.facts_of(folder) or {}) or 1
 
 
@@ -45,7 +45,7 @@ def write_tensors(tensors: Mapping[str, Mapping[str, Tensor]], folder: Path) -> 
 
 
 def read(folder: Path) -> dict[str, State]:
-    """Return the states of the parts; raises ValueError if tensors and text do not belong together."""
+    """Return the states of the parts; raises ValueError if tensors and text do not match."""
     plain = json.loads((folder / STATE).read_text("utf-8"))
     if not isinstance(plain, dict):
         raise ValueError(f"{STATE} holds no object")
@@ -73,7 +73,7 @@ def _text(values: Any) -> str:
 
 
 def _without_shared_memory(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors with copies of those that share memory: safetensors takes each memory once."""
+    """Return the tensors, those that share memory as copies: safetensors does not write the same memory twice."""
     seen: set[int] = set()
     found = {}
     for name, tensor in tensors.items():

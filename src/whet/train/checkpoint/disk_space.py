@@ -1,4 +1,4 @@
-"""Whether the disk has room for the checkpoints, computed before the first step."""
+"""Checks before the first step that the disk has room for the checkpoints."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MB = 1e6
 
 
 def forecast_bytes(state: RunState) -> int:
-    """Return the bytes of one checkpoint of this run; exact except for the log history, which grows with the run."""
+    """Return the bytes of one checkpoint of this run; exact except for the log, which grows with the run."""
     model = state.run.model
     if state.run.args.save_only_model:
         return _total_bytes(state, None, {})
@@ -70,13 +70,13 @@ def check(state: RunState, n_saved: int) -> None:
 
 
 def free_bytes(folder: Path) -> int:
-    """Return what this user may still write in the folder, or where it will be made."""
+    """Return the free bytes for this user in the folder, or in the one where it will be created."""
     place = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
     return shutil.disk_usage(place).free
 
 
 def _optimizer_state(optimizer: Optimizer, model: nn.Module) -> State:
-    """Return the optimizer's state after a step: its own, or that of one like it; two moments if that is unknown."""
+    """Return the optimizer's state after a step: its own, or that of an equal one; two moments if that is unknown."""
     names = optimizer_state.names_in(optimizer, model)
     own = OptimizerState(optimizer, names).state()
     if own["state"]:
@@ -88,13 +88,13 @@ def _optimizer_state(optimizer: Optimizer, model: nn.Module) -> State:
     }
     try:
         return OptimizerState(optimizer_template.after_a_step(optimizer), list(parameters)).state()
-    except Exception:  # an optimizer that cannot work without data
+    except Exception:  # an optimizer that does not run without data
         moments = {name: torch.empty_like(parameter, device="meta") for name, parameter in parameters.items()}
         return own | {"state": {name: {"first": one, "second": one} for name, one in moments.items()}}
 
 
 def _untied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors without the second names of one memory."""
+    """Return the tensors, each memory only once."""
     places = {
         (tensor.data_ptr(), tuple(tensor.shape)) if tensor.numel() else name: name for name, tensor in tensors.items()
     }

@@ -1,7 +1,8 @@
-"""Which line of training a checkpoint belongs to: runs that resume from an older checkpoint begin a new line.
+"""The lineage of a checkpoint: the run that wrote it, and the checkpoints that this run resumed from.
 
-Every manifest names its line by a random id, and the checkpoints that the line came from. Ids decide what a run may
-take for its own; no path, step or time stamp does. Checkpoints from before there were ids count as one nameless line.
+A run that resumes from an older checkpoint begins a new lineage, with a random id. Every manifest holds that id and the
+parents. A run uses only checkpoints of its own lineage; paths, steps and time stamps do not matter. Checkpoints that
+were written before there were ids share one unnamed lineage.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _SHOWN = 8
 
 @dataclass(frozen=True)
 class Lineage:
-    """One line: `run` is its id, `parents` are the checkpoints it came from, as (run, step), the nearest first."""
+    """`run` is the id; `parents` are the checkpoints that it resumed from, as (run, step), the nearest first."""
 
     run: str | None
     parents: tuple[tuple[str | None, int], ...] = ()
@@ -32,25 +33,25 @@ class Lineage:
         return "unnamed" if self.run is None else self.run[:_SHOWN]
 
     def facts(self) -> dict[str, Any]:
-        """Return what a manifest says of the line."""
+        """Return the lineage as a manifest holds it."""
         return {"run": self.run, "parents": [list(parent) for parent in self.parents]}
 
     def includes(self, run: str | None, step: int) -> bool:
-        """Return whether the checkpoint of that run and step is one of this line, or of those that led to it."""
+        """Return whether the checkpoint of that run and step belongs to this lineage or to its ancestors."""
         return run == self.run or any(run == parent and step <= last for parent, last in self.parents)
 
     def rewound_past(self, run: str | None, step: int) -> bool:
-        """Return whether this line went back to before that checkpoint."""
+        """Return whether this lineage began by going back to before that checkpoint."""
         return any(run == parent and step > last for parent, last in self.parents) and not self.includes(run, step)
 
     def branched(self, step: int) -> Lineage:
-        """Return a new line that begins at a checkpoint of this one."""
+        """Return a new lineage that begins at a checkpoint of this one."""
         return Lineage(uuid.uuid4().hex, ((self.run, step), *self.parents))
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint folder, with the step and the line that its manifest names."""
+    """A checkpoint folder, with the step and the lineage in its manifest."""
 
     folder: Path
     step: int
@@ -58,18 +59,18 @@ class Checkpoint:
 
 
 def new_lineage() -> Lineage:
-    """Return the line of a run that starts at its first step."""
+    """Return the lineage of a run that starts at its first step."""
     return Lineage(uuid.uuid4().hex)
 
 
 def read_checkpoints(folders: Sequence[Path]) -> list[Checkpoint]:
-    """Return where these checkpoints stand, those whose manifest cannot be read left out."""
+    """Return the checkpoints in these folders; those whose manifest cannot be read are left out."""
     found = ((folder, manifest.facts_of(folder)) for folder in folders)
     return [Checkpoint(folder, facts["step"], _lineage(facts)) for folder, facts in found if facts is not None]
 
 
 def abandoned(folders: Sequence[Path]) -> list[Path]:
-    """Return the checkpoints that another of these went back to before."""
+    """Return the abandoned checkpoints: those that the run of another one of these went back to before."""
     found = read_checkpoints(folders)
     return [
         one.folder for one in found if any(other.lineage.rewound_past(one.lineage.run, one.step) for other in found)
@@ -77,7 +78,7 @@ def abandoned(folders: Sequence[Path]) -> list[Path]:
 
 
 def _lineage(facts: Mapping[str, Any]) -> Lineage:
-    """Return the line that a manifest names; the nameless one if it names none, or not as whet does."""
+    """Return the lineage in a manifest; the unnamed one if it has none, or not in the form that whet writes."""
     run, parents = facts.get("run"), facts.get("parents")
     if not isinstance(run, str) or not _ID.fullmatch(run) or not isinstance(parents, list):
         return Lineage(None)

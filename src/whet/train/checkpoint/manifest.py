@@ -1,6 +1,6 @@
 """The seal of a checkpoint folder: `MANIFEST.json` names every file with its size and checksum, and seals itself.
 
-Nothing here follows a link, waits on a pipe or leaves the folder: a folder from elsewhere may hold anything.
+Nothing here follows a link, waits on a pipe or leaves the folder: a folder from another source may hold anything.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _VERSIONS = (1, 2)
 """Forms of a checkpoint that are read; the first called itself `schema`."""
 _CHUNK_BYTES = 1 << 22
 _DEEPEST = 8
-"""Most parts of a file's name: tokenizers and processors write into sub-folders, one level deep."""
+"""Most parts of a file's name: tokenizers and processors write to sub-folders, one level deep."""
 _MOST_MANIFEST_BYTES = 16 << 20
 _LIGHT_BYTES = 1 << 16
-"""Files up to this size are read again even where a light look is asked for."""
+"""Files up to this size are read completely even with `light`."""
 
 
 def seal(folder: Path, step: int, facts: Mapping[str, Any]) -> None:
-    """Put every file of the folder on the disk, then the manifest that names them, then the folder's list of names."""
+    """Sync every file of the folder to disk, then the manifest that lists them, then the folder itself."""
     files = {}
     for path in _entries(folder):
         follow_umask(path)
@@ -52,9 +52,9 @@ def seal(folder: Path, step: int, facts: Mapping[str, Any]) -> None:
 
 
 def problems_of(folder: Path, step: int | None = None, *, light: bool = False) -> list[str]:
-    """Return what is wrong with a sealed folder, one line each; empty when every byte is as it was written.
+    """Return what is wrong with a sealed folder, one line each; empty if every byte is as written.
 
-    `step` is what the manifest has to be of. A light look compares the sizes of large files, not their content.
+    `step` is the step that the manifest must have. `light` compares the sizes of large files, not their content.
     """
     try:
         manifest = json.loads(_read_plain(folder / MANIFEST))
@@ -86,7 +86,7 @@ def holds_only_model(folder: Path) -> bool:
 
 
 def facts_of(folder: Path) -> dict[str, Any] | None:
-    """Return what the manifest says beside the files, if it can be read and matches its own checksum; else None."""
+    """Return the manifest without its list of files; None if it cannot be read or its checksum is wrong."""
     try:
         manifest = json.loads(_read_plain(folder / MANIFEST))
         checksum = manifest.pop("checksum")
@@ -111,7 +111,7 @@ def fsync(path: Path) -> None:
 
 
 def digest_of(values: Mapping[str, Any]) -> str:
-    """Return the checksum of plain values, whatever their order."""
+    """Return a checksum of plain values that does not depend on their order."""
     return xxhash.xxh3_128(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
@@ -130,7 +130,7 @@ def _is_name(name: str) -> bool:
 
 
 def _entries(folder: Path) -> list[Path]:
-    """Return everything in the folder and its sub-folders that is no folder itself; links are not followed."""
+    """Return everything in the folder and its sub-folders except folders; links are not followed."""
     found = []
     for place, folders, files in os.walk(folder, onerror=_raise):
         links = [name for name in folders if Path(place, name).is_symlink()]
@@ -148,7 +148,7 @@ def _raise(error: OSError) -> None:
 
 
 def _behind_links(folder: Path, names: Iterable[str]) -> set[str]:
-    """Return those names that lead through a sub-folder that is a link."""
+    """Return the names whose path goes through a link."""
     return {name for name in names for above in [*PurePosixPath(name).parents][:-1] if (folder / above).is_symlink()}
 
 

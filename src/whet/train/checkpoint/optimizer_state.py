@@ -1,4 +1,4 @@
-"""The optimizer as a part of a run's state: numbers and moments under the names of the model's parameters.
+"""The state of an optimizer in a checkpoint: numbers and moments under the names of the model's parameters.
 
 The keys are those of `torch.distributed.checkpoint`: `state.<parameter>.<moment>`. A moment keeps the shape that the
 optimizer gives it, so tools can split and merge moments as they split and merge the parameters.
@@ -42,7 +42,7 @@ class OptimizerState:
         }
 
     def load_state(self, saved: State) -> None:
-        """Put the state back into an optimizer over parameters of the same names; raises ValueError for any other."""
+        """Restore the state of an optimizer over parameters of the same names; raises ValueError for any other."""
         fresh = self._optimizer.state_dict()["param_groups"]
         index_of = dict(zip(self._names, _indices(fresh), strict=True))
         groups = [_restored(group) for group in saved["param_groups"]]
@@ -63,7 +63,7 @@ class OptimizerState:
 
 
 def names_in(optimizer: Optimizer, model: nn.Module) -> list[str]:
-    """Return the names of the optimizer's parameters in the model; one of another module is named by its number."""
+    """Return the names of the optimizer's parameters in the model; one of another module is named by its index."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     return [names.get(id(one), f"parameter.{number}") for number, one in enumerate(parameters_of(optimizer))]
 
@@ -95,7 +95,7 @@ def _restored(group: dict[str, Any]) -> dict[str, Any]:
 def _require_same_names(
     groups: Sequence[Mapping[str, Any]], fresh: Sequence[Mapping[str, Any]], index_of: Mapping[str, int]
 ) -> None:
-    """The groups have to hold the same parameters: their rates and decays follow from the group."""
+    """Require groups of the same parameters: the group decides their learning rate and decay."""
     if len(groups) != len(fresh):
         raise ValueError(f"the saved optimizer has {len(groups)} groups of parameters, this one {len(fresh)}")
     for number, (group, new) in enumerate(zip(groups, fresh, strict=True)):
@@ -104,7 +104,7 @@ def _require_same_names(
 
 
 def _require_shapes(state: Mapping[str, Mapping[str, Any]], parameters: Mapping[str, nn.Parameter]) -> None:
-    """Torch checks no shapes here; its optimizers would write outside of the moments."""
+    """Check the shapes. Torch does not, and its optimizers would write out of bounds."""
     for parameter, values in state.items():
         shape = tuple(parameters[parameter].shape)
         for name in _SHAPED & values.keys():
@@ -120,7 +120,7 @@ def _may_hold_moments(tensor: Tensor, parameter: Tensor) -> bool:
 
 
 def _require_all(state: Mapping[str, Mapping[str, Any]]) -> None:
-    """Either no parameter has a state, or each that is named has one."""
+    """Require that all named parameters have a state, or none of them."""
     empty = [name for name, values in state.items() if not values]
     if empty and len(empty) < len(state):
         raise ValueError(f"{empty[0]} has no saved state, others have")

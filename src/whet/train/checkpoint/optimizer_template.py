@@ -1,4 +1,4 @@
-"""What an optimizer keeps after a step, worked out without data; saved states are compared with it."""
+"""The state that an optimizer has after a step, computed without data; saved states are compared with it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch.optim import Optimizer
 from whet.optim.optimizers.native import NativeAdamW
 
 _ANYWHERE = {"step", "master"}
-"""Entries that torch's AdamW and whet's, which may read each other's states, keep in different forms."""
+"""Entries that torch's AdamW and whet's hold in different forms; each reads the states of the other."""
 
 
 def after_a_step(optimizer: Optimizer, *, frozen_too: bool = False) -> Optimizer:
-    """Return such an optimizer after a step over parameters that have shapes and no memory.
+    """Return an optimizer like this one after a step over parameters on the meta device.
 
-    Raises TypeError for optimizers that are not known to run so.
+    Raises TypeError for optimizers that are not known to run there.
     """
     known = type(optimizer).__module__.startswith(("torch.optim.", "whet.optim."))
     if not known:
@@ -44,13 +44,13 @@ def after_a_step(optimizer: Optimizer, *, frozen_too: bool = False) -> Optimizer
 
 
 def require_like(optimizer: Optimizer, names: Sequence[str], state: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raise ValueError for saved entries that this optimizer does not keep, or keeps in another form.
+    """Raise ValueError for saved entries that this optimizer does not have, or has in another form.
 
     `names` are those of its parameters, in the order of its groups.
     """
     try:
         made = after_a_step(optimizer, frozen_too=True).state_dict()["state"]
-    except Exception:  # an optimizer that cannot work without data: nothing to compare with
+    except Exception:  # an optimizer that does not run without data: there is nothing to compare with
         return
     known = {names[index]: values for index, values in made.items()}
     for parameter, values in state.items():

@@ -1,4 +1,4 @@
-"""When a run saves, and how: synchronously or in the background, with rotation, and what follows from an error."""
+"""When and how a run saves: synchronously or in the background, with rotation and the handling of errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from whet.train.state import State
 
 @dataclass
 class Write:
-    """One checkpoint on its way to the disk; `run` reads nothing that the training loop changes."""
+    """The write of one checkpoint; `run` reads nothing that the training loop changes."""
 
     staged: storage.Staged
     content: snapshot.Snapshot
@@ -33,7 +33,7 @@ class Write:
     error: BaseException | None = None
 
     def run(self) -> None:
-        """Write and publish the checkpoint, then remove the ones that are too many; an error is kept for later."""
+        """Write and publish the checkpoint, then remove those beyond the limit; an error is kept in `error`."""
         try:
             self.staged.put(self.content.write_tensors)
             self.staged.publish(self.facts)
@@ -52,7 +52,7 @@ class Saver:
     n_ranks: int = 1
     folders: list[Path] = field(default_factory=list)
     lineage: Lineage = field(default_factory=new_lineage)
-    """The line of training that its checkpoints belong to."""
+    """The lineage of its checkpoints."""
     resumed_from: Path | None = None
     _last_s: float = field(default_factory=lambda: time.monotonic())
     _buffers: snapshot.Buffers | None = None
@@ -64,7 +64,7 @@ class Saver:
             self._buffers = snapshot.Buffers()
 
     def resume(self, folder: Path) -> None:
-        """Note where the run resumes from: at the end of its line, or on a new one."""
+        """Remember where the run resumes from, and whether it stays in that lineage or begins a new one."""
         self.resumed_from = folder
         self.lineage = storage.lineage_after_resume(folder, self._run.output_dir)
 
@@ -75,7 +75,7 @@ class Saver:
         return next(complete, self.resumed_from)
 
     def settings_to_resume(self) -> dict[str, object]:
-        """Return the setting that resumes from the last checkpoint of this run; none where nothing is saved."""
+        """Return the setting that resumes from the last checkpoint of this run; no setting if nothing is saved."""
         last = self.last
         newest = storage.would_resume(self._run.output_dir)
         if newest is None and last is None:
@@ -89,7 +89,7 @@ class Saver:
         return {"names": [path.name for path in self.folders]}
 
     def load_state(self, saved: State) -> None:
-        """Take over the checkpoints of an earlier part of the run; a kill may have left one too many."""
+        """Take over the checkpoints of the run before it stopped; a kill may have left one too many."""
         schema.require_all(saved, {"names": schema.list_of(schema.text)}, "checkpoints")
         folders = self._own(saved["names"])
         storage.rotate(folders, self._run.args.save_total_limit, self._protected())
@@ -105,7 +105,7 @@ class Saver:
         return [one.folder for one in there if self.lineage.includes(one.lineage.run, one.step)]
 
     def due(self, done: int, *, epoch_ends: bool, complete: bool, better: bool) -> bool:
-        """Return whether a checkpoint is to be written after `done` steps; the last step of a rhythm always is."""
+        """Return whether to save after `done` steps; strategies steps and time always save the last step."""
         interval = self._run.plan.save
         if interval.strategy == "best":
             return better
@@ -118,11 +118,11 @@ class Saver:
         return folder in self.folders and not manifest.holds_only_model(folder)
 
     def save(self, done: int, *, better: bool, stops: bool = False) -> None:
-        """Write the checkpoint of this step, or begin to; raises StorageError as `save_error_policy` says.
+        """Write the checkpoint of this step, or start to; raises StorageError if `save_error_policy` is stop.
 
-        If the run `stops`, it is a complete one, whatever `save_only_model` says.
+        A run that `stops` writes a complete checkpoint, even with `save_only_model`.
         """
-        self.wait()  # at most one is on its way
+        self.wait()  # at most one write at a time
         guard.require_finite(self._run.model, self.run_state.optimizer, f"after step {done}")
         self._last_s = time.monotonic()
         output_dir, state = self._run.output_dir, self._counters
@@ -131,7 +131,7 @@ class Saver:
         if better:
             state.best_model_checkpoint = str(target)
         earlier = self.folders
-        self.folders = [*(path for path in earlier if path != target), target]  # the checkpoint names itself too
+        self.folders = [*(path for path in earlier if path != target), target]  # the checkpoint lists itself too
         try:
             write = self._prepare(output_dir, done, only_model=self._run.args.save_only_model and not stops)
         except BaseException as error:
@@ -148,12 +148,12 @@ class Saver:
         thread.start()
 
     def check(self) -> None:
-        """Take note of a write behind that has ended; raises what became of it."""
+        """Finish a background write that has ended; raises its error."""
         if self._in_progress is not None and not self._in_progress[0].is_alive():
             self.wait()
 
     def wait(self) -> None:
-        """Return when nothing is on its way any more; raises StorageError where that failed."""
+        """Wait for the write in the background; raises StorageError if it failed."""
         if self._in_progress is None:
             return
         thread, write = self._in_progress
@@ -162,14 +162,14 @@ class Saver:
         self._finish_write(write)
 
     def close(self) -> None:
-        """Wait at the end of a run, however it ends: an error of its own is not hidden by one of the last write."""
+        """Wait at the end of a run; log an error of the last write, so that it does not hide the error of the run."""
         try:
             self.wait()
         except StorageError as error:
             logger.error("%s", error)
 
     def _prepare(self, output_dir: Path, done: int, *, only_model: bool) -> Write:
-        """Gather what the checkpoint holds, with its small files already in the staging folder."""
+        """Collect the content of the checkpoint, and write its small files to the staging folder."""
         content = snapshot.take(self.run_state, self._buffers, only_model=only_model)
         args, meter = self._run.args, self.run_state.meter
         staged = storage.Staged(output_dir, done, self.lineage)
@@ -203,16 +203,16 @@ class Saver:
         self.on_saved()
 
     def _continue_or_raise(self, error: BaseException) -> None:
-        """Go on without the checkpoint where that is the policy; raise the error otherwise."""
+        """Continue without the checkpoint if `save_error_policy` says so; raise the error otherwise."""
         if not isinstance(error, StorageError):
             raise error
         if self._run.args.save_error_policy == "stop":
             raise disk_errors.resumable(error, self.last, self.settings_to_resume()) from error
-        logger.warning("training goes on without this checkpoint: %s", error)
+        logger.warning("training continues without this checkpoint: %s", error)
 
 
 def _is_there(path: Path, write: Write) -> bool:
-    """Return whether the checkpoint is there after this write; where the disk does not tell, as far as is known."""
+    """Return whether the checkpoint exists after this write; if the disk cannot be read, whether it should."""
     try:
         return path.is_dir() and not path.is_symlink()
     except OSError:

@@ -1,4 +1,4 @@
-"""The content of a checkpoint, gathered at one step, so that training can continue while it is written."""
+"""The content of a checkpoint, collected at one step, so that training can continue while it is written."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Buffers:
     tensors: dict[str, Tensor] = field(default_factory=dict)
 
     def copies(self, tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-        """Return copies on the CPU; names of one tensor are names of one copy."""
+        """Return copies on the CPU; tensors that are the same share one copy."""
         made: dict[tuple[Any, ...], Tensor] = {}
         return {name: self._copy(f"{prefix}.{name}", tensor, made) for name, tensor in tensors.items()}
 
@@ -55,12 +55,12 @@ class Snapshot:
     processing: Any
     weights: Mapping[str, Tensor]
     tensors: Mapping[str, Mapping[str, Tensor]]
-    """Those of each part of the run's state."""
+    """The tensors of each part of the run's state."""
     save_model: Callable[[Path], None] | None = None
-    """The user's own; what it writes is the model of the checkpoint."""
+    """The overridden `save_model` of the user; what it writes is the model of the checkpoint."""
 
     def write_texts(self, folder: Path) -> None:
-        """Write the small files, and what a user's own `save_model` writes."""
+        """Write the small files, and what an overridden `save_model` writes."""
         if self.save_model is not None:
             self.save_model(folder)
         weights.save_processing(self.processing, folder, taken={*self.texts, *weights.FILES, MANIFEST})
@@ -76,7 +76,7 @@ class Snapshot:
 
 @dataclass(frozen=True, kw_only=True)
 class RunState:
-    """All that the checkpoints of a run are taken from."""
+    """Everything that a checkpoint of the run is made from."""
 
     run: Run
     counters: TrainerState
@@ -86,13 +86,13 @@ class RunState:
     identity: Mapping[str, Any]
     """The facts that a resumed run is compared with."""
     parts: Callable[[], Mapping[str, Stateful]]
-    """Returns what lives through the run besides the model, in the order in which it is restored."""
+    """Returns the parts of the run's state besides the model, in the order in which they are restored."""
     user_save_model: Callable[[], Callable[[Path], None] | None]
-    """Returns the user's own `save_model`, if there is one: what it writes is the model of a checkpoint."""
+    """Returns the overridden `save_model` of the user, or None."""
 
 
 def take(state: RunState, buffers: Buffers | None = None, *, only_model: bool = False) -> Snapshot:
-    """Return the content of a checkpoint of this moment; with buffers, later steps do not change it."""
+    """Return the content of a checkpoint at this step; with buffers, later steps do not change it."""
     model, processing = state.run.model, state.run.processing_class
     weights = dict(model.state_dict())
     text, tensors = (None, {}) if only_model else content.split_parts(collect_states(state.parts()))
@@ -114,7 +114,7 @@ def texts(state: RunState, parts: str | None) -> dict[str, str]:
 
 
 def _with_own_config(model: nn.Module) -> nn.Module:
-    """Return the model under another name, with configurations that later changes do not reach."""
+    """Return a shallow copy of the model whose configurations do not follow later changes."""
     other = copy.copy(model)
     for name in ("config", "generation_config"):
         if getattr(model, name, None) is not None:

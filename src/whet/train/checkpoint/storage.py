@@ -1,10 +1,10 @@
-"""Checkpoint folders: staged beside their place, synced, sealed by a manifest of checksums, then renamed.
+"""Checkpoint folders: written to a staging folder, synced, sealed by a manifest of checksums, then renamed.
 
-`checkpoint-00001234/` holds tensors as safetensors and everything else as JSON; `MANIFEST.json` is written last and
-carries a checksum of itself. The newest checkpoint is the one with the highest step that verifies: no time stamp, no
-link and no clock takes part in the decision. If a run goes back to an older checkpoint, those of the line that it
-leaves are moved to `abandoned-ID/`, and never taken unless they are named. A folder that has to go is renamed out of
-sight first, so that nothing half deleted carries a checkpoint's name.
+`checkpoint-00001234/` holds tensors as safetensors and everything else as JSON. `MANIFEST.json` is written last and
+holds a checksum of itself. The newest checkpoint is the intact one with the highest step; time stamps, links and clocks
+do not matter. If a run goes back to an older checkpoint, the later ones of the lineage that it leaves are moved to
+`abandoned-ID/`, and only used if the user names them. A folder is renamed to a hidden name before it is deleted, so no
+half-deleted folder has the name of a checkpoint.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from whet.train.resume import not_resumable
 MANIFEST = manifest.MANIFEST
 _NAME = re.compile(r"checkpoint-(\d{8,18})")
 MODEL_STAGING = ".model.partial"
-"""Where a model is written before its files get their places in the output folder."""
+"""Where a model is written before its files are moved to the output folder."""
 _MOST_NAMED = 3
 _ASIDE = "abandoned"
-"""What folders of checkpoints begin with that a run left behind when it went back to an older one."""
+"""Prefix of the folders for checkpoints that a run abandoned when it went back to an older one."""
 _HIDDEN = re.compile(r"\.(checkpoint-\d{8,18})\.(partial|replaced|removed)")
 
 
@@ -52,7 +52,7 @@ def save(
 ) -> Path:
     """Write a checkpoint: `write(folder)` writes the files; the folder gets its name only when it is complete.
 
-    Raises StorageError (exit 74) if the disk refuses; the staging folder is removed, earlier checkpoints stay.
+    Raises StorageError (exit 74) if writing fails; the staging folder is removed, earlier checkpoints stay.
     """
     staged = Staged(output_dir, step, lineage)
     staged.put(write)
@@ -60,10 +60,10 @@ def save(
 
 
 class Staged:
-    """A checkpoint that is being written, out of sight until it is published; whatever goes wrong removes it."""
+    """A checkpoint that is being written, under a hidden name until it is published. An error removes it."""
 
     def __init__(self, output_dir: Path, step: int, lineage: Lineage | None = None) -> None:
-        """Checkpoints that do not belong to `lineage`, if there is one, are set aside when this one is published."""
+        """Publishing moves checkpoints aside that do not belong to `lineage`, unless it is None."""
         self.step = step
         self.lineage = lineage
         self.target = output_dir / folder_name(step)
@@ -74,14 +74,14 @@ class Staged:
             self._make_room(output_dir)
 
     def put(self, write: Callable[[Path], None]) -> None:
-        """Let `write(folder)` put files into the staging folder."""
+        """Call `write(folder)`, which writes files to the staging folder."""
         with self._all_or_nothing():
             write(self._staging)
 
     def publish(self, facts: Mapping[str, Any], written_by: Lineage | None = None) -> Path:
-        """Seal the files and give the folder its name; return it when what is there now reads as it was written.
+        """Seal the files and rename the folder; return it after the files were read back and are intact.
 
-        A checkpoint of the same step is moved aside, and goes only when every byte of the new one has been read again.
+        An older checkpoint of the same step is moved aside, and deleted only after every byte of the new one was read.
         """
         origin = written_by or self.lineage
         content = {**facts, **(origin.facts() if origin else {})}
@@ -99,15 +99,16 @@ class Staged:
             _delete(self._replaced)
         if aside:
             logger.warning(
-                "checkpoints of another line of training, which this run left, are kept; auto never takes them: %s",
+                "the checkpoints that this run abandoned by going back are kept, but auto never resumes from them: %s",
                 ", ".join(map(str, aside)),
             )
         return self.target
 
     def _set_others_aside(self) -> list[Path]:
-        """Move the checkpoints of other lines into folders named for those, and return where they are now.
+        """Move the checkpoints of other lineages into folders named for these, and return their new paths.
 
-        The highest step goes last: wherever this ends, the newest checkpoint is that of the old line or the parent.
+        The highest step is moved last: if this is interrupted, the newest checkpoint is that of the old lineage or the
+        parent.
         """
         if self.lineage is None:
             return []
@@ -156,9 +157,9 @@ class Staged:
 
 
 def problems_of(folder: Path, *, light: bool = False) -> list[str]:
-    """Return what is wrong with a checkpoint folder, one line each; empty when every byte is as it was written.
+    """Return what is wrong with a checkpoint folder, one line each; empty if every byte is as written.
 
-    A light look compares the sizes of large files, not their content.
+    `light` compares the sizes of large files, not their content.
     """
     if not folder.is_dir():
         return ["there is no such folder"]
@@ -166,9 +167,9 @@ def problems_of(folder: Path, *, light: bool = False) -> list[str]:
 
 
 def newest(output_dir: Path) -> Path | None:
-    """Return the checkpoint with the highest step that verifies; the log names each damaged one passed over.
+    """Return the intact checkpoint with the highest step; the log names each damaged one that was skipped.
 
-    None where there is no checkpoint at all. Raises StorageError where there are some, and none of them verifies.
+    None if there is no checkpoint at all. Raises StorageError if there are checkpoints, but none is intact.
     """
     folders = list_all(output_dir)
     left = abandoned(folders)
@@ -196,7 +197,7 @@ def newest(output_dir: Path) -> Path | None:
 
 
 def copy(folder: Path, output_dir: Path, lineage: Lineage) -> Path:
-    """Copy a checkpoint that verifies into the output folder of a run that came from it; return the copy."""
+    """Copy an intact checkpoint to the output folder of a run that resumed from it; return the copy."""
     (there,) = read_checkpoints([folder])
 
     def write(staging: Path) -> None:
@@ -210,9 +211,9 @@ def copy(folder: Path, output_dir: Path, lineage: Lineage) -> Path:
 
 
 def lineage_after_resume(folder: Path, output_dir: Path) -> Lineage:
-    """Return the line of a run that resumes from this checkpoint and saves to `output_dir`.
+    """Return the lineage of a run that resumes from this checkpoint and saves to `output_dir`.
 
-    It is the checkpoint's own if that is the newest one there, and a new one otherwise.
+    It is that of the checkpoint if that is the newest one there, and a new one otherwise.
     """
     found = read_checkpoints([folder])
     own = (
@@ -226,14 +227,14 @@ def lineage_after_resume(folder: Path, output_dir: Path) -> Lineage:
 
 
 def would_resume(output_dir: Path) -> Path | None:
-    """Return the checkpoint that "auto" would take, by a light look; None if there is none."""
+    """Return the checkpoint that "auto" would take, without reading large files; None if there is none."""
     folders = list_all(output_dir)
     left = abandoned(folders)
     return next((path for path in reversed(folders) if path not in left and not problems_of(path, light=True)), None)
 
 
 def find(name: str, lineage: Lineage, places: Sequence[Path]) -> Path | None:
-    """Return the checkpoint of this name that belongs to the line: from these folders, or what was set aside there."""
+    """Return the checkpoint of this name and lineage in these folders, or in their folders of abandoned ones."""
     if not _NAME.fullmatch(name):
         return None
     folders = [folder / name for place in places for folder in (place, *_set_aside_in(place))]
@@ -242,7 +243,7 @@ def find(name: str, lineage: Lineage, places: Sequence[Path]) -> Path | None:
 
 
 def require_intact(folder: Path, *, light: bool = False) -> Path:
-    """Return the folder if it verifies; raises StorageError otherwise."""
+    """Return the folder if it is intact; raises StorageError otherwise."""
     problems = problems_of(folder, light=light)
     if problems:
         raise not_resumable.error(folder, problems, _instead_of(folder))
@@ -266,7 +267,7 @@ def _instead_of(folder: Path) -> Path | None:
 
 
 def list_all(output_dir: Path) -> list[Path]:
-    """Return the checkpoint folders, oldest step first, whole or not."""
+    """Return the checkpoint folders, oldest step first, complete or not."""
     if not output_dir.is_dir():
         return []
     found = [path for path in output_dir.iterdir() if _NAME.fullmatch(path.name) and not path.is_symlink()]
@@ -281,7 +282,7 @@ def step_of(folder: Path) -> int:
 
 
 def rotate(folders: Sequence[Path], keep: int | None, protected: Path | None) -> None:
-    """Remove the oldest of one run's checkpoints beyond `keep`; the protected one and the newest always stay.
+    """Remove the oldest checkpoints of one run beyond `keep`; the protected one and the newest always stay.
 
     `folders` are the checkpoints of the run, oldest step first. What cannot be removed stays, with a warning.
     """
@@ -290,7 +291,7 @@ def rotate(folders: Sequence[Path], keep: int | None, protected: Path | None) ->
     folders = sorted(folders, key=step_of)
     kept = {path.name for path in folders[-max(keep, 1) :]}
     if protected is not None and protected.name not in kept and 1 < keep <= len(folders):
-        kept.discard(folders[-keep].name)  # the best one takes a place among the kept, as in transformers
+        kept.discard(folders[-keep].name)  # the best one counts towards `keep`, as in transformers
     if protected is not None:
         kept.add(protected.name)
     for folder in folders:
@@ -299,7 +300,7 @@ def rotate(folders: Sequence[Path], keep: int | None, protected: Path | None) ->
 
 
 def remove_all(output_dir: Path) -> None:
-    """Remove the checkpoints of an earlier run, those set aside included; the log says how many there were."""
+    """Remove the checkpoints of an earlier run, with its abandoned ones; the log says how many."""
     aside = _set_aside_in(output_dir)
     folders = [path for place in (output_dir, *aside) for path in list_all(place)]
     for folder in folders:
@@ -311,7 +312,7 @@ def remove_all(output_dir: Path) -> None:
 
 
 def clean_up(output_dir: Path) -> None:
-    """Take away what a killed run left half written or half deleted, and put back what it had not yet replaced."""
+    """Remove what a killed run left half written or half deleted, and finish or undo a replacement."""
     if not output_dir.is_dir():
         return
     for path in sorted(output_dir.iterdir()):
@@ -327,32 +328,32 @@ def clean_up(output_dir: Path) -> None:
 
 
 def finish_replacement(place: Path) -> None:
-    """End what a killed save began that replaced a checkpoint: keep the new one where it is whole, else the old one.
+    """Finish a replacement that a kill interrupted: keep the new checkpoint if it is intact, else the old one.
 
-    Where both are damaged the one with the name stays, as any damaged checkpoint does.
+    If both are damaged, the one with the checkpoint's name stays.
     """
     replaced = _hidden(place, "replaced")
     odd = replaced.is_symlink() or place.is_symlink() or (place.exists() and not place.is_dir())
     if odd or not replaced.is_dir():
         return
-    with suppress(OSError):  # then both stay, and the next run tries again
+    with suppress(OSError):  # both stay then, and the next run tries again
         if not problems_of(replaced) and (not place.exists() or problems_of(place)):
             if place.exists():
                 _remove(place)
             replaced.rename(place)
         else:
-            fsync(place.parent.resolve())  # else a power cut may take the new name back, when the old one is gone
+            fsync(place.parent.resolve())  # without it, a power cut could undo the rename after the old one is deleted
             shutil.rmtree(replaced)
 
 
 def _set_aside_in(output_dir: Path) -> list[Path]:
-    """Return the folders that hold checkpoints of abandoned lines."""
+    """Return the folders that hold abandoned checkpoints."""
     found = [path for path in output_dir.glob(f"{_ASIDE}-*") if path.is_dir() and not path.is_symlink()]
     return sorted(found)
 
 
 def _abandoned_path(one: Checkpoint) -> Path:
-    """Return where an abandoned checkpoint goes: a folder named for its line, in which nothing has its name yet."""
+    """Return the new path of an abandoned checkpoint: in a folder named for its lineage, and not yet taken."""
     base = one.folder.with_name(f"{_ASIDE}-{one.lineage.name}")
     for number in itertools.count(1):
         place = base if number == 1 else base.with_name(f"{base.name}-{number}")
@@ -384,13 +385,13 @@ def _remove(folder: Path) -> None:
 
 
 def _remove_leftover(place: Path) -> None:
-    """Remove a folder that is in the way; anything else stays (rmtree would wait on a pipe), and the save fails."""
+    """Remove a leftover folder. Anything else stays (rmtree would wait on a pipe), and the save fails."""
     if place.is_dir() and not place.is_symlink():
         shutil.rmtree(place, ignore_errors=True)
 
 
 def _delete(folder: Path) -> None:
-    """Remove a folder that is out of sight; what cannot be removed goes when the next run begins."""
+    """Delete a hidden folder; what cannot be deleted now is deleted when the next run begins."""
     try:
         shutil.rmtree(folder)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The weights of a model, and the files of its tokenizer, in and out of folders."""
+"""Saves and loads the weights of a model and the files of its tokenizer."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ FILES = (WEIGHTS, f"{WEIGHTS}.index.json", "optimizer.safetensors", "config.json
 
 
 def save_weights(model: nn.Module, folder: Path, tensors: Mapping[str, Tensor] | None = None) -> None:
-    """Write the model: with its configuration where it is one of transformers', else its weights alone.
+    """Write the model: a model of transformers with its configuration, any other module as weights alone.
 
-    `tensors` are written in place of the model's own state.
+    `tensors` are written instead of the model's own state.
     """
     state = dict(model.state_dict() if tensors is None else tensors)
     with utf8_name(folder) as named:
@@ -42,7 +42,7 @@ def has_weights(folder: Path) -> bool:
 
 
 class _State:
-    """As much of a module as `save_model` looks at."""
+    """A module as far as `save_model` of safetensors reads it."""
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
         self._tensors = tensors
@@ -52,9 +52,9 @@ class _State:
 
 
 def save_processing(processing: Any, folder: Path, taken: Iterable[str] = ()) -> None:
-    """Write the files of a tokenizer or processor, if there is one, into sub-folders too; OSError if the disk refuses.
+    """Write the files of a tokenizer or processor, if there is one; sub-folders are allowed.
 
-    Raises ConfigError if it has no files, or writes ones that cannot be kept: links, or names that are `taken`.
+    Raises ConfigError if it has no files, or writes links or names that are `taken`; OSError if writing fails.
     """
     if processing is None:
         return
@@ -65,7 +65,7 @@ def save_processing(processing: Any, folder: Path, taken: Iterable[str] = ()) ->
         with utf8_name(folder) as named:
             processing.save_pretrained(named)
     except Exception as error:
-        # tokenizers tells of a full disk in a plain Exception
+        # the library tokenizers raises a plain Exception if the disk is full
         if type(error) is not Exception:
             raise
         raise OSError(str(error)) from error
@@ -73,7 +73,7 @@ def save_processing(processing: Any, folder: Path, taken: Iterable[str] = ()) ->
         if path.parent == folder and path.name in taken:
             raise _no_files(processing, path.name, "a file of whet's has this name, and one would replace the other")
         if path.is_symlink() or not (path.is_file() or path.is_dir()):
-            raise _no_files(processing, path.name, "it is a link or no plain file, and leads out of the folder")
+            raise _no_files(processing, path.name, "it is a link or a special file, and leads out of the folder")
 
 
 def _no_files(processing: Any, got: str, why: str) -> ConfigError:
@@ -86,7 +86,7 @@ def _no_files(processing: Any, got: str, why: str) -> ConfigError:
 
 
 def load_weights(model: nn.Module, folder: Path) -> None:
-    """Put the weights of the folder into the model, name by name; those of its adapters, where peft has wrapped it."""
+    """Load the weights of the folder into the model by name; only the adapters if the model is one of peft."""
     if adapters.names_of(model):
         adapters.load(model, folder)
         return
@@ -105,7 +105,7 @@ def load_weights(model: nn.Module, folder: Path) -> None:
 
 
 def _require_floats(model: nn.Module, file: Path) -> None:
-    """Refuse whole numbers for weights: torch would convert them without a word."""
+    """Refuse integers for weights: torch would convert them silently."""
     with safe_open(file, framework="pt") as tensors:
         kinds = {name: tensors.get_slice(name).get_dtype() for name in tensors.keys()}  # noqa: SIM118 (no dict)
     for name, own in model.state_dict().items():
@@ -115,7 +115,7 @@ def _require_floats(model: nn.Module, file: Path) -> None:
 
 
 def count_without_embeddings(model: nn.Module) -> int:
-    """Return the count of the model's parameters that take part in matrix products: all but embedding tables."""
+    """Return the number of parameters that take part in matrix products: all but embedding tables."""
     tables = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Embedding)}
     return sum(parameter.numel() for name, parameter in model.named_parameters() if name not in tables)
 

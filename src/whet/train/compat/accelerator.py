@@ -1,4 +1,4 @@
-"""What scripts and overridden methods use of `trainer.accelerator`, for one process."""
+"""The part of `trainer.accelerator` that scripts and overridden methods use, for one process."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from whet.train.compat.public import PublicTrainer
 
 
 class MissingAttributeError(ConfigError, AttributeError):
-    """An attribute that whet's stand-ins do not have; `hasattr` sees it as missing."""
+    """An attribute that whet's accelerator does not have; `hasattr` returns False for it."""
 
 
 class Accelerator:
-    """The part of accelerate's Accelerator that means something in one process; the rest is refused by name."""
+    """The part of accelerate's Accelerator that makes sense in one process; anything else raises an error."""
 
     num_processes, process_index, local_process_index = 1, 0, 0
     is_main_process = is_local_main_process = is_last_process = sync_gradients = True
@@ -45,7 +45,7 @@ class Accelerator:
         return {"bf16": "bf16", "fp16": "fp16"}.get(self._trainer.precision.name, "no")
 
     def backward(self, loss: Tensor, **_: Any) -> None:
-        """Add the gradients of the loss, with the scale of fp16 where the run has one."""
+        """Add the gradients of the loss, with the loss scale of an fp16 run."""
         self._trainer.precision.backward(loss)
 
     def autocast(self, *_: Any, **__: Any) -> AbstractContextManager[object]:

@@ -1,4 +1,4 @@
-"""How rows become padded batches: by the user's collator, or by the tokenizer where nobody says how."""
+"""Makes padded batches of rows: with the user's collator, or with the tokenizer by default."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from whet.objectives.base import Collate
 
 
 def default_collator(processing_class: Any, model: nn.Module | None = None) -> Collate:
-    """Return the tokenizer's way of padding, or plain stacking where there is none.
+    """Return a collator that pads with the tokenizer, or stacks rows if there is none.
 
-    With a model only the columns that it reads take part.
+    With a model it takes only the columns that the model reads.
     """
     padded = hasattr(processing_class, "pad")
     collate: Collate = DataCollatorWithPadding(processing_class) if padded else _stacked
@@ -26,10 +26,10 @@ def default_collator(processing_class: Any, model: nn.Module | None = None) -> C
 
 
 def without_unread(collate: Collate, model: nn.Module, label_names: Iterable[str] = ()) -> Collate:
-    """Return the collator for rows from which the columns were taken that the model does not read.
+    """Return a collator that removes the columns which the model does not read.
 
-    As transformers' Trainer does it with remove_unused_columns: text may stay in a data set. A collator that asks for
-    such a column by name still gets it.
+    This is what remove_unused_columns does in transformers' Trainer: text may stay in a data set. A collator that asks
+    for such a column by name still gets it.
     """
     names = read_by(unwrapped(model))
     if names is None:
@@ -48,7 +48,7 @@ def without_unread(collate: Collate, model: nn.Module, label_names: Iterable[str
 
 
 def pads_only(collate: Any) -> bool:
-    """Return whether a collator does no more than to pad rows with a tokenizer: batches may do without."""
+    """Return whether a collator only pads rows with a tokenizer: then batches can do without padding."""
     return type(collate) is DataCollatorWithPadding
 
 
@@ -64,7 +64,7 @@ def _as_mapping(batch: Any) -> Mapping[str, Any]:
 
 
 def _stacked(rows: list[Any]) -> Mapping[str, Any]:
-    """Return the rows below each other; raises DataError where they are not of one length."""
+    """Return the rows below each other; raises DataError if their lengths differ."""
     try:
         return default_data_collator(rows)
     except ValueError as error:
@@ -73,6 +73,6 @@ def _stacked(rows: list[Any]) -> Mapping[str, Any]:
         raise DataError(
             what="the rows of a batch cannot be stacked",
             got=str(error),
-            why="they are of different lengths, and nobody said how this model's rows are padded",
+            why="they have different lengths, and no tokenizer or data_collator pads them",
             fix="pass the tokenizer as processing_class, or a data_collator of your own",
         ) from error

@@ -1,4 +1,4 @@
-"""Which arguments of the Trainer go together."""
+"""Checks that the arguments of the Trainer fit together."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def require_consistent(trainer: PublicTrainer, model: Any) -> None:
     if trainer.model_init is not None and optimizers:
         raise ConfigError(
             what="optimizers and model_init exclude each other",
-            why="each training starts from a new model, whose weights no given optimizer knows",
+            why="each training starts from a new model, and a given optimizer holds the weights of another one",
             fix="override create_optimizer, or pass optimizer_cls_and_kwargs",
         )
     if trainer.optimizer_cls_and_kwargs is not None and trainer.given_optimizers[0] is not None:
@@ -49,7 +49,7 @@ def require_consistent(trainer: PublicTrainer, model: Any) -> None:
         )
     if not callable(trainer.data_collator):
         raise ConfigError(
-            what="data_collator is no function",
+            what="data_collator is not a function",
             got=type(trainer.data_collator).__name__,
             why="it is called with a list of rows and returns a batch",
             fix="pass a function, or an object with __call__",
@@ -66,7 +66,7 @@ def _require_one_model(trainer: PublicTrainer, model: Any) -> None:
         )
     if model is not None and not isinstance(model, nn.Module):
         raise ConfigError(
-            what="model is no torch module",
+            what="model is not a torch module",
             got=model if isinstance(model, str) else type(model).__name__,
             why="Trainer trains a torch.nn.Module",
             fix="load it first: AutoModelForSequenceClassification.from_pretrained(name)",

@@ -1,4 +1,4 @@
-"""The DataLoaders that `get_train_dataloader` and its like return: whet's rows in whet's order, padded."""
+"""The DataLoaders that `get_train_dataloader` and similar methods return: padded batches in whet's order."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from whet.train.compat.public import PublicTrainer
 
 
 class WhetLoader(DataLoader[Any]):
-    """A DataLoader that whet made: its rows may be read without it."""
+    """A DataLoader that whet made: whet may read its rows directly."""
 
 
 class EpochSampler(Sampler[int]):
-    """The rows of each epoch in whet's order; another epoch each time, or the one that is set."""
+    """The rows of an epoch in whet's order; each iteration is the next epoch, or the one that was set."""
 
     def __init__(self, rows_of: Callable[[int], np.ndarray], n_rows: int) -> None:
         self._rows_of, self._n_rows = rows_of, n_rows
@@ -48,7 +48,7 @@ class Stream(IterableDataset[Any]):
 
 
 def is_sized(dataset: Any) -> bool:
-    """Return whether the rows of a data set have numbers: others are read in their order."""
+    """Return whether the rows of a data set have an index; other data sets are read in their own order."""
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
         return False
     try:
@@ -58,7 +58,7 @@ def is_sized(dataset: Any) -> bool:
 
 
 def is_empty(dataset: Any) -> bool:
-    """Return whether there are no rows; how many an iterable has only reading it tells."""
+    """Return whether there are no rows; an iterable counts as not empty, as its length is unknown."""
     return dataset is None or (is_sized(dataset) and len(dataset) == 0)
 
 
@@ -79,7 +79,7 @@ def evaluation_loader(trainer: PublicTrainer, dataset: Any) -> WhetLoader:
 
 
 def evaluation_set(trainer: PublicTrainer, given: Any) -> Any:
-    """Return the data set that is meant: itself, one of the Trainer's by name, or the Trainer's."""
+    """Return the data set to evaluate on: the given one, one of the Trainer's by its name, or the Trainer's."""
     dataset = _named_set(trainer, given) if isinstance(given, str) else given
     dataset = trainer.eval_dataset if dataset is None else dataset
     if dataset is None:
@@ -88,7 +88,7 @@ def evaluation_set(trainer: PublicTrainer, given: Any) -> Any:
 
 
 def sampler_of(trainer: PublicTrainer, dataset: Any) -> EpochSampler:
-    """Return the sampler of whet's order of rows, which is worked out when it is asked for."""
+    """Return a sampler of whet's order of rows, which is computed when an epoch begins."""
     return EpochSampler(lambda epoch: plan.make(trainer.args, dataset).order.epochs(epoch), len(dataset))
 
 

@@ -1,4 +1,4 @@
-"""Arguments that take the place of a Trainer's own after it was made: carried out, or refused by name."""
+"""Changes of a Trainer's arguments after it was made: they are applied, or refused by name."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ MODEL = (
     "gradient_checkpointing_kwargs", "checkpointing_policy", "activation_offload", "torch_compile",
     "torch_compile_backend", "torch_compile_mode", "methods",
 )  # fmt: skip
-"""Fields that are carried out when a Trainer takes a model: when it is made, or in each training by `model_init`."""
+"""Fields that are applied when a Trainer gets its model: when it is made, or by `model_init` in each training."""
 _IN_EVALUATIONS = ("per_device_eval_batch_size", "prediction_loss_only", "log_level")
 """Fields that may change while a training runs: each evaluation reads them again."""
 
 
 def translate(trainer: PublicTrainer) -> None:
-    """Translate arguments of transformers that were put in place of the Trainer's, and refuse their later changes."""
+    """Translate arguments of transformers that replaced the Trainer's, and refuse later changes of the originals."""
     trainer.given_args.require_unchanged(trainer.args)
     if not isinstance(trainer.args, TrainingArguments):
         trainer.given_args = Given(trainer.args)
@@ -34,7 +34,7 @@ def translate(trainer: PublicTrainer) -> None:
 
 
 def apply(trainer: PublicTrainer) -> None:
-    """Carry out what a Trainer reads once, or raise ConfigError with the fields for which it is too late."""
+    """Apply changed arguments, or raise ConfigError with the fields that can no longer change."""
     translate(trainer)
     now = trainer.args
     late = [*_differing(CALLBACKS, trainer.callbacks_args, now), *_differing(MODEL, trainer.model_args, now)]
@@ -51,7 +51,7 @@ def apply(trainer: PublicTrainer) -> None:
 
 
 def require_same_run(trainer: PublicTrainer, begun: TrainingArguments) -> None:
-    """Raise ConfigError if the arguments that a running training began with were changed under it."""
+    """Raise ConfigError if the arguments of a training changed while it runs."""
     if trainer.args is begun:
         return
     translate(trainer)

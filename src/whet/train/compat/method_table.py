@@ -1,6 +1,6 @@
-"""What becomes of each method of transformers' Trainer: whether whet's has it, and whether a subclass may override it.
+"""The methods of transformers' Trainer: whether whet's has them, and whether a subclass may override them.
 
-The one source for the check of subclasses (`train/compat/overrides.py`) and for the table in `docs/transformers.md`.
+`train/compat/overrides.py` checks subclasses against these tables; `docs/transformers.md` is generated from them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Method:
     """One public method of transformers' Trainer."""
 
     override: Literal["honoured", "refused"]
-    """What a subclass or an instance that replaces it gets."""
+    """What happens if a subclass or an instance replaces it."""
     note: str = ""
     """How it differs from transformers', if it does."""
     refused: str = ""

@@ -1,4 +1,4 @@
-"""Methods of transformers' Trainer that whet's has for scripts and subclasses written for it."""
+"""The methods of transformers' Trainer that whet's Trainer has too, for scripts and subclasses written for them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class TransformersMethods:
-    """What transformers' Trainer offers beside train, evaluate and predict; `Trainer` has it all."""
+    """The methods of transformers' Trainer other than train, evaluate and predict; `Trainer` inherits them."""
 
     events: Events
     search: search.Search | None
@@ -65,7 +65,7 @@ class TransformersMethods:
 
     @property
     def model_wrapped(self: Any) -> nn.Module:
-        """The model: whet wraps it in nothing."""
+        """The model: whet does not wrap it."""
         return self.model
 
     # ---- callbacks ----
@@ -75,11 +75,11 @@ class TransformersMethods:
         self.events.add_callback(callback)
 
     def pop_callback(self, callback: Any) -> Any:
-        """Take out this callback, or the first of this class, and return it; None if there is none."""
+        """Remove this callback, or the first of this class, and return it; None if there is none."""
         return self.events.pop_callback(callback)
 
     def remove_callback(self, callback: Any) -> None:
-        """Take out this callback, or the first of this class if there is one."""
+        """Remove this callback, or the first of this class if there is one."""
         self.events.remove_callback(callback)
 
     # ---- loss ----
@@ -99,7 +99,7 @@ class TransformersMethods:
         self: Any, model: nn.Module, inputs: Mapping[str, Any], prediction_loss_only: bool,
         ignore_keys: Sequence[str] | None = None,
     ) -> tuple[Any, Any, Any]:  # fmt: skip
-        """Return loss, predictions and labels of a padded batch; None for what there is not."""
+        """Return loss, predictions and labels of a padded batch; None for each that does not exist."""
         return user_loss.prediction_step(self, model, inputs, prediction_loss_only, ignore_keys)
 
     def compute_loss_context_manager(self: Any) -> contextlib.AbstractContextManager[Any]:
@@ -115,12 +115,12 @@ class TransformersMethods:
     def get_batch_samples(
         self: Any, epoch_iterator: Any, num_batches: int, device: Any = None
     ) -> tuple[list[Any], Any]:
-        """Return the next batches of an iterator, and the count of their targets that a loss divides by."""
+        """Return the next batches of an iterator, and the number of targets that a loss divides by."""
         batches = [batch for batch, _ in zip(epoch_iterator, range(num_batches), strict=False)]
         return batches, user_loss.n_items_in(self, batches)
 
     def floating_point_ops(self: Any, inputs: Mapping[str, Any]) -> int:
-        """Return the operations of a forward and backward pass over these inputs: 6 a weight and token."""
+        """Return the operations of a forward and backward pass over these inputs: 6 for each weight and token."""
         tokens = inputs.get(getattr(self.model, "main_input_name", "input_ids"))
         return 6 * tokens.numel() * weights.count_without_embeddings(self.model) if isinstance(tokens, Tensor) else 0
 
@@ -134,7 +134,7 @@ class TransformersMethods:
     # ---- data ----
 
     def get_train_dataloader(self: Any) -> DataLoader[Any]:
-        """Return a loader of the training's batches; one that is overridden decides what is trained on."""
+        """Return a loader of the training batches; an overridden one decides what the model is trained on."""
         return dataloaders.train_loader(self)
 
     def get_eval_dataloader(self: Any, eval_dataset: Any = None) -> DataLoader[Any]:
@@ -150,7 +150,7 @@ class TransformersMethods:
         return dataloaders.sampler_of(self, self.train_dataset if train_dataset is None else train_dataset)
 
     def num_examples(self: Any, dataloader: Any) -> int:
-        """Return how many rows a loader gives, or about how many."""
+        """Return the exact or approximate number of rows of a loader."""
         try:
             return len(dataloader.dataset)
         except (AttributeError, TypeError, NotImplementedError):
@@ -167,13 +167,13 @@ class TransformersMethods:
         self.lr_scheduler = made if self.lr_scheduler is None else self.lr_scheduler
 
     def create_optimizer(self: Any, model: nn.Module | None = None) -> Optimizer:
-        """Return the optimizer, which is made if there is none yet."""
+        """Return the optimizer; make it if there is none yet."""
         if self.optimizer is None:
             self.optimizer = optimizer_setup.create_optimizer(self, self.model if model is None else model)
         return self.optimizer
 
     def create_scheduler(self: Any, num_training_steps: int, optimizer: Optimizer | None = None) -> Any:
-        """Return the schedule of the learning rate, which is made if there is none yet."""
+        """Return the schedule of the learning rate; make it if there is none yet."""
         if self.lr_scheduler is None:
             optimizer = self.optimizer if optimizer is None else optimizer
             if optimizer is None:
@@ -206,7 +206,7 @@ class TransformersMethods:
         return groups if param is None else next((g for g in groups if any(one is param for one in g["params"])), None)
 
     def get_num_trainable_parameters(self: Any) -> int:
-        """Return how many numbers are trained."""
+        """Return the number of trainable parameters."""
         return sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
 
     # ---- metrics ----
@@ -220,7 +220,7 @@ class TransformersMethods:
         results.show(split, metrics)
 
     def save_metrics(self: Any, split: str, metrics: Mapping[str, Any], combined: bool = True) -> None:
-        """Write {split}_results.json, and put the metrics into all_results.json."""
+        """Write {split}_results.json, and add the metrics to all_results.json."""
         results.save(self.args.output_dir, split, metrics, combined=combined, on_error=self.args.save_error_policy)
 
     def save_state(self: Any) -> None:
@@ -307,7 +307,7 @@ def _called(model_init: Callable[..., Any] | None, trial: Any) -> nn.Module:
     n_taken = overrides.n_positional(model_init)
     if n_taken > 1:
         raise ConfigError(
-            what="model_init takes too much",
+            what="model_init has too many parameters",
             got=f"{n_taken} parameters",
             why="it is called with nothing, or with the trial of a search",
             fix="give it no parameter, or one",

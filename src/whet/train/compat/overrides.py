@@ -1,4 +1,4 @@
-"""Which methods of a Trainer a subclass, an instance or a patch has replaced, and what follows from that."""
+"""Finds the methods of a Trainer that a subclass, an instance or a patch replaced, and refuses those never called."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _REFUSED = (
 )
 
 LOSS = ("compute_loss", "training_step", "_prepare_inputs")
-"""Methods that get a padded batch: batches are then made for them."""
+"""Methods that take a padded batch: if one is replaced, batches are padded for it."""
 LOADER = ("get_train_dataloader", "_get_train_sampler")
 """Methods that decide which rows make which batch of the training."""
 
@@ -31,7 +31,7 @@ def remember_originals(cls: type) -> None:
 
 
 def changed(trainer: Any, *names: str) -> bool:
-    """Return whether one of these methods is another than whet's: by a subclass, on the instance, or by a patch."""
+    """Return whether a subclass, the instance or a patch replaced one of these methods."""
     return any(_is_replaced(trainer, name) for name in names)
 
 
@@ -41,9 +41,9 @@ def require_honoured(trainer: Any) -> None:
     n_more = len(refused) - _MOST_NAMES
     if refused:
         raise ConfigError(
-            what=f"{type(trainer).__name__} overrides what whet's Trainer does not call",
+            what=f"{type(trainer).__name__} overrides methods that whet's Trainer does not call",
             got=", ".join(refused[:_MOST_NAMES]) + (f" and {n_more} more" if n_more > 0 else ""),
-            why="whet's training loop is another one, and never ignores an override",
+            why="whet has its own training loop, and would otherwise ignore these methods silently",
             fix=f"{ALTERNATIVE}; whet's Trainer calls overridden compute_loss, create_optimizer, create_scheduler, "
             "get_train_dataloader, get_eval_dataloader, evaluate, log and save_model",
         )
@@ -59,19 +59,19 @@ def accepts(function: Callable[..., Any], name: str) -> bool:
 
 
 def n_positional(function: Callable[..., Any]) -> int:
-    """Return how many arguments a function has to be called with."""
+    """Return the number of positional parameters of a function."""
     parameters = inspect.signature(function).parameters.values()
     taken = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return sum(one.kind in taken for one in parameters)
 
 
 def accepted(function: Callable[..., Any], **options: Any) -> dict[str, Any]:
-    """Return those of the options that the function takes: overrides of older releases have fewer parameters."""
+    """Return the options that the function takes: overrides for older releases have fewer parameters."""
     return {name: value for name, value in options.items() if accepts(function, name)}
 
 
 def required(function: Callable[..., Any], **options: Any) -> dict[str, Any]:
-    """Return those of the options that the function cannot be called without."""
+    """Return the options that the function requires."""
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):

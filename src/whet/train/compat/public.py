@@ -1,6 +1,6 @@
-"""What whet's helpers read, call and set of the Trainer that a user made, which may be of a subclass.
+"""The attributes and methods of a Trainer that other modules use. The Trainer may be of a user's subclass.
 
-The helpers below the Trainer take this protocol and not the class: no module imports the one that it serves.
+Modules that the Trainer imports take this protocol instead of the class, which avoids a circle of imports.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from whet.train.sync import Sync
 
 
 class PublicTrainer(Protocol):
-    """The attributes and methods of a Trainer that its helpers use. Methods may be overridden by the user."""
+    """The interface of a Trainer for the modules that serve it. A user may have overridden its methods."""
 
     args: TrainingArguments
     given_args: Any

@@ -1,4 +1,4 @@
-"""hyperparameter_search: many trainings with settings that optuna proposes."""
+"""hyperparameter_search: repeated trainings with settings that optuna proposes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from whet.train.compat.public import PublicTrainer
 
 @dataclasses.dataclass
 class Search:
-    """What a Trainer knows of the search that it is part of."""
+    """The search that a Trainer is part of."""
 
     space: Callable[[Any], Mapping[str, Any]]
     value_of: Callable[[dict[str, float]], Any]
@@ -26,13 +26,13 @@ class Search:
     """The settings that each trial changes."""
     name_of: Callable[[Any], str] | None = None
     value: Any = None
-    """What the running trial's last evaluation came to."""
+    """The objective of the running trial after its last evaluation."""
 
 
 def run(
     trainer: PublicTrainer, search: Search, n_trials: int, direction: str | list[str], options: dict[str, Any]
 ) -> Any:
-    """Return the best of n_trials trainings (for several directions: the list of those that none beats)."""
+    """Return the best of n_trials trainings (for several directions: the list of Pareto-optimal ones)."""
     _require_model_init(trainer)
     if options.pop("n_jobs", 1) != 1:
         raise ConfigError(
@@ -57,7 +57,7 @@ def run(
 
 
 def apply_trial(trainer: PublicTrainer, trial: Any) -> None:
-    """Put the settings of a trial into the Trainer: what `hp_space` says of it, or the dict that it is itself."""
+    """Apply the settings of a trial to the Trainer: those from `hp_space`, or the trial itself if it is a dict."""
     search = trainer.search
     if trial is None:
         return
@@ -81,7 +81,7 @@ def apply_trial(trainer: PublicTrainer, trial: Any) -> None:
 
 
 def report(trainer: PublicTrainer, metrics: dict[str, float]) -> None:
-    """Tell a search what an evaluation of its running trial found; a trial that is not worth its time ends here."""
+    """Report an evaluation of the running trial to the search; raises TrialPruned if optuna gives the trial up."""
     search, trial = trainer.search, trainer.trial
     if search is None or trial is None:
         return

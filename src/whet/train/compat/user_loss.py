@@ -1,7 +1,7 @@
 """Training and evaluation through the methods that users override: `compute_loss` and what calls it.
 
 Batches are padded, as a user's code expects them; a model of a known family computes them without the padding
-(`methods/unpad/method.py`). Losses are combined by the rule of transformers' Trainer.
+(`methods/unpad/method.py`). Losses of micro-batches are combined as in transformers' Trainer.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _LOSS_KEY = "loss"
 class UserLoss:
     """Padded batches for the Trainer's `training_step` and `prediction_step`.
 
-    `forward` and `loss_sum` are for timed passes before the training alone: a user's loss is not called for these.
+    Only timed passes before the training use `forward` and `loss_sum`: they do not call the user's loss.
     """
 
     packed = False
@@ -65,7 +65,7 @@ class UserLoss:
 
     @property
     def no_labels(self) -> WhetError | None:
-        """Why the last batch that had no labels has none."""
+        """Why the last batch without labels has none."""
         return self._rows.no_labels
 
     def count(self, batch: Batch) -> int:
@@ -90,9 +90,9 @@ class UserLoss:
 
 
 class UnpaddedLoss(OwnLoss):
-    """The model's own loss where nobody knows what its head reads: the encoder computes padded calls without padding.
+    """The model's own loss if it is not known what its head reads: the encoder computes padded calls without padding.
 
-    Masks follow torch's generator, which is set for each micro-batch.
+    Dropout masks come from torch's generator, which is seeded for each micro-batch.
     """
 
     packed = True
@@ -108,13 +108,13 @@ class UnpaddedLoss(OwnLoss):
 
 
 def unpadded(objective: OwnLoss, args: TrainingArguments) -> OwnLoss:
-    """Return the objective with the model changed so that padding is not computed; the same where it has to be."""
+    """Return the objective with a model that does not compute padding; unchanged if it has to."""
     packed = _without_padding(objective.model, args)
     return objective if packed is None else UnpaddedLoss(objective.model, objective.collate, packed)
 
 
 def with_computed_tokens(batch: Batch, packed_model: PackedModel | None) -> Batch:
-    """Return the batch with the count of token places that a model changed by `whet.optimize` computes of it."""
+    """Return the batch with the number of tokens that a model changed by `whet.optimize` computes of it."""
     mask = batch.inputs.get("attention_mask")
     if packed_model is None or not isinstance(mask, Tensor):
         return batch
@@ -122,7 +122,7 @@ def with_computed_tokens(batch: Batch, packed_model: PackedModel | None) -> Batc
 
 
 def is_used(trainer: PublicTrainer) -> bool:
-    """Return whether a user's code, or the smoothing of labels, has a part in training batches or their loss."""
+    """Return whether the user's code or label smoothing takes part in the training batches or their loss."""
     smoothed = bool(trainer.args.label_smoothing_factor)
     by_user = overrides.changed(trainer, *overrides.LOSS, *overrides.LOADER)
     return smoothed or trainer.compute_loss_func is not None or by_user
@@ -134,7 +134,7 @@ def build(trainer: PublicTrainer, collate: Collate) -> UserLoss:
         raise ConfigError(
             what="max_tokens_per_batch does not go with a loss of your own",
             got=type(trainer).__name__,
-            why="it is given whole batches: one that was cut would change what a mean over its rows is",
+            why="the loss gets complete batches: splitting one would change a mean over its rows",
             fix="leave --max_tokens_per_batch out, and lower --per_device_train_batch_size instead",
         )
     return UserLoss(trainer.model, collate, _without_padding(trainer.model, trainer.args))
@@ -183,9 +183,9 @@ def training_step(trainer: PublicTrainer, model: nn.Module, inputs: Mapping[str,
 
 @contextmanager
 def _forward(trainer: PublicTrainer, model: nn.Module, inputs: Mapping[str, Any]) -> Iterator[None]:
-    """Run a user's loss: in the run's precision, exact at targets in padding, and with a reason where rows do not fit.
+    """Run a user's loss in the run's precision, exact for targets in padding; explain errors of rows that do not fit.
 
-    The loss may take columns out of `inputs`.
+    The loss may remove columns from `inputs`.
     """
     inputs = dict(inputs)
     with trainer.precision.forward(), padding_readers.targets_of(unwrapped(model), inputs), explained(model, inputs):
@@ -195,7 +195,7 @@ def _forward(trainer: PublicTrainer, model: nn.Module, inputs: Mapping[str, Any]
 def compute_loss(
     trainer: PublicTrainer, model: nn.Module, inputs: Mapping[str, Any], return_outputs: bool, n_items: Any
 ) -> Any:
-    """Return the loss of a padded batch as transformers' Trainer computes it, with the outputs where asked for."""
+    """Return the loss of a padded batch as transformers' Trainer computes it, with the outputs if asked for."""
     inputs = dict(inputs)
     smoother, by_user = trainer.label_smoother, trainer.compute_loss_func
     labels = inputs.pop("labels", None) if smoother is not None or by_user is not None else None
@@ -221,7 +221,7 @@ def prediction_step(
     loss_only: bool,
     ignore_keys: Sequence[str] | None,
 ) -> tuple[Any, Any, Any]:
-    """Return loss, predictions and labels of a padded batch; None for what there is not."""
+    """Return loss, predictions and labels of a padded batch; None for each that does not exist."""
     names = trainer.label_names
     has_labels = bool(names) and all(inputs.get(name) is not None for name in names)
     has_loss = has_labels or (not names and (inputs.get("return_loss") or trainer.can_return_loss))
@@ -244,7 +244,7 @@ def prediction_step(
 
 
 def n_items_in(trainer: PublicTrainer, batches: Sequence[Mapping[str, Any]]) -> Tensor | None:
-    """Return the targets of a step, which a loss divides by: labels other than -100. None where nothing asks."""
+    """Return the number of targets of a step, labels other than -100; None if no loss divides by it."""
     if not (trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None):
         return None
     found = [batch.get("shift_labels", batch.get("labels")) for batch in batches]
@@ -258,7 +258,7 @@ def n_items_in(trainer: PublicTrainer, batches: Sequence[Mapping[str, Any]]) -> 
 
 
 def predictions_in(outputs: Any, ignored: Sequence[str], *, with_loss: bool) -> Any:
-    """Return a model's outputs without its loss and the ignored ones, as transformers' Trainer takes them."""
+    """Return a model's outputs without its loss and the ignored ones, as transformers' Trainer does."""
     if isinstance(outputs, Mapping):
         left_out = {*ignored, *([_LOSS_KEY] if with_loss else [])}
         return tuple(value for name, value in outputs.items() if name not in left_out)
@@ -271,7 +271,7 @@ def _ignored(trainer: PublicTrainer, asked: Sequence[str] | None) -> Sequence[st
 
 
 def _is_scaled(trainer: PublicTrainer, n_items: Any) -> bool:
-    """Return whether a loss is one of all micro-batches already, as transformers decides it."""
+    """Return whether a loss is already divided by the targets of all micro-batches, as transformers decides."""
     if trainer.loss_is_scaled_for_ga is not None:
         return trainer.loss_is_scaled_for_ga
     return (trainer.model_accepts_loss_kwargs and n_items is not None) or trainer.compute_loss_func is not None
@@ -304,9 +304,9 @@ def _require_scalar(found: Any, method: str, trainer: PublicTrainer) -> Tensor:
 
 
 def _without_padding(model: nn.Module, args: TrainingArguments) -> PackedModel | None:
-    """Make a model of a known family compute padded batches without their padding; None where it runs them padded.
+    """Make a model of a known family compute padded batches without their padding; None if it runs them padded.
 
-    The span loss of question answering heads reads places of padding: these get what `padding_in_loss` says.
+    The span loss of question answering heads reads padding tokens, as far as `padding_in_loss` asks for it.
     """
     exact = reads_spans(model) or args.padding_in_loss == "all"
     amount = args.padding_in_loss if exact else "sampled"
@@ -318,7 +318,7 @@ def _without_padding(model: nn.Module, args: TrainingArguments) -> PackedModel |
 
 
 def log_padded(model: nn.Module, why: str, args: TrainingArguments) -> None:
-    """Log why batches run padded: as a warning where the model's family and the settings would do without padding."""
+    """Log why batches run padded: as a warning if the model's family and the settings allow running without padding."""
     odd = packable.why_padded(model) is None and args.attn_implementation in (None, attention.NAME)
     say = logger.warning if odd and not reads_spans(model) else logger.info
     say("batches run padded (%s): %s", type(unwrapped(model)).__name__, why)
@@ -330,15 +330,15 @@ def reads_spans(model: nn.Module) -> bool:
 
 
 def why_padded(model: nn.Module, args: TrainingArguments) -> str | None:
-    """Return why padded batches cannot be computed without their padding; None where they can."""
+    """Return why padded batches cannot be computed without their padding; None if they can."""
     if (why := packable.why_padded(model)) is not None:
         return why
     if any(getattr(unwrapped(model).config, name, False) for name in ALL_LAYERS):
-        return f"its configuration asks for {' or '.join(ALL_LAYERS)}, which are of padded batches"
+        return f"its configuration asks for {' or '.join(ALL_LAYERS)}, which exist only for padded batches"
     if args.torch_compile:
-        return "a compiled model with a loss or a head of your own reads padded batches"
+        return "a compiled model with your own loss or head reads padded batches"
     if args.attn_implementation not in (None, attention.NAME):
-        return f"attention {args.attn_implementation} does not know rows end to end"
+        return f"attention {args.attn_implementation} does not support packed rows"
     if reads_spans(model) and args.padding_in_loss == "none":
         return (
             "the model's own loss counts padding; --padding_in_loss sampled runs without most of it, with the loss"

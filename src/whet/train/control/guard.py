@@ -1,4 +1,4 @@
-"""What protects a run: checks of memory, of loss spikes and of weights that are not finite."""
+"""Protects a run: checks memory, loss spikes and weights that are not finite."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from whet.train.state import State
 from whet.train.step import StepResult
 
 LEAST_INTERVAL_S = 0.05
-"""A check reads some files of the kernel, which takes about 0.1 ms: no more often than this."""
+"""Least time between two checks: each reads some files of the kernel, which takes about 0.1 ms."""
 WARN_FRAC, WARN_OWN_FRAC = 0.15, 0.5
 STOP_FRAC, STOP_OWN_FRAC = 0.05, 0.25
-"""Memory is scarce if less than the first fraction of the limit is left, and less than the second fraction of what the
-process itself holds: on a machine full of other programs a small run continues."""
+"""Memory is scarce if less than the first fraction of the limit is left, and less than the second fraction of the
+memory of the process itself. So a small run continues on a machine that other programs fill."""
 LOSSES, FEWEST_LOSSES = 32, 8
-"""Number of losses that a spike is compared with, and the fewest that make a comparison."""
+"""Number of losses that a spike is compared with, and the fewest needed for a comparison."""
 
 
 @dataclass
 class MemoryGuard:
-    """Checks, between micro-batches, how much memory the limits on this process leave."""
+    """Checks between micro-batches how much memory the limits on this process leave."""
 
     limits: Callable[[], Sequence[MemoryLimit]]
     resident: Callable[[], int | None] = memory.resident_bytes
@@ -43,7 +43,7 @@ class MemoryGuard:
         self._warned = False
 
     def shortage(self) -> str | None:
-        """Return what is left if it is so little that the run has to stop, else None; warn once before that."""
+        """Return a description of the shortage if the run has to stop, else None; warn once before that."""
         now_s = time.monotonic()
         if now_s < self._next_s:
             return None
@@ -62,20 +62,20 @@ class MemoryGuard:
         return None
 
     def forget_peak(self) -> None:
-        """Ignore the peak so far: it was that of trials, which are over."""
+        """Ignore the peak so far, which is that of the trials."""
         self._peak_before = self.peak() or 0
 
     def _growth_to_peak(self, holds: int) -> int:
-        """Return how much more than now a micro-batch has taken: between two of them their activations are gone.
+        """Return how much more memory than now a micro-batch takes: activations are freed between two micro-batches.
 
-        A peak from before the run, such as that of loading the model, does not come again.
+        A peak from before the run, such as that of loading the model, does not count.
         """
         peak = self.peak() or 0
         return max(peak - holds, 0) if peak > self._peak_before else 0
 
 
 def memory_guard(args: TrainingArguments) -> MemoryGuard | None:
-    """Return the guard that the arguments ask for: by the system's limits, by a limit of its own, or none."""
+    """Return the guard that the arguments ask for: with the system's limits, with a given limit, or None."""
     if args.memory_limit_gb == 0:
         return None
     if args.memory_limit_gb is None:
@@ -88,7 +88,7 @@ def memory_guard(args: TrainingArguments) -> MemoryGuard | None:
 def _describe(limit: MemoryLimit, left_bytes: int, more_bytes: int) -> str:
     used = limit.used_bytes + more_bytes
     return (
-        f"{_mib(used)} of {_mib(limit.limit_bytes)} that {limit.of} allows are in use at the highest, "
+        f"{_mib(used)} of {_mib(limit.limit_bytes)} that {limit.of} allows are in use at the peak, "
         f"{_mib(max(left_bytes, 0))} are left"
     )
 
@@ -108,7 +108,7 @@ class SpikeGuard:
         """Consecutive steps, up to now, that were not applied."""
 
     def state(self) -> State:
-        """Return the losses that the next one is compared with, and how many steps in a row were not applied."""
+        """Return the losses that the next one is compared with, and the number of consecutive steps not applied."""
         return {"losses": list(self.losses), "n_bad_in_a_row": self.n_bad_in_a_row}
 
     def load_state(self, saved: State) -> None:
@@ -118,7 +118,7 @@ class SpikeGuard:
         self.n_bad_in_a_row = saved["n_bad_in_a_row"]
 
     def reject_spike(self, result: StepResult) -> StepResult:
-        """Return the result, as one that is not applied if its loss is a spike."""
+        """Return the result, marked as not applied if its loss is a spike."""
         if self.limit is None or not result.applied:
             return result
         if len(self.losses) >= FEWEST_LOSSES and result.loss > self.limit * statistics.median(self.losses):
@@ -127,7 +127,7 @@ class SpikeGuard:
         return result
 
     def require_progress(self, result: StepResult, step: int, most: int) -> None:
-        """Log a step that was not applied; raise NonFiniteError if it is number `most` of consecutive ones."""
+        """Log a step that was not applied; raise NonFiniteError after `most` consecutive ones."""
         if result.rescaled:
             return
         self.n_bad_in_a_row = 0 if result.applied else self.n_bad_in_a_row + 1
@@ -152,19 +152,19 @@ def _too_many_not_applied(n_steps: int, step: int, result: StepResult) -> NonFin
     return NonFiniteError(
         what=f"{n_steps} steps in a row were " + ("loss spikes" if spike else "not finite"),
         got=f"loss {result.loss}, gradient norm {result.grad_norm} at step {step}",
-        why="the weights would " + ("be thrown off" if spike else "turn to NaN") + "; they are as the last good step"
-        " left them",
-        fix="lower --learning_rate, raise --warmup_steps, or look at the rows of these steps",
+        why="the weights would " + ("diverge" if spike else "become NaN") + "; they are still those of the last good"
+        " step",
+        fix="lower --learning_rate, raise --warmup_steps, or check the rows of these steps",
     )  # fmt: skip
 
 
 def require_finite(model: Any, optimizer: Any, when: str) -> None:
-    """Raise NonFiniteError (exit 70) if a weight, or the optimizer's state of it, is not finite."""
+    """Raise NonFiniteError (exit 70) if a weight, or its state in the optimizer, is not finite."""
     if found := finite.not_finite(model, optimizer):
         raise NonFiniteError(
             what=f"the weights are not finite {when}",
             got=finite.shown(found),
-            why="such a model answers nothing, and what is saved of it would be of no use; it was not saved",
+            why="a model with such weights is useless; it was not saved",
             fix="resume from an earlier checkpoint with --resume_from_checkpoint auto, a lower --learning_rate and "
-            "--resume_allow_changes learning_rate; or look for what changed the weights",
+            "--resume_allow_changes learning_rate; or find out what changed the weights",
         )

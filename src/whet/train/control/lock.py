@@ -1,4 +1,4 @@
-"""One run per output folder: a lock that the kernel frees when its process ends, however it ends."""
+"""One run per output folder: a lock that the kernel releases when the process ends, even if it is killed."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ from whet.log import logger
 from whet.train.control import stop
 
 _NAMED_WITHIN_S = 0.5
-"""A holder writes its name just after it took the lock; who comes in between waits so long for it."""
+"""The holder writes its name right after taking the lock; another process waits this long for the name."""
 _TAKEN = {errno.EAGAIN, errno.EACCES}
 _held: dict[tuple[int, int], int] = {}
-"""Device and inode of each folder that this process holds -> the handle of its lock."""
+"""Device and inode of each folder that this process has locked -> the handle of the lock."""
 
 
 @contextlib.contextmanager
 def output_folder(path: str | Path, overwrite: bool) -> Iterator[Path]:
-    """Give the folder to this run alone: created, tried with a file, locked; what was created and stays empty goes.
+    """Create the folder if it is missing, check that it can be written, and lock it for this run within the block.
 
-    Raises OutputError (exit 73) naming process and host of a run that holds it, and what `require_output_dir` raises.
+    Folders that were created and stay empty are removed. Raises OutputError (exit 73) with the process and host of a
+    run that has locked it, and what `require_output_dir` raises.
     """
     folder = Path(path)
     refuse_taken(folder)
@@ -40,15 +41,15 @@ def output_folder(path: str | Path, overwrite: bool) -> Iterator[Path]:
     try:
         require_output_dir(folder, overwrite)
         with locked(folder):
-            yield require_output_dir(folder, overwrite)  # a run may have come and gone while this one waited
+            yield require_output_dir(folder, overwrite)  # another run may have started and ended while this one waited
     finally:
         cleanup()
 
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the folder for this process within the block; a folder that it holds already is not held twice."""
-    folder = folder.absolute()  # whoever holds it may change its working directory
+    """Lock the folder for this process within the block; a folder that it has locked already is not locked twice."""
+    folder = folder.absolute()  # the process may change its working directory
     place = _inode(folder)
     handle = None if place in _held else _take(folder)
     if handle is None:
@@ -67,7 +68,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def locked_if_possible(folder: Path) -> Iterator[None]:
-    """Hold the folder within the block; where the place cannot be written, say nothing yet: the first save will."""
+    """Lock the folder within the block. If it cannot be written, the first save reports that, not this lock."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         possible = os.access(folder, os.W_OK | os.X_OK)
@@ -78,7 +79,7 @@ def locked_if_possible(folder: Path) -> Iterator[None]:
 
 
 def _take(folder: Path) -> int | None:
-    """Return the handle of the folder's lock; None where this file system knows no locks."""
+    """Return the handle of the folder's lock; None if this file system has no locks."""
     path = folder / LOCK_NAME
     while True:
         handle = _open(path)
@@ -92,8 +93,8 @@ def _take(folder: Path) -> int | None:
             return None
         if _is_open_file(handle, path):
             break
-        os.close(handle)  # its holder removed it in between
-    with contextlib.suppress(OSError):  # on a full disk the lock holds without the holder's name
+        os.close(handle)  # its holder removed it in the meantime
+    with contextlib.suppress(OSError):  # on a full disk the lock works without the holder's name
         os.ftruncate(handle, 0)
         os.write(handle, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())
     return handle
@@ -106,17 +107,17 @@ def _open(path: Path) -> int:
         raise OutputError(
             what="output_dir cannot be locked",
             got=str(error),
-            why="one run writes to a folder, and holds this file while it does",
+            why="a run locks this file while it writes to the folder",
             fix=f"remove {path}, or use another --output_dir",
         ) from error
 
 
 def _own_file(handle: int) -> int:
-    """Return the handle of a plain file with one name; OSError for a pipe, a device, or another file's second name."""
+    """Return the handle of a plain file; raises OSError for a pipe, a device or a hard link."""
     status = os.fstat(handle)
     if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
         os.close(handle)
-        raise OSError(None, "it is no plain file, or another name of a file elsewhere")
+        raise OSError(None, "it is not a plain file, or it is a hard link to another file")
     return handle
 
 
@@ -132,7 +133,7 @@ def _release(folder: Path, place: tuple[int, int]) -> None:
 
 
 def _is_open_file(handle: int, path: Path) -> bool:
-    """Return whether the open file is the one that the path names now."""
+    """Return whether the open file is still the one at this path."""
     try:
         named = path.stat(follow_symlinks=False)
     except OSError:
@@ -141,7 +142,7 @@ def _is_open_file(handle: int, path: Path) -> bool:
 
 
 def refuse_taken(folder: Path) -> None:
-    """Raise OutputError if a run holds this folder, before anything else is wrong with it."""
+    """Raise OutputError if another run has locked this folder."""
     try:
         handle = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
     except (OSError, ValueError):
@@ -182,7 +183,7 @@ def _inode(folder: Path) -> tuple[int, int]:
 
 
 def _remove_empty(folders: list[Path]) -> None:
-    """Remove the folders, innermost first, as far as they are empty."""
+    """Remove the folders, innermost first, until one is not empty."""
     for folder in folders:
         try:
             folder.rmdir()
@@ -191,7 +192,7 @@ def _remove_empty(folders: list[Path]) -> None:
 
 
 def _unlock_in_children() -> None:
-    """See to it that a forked child does not hold what its parent holds: it may outlive it."""
+    """Make forked children close the inherited locks: a child may live longer than its parent."""
     global _handles_forks
     if not _handles_forks:
         _handles_forks = True

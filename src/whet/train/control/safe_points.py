@@ -36,7 +36,7 @@ class SafePoints:
         self._state, self._saver, self._events, self._sync = state, saver, events, sync
         self.memory = memory
         self.micro_rows = state.run.args.per_device_train_batch_size
-        """Most rows of a micro-batch now; smaller ones are what a run without memory is advised."""
+        """Most rows of a micro-batch now. A run that is out of memory is advised to use fewer."""
         self.pending: dict[str, bool] | None = None
         """What was due at the step of a checkpoint when the run stopped. A resumed run does it first."""
 
@@ -45,12 +45,12 @@ class SafePoints:
         return {"pending": self.pending}
 
     def load_state(self, saved: State) -> None:
-        """Note what is still due."""
+        """Take over what is still due."""
         schema.require_all(saved, {"pending": schema.optional(schema.json_object)}, "edges")
         self.pending = saved["pending"]
 
     def take_pending(self) -> dict[str, bool]:
-        """Return what is still due, once."""
+        """Return what is still due, and clear it."""
         due, self.pending = self.pending or {}, None
         return due
 
@@ -75,7 +75,7 @@ class SafePoints:
     def save_and_stop(
         self, why: str, again: Mapping[str, object] = MappingProxyType({}), *, code: int = EXIT_STOPPED_AND_SAVED
     ) -> NoReturn:
-        """Save the completed steps, unless that is done, and raise Stopped; `again` are settings to resume with."""
+        """Save the completed steps, unless they are saved, and raise Stopped; `again` are settings to resume with."""
         self._state.optimizer.zero_grad(set_to_none=True)
         done = self._state.counters.global_step
         if done == 0:
@@ -93,7 +93,7 @@ class SafePoints:
         raise Stopped(f"{why} after step {done}: {outcome}", {**self._saver.settings_to_resume(), **again}, code)
 
     def _stop_for_memory(self, shortage: str) -> NoReturn:
-        """Stop before the kernel ends the process. A process that completed no step fails, as it would again."""
+        """Stop before the kernel kills the process. A process that completed no step fails: it would fail again."""
         args, meter = self._state.run.args, self._state.meter
         again = smaller_batches(self.micro_rows, args.train_rows_per_step)
         if again and self._state.run.objective.padding.in_loss != "none":
@@ -102,7 +102,7 @@ class SafePoints:
         if self._state.counters.global_step == 0:
             raise _no_first_step(shortage, again)
         code = EXIT_STOPPED_AND_SAVED if meter.n_steps else EXIT_OTHER
-        self.save_and_stop(f"stopped, as memory runs out ({shortage}; smaller batches take less)", again, code=code)
+        self.save_and_stop(f"stopped, as memory runs out ({shortage}; smaller batches need less)", again, code=code)
 
 
 def _no_first_step(shortage: str, again: Mapping[str, object]) -> WhetError:
@@ -113,14 +113,14 @@ def _no_first_step(shortage: str, again: Mapping[str, object]) -> WhetError:
         got=shortage,
         why="the run would end in the same way each time it starts",
         fix=(f"use {smaller} for the same curve in less memory, or " if smaller else "")
-        + "allow more: a higher --memory_limit_gb, or 0 for no watch",
+        + "allow more memory: a higher --memory_limit_gb, or 0 for no limit",
     )
 
 
 def smaller_batches(micro_rows: int, rows_per_step: int) -> dict[str, object]:
-    """Return settings for at most half as many rows at a time, none for a single row.
+    """Return settings for at most half as many rows in a micro-batch; no settings if it has only one.
 
-    A step has as many rows as before, so the loss curve stays the same. `micro_rows` is the present number, which
+    A step keeps its number of rows, so the loss curve stays the same. `micro_rows` is the present number, which
     auto_find_batch_size may have chosen.
     """
     rows = next((rows for rows in range(micro_rows // 2, 0, -1) if rows_per_step % rows == 0), None)

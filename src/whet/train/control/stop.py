@@ -1,4 +1,4 @@
-"""Signals that ask a run to stop: SIGTERM, SIGINT, SIGUSR1 and SIGHUP, heeded where nothing is lost.
+"""Signals that ask a run to stop: SIGTERM, SIGINT, SIGUSR1 and SIGHUP, handled where no work is lost.
 
 The command line installs the handlers before it imports anything large. As long as nothing is worth saving, a signal
 ends the process at once. After `defer_signals` a signal is only noted, and the run stops where it calls `requested()`:
@@ -28,23 +28,23 @@ from whet.errors import EXIT_STOPPED_AND_SAVED, ConfigError
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 _SAME_S = 1.0
-"""Signals within this time of the first are the same request: launchers and terminals often send it twice."""
+"""Signals within this time of the first count as the same request: launchers and terminals often send two."""
 _PATIENCE_S = 2.0
-"""How long a run that has nothing to save may take to reach an edge, inside a compiler for example."""
+"""How long a run that has nothing to save may take to stop by itself, for example inside a compiler."""
 _KILLED = 128
-"""What shells add the number of a signal to that ended a process."""
-_NOTHING_YET = "nothing was there to be saved; start again with the same command"
+"""Shells report a process that a signal ended by this number plus that of the signal."""
+_NOTHING_YET = "there was nothing to save yet; start again with the same command"
 
 
 class Stopped(SystemExit):
-    """The run has stopped as it was asked to, with exit code 75: no error, so no `except Exception` swallows it."""
+    """The run stopped because it was asked to, with exit code 75. It is not an Exception, so nothing swallows it."""
 
     def __init__(self, what: str, again: Mapping[str, object], code: int = EXIT_STOPPED_AND_SAVED) -> None:
         super().__init__(code)
         self.what = what
-        """What came, and what is saved where."""
+        """Which signal came, and where the run is saved."""
         self.again = dict(again)
-        """The settings that go on from there; none where the same settings do."""
+        """The settings that resume from there; empty if the same settings do."""
 
     def __str__(self) -> str:
         return self.what
@@ -52,47 +52,47 @@ class Stopped(SystemExit):
 
 @dataclass
 class _SignalState:
-    """What this process knows about signals."""
+    """The state of signal handling in this process."""
 
     requested: str | None = None
     """Name of the first signal that came."""
     deferred: bool = False
-    """Whether signals are only noted, as work in progress may be worth saving."""
+    """Whether a signal is only noted, because work in progress may be worth saving."""
     worth_saving: bool = False
-    """Whether a step was completed, which ending at once would lose."""
+    """Whether a step was completed that ending at once would lose."""
     first_s: float | None = None
     """When the first signal came, by the monotonic clock."""
     pipe: tuple[int, int] | None = None
-    """Where signals can be read, and where the interpreter writes them; the command line's alone."""
+    """The ends of the pipe that the interpreter writes signals to: reading, writing. Only in the command line."""
     leaving: threading.Lock = field(default_factory=threading.Lock)
     progress: str = _NOTHING_YET
     again: Mapping[str, object] = field(default_factory=dict)
     previous_handlers: dict[int, Any] = field(default_factory=dict)
-    """Signal -> the handler that was there before; empty while nothing is installed."""
+    """Signal -> its handler before `install`; empty while nothing is installed."""
     pid: int = 0
     cleanups: list[Callable[[], None]] = field(default_factory=list)
-    """What is done before the process ends at once."""
+    """Functions that run before the process ends at once."""
 
 
 _current = _SignalState()
 
 
 def install(*, deferred: bool = False) -> None:
-    """Hear the signals from now on. Only a process's main thread can: anywhere else nothing changes."""
+    """Handle signals from now on. Only the main thread of a process can; in other threads this does nothing."""
     global _current
     if threading.current_thread() is not threading.main_thread():
         return
     _current = _SignalState(deferred=deferred, pid=os.getpid())
     for number in SIGNALS:
-        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup means what it says
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # respect nohup
             _current.previous_handlers[number] = signal.signal(number, _on_signal)
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # a reader that is gone is an error of the write, no end
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # a closed pipe is an error of the write and must not end the process
     if not deferred:
         _read_signals(_current)
 
 
 def restore() -> None:
-    """Put the handlers back that were there before `install`."""
+    """Restore the handlers from before `install`."""
     global _current
     previous_handlers, pipe, _current = _current.previous_handlers, _current.pipe, _SignalState()
     for number, handler in previous_handlers.items():
@@ -103,31 +103,31 @@ def restore() -> None:
 
 
 def ignore() -> None:
-    """Let the signals pass: for worker processes of data loading, and for a process whose work is done.
+    """Ignore the signals: in worker processes of data loading, and in a process whose work is done.
 
-    Signals reach a whole process group, and the run itself ends its workers when it is ready.
+    Signals reach the complete process group, and the run ends its workers itself.
     """
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
 def mark_work_done() -> None:
-    """The work of the command line is done, and only its results are printed: a signal from now on changes nothing."""
+    """Ignore signals from now on: the work of the command line is done, and only results are printed."""
     if _current.pipe is not None:
         ignore()
 
 
 @contextlib.contextmanager
 def handling_signals(wanted: bool | None) -> Iterator[None]:
-    """Hear the signals within the block if `wanted` and no one does; raises ConfigError outside the main thread."""
+    """Handle signals within the block if `wanted`; raises ConfigError outside the main thread."""
     if not wanted or _current.previous_handlers:
         yield
         return
     if threading.current_thread() is not threading.main_thread():
         raise ConfigError(
-            what="enable_jit_checkpoint is on in a thread of its own",
+            what="enable_jit_checkpoint is on outside the main thread",
             got=threading.current_thread().name,
-            why="Python gives signals to the main thread alone",
+            why="Python handles signals in the main thread only",
             fix="call train() in the main thread, or set enable_jit_checkpoint=False",
         )
     install(deferred=True)
@@ -138,27 +138,27 @@ def handling_signals(wanted: bool | None) -> Iterator[None]:
 
 
 def defer_signals() -> None:
-    """From now on only note a signal: the run leaves where it can go on later."""
+    """From now on only note a signal: the run stops at the next point from which it can resume."""
     _current.deferred = True
 
 
 def mark_step_done() -> None:
-    """A step was completed: from now on ending at once would lose something."""
+    """Note that a step was completed: from now on ending at once would lose work."""
     _current.worth_saving = True
 
 
 def before_exit(clean: Callable[[], None]) -> None:
-    """Do this, too, when a signal ends the process at once."""
+    """Call this before a signal ends the process at once."""
     _current.cleanups.append(clean)
 
 
 def requested() -> str | None:
-    """Return the name of the signal that asked this run to stop, None while none has."""
+    """Return the name of the signal that asked this run to stop, or None."""
     return _current.requested
 
 
 def record_progress(what: str, **again: object) -> None:
-    """Note what a signal that comes from now on finds done, and the settings that go on from there."""
+    """Note what is finished when the next signal comes, and the settings that resume from there."""
     _current.progress, _current.again = what, again
 
 
@@ -173,7 +173,7 @@ def _on_signal(number: int, _: Any) -> None:
     if os.getpid() != _current.pid:  # a forked worker: the run ends it
         return
     first, now_s = _current.requested is None, time.monotonic()
-    if _current.pipe is None and _current.deferred:  # in a library: no thread looks on
+    if _current.pipe is None and _current.deferred:  # in a library no thread reads the pipe
         _end_on_repeat(number, now_s)
     _current.requested = _current.requested or signal.Signals(number).name
     if first and not _current.deferred:
@@ -181,7 +181,7 @@ def _on_signal(number: int, _: Any) -> None:
 
 
 def _end_on_repeat(number: int, now_s: float) -> None:
-    """Raise what ends a train() at once when a signal comes again."""
+    """Raise an exception that ends train() at once if the signal is repeated."""
     if _current.first_s is None:
         _current.first_s = now_s
     elif now_s - _current.first_s >= _SAME_S:
@@ -189,7 +189,7 @@ def _end_on_repeat(number: int, now_s: float) -> None:
 
 
 def _read_signals(state: _SignalState) -> None:
-    """Begin the thread that acts where the main thread cannot."""
+    """Start the thread that handles signals while the main thread is busy."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     state.pipe = (reading, writing)
@@ -199,14 +199,14 @@ def _read_signals(state: _SignalState) -> None:
 
 
 def _forget_pipe() -> None:
-    """A forked child's signals are not its parent's."""
+    """Stop writing the signals of a forked child to the pipe of its parent."""
     if _current.pid != os.getpid():
         with contextlib.suppress(ValueError):
             signal.set_wakeup_fd(-1)
 
 
 def _read_pipe(state: _SignalState, reading: int) -> None:
-    """Read signals until the pipe is closed; end the process where nothing is lost by it, or at a second signal."""
+    """Read signals until the pipe is closed; end the process if no work is lost, or at a second signal."""
     while True:
         waits = state.first_s is not None and not state.worth_saving
         ready, _, _ = select.select([reading], [], [], _PATIENCE_S if waits else None)
@@ -224,13 +224,13 @@ def _read_pipe(state: _SignalState, reading: int) -> None:
 
 
 def _handle(state: _SignalState, number: int) -> None:
-    """Act on one signal: the first asks to stop, a later one insists."""
+    """Handle one signal: the first asks the run to stop, a later one ends it at once."""
     name, now_s = signal.Signals(number).name, time.monotonic()
     if state.first_s is None:
         state.first_s, state.requested = now_s, state.requested or name
         if not state.deferred:
             _exit_at_once(state, _stopped_before_first_step(name), EXIT_STOPPED_AND_SAVED)
-        _write_stderr(f"whet: heard {name}: the run saves and stops at the next edge; once more ends it at once")
+        _write_stderr(f"whet: heard {name}: the run saves and stops at the next safe point; once more ends it at once")
     elif now_s - state.first_s >= _SAME_S:
         text = f"whet: {name} came again: ended at once; the last checkpoint is kept"
         _exit_at_once(state, text, _KILLED + number)
@@ -246,13 +246,13 @@ def _write_stderr(text: str) -> None:
 
 
 def _exit_at_once(state: _SignalState, text: str, code: int) -> None:
-    """End the process here. An exception would do, but for imports, some of which swallow it and some die of it."""
+    """End the process here. An exception is not reliable: some imports swallow it, others crash."""
     if not state.leaving.acquire(blocking=False):
         return
     for clean in reversed(state.cleanups):
         with contextlib.suppress(Exception):
             clean()
-    if threading.current_thread() is threading.main_thread():  # another one could wait for it inside a write
+    if threading.current_thread() is threading.main_thread():  # another thread could wait for it inside a write
         with contextlib.suppress(Exception):
             sys.stdout.flush()
     _write_stderr(text)

@@ -1,4 +1,4 @@
-"""Why a disk refused, and what helps against that: each reason has a fix of its own."""
+"""The fix for each reason why writing to a disk fails."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from whet.errors import StorageError
 
 _IN_TEXT = re.compile(r"os error (\d+)")
-"""How libraries in Rust end the text of a system error."""
+"""How Rust libraries write the number of a system error."""
 _FULL = "free space on the disk of {folder}{free}, or use an --output_dir on another disk"
 _ANOTHER = "use an --output_dir on another disk"
 _FIXES: Mapping[int, str] = {
@@ -26,7 +26,7 @@ _FIXES: Mapping[int, str] = {
     errno.EIO: "the disk of {folder} fails (see dmesg): " + _ANOTHER,
     errno.ENAMETOOLONG: "use a shorter --output_dir",
     errno.EMFILE: "too many files are open: raise the limit of this shell (ulimit -n)",
-    errno.ENOENT: "{folder} was moved or removed under the run: put it back, or use another --output_dir",
+    errno.ENOENT: "{folder} was moved or removed while the run used it: put it back, or use another --output_dir",
     errno.ESTALE: "the network folder of {folder} was lost: mount it again, or " + _ANOTHER,
 }
 _SAME = {
@@ -40,7 +40,7 @@ def fix(error: BaseException, folder: Path) -> str:
     """Return what helps when writing to the folder failed with this error."""
     reason = _reason(error)
     if reason in _IN_THE_WAY:
-        return f"move away what stands at {_place(error, folder)}, or use another --output_dir"
+        return f"move away what is at {_place(error, folder)}, or use another --output_dir"
     text = _FIXES.get(_SAME.get(reason, reason), _FULL)
     return text.format(folder=folder, quoted=shlex.quote(str(folder)), free=_free(folder))
 
@@ -53,13 +53,14 @@ def resumable(error: StorageError, last: Path | None, again: Mapping[str, object
     else:
         kept = f"the newest complete checkpoint is {last}"
         then = f"then resume with --resume_from_checkpoint {shlex.quote(str(last))}"
-    told = StorageError(what=problem.what, got=problem.got, why=f"{problem.why}; {kept}", fix=f"{problem.fix}; {then}")
-    told.again = dict(again) if last is not None else {}
-    return told
+    why, fix = f"{problem.why}; {kept}", f"{problem.fix}; {then}"
+    extended = StorageError(what=problem.what, got=problem.got, why=why, fix=fix)
+    extended.again = dict(again) if last is not None else {}
+    return extended
 
 
 def _reason(error: BaseException) -> int:
-    """Return the number of the system's error; 0 if it is none."""
+    """Return the number of the system error; 0 if it is none."""
     number = getattr(error, "errno", None)
     found = _IN_TEXT.search(str(error))
     return number or (int(found[1]) if found else 0)
@@ -72,7 +73,7 @@ def _place(error: BaseException, folder: Path) -> str:
 
 
 def _free(folder: Path) -> str:
-    """Return how much is free there, in brackets; nothing if the disk does not say."""
+    """Return how much is free there, in brackets; empty if that is unknown."""
     try:
         return f" ({shutil.disk_usage(folder).free / 1e6:,.1f} MB are free)"
     except OSError:

@@ -1,7 +1,7 @@
-"""The files that a run leaves next to its checkpoints: complete or not there, and never written through a link.
+"""The files that a run writes next to its checkpoints: complete or absent, and never written through a link.
 
-Each file is written under a hidden name that nothing else has, put on the disk, and renamed over the old one. A rename
-replaces a link, a pipe or a device that stands at the name; it does not write to it.
+Each file is written under a hidden name, synced, and renamed over the old one. A rename replaces a link, a pipe or a
+device of that name; it does not write to it.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, values: Mapping[str, Any], *, indent: int, on_error: str) -> None:
-    """Replace the file by these values as JSON; its folder is made if need be; `on_error` as in `stored`."""
+    """Replace the file by these values as JSON; create its folder if needed; `on_error` as in `stored`."""
     with stored(f"{path.name} cannot be written", path.parent, on_error=on_error):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, json.dumps(values, indent=indent, sort_keys=True) + "\n")
 
 
 def write_model(folder: Path, write: Callable[[Path], None]) -> None:
-    """Let `write(staging)` write a model, then move its files into the folder; StorageError if the disk refuses.
+    """Call `write(staging)`, which writes a model, then move its files to the folder; StorageError if that fails.
 
-    Nothing in the folder changes before all of it is on the disk. Weights of an earlier model that it does not replace
-    are removed: transformers would read shards that are left over.
+    Nothing in the folder changes before the complete model is on the disk. Leftover weights of an earlier model are
+    removed: transformers would read their shards.
     """
     staging = folder / storage.MODEL_STAGING
     with stored(f"the model cannot be written to {folder}", folder):
@@ -83,9 +83,9 @@ def write_model(folder: Path, write: Callable[[Path], None]) -> None:
 
 @contextmanager
 def stored(what: str, folder: Path, *, on_error: str = "stop") -> Iterator[None]:
-    """Raise StorageError (exit 74), naming what is kept, if the disk refuses within the block.
+    """Raise StorageError (exit 74) if writing fails within the block; the error names the newest checkpoint.
 
-    With `on_error` "continue" (`--save_error_policy`) the log says so instead.
+    With `on_error` "continue" (`--save_error_policy`) it is logged instead.
     """
     try:
         yield
@@ -93,13 +93,13 @@ def stored(what: str, folder: Path, *, on_error: str = "stop") -> Iterator[None]
         problem = StorageError(
             what=what,
             got=str(error),
-            why="a file counts only when it is completely on the disk; no checkpoint was touched",
+            why="a file counts only when it is complete on the disk; no checkpoint was changed",
             fix=disk_errors.fix(error, folder),
         )
         if on_error == "stop":
             newest = _newest(folder)
             raise disk_errors.resumable(problem, newest, {"resume_from_checkpoint": "auto"}) from error
-        logger.warning("the run goes on without this file: %s", problem)
+        logger.warning("the run continues without this file: %s", problem)
 
 
 def _newest(folder: Path) -> Path | None:
@@ -110,13 +110,13 @@ def _newest(folder: Path) -> Path | None:
 
 
 def _names(staging: Path) -> list[Path]:
-    """Return the files in the staging folder, relative to it; weights last, since they make the rest a model."""
+    """Return the files in the staging folder, relative to it; weights last: without them the folder is no model."""
     found = [Path(place, name).relative_to(staging) for place, _, files in os.walk(staging) for name in files]
     return sorted(found, key=lambda name: (bool(_WEIGHTS.fullmatch(name.name)), name))
 
 
 def _make_folders(folder: Path, name: Path) -> None:
-    """Make the sub-folder; what stands at its name and is no folder, such as a link to one, makes way."""
+    """Create the sub-folder; a file or link of its name is removed."""
     for part in [*reversed(name.parents), name]:
         place = folder / part
         if place == folder:
@@ -127,7 +127,7 @@ def _make_folders(folder: Path, name: Path) -> None:
 
 
 def _remove(staging: Path) -> None:
-    """Remove what is left of the staging folder; a link, a pipe or a file of its name goes, not what it leads to."""
+    """Remove the staging folder, or a link, a pipe or a file of its name, but not the target of a link."""
     if staging.is_dir() and not staging.is_symlink():
         shutil.rmtree(staging, ignore_errors=True)
     elif os.path.lexists(staging):

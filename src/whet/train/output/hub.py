@@ -18,7 +18,7 @@ _NOT_UPLOADED = ["_*", "checkpoint-*", ".*", "runs/*", "run.log*"]
 
 
 def write_card(trainer: PublicTrainer, facts: dict[str, Any]) -> None:
-    """Write README.md into the output folder: a draft of a model card with what the Trainer knows."""
+    """Write README.md to the output folder: a draft of a model card with what the Trainer knows."""
     from transformers.modelcard import TrainingSummary
 
     path = Path(trainer.args.output_dir) / "README.md"
@@ -55,7 +55,7 @@ def push(
     revision: str | None,
     facts: dict[str, Any],
 ) -> Any:
-    """Save the model with its card and upload the output folder; return what the Hub says of the commit."""
+    """Save the model with its card and upload the output folder; return the Hub's description of the commit."""
     trainer.events.send("on_push_begin", trainer.state)
     trainer.init_hf_repo(token=token, private=facts.pop("private", None))
     facts.setdefault("model_name", str(trainer.hub_model_id).split("/")[-1])
@@ -83,7 +83,7 @@ def _token(trainer: PublicTrainer, token: str | None) -> str | None:
 
 
 def _as_transformers_has_it(trainer: PublicTrainer) -> Any:
-    """Return what a TrainingSummary reads of a Trainer."""
+    """Return an object with the attributes of a Trainer that TrainingSummary reads."""
     from transformers.training_args import ParallelMode
 
     args = trainer.args
@@ -108,7 +108,7 @@ def _as_transformers_has_it(trainer: PublicTrainer) -> Any:
 
 
 def _with_config(model: Any) -> Any:
-    """Return what stands for a model without a configuration."""
+    """Return an object that looks like the model with an empty configuration."""
     return type(type(model).__name__, (), {"config": SimpleNamespace(_name_or_path="")})()
 
 

@@ -1,4 +1,4 @@
-"""What stands at the names of checkpoints that a run will write: found before its first step, never overwritten."""
+"""Finds files and links at the names of future checkpoints before the first step; they are never overwritten."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ def require_free_names(output_dir: Path, *, after: int = 0, last: int | None = N
     words = " ".join(shlex.quote(str(path)) for path in in_the_way[:_MOST_NAMED])
     more = len(in_the_way) - _MOST_NAMED
     raise OutputError(
-        what="something stands at the name of a checkpoint to come",
+        what="a future checkpoint cannot get its name: something is there already",
         got="; ".join(map(_described, in_the_way[:_MOST_NAMED])) + (f"; and {more} more" if more > 0 else ""),
-        why="a checkpoint is a folder that whet makes; it replaces nothing else, and never writes through a link",
+        why="whet creates a folder for each checkpoint; it replaces nothing else, and never writes through a link",
         fix=f"move it away: mv {words} ELSEWHERE; or use another --output_dir",
     )
 
 
 def _strange(output_dir: Path) -> Iterator[tuple[int, Path]]:
-    """Yield (step, path) for what has the name of a checkpoint, or of one that is being written, and is no folder."""
+    """Yield (step, path) for files and links with the name of a checkpoint, or of one that is being written."""
     for path in _entries(output_dir):
         named = _NAMES.fullmatch(path.name)
         if named and (path.is_symlink() or not path.is_dir()):
@@ -47,7 +47,7 @@ def _described(path: Path) -> str:
 
 
 def _entries(folder: Path) -> list[Path]:
-    """Return what is in the folder; nothing if it cannot be read, which is reported when the run makes it or writes."""
+    """Return what is in the folder; empty if it cannot be read, which is reported when the run writes there."""
     try:
         return sorted(folder.iterdir())
     except OSError:

@@ -1,4 +1,4 @@
-"""The files of a run's metrics, and what a person is shown of them."""
+"""Writes and prints the metrics of a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from whet.train.output import files as output_files
 
 
 def save(output_dir: str, split: str, metrics: Mapping[str, Any], *, combined: bool, on_error: str = "stop") -> None:
-    """Write {split}_results.json, and put the metrics into all_results.json; `on_error` as in `output_files.stored`."""
+    """Write {split}_results.json, and add the metrics to all_results.json; `on_error` as in `output_files.stored`."""
     folder = Path(output_dir)
     _write_json(folder / f"{split}_results.json", metrics, on_error)
     if combined:
@@ -24,7 +24,7 @@ def save(output_dir: str, split: str, metrics: Mapping[str, Any], *, combined: b
 
 
 def show(split: str, metrics: Mapping[str, Any]) -> None:
-    """Print the metrics, one a line, as transformers' log_metrics does."""
+    """Print the metrics, one per line, as transformers' log_metrics does."""
     shown = formatted(metrics)
     widths = max((len(str(name)) for name in shown), default=0), max((len(str(v)) for v in shown.values()), default=0)
     print(f"***** {split} metrics *****")
@@ -33,12 +33,12 @@ def show(split: str, metrics: Mapping[str, Any]) -> None:
 
 
 def formatted(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metrics as a person reads them: times as hours and minutes, numbers with four digits."""
+    """Return the metrics for people: times as hours and minutes, numbers with four digits."""
     return readable(dict(metrics))
 
 
 def prefixed(metrics: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """Return the metrics under `prefix_name`; those that carry the prefix already keep their names."""
+    """Return the metrics under `prefix_name`; those that already have the prefix keep their names."""
     start = f"{prefix}_"
     return {name if name.startswith(start) else start + name: value for name, value in metrics.items()}
 
@@ -49,7 +49,7 @@ def _write_json(path: Path, values: Mapping[str, Any], on_error: str) -> None:
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    """Return what the file of an earlier run holds; nothing if it is a link, or none that whet wrote."""
+    """Return the content of the file of an earlier run; empty if it is a link, or not written by whet."""
     try:
         found = json.loads(path.read_text("utf-8")) if path.is_file() and not path.is_symlink() else {}
         return dict(found)

@@ -1,7 +1,7 @@
-"""`run.log` in the output folder: all messages of a run from info on, and what the run showed, with times.
+"""`run.log` in the output folder: all messages of a run from level info on, and what the run printed, with times.
 
-A run that resumes appends to it. Disk errors do not end the run: a warning comes once, and lines are lost until the
-disk takes them again. The file is never opened through a link, nor through a second name of another file.
+A run that resumes appends to it. Disk errors do not end the run: there is one warning, and lines are lost while the
+disk cannot be written. The file is never opened through a link, nor through a hard link to another file.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from whet.log import Discreet, logger
 from whet.version import __version__
 
 LARGEST_BYTES = 5_000_000
-"""A file that has grown so large becomes `run.log.1`, in place of an older one."""
+"""A larger file is renamed to `run.log.1`, which replaces an older one."""
 _MOST_BEFORE = 500
 _FORM = "%(asctime)s %(levelname)-7s %(message)s"
 _TIMES = "%Y-%m-%d %H:%M:%S"
 
 
 class _EarlyMessages(logging.Handler):
-    """Keeps the messages that come before the output folder is written to, for the file that is opened then."""
+    """Keeps the messages from before the file is opened; they are written to it then."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
@@ -41,18 +41,18 @@ class _EarlyMessages(logging.Handler):
 
 
 class _RunLog(logging.Handler):
-    """Appends lines to the file; what the disk refuses is lost, and said once."""
+    """Appends lines to the file. Lines that cannot be written are lost, with one warning."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(logging.INFO)
         self.setFormatter(Discreet(_FORM, _TIMES))
-        self.path = folder.absolute() / LOG_NAME  # whoever runs may change its working directory
+        self.path = folder.absolute() / LOG_NAME  # the process may change its working directory
         self._handle: int | None = None
         self._pid = os.getpid()
         self._said = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        if os.getpid() != self._pid:  # a forked worker shows its messages, and leaves the file to the run
+        if os.getpid() != self._pid:  # a forked worker prints its messages, and only the run writes the file
             return
         try:
             self._append(self.format(record) + "\n")
@@ -75,7 +75,7 @@ class _RunLog(logging.Handler):
         os.write(self._handle, text.encode("utf-8", "backslashreplace"))
 
     def _open(self) -> None:
-        """Open the file, or a new one in place of a large one and of what is no plain file of this run."""
+        """Open the file; a large one is renamed first, a link or special file of its name is removed."""
         old, self._handle = self._handle, None
         if old is not None:
             os.close(old)
@@ -103,7 +103,7 @@ _begun: set[Path] = set()
 
 @contextmanager
 def buffered() -> Iterator[None]:
-    """Keep the messages of the block for the file of the run that follows, unless a file takes them already."""
+    """Keep the messages of the block for the run.log that is opened next, unless one is open already."""
     if _open or _early_messages in logger.handlers:
         yield
         return
@@ -114,7 +114,7 @@ def buffered() -> Iterator[None]:
 
 @contextmanager
 def written_to(folder: str | Path) -> Iterator[None]:
-    """Write the messages within the block to the folder's run.log too; a block inside of another changes nothing."""
+    """Write the messages within the block to the folder's run.log too; an inner block changes nothing."""
     if _open:
         yield
         return
@@ -137,14 +137,14 @@ def written_to(folder: str | Path) -> Iterator[None]:
 
 
 def _described(error: BaseException) -> str:
-    """Return a message for what whet raises on purpose, a traceback for anything else."""
+    """Return the message of an error that whet raises on purpose, a traceback for any other."""
     if isinstance(error, WhetError | SystemExit | KeyboardInterrupt):
         return f"{type(error).__name__}: {error}"
     return "".join(traceback.format_exception(error))
 
 
 def write(lines: Iterable[str]) -> None:
-    """Write lines to the run.log that is open, if one is, and nowhere else."""
+    """Write lines to the open run.log only, if there is one."""
     for handler in _open:
         for line in lines:
             handler.emit(logger.makeRecord(logger.name, logging.INFO, "", 0, "%s", (line,), None))

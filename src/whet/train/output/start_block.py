@@ -19,7 +19,7 @@ _LABEL = 11
 _MOST_SAMPLED = 100_000
 """Rows of a larger data set that the padding is estimated from."""
 _BUSY = 1.5
-"""A machine whose load is this many times its cores is too busy for times to mean much."""
+"""A machine whose load is more than this many times its cores is too busy for reliable timings."""
 
 
 def of_training(trainer: PublicTrainer) -> list[str]:
@@ -78,7 +78,7 @@ def _model(trainer: PublicTrainer) -> list[str]:
 
 
 def _rows(trainer: PublicTrainer, dataset: object, rows_per_batch: int) -> list[str]:
-    """Return what is known of a data set without reading it: only whet's own stores know their tokens."""
+    """Return what is known about a data set without reading it: only a RowStore knows its tokens."""
     try:
         n_rows = len(dataset)  # type: ignore[arg-type]
     except TypeError:
@@ -101,7 +101,7 @@ def _evaluated(trainer: PublicTrainer) -> list[str]:
 
 
 def padding_frac(lengths: np.ndarray, rows_per_batch: int, padded_length: int | None) -> float:
-    """Return which part of padded batches, with their rows in random order, would be padding."""
+    """Return the fraction of padding in padded batches of the rows in random order."""
     if len(lengths) == 0:
         return 0.0
     order = np.random.default_rng(0).permutation(len(lengths))[:_MOST_SAMPLED]

@@ -1,4 +1,4 @@
-"""The end of a run, in one short table."""
+"""The table at the end of a run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TRAINING = {
     "train_steps_not_applied": ("steps not applied", "{:,}"),
     "train_loss": ("mean training loss", "{:.4f}"),
 }
-"""What the table of a training without a task shows."""
+"""Rows of the table of a training without a task."""
 _LABEL = 24
 
 
@@ -26,9 +26,9 @@ def lines(
     folder: Path | str | None,
     total_s: float | None = None,
 ) -> list[str]:
-    """Return what the run reached, how fast, and where its files are.
+    """Return the lines with the results of the run, its speed and the folder of its files.
 
-    `shown` maps the name of a metric to its words and its format, in the order of the lines.
+    `shown` maps the name of a metric to its label and its format, in the order of the lines.
     """
     rows = [(words, form.format(metrics[name])) for name, (words, form) in shown.items() if name in metrics]
     if total_s is not None:

@@ -1,4 +1,4 @@
-"""What has to be as it was when a run goes on from a checkpoint, and what was allowed to change by name."""
+"""Compares a run with the checkpoint that it resumes from, and refuses changes that are not allowed by name."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _IN_GROUPS = {
     "learning_rate": ("lr", "initial_lr"), "adam_beta1": ("betas",), "adam_beta2": ("betas",),
     "adam_epsilon": ("eps",), "weight_decay": ("weight_decay",),
 }  # fmt: skip
-"""Settings that an optimizer keeps in the groups of its parameters, and under which names."""
+"""Settings that an optimizer stores in its parameter groups, and their names there."""
 _OF_FIRST_VERSION = {"order": "the shuffle and the cuts of whet's first version"}
-"""Facts that checkpoints did not hold yet."""
+"""Facts that the first checkpoints do not hold."""
 _LEARNED = {"lr", "initial_lr", "betas", "eps", "weight_decay"}
 _MOST_LINES = 6
 _LONGEST_SHOWN = 60
@@ -35,7 +35,7 @@ _MEANT = {
     "rows_per_step": "per_device_train_batch_size times gradient_accumulation_steps",
     "data_seed": "the order of the rows; without it, seed",
 }
-"""Compared names that are no settings of their own -> what they are made of."""
+"""Compared names that are not settings themselves -> the settings that they follow from."""
 
 
 def require_same(run: Run, identity: Mapping[str, Any], folder: Path) -> set[str]:
@@ -51,19 +51,19 @@ def require_same(run: Run, identity: Mapping[str, Any], folder: Path) -> set[str
 
 
 def require_same_settings(args: TrainingArguments, folder: Path) -> None:
-    """Raise ConfigError with the settings that differ and may not; model and data are not at hand yet."""
+    """Raise ConfigError with the settings that must not differ but do; needs neither model nor data."""
     _refuse(dict(_settings(args, folder)), args, folder)
 
 
 def config_digest(args: TrainingArguments, identity: Mapping[str, Any]) -> str:
-    """Return one checksum of everything that is compared on resume."""
+    """Return a checksum of everything that a resume compares."""
     facts = {name: value for name, value in identity.items() if name != "environment"}
     settings = args.to_dict()
     return digest_of({"settings": _curve(settings) | {"data_seed": _data_seed(settings)}, **facts})
 
 
 def group_settings(changed: set[str], group: Mapping[str, Any]) -> set[str]:
-    """Return which entries of an optimizer's group are those of the new settings, not of the checkpoint."""
+    """Return the entries of an optimizer's group that come from the new settings, not from the checkpoint."""
     wanted = {entry for name in changed for entry in _IN_GROUPS.get(name, ())}
     if "optim" in changed:
         wanted |= group.keys() - _LEARNED
@@ -93,13 +93,13 @@ def _settings(args: TrainingArguments, folder: Path) -> Iterator[tuple[str, str]
 
 
 def _shown(value: Any) -> str:
-    """Return a setting as a person reads it, cut to a length that leaves room for others."""
+    """Return a setting for people, shortened if it is long."""
     text = "not set" if value is None else json.dumps(value) if isinstance(value, bool | dict) else str(value)
     return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
 
 
 def _facts(now: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, str]:
-    """Return one line for each kind of difference; the log warns where only the last bits may differ."""
+    """Return a text for each kind of difference; the log warns if only the last bits may differ."""
     found = {}
     if _EVALUATION_DATA not in before:  # written by an earlier version
         before = {**before, _EVALUATION_DATA: now.get(_EVALUATION_DATA)}
@@ -115,20 +115,20 @@ def _facts(now: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _refusal(folder: Path, refused: Mapping[str, str], allowed: Sequence[str]) -> ConfigError:
-    """Return the error; what is allowed already stays in the list that it offers, or following it would undo that."""
+    """Return the error; its fix keeps the changes that are already allowed."""
     names = [*allowed] + [name if name != OPTIMIZER else "optim" for name in refused if name != _WEIGHTS]
     allow = f", or accept the change with --resume_allow_changes {','.join(dict.fromkeys(names))}"
     return ConfigError(
         what=f"the run of {folder.name} cannot resume with other settings: {', '.join(refused)}",
         got="; ".join(refused.values()),
-        why="its loss curve would be that of neither setting; only the length of the run may change",
+        why="its loss curve would be that of neither setting; only the length of the run may change freely",
         fix="use the settings of the checkpoint; or start a new run in another --output_dir, without "
         "--resume_from_checkpoint" + ("" if _WEIGHTS in refused else allow),
     )
 
 
 def _curve(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that change the curve, from all of them; those that mean nothing in this run are left out."""
+    """Return the settings that change the loss curve, without those that have no effect in this run."""
     options = options_of(TrainingArguments)
     padding = values.get("padding_in_loss", "none")  # checkpoints of earlier versions have no such setting
     found = {name: values.get(name, options[name].default) for name in CURVE_FIELDS} | {
@@ -147,7 +147,7 @@ def _curve(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _data_seed(values: Mapping[str, Any]) -> Any:
-    """Return the seed of the row order: its own, or that of everything."""
+    """Return the seed of the row order: data_seed, or else seed."""
     own = values.get("data_seed")
     return values.get("seed") if own is None else own
 

@@ -28,12 +28,12 @@ _PASSING = {
     "transformers_version", "_name_or_path", "architectures", "dtype", "torch_dtype", "_attn_implementation",
     "_experts_implementation",
 }  # fmt: skip
-"""Entries of a model's configuration that say where it came from or how it is run."""
+"""Entries of a model's configuration that do not change its result: where it comes from, how it is run."""
 _SAMPLED_ROWS = 64
 
 
 def of(run: Run, optimizer: Optimizer, scheduler: Any) -> dict[str, Any]:
-    """Return the facts of the run, in the form that JSON gives them back."""
+    """Return the facts of the run as JSON values."""
     facts = {
         "model": {"class": type(run.model).__name__, "config": _config(run.model)},
         "weights": {name: _shape(parameter) for name, parameter in run.model.named_parameters()},
@@ -48,19 +48,19 @@ def of(run: Run, optimizer: Optimizer, scheduler: Any) -> dict[str, Any]:
     padding = run.objective.padding
     if padding.in_loss != "none":
         facts["data"]["padded_to"] = padding.length or "the longest row of a batch"
-    if isinstance(run.objective, PackedHead):  # with padding, dropout masks came from torch's generator
+    if isinstance(run.objective, PackedHead):  # a padded run takes its dropout masks from torch's generator
         facts["data"]["padding"] = "not computed"
     return json.loads(json.dumps(facts, default=str))
 
 
 def _optimizer_class(optimizer: Optimizer) -> str:
-    """Return the class's full name; whet's AdamW goes by torch's name, whose rule and state it has."""
+    """Return the full name of the class; whet's AdamW has torch's name, as its rule and state are the same."""
     kind = torch.optim.AdamW if type(optimizer) is WhetAdamW else type(optimizer)
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def environment() -> dict[str, Any]:
-    """Return what the last bits of a run may depend on besides its settings."""
+    """Return what the last bits of the results may depend on besides the settings."""
     return {
         "threads": torch.get_num_threads(),
         "whet": __version__,
@@ -73,7 +73,7 @@ def environment() -> dict[str, Any]:
 
 
 def differences(before: Any, now: Any, name: str = "") -> Iterator[str]:
-    """Yield one line for each value that differs, under its dotted name."""
+    """Yield one line for each value that differs, with its dotted name."""
     if isinstance(before, Mapping) and isinstance(now, Mapping):
         for key in sorted({*before, *now}):
             yield from differences(before.get(key), now.get(key), f"{name}.{key}" if name else key)
@@ -82,9 +82,9 @@ def differences(before: Any, now: Any, name: str = "") -> Iterator[str]:
 
 
 def digest_of_rows(rows: Any) -> str | None:
-    """Return a checksum of a data set: of all of a RowStore, of rows spread over a list or a table of datasets.
+    """Return a checksum of a data set: of a complete RowStore, or of sampled rows of a list or a datasets.Dataset.
 
-    None for any other kind: reading its rows may cost much or draw random numbers.
+    None for any other kind: reading its rows may be slow or draw random numbers.
     """
     digest = xxhash.xxh3_128()
     if isinstance(rows, RowStore):
@@ -119,12 +119,12 @@ def _parts(value: Any) -> Iterator[bytes]:
 
 
 def _data(dataset: Any) -> dict[str, Any]:
-    """Return the count of rows and their checksum; None for what only reading all of them would show."""
+    """Return the number of rows and their checksum; None if that would need reading all of them."""
     return {"rows": len(dataset) if is_sized(dataset) else None, "digest": digest_of_rows(dataset)}
 
 
 def _data_of_each(dataset: Any) -> dict[str, Any]:
-    """Return the same of the data set of an evaluation, or of each of several."""
+    """Return the same for an evaluation set, or for each of several."""
     if isinstance(dataset, Mapping):
         return {str(name): _data(one) for name, one in dataset.items()}
     return {} if dataset is None else _data(dataset)

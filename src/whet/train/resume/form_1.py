@@ -1,4 +1,4 @@
-"""Reads checkpoints of form 1, which number the optimizer's parameters and keep one file for each kind of counter."""
+"""Reads checkpoints of form 1, which number the optimizer's parameters and have one file for each kind of counter."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _optimizer(folder: Path, names: Sequence[str]) -> State:
 
 
 def _name(number: Any, names: Sequence[str]) -> str:
-    """Return the parameter's name; a number without a parameter stays a number, which the optimizer refuses."""
+    """Return the parameter's name; a number without a parameter gets a name that the optimizer refuses."""
     index = int(number)
     return names[index] if 0 <= index < len(names) else f"parameter {index}"
 

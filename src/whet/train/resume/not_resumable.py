@@ -1,4 +1,4 @@
-"""Why a folder that was named as a checkpoint cannot be resumed from, and what to name instead."""
+"""The errors for a folder that a run cannot resume from, with what to use instead."""
 
 from __future__ import annotations
 
@@ -89,6 +89,6 @@ def _never_sealed(folder: Path, use: str | None) -> StorageError:
     return StorageError(
         what=f"{folder} is not a complete checkpoint",
         got=f"no {MANIFEST}",
-        why=f"whet writes {MANIFEST} last: without it the folder is something else, or its save did not end",
+        why=f"whet writes {MANIFEST} last: without it the folder is something else, or saving it did not finish",
         fix=fix,
     )

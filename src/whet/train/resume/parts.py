@@ -1,4 +1,4 @@
-"""Optimizer and schedule as parts of a run's state, restored as far as their settings are those of the checkpoint."""
+"""Optimizer and schedule as parts of a run's state; changed settings keep the values of the new run."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class OptimizerPart:
 
 
 class SchedulePart:
-    """The schedule's state. It comes after the optimizer's, whose groups hold the rates."""
+    """The schedule's state. It is restored after the optimizer's, whose groups hold the learning rates."""
 
     def __init__(self, optimizer: Optimizer, scheduler: Any, changed: Set[str]) -> None:
         self._optimizer, self._scheduler, self._changed = optimizer, scheduler, changed
@@ -53,7 +53,7 @@ class SchedulePart:
         return _without_tensors(schedule.state_of(self._scheduler))
 
     def load_state(self, saved: State) -> None:
-        # The rates are in the optimizer's groups: a step of the schedule here would be one too many.
+        # The optimizer's groups hold the rates already: a step of the schedule here would be one too many.
         kept = _alike(saved, self._scheduler.state_dict())
         if self._changed & compare.SCHEDULE:
             kept = {name: kept[name] for name in ("last_epoch", "_step_count", "lr_lambdas") if name in kept}
@@ -65,7 +65,7 @@ class SchedulePart:
 
 
 def _without_tensors(value: Any) -> Any:
-    """Return the state with plain numbers for tensors; raises ConfigError for what JSON cannot hold."""
+    """Return the state with plain numbers instead of tensors; raises ConfigError for values that JSON cannot hold."""
     if isinstance(value, Tensor):
         return value.tolist()
     if isinstance(value, dict):
@@ -83,7 +83,7 @@ def _without_tensors(value: Any) -> Any:
 
 
 def _alike(kept: Any, fresh: Any) -> Any:
-    """Return what was read in the types of a fresh state: JSON has neither tuples nor numbers as names."""
+    """Return the saved state in the types of a fresh one: JSON has neither tuples nor numbers as keys."""
     if isinstance(fresh, Counter):
         return Counter({int(name): count for name, count in kept.items()})
     if isinstance(fresh, dict):

@@ -31,7 +31,7 @@ _COUNTERS = (
 
 
 def folder_to_resume(asked: str | bool | None, output_dir: Path) -> Path | None:
-    """Return the checkpoint that is meant: None for none, or where "auto" finds no checkpoint at all."""
+    """Return the checkpoint to resume from; None if none is asked for, or if "auto" finds no checkpoint at all."""
     if not asked or asked == "no":
         return None
     if asked is not True and asked != "auto":
@@ -44,9 +44,9 @@ def folder_to_resume(asked: str | bool | None, output_dir: Path) -> Path | None:
 
 
 def check_early(args: TrainingArguments) -> None:
-    """Raise what is wrong with the settings of a run that goes on, as far as it shows without a model and its data.
+    """Refuse settings that a resumed run must not change, before the model and the data are loaded.
 
-    The checkpoint is only glanced at, so one that is damaged is not told here.
+    Large files of the checkpoint are not read here, so damage in them is reported later.
     """
     asked = args.resume_from_checkpoint
     if not args.do_train or not asked:
@@ -60,7 +60,7 @@ def check_early(args: TrainingArguments) -> None:
 
 
 def precision_of(folder: Path) -> str:
-    """Return the precision that the checkpoint's run computes in: what `auto` came to."""
+    """Return the precision of the checkpoint's run; for `auto`, the one that it chose."""
     with _refusing_unreadable(folder):
         return policy.in_checkpoint(_read(folder / compare.ARGUMENTS))
 
@@ -70,7 +70,7 @@ def restore(
 ) -> None:
     """Restore what was saved; raises ConfigError if model, data or settings would change the loss curve.
 
-    `parts` returns the parts of the run for these settings, which may differ from the checkpoint.
+    `parts` returns the parts of the run, given the settings that differ from the checkpoint.
     """
     run, counters = state.run, state.counters
     with _refusing_unreadable(folder):
@@ -98,7 +98,7 @@ def _saved_parts(folder: Path, run: Run, optimizer: Optimizer) -> dict[str, Stat
 
 
 def _trainer_state(folder: Path) -> TrainerState:
-    """Return the counters; raises ValueError for those of another kind, or of another step, than a run writes."""
+    """Return the counters; raises ValueError for values that no run writes, or of another step."""
     state = _read(folder / content.TRAINER_STATE)
     schema.require_types(state, schema.TRAINER_STATE, content.TRAINER_STATE)
     step = (manifest.facts_of(folder) or {}).get("step")
@@ -108,7 +108,7 @@ def _trainer_state(folder: Path) -> TrainerState:
 
 @contextmanager
 def _refusing_unreadable(folder: Path) -> Iterator[None]:
-    """Tell of a folder that verifies and yet does not hold what whet writes."""
+    """Raise StorageError for a folder that is intact but does not hold what whet writes."""
     try:
         yield
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:

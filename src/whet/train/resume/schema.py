@@ -1,4 +1,4 @@
-"""Checks of the kinds of values in a checkpoint's JSON: a forged folder may hold anything."""
+"""Checks the values in a checkpoint's JSON files: a forged folder may hold anything."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 MOST = 1 << 53
-"""Whole numbers beyond this are no counts."""
+"""Larger integers are not counts."""
 Check = Callable[[Any], bool]
 _LARGEST_RATE = 1e6
-"""Rates and decays beyond this are not settings of a run: one step would leave no finite weight."""
+"""Larger rates and decays cannot come from a run: one step would leave no finite weight."""
 _MOST_OF = {
     "lr": _LARGEST_RATE,
     "initial_lr": _LARGEST_RATE,
@@ -19,36 +19,36 @@ _MOST_OF = {
     "momentum": _LARGEST_RATE,
     "betas": 1.0,
 }
-"""Settings of an optimizer by torch's names, none of them negative -> the most that a run writes."""
+"""Settings of an optimizer by torch's names, none of them negative -> the largest value that a run writes."""
 
 
 def count(value: Any) -> bool:
-    """Return whether this is a whole number that can count something."""
+    """Return whether this is a count: an integer that is not negative."""
     return type(value) is int and 0 <= value < MOST
 
 
 def number(value: Any) -> bool:
-    """Return whether this is a finite number of a size that occurs."""
+    """Return whether this is a finite number of a plausible size."""
     return type(value) in (int, float) and abs(value) < MOST**4 and math.isfinite(value)
 
 
 def loss(value: Any) -> bool:
-    """Return whether this is a loss: it may have been NaN or infinite, which JSON holds as a word."""
+    """Return whether this is a loss: a number, or a word for NaN or infinity, which JSON does not have."""
     return number(value) or value in ("nan", "inf", "-inf")
 
 
 def list_of(check: Check) -> Check:
-    """Return the check of a list of such values."""
+    """Return a check for lists of such values."""
     return lambda value: isinstance(value, list) and all(map(check, value))
 
 
 def object_of(check: Check) -> Check:
-    """Return the check of a JSON object with such values."""
+    """Return a check for JSON objects with such values."""
     return lambda value: isinstance(value, dict) and all(map(check, value.values()))
 
 
 def optional(check: Check) -> Check:
-    """Return the check of such a value, or none."""
+    """Return a check for such a value or None."""
     return lambda value: value is None or check(value)
 
 
@@ -58,7 +58,7 @@ def json_object(value: Any) -> bool:
 
 
 def text(value: Any) -> bool:
-    """Return whether this is a text."""
+    """Return whether this is a string."""
     return isinstance(value, str)
 
 
@@ -71,11 +71,11 @@ TRAINER_STATE: Mapping[str, Check] = {
     "best_global_step": optional(count),
     "best_model_checkpoint": optional(text),
 }
-"""What is read from trainer_state.json."""
+"""The entries that are read from trainer_state.json."""
 
 
 def require_types(values: Any, kinds: Mapping[str, Check], file: str) -> None:
-    """Raise ValueError for a value of another kind than whet writes; what is missing is the reader's matter."""
+    """Raise ValueError for a value of another type than whet writes; missing values are not checked."""
     if not isinstance(values, dict):
         raise ValueError(f"{file} holds no object")
     for name, check in kinds.items():
@@ -84,20 +84,20 @@ def require_types(values: Any, kinds: Mapping[str, Check], file: str) -> None:
 
 
 def require_all(values: Any, kinds: Mapping[str, Check], part: str) -> None:
-    """Raise ValueError if a value of the part's state is missing, or of another kind than whet writes."""
+    """Raise ValueError if a value of the part's state is missing, or of another type than whet writes."""
     require_types(values, kinds, part)
     if missing := sorted(kinds.keys() - values.keys()):
         raise ValueError(f"{missing[0]} is missing in the state of {part}")
 
 
 def require_step(found: Any, step: int | None, file: str) -> None:
-    """Raise ValueError where a file is of another step than the folder that holds it."""
+    """Raise ValueError if a file is of another step than its folder."""
     if found != step:
         raise ValueError(f"global_step in {file} is {found!r}, and the checkpoint is of step {step}")
 
 
 def require_groups(kept: Sequence[Mapping[str, Any]], fresh: Sequence[Mapping[str, Any]]) -> None:
-    """Raise ValueError where the settings of a saved optimizer are of another kind than those of a new one."""
+    """Raise ValueError if the settings of a saved optimizer have other types than those of a new one."""
     for old, new in zip(kept, fresh, strict=True):
         for name in new.keys() & old.keys() - {"params"}:
             if not _alike(old[name], new[name]) or not _allowed(name, old[name]):
@@ -105,7 +105,7 @@ def require_groups(kept: Sequence[Mapping[str, Any]], fresh: Sequence[Mapping[st
 
 
 def _allowed(name: str, value: Any) -> bool:
-    """Return whether a setting by this name may have this value: torch checks rates and decays of new groups only."""
+    """Return whether a setting of this name may have this value: torch checks rates and decays of new groups only."""
     most = _MOST_OF.get(name)
     values = value if isinstance(value, tuple | list) else [value]
     return most is None or all(one is None or (number(one) and 0 <= one <= most) for one in values)

@@ -1,8 +1,8 @@
-"""How many rows fit in a micro-batch: found before training, on the longest rows of the data set.
+"""Finds before training how many rows fit in a micro-batch, with the longest rows of the data set.
 
-If fewer rows fit, a step has more micro-batches: accumulation rises, the loss curve stays. On a GPU a pass that does
-not fit raises an error, and fewer rows are tried. On a CPU the kernel would end the process: so the trial begins with
-one row, and runs only what should fit by a straight line through the measured peaks.
+If fewer rows fit, a step has more micro-batches, and the loss curve stays the same. On a GPU a pass that does not fit
+raises an error, and fewer rows are tried. On a CPU the kernel would kill the process, so the trial begins with one row
+and runs only what should fit by a straight line through the measured peaks.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ CARD = Card(
 )
 
 _MOST_GROWTH = 4
-"""The next pass has at most this many times the rows of the largest so far: a line through small ones is a guess."""
+"""The next pass has at most this many times the rows of the largest so far: a line through small passes is a guess."""
 _UNKNOWN_STATE_BYTES = 8
-"""Bytes of state per weight for an unknown optimizer: two float32 moments, as most have."""
+"""Bytes of state per weight that an unknown optimizer is assumed to have: two float32 moments."""
 _WIDE, _NARROW = 64, 8
 """GPU products are fastest with multiples of these numbers of rows: since the A100, and before (NVIDIA's guide)."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """The run whose micro-batch is sought."""
+    """The run whose micro-batch size is to be found."""
 
     run: Run
     subject: TrialModel
@@ -76,21 +76,21 @@ def choose_micro_batch(trial: Trial) -> int:
 
 
 def slow_batch_note(rows: int, capability: tuple[int, int]) -> str | None:
-    """Return a note if a padded batch of this many rows is slow on a GPU of this capability, else None.
+    """Return a message if a padded batch of this many rows is slow on a GPU of this capability, else None.
 
-    Only padded batches have products whose size is a multiple of the rows. In packed batches the size is the number of
-    tokens, which varies; and a CPU computes products in blocks of a few rows.
+    Only padded batches have products whose size is a multiple of the rows. In packed batches it is the number of
+    tokens, which varies. A CPU computes products in blocks of a few rows.
     """
     preferred = _WIDE if capability[1] == 0 and capability[0] >= 8 else _NARROW
     if rows % preferred == 0:
         return None
-    return f"a batch of {rows} rows is no multiple of {preferred}, which this GPU's tensor cores are fastest with"
+    return f"a batch of {rows} rows is not a multiple of {preferred}, with which this GPU's tensor cores are fastest"
 
 
 def largest_measured(peak: Callable[[int], int], fits: Callable[[int], bool], most: int) -> int:
     """Return the most rows, up to `most`, whose measured peak fits; 0 if not even one row fits.
 
-    Nothing runs that should not fit by the line through the last two peaks.
+    Passes that should not fit, by the line through the last two peaks, are not run.
     """
     peaks: dict[int, int] = {}
     good, bad, rows = 0, most + 1, 1
@@ -123,14 +123,14 @@ def _next(peaks: Mapping[int, int], fits: Callable[[int], bool], good: int, bad:
 
 
 class _LongestRowPasses:
-    """Forward and backward passes over the longest rows, which change nothing."""
+    """Forward and backward passes over the longest rows; they change nothing."""
 
     def __init__(self, trial: Trial, longest: np.ndarray) -> None:
         self.trial, self.longest = trial, longest
         self.n_rows = min(trial.run.args.train_rows_per_step, len(trial.run.train_dataset))
 
     def run(self, rows: int) -> None:
-        """Run the first micro-batch of this many rows; twice if a step sums gradients, which then are in memory."""
+        """Run the first micro-batch of this many rows; twice if a step accumulates, as gradients are in memory then."""
         self.trial.check()
         run, device = self.trial.run, self.trial.run.device
         _, last = budget.cuts(run.train_dataset, self.longest[:rows], rows, run.args.max_tokens_per_batch)[0]
@@ -151,8 +151,8 @@ def _largest(trial: Trial, asked: int) -> int:
         raise ConfigError(
             what="auto_find_batch_size finds no batch that fits",
             got=measured,
-            why="even a pass over one row takes more memory than there is",
-            fix="use --gradient_checkpointing, shorter rows, or --optim adamw_whet_8bit, which keeps less state",
+            why="even a pass over one row needs more memory than there is",
+            fix="use --gradient_checkpointing, shorter rows, or --optim adamw_whet_8bit, which has less state",
         )
     rows = found if found < most else asked
     logger.info("auto_find_batch_size: %s", _outcome(rows, asked, run.args.train_rows_per_step, measured))
@@ -165,7 +165,7 @@ def _on_host(trial: Trial, passes: _LongestRowPasses, state_bytes: int, most: in
 
     def peak(rows: int) -> int:
         if not peaks:
-            passes.run(rows)  # what is set up once does not belong to the batch
+            passes.run(rows)  # memory that is allocated once does not belong to the batch
         peaks[rows] = memory.peak(lambda: passes.run(rows))
         return peaks[rows]
 
@@ -190,7 +190,7 @@ def _outcome(found: int, asked: int, per_step: int, measured: str) -> str:
 
 
 def _state_bytes_to_allocate(trial: Trial) -> int:
-    """Return the bytes that the optimizer has yet to allocate: all of its state, unless the run was resumed."""
+    """Return the bytes that the optimizer has not allocated yet: all of its state, unless the run was resumed."""
     model = trial.run.model
     size = None if trial.optimizer_given else registry.model_state_bytes(model, trial.run.args)
     if size is None:
@@ -213,7 +213,7 @@ def _longest(dataset: Any, n_rows: int) -> np.ndarray:
 
 
 def _size(row: Any) -> int:
-    """Return how many tokens a row has, or else how many numbers; 1 for rows of an unknown kind."""
+    """Return the number of tokens of a row, or else of numbers in it; 1 for rows of an unknown type."""
     if not isinstance(row, Mapping):
         return 1
     if "input_ids" in row:

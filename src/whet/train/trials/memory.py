@@ -1,4 +1,4 @@
-"""How much memory a pass takes, and whether there is room for it beside the optimizer's state."""
+"""Measures how much memory a pass takes, and whether it fits in addition to the optimizer's state."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from whet.hardware.memory import MemoryLimit
 from whet.train.control.guard import WARN_FRAC, WARN_OWN_FRAC
 
 _SAMPLE_INTERVAL_S = 0.001
-"""A pass is watched this often; what is in memory for a shorter time is small."""
+"""Memory is sampled this often during a pass; what is allocated for a shorter time is small."""
 _SAFETY_FACTOR = 1.03
-"""A run's peaks are other than the trial's by some MiB: rows in another order, memory in other pieces."""
+"""The peaks of a run differ from those of the trial by some MiB: rows in another order, other fragmentation."""
 _GPU_MARGIN = 0.02
-"""Part of a GPU's memory that is left to fragmentation."""
+"""Fraction of a GPU's memory that is reserved for fragmentation."""
 
 
 class HostMemory:
-    """The memory of this process, as the system shows it: no error tells where it ends."""
+    """The memory of this process as the system reports it. Running out of it would not raise an error."""
 
     def __init__(self, limits: Callable[[], Sequence[MemoryLimit]] | None, state_bytes: int) -> None:
         self.limits = limits or memory.memory_limits
@@ -35,8 +35,8 @@ class HostMemory:
             )
 
     def peak(self, run: Callable[[], None]) -> int:
-        """Return the most memory that this process holds while it runs this."""
-        self._trim()  # what an earlier pass has left would be taken again, and not be seen
+        """Return the peak memory of this process during the call."""
+        self._trim()  # memory left over from an earlier pass would be reused, and the peak too low
         done, seen = threading.Event(), [_resident()]
 
         def watch() -> None:
@@ -55,7 +55,7 @@ class HostMemory:
         return most
 
     def fits(self, peak_bytes: int) -> bool:
-        """Return whether such a peak, beside the optimizer's state, leaves what the run's memory guard warns below."""
+        """Return whether the memory guard would not warn at this peak plus the optimizer's state."""
         needed = int(_SAFETY_FACTOR * (peak_bytes + self.state_bytes))
         more = needed - _resident()
         return all(
@@ -70,15 +70,15 @@ class HostMemory:
 
 
 class GpuMemory:
-    """The memory of a GPU: a pass for which there is none raises an error."""
+    """The memory of a GPU: a pass that does not fit raises an error."""
 
     def __init__(self, device: torch.device, state_bytes: int) -> None:
         self.device, self.state_bytes = device, state_bytes
         self.most = 0
-        """Memory at the highest in the passes that ran."""
+        """Peak memory of the passes that ran."""
 
     def runs(self, run: Callable[[], None]) -> bool:
-        """Return whether this runs beside the optimizer's state; what it took is free again."""
+        """Return whether this call fits in addition to the optimizer's state; its memory is freed again."""
         margin = int(_GPU_MARGIN * torch.cuda.get_device_properties(self.device).total_memory)
         torch.cuda.reset_peak_memory_stats(self.device)
         held = None
@@ -88,7 +88,7 @@ class GpuMemory:
             ran = True
         except torch.OutOfMemoryError:
             ran = False
-        del held  # and the error is gone, with the pass's tensors that its traceback held
+        del held  # the error is gone here too, and with it the tensors that its traceback held
         torch.cuda.empty_cache()
         if ran:
             self.most = max(self.most, torch.cuda.max_memory_allocated(self.device) - margin)
@@ -97,7 +97,7 @@ class GpuMemory:
     def describe(self) -> str:
         """Return what was measured, in words."""
         total = torch.cuda.get_device_properties(self.device).total_memory
-        return f"{mib(self.most)} of {mib(total)} at the highest"
+        return f"{mib(self.most)} of {mib(total)} at the peak"
 
 
 def mib(n_bytes: float) -> str:

@@ -1,4 +1,4 @@
-"""Timed passes of the user's own model before training. They choose its precision and change nothing."""
+"""Times passes of the user's model before training, to choose its precision. The passes change nothing."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ from whet.train.step import ObjectiveGradients
 from whet.train.sync import Sync
 
 _TOKENS = 512
-"""About the tokens of a pass: enough for products at full speed, few enough for seconds."""
+"""Tokens of a pass, about: enough for products at full speed, few enough to take only seconds."""
 _FORWARD, _FORWARD_AND_BACKWARD = 2.0, 6.0
-"""Operations of the products, a weight and token, as transformers counts them."""
+"""Operations of the products for each weight and token, as transformers counts them."""
 _EVALUATION_ROUNDS = 3
 _FEWEST_BATCHES = 6
-"""Batches of an evaluation below which timing takes longer than the faster format saves."""
+"""With fewer batches, timing takes longer than the faster format saves in an evaluation."""
 
 
 @dataclass(frozen=True)
 class TrialModel:
-    """The model that is timed, and how it runs."""
+    """The model of a trial, and how it runs."""
 
     model: nn.Module
     objective: Objective
@@ -68,10 +68,10 @@ class TrialModel:
 
 @dataclass(frozen=True)
 class Timing:
-    """What was timed, and how long it took."""
+    """The times of a pass in two formats."""
 
     other: str
-    """The format that is compared with fp32."""
+    """The format that was compared with fp32."""
     n_tokens: int
     """Tokens of a pass, or its rows if they hold no tokens."""
     times: compare.Times
@@ -86,9 +86,9 @@ class Timing:
 def choose_precision(subject: TrialModel, dataset: Any, rows: np.ndarray | Batch, kept: str | None) -> Precision:
     """Return a fresh precision for a training run: the one asked for, or the one that `auto` chooses.
 
-    `kept` is the precision of the checkpoint to resume from, which `auto` takes without measuring. `rows` are those of
-    the next step; passes over the first of them are timed. A format that was asked for by name is timed on a CPU, where
-    it may be emulated: the log warns if it is slower than fp32.
+    `kept` is the precision of the checkpoint to resume from, which `auto` uses without measuring. `rows` are those of
+    the next step; passes over the first of them are timed. A format that was asked for by name is timed on a CPU, which
+    may emulate it: the log warns if it is slower than fp32.
     """
     name = subject.precision
     if name == "auto":
@@ -123,7 +123,7 @@ def log_compile_speed(subject: TrialModel, dataset: Any, rows: np.ndarray | Batc
 
 
 def measure(subject: TrialModel, dataset: Any, rows: np.ndarray | Batch, other: str) -> Timing | None:
-    """Time passes over the first of these rows in fp32 and in the other format; None where products are too small."""
+    """Time passes over the first of these rows in fp32 and in the other format; None if products are too small."""
     if _flop(subject) < compare.LEAST_FLOP:
         return None
     with preserving_state(subject.model, subject.device):
@@ -135,7 +135,7 @@ def measure(subject: TrialModel, dataset: Any, rows: np.ndarray | Batch, other: 
 
 
 def _compile(subject: TrialModel, *passes: Callable[[], None]) -> None:
-    """Run each pass once if blocks are compiled: compiling takes longer than many passes."""
+    """Run each pass once if blocks are compiled, so that the timings do not include compilation."""
     if compiling.is_on(subject.model):
         for one in passes:
             one()
@@ -164,7 +164,7 @@ def choose_evaluation_precision(subject: TrialModel, dataset: Any) -> Precision:
 
 
 def measure_evaluation(subject: TrialModel, dataset: Any, rows: range) -> Timing | None:
-    """Time forward passes over the first of these rows in fp32 and in bf16; None where products are too small."""
+    """Time forward passes over the first of these rows in fp32 and in bf16; None if products are too small."""
     if _flop(subject, _FORWARD) < compare.LEAST_FLOP:
         return None
     with preserving_state(subject.model, subject.device), torch.no_grad():
@@ -183,7 +183,7 @@ def measure_evaluation(subject: TrialModel, dataset: Any, rows: range) -> Timing
 
 
 def _choose(subject: TrialModel, timed: Callable[[], Timing | None], flop: float) -> str:
-    """Return the precision that auto chooses; the log says which, and why."""
+    """Return the precision that `auto` chooses, and log the reason."""
     if not has_bf16(subject.device):
         subject.explain("fp32 (auto: this GPU has no bf16)")
         logger.info("precision auto: fp32; this GPU has no bf16")
@@ -204,7 +204,7 @@ def _choose(subject: TrialModel, timed: Callable[[], Timing | None], flop: float
 
 
 def _log_comparison(subject: TrialModel, name: str, timing: Timing | None) -> None:
-    """Note how fast the format that was asked for is; the log warns where it is slower than fp32."""
+    """Record the speed of the format that was asked for; log a warning if it is slower than fp32."""
     if timing is None:
         return
     subject.explain(f"{name} (asked for: measured {timing.times.speedup:.2f}x fp32 here)")
@@ -215,7 +215,7 @@ def _log_comparison(subject: TrialModel, name: str, timing: Timing | None) -> No
 
 
 def _training_batch(subject: TrialModel, dataset: Any, rows: np.ndarray | Batch) -> Batch:
-    """Return the first of these rows of the training set as a batch, or the batch on the model's device."""
+    """Return a batch of the first of these rows of the training set, on the model's device."""
     if isinstance(rows, Batch):
         return rows.to(subject.device)
     return _batch(subject, dataset, rows[: subject.args.per_device_train_batch_size])
@@ -231,7 +231,7 @@ def _batch(subject: TrialModel, dataset: Any, rows: Sequence[int] | np.ndarray) 
 
 
 class Passes(nn.Module):
-    """The gradients of a step on stand-ins for the weights, which share their memory, but neither .grad nor hooks."""
+    """Runs steps on stand-in parameters, which share the weights' memory but neither their .grad nor their hooks."""
 
     def __init__(self, subject: TrialModel, batches: Sequence[Batch]) -> None:
         super().__init__()
@@ -245,7 +245,7 @@ class Passes(nn.Module):
         self._tables = [(table, RowGradient(stand_in[id(table.weight)])) for table in tables]
 
     def run(self, precision: Precision) -> None:
-        """Run one pass, to its end on the device."""
+        """Run one pass, and wait until the device has finished it."""
         with self._table_gradients():
             functional_call(self, self._weights | self._copies, (precision,))
         for weight in self._weights.values():
@@ -253,12 +253,12 @@ class Passes(nn.Module):
         _synchronize(next(iter(self._weights.values())).device)
 
     def forward(self, precision: Precision) -> None:
-        # Backward runs in here too: blocks that are recomputed must use the stand-ins as well.
+        # The backward pass runs in here too: recomputed blocks must use the stand-ins as well.
         ObjectiveGradients(objective=self.objective, precision=precision, seed=self.seed)(self.batches, step=0)
 
     @contextmanager
     def _table_gradients(self) -> Iterator[None]:
-        """Give embedding tables that keep their gradient between steps another one for their stand-ins."""
+        """Replace the gradients that embedding tables reuse between steps by others, for the stand-ins."""
         own = [getattr(table, GRADIENT) for table, _ in self._tables]
         try:
             for table, gradient in self._tables:
@@ -276,7 +276,7 @@ def _synchronize(device: torch.device) -> None:
 
 @contextmanager
 def preserving_state(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Run the block with the model in training mode; put back modes and random generators after it."""
+    """Run the block with the model in training mode; restore modes and random number generators after it."""
     modes = [(module, module.training) for module in model.modules()]
     python, numpy = random.getstate(), np.random.get_state()
     devices = [device] if device.type == "cuda" else []
