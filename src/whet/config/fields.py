@@ -1,4 +1,4 @@
-"""The fields of `TrainingArguments`: names and defaults of `transformers`, and a text for each."""
+"""The fields of `TrainingArguments`, with the names and defaults of `transformers` and a help text for each."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ OUTPUT_DIR = "trainer_output"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingFields:
-    """What a run is asked for, unchecked; `TrainingArguments` applies the rules."""
+    """The settings of a run before validation; `TrainingArguments` applies the rules."""
 
     output_dir: str = field(default=OUTPUT_DIR, kw_only=False, metadata={"kind": str | None})
     """Folder for the trained model, checkpoints, metrics, predictions and run.log. Created if it is missing."""
@@ -29,7 +29,7 @@ class TrainingFields:
     """Evaluate the model on the validation data, after training if do_train is set. Turned on by eval_strategy steps
     or epoch, and by eval_on_start."""
     do_predict: bool = False
-    """Answer the questions of the test data and write the predictions to output_dir."""
+    """Predict on the test data and write the predictions to output_dir."""
     resume_from_checkpoint: str | bool | None = None
     """Resume an earlier run. auto, true or no value: from the newest intact checkpoint in output_dir. A path: from that
     checkpoint."""
@@ -45,7 +45,7 @@ class TrainingFields:
     """Refuse or replace operations of torch whose result differs from run to run (torch.use_deterministic_algorithms),
     in training and evaluation. whet's own operators on a CPU never differ; a loss of your own, or a GPU, may."""
     data_seed: int | None = None
-    """Random seed of the row order alone. null: the same as seed (42 for batch_rebalance, as in transformers)."""
+    """Random seed of the row order only. null: the same as seed (42 for batch_rebalance, as in transformers)."""
     use_cpu: bool = False
     """Run on the CPU even if there is a GPU."""
     precision: Literal["auto", "fp32", "bf16", "fp16", "int8"] = "auto"
@@ -61,10 +61,10 @@ class TrainingFields:
     losses are scaled up, and gradients down again. Meant for GPUs older than Ampere."""
     tf32: bool | None = None
     """Let float32 products round their factors to 3 decimal digits on the tensor cores of a GPU (since Ampere). null:
-    as torch is set."""
+    the present setting of torch."""
 
     per_device_train_batch_size: int = 8
-    """Rows in one forward and backward pass. More rows use the machine better, and take more memory."""
+    """Rows in one forward and backward pass. More rows use the machine better, and need more memory."""
     gradient_accumulation_steps: int = 1
     """Batches whose gradients are summed before the weights change. 4 batches of 8 rows train exactly like 1 batch of
     32 rows, with about a quarter of the activation memory."""
@@ -78,11 +78,11 @@ class TrainingFields:
     gradient_checkpointing: bool = field(default=False, metadata={"kind": bool | None})
     """Keep fewer activations and recompute the rest in backward: less memory, more time, the same result."""
     gradient_checkpointing_kwargs: dict[str, Any] | None = None
-    """What transformers passes on to torch, as a JSON object. whet accepts {"use_reentrant": false}, which is how it
-    always works."""
+    """Options that transformers passes to torch, as a JSON object. whet accepts only {"use_reentrant": false}, which is
+    what it always does."""
     checkpointing_policy: Literal["blocks", "selective"] = "blocks"
     """What gradient_checkpointing recomputes. blocks: everything but the input of each block, which saves most memory.
-    selective: only what is cheap (norms, activations, dropouts, softmax); results of matrix products are kept."""
+    selective: only cheap results (norms, activations, dropouts, softmax); results of matrix products are kept."""
     activation_offload: bool = False
     """Keep the activations in the host's memory until backward reads them. Needs a GPU."""
     methods: Sequence[str] = field(default=(), metadata={"kind": tuple[str, ...]})
@@ -96,13 +96,13 @@ class TrainingFields:
     torch_compile_backend: str | None = None
     """Compiler backend, by its name in torch._dynamo.list_backends(None). Turns torch_compile on. null: inductor."""
     torch_compile_mode: str | None = None
-    """How hard inductor tries: default, reduce-overhead, max-autotune, max-autotune-no-cudagraphs. Turns torch_compile
-    on. null: default."""
+    """How much inductor optimizes: default, reduce-overhead, max-autotune, max-autotune-no-cudagraphs. Turns
+    torch_compile on. null: default."""
     attn_implementation: Literal["whet", "eager", "sdpa", "flash_attention_2"] | None = None
-    """Which code computes attention. whet: rows end to end without padding, with dropout masks that do not depend on
-    how a step is split. flash_attention_2: flash kernels of a GPU, without padding if whet knows the model's family.
-    eager, sdpa: transformers' own, padded. null: whet if it knows the family (a GPU then uses flash kernels where they
-    fit, which draw their own masks), otherwise what the model is set to."""
+    """Which code computes attention. whet: packed rows without padding, with dropout masks that do not depend on how a
+    step is split. flash_attention_2: flash kernels of a GPU, without padding if whet knows the model's family. eager,
+    sdpa: attention of transformers, with padding. null: whet if it knows the family (a GPU then uses flash kernels if
+    possible, with their own dropout masks), otherwise the setting of the model."""
     num_train_epochs: float = 3.0
     """How many times the training uses every row. 0.5 stops after half of the rows."""
     max_steps: int = -1
@@ -261,9 +261,9 @@ class TrainingFields:
     """Show no live line on a terminal; print a line at each interval instead, as into a file."""
     profile: bool = False
     """Show how the time of a training step is spent: matrix products, attention, norms, optimizer, data and so on. Five
-    steps are profiled after two steps of warm-up (fewer in a short run); then training continues as usual."""
+    steps are profiled after twelve steps of warm-up (fewer in a short run); then training continues as usual."""
 
     @property
     def train_rows_per_step(self) -> int:
-        """Rows behind one change of the weights, over all batches that are accumulated."""
+        """Rows per optimizer step, over all accumulated batches."""
         return self.per_device_train_batch_size * self.gradient_accumulation_steps

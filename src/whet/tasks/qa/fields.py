@@ -1,4 +1,4 @@
-"""The fields of `QaArguments` and `AskArguments`: the guides' names and defaults, and a text for each."""
+"""The fields of `QaArguments` and `AskArguments`, with names and defaults of the guides and a help text each."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from whet.jobs.fields import JobFields
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QaFields(JobFields):
-    """What a question answering run is asked for, unchecked."""
+    """The settings of a question answering run before validation."""
 
     train_file: str | None = None
     """File with the questions to train on: SQuAD's JSON, or one row a question as JSON lines, CSV or Parquet."""
@@ -21,8 +21,8 @@ class QaFields(JobFields):
     doc_stride: int = 128
     """Tokens that two neighbouring windows share. An answer no longer than this lies completely in one of them."""
     pad_to_max_length: bool = True
-    """Padding that the loss counts with padding_in_loss, and that the printed figures compare with. true: rows padded
-    to max_seq_length. false: to the longest row of their batch. whet itself packs rows end to end."""
+    """The padded length that padding_in_loss and the printed figures assume. true: max_seq_length. false: the longest
+    row of a batch. whet itself packs rows without padding."""
 
     version_2_with_negative: bool = False
     """Some questions have no answer in their context, as in SQuAD v2.0."""
@@ -30,14 +30,14 @@ class QaFields(JobFields):
     """Give no answer if "no answer" scores higher than the best answer by more than this. A higher value answers more
     often. Needs version_2_with_negative."""
     n_best_size: int = 20
-    """Candidate starts and ends in each window, and answers kept for each question."""
+    """Number of candidate starts and ends in each window, and of answers kept for each question."""
     max_answer_length: int = 30
-    """Longest answer in tokens. The model predicts start and end separately; this keeps them near each other."""
+    """Longest answer in tokens. The model predicts start and end separately; this limits their distance."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AskFields:
-    """What `whet ask` is asked for, unchecked."""
+    """The settings of `whet ask` before validation."""
 
     model: str = field(default="", metadata={"required": True})
     """Model that was trained for question answering: a folder, or a name on the hub. Comes first, with or
@@ -45,7 +45,7 @@ class AskFields:
     context: str = field(default="", metadata={"required": True})
     """UTF-8 text file that contains the answer. - reads standard input."""
     question: Sequence[str] | str = field(default=(), metadata={"required": True, "kind": tuple[str, ...]})
-    """What to ask. Repeat the flag to ask more about the same text."""
+    """The question. Repeat the flag to ask more questions about the same text."""
     max_seq_length: int = 384
     """Longest row in tokens, question and text together. Longer texts are cut into overlapping windows."""
     doc_stride: int = 128
