@@ -66,7 +66,7 @@ def joined(parts: Sequence[tuple[np.ndarray, ...]], *, concat: bool) -> Any:
 
 
 def stacked(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the arrays (rows, ...) one below the other, other dims filled up with -100."""
+    """Return the concatenated arrays (rows, ...), the other dimensions padded with -100."""
     if arrays[0].ndim < 2:
         return np.concatenate(arrays)
     widths = np.max([array.shape[1:] for array in arrays], axis=0)
@@ -82,7 +82,7 @@ def stacked(arrays: Sequence[np.ndarray]) -> np.ndarray:
 def judged(
     metrics_of: Callable[..., Mapping[str, Any]] | None, predictions: Any, labels: Any, extras: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return what a user's metrics say, as plain numbers; nothing if there are no predictions or labels."""
+    """Return the user's metrics as plain numbers; empty if there are no predictions or labels."""
     if metrics_of is None or predictions is None or labels is None:
         return {}
     prediction = EvalPrediction(predictions, labels, **extras)

@@ -1,4 +1,4 @@
-"""Operations of torch that may differ from run to run are refused while a Trainer with full_determinism works."""
+"""Refuses operations of torch that may differ from run to run, while a Trainer with full_determinism works."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from whet.log import logger
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 _ENVIRONMENT = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "FLASH_ATTENTION_DETERMINISTIC": "1"}
-"""What libraries of a GPU read; one that is set already stays."""
+"""Variables that GPU libraries read; those that are set already keep their values."""
 
 
 def honoured(method: _Method) -> _Method:
