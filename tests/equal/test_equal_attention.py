@@ -14,6 +14,7 @@ from tiny import FAMILIES, arguments, losses, tiny_model, tiny_rows
 from whet.kernels.attention import choice as attention_path
 from whet.log import logger
 from whet.models import attention
+from whet.models.known import known
 from whet.objectives.choose import choose
 
 IMPLEMENTATIONS = ("whet", "eager", "sdpa")
@@ -43,15 +44,19 @@ def trainer_of(folder: Path, family: str, name: str | None, **changes: Any) -> w
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_one_loss_curve(tmp_path: Path, family: str) -> None:
-    """Without dropout, whose masks are whet's own in packed batches and torch's in padded ones."""
+    """Without dropout, whose masks are whet's own in packed batches and torch's in padded ones.
+
+    A model whose attention does not call the AttentionInterface has no sdpa in transformers.
+    """
+    names = IMPLEMENTATIONS[:2] if known()[family].adds_masks else IMPLEMENTATIONS
     curves = {}
-    for name in IMPLEMENTATIONS:
+    for name in names:
         trainer = trainer_of(tmp_path, family, name)
         assert trainer.objective.packed == (name == "whet")
         trainer.train()
         curves[name] = losses(trainer)
-    assert curves["eager"] == pytest.approx(curves["whet"], rel=TOLERANCE)
-    assert curves["sdpa"] == pytest.approx(curves["whet"], rel=TOLERANCE)
+    for name in names[1:]:
+        assert curves[name] == pytest.approx(curves["whet"], rel=TOLERANCE)
 
 
 @pytest.mark.parametrize("name", ["eager", "sdpa"])
