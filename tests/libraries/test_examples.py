@@ -1,0 +1,48 @@
+"""Every script in examples/ runs from start to end and prints what its last line promises."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+_ANSWER = r"Can I bring my book back on Sunday\? -> \w.+\."
+_EXPECTED = {
+    "bi_encoder": ("sentence_transformers", _ANSWER),
+    "cross_encoder": ("sentence_transformers", _ANSWER),
+    "few_shot": ("setfit", r"\d+ of 16 questions get the right topic"),
+    "accelerate_loop": ("accelerate", r"epoch 3: mean loss \d\.\d+"),
+    "lightning_module": ("lightning", r"mean loss of the last epoch: \d\.\d+"),
+    "plain_loop": ("torch", r"epoch 3: mean loss \d\.\d+"),
+    "trainer_subclass": ("torch", r"accuracy on unseen questions: \d\.\d+"),
+}
+"""Script -> the library that it needs, and the last line that it prints."""
+_LONGEST_S = 300
+
+
+def test_every_example_is_tried_and_listed() -> None:
+    scripts = {path.stem for path in EXAMPLES.glob("*.py")}
+    assert scripts == _EXPECTED.keys()
+    listed = set(re.findall(r"`(\w+)\.py`", (EXAMPLES / "README.md").read_text("utf-8")))
+    assert listed == scripts
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", sorted(_EXPECTED))
+def test_example_runs_and_prints_its_result(encoder_folder: Path, tmp_path: Path, script: str) -> None:
+    library, last = _EXPECTED[script]
+    if importlib.util.find_spec(library) is None:
+        pytest.skip(f"needs {library}: make test-libraries installs it")
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
+    found = subprocess.run(
+        [sys.executable, str(EXAMPLES / f"{script}.py"), str(encoder_folder)],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=_LONGEST_S, check=False,
+    )  # fmt: skip
+    assert found.returncode == 0, found.stderr[-3000:]
+    assert re.fullmatch(last, found.stdout.splitlines()[-1]), found.stdout
