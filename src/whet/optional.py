@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
@@ -22,6 +23,13 @@ def require(module: str, *, needed_for: str, install: str) -> ModuleType:
             why=f"{needed_for} needs it",
             fix=f"run: pip install {install}",
         ) from error
+
+
+def is_from(value: object, module: str, name: str) -> bool:
+    """Return whether the value is an instance of this class of a package, without importing the package for it."""
+    loaded = sys.modules.get(module)
+    kind = getattr(loaded, name, None)
+    return kind is not None and isinstance(value, kind)
 
 
 _LOG_AT_IMPORT = ("torchao", "bitsandbytes", "torch.utils._pytree")

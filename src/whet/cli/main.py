@@ -33,6 +33,8 @@ STOPPABLE = frozenset({"qa", "classify", "tag"})
 _ONLY_PRINTS = frozenset({"__help", "_h", "__print_config"})
 """The flags, dashes as underscores, with which a command that trains prints something instead."""
 _HELP_WORDS = ("--help", "-h", "help")
+_WAITING = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}
+"""The variables with which a user decides how threads wait."""
 _INTERRUPTED = 128 + 2  # what shells report for SIGINT
 _PIPE_CLOSED = 128 + 13  # and for SIGPIPE
 _HELP = "\n".join(
@@ -62,6 +64,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     no_output = 1 in lasting.open_closed() and words[:1] and not trains
     _print_whatever_the_locale()
     lasting.keep_outputs(standard_output=trains)
+    _let_idle_threads_sleep()
     if words[:1] and words[0] in STOPPABLE:
         stop.install()  # before all that takes time, such as importing torch
     code = run(words)
@@ -70,6 +73,16 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     if no_output and code == EXIT_OK:
         code = _lost(OSError(errno.EBADF, os.strerror(errno.EBADF)))
     sys.exit(_flushed(code))
+
+
+def _let_idle_threads_sleep() -> None:
+    """Have OpenMP's threads spin for about 0.1 ms between two operators, and then sleep.
+
+    They would spin for about 10 ms, and on a shared machine take the time of the threads that they wait for. The
+    OpenMP library reads the variable when torch loads it.
+    """
+    if not _WAITING & os.environ.keys():
+        os.environ["GOMP_SPINCOUNT"] = "2000"
 
 
 def _flushed(code: int) -> int:

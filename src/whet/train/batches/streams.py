@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol
 
-import datasets
 import numpy as np
 import torch
 import xxhash
@@ -27,6 +26,7 @@ from whet.data.batch import Batch
 from whet.errors import ConfigError, DataError
 from whet.kernels.random import stream_key
 from whet.log import logger
+from whet.optional import is_from
 from whet.train.compat import overrides, user_loss
 from whet.train.compat.dataloaders import is_sized
 from whet.train.compat.public import PublicTrainer
@@ -181,7 +181,7 @@ class RowSource:
     def __post_init__(self) -> None:
         dataset = self.run.train_dataset
         # Loading a state changes the object, so the run reads a copy of the user's.
-        self._dataset = copy.copy(dataset) if isinstance(dataset, datasets.IterableDataset) else dataset
+        self._dataset = copy.copy(dataset) if is_from(dataset, "datasets", "IterableDataset") else dataset
         self._has_state = _state_is_exact(dataset)
 
     def steps(self, epoch: int, skip: int, state: Any) -> Iterator[list[Batch]]:

@@ -7,7 +7,6 @@ import platform
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import datasets
 import numpy as np
 import torch
 import transformers
@@ -20,6 +19,7 @@ from whet.kernels.library import library
 from whet.objectives.packed_head import PackedHead
 from whet.optim import schedule
 from whet.optim.optimizers.native import WhetAdamW
+from whet.optional import is_from
 from whet.train.compat.dataloaders import is_sized
 from whet.train.run import Run
 from whet.version import __version__
@@ -92,7 +92,7 @@ def digest_of_rows(rows: Any) -> str | None:
             digest.update(name.encode())
             digest.update(np.ascontiguousarray(column).data)
         return digest.hexdigest()
-    fixed = isinstance(rows, datasets.Dataset) and rows.format["type"] != "custom"
+    fixed = is_from(rows, "datasets", "Dataset") and rows.format["type"] != "custom"
     if not (fixed or isinstance(rows, list | tuple)):
         return None
     for row in np.unique(np.linspace(0, len(rows) - 1, _SAMPLED_ROWS).astype(int)):
