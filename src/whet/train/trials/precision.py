@@ -79,8 +79,8 @@ class Timing:
 
     def __str__(self) -> str:
         seconds = f"fp32 {self.times.fp32_s:.3g} s, {self.other} {self.times.other_s:.3g} s"
-        medians = f", medians of {self.times.n_rounds}" if self.times.n_rounds > 1 else ""
-        return f"{self.passes} of {self.n_tokens} tokens: {seconds}{medians}"
+        least = f", least of {self.times.n_rounds}" if self.times.n_rounds > 1 else ""
+        return f"{self.passes} of {self.n_tokens} tokens: {seconds}{least}"
 
 
 def choose_precision(subject: TrialModel, dataset: Any, rows: np.ndarray | Batch, kept: str | None) -> Precision:

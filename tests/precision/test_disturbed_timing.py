@@ -1,0 +1,31 @@
+"""The choice of a precision on a machine where other programs run at the same time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from whet.precision import compare
+
+
+def _clock(seconds: list[float]) -> Callable[[], float]:
+    """A clock that has gone on by the next of these seconds at each second look."""
+
+    def looks() -> Iterator[float]:
+        now = 0.0
+        for one in seconds:
+            yield now
+            now += one
+            yield now
+
+    return looks().__next__
+
+
+def test_most_rounds_disturbed_by_other_programs_do_not_hide_the_faster_format() -> None:
+    fp32 = [1.0, 0.3, 0.9, 0.35, 0.8, 0.3]
+    bf16 = [1.0, 0.9, 0.8, 0.1, 0.9, 0.7]
+    clock = _clock([one for both in zip(fp32, bf16, strict=True) for one in both])
+    found = compare.alternate(lambda: None, lambda: None, clock)
+    assert (found.fp32_s, found.other_s) == (pytest.approx(0.3), pytest.approx(0.1))
+    assert found.speedup > compare.MARGIN
