@@ -75,7 +75,7 @@ def test_bad_rows_are_named_by_line_and_field(tmp_path: Path) -> None:
     ]
     found = _read(path, skip_bad=True)
     assert list(found.texts) == ["good", "last"]
-    assert found.n_left_out == 3
+    assert found.left_out.n_rows == 3
 
 
 def test_bad_json_lines_are_named_by_line_and_field(tmp_path: Path) -> None:

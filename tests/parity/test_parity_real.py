@@ -11,8 +11,9 @@ from padded_peers import SETTINGS, textbook_run, whet_run
 
 from tiny import masked_loss
 from whet import TrainingArguments
+from whet.jobs.job import Job
 from whet.tasks.qa.arguments import QaArguments
-from whet.tasks.qa.job import QaJob
+from whet.tasks.qa.job import prepare
 from whet.tasks.qa.splits import read_split
 
 
@@ -45,7 +46,7 @@ def test_packed_losses_are_the_padded_ones_on_xquad(
         max_train_samples=20,
     )
     args = TrainingArguments(output_dir=str(tmp_path / "out"), use_cpu=True, do_train=True)
-    job = QaJob.prepare(qa, args, {"train": read_split(qa, "train")})
+    job = prepare(qa, args, {"train": read_split(qa, "train")})
     rows = job.trainer.train_dataset
     assert len(set(rows.lengths.tolist())) > 4
     theirs = textbook_run(_fresh(job), rows, tmp_path, masked_loss)
@@ -55,7 +56,7 @@ def test_packed_losses_are_the_padded_ones_on_xquad(
     assert ours.losses[-1] < ours.losses[0]
 
 
-def _fresh(job: QaJob) -> object:
+def _fresh(job: Job) -> object:
     """Return a copy of the job's model as transformers made it."""
     model = job.trainer.model
     untouched = type(model)(copy.deepcopy(model.config))

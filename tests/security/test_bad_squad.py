@@ -121,7 +121,7 @@ def test_the_good_ones_are_as_without_the_bad(tmp_path: Path) -> None:
         assert (kept.questions[n], kept.context(n), kept.answers[n]) == (
             whole.questions[old], whole.context(old), whole.answers[old],
         )  # fmt: skip
-    assert (kept.n_left_out, whole.n_left_out, list(whole.left_out)) == (6, 0, [])
+    assert (kept.left_out.n_rows, whole.left_out.n_rows, list(whole.left_out.problems)) == (6, 0, [])
 
 
 def test_rows_are_left_out_too(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_rows_are_left_out_too(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)), "utf-8")
     kept = read_questions(path, skip_bad=True)
-    assert (len(kept), kept.n_left_out, len(kept.left_out)) == (20, 10, 10)
+    assert (len(kept), kept.left_out.n_rows, len(kept.left_out.problems)) == (20, 10, 10)
 
 
 def test_where_nothing_is_left_the_run_ends(tmp_path: Path) -> None:

@@ -5,21 +5,16 @@ from typing import Any
 
 from whet.config.arguments import TrainingArguments
 from whet.config.command import Command
-from whet.errors import Problem
+from whet.jobs.command import USAGE, missing_places
 from whet.tasks.classify.arguments import ClassifyArguments
 from whet.tasks.classify.rules import LOWER_IS_BETTER, check_run
 
 
 def _run(job: ClassifyArguments, args: TrainingArguments) -> int:
-    from whet.tasks.classify.run import run_classify
+    from whet.jobs.run import run_job
+    from whet.tasks.classify.run import TASK
 
-    return run_classify(job, args)
-
-
-def _missing(job: ClassifyArguments, args: TrainingArguments) -> list[Problem]:
-    from whet.jobs.places import check_places
-
-    return check_places(job, args)
+    return run_job(TASK, job, args)
 
 
 def _usual(given: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -40,7 +35,7 @@ COMMAND = Command(
         " predict. The options are those of transformers' run_classification.py and TrainingArguments; their older"
         " names work too."
     ),
-    usage="[FILE.yaml | FILE.json] [--OPTION VALUE ...]",
+    usage=USAGE,
     examples=(
         "whet classify --model_name_or_path distilbert-base-uncased --train_file train.csv --do_train --output_dir out",
         "whet classify run.yaml --metric_name accuracy --load_best_model_at_end --output_dir out",
@@ -49,7 +44,7 @@ COMMAND = Command(
     lone="config",
     takes_config=True,
     check=check_run,
-    places=_missing,
+    places=missing_places,
     usual=_usual,
     run=_run,
 )

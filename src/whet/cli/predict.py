@@ -1,7 +1,7 @@
 """`whet predict`: the predictions of a trained model for a file, whatever its task is."""
 
 from whet.config.command import Command
-from whet.jobs.predict_arguments import PredictArguments
+from whet.jobs.predict.arguments import PredictArguments
 
 
 def _run(asked: PredictArguments) -> int:
@@ -16,7 +16,7 @@ def _run(asked: PredictArguments) -> int:
     log.set_up(logging.WARNING)
     require_file(Path(asked.file))
 
-    from whet.jobs.predicting import head_of
+    from whet.jobs.predict.outputs import head_of
 
     tasks = {QUESTION_ANSWERING: "qa.predict_file", SEQUENCE_CLASSIFICATION: "classify.predict"}
     return import_module(f"whet.tasks.{tasks.get(head_of(asked), 'tag.predict')}").predict(asked)

@@ -5,21 +5,16 @@ from typing import Any
 
 from whet.config.arguments import TrainingArguments
 from whet.config.command import Command
-from whet.errors import Problem
+from whet.jobs.command import USAGE, missing_places
 from whet.tasks.qa.arguments import QaArguments
 from whet.tasks.qa.rules import check_run
 
 
 def _run(qa: QaArguments, args: TrainingArguments) -> int:
-    from whet.tasks.qa.run import run_qa
+    from whet.jobs.run import run_job
+    from whet.tasks.qa.run import TASK
 
-    return run_qa(qa, args)
-
-
-def _missing(qa: QaArguments, args: TrainingArguments) -> list[Problem]:
-    from whet.jobs.places import check_places
-
-    return check_places(qa, args)
+    return run_job(TASK, qa, args)
 
 
 def _usual(given: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -34,7 +29,7 @@ COMMAND = Command(
         "Fine-tune a model for extractive question answering, evaluate it, and predict answers. The options are those"
         " of the guides' run_qa.py and of transformers' TrainingArguments; their older names work too."
     ),
-    usage="[FILE.yaml | FILE.json] [--OPTION VALUE ...]",
+    usage=USAGE,
     examples=(
         "whet qa --model_name_or_path distilbert-base-uncased --dataset_name squad --do_train --do_eval",
         "whet qa run.yaml --bf16 --learning_rate 3e-5 --output_dir out",
@@ -43,7 +38,7 @@ COMMAND = Command(
     lone="config",
     takes_config=True,
     check=check_run,
-    places=_missing,
+    places=missing_places,
     usual=_usual,
     run=_run,
 )

@@ -2,21 +2,16 @@
 
 from whet.config.arguments import TrainingArguments
 from whet.config.command import Command
-from whet.errors import Problem
+from whet.jobs.command import USAGE, missing_places
 from whet.tasks.tag.arguments import TagArguments
 from whet.tasks.tag.rules import check_run
 
 
 def _run(job: TagArguments, args: TrainingArguments) -> int:
-    from whet.tasks.tag.run import run_tag
+    from whet.jobs.run import run_job
+    from whet.tasks.tag.run import TASK
 
-    return run_tag(job, args)
-
-
-def _missing(job: TagArguments, args: TrainingArguments) -> list[Problem]:
-    from whet.jobs.places import check_places
-
-    return check_places(job, args)
+    return run_job(TASK, job, args)
 
 
 COMMAND = Command(
@@ -25,7 +20,7 @@ COMMAND = Command(
         "Fine-tune a model that gives each word a tag: names of entities, parts of speech, chunks; evaluate it and"
         " predict. The options are those of transformers' run_ner.py and TrainingArguments; their older names work too."
     ),
-    usage="[FILE.yaml | FILE.json] [--OPTION VALUE ...]",
+    usage=USAGE,
     examples=(
         "whet tag --model_name_or_path distilbert-base-uncased --train_file train.conll --do_train --output_dir out",
         "whet tag run.yaml --task_name pos --label_all_tokens --output_dir out",
@@ -34,6 +29,6 @@ COMMAND = Command(
     lone="config",
     takes_config=True,
     check=check_run,
-    places=_missing,
+    places=missing_places,
     run=_run,
 )

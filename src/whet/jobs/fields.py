@@ -1,6 +1,19 @@
 """The fields that the commands of all tasks share: which model, which data, what is done with bad examples."""
 
 from dataclasses import dataclass, field
+from typing import Literal
+
+Pooling = Literal["mean", "max"]
+"""How the logits of several windows become one."""
+
+
+REFUSED = {
+    "use_fast_tokenizer": "whet reads only tokenizers of the `tokenizers` library, which are the fast ones",
+    "use_auth_token": "set HF_TOKEN, or use --token",
+}
+"""Flags of transformers' scripts that whet does not honour -> what to do instead."""
+OFF: dict[str, tuple[object, ...]] = {"use_fast_tokenizer": (True,), "use_auth_token": (False, None)}
+"""Their values without effect, which are accepted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,6 +46,10 @@ class JobFields:
     """File with the examples to evaluate on, in any format of train_file."""
     test_file: str | None = None
     """File with the examples to predict, in any format of train_file."""
+    seeds: int = 1
+    """Train this many models one after the other, with seed, seed + 1 and so on, each in seed-S of output_dir. The best
+    one by metric_for_best_model (null: the task's own metric) is kept in output_dir; the results have mean and standard
+    deviation. Needs do_eval."""
     skip_bad: bool = False
     """Leave bad examples out instead of ending the run. The results count them, the log names the first ones, and
     train_left_out.json (eval, predict) lists each with its reason. A file that cannot be read ends the run."""

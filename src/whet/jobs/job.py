@@ -2,35 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from whet.config.arguments import TrainingArguments
-from whet.errors import Problem
-from whet.jobs import left_out
 from whet.jobs.fields import JobFields
-from whet.jobs.trained import write_reading
+from whet.jobs.judging import Judge
+from whet.jobs.left_out import LeftOut
+from whet.jobs.predict.trained import write_reading
 from whet.train.control import stop
 from whet.train.output import printing, run_log
 from whet.train.trainer import Trainer
 
-SPLIT_OF = {"train": "train", "eval": "validation", "predict": "test"}
-"""What the files of a split begin with -> the split."""
-
-
-class Judge(Protocol):
-    """Computes a split's metrics from a model's output, and writes its files."""
-
-    def metrics(self, prediction: Any) -> dict[str, float]:
-        """Return the metrics of transformers' EvalPrediction."""
-        ...
-
-    def write(self, predictions: Any, prefix: str) -> None:
-        """Write the predictions, in files whose names begin with the prefix."""
-        ...
+PREFIX_OF = {"train": "train", "validation": "eval", "test": "predict"}
+"""Split -> what its metrics and files begin with."""
+SPLIT_OF = {prefix: split for split, prefix in PREFIX_OF.items()}
 
 
 @dataclass(frozen=True)
@@ -39,9 +28,10 @@ class Part:
 
     rows: Any
     judge: Judge
-    n_examples: int
-    left_out: Sequence[Problem] = ()
-    n_left_out: int = 0
+    n_samples: int
+    left_out: LeftOut
+    unit: str = "examples"
+    """The word for what `left_out` counts."""
 
 
 @dataclass
@@ -62,9 +52,10 @@ class Job:
         stop.defer_signals()
         with trackers_closed(self.trainer), run_log.written_to(self.args.output_dir), printing.before_a_table():
             if self.args.do_eval:
-                self.trainer.compute_metrics = self.parts["validation"].judge.metrics
+                self.parts["validation"].judge.follow(self.trainer)
             if self.args.do_train:
-                self._train()
+                trained = self.trainer.train()
+                self._save_training(dict(trained.metrics))
             stop.check(self.trainer.sync.stop_signal)
             if self.args.do_eval:
                 self._judge("eval")
@@ -72,10 +63,10 @@ class Job:
                 self._judge("predict")
         return self.metrics
 
-    def _train(self) -> None:
-        result = self.trainer.train()
+    def _save_training(self, metrics: dict[str, Any]) -> None:
+        """Save the trained model, its metrics and the trainer's state."""
         self.trainer.save_model()
-        self._record("train", dict(result.metrics))
+        self._record("train", metrics)
         self.trainer.save_state()
         self.trainer.create_model_card(**self.card)
         write_reading(Path(self.args.output_dir), self.reading)
@@ -83,24 +74,39 @@ class Job:
         stop.record_progress(f"the trained model is in {folder}", do_train=False, model_name_or_path=folder)
 
     def _judge(self, prefix: str) -> None:
-        part = self.parts[SPLIT_OF[prefix]]
-        self.trainer.compute_metrics = part.judge.metrics
-        found = self.trainer.predict(part.rows, metric_key_prefix=prefix)
-        part.judge.write(found.predictions, prefix)
-        metrics = dict(found.metrics or {})
-        self.trainer.log(dict(metrics))
-        self._record(prefix, metrics)
+        self._record(prefix, self.parts[SPLIT_OF[prefix]].judge.judge(self.trainer, prefix))
 
     def _record(self, prefix: str, metrics: dict[str, Any]) -> None:
         part = self.parts[SPLIT_OF[prefix]]
-        metrics = metrics | {f"{prefix}_samples": part.n_examples}
-        if part.n_left_out:
-            metrics[f"{prefix}_examples_left_out"] = part.n_left_out
-        left_out.write(part.left_out, Path(self.args.output_dir) / f"{prefix}_left_out.json")
+        metrics = metrics | {f"{prefix}_samples": part.n_samples}
+        if part.left_out.n_rows:
+            metrics[f"{prefix}_{part.unit}_left_out"] = part.left_out.n_rows
+        part.left_out.write(Path(self.args.output_dir) / f"{prefix}_left_out.json")
         if self.trainer.state.epoch is not None:
             metrics["epoch"] = self.trainer.state.epoch
         self.trainer.save_metrics(prefix, metrics)
         self.metrics |= metrics
+
+
+def trainer_of(
+    model: Any,
+    args: TrainingArguments,
+    parts: Mapping[str, Part],
+    tokenizer: Any,
+    padded_length: int | None,
+    **more: Any,
+) -> Trainer:
+    """Return the Trainer that trains on the split `train` and evaluates on `validation`; `more` is given to it too."""
+    rows = {name: part.rows for name, part in parts.items()}
+    return Trainer(
+        model=model,
+        args=args,
+        train_dataset=rows.get("train"),
+        eval_dataset=rows.get("validation"),
+        processing_class=tokenizer,
+        padded_length=padded_length,
+        **more,
+    )
 
 
 def model_card(job: JobFields, task: str) -> dict[str, Any]:

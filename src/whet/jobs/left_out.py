@@ -1,13 +1,13 @@
-"""Bad rows that a run with --skip_bad leaves out: named in the log and in a file."""
+"""Bad rows that a run with --skip_bad leaves out: counted, and named in the log and in a file."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from whet.data.files.bad_rows import MAX_SHOWN
+from whet.data.files.bad_rows import MAX_SHOWN, BadRows
 from whet.errors import Problem
 from whet.log import logger
 from whet.train.output import files as output_files
@@ -15,20 +15,35 @@ from whet.train.output import files as output_files
 _LONGEST_GOT = 300
 
 
-def log(split: str, problems: Sequence[Problem], n_rows: int, rows: str) -> None:
-    """Log how many rows of the split were left out, and the first reasons."""
-    if problems:
-        logger.warning("%s: %d %s are bad and were left out:", split, n_rows, rows)
-    for problem in problems[:MAX_SHOWN]:
-        logger.warning("  %s", problem.what)
-    if len(problems) > MAX_SHOWN:
-        logger.warning("  and %d problems more", len(problems) - MAX_SHOWN)
+@dataclass(frozen=True)
+class LeftOut:
+    """The bad rows of one source that a run does not use."""
 
+    problems: Sequence[Problem] = ()
+    """Each with its position."""
+    n_rows: int = 0
+    """Rows that the problems make unusable: a problem of a paragraph concerns all of its questions."""
 
-def write(problems: Sequence[Problem], path: Path) -> None:
-    """Write what was left out and why, one object each; no file where nothing was."""
-    if not problems:
-        return
-    told = [asdict(one) | {"got": None if one.got is None else str(one.got)[:_LONGEST_GOT]} for one in problems]
-    with output_files.stored(f"{path.name} cannot be written", path.parent):
-        output_files.write_text(path, json.dumps(told, indent=2) + "\n")
+    @classmethod
+    def of(cls, bad: BadRows) -> LeftOut:
+        """Return what was found in one source."""
+        return cls(bad.problems, bad.n_left_out)
+
+    def log(self, split: str, rows: str) -> None:
+        """Log how many rows of the split were left out, and the first reasons; `rows` is the word for them."""
+        if self.problems:
+            logger.warning("%s: %d %s are bad and were left out:", split, self.n_rows, rows)
+        for problem in self.problems[:MAX_SHOWN]:
+            logger.warning("  %s", problem.what)
+        if len(self.problems) > MAX_SHOWN:
+            logger.warning("  and %d more problems", len(self.problems) - MAX_SHOWN)
+
+    def write(self, path: Path) -> None:
+        """Write what was left out and why, one object for each problem; no file if there is none."""
+        if not self.problems:
+            return
+        entries = [
+            asdict(one) | {"got": None if one.got is None else str(one.got)[:_LONGEST_GOT]} for one in self.problems
+        ]
+        with output_files.stored(f"{path.name} cannot be written", path.parent):
+            output_files.write_text(path, json.dumps(entries, indent=2) + "\n")

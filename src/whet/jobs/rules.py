@@ -135,6 +135,32 @@ def profile_has_steps(job: JobFields, args: TrainingArguments) -> Problem | None
     )
 
 
+def seeds_are_compared(job: JobFields, args: TrainingArguments) -> Problem | None:
+    """The best of several models is the one with the best evaluation."""
+    if job.seeds <= 1 or (args.do_train and args.do_eval):
+        return None
+    missing = [f"--{work}" for work in ("do_train", "do_eval") if not getattr(args, work)]
+    data = "" if job.dataset_name or job.validation_file or args.do_eval else " --validation_file FILE"
+    return Problem(
+        what="seeds has no evaluation to choose by" if args.do_train else "seeds has nothing to train",
+        got=f"seeds={job.seeds} without {' and '.join(missing)}",
+        why="each seed trains a model, and the one with the best evaluation is kept",
+        fix=f"add {' '.join(missing)}{data}, or leave --seeds out",
+    )
+
+
+def seeds_resume_together(job: JobFields, args: TrainingArguments) -> Problem | None:
+    """A checkpoint belongs to one seed."""
+    if job.seeds <= 1 or args.resume_from_checkpoint in (None, "auto"):
+        return None
+    return Problem(
+        what="resume_from_checkpoint names one checkpoint, and seeds trains several models",
+        got=f"seeds={job.seeds}, resume_from_checkpoint={args.resume_from_checkpoint}",
+        why="seeds that have finished are kept, and the others resume from their own newest checkpoints",
+        fix="use --resume_from_checkpoint auto",
+    )
+
+
 def _files(job: JobFields) -> dict[str, str]:
     named = {"train_file": job.train_file, "validation_file": job.validation_file, "test_file": job.test_file}
     return {name: path for name, path in named.items() if path}
@@ -146,7 +172,7 @@ def _askers(work: str) -> str:
 
 def windows_move_on(spans: Any) -> Problem | None:
     """Windows that overlap fully would never reach the end of the context."""
-    if spans.doc_stride is None or spans.doc_stride < spans.max_seq_length:
+    if None in (spans.doc_stride, spans.max_seq_length) or spans.doc_stride < spans.max_seq_length:
         return None
     return Problem(
         what="doc_stride is not below max_seq_length",
@@ -157,6 +183,7 @@ def windows_move_on(spans: Any) -> Problem | None:
 
 
 JOB_RULES: tuple[Rule, ...] = (
+    at_least("seeds", 1, "a run trains one model at least"),
     names_a_model,
     runs_no_foreign_code,
     token_is_real,
@@ -171,6 +198,8 @@ JOB_RULES: tuple[Rule, ...] = (
 JOB_RUN_RULES: tuple[Rule, ...] = (
     does_something,
     metrics_are_the_tasks,
+    seeds_are_compared,
+    seeds_resume_together,
     profile_has_steps,
     work_has_its_file("do_train", "train_file"),
     work_has_its_file("do_eval", "validation_file"),

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from whet.data.files.rejected import Rejected
 
 _CONLLU_COLUMNS = 10
+CONLLU_WORD, CONLLU_TAG = 1, 3
+"""Columns of CoNLL-U: the form of a word, and its part of speech."""
 _NO_WORD = re.compile(r"\d+[-.]\d+")
 """The number of a CoNLL-U line for several words together, or for an empty one."""
 _DOCUMENT = "-DOCSTART-"
@@ -19,6 +21,12 @@ class ColumnSentence:
     """The lines of one sentence, cut into columns; each line with its number, from 1 on."""
 
     lines: list[tuple[int, list[str]]]
+
+    @property
+    def is_conllu(self) -> bool:
+        """Whether these are lines of CoNLL-U: ten columns, the first of which counts the words from 1 on."""
+        numbers = [str(n) for n in range(1, len(self.lines) + 1)]
+        return numbers == [cells[0] for _, cells in self.lines if len(cells) == _CONLLU_COLUMNS]
 
 
 def sentences(text: str) -> Iterator[ColumnSentence]:

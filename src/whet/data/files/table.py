@@ -44,7 +44,13 @@ def read_table(path: Path, delimiter: str | None = None) -> TableRows:
         raise Rejected("the file is empty", why="there is no row in it", fix="name another file")
     if text[begin] in "{[" and delimiter is None:
         return _json(text, begin)
+    text = with_line_ends(text)
     return _csv(text, delimiter or _delimiter_of(text[begin:], path))
+
+
+def with_line_ends(text: str) -> str:
+    """Return the text with line feeds, if carriage returns alone end its lines, as in files of old spreadsheets."""
+    return text.replace("\r", "\n") if "\r" in text and "\n" not in text else text
 
 
 def _parquet(data: bytes) -> TableRows:

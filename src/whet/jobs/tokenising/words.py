@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from whet.data.store import RowStore
 from whet.errors import ConfigError
@@ -18,7 +18,7 @@ from whet.jobs.tokenising.cache import Cache, Key
 from whet.jobs.tokenising.encode import check_max_length, rust_tokenizer
 from whet.models.loading.tokenizer_check import rust_errors
 
-_LAYOUT = 1
+_LAYOUT = 2
 """Raise this when the same input shall give other rows, or the file looks different."""
 _SENTENCES = 512
 NO_WORD = -1
@@ -26,11 +26,14 @@ NO_WORD = -1
 
 @dataclass(frozen=True)
 class WordRows:
-    """One row a sentence."""
+    """One row a sentence, or several windows of it, in the order of the sentences."""
 
     rows: RowStore
     word_of: np.ndarray
-    """(tokens,) int64: the word of the sentence that each token is a piece of; -1 for special tokens."""
+    """(tokens,) int64: the word of the sentence that each token is a piece of; -1 for special tokens, and for pieces at
+    the beginning of a window that continue a word of the window before."""
+    text_of: np.ndarray
+    """(rows,) int64: the sentence that each row is a part of."""
 
     @property
     def is_first(self) -> np.ndarray:
@@ -38,6 +41,12 @@ class WordRows:
         same = np.diff(self.word_of, prepend=NO_WORD - 1) == 0
         same[self.rows.cu_seqlens[:-1]] = False
         return (self.word_of != NO_WORD) & ~same
+
+    @property
+    def n_words(self) -> int:
+        """The number of words that some row holds; a word in several windows counts once."""
+        sentence = np.repeat(self.text_of, self.rows.lengths)[self.is_first]
+        return np.unique(np.stack([sentence, self.word_of[self.is_first]]), axis=1).shape[1]
 
     def first_pieces(self, row: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the words of a row that have pieces, and where in the row the first piece of each is."""
@@ -53,43 +62,71 @@ class WordRowMaker:
     tokenizer: Any
     max_seq_length: int
     cache: Cache
+    doc_stride: int | None = None
+    """Tokens that two windows of a sentence share; None: what does not fit is cut."""
 
     def rows(self, sentences: Sequence[Sequence[str]]) -> WordRows:
         """Return the rows of these sentences: from the cache if it has them."""
-        key = Key(_LAYOUT, self.tokenizer, {"words": True, "max_seq_length": self.max_seq_length})
+        windows = {} if self.doc_stride is None else {"doc_stride": self.doc_stride}
+        key = Key(_LAYOUT, self.tokenizer, {"words": True, "max_seq_length": self.max_seq_length, **windows})
         key.add_numbers([len(words) for words in sentences])
         key.add_texts(list(chain.from_iterable(sentences)))
         arrays = self.cache.take(key.hex(), lambda: self._make(sentences))
-        return WordRows(RowStore.from_arrays(arrays), arrays["word_of"])
+        return WordRows(RowStore.from_arrays(arrays), arrays["word_of"], arrays["text_of"])
 
     def _make(self, sentences: Sequence[Sequence[str]]) -> Mapping[str, np.ndarray]:
         check_max_length(self.max_seq_length, self.tokenizer)
         rust = _for_words(rust_tokenizer(self.tokenizer))
-        if (n_special := rust.num_special_tokens_to_add(False)) >= self.max_seq_length:
-            raise ConfigError(
-                what="max_seq_length leaves no room for words",
-                got=f"max_seq_length {self.max_seq_length}; special tokens take {n_special}",
-                why="a row holds a word",
-                fix=f"use --max_seq_length {n_special + 1} or more",
-            )
-        rust.enable_truncation(self.max_seq_length, direction=self.tokenizer.truncation_side)
-        ids, types, words, lengths = [], [], [], []
+        room = self._room(rust)
+        side = self.tokenizer.truncation_side if self.doc_stride is None else "right"  # windows hold everything anyway
+        rust.enable_truncation(self.max_seq_length, stride=self.doc_stride or 0, direction=side)
+        ids, types, words, lengths, text_of = [], [], [], [], []
         with progress.reported(sum(len(word) for sentence in sentences for word in sentence)) as count:
             for begin in range(0, len(sentences), _SENTENCES):
                 batch = [list(one) for one in sentences[begin : begin + _SENTENCES]]
                 with rust_errors(f"a sentence among these: {' '.join(batch[0])[:60]!r} ..."):
                     encodings = rust.encode_batch(batch, is_pretokenized=True)
-                for one in encodings:
-                    ids += one.ids
-                    types += one.type_ids
-                    words += [NO_WORD if word is None else word for word in one.word_ids]
-                    lengths.append(len(one.ids))
+                for n, encoding in enumerate(encodings, start=begin):
+                    windows = [encoding] if self.doc_stride is None else [encoding, *encoding.overflowing]
+                    for one, words_of in zip(windows, _words_of(windows, room, self.doc_stride or 0), strict=True):
+                        ids += one.ids
+                        types += one.type_ids
+                        words += words_of
+                        lengths.append(len(one.ids))
+                        text_of.append(n)
                 count(sum(len(word) for sentence in batch for word in sentence))
         tokens: dict[str, np.ndarray] = {"input_ids": np.asarray(ids, dtype=np.int32)}
         if "token_type_ids" in self.tokenizer.model_input_names:
             tokens["token_type_ids"] = np.asarray(types, dtype=np.uint8)
         starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-        return RowStore(starts, tokens).arrays() | {"word_of": np.asarray(words, dtype=np.int64)}
+        found = {"word_of": np.asarray(words, dtype=np.int64), "text_of": np.asarray(text_of, dtype=np.int64)}
+        return RowStore(starts, tokens).arrays() | found
+
+    def _room(self, rust: Tokenizer) -> int:
+        """Return the tokens of words in a row; ConfigError if windows could not move on."""
+        n_special, shared = rust.num_special_tokens_to_add(False), self.doc_stride or 0
+        room = self.max_seq_length - n_special
+        if room > shared:
+            return room
+        raise ConfigError(
+            what="max_seq_length leaves no room for words",
+            got=f"max_seq_length {self.max_seq_length}; special tokens take {n_special}"
+            + (f", and windows share {shared}" if shared else ""),
+            why="each row holds a token of a word that the row before it does not hold",
+            fix=f"use --max_seq_length {n_special + shared + 1} or more"
+            + (", or a smaller --doc_stride" if shared else ""),
+        )
+
+
+def _words_of(windows: Sequence[Encoding], room: int, shared: int) -> Iterator[list[int]]:
+    """Yield the word of each token of each window; pieces that continue a word of the window before have none."""
+    before: list[int] = []
+    for window in windows:
+        words = [NO_WORD if word is None else word for word in window.word_ids]
+        own = [word for word in words if word != NO_WORD]
+        begins_inside = before and own and before[room - shared - 1] == own[0]
+        yield [NO_WORD if begins_inside and word == own[0] else word for word in words]
+        before = own
 
 
 def _for_words(rust: Tokenizer) -> Tokenizer:

@@ -3,8 +3,10 @@
 from dataclasses import dataclass
 from typing import Any
 
+from whet.config.names.aliases import Alias
 from whet.config.options import printable
 from whet.config.settings import checked
+from whet.jobs.fields import OFF, REFUSED
 from whet.tasks.classify.fields import ClassifyFields
 from whet.tasks.classify.rules import CLASSIFY_RULES
 
@@ -15,8 +17,14 @@ _HEADINGS = {
     "max_seq_length": "Length",
 }
 
+_ALIASES = {
+    "remove_splits": Alias(to=None, kind=str | None, quiet=True, note="only the splits that a run uses are read"),
+    "remove_columns": Alias(to=None, kind=str | None, quiet=True, note="only the columns of texts and labels are read"),
+}
+"""Flags of run_classification.py without effect."""
 
-@checked(headings=_HEADINGS, rules=CLASSIFY_RULES)
+
+@checked(headings=_HEADINGS, rules=CLASSIFY_RULES, refused=REFUSED, off=OFF, aliases=_ALIASES)
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClassifyArguments(ClassifyFields):
     """Which model learns which labels, from which data."""

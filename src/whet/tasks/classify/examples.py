@@ -10,13 +10,15 @@ from whet.data.files.bad_rows import BadRows
 from whet.data.files.rejected import Rejected
 from whet.data.files.row_fields import kind, text_field
 from whet.data.files.table import TableRows
-from whet.errors import Problem
+from whet.jobs.left_out import LeftOut
 
 PAIRS = (
     *(("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"), ("question", "answer")),
     *(("question", "sentence"), ("query", "passage"), ("text1", "text2")),
 )
 TEXTS = ("sentence", "text", "content", "review", "document", "utterance", "question")
+_MOST_WORDS = 3
+"""Words of a column's name."""
 LABELS = ("label", "labels", "category", "class", "target", "intent", "score")
 
 
@@ -49,8 +51,7 @@ class Examples:
     places: Sequence[str]
     """Where each example stands, such as line 7."""
     columns: Columns
-    left_out: Sequence[Problem] = ()
-    n_left_out: int = 0
+    left_out: LeftOut = field(default_factory=LeftOut)
     label_order: Sequence[str] = field(default=())
     """The names of the labels in the order of the data set, if that says one."""
 
@@ -88,7 +89,7 @@ class Named:
 
 def choose_columns(found: Sequence[str], named: Named, *, need_label: bool) -> Columns:
     """Return which columns of a table are read; raises Rejected if a named one is missing or none can be chosen."""
-    label = named.label or next((name for name in LABELS if name in found), None)
+    label = named.label or _usual(found, LABELS)
     given = [*_split(named.text), *_split(named.pair)]
     missing = [name for name in (*given, *([named.label] if need_label and named.label else [])) if name not in found]
     if missing:
@@ -98,7 +99,7 @@ def choose_columns(found: Sequence[str], named: Named, *, need_label: bool) -> C
         text, usual = _usual_texts(found, label)
         pair = pair or usual
     elif not pair and len(text) == 1:
-        pair = tuple(b for a, b in PAIRS if (a,) == text and b in found)[:1]
+        pair = tuple(other for a, b in PAIRS if (a,) == text and (other := _usual(found, [b])))[:1]
     if need_label and label not in found:
         rest = [name for name in found if name not in (*text, *pair)]
         label = rest[0] if len(rest) == 1 else None
@@ -136,8 +137,7 @@ def collect(rows: TableRows, columns: Columns, bad: BadRows, *, need_label: bool
         labels=labels if any(label is not None for label in labels) else None,
         places=places,
         columns=columns,
-        left_out=bad.problems,
-        n_left_out=bad.n_left_out,
+        left_out=LeftOut.of(bad),
     )
 
 
@@ -145,20 +145,33 @@ def _split(names: str | None) -> tuple[str, ...]:
     return tuple(name.strip() for name in names.split(",") if name.strip()) if names else ()
 
 
+def _usual(found: Sequence[str], names: Sequence[str]) -> str | None:
+    """Return the first of these names that a column has, in capitals or not; None if no column has one."""
+    known = {str(name).lower(): name for name in reversed(found)}
+    return next((known[name] for name in names if name in known), None)
+
+
 def _usual_texts(found: Sequence[str], label: str | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    for first, second in PAIRS:
-        if first in found and second in found:
+    for names in PAIRS:
+        first, second = (_usual(found, [name]) for name in names)
+        if first and second:
             return (first,), (second,)
-    usual = [name for name in TEXTS if name in found and name != label]
     others = [name for name in found if name != label]
-    if usual or len(others) == 1:
-        return (usual[0] if usual else others[0],), ()
+    usual = _usual(others, TEXTS)
+    if usual or (len(others) == 1 and not _is_text(others[0])):
+        return (usual or others[0],), ()
     raise Rejected(
         "it is not known which column holds the text",
         got=f"columns found: {', '.join(map(str, found)) or 'none'}",
-        why=f"none of them has a usual name ({', '.join(TEXTS)})",
-        fix="name it: --text_column_names NAME (several names, separated by commas, are joined)",
+        why=f"the first line of a CSV file names the columns, and none has a usual name ({', '.join(TEXTS)})",
+        fix="name it: --text_column_names NAME (several names, separated by commas, are joined); if the file begins "
+        "with a row, write a line with names above it, such as text,label",
     )
+
+
+def _is_text(name: str) -> bool:
+    """Return whether this is hardly the name of a column, but the first row of a file without names."""
+    return len(str(name).split()) > _MOST_WORDS
 
 
 def _mapping(row: Any) -> Mapping[str, Any]:
@@ -185,6 +198,7 @@ def _text(row: Mapping[str, Any], names: Sequence[str], delimiter: str) -> str:
 def _label(row: Mapping[str, Any], name: str | None, *, needed: bool) -> Any:
     """Return the label as the data has it; None for a gap where labels may be missing."""
     value = row.get(name) if name else None
+    value = value.strip() if isinstance(value, str) else value
     gap = value is None or value == "" or value != value  # NaN: a gap of pandas
     if gap and needed:
         raise Rejected(

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from whet.jobs.fields import JobFields
+from whet.jobs.fields import JobFields, Pooling
 
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 
@@ -52,8 +52,11 @@ class ClassifyFields(JobFields):
     max_seq_length: int = 128
     """Longest row in tokens, a pair's two texts together. Longer texts are cut there, unless doc_stride is given."""
     doc_stride: int | None = None
-    """Cut long texts into windows of max_seq_length that share this many tokens, and predict from the mean of their
-    logits. null: cut the text after max_seq_length; the log counts such texts."""
+    """Cut long texts into windows of max_seq_length that share this many tokens, and predict from all of them
+    (window_pooling). null: cut the text after max_seq_length; the log counts such texts."""
+    window_pooling: Pooling = "mean"
+    """With doc_stride: mean predicts from the mean of the windows' logits, max from the largest of each label, so that
+    one window suffices for it."""
     pad_to_max_length: bool = True
     """What the log compares packing with: rows padded to max_seq_length, or with false to the longest of their batch.
     whet itself pads nothing if the model allows it."""

@@ -9,7 +9,7 @@ from typing import Any
 from transformers import set_seed
 
 from whet.config.arguments import TrainingArguments
-from whet.jobs.job import SPLIT_OF, Job, Part, model_card
+from whet.jobs.job import PREFIX_OF, Job, Part, model_card, trainer_of
 from whet.jobs.sources import source_of
 from whet.jobs.tokenising.cache import Cache
 from whet.jobs.tokenising.encode import check_max_length
@@ -19,12 +19,11 @@ from whet.models.loading.load import Labels, load_config, load_model, load_token
 from whet.tasks.classify.arguments import ClassifyArguments
 from whet.tasks.classify.examples import Examples
 from whet.tasks.classify.judge import ClassifyJudge
-from whet.tasks.classify.labels import Scheme, kind_of, scheme_of, scheme_of_config
+from whet.tasks.classify.labels import Scheme, kind_of, require_several, scheme_of, scheme_of_config
 from whet.tasks.classify.prediction import Decision
 from whet.tasks.classify.rows import Split, tokenised
 from whet.train.output import printing
 from whet.train.resume import restore as resume
-from whet.train.trainer import Trainer
 
 
 def prepare(job: ClassifyArguments, args: TrainingArguments, examples: Mapping[str, Examples]) -> Job:
@@ -43,18 +42,10 @@ def prepare(job: ClassifyArguments, args: TrainingArguments, examples: Mapping[s
     labels = Labels(names=names, problem_type=scheme.kind, may_replace=job.ignore_mismatched_sizes)
     model = load_model(source, SEQUENCE_CLASSIFICATION, trained=not args.do_train, labels=labels)
     check_max_length(job.max_seq_length, tokenizer, max_positions(model))
-    trainer = Trainer(
-        model=model,
-        args=args,
-        train_dataset=splits["train"].dataset if "train" in splits else None,
-        eval_dataset=splits["validation"].dataset if "validation" in splits else None,
-        processing_class=tokenizer,
-        padded_length=job.max_seq_length if job.pad_to_max_length else None,
-    )
-    decision = Decision(scheme, job.threshold)
+    decision = Decision(scheme, job.threshold, job.window_pooling)
     parts = {name: _part(split, decision, Path(args.output_dir)) for name, split in splits.items()}
     return Job(
-        trainer,
+        trainer_of(model, args, parts, tokenizer, job.max_seq_length if job.pad_to_max_length else None),
         args,
         parts,
         card=model_card(job, "text-classification"),
@@ -64,14 +55,14 @@ def prepare(job: ClassifyArguments, args: TrainingArguments, examples: Mapping[s
 
 def tables(job: Job) -> list[str]:
     """Return the lines of the confusion matrices of the splits that were judged."""
-    judges = [job.parts[name].judge for name in SPLIT_OF.values() if name in job.parts]
+    judges = [job.parts[name].judge for name in PREFIX_OF if name in job.parts]
     return [line for judge in judges if isinstance(judge, ClassifyJudge) for line in judge.tables]
 
 
 def _part(split: Split, decision: Decision, folder: Path) -> Part:
     examples = split.examples
     judge = ClassifyJudge(split, decision, folder)
-    return Part(split.dataset, judge, len(examples), examples.left_out, examples.n_left_out)
+    return Part(split.dataset, judge, len(examples), examples.left_out)
 
 
 def _scheme(job: ClassifyArguments, examples: Mapping[str, Examples], config: Any) -> Scheme:
@@ -82,6 +73,7 @@ def _scheme(job: ClassifyArguments, examples: Mapping[str, Examples], config: An
         return known
     kind, why = kind_of(examples["train"], job.problem_type, job.do_regression)
     scheme = scheme_of(examples["train"], kind)
+    require_several(examples["train"], scheme)
     if set(scheme.names) == set(known.names) and kind == known.kind:
         scheme = known  # the head of a trained model keeps its own order
     printing.show([f"labels: {_words(scheme)} ({why})"])
@@ -104,5 +96,6 @@ def _reading(job: ClassifyArguments, split: Split) -> dict[str, Any]:
         "text_column_delimiter": columns.delimiter,
         "max_seq_length": job.max_seq_length,
         "doc_stride": job.doc_stride,
+        "window_pooling": job.window_pooling,
         "threshold": job.threshold,
     }

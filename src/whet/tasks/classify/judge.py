@@ -9,18 +9,21 @@ from typing import Any
 import numpy as np
 
 from whet.jobs import metrics
+from whet.jobs.judging import judge_predictions
+from whet.jobs.pooling import pooled
 from whet.log import logger
 from whet.tasks.classify import confusion
-from whet.tasks.classify.prediction import Decision, json_lines, pooled
+from whet.tasks.classify.prediction import Decision, json_lines, logits_of
 from whet.tasks.classify.rows import Split
 from whet.train.output import files as output_files
+from whet.train.trainer import Trainer
 
 _TOP = 3
 
 
 @dataclass
 class ClassifyJudge:
-    """Judges a model on one split; windows of a text count once, by the mean of their logits."""
+    """Judges a model on one split; windows of a text count once."""
 
     split: Split
     decision: Decision
@@ -28,12 +31,20 @@ class ClassifyJudge:
     tables: list[str] = field(default_factory=list)
     """Lines about the last files written, for the end of the run."""
 
+    def follow(self, trainer: Trainer) -> None:
+        """Let this judge compute the metrics of the trainer's next evaluations."""
+        trainer.compute_metrics = self.metrics
+
+    def judge(self, trainer: Trainer, prefix: str) -> dict[str, float]:
+        """Return the metrics of the trainer's model, and write its predictions."""
+        return judge_predictions(trainer, self, self.split.dataset, prefix)
+
     def metrics(self, prediction: Any) -> dict[str, float]:
         """Return the metrics of transformers' EvalPrediction."""
         expected = self.split.labels
         if expected is None:
             return {}
-        found = self.decision.found(pooled(_logits(prediction.predictions), self.split.rows.text_of))
+        found = self.decision.found(self._pooled(prediction.predictions))
         kind = self.decision.scheme.kind
         if kind == "regression":
             return metrics.regression(expected, found)
@@ -43,7 +54,7 @@ class ClassifyJudge:
 
     def write(self, predictions: Any, prefix: str) -> None:
         """Write the predictions as JSON lines; a test split also as run_classification.py does."""
-        logits = pooled(_logits(predictions), self.split.rows.text_of)
+        logits = self._pooled(predictions)
         entries = list(self.decision.entries(logits, _TOP))
         self._store(f"{prefix}_predictions.jsonl", json_lines(self.split.examples.places, iter(entries)))
         if prefix == "predict":
@@ -51,6 +62,9 @@ class ClassifyJudge:
             self._store("predict_results.txt", "index\tprediction\n" + "".join(lines))
         if self.split.labels is not None and self.decision.scheme.kind == "single_label_classification":
             self._confusion(self.decision.found(logits), prefix)
+
+    def _pooled(self, predictions: Any) -> np.ndarray:
+        return pooled(logits_of(predictions), self.split.rows.text_of, self.decision.pooling)
 
     def _confusion(self, found: np.ndarray, prefix: str) -> None:
         assert self.split.labels is not None
@@ -66,11 +80,6 @@ class ClassifyJudge:
     def _store(self, name: str, text: str) -> None:
         with output_files.stored(f"{name} cannot be written", self.folder):
             output_files.write_text(self.folder / name, text)
-
-
-def _logits(predictions: Any) -> np.ndarray:
-    """Return the logits (rows, labels); some models give more arrays after them."""
-    return predictions[0] if isinstance(predictions, tuple) else predictions
 
 
 def _shown(entry: dict[str, Any]) -> str:

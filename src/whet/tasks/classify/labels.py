@@ -117,6 +117,18 @@ def scheme_of(examples: Examples, kind: ProblemType) -> Scheme:
     return Scheme(kind, tuple(ordered))
 
 
+def require_several(examples: Examples, scheme: Scheme) -> None:
+    """Raise DataError if all examples have the same label: any model would be right, and none would learn."""
+    if scheme.kind != "single_label_classification" or len(scheme.names) > 1:
+        return
+    raise DataError(
+        what=f"{examples.source}: all examples have the same label",
+        got=f"{examples.columns.label}: {scheme.names[0]}" if scheme.names else "no label",
+        why="a classifier learns to tell labels apart",
+        fix="add examples of other labels, or name another column: --label_column_name NAME",
+    )
+
+
 def scheme_of_config(config: Any) -> Scheme:
     """Return what a trained model's configuration says of its labels."""
     names = tuple(str(config.id2label[n]) for n in range(config.num_labels))

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-
-from whet.jobs import left_out, predicting
-from whet.jobs.predict_fields import PredictFields
+from whet.jobs.pooling import pooled
+from whet.jobs.predict import outputs
+from whet.jobs.predict.fields import PredictFields
 from whet.jobs.tokenising.cache import Cache
 from whet.jobs.tokenising.encode import check_max_length
 from whet.jobs.tokenising.rows import RowMaker, RowOptions
@@ -15,7 +14,7 @@ from whet.models.loading.heads import SEQUENCE_CLASSIFICATION
 from whet.models.loading.load import load_model, load_tokenizer, max_positions
 from whet.tasks.classify.examples import Named
 from whet.tasks.classify.labels import scheme_of_config
-from whet.tasks.classify.prediction import Decision, pooled
+from whet.tasks.classify.prediction import Decision, logits_of
 from whet.tasks.classify.splits import read_file
 
 _USUAL_LENGTH = 128
@@ -23,7 +22,7 @@ _USUAL_LENGTH = 128
 
 def predict(asked: PredictFields) -> int:
     """Write the labels and scores of every text in the file; return the exit code."""
-    known = predicting.reading_of(asked, "classify")
+    known = outputs.reading_of(asked, "classify")
     named = Named(
         text=asked.text_column_names or known.get("text_column_names"),
         pair=asked.text_pair_column_names or known.get("text_pair_column_names"),
@@ -33,8 +32,8 @@ def predict(asked: PredictFields) -> int:
         Path(asked.file), named, delimiter=asked.csv_delimiter, need_label=False, limit=asked.max_predict_samples,
         skip_bad=asked.skip_bad,
     )  # fmt: skip
-    left_out.log(asked.file, examples.left_out, examples.n_left_out, "examples")
-    source = predicting.source_of(asked)
+    examples.left_out.log(asked.file, "examples")
+    source = outputs.source_of(asked)
     tokenizer = load_tokenizer(source)
     model = load_model(source, SEQUENCE_CLASSIFICATION, trained=True)
     length = asked.max_seq_length or known.get("max_seq_length", _USUAL_LENGTH)
@@ -42,9 +41,10 @@ def predict(asked: PredictFields) -> int:
     stride = known.get("doc_stride") if asked.doc_stride is None else asked.doc_stride
     maker = RowMaker(tokenizer, RowOptions(max_seq_length=length, doc_stride=stride), Cache(rows="rows"))
     rows = maker.rows(examples.texts, examples.pairs)
-    batches = predicting.logits_of(model, tokenizer, rows.rows, asked.per_device_eval_batch_size)
-    logits = pooled(np.concatenate([batch.numpy() for batch in batches]), rows.text_of)
-    decision = Decision(scheme_of_config(model.config), known.get("threshold", 0.5))
+    trainer = outputs.trainer_of(asked, model, tokenizer)
+    pooling = asked.window_pooling or known.get("window_pooling", "mean")
+    decision = Decision(scheme_of_config(model.config), known.get("threshold", 0.5), pooling)
+    logits = pooled(logits_of(trainer.predict(rows.rows).predictions), rows.text_of, pooling)
     entries = zip(examples.places, decision.entries(logits, asked.top_k), strict=True)
-    predicting.write(asked, ({"row": place, **entry} for place, entry in entries))
+    outputs.write(asked, trainer, ({"row": place, **entry} for place, entry in entries))
     return 0

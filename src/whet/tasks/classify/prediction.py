@@ -1,4 +1,4 @@
-"""From logits to labels: the mean over a text's windows, probabilities, and what is written of them."""
+"""From logits to labels: probabilities, and what is written of them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from whet.jobs.fields import Pooling
 from whet.tasks.classify.labels import Scheme
 
 
@@ -19,6 +20,8 @@ class Decision:
     scheme: Scheme
     threshold: float = 0.5
     """With several labels a row: the probability from which a label is predicted."""
+    pooling: Pooling = "mean"
+    """How the logits of a text's windows become one."""
 
     def found(self, logits: np.ndarray) -> np.ndarray:
         """Return the predicted classes (texts,), the predicted labels (texts, labels) bool, or numbers (texts,)."""
@@ -52,13 +55,9 @@ class Decision:
                 yield {"labels": [names[n] for n in np.flatnonzero(found[row])], "scores": top}
 
 
-def pooled(logits: np.ndarray, text_of: np.ndarray) -> np.ndarray:
-    """Return the mean of the logits of each text's windows, (texts, labels); `text_of` (rows,) does not decrease."""
-    starts = np.flatnonzero(np.diff(text_of, prepend=-1))
-    if len(starts) == len(text_of):
-        return logits
-    counts = np.diff(np.append(starts, len(text_of)))
-    return np.add.reduceat(logits.astype(np.float64), starts) / counts[:, None]
+def logits_of(predictions: Any) -> np.ndarray:
+    """Return the logits (rows, labels); some models give more arrays after them."""
+    return predictions[0] if isinstance(predictions, tuple) else predictions
 
 
 def json_lines(places: Sequence[str], entries: Iterator[dict[str, Any]]) -> str:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
 from whet.config.arguments import TrainingArguments
-from whet.jobs.run import run_job
+from whet.jobs.task import Task
 from whet.tasks.classify.arguments import ClassifyArguments
+from whet.tasks.classify.examples import Examples
 from whet.tasks.classify.rules import check_run
 from whet.tasks.classify.splits import read_split
+
+if TYPE_CHECKING:
+    from whet.jobs.job import Job
 
 _SHOWN = {
     "train_runtime": ("training", "{:,.1f} s"),
@@ -28,19 +35,23 @@ _SHOWN = {
 }
 
 
-def run_classify(job: ClassifyArguments, args: TrainingArguments) -> int:
-    """Run the command; return its exit code. Whatever is wrong with folder or data is raised before torch is loaded."""
-    lines: list[str] = []
+def _prepare(job: ClassifyArguments, args: TrainingArguments, examples: Mapping[str, Examples]) -> Job:
+    from whet.tasks.classify.job import prepare
 
-    def work() -> dict[str, float]:
-        wanted = {"train": args.do_train, "validation": args.do_eval, "test": args.do_predict}
-        examples = {name: read_split(job, name) for name, want in wanted.items() if want}
+    return prepare(job, args, examples)
 
-        from whet.tasks.classify.job import prepare, tables
 
-        prepared = prepare(job, args, examples)
-        metrics = prepared.run()
-        lines.extend(tables(prepared))
-        return metrics
+def _tables(job: Job) -> Sequence[str]:
+    from whet.tasks.classify.job import tables
 
-    return run_job(job, args, check_run(job, args), work, _SHOWN, lines)
+    return tables(job)
+
+
+TASK = Task(
+    check=check_run,
+    read=read_split,
+    prepare=_prepare,
+    shown=_SHOWN,
+    tables=_tables,
+    judged_by=("f1_micro", "accuracy", "pearson"),
+)

@@ -10,7 +10,6 @@ import numpy as np
 from whet.data.files.bad_rows import BadRows, no_cycle_search
 from whet.data.files.rejected import Rejected
 from whet.data.files.table import TableRows, read_table
-from whet.jobs import left_out
 from whet.jobs.hub_data import HubSource, class_names, load_split, table_rows
 from whet.tasks.classify.examples import Examples, Named, choose_columns, collect
 from whet.tasks.classify.fields import ClassifyFields
@@ -25,7 +24,7 @@ def read_split(job: ClassifyFields, name: str) -> Examples:
     if shuffled:
         order = np.random.default_rng(job.shuffle_seed).permutation(len(examples))
         examples = examples.take(order[:limit].tolist())
-    left_out.log(name, examples.left_out, examples.n_left_out, "examples")
+    examples.left_out.log(name, "examples")
     columns = examples.columns
     second = f"; second text: {' + '.join(columns.pair)}" if columns.pair else ""
     read = f"text: {' + '.join(columns.text)}{second}; label: {columns.label or 'none'}"

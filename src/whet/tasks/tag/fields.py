@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from whet.jobs.fields import JobFields
+from whet.jobs.fields import JobFields, Pooling
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -13,7 +13,7 @@ class TagFields(JobFields):
     """What the tags are, such as ner, pos or chunk. Chooses the columns {task_name}_tags and {task_name}."""
     train_file: str | None = None
     """File with the sentences to train on: columns as in CoNLL (a word a line, sentences apart by a blank line), or
-    one sentence a row as JSON lines, JSON or Parquet, with a list of words and a list of tags."""
+    one sentence a row as JSON lines, JSON, Parquet or CSV, with a list of words and a list of tags."""
     validation_file: str | None = None
     """File with the sentences to evaluate on, in any format of train_file."""
     test_file: str | None = None
@@ -28,8 +28,13 @@ class TagFields(JobFields):
     """Replace the head of a model that was trained with another number of tags by a new one."""
 
     max_seq_length: int | None = None
-    """Longest row in tokens; longer sentences are cut, and the log counts the words that are lost. null: what the model
-    and its tokenizer allow."""
+    """Longest row in tokens. Longer sentences are cut unless doc_stride is given, and the log counts the words that are
+    lost. null: what the model and its tokenizer allow."""
+    doc_stride: int | None = None
+    """Cut long sentences, or documents that are one sentence, into windows of max_seq_length that share this many
+    tokens. A word in several windows gets its tag from all of them (window_pooling). null: cut after max_seq_length."""
+    window_pooling: Pooling = "mean"
+    """With doc_stride: mean takes the mean of the windows' logits, max the largest of each label."""
     pad_to_max_length: bool = False
     """What the log compares packing with: rows padded to max_seq_length, or with false to the longest of their batch.
     whet itself pads nothing if the model allows it."""

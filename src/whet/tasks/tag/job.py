@@ -9,7 +9,7 @@ from typing import Any
 from transformers import DataCollatorForTokenClassification, set_seed
 
 from whet.config.arguments import TrainingArguments
-from whet.jobs.job import Job, Part, model_card
+from whet.jobs.job import Job, Part, model_card, trainer_of
 from whet.jobs.sources import source_of
 from whet.jobs.tokenising.cache import Cache
 from whet.jobs.tokenising.encode import check_max_length
@@ -17,13 +17,13 @@ from whet.jobs.tokenising.words import WordRowMaker
 from whet.models.loading.heads import TOKEN_CLASSIFICATION
 from whet.models.loading.load import Labels, load_config, load_model, load_tokenizer, max_positions
 from whet.tasks.tag.arguments import TagArguments
-from whet.tasks.tag.judge import TagJudge, best_tags
+from whet.tasks.tag.judge import TagJudge
 from whet.tasks.tag.labels import Tags, tags_of, tags_of_config
 from whet.tasks.tag.rows import Split, tokenised
 from whet.tasks.tag.sentences import Sentences
+from whet.tasks.tag.word_tags import best_tags, only_logits
 from whet.train.output import printing
 from whet.train.resume import restore as resume
-from whet.train.trainer import Trainer
 
 _LONGEST_UNSAID = 10_000
 """Lengths that tokenizers give where they know none are above it."""
@@ -40,23 +40,23 @@ def prepare(job: TagArguments, args: TrainingArguments, sentences: Mapping[str, 
     labels = Labels(names=tags.names, may_replace=job.ignore_mismatched_sizes)
     model = load_model(source, TOKEN_CLASSIFICATION, trained=not args.do_train, labels=labels)
     length = row_length(job.max_seq_length, tokenizer, model)
-    maker = WordRowMaker(tokenizer, length, Cache(rows="rows", overwrite=job.overwrite_cache))
+    maker = WordRowMaker(tokenizer, length, Cache(rows="rows", overwrite=job.overwrite_cache), job.doc_stride)
     splits = {
         name: tokenised(name, found, tags, maker, all_pieces=job.label_all_tokens) for name, found in sentences.items()
     }
-    trainer = Trainer(
-        model=model,
-        args=args,
-        data_collator=DataCollatorForTokenClassification(tokenizer),
-        train_dataset=splits["train"].dataset if "train" in splits else None,
-        eval_dataset=splits["validation"].dataset if "validation" in splits else None,
-        processing_class=tokenizer,
-        preprocess_logits_for_metrics=best_tags,
-        padded_length=length if job.pad_to_max_length else None,
-    )
     folder = Path(args.output_dir)
-    parts = {name: _part(split, tags, folder, job.return_entity_level_metrics) for name, split in splits.items()}
+    parts = {name: _part(job, split, tags, folder) for name, split in splits.items()}
+    trainer = trainer_of(
+        model,
+        args,
+        parts,
+        tokenizer,
+        length if job.pad_to_max_length else None,
+        data_collator=DataCollatorForTokenClassification(tokenizer),
+        preprocess_logits_for_metrics=best_tags if job.doc_stride is None else only_logits,
+    )
     reading: dict[str, Any] = {"task": "tag", "max_seq_length": length, "text_column_name": job.text_column_name}
+    reading |= {"doc_stride": job.doc_stride, "window_pooling": job.window_pooling}
     return Job(trainer, args, parts, card=model_card(job, "token-classification"), reading=reading)
 
 
@@ -70,10 +70,10 @@ def row_length(asked: int | None, tokenizer: Any, model: Any) -> int:
     return length
 
 
-def _part(split: Split, tags: Tags, folder: Path, each_entity: bool) -> Part:
+def _part(job: TagArguments, split: Split, tags: Tags, folder: Path) -> Part:
     sentences = split.sentences
-    judge = TagJudge(split, tags, folder, each_entity)
-    return Part(split.dataset, judge, len(sentences), sentences.left_out, sentences.n_left_out)
+    judge = TagJudge(split, tags, folder, job.return_entity_level_metrics, job.window_pooling)
+    return Part(split.dataset, judge, len(sentences), sentences.left_out)
 
 
 def _tags(sentences: Mapping[str, Sentences], config: Any) -> Tags:

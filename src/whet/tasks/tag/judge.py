@@ -8,22 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
+from whet.jobs.fields import Pooling
+from whet.jobs.judging import judge_predictions
 from whet.tasks.tag import metrics
 from whet.tasks.tag.labels import Tags
 from whet.tasks.tag.rows import Split
 from whet.tasks.tag.sentences import Sentences
+from whet.tasks.tag.word_tags import Found, words_of
 from whet.train.output import files as output_files
-
-
-def best_tags(logits: Any, labels: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the best tag of each token and its probability, both (rows, T): all that is kept of the logits."""
-    del labels
-    scores = (logits[0] if isinstance(logits, tuple) else logits).float().softmax(-1)
-    best = scores.max(-1)
-    return best.indices, best.values
+from whet.train.trainer import Trainer
 
 
 @dataclass(frozen=True)
@@ -34,14 +27,24 @@ class TagJudge:
     tags: Tags
     folder: Path
     each_entity: bool = False
+    pooling: Pooling = "mean"
+    """How the logits of a word in several windows become one."""
+
+    def follow(self, trainer: Trainer) -> None:
+        """Let this judge compute the metrics of the trainer's next evaluations."""
+        trainer.compute_metrics = self.metrics
+
+    def judge(self, trainer: Trainer, prefix: str) -> dict[str, float]:
+        """Return the metrics of the trainer's model, and write its predictions."""
+        return judge_predictions(trainer, self, self.split.dataset, prefix)
 
     def metrics(self, prediction: Any) -> dict[str, float]:
-        """Return the metrics of transformers' EvalPrediction, whose predictions are those of `best_tags`."""
+        """Return the metrics of transformers' EvalPrediction; its predictions are logits, or those of `best_tags`."""
         if self.split.numbers is None:
             return {}
-        words, found, _ = self._of_words(prediction.predictions)
-        expected = [numbers[index] for numbers, index in zip(self.split.numbers, words, strict=True)]
-        return metrics.judge(expected, found, self.tags, each_entity=self.each_entity)
+        found = self._of_words(prediction.predictions)
+        expected = [numbers[index] for numbers, index in zip(self.split.numbers, found.words, strict=True)]
+        return metrics.judge(expected, found.tags, self.tags, each_entity=self.each_entity)
 
     def write(self, predictions: Any, prefix: str) -> None:
         """Write words, tags and scores as JSON lines; a test split also as run_ner.py does: tags alone, a line each."""
@@ -55,34 +58,22 @@ class TagJudge:
 
     def entries(self, predictions: Any) -> Iterator[dict[str, Any]]:
         """Yield for each sentence its words with their tags and scores; None for a word that was not read."""
-        yield from entries_of(self.split.sentences, self.tags, *self._of_words(predictions))
+        yield from entries_of(self.split.sentences, self.tags, self._of_words(predictions))
 
-    def _of_words(self, predictions: Any) -> tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]:
-        return of_words(self.split, *predictions)
+    def _of_words(self, predictions: Any) -> Found:
+        return words_of(self.split, predictions, self.pooling)
 
     def _store(self, name: str, text: str) -> None:
         with output_files.stored(f"{name} cannot be written", self.folder):
             output_files.write_text(self.folder / name, text)
 
 
-def of_words(
-    split: Split, best: np.ndarray, scores: np.ndarray
-) -> tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]:
-    """Return for each sentence the words that were read, their tags as numbers and their scores."""
-    places = [split.rows.first_pieces(row) for row in range(len(split.sentences))]
-    words = [index for index, _ in places]
-    found = [best[row][place].astype(np.int64) for row, (_, place) in enumerate(places)]
-    return words, found, [scores[row][place] for row, (_, place) in enumerate(places)]
-
-
-def entries_of(
-    sentences: Sentences, tags: Tags, words: list[np.ndarray], found: list[np.ndarray], scores: list[np.ndarray]
-) -> Iterator[dict[str, Any]]:
+def entries_of(sentences: Sentences, tags: Tags, found: Found) -> Iterator[dict[str, Any]]:
     """Yield what is written of each sentence."""
     for row, place in enumerate(sentences.places):
         given = list(sentences.words[row])
         chosen: list[str | None] = [None] * len(given)
         shares: list[float | None] = [None] * len(given)
-        for word, tag, score in zip(words[row], found[row], scores[row], strict=True):
+        for word, tag, score in zip(found.words[row], found.tags[row], found.scores[row], strict=True):
             chosen[word], shares[word] = tags.names[tag], round(float(score), 6)
         yield {"row": place, "tokens": given, "tags": chosen, "scores": shares}

@@ -82,8 +82,8 @@ def token_labels(rows: WordRows, numbers: list[np.ndarray], tags: Tags, *, all_p
     """
     flat = np.concatenate(numbers)
     begins = np.concatenate([[0], np.cumsum([len(one) for one in numbers])])[:-1]
-    row_of = np.repeat(np.arange(len(numbers)), rows.rows.lengths)
-    of_word = flat[np.minimum(begins[row_of] + np.maximum(rows.word_of, 0), len(flat) - 1)]
+    text_of = np.repeat(rows.text_of, rows.rows.lengths)
+    of_word = flat[np.minimum(begins[text_of] + np.maximum(rows.word_of, 0), len(flat) - 1)]
     first = rows.is_first
     labels = np.where(first, of_word, IGNORED)
     if all_pieces:

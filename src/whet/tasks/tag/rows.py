@@ -40,12 +40,14 @@ def tokenised(name: str, sentences: Sentences, tags: Tags, maker: WordRowMaker, 
         logger.warning("test: some tags are unknown to the model, so it gets no metrics")
     rows = maker.rows(sentences.words)
     labels = None if numbers is None else token_labels(rows, numbers, tags, all_pieces=all_pieces)
-    n_lost = sum(map(len, sentences.words)) - int(rows.is_first.sum())
+    n_lost = sum(map(len, sentences.words)) - rows.n_words
     if n_lost:
         logger.warning(
-            "%s: %d words are not read: they stand after max_seq_length %d, or the tokenizer knows no piece of them",
+            "%s: %d words are not read: %sthe tokenizer knows no piece of them",
             name,
             n_lost,
-            maker.max_seq_length,
+            ""
+            if maker.doc_stride is not None
+            else f"they stand after max_seq_length {maker.max_seq_length} (--doc_stride reads them in windows), or ",
         )
     return Split(sentences, rows, numbers, labels)

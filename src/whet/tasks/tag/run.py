@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
 from whet.config.arguments import TrainingArguments
-from whet.jobs.run import run_job
+from whet.jobs.task import Task
 from whet.tasks.tag.arguments import TagArguments
 from whet.tasks.tag.rules import check_run
+from whet.tasks.tag.sentences import Sentences
 from whet.tasks.tag.splits import read_split
+
+if TYPE_CHECKING:
+    from whet.jobs.job import Job
 
 _SHOWN = {
     "train_runtime": ("training", "{:,.1f} s"),
@@ -26,15 +33,10 @@ _SHOWN = {
 }
 
 
-def run_tag(job: TagArguments, args: TrainingArguments) -> int:
-    """Run the command; return its exit code. Whatever is wrong with folder or data is raised before torch is loaded."""
+def _prepare(job: TagArguments, args: TrainingArguments, sentences: Mapping[str, Sentences]) -> Job:
+    from whet.tasks.tag.job import prepare
 
-    def work() -> dict[str, float]:
-        wanted = {"train": args.do_train, "validation": args.do_eval, "test": args.do_predict}
-        sentences = {name: read_split(job, name) for name, want in wanted.items() if want}
+    return prepare(job, args, sentences)
 
-        from whet.tasks.tag.job import prepare
 
-        return prepare(job, args, sentences).run()
-
-    return run_job(job, args, check_run(job, args), work, _SHOWN)
+TASK = Task(check=check_run, read=read_split, prepare=_prepare, shown=_SHOWN, judged_by=("f1", "accuracy"))

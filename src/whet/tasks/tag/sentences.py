@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,11 +11,14 @@ from whet.data.files import conll
 from whet.data.files.bad_rows import BadRows
 from whet.data.files.rejected import Rejected
 from whet.data.files.row_fields import kind, text_field
-from whet.data.files.table import TableRows
-from whet.errors import Problem
+from whet.data.files.table import TableRows, with_line_ends
+from whet.jobs.left_out import LeftOut
+from whet.log import logger
 
 WORDS = ("tokens", "words", "text", "sentence")
 TAGS = ("ner_tags", "pos_tags", "upos", "tags", "labels", "label")
+_WORD_HEADINGS = {"word", "words", "token", "tokens", "form", "text"}
+_TAG_HEADINGS = {"tag", "tags", "label", "labels", "ner", "ner_tag", "ner_tags", "pos", "upos", "chunk"}
 
 
 @dataclass(frozen=True)
@@ -36,8 +40,7 @@ class Sentences:
     """None: no sentence has tags."""
     places: Sequence[str]
     tag_column: str
-    left_out: Sequence[Problem] = ()
-    n_left_out: int = 0
+    left_out: LeftOut = field(default_factory=LeftOut)
     tag_order: Sequence[str] = field(default=())
     """The tags in the order of the data set, if that names them."""
 
@@ -63,8 +66,7 @@ class _Collected:
             tags=tags,
             places=self.places,
             tag_column=tag_column,
-            left_out=self.bad.problems,
-            n_left_out=self.bad.n_left_out,
+            left_out=LeftOut.of(self.bad),
         )
 
 
@@ -93,16 +95,19 @@ def from_rows(rows: TableRows, named: Named, bad: BadRows, *, need_tags: bool, l
 
 def from_columns(text: str, named: Named, bad: BadRows, *, need_tags: bool, limit: int | None) -> Sentences:
     """Return the sentences of a CoNLL file; tags are the last column, unless a number names another."""
-    word_column, tag_column = _number(named.words, 0), _number(named.tags, -1)
+    parts = list(_without_heading(conll.sentences(with_line_ends(text)), named))
+    conllu = bool(parts) and parts[0].is_conllu
+    word_column = _number(named.words, conll.CONLLU_WORD if conllu else 0)
+    tag_column = _number(named.tags, conll.CONLLU_TAG if conllu else -1)
     found = _Collected(bad, limit)
-    for n, sentence in enumerate(conll.sentences(text)):
+    for n, sentence in enumerate(parts):
         if n == limit:
             break
         begin = sentence.lines[0][0]
         alone = not need_tags and named.tags is None and all(len(cells) == 1 for _, cells in sentence.lines)
         try:
-            if need_tags and named.tags is None:
-                _require_two(sentence.lines)
+            if named.tags is None:
+                _require_columns(sentence.lines, at_least=2 if need_tags else 1)
             given = [conll.cell(cells, word_column, "word", number) for number, cells in sentence.lines]
             labels = None if alone else [conll.cell(cells, tag_column, "tag", no) for no, cells in sentence.lines]
         except Rejected as problem:
@@ -127,14 +132,37 @@ def _number(name: str | None, usual: int) -> int:
     )
 
 
-def _require_two(lines: Sequence[tuple[int, list[str]]]) -> None:
+def _without_heading(sentences: Iterable[conll.ColumnSentence], named: Named) -> Iterator[conll.ColumnSentence]:
+    """Yield the sentences without a first line that names the columns, such as "word tag"."""
+    for n, sentence in enumerate(sentences):
+        _, cells = sentence.lines[0]
+        first, last = cells[0].lower(), cells[-1].lower()
+        is_heading = n == 0 and len(cells) > 1 and first in _WORD_HEADINGS and last in _TAG_HEADINGS
+        if is_heading and named.words is None and named.tags is None:
+            logger.warning("the first line names the columns and is no word: %s", " ".join(cells))
+            sentence = conll.ColumnSentence(sentence.lines[1:])
+        if sentence.lines:
+            yield sentence
+
+
+def _require_columns(lines: Sequence[tuple[int, list[str]]], at_least: int) -> None:
+    """Raise Rejected for a line without a tag, and for lines of a text that is not in columns."""
+    width = len(lines[0][1])
     for number, cells in lines:
-        if len(cells) < 2:
+        if len(cells) < at_least:
+            comma = len(cells[0].split(",")) > 1
             raise Rejected(
                 f"line {number}: the tag is missing",
                 got=" ".join(cells),
                 why="each line has a word and its tag, separated by a space or a tab",
-                fix="write the tag after the word",
+                fix="write a space in place of the comma" if comma else "write the tag after the word",
+            )
+        if len(cells) != width:
+            raise Rejected(
+                f"line {number} has {len(cells)} columns, and the line before {width}",
+                got=" ".join(cells),
+                why="a line holds one word with its columns; a blank line ends the sentence",
+                fix="write one word a line, or name the columns: --text_column_name 0 --label_column_name 1",
             )
 
 
@@ -161,6 +189,8 @@ def _list(row: Any, name: str, what: str) -> list[Any]:
             fix='write an object here: {"tokens": ["..."], "tags": ["..."]}',
         )
     value = row.get(name)
+    if isinstance(value, str) and value.lstrip().startswith("["):  # a cell of CSV
+        value = _json_list(value)
     if isinstance(value, list):
         return value
     raise Rejected(
@@ -169,6 +199,13 @@ def _list(row: Any, name: str, what: str) -> list[Any]:
         why=f"the {what} of a sentence are a list",
         fix=f'write {name} as a list: ["...", "..."]',
     )
+
+
+def _json_list(cell: str) -> Any:
+    try:
+        return json.loads(cell)
+    except ValueError:
+        return cell
 
 
 def _words(row: Any, name: str) -> list[str]:

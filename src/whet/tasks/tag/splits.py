@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,25 +10,24 @@ from whet.data.files.bad_rows import BadRows, no_cycle_search
 from whet.data.files.file_bytes import PARQUET, read_bytes, text_of
 from whet.data.files.json_text import skip_space
 from whet.data.files.rejected import Rejected
-from whet.data.files.table import read_table
-from whet.jobs import left_out
+from whet.data.files.table import read_table, with_line_ends
 from whet.jobs.hub_data import HubSource, class_names, load_split, table_rows
 from whet.tasks.tag.fields import TagFields
-from whet.tasks.tag.sentences import Named, Sentences, from_columns, from_rows
+from whet.tasks.tag.sentences import WORDS, Named, Sentences, from_columns, from_rows
 from whet.train.output import printing
 
 
 def read_split(job: TagFields, name: str) -> Sentences:
     """Return the sentences of the split `train`, `validation` or `test`; a test split needs no tags."""
     limit = {"train": job.max_train_samples, "validation": job.max_eval_samples, "test": job.max_predict_samples}[name]
-    named = Named(job.text_column_name, job.label_column_name, job.task_name)
+    named = Named(job.text_column_name, job.label_column_name, job.task_name.lower())
     file = {"train": job.train_file, "validation": job.validation_file, "test": job.test_file}[name]
     need = name != "test"
     if file is not None:
         found = read_file(Path(file), named, need_tags=need, limit=limit, skip_bad=job.skip_bad)
     else:
         found = _read_hub(job, name, named, limit)
-    left_out.log(name, found.left_out, found.n_left_out, "sentences")
+    found.left_out.log(name, "sentences")
     n_words = sum(map(len, found.words))
     printing.show(
         [f"{name}: {len(found):,} sentences, {n_words:,} words; tags: {found.tag_column if found.tags else 'none'}"]
@@ -45,9 +45,18 @@ def read_file(path: Path, named: Named, *, need_tags: bool, limit: int | None, s
             begin = skip_space(text)
             if begin < len(text) and text[begin] in "{[" and not _is_columns(text):
                 return from_rows(read_table(path), named, bad, need_tags=need_tags, limit=limit)
+            if _is_csv(text, named):
+                return from_rows(read_table(path), named, bad, need_tags=need_tags, limit=limit)
             return from_columns(text, named, bad, need_tags=need_tags, limit=limit)
     except Rejected as problem:
         raise problem.error(str(path)) from None
+
+
+def _is_csv(text: str, named: Named) -> bool:
+    """Return whether a text is CSV whose cells are lists of words: its header has the column, and lists follow."""
+    header, _, rest = with_line_ends(text).partition("\n")
+    names = {name.strip().strip('"').lower() for name in re.split("[,;\t|]", header)}
+    return bool(names & {*WORDS, (named.words or "").lower()}) and rest.lstrip().lstrip('"').startswith("[")
 
 
 def _is_columns(text: str) -> bool:

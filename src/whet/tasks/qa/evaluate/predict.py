@@ -41,6 +41,15 @@ class Judge:
     prefix: str
     """Prefix of the files' names: eval, predict."""
 
+    def follow(self, trainer: Trainer) -> None:
+        """Let this judge compute the metrics of the trainer's next evaluations."""
+        trainer.evaluation = self
+
+    def judge(self, trainer: Trainer, prefix: str) -> dict[str, float]:
+        """Return the metrics of the trainer's model, and write its answers."""
+        self.follow(trainer)
+        return trainer.evaluate(self.split.rows, metric_key_prefix=prefix)
+
     def __call__(self, trainer: Trainer, _: Any = None) -> dict[str, float]:
         """Write the prediction files, and return the metrics; none for a test set without answers."""
         assert isinstance(trainer.objective, SpanObjective)

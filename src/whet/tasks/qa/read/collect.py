@@ -10,6 +10,7 @@ import numpy as np
 from whet.data.files.bad_rows import BadRows, Place
 from whet.data.files.rejected import Rejected
 from whet.data.files.row_fields import kind, text_field
+from whet.jobs.left_out import LeftOut
 from whet.tasks.qa.read.question import answers_field
 from whet.tasks.qa.types import Answers, Questions
 
@@ -80,8 +81,7 @@ class Collector:
             context_of=np.asarray(self._context_of, dtype=np.int64),
             contexts=list(self._contexts),
             titles=self._titles if any(self._titles) else (),
-            left_out=self.bad.problems,
-            n_left_out=self.bad.n_left_out,
+            left_out=LeftOut.of(self.bad),
         )
 
 

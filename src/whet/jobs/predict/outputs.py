@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from whet.data.batch import Batch
-from whet.errors import ConfigError
-from whet.jobs.predict_fields import PredictFields
-from whet.jobs.trained import read_reading
+from whet.config.arguments import TrainingArguments
+from whet.errors import ConfigError, escape_controls
+from whet.jobs.predict.fields import PredictFields
+from whet.jobs.predict.trained import read_reading
 from whet.models.loading.heads import Head, head_named
 from whet.models.loading.load import ModelSource, load_config
-from whet.objectives.base import Objective
-from whet.objectives.choose import choose
-from whet.precision.policy import Float32
-from whet.train.compat.collate import default_collator
-from whet.train.evaluate import forward_batches
 from whet.train.output import files as output_files
+from whet.train.trainer import Trainer
 
 
 def source_of(asked: PredictFields) -> ModelSource:
@@ -47,23 +41,29 @@ def reading_of(asked: PredictFields, task: str) -> dict[str, Any]:
     return read_reading(Path(asked.model), task)
 
 
-def outputs_of(model: Any, tokenizer: Any, rows: Any, rows_at_once: int) -> Iterator[tuple[Objective, Batch, Any]]:
-    """Yield the objective, each batch and the model's output for it, over all rows in their order."""
-    objective = choose(model, None, default_collator(tokenizer, model))
-    for batch, output in forward_batches(model, objective, rows, rows_at_once, Float32()):
-        yield objective, batch, output
+def trainer_of(asked: PredictFields, model: Any, tokenizer: Any, **more: Any) -> Trainer:
+    """Return a Trainer that predicts with this model: without padding and with native operators if they can serve.
+
+    `more` is given to the Trainer too.
+    """
+    args = TrainingArguments(
+        output_dir=str(Path(asked.output).parent),  # nothing is written there
+        precision=asked.precision,
+        per_device_eval_batch_size=asked.per_device_eval_batch_size,
+        report_to=("none",),
+        disable_tqdm=True,
+        log_level="warning",
+    )
+    return Trainer(model=model, args=args, processing_class=tokenizer, **more)
 
 
-def logits_of(model: Any, tokenizer: Any, rows: Any, rows_at_once: int) -> Iterator[torch.Tensor]:
-    """Yield the logits of each batch: (rows, labels), or (rows, T, labels) where places without a token are filled."""
-    for objective, batch, output in outputs_of(model, tokenizer, rows, rows_at_once):
-        yield torch.from_numpy(objective.logits(output, batch)[0])
-
-
-def write(asked: PredictFields, entries: Iterable[Mapping[str, Any]]) -> None:
-    """Write one JSON object a line, and print how many and where."""
+def write(asked: PredictFields, trainer: Trainer, entries: Iterable[Mapping[str, Any]]) -> None:
+    """Write one JSON object a line, and print how many, where, and how the model ran."""
     lines = [json.dumps(entry, ensure_ascii=False) for entry in entries]
     path = Path(asked.output)
     with output_files.stored(f"{path} cannot be written", path.parent):
         output_files.write_text(path, "".join(f"{line}\n" for line in lines))
-    print(f"{len(lines)} predictions in {path}")
+    padding = "with" if trainer.objective.packed_model is None else "without"
+    name = trainer.evaluation_precision(()).name
+    precision = "fp32" if name == "auto" else name  # auto without a measurement computes in fp32
+    print(f"{len(lines)} predictions in {escape_controls(str(path))} ({precision}, {padding} padding)")

@@ -6,7 +6,7 @@ from pathlib import Path
 from whet.config.rules.ranges import Rule, at_least
 from whet.config.settings import checked
 from whet.errors import Problem
-from whet.jobs.predict_fields import PredictFields
+from whet.jobs.predict.fields import PredictFields
 
 
 def names_a_model(asked: PredictFields) -> Problem | None:

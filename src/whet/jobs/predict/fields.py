@@ -1,6 +1,9 @@
 """The fields of `PredictArguments`: which model predicts what, and where the predictions go."""
 
 from dataclasses import dataclass, field
+from typing import Literal
+
+from whet.jobs.fields import Pooling
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,12 +30,18 @@ class PredictFields:
     """Predict only this many of the first rows. null: all."""
     per_device_eval_batch_size: int = 8
     """Rows at once. More rows take more memory."""
+    precision: Literal["auto", "fp32", "bf16"] = "fp32"
+    """Number format of the matrix products. bf16 is faster on CPUs with AMX or AVX512-BF16, with 2 to 3 decimal digits.
+    auto: the faster one, measured on the first rows."""
     top_k: int = 3
     """Labels or answers to write for each row, best first."""
 
     max_seq_length: int | None = None
     """Longest row in tokens. null: as in the training, else 384 for questions and 128 for texts."""
     doc_stride: int | None = None
-    """Tokens that two windows of a long text share. null: as in the training; 128 for questions."""
+    """Tokens that two windows of a long text share. null: as in the training, else 128 for questions."""
+    window_pooling: Pooling | None = None
+    """How the windows of a long text become one prediction: mean or max of their logits. null: as in the training,
+    else mean."""
     version_2_with_negative: bool = False
-    """Question answering: allow "no answer" as the answer."""
+    """Question answering: allow "no answer" as the answer. Models that whet qa trained so need no flag."""
