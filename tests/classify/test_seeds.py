@@ -1,0 +1,143 @@
+"""`--seeds N`: each seed is a normal run, the best model is kept, and a stopped run trains no finished seed again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+from torch import equal
+
+from text_tasks import load, topic_rows, words, write_csv, write_lines
+from whet.cli.main import run
+from whet.errors import EXIT_BAD_CONFIG
+
+_DEADLINE_S = 300.0
+_BOTH = ("--do_train", "--do_eval")
+
+
+@pytest.fixture(scope="module")
+def topics(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_csv(tmp_path_factory.mktemp("data") / "topics.csv", topic_rows())
+
+
+def _same_weights(one: Path, other: Path) -> bool:
+    found, wanted = load_file(one / "model.safetensors"), load_file(other / "model.safetensors")
+    return found.keys() == wanted.keys() and all(equal(found[name], wanted[name]) for name in wanted)
+
+
+def test_seeds_are_normal_runs_and_the_best_one_is_kept(
+    sentence_encoder: Path, topics: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, options = tmp_path / "out", {"train_file": topics, "validation_file": topics, "max_steps": 6}
+    assert run(words("classify", sentence_encoder, out, *_BOTH, **options, seeds=3, seed=7)) == 0
+    shown = capsys.readouterr().out
+    reached = {seed: load(out / f"seed-{seed}", "eval_results.json")["eval_accuracy"] for seed in (7, 8, 9)}
+    found = load(out, "all_results.json")
+    assert found["eval_accuracy_mean"] == pytest.approx(statistics.fmean(reached.values()))
+    assert found["eval_accuracy_std"] == pytest.approx(statistics.stdev(reached.values()))
+    best = found["best_seed"]
+    assert reached[best] == max(reached.values()) == load(out, "eval_results.json")["eval_accuracy"]
+    assert _same_weights(out, out / f"seed-{best}")
+    assert {
+        f"seed-{seed}": load(out, "seeds.json")["metrics"][f"seed-{seed}"]["eval_accuracy"] for seed in reached
+    } == {f"seed-{seed}": accuracy for seed, accuracy in reached.items()}
+    assert f"seed {best}" in shown
+    assert "standard deviation" in shown
+    assert run(words("classify", sentence_encoder, tmp_path / "alone", *_BOTH, **options, seed=9)) == 0
+    assert _same_weights(out / "seed-9", tmp_path / "alone")
+    assert run(["predict", str(out), "--file", str(topics), "--output", str(tmp_path / "found.jsonl")]) == 0
+
+
+def test_seeds_without_an_evaluation_are_refused(
+    sentence_encoder: Path, topics: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = words("classify", sentence_encoder, tmp_path / "out", "--do_train", train_file=topics, seeds=3)
+    assert run(line) == EXIT_BAD_CONFIG
+    said = capsys.readouterr().err
+    assert "seeds has no evaluation to choose by" in said
+    assert "fix: add --do_eval --validation_file FILE" in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_seeds_resume_only_together(
+    sentence_encoder: Path, topics: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = {"train_file": topics, "validation_file": topics, "seeds": 2, "resume_from_checkpoint": tmp_path}
+    assert run(words("classify", sentence_encoder, tmp_path / "out", *_BOTH, **options)) == EXIT_BAD_CONFIG
+    assert "fix: use --resume_from_checkpoint auto" in capsys.readouterr().err
+
+
+def test_more_seeds_are_added_and_finished_ones_are_not_repeated(
+    sentence_encoder: Path, topics: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, options = tmp_path / "out", {"train_file": topics, "validation_file": topics, "max_steps": 4}
+    assert run(words("classify", sentence_encoder, out, *_BOTH, **options, seeds=2)) == 0
+    before = (out / "seed-42" / "model.safetensors").stat().st_mtime_ns
+    more = {"resume_from_checkpoint": "auto", "seeds": 3}
+    assert run(words("classify", sentence_encoder, out, *_BOTH, **options, **more)) == 0
+    assert (out / "seed-42" / "model.safetensors").stat().st_mtime_ns == before
+    assert load(out, "all_results.json")["seeds"] == 3
+    assert (
+        run(words("classify", sentence_encoder, out, *_BOTH, **{**options, "max_steps": 5}, **more)) == EXIT_BAD_CONFIG
+    )
+    assert "seed-42 was trained with other settings or data: max_steps" in capsys.readouterr().err
+    other = {**more, "learning_rate": 0.5}
+    assert run(words("classify", sentence_encoder, out, *_BOTH, **options, **other)) == EXIT_BAD_CONFIG
+    assert "learning_rate" in capsys.readouterr().err
+
+
+def test_tagger_keeps_the_best_of_two_seeds(sentence_encoder: Path, tmp_path: Path) -> None:
+    rows = [{"tokens": row["text"].split(), "tags": ["X" if len(w) > 4 else "Y" for w in row["text"].split()]}
+            for row in topic_rows()]  # fmt: skip
+    file = write_lines(tmp_path / "words.jsonl", rows)
+    options = {"train_file": file, "validation_file": file, "max_steps": 4, "seeds": 2}
+    assert run(words("tag", sentence_encoder, tmp_path / "out", *_BOTH, **options)) == 0
+    found = load(tmp_path / "out", "all_results.json")
+    assert found["eval_accuracy"] == max(
+        one["eval_accuracy"] for one in load(tmp_path / "out", "seeds.json")["metrics"].values()
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGTERM])
+def test_stopped_seeds_resume_bitwise_without_repeating_a_finished_one(
+    sentence_encoder: Path, topics: Path, tmp_path: Path, kill: signal.Signals
+) -> None:
+    options = {"train_file": topics, "validation_file": topics, "max_steps": 300, "save_steps": 20, "seeds": 2}
+    options["save_strategy"] = "steps"
+
+    def line(folder: Path, *more: str) -> list[str]:
+        return [sys.executable, "-m", "whet", *words("classify", sentence_encoder, folder, *_BOTH, **options), *more]
+
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    assert subprocess.run(line(whole), capture_output=True, check=False).returncode == 0
+    log = tmp_path / "log"
+    with log.open("ab") as file:
+        process = subprocess.Popen(line(cut), stdout=file, stderr=file)
+        give_up = time.monotonic() + _DEADLINE_S
+        while not (cut / "seed-43" / "checkpoint-00000020" / "MANIFEST.json").exists():
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < give_up, log.read_text()
+            time.sleep(0.02)
+        os.kill(process.pid, kill)
+        assert process.wait(_DEADLINE_S) != 0, "the run was over before it could be stopped"
+    if kill == signal.SIGTERM:
+        assert "--resume_from_checkpoint auto" in log.read_text()
+        assert "1 of 2 seeds are trained" in log.read_text()
+    before = (cut / "seed-42" / "model.safetensors").stat().st_mtime_ns
+    resumed = subprocess.run(line(cut, "--resume_from_checkpoint", "auto"), capture_output=True, text=True, check=False)
+    assert resumed.returncode == 0, resumed.stderr
+    assert (cut / "seed-42" / "model.safetensors").stat().st_mtime_ns == before
+    for part in ("", "seed-42", "seed-43"):
+        assert _same_weights(cut / part, whole / part)
+    metrics = [json.loads((folder / "seeds.json").read_text())["metrics"] for folder in (cut, whole)]
+    for seed in ("seed-42", "seed-43"):
+        assert metrics[0][seed]["eval_loss"] == metrics[1][seed]["eval_loss"]
