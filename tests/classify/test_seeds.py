@@ -111,7 +111,7 @@ def test_tagger_keeps_the_best_of_two_seeds(sentence_encoder: Path, tmp_path: Pa
 def test_stopped_seeds_resume_bitwise_without_repeating_a_finished_one(
     sentence_encoder: Path, topics: Path, tmp_path: Path, kill: signal.Signals
 ) -> None:
-    options = {"train_file": topics, "validation_file": topics, "max_steps": 300, "save_steps": 20, "seeds": 2}
+    options = {"train_file": topics, "validation_file": topics, "max_steps": 100, "save_steps": 10, "seeds": 2}
     options["save_strategy"] = "steps"
 
     def line(folder: Path, *more: str) -> list[str]:
@@ -123,7 +123,7 @@ def test_stopped_seeds_resume_bitwise_without_repeating_a_finished_one(
     with log.open("ab") as file:
         process = subprocess.Popen(line(cut), stdout=file, stderr=file)
         give_up = time.monotonic() + _DEADLINE_S
-        while not (cut / "seed-43" / "checkpoint-00000020" / "MANIFEST.json").exists():
+        while not (cut / "seed-43" / "checkpoint-00000010" / "MANIFEST.json").exists():
             assert process.poll() is None, log.read_text()
             assert time.monotonic() < give_up, log.read_text()
             time.sleep(0.02)
