@@ -98,3 +98,43 @@ def test_a_model_without_a_known_head_is_refused(
     output = str(tmp_path / "found.jsonl")
     assert run(["predict", str(word_encoder), "--file", str(file), "--output", output]) == EXIT_BAD_CONFIG
     assert "BertModel" in capsys.readouterr().err
+
+
+def test_predictions_run_without_padding_and_in_the_precision_asked_for(
+    classifier: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write_lines(tmp_path / "new.jsonl", [{"said": row["text"]} for row in topic_rows()])
+    found = {}
+    for precision in ("fp32", "bf16"):
+        output = tmp_path / f"{precision}.jsonl"
+        asked = ["predict", str(classifier), "--file", str(file), "--output", str(output), "--precision", precision]
+        assert run(asked) == 0
+        assert f"12 predictions in {output} ({precision}, without padding)" in capsys.readouterr().out
+        found[precision] = [line["score"] for line in load_lines(output)]
+    assert found["bf16"] != found["fp32"]
+    assert found["bf16"] == pytest.approx(found["fp32"], abs=0.05)  # products keep 2 to 3 digits
+
+
+@pytest.mark.parametrize("pooling", ["mean", "max"])
+def test_windows_of_a_long_text_are_pooled_as_asked(classifier: Path, tmp_path: Path, pooling: str) -> None:
+    text = " ".join(row["text"] for row in topic_rows()[:4])
+    file, output = write_lines(tmp_path / "new.jsonl", [{"said": text}]), tmp_path / "found.jsonl"
+    asked = ["predict", str(classifier), "--file", str(file), "--output", str(output), "--window_pooling", pooling]
+    assert run([*asked, "--max_seq_length", "12", "--doc_stride", "4"]) == 0
+    tokenizer = AutoTokenizer.from_pretrained(classifier)
+    model = AutoModelForSequenceClassification.from_pretrained(classifier).eval()
+    windows = tokenizer(
+        text,
+        max_length=12,
+        stride=4,
+        truncation=True,
+        padding=True,
+        return_overflowing_tokens=True,
+        return_tensors="pt",
+    )
+    assert len(windows["input_ids"]) > 1
+    with torch.no_grad():
+        logits = model(input_ids=windows["input_ids"], attention_mask=windows["attention_mask"]).logits
+    pooled = logits.mean(0) if pooling == "mean" else logits.max(0).values
+    (line,) = load_lines(output)
+    assert line["score"] == pytest.approx(float(pooled.softmax(-1).max()), abs=CLOSE)
