@@ -75,6 +75,7 @@ _QA = {
     "max_eval_samples_at_least_1": {"max_eval_samples": 0},
     "max_predict_samples_at_least_1": {"max_predict_samples": 0},
     "preprocessing_num_workers_at_least_1": {"preprocessing_num_workers": 0},
+    "seeds_at_least_1": {"seeds": 0},
     "max_seq_length_at_least_1": {"max_seq_length": 0, "doc_stride": -1},
     "doc_stride_at_least_0": {"doc_stride": -1},
     "windows_move_on": {"doc_stride": 384},
@@ -105,6 +106,11 @@ _RUN = {
     "best_metric_is_known": ({}, {"metric_for_best_model": "rouge"}),
     "answers_are_not_smoothed": ({}, {"do_train": True, "label_smoothing_factor": 0.1}),
     "profile_has_steps": ({}, {"do_eval": True, "profile": True}),
+    "seeds_are_compared": ({"seeds": 2}, {"do_train": True}),
+    "seeds_resume_together": (
+        {"seeds": 2},
+        {"do_train": True, "do_eval": True, "resume_from_checkpoint": "checkpoint-00000005"},
+    ),
 }
 _SINGLE = [
     *((TrainingArguments, {}, rule, _TRAINING) for rule in TRAINING_RULES + SAVING_RULES),

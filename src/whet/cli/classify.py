@@ -1,6 +1,7 @@
 """`whet classify`: train, evaluate and predict with a text classifier."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from whet.config.arguments import TrainingArguments
@@ -10,11 +11,11 @@ from whet.tasks.classify.arguments import ClassifyArguments
 from whet.tasks.classify.rules import LOWER_IS_BETTER, check_run
 
 
-def _run(job: ClassifyArguments, args: TrainingArguments) -> int:
+def _run(job: ClassifyArguments, args: TrainingArguments) -> Callable[[], int]:
     from whet.jobs.run import run_job
     from whet.tasks.classify.run import TASK
 
-    return run_job(TASK, job, args)
+    return partial(run_job, TASK, job, args)
 
 
 def _usual(given: Mapping[str, Any]) -> Mapping[str, Any]:

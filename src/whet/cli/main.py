@@ -162,7 +162,8 @@ def _dispatch(argv: list[str]) -> int:
     if name in TRAINING:
         require_one_process()
     with quiet_libraries():
-        return command.run(*loaded.settings)
+        done = command.run(*loaded.settings)
+        return done if isinstance(done, int) else done()
 
 
 def _note(text: str) -> None:

@@ -1,6 +1,7 @@
 """`whet qa`: train, evaluate and predict with a question answering model."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from whet.config.arguments import TrainingArguments
@@ -10,11 +11,11 @@ from whet.tasks.qa.arguments import QaArguments
 from whet.tasks.qa.rules import check_run
 
 
-def _run(qa: QaArguments, args: TrainingArguments) -> int:
+def _run(qa: QaArguments, args: TrainingArguments) -> Callable[[], int]:
     from whet.jobs.run import run_job
     from whet.tasks.qa.run import TASK
 
-    return run_job(TASK, qa, args)
+    return partial(run_job, TASK, qa, args)
 
 
 def _usual(given: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -1,5 +1,8 @@
 """`whet tag`: train, evaluate and predict with a tagger of words."""
 
+from collections.abc import Callable
+from functools import partial
+
 from whet.config.arguments import TrainingArguments
 from whet.config.command import Command
 from whet.jobs.command import USAGE, missing_places
@@ -7,11 +10,11 @@ from whet.tasks.tag.arguments import TagArguments
 from whet.tasks.tag.rules import check_run
 
 
-def _run(job: TagArguments, args: TrainingArguments) -> int:
+def _run(job: TagArguments, args: TrainingArguments) -> Callable[[], int]:
     from whet.jobs.run import run_job
     from whet.tasks.tag.run import TASK
 
-    return run_job(TASK, job, args)
+    return partial(run_job, TASK, job, args)
 
 
 COMMAND = Command(

@@ -31,8 +31,8 @@ class Command:
     """Missing files, checked if there are other problems; otherwise `run` reports them."""
     usual: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda _: {}
     """Defaults of this command that are computed from given values."""
-    run: Callable[..., int]
-    """Does the work with one instance of each of `parts`; returns the exit code."""
+    run: Callable[..., int | Callable[[], int]]
+    """Does the work with one instance of each of `parts` and returns the exit code, or returns what does so."""
 
     @property
     def own_flags(self) -> tuple[str, ...]:
