@@ -41,7 +41,7 @@ def _packages(args: TrainingArguments) -> Iterator[Problem]:
         yield Problem(
             what="the package 'apex' is missing",
             got="adamw_apex_fused",
-            why="--optim adamw_apex_fused is apex's FusedAdam, which needs a GPU and a build of its own",
+            why="--optim adamw_apex_fused is apex's FusedAdam, which needs a GPU and must be built from source",
             fix="use --optim adamw_torch_fused, which computes the same in one pass too",
         )
 

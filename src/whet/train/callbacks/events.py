@@ -65,7 +65,7 @@ class Events:
 
     @property
     def callback_list(self) -> str:
-        """The names of the callbacks' classes, one a line."""
+        """The names of the callbacks' classes, one per line."""
         return "\n".join(type(callback).__name__ for callback in self.callbacks)
 
     def add_callback(self, callback: Any) -> None:

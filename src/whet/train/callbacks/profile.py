@@ -1,4 +1,4 @@
-"""`--profile`: where the time of a training step goes, shown once, early in the run."""
+"""`--profile`: how the time of a training step is spent, shown once, early in the run."""
 
 from __future__ import annotations
 

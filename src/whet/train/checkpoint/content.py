@@ -53,7 +53,7 @@ def read(folder: Path) -> dict[str, State]:
     for part, state in plain.items():
         file = f"{part}.safetensors"
         if not part.isidentifier():
-            raise ValueError(f"{str(part)[:60]!r} in {STATE} is no part of a run")
+            raise ValueError(f"{str(part)[:60]!r} in {STATE} is not a part of a run")
         with utf8_name(folder) as named:
             tensors = load_file(named / file) if (folder / file).is_file() else {}
         states[part] = join(state, tensors)

@@ -38,7 +38,7 @@ def seal(folder: Path, step: int, facts: Mapping[str, Any]) -> None:
         fsync(path)
         name = path.relative_to(folder).as_posix()
         if not _is_name(name):
-            raise OSError(None, f"{name!r} is no file name that a checkpoint may hold")
+            raise OSError(None, f"{name!r} is not a file name that a checkpoint may hold")
         files[name] = {"bytes": path.stat().st_size, "xxh3_128": _checksum(path)}
     for path in _folders(folder):
         fsync(path) if any(path.iterdir()) else path.rmdir()
@@ -62,7 +62,7 @@ def problems_of(folder: Path, step: int | None = None, *, light: bool = False) -
         checksum = manifest.pop("checksum")
         if checksum != digest_of(manifest):
             return [f"{MANIFEST}: does not match its own checksum"]
-        odd = _odd_facts(manifest, step) + [f"{name!r}: is no file name" for name in files if not _is_name(name)]
+        odd = _odd_facts(manifest, step) + [f"{name!r}: is not a file name" for name in files if not _is_name(name)]
         if odd:
             return odd
         present = {path.relative_to(folder).as_posix() for path in _entries(folder)} - {MANIFEST}

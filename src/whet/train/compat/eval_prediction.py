@@ -19,7 +19,7 @@ from whet.train.compat import overrides
 
 
 class Extras:
-    """The inputs and the losses of an evaluation's batches, as far as `include_for_metrics` names them."""
+    """The inputs and the losses of an evaluation's batches, if `include_for_metrics` names them."""
 
     def __init__(self, model: nn.Module, wanted: Sequence[str], pad_id: int) -> None:
         self.wanted, self._pad_id = wanted, pad_id

@@ -1,4 +1,4 @@
-"""The first lines of a run: model, data, precision and why, batch, memory, machine, and where it saves."""
+"""The first lines of a run: model, data, precision and its reason, batch, memory, machine, saves."""
 
 from __future__ import annotations
 
