@@ -53,6 +53,8 @@ class Source:
     """Piece -> batch."""
     end: Callable[[int], int]
     """Step of the plan -> the first later one that must not be prepared during that step."""
+    begin: Callable[[int, Piece], None] = lambda _step, _piece: None
+    """Called in the main thread before a batch is made there: (step of the plan, piece)."""
 
 
 class Prefetcher:
@@ -101,18 +103,17 @@ class Prefetcher:
             self._pool = None
 
     def _make_in_main_thread(self, place: int) -> list[Batch]:
-        return [self.source.make(*piece) for piece in self.source.pieces(place)]
+        batches = []
+        for piece in self.source.pieces(place):
+            self.source.begin(place, piece)
+            batches.append(self.source.make(*piece))
+        return batches
 
     def _make_and_check_draws(self, place: int) -> list[Batch]:
         before = _generators()
-        batches = self._make_in_main_thread(place)
+        batches = [self.source.make(*piece) for piece in self.source.pieces(place)]
         if _generators() != before:
-            raise ConfigError(
-                what="this data set does not work with dataloader_num_workers",
-                got=f"dataloader_num_workers={self.n_workers}, and a batch that drew random numbers",
-                why="drawn in threads, random numbers have another order in each run, and so do dropout masks",
-                fix="use --dataloader_num_workers 0, or draw from a generator seeded with the row's number",
-            )
+            raise draws_in_threads(self.n_workers)
         self._watched = True
         return batches
 
@@ -153,6 +154,16 @@ class Prefetcher:
                 return
             for piece in pieces:
                 yield place, partial(self.source.make, *piece)
+
+
+def draws_in_threads(n_workers: int) -> ConfigError:
+    """Return the refusal of threads for batches that draw random numbers."""
+    return ConfigError(
+        what="this data set does not work with dataloader_num_workers",
+        got=f"dataloader_num_workers={n_workers}, and a batch that drew random numbers",
+        why="drawn in threads, random numbers have another order in each run, and so do dropout masks",
+        fix="use --dataloader_num_workers 0, or draw from a generator seeded with the row's number",
+    )
 
 
 def _fail(error: Exception) -> Batch:

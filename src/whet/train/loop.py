@@ -67,7 +67,7 @@ class TrainingLoop:
         self.spikes = guard.SpikeGuard(args.max_loss_spike)
         self.memory = guard.memory_guard(args)
         user_loader = self.events.train_dataloader if dataloaders.decides_batches(trainer) else None
-        self.loader = loading.build(self.run, user_loader)
+        self.loader = loading.build(self.run, user_loader, trainer.data_collator)
         self.started_s = time.time()
         self.counters = trainer.state = TrainerState(train_batch_size=args.per_device_train_batch_size)
         self.counters.is_hyper_param_search = trainer.trial is not None

@@ -11,9 +11,10 @@ import numpy as np
 from whet.config.rules.loading import PREFETCH_FACTOR
 from whet.data import budget
 from whet.data.batch import Batch
-from whet.data.prefetch import Piece, Prefetcher, Source
+from whet.data.prefetch import Piece, Prefetcher, Source, draws_in_threads
 from whet.log import logger
 from whet.train.batches import plan, streams
+from whet.train.batches.draws import Draws
 from whet.train.compat import dataloaders
 from whet.train.compat.public import PublicTrainer
 from whet.train.resume import schema
@@ -80,7 +81,7 @@ class StreamOrder:
 class PlannedLoader:
     """Batches of rows with an index, in the order of the plan. Any step can be read at any time."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, collator: Any) -> None:
         args = run.args
         self.micro_rows = args.per_device_train_batch_size
         self.n_left_out = 0
@@ -91,7 +92,10 @@ class PlannedLoader:
                 "dataloader_pin_memory has no effect: pinned memory speeds up copies to a GPU, and none is used"
             )
         n_workers, factor = args.dataloader_num_workers, args.dataloader_prefetch_factor or PREFETCH_FACTOR
-        source = Source(pieces=self._pieces, make=self._make, end=self._end)
+        self._draws = Draws(args.seed, collator)
+        if n_workers and self._draws.own:
+            raise draws_in_threads(n_workers)
+        source = Source(pieces=self._pieces, make=self._make, end=self._end, begin=self._begin)
         self._prefetcher = Prefetcher(source, n_workers, n_workers * factor)
 
     def take(self, plan_step: int) -> list[Batch]:
@@ -133,6 +137,9 @@ class PlannedLoader:
         lengths = budget.padded_to(dataset, rows, cuts, args.per_device_train_batch_size, padding)
         return [(rows[first:last], first, lengths[n]) for n, (first, last) in enumerate(cuts)]
 
+    def _begin(self, plan_step: int, piece: Piece) -> None:
+        self._draws.begin(plan_step, piece[1])
+
     def _make(self, rows: np.ndarray, first_slot: int, padded_to: np.ndarray | None) -> Batch:
         batch = self._run.objective.batch(self._run.train_dataset, rows, first_slot, padded_to)
         return batch.pinned() if self._pinned else batch
@@ -165,15 +172,18 @@ def make_plan(trainer: PublicTrainer) -> plan.RunPlan:
     return plan.from_order(args, StreamOrder(per_epoch), n_steps, "as the source gives them")
 
 
-def build(run: Run, user_loader: Any) -> Loader:
-    """Return the loader of this run; `user_loader` is the user's DataLoader that makes the batches, or None."""
+def build(run: Run, user_loader: Any, collator: Any = None) -> Loader:
+    """Return the loader of this run; `user_loader` is the user's DataLoader that makes the batches, or None.
+
+    The generators that `collator` keeps for itself are seeded before each batch.
+    """
     if not isinstance(run.plan.order, StreamOrder):
         if run.args.ignore_data_skip:
             logger.info("ignore_data_skip changes nothing: a resumed run continues with the next row at no cost")
-        return PlannedLoader(run)
+        return PlannedLoader(run, collator)
     args, micro_rows = run.args, run.args.per_device_train_batch_size
     if user_loader is None:
-        source, per_epoch = streams.RowSource(run, micro_rows), None
+        source, per_epoch = streams.RowSource(run, micro_rows, Draws(args.seed, collator)), None
     else:
         source = streams.LoaderSource(run, user_loader)
         per_epoch = streams.steps_in(user_loader, args.gradient_accumulation_steps)

@@ -9,7 +9,6 @@ reads the finished steps again, and compares the last batch with the one before 
 from __future__ import annotations
 
 import copy
-import random
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -24,18 +23,15 @@ from transformers.trainer_pt_utils import find_batch_size
 from whet.data import budget
 from whet.data.batch import Batch
 from whet.errors import ConfigError, DataError
-from whet.kernels.random import stream_key
 from whet.log import logger
 from whet.optional import is_from
+from whet.train.batches.draws import Draws, seed_everything
 from whet.train.compat import overrides, user_loss
 from whet.train.compat.dataloaders import is_sized
 from whet.train.compat.public import PublicTrainer
 from whet.train.resume import schema
 from whet.train.run import Run
 from whet.train.state import State
-
-_SITE = 0x57EA
-"""Makes the random numbers of the data differ from those of the dropout masks."""
 
 
 class Source(Protocol):
@@ -177,6 +173,7 @@ class RowSource:
 
     run: Run
     micro_rows: int
+    draws: Draws
 
     def __post_init__(self) -> None:
         dataset = self.run.train_dataset
@@ -196,7 +193,9 @@ class RowSource:
         if state is None:
             _skip(rows, skip * size)
         while taken := list(islice(rows, size)):
-            batches = self._batches(taken)
+            skip += 1
+            with self.draws.apart(epoch << 32 | skip):
+                batches = self._batches(taken)
             if batches:
                 yield batches
 
@@ -240,14 +239,6 @@ class LoaderSource:
 
     def state(self) -> Any:
         return None
-
-
-def seed_everything(seed: int, epoch: int, number: int) -> None:
-    """Seed the global random number generators from the position in the data."""
-    low, high = stream_key(seed, epoch << 32 | number, _SITE)
-    torch.manual_seed(low | (high >> 1) << 32)
-    random.seed(low | high << 32)
-    np.random.seed(low)
 
 
 def steps_in(loader: Any, n_micro: int) -> int | None:

@@ -1,0 +1,125 @@
+"""Collators that mask tokens at random: a resumed run draws the masks of the run that was not interrupted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from tiny_runs import arguments, assert_same_weights, tiny_bert
+from transformers import BertForMaskedLM, BertTokenizer, DataCollatorForLanguageModeling
+
+import whet
+from whet.errors import ConfigError
+
+N_STEPS, STOP = 6, 3
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    path = tmp_path_factory.mktemp("words") / "vocab.txt"
+    path.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(45))]), "utf-8")
+    return BertTokenizer(str(path))
+
+
+def rows(n: int = 24) -> list[dict[str, Any]]:
+    numbers = np.random.default_rng(3)
+    ids = [[2, *numbers.integers(5, 50, 6 + i % 7).tolist(), 3] for i in range(n)]
+    return [{"input_ids": row, "attention_mask": [1] * len(row)} for row in ids]
+
+
+class ByNumpy:
+    """A collator of one's own that draws from numpy's global generator."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+
+    def __call__(self, rows: list[Any]) -> dict[str, torch.Tensor]:
+        batch = self.tokenizer.pad([dict(row) for row in rows], return_tensors="pt")
+        chosen = torch.from_numpy(np.random.random(batch["input_ids"].shape) < 0.3) & batch["attention_mask"].bool()
+        labels = batch["input_ids"].where(chosen, -100)
+        return {**batch, "input_ids": batch["input_ids"].masked_fill(chosen, 4), "labels": labels}
+
+
+COLLATORS: dict[str, Callable[[Any], Any]] = {
+    "torch": lambda tokenizer: DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.3),
+    "a seed of its own": lambda tokenizer: DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.3, seed=7),
+    "numpy": ByNumpy,
+}
+PADDED = {"attn_implementation": "eager"}
+
+
+class Seen:
+    """Keeps what a collator made."""
+
+    def __init__(self, collate: Any) -> None:
+        self.collate, self.labels = collate, []
+
+    def __call__(self, rows: list[Any]) -> Any:
+        batch = self.collate(rows)
+        self.labels.append(batch["labels"].tolist())
+        return batch
+
+
+class Plain(torch.utils.data.IterableDataset[Any]):
+    def __init__(self, given: list[Any]) -> None:
+        self.given = given
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.given)
+
+
+def trained(
+    folder: Path, collate: Any, resume: Any = None, *, data: Any = None, **changes: Any
+) -> tuple[Any, list[Any]]:
+    seen = Seen(collate)
+    args = arguments(
+        folder, max_steps=changes.pop("max_steps", N_STEPS), save_strategy="steps", save_steps=STOP,
+        lr_scheduler_type="constant", train_sampling_strategy="random", **changes,
+    )  # fmt: skip
+    model = tiny_bert(BertForMaskedLM, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
+    trainer = whet.Trainer(model, args, train_dataset=rows() if data is None else data, data_collator=seen)
+    trainer.train(resume)
+    return trainer.model, seen.labels
+
+
+@pytest.mark.parametrize("name", COLLATORS)
+@pytest.mark.parametrize("how", [{}, PADDED], ids=["packed", "padded"])
+def test_a_resumed_run_draws_the_same_masks(name: str, how: dict[str, Any], tmp_path: Path, tokenizer: Any) -> None:
+    through, masks = trained(tmp_path / "through", COLLATORS[name](tokenizer), **how)
+    torch.manual_seed(99)
+    np.random.seed(99)
+    trained(tmp_path / "out", COLLATORS[name](tokenizer), max_steps=STOP, **how)
+    torch.manual_seed(5)
+    np.random.seed(5)
+    resumed, again = trained(tmp_path / "out", COLLATORS[name](tokenizer), "auto", **how)
+    assert again[-(N_STEPS - STOP) :] == masks[-(N_STEPS - STOP) :]
+    assert masks[-1] != masks[-2]
+    assert_same_weights(resumed, through)
+
+
+@pytest.mark.parametrize("name", COLLATORS)
+@pytest.mark.parametrize("source", ["with a state", "read again"])
+def test_a_resumed_run_over_a_stream_draws_the_same_masks(
+    name: str, source: str, tmp_path: Path, tokenizer: Any
+) -> None:
+    def data() -> Any:
+        stream = datasets.Dataset.from_list(rows()).to_iterable_dataset()
+        return stream if source == "with a state" else Plain(rows())
+
+    through, masks = trained(tmp_path / "through", COLLATORS[name](tokenizer), data=data())
+    trained(tmp_path / "out", COLLATORS[name](tokenizer), max_steps=STOP, data=data())
+    resumed, again = trained(tmp_path / "out", COLLATORS[name](tokenizer), "auto", data=data())
+    assert again[-(N_STEPS - STOP) :] == masks[-(N_STEPS - STOP) :]
+    assert_same_weights(resumed, through)
+
+
+@pytest.mark.parametrize("name", COLLATORS)
+def test_masks_are_not_drawn_by_threads(name: str, tmp_path: Path, tokenizer: Any) -> None:
+    """Their order would be that of the threads."""
+    with pytest.raises(ConfigError, match="dataloader_num_workers"):
+        trained(tmp_path, COLLATORS[name](tokenizer), dataloader_num_workers=2)
