@@ -41,7 +41,7 @@ SHIPPED   := $(NATIVE) pyproject.toml README.md LICENSE $(shell find src/whet -n
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-fast test-reliability test-planted soak check format bench-cpu bench-encoders clean lint types layers
-.PHONY: wheel test-wheel test-aarch64 test-libraries
+.PHONY: wheel test-wheel test-aarch64 test-libraries test-leak
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -63,6 +63,9 @@ test-planted: $(HAS_TOOLS) ## See that the tests of reliability turn red where a
 
 test-libraries: $(HAS_LIBRARIES) ## Train through sentence-transformers, SetFit and Lightning with whet.optimize: 2 minutes
 	@OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(LIBRARIES)/bin/python -m pytest tests/libraries $(ARGS)
+
+test-leak: $(HAS_TOOLS) ## Change one row of a batch: no other may move, in any family, task or format; peers' results next to it: 2 minutes
+	@OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python tests/leak/leak_table.py $(ARGS)
 
 soak: $(HAS_TOOLS) ## The same with many more trials and steps: a night
 	@seed=$${WHET_TEST_SEED:-$$(date +%Y%m%d)}; echo "WHET_TEST_SEED=$$seed"; export WHET_TEST_SEED=$$seed; \

@@ -126,12 +126,13 @@ def restore(view: ModelView) -> None:
     """Take the operators out again, exactly."""
     if record.take(view.model, CARD.name) is None:
         return
+    generic.take(view.model)
     for module in view.model.modules():
         module.__dict__.pop(GRADIENT, None)
         if parts.runs_always(module):
             continue
         module.__dict__.pop(PLACEMENT, None)
-        if parts.is_fused(module) or generic.is_fused(module):
+        if parts.is_fused(module):
             del module.forward
 
 

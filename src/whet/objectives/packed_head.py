@@ -40,6 +40,8 @@ class PackedHead(OwnLoss):
         self.packed_model: PackedModel | None = packed
         self._packed, self._reads, self._columns = packed, reads, columns
         self._told: set[str] = set()
+        self.needs_logits = True
+        """Whether evaluation wants the logits of all tokens; the loss alone needs those of tokens with a label."""
 
     def batch(self, dataset: Any, rows: Rows, first_slot: int, padded_to: np.ndarray | None = None) -> Batch:
         batch = super().batch(dataset, rows, first_slot, padded_to)
@@ -90,7 +92,8 @@ class PackedHead(OwnLoss):
         if self._reads == "first tokens":
             return batch.cu_seqlens[:-1].long()
         real = batch.columns[: batch.n_tokens]
-        if not self.model.training or batch.inputs.get("labels") is None:
+        for_loss = self.model.training or not self.needs_logits
+        if not for_loss or batch.inputs.get("labels") is None:
             return torch.arange(len(real), device=real.device)
         (labelled,) = (batch.inputs["labels"].flatten()[real] != IGNORED).nonzero(as_tuple=True)
         return labelled if len(labelled) else labelled.new_zeros(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,7 @@ from transformers.trainer_utils import EvalLoopOutput
 
 from whet.data.batch import Batch
 from whet.objectives.base import IGNORED, Objective
+from whet.objectives.packed_head import PackedHead
 from whet.objectives.span import SPAN_LABELS
 from whet.precision.policy import Precision
 from whet.train.compat import constructor, eval_prediction, overrides
@@ -71,7 +73,8 @@ def run(trainer: PublicTrainer, loader: Any, *, keep: bool, ignore_keys: Sequenc
     by_user = trainer.user_loss or overrides.changed(trainer, "prediction_step")
     extras = Extras(trainer.model, trainer.args.include_for_metrics, constructor.pad_token_id(trainer))
     if isinstance(loader, WhetLoader) and not by_user:
-        found = _of_rows(trainer, loader.dataset, extras, keep=keep, ignore_keys=ignore_keys)
+        with _logits_if(trainer.objective, wanted=keep):
+            found = _of_rows(trainer, loader.dataset, extras, keep=keep, ignore_keys=ignore_keys)
         concat = trainer.args.eval_do_concat_batches
         predictions, labels = (
             eval_prediction.joined(part, concat=concat) for part in (found.predictions, found.labels)
@@ -81,6 +84,19 @@ def run(trainer: PublicTrainer, loader: Any, *, keep: bool, ignore_keys: Sequenc
     given = extras.joined(concat=trainer.args.eval_do_concat_batches)
     metrics = found.loss | eval_prediction.judged(trainer.compute_metrics, predictions, labels, given)
     return EvalLoopOutput(predictions, labels, metrics, found.n_rows)
+
+
+@contextmanager
+def _logits_if(objective: Objective, *, wanted: bool) -> Iterator[None]:
+    """Let a head of masked words leave the (N, V) logits of unlabelled tokens out where nobody reads them."""
+    if not isinstance(objective, PackedHead):
+        yield
+        return
+    objective.needs_logits = wanted
+    try:
+        yield
+    finally:
+        objective.needs_logits = True
 
 
 def _of_rows(

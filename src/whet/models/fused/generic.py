@@ -49,6 +49,14 @@ def put(model: nn.Module, placement: Placement) -> dict[str, int]:
     return changed
 
 
+def take(model: nn.Module) -> None:
+    """Undo `put`, exactly."""
+    for module in model.modules():
+        if is_fused(module):
+            del module.__dict__[PLACEMENT]
+            del module.forward
+
+
 def _linear(self: Any, input: Tensor) -> Tensor:
     return linear(input, self.weight, self.bias) if _in_pass(self, input) else type(self).forward(self, input)
 
