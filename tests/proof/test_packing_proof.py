@@ -18,6 +18,7 @@ from transformers import AutoModel, AutoModelForMaskedLM, EuroBertForSequenceCla
 
 import whet
 from tiny import Pad, arguments
+from whet.kernels.library import library
 from whet.models.proof import prove, stand_in, verdict
 
 REFUSED = {
@@ -63,7 +64,7 @@ def test_an_unknown_encoder_runs_packed_and_equals_its_padded_self(family: str) 
     optimized = whet.optimize(model)
     changes = whet.changes(optimized)
     assert changes is not None
-    assert changes.fused
+    assert changes.fused or library() is None
     real = inputs["attention_mask"].bool()
     found, theirs = optimized(**inputs).last_hidden_state[real], wanted(**inputs).last_hidden_state[real]
     torch.testing.assert_close(found, theirs, rtol=0, atol=2e-5)  # both sum in fp32, in another order
