@@ -12,10 +12,10 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "proof")]
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from leak_runs import EVERY, FORMATS, TASKS, WAYS, Moved, has_task, measure, moved  # noqa: E402
-from peers import peers  # noqa: E402
+from leak_runs import EVERY, FORMATS, TASKS, WAYS, Moved, has_task, measure, moved
+from peers import peers
 
 _HEADER = ("", "logits", "gradients", "models x tasks")
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from odd_encoders import SIZES
 from torch import Tensor
 from transformers import AutoConfig
 
+from odd_encoders import SIZES
 from whet.log import logger
 
 PROVEN = ("eurobert", "nomic_bert", "jina_embeddings_v3", "gte", "ernie", "data2vec-text")
