@@ -64,7 +64,7 @@ test-planted: $(HAS_TOOLS) ## See that the tests of reliability turn red where a
 test-libraries: $(HAS_LIBRARIES) ## Train through sentence-transformers, SetFit and Lightning with whet.optimize: 2 minutes
 	@OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(LIBRARIES)/bin/python -m pytest tests/libraries $(ARGS)
 
-test-leak: $(HAS_TOOLS) ## Change one row of a batch: no other may move, in any family, task or format; peers' results next to it: 2 minutes
+test-leak: $(HAS_TOOLS) ## Change one row of a batch: no other may move, in any family, task or format; peers' results next to it: 4 minutes
 	@OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python tests/leak/leak_table.py $(ARGS)
 
 soak: $(HAS_TOOLS) ## The same with many more trials and steps: a night
