@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 import transformers
-from proven_models import PROVEN, proven_config
 from torch import Tensor
 
 import whet
+from proven_models import PROVEN, proven_config
 from tiny import FAMILIES, arguments, padded, tiny_config
 
 TASKS = {

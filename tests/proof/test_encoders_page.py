@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from encoders_page import PAGE, model_types, verdict_on
-from proven_models import PROVEN
 
+from proven_models import PROVEN
 from whet.models.known import known
 
 

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import odd_encoders
 import pytest
 import torch
-from proven_models import PROVEN, batch, proven_config, shown
 from transformers import AutoModel, AutoModelForMaskedLM, EuroBertForSequenceClassification, EuroBertModel
 
+import odd_encoders
 import whet
+from proven_models import PROVEN, batch, proven_config, shown
 from tiny import Pad, arguments
 from whet.kernels.library import library
 from whet.models.proof import prove, stand_in, verdict
