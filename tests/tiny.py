@@ -86,6 +86,17 @@ def padded(rows: Sequence[Mapping[str, Any]], pad_id: int, length: int | None = 
     return batch | {"attention_mask": (torch.arange(length) < n_tokens[:, None]).long()}
 
 
+def lora_targets(family: str) -> list[str]:
+    """Return the names of the family's projections of queries and values."""
+    own = {"distilbert": ["q_lin", "v_lin"], "mpnet": ["q", "v"], "modernbert": ["Wqkv"]}
+    return own.get(family, ["query", "value"])
+
+
+def qa_head(family: str) -> list[str]:
+    """Return the names of the family's parts after the encoder, for question answering."""
+    return ["head", "classifier"] if family == "modernbert" else ["qa_outputs"]
+
+
 class Pad:
     """A tokenizer as far as a Trainer is concerned: it pads, and leaves no file behind."""
 
@@ -157,13 +168,17 @@ def assert_same_weights(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor
     """Every weight differs by no more than this, but for those on which the loss does not depend.
 
     A number added to all logits of a row, or to all scores of a query, cancels in the softmax: so the gradient of the
-    head's bias, of the last norm's bias and of the key biases is 0, and what is computed for it is rounding alone.
+    head's bias, of the last norm's bias and of the key biases is 0, and what is computed for it is rounding alone. The
+    same holds for the sum of a head's biases by distance (MPNet), from which those of rare distances differ little.
     AdamW divides a gradient by its own size, and so makes steps of any size from it.
     """
     idle = (
         "key.bias",
         "k_lin.bias",
+        "attn.k.bias",
         "qa_outputs.bias",
+        "classifier.bias",
+        "relative_attention_bias.weight",
         "layer.1.output.LayerNorm.bias",
         "layer.1.output_layer_norm.bias",
         "encoder.LayerNorm.bias",

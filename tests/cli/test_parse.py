@@ -26,7 +26,7 @@ _RUN_QA_DEFAULTS = {
 """As read in the guides' run_qa.py."""
 
 
-_OWN = {"skip_bad": False}
+_OWN = {"skip_bad": False, "seeds": 1}
 
 
 def test_the_options_and_defaults_of_run_qa() -> None:

@@ -110,6 +110,7 @@ _OLD_VALUES = {
     "activation_checkpointing": (True, {"gradient_checkpointing": True}),
     "activation_checkpointing_kwargs": ({}, {"gradient_checkpointing_kwargs": {}}),
     "group_by_length": (True, {"train_sampling_strategy": "group_by_length"}),
+    "include_inputs_for_metrics": (True, {"include_for_metrics": ["inputs"]}),
     "use_ipex": (True, {}),
     "xpu_backend": ("ccl", {}),
     "ddp_backend": ("gloo", {}),

@@ -23,16 +23,17 @@ from transformers import (
 )
 
 import whet
-from tiny import FAMILIES, tiny_config, tiny_model
+from tiny import FAMILIES, lora_targets, qa_head, tiny_config, tiny_model
 from whet.models.view import ModelView, Named
 
 families = pytest.mark.parametrize("family", FAMILIES)
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft asks
 heads = {
-    AutoModelForSequenceClassification: {"classifier", "pre_classifier"},
-    AutoModelForTokenClassification: {"classifier"},
-    AutoModelForMultipleChoice: {"classifier", "pre_classifier", "sequence_summary"},
+    AutoModelForSequenceClassification: {"classifier", "pre_classifier", "head"},
+    AutoModelForTokenClassification: {"classifier", "head"},
+    AutoModelForMultipleChoice: {"classifier", "pre_classifier", "sequence_summary", "head"},
     AutoModelForMaskedLM: {
+        *("head", "decoder"),  # ModernBERT
         *("cls", "lm_head", "predictions", "generator_predictions", "generator_lm_head"),
         *("vocab_transform", "vocab_layer_norm", "vocab_projector"),
     },
@@ -60,13 +61,13 @@ def test_view_of_a_known_family_lists_its_parts(family: str) -> None:
     view = ModelView(model)
     require_true_names(view)
     assert len(view.blocks()) == (1 if family == "albert" else 2)
-    assert names(view.head()) == ["qa_outputs"]
+    assert names(view.head()) == qa_head(family)
     plain = [name for name, module in model.named_modules() if type(module) is nn.Linear]
     assert names(view.linears()) == plain
     assert all(type(module) is nn.LayerNorm for _, module in view.norms())
     tables = [name for name, module in model.named_modules() if isinstance(module, nn.Embedding)]
     assert names(view.tables()) == tables
-    assert len(tables) in (2, 3)
+    assert len(tables) in ((1,) if family == "modernbert" else (2, 3))
 
 
 @families
@@ -91,17 +92,17 @@ def test_encoder_alone_has_no_head(family: str) -> None:
 @families
 def test_view_of_adapters_lists_the_layers_they_wrap(family: str) -> None:
     plain = ModelView(tiny_model(family))
-    targets = ["q_lin", "v_lin"] if family == "distilbert" else ["query", "value"]
+    targets, head = lora_targets(family), qa_head(family)[-1]
     wrapped = get_peft_model(
-        tiny_model(family), LoraConfig(task_type="QUESTION_ANS", target_modules=targets, modules_to_save=["qa_outputs"])
+        tiny_model(family), LoraConfig(task_type="QUESTION_ANS", target_modules=targets, modules_to_save=[head])
     )
     view = ModelView(wrapped)
     require_true_names(view)
     assert view.model is wrapped.get_base_model()
     assert names(view.blocks()) == names(plain.blocks())
-    assert names(view.head()) == ["qa_outputs.modules_to_save.default"]
-    assert all(part.requires_grad for part in view.head()[0].module.parameters())
-    moved = dict.fromkeys(targets, ".base_layer") | {"qa_outputs": ".modules_to_save.default"}
+    assert names(view.head()) == [*qa_head(family)[:-1], f"{head}.modules_to_save.default"]
+    assert all(part.requires_grad for part in view.head()[-1].module.parameters())
+    moved = dict.fromkeys(targets, ".base_layer") | {head: ".modules_to_save.default"}
     expected = [name + moved.get(name.rpartition(".")[2], "") for name in names(plain.linears())]
     assert names(view.linears()) == expected
 

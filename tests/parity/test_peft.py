@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
 import whet
-from tiny import FAMILIES, Pad, arguments, losses, masked_loss, operators, tiny_model, tiny_rows
+from tiny import FAMILIES, Pad, arguments, lora_targets, losses, masked_loss, operators, tiny_model, tiny_rows
 
 peft = pytest.importorskip("peft")
 pytestmark = [
@@ -62,9 +62,8 @@ def model_of(family: str, task: str = "answers", dropout: float = 0.0, **lora: A
         model.config.num_labels = 3
         model.config.classifier_dropout_prob = model.config.seq_classif_dropout = 0.0
         model = _HEADS[task].from_config(model.config)
-    targets = ["q_lin", "v_lin"] if family == "distilbert" else ["query", "value"]
     torch.manual_seed(1)
-    given = {"target_modules": targets, "r": 4, "init_lora_weights": "gaussian"} | lora
+    given = {"target_modules": lora_targets(family), "r": 4, "init_lora_weights": "gaussian"} | lora
     return peft.get_peft_model(model, peft.LoraConfig(task_type=TASKS[task], **given))
 
 

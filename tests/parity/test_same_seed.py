@@ -19,8 +19,9 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoConfig, AutoModel
 
 import whet
-from tiny import FAMILIES, Pad, masked_loss
+from tiny import FAMILIES, Pad, masked_loss, qa_head
 from whet.cli.main import run
+from whet.models.known import known
 from whet.models.loading.load import ModelSource, load_tokenizer
 from whet.tasks.qa.arguments import QaArguments
 from whet.tasks.qa.splits import cut, read_split
@@ -67,6 +68,8 @@ def _encoder(folder: Path, family: str) -> Path:
         sizes |= {"dropout": 0.0, "attention_dropout": 0.0, "qa_dropout": 0.0, "seq_classif_dropout": 0.0}
     if family in ("albert", "electra"):
         sizes |= {"embedding_size": 16}
+    if family == "modernbert":
+        sizes |= known()[family].tiny
     config = AutoConfig.for_model(family, vocab_size=1000, max_position_embeddings=80, initializer_range=0.1, **sizes)
     AutoModel.from_config(config).save_pretrained(folder)
     trained_tokenizer().save_pretrained(folder)
@@ -228,7 +231,7 @@ def test_command_draws_the_head_of_run_qa(tmp_path: Path, family: str, seed: int
     assert [
         name for name, value in theirs.state_dict().items() if name in saved and not torch.equal(saved[name], value)
     ] == []
-    assert any(name.startswith("qa_outputs") for name in saved)
+    assert any(name.startswith(qa_head(family)[-1]) for name in saved)
 
 
 class _RowsOfWhet(transformers.Trainer):
