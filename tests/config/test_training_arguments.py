@@ -6,6 +6,7 @@ import logging
 import pickle
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
