@@ -23,7 +23,7 @@ ABSENT = "this file is read by no test"
         ({"report_to": "trackio"}, "the package 'trackio' is missing"),
         ({"report_to": "mlflow"}, "the package 'mlflow' is missing"),
         ({"optim": "adamw_apex_fused"}, "the package 'apex' is missing"),
-        ({"tf32": "true", "use_cpu": "false"}, "this machine has no GPU of NVIDIA's"),
+        ({"tf32": "true", "use_cpu": "false"}, "this machine has no NVIDIA GPU"),
     ],
 )
 def test_missing_files_are_refused_before_reading_data(
