@@ -145,7 +145,8 @@ def test_package_is_called_by_its_signature(monkeypatch):
         assert cu_seqlens_q is cu_seqlens_k
         assert cu_seqlens_q.dtype == torch.int32
         assert max_seqlen_q == max_seqlen_k == max(LENGTHS)
-        assert options == {"dropout_p": 0.0, "softmax_scale": 0.3, "causal": True, "deterministic": False}
+        shape = {"causal": True, "window_size": (-1, -1)}  # no window
+        assert options == shape | {"dropout_p": 0.0, "softmax_scale": 0.3, "deterministic": False}
         return reference.attend(q, k, v, AttentionSpec(cu_seqlens_q, options["softmax_scale"], options["causal"]))
 
     module = ModuleType("flash_attn")

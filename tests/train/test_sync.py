@@ -14,8 +14,8 @@ from whet import TrainingArguments
 from whet.tasks.classify import job as classify_job
 from whet.tasks.classify.arguments import ClassifyArguments
 from whet.tasks.classify.splits import read_split as read_examples
+from whet.tasks.qa import job as qa_job
 from whet.tasks.qa.arguments import QaArguments
-from whet.tasks.qa.job import QaJob
 from whet.tasks.qa.splits import read_split as read_questions
 from whet.train.control.stop import Stopped
 from whet.train.sync import OneRank
@@ -98,7 +98,7 @@ def test_stop_of_another_rank_ends_qa_before_the_evaluation(tmp_path: Path, enco
         model_name_or_path=str(encoder), train_file=file, validation_file=file, max_seq_length=48, doc_stride=8
     )
     questions = {name: read_questions(qa, name) for name in ("train", "validation")}
-    job = QaJob.prepare(qa, _task_arguments(tmp_path / "out"), questions)
+    job = qa_job.prepare(qa, _task_arguments(tmp_path / "out"), questions)
     done = _stop_once_saved(job.trainer)
     with pytest.raises(Stopped, match="stopped by SIGTERM: the trained model is in"):
         job.run()
