@@ -206,3 +206,17 @@ def test_windows_of_a_pair_need_room_behind_its_first_text(
     assert run([*line, "--max_seq_length", "16"]) == EXIT_BAD_CONFIG
     assert "use --max_seq_length 18 or more" in _said(capsys)
     assert run([*line, "--max_seq_length", "18"]) == 0
+
+
+@pytest.mark.parametrize(("policy", "code"), [("stop", 74), ("continue", 0)])
+def test_file_that_cannot_be_written_follows_the_policy(
+    policy: str, code: int, trained: Path, topics: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("eval_predictions.jsonl", "eval_confusion.csv"):
+        (tmp_path / "out" / name / "in the way").mkdir(parents=True)
+    asked = words("classify", trained, tmp_path / "out", "--do_eval", validation_file=topics, save_error_policy=policy)
+    assert run(asked) == code
+    said = _said(capsys)
+    assert "eval_predictions.jsonl cannot be written" in said
+    assert ("eval_confusion.csv cannot be written" in said) == (policy == "continue")
+    assert (tmp_path / "out" / "eval_results.json").exists() == (policy == "continue")

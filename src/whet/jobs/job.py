@@ -69,7 +69,7 @@ class Job:
         self._record("train", metrics)
         self.trainer.save_state()
         self.trainer.create_model_card(**self.card)
-        write_reading(Path(self.args.output_dir), self.reading)
+        write_reading(Path(self.args.output_dir), self.reading, self.args.save_error_policy)
         folder = self.args.output_dir
         stop.record_progress(f"the trained model is in {folder}", do_train=False, model_name_or_path=folder)
 
@@ -81,7 +81,7 @@ class Job:
         metrics = metrics | {f"{prefix}_samples": part.n_samples}
         if part.left_out.n_rows:
             metrics[f"{prefix}_{part.unit}_left_out"] = part.left_out.n_rows
-        part.left_out.write(Path(self.args.output_dir) / f"{prefix}_left_out.json")
+        part.left_out.write(Path(self.args.output_dir) / f"{prefix}_left_out.json", self.args.save_error_policy)
         if self.trainer.state.epoch is not None:
             metrics["epoch"] = self.trainer.state.epoch
         self.trainer.save_metrics(prefix, metrics)

@@ -38,12 +38,15 @@ class LeftOut:
         if len(self.problems) > MAX_SHOWN:
             logger.warning("  and %d more problems", len(self.problems) - MAX_SHOWN)
 
-    def write(self, path: Path) -> None:
-        """Write what was left out and why, one object for each problem; no file if there is none."""
+    def write(self, path: Path, on_error: str) -> None:
+        """Write what was left out and why, one object for each problem; no file if there is none.
+
+        `on_error` as in `output_files.stored`.
+        """
         if not self.problems:
             return
         entries = [
             asdict(one) | {"got": None if one.got is None else str(one.got)[:_LONGEST_GOT]} for one in self.problems
         ]
-        with output_files.stored(f"{path.name} cannot be written", path.parent):
+        with output_files.stored(f"{path.name} cannot be written", path.parent, on_error=on_error):
             output_files.write_text(path, json.dumps(entries, indent=2) + "\n")

@@ -12,9 +12,9 @@ from whet.train.output import files as output_files
 NAME = "whet_task.json"
 
 
-def write_reading(folder: Path, values: Mapping[str, Any]) -> None:
-    """Write how the model reads its input; `task` is among the values."""
-    output_files.write_json(folder / NAME, values, indent=2, on_error="stop")
+def write_reading(folder: Path, values: Mapping[str, Any], on_error: str) -> None:
+    """Write how the model reads its input; `task` is among the values. `on_error` as in `output_files.stored`."""
+    output_files.write_json(folder / NAME, values, indent=2, on_error=on_error)
 
 
 def read_reading(folder: Path, task: str) -> dict[str, Any]:

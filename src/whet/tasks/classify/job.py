@@ -43,7 +43,7 @@ def prepare(job: ClassifyArguments, args: TrainingArguments, examples: Mapping[s
     model = load_model(source, SEQUENCE_CLASSIFICATION, trained=not args.do_train, labels=labels)
     check_max_length(job.max_seq_length, tokenizer, max_positions(model))
     decision = Decision(scheme, job.threshold, job.window_pooling)
-    parts = {name: _part(split, decision, Path(args.output_dir)) for name, split in splits.items()}
+    parts = {name: _part(split, decision, args) for name, split in splits.items()}
     return Job(
         trainer_of(model, args, parts, tokenizer, job.max_seq_length if job.pad_to_max_length else None),
         args,
@@ -59,9 +59,9 @@ def tables(job: Job) -> list[str]:
     return [line for judge in judges if isinstance(judge, ClassifyJudge) for line in judge.tables]
 
 
-def _part(split: Split, decision: Decision, folder: Path) -> Part:
+def _part(split: Split, decision: Decision, args: TrainingArguments) -> Part:
     examples = split.examples
-    judge = ClassifyJudge(split, decision, folder)
+    judge = ClassifyJudge(split, decision, Path(args.output_dir), args.save_error_policy)
     return Part(split.dataset, judge, len(examples), examples.left_out)
 
 

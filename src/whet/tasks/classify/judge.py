@@ -28,6 +28,8 @@ class ClassifyJudge:
     split: Split
     decision: Decision
     folder: Path
+    on_error: str
+    """What to do if a file cannot be written: "stop", or "continue" without it."""
     tables: list[str] = field(default_factory=list)
     """Lines about the last files written, for the end of the run."""
 
@@ -73,12 +75,12 @@ class ClassifyJudge:
         self.tables += confusion.table(counts, names)
         self._store(f"{prefix}_confusion.csv", confusion.as_csv(counts, names))
         picture = f"{prefix}_confusion.png"
-        with output_files.stored(f"{picture} cannot be written", self.folder):
+        with output_files.stored(f"{picture} cannot be written", self.folder, on_error=self.on_error):
             if not confusion.draw(counts, names, self.folder / picture):
                 logger.info("no picture of the confusion matrix: pip install 'whet[report]'")
 
     def _store(self, name: str, text: str) -> None:
-        with output_files.stored(f"{name} cannot be written", self.folder):
+        with output_files.stored(f"{name} cannot be written", self.folder, on_error=self.on_error):
             output_files.write_text(self.folder / name, text)
 
 

@@ -44,8 +44,7 @@ def prepare(job: TagArguments, args: TrainingArguments, sentences: Mapping[str, 
     splits = {
         name: tokenised(name, found, tags, maker, all_pieces=job.label_all_tokens) for name, found in sentences.items()
     }
-    folder = Path(args.output_dir)
-    parts = {name: _part(job, split, tags, folder) for name, split in splits.items()}
+    parts = {name: _part(job, split, tags, args) for name, split in splits.items()}
     trainer = trainer_of(
         model,
         args,
@@ -70,9 +69,10 @@ def row_length(asked: int | None, tokenizer: Any, model: Any) -> int:
     return length
 
 
-def _part(job: TagArguments, split: Split, tags: Tags, folder: Path) -> Part:
+def _part(job: TagArguments, split: Split, tags: Tags, args: TrainingArguments) -> Part:
     sentences = split.sentences
-    judge = TagJudge(split, tags, folder, job.return_entity_level_metrics, job.window_pooling)
+    folder, on_error = Path(args.output_dir), args.save_error_policy
+    judge = TagJudge(split, tags, folder, on_error, job.return_entity_level_metrics, job.window_pooling)
     return Part(split.dataset, judge, len(sentences), sentences.left_out)
 
 

@@ -26,6 +26,8 @@ class TagJudge:
     split: Split
     tags: Tags
     folder: Path
+    on_error: str
+    """What to do if a file cannot be written: "stop", or "continue" without it."""
     each_entity: bool = False
     pooling: Pooling = "mean"
     """How the logits of a word in several windows become one."""
@@ -64,7 +66,7 @@ class TagJudge:
         return words_of(self.split, predictions, self.pooling)
 
     def _store(self, name: str, text: str) -> None:
-        with output_files.stored(f"{name} cannot be written", self.folder):
+        with output_files.stored(f"{name} cannot be written", self.folder, on_error=self.on_error):
             output_files.write_text(self.folder / name, text)
 
 

@@ -30,7 +30,8 @@ def write_card(trainer: PublicTrainer, facts: dict[str, Any]) -> None:
         facts["tags"] += [tag for tag in earlier if tag not in facts["tags"]]
     summary = TrainingSummary.from_trainer(_as_transformers_has_it(trainer), **facts)
     with output_files.stored(f"{path.name} cannot be written", path.parent, on_error=trainer.args.save_error_policy):
-        output_files.write_text(path, summary.to_model_card())
+        card = summary.to_model_card()  # names of folders may hold bytes that are no UTF-8
+        output_files.write_text(path, card.encode("utf-8", "backslashreplace").decode("utf-8"))
 
 
 def create_repo(trainer: PublicTrainer, token: str | None, private: bool | None) -> str:
