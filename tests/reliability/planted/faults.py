@@ -134,8 +134,14 @@ PLANTED = (
     ),
     Planted(
         "dropout-from-global-state",
-        "dropout's seed comes from torch's global generator",
-        (Edit("models/packed.py", "        seed=seed,\n", "        seed=int(torch.randint(2**31, ())),\n"),),
+        "dropout's seed is how many batches this process has run",
+        (
+            Edit(
+                "models/packed.py",
+                "        seed=seed,\n",
+                '        seed=next(position_of.__dict__.setdefault("n", __import__("itertools").count())),\n',
+            ),
+        ),
         ("reliability/test_bookkeeping.py::test_a_run_goes_on[at the end of an epoch-stops2-changes2]",),
     ),
     Planted(
