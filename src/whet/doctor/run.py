@@ -6,7 +6,7 @@ import sys
 
 from whet.doctor import advice, machine, native, rates, show, software
 from whet.doctor.arguments import DoctorArguments
-from whet.doctor.findings import Findings, ModelFindings
+from whet.doctor.findings import Findings
 from whet.errors import EXIT_OK, EXIT_OTHER
 
 
@@ -35,5 +35,5 @@ def examine(asked: DoctorArguments) -> Findings:
 def _about_model(asked: DoctorArguments) -> str:
     from whet.own_loop.examine import examine
 
-    found = ModelFindings(model=asked.model, **vars(examine(asked.model)))
+    found = examine(asked.model)
     return show.model_as_json(found) if asked.json else show.model_as_text(found)

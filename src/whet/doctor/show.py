@@ -8,8 +8,9 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
-from whet.doctor.findings import Findings, Machine, ModelFindings, Native, Rates, Software
+from whet.doctor.findings import Findings, Machine, Native, Rates, Software
 from whet.errors import Problem
+from whet.own_loop.findings import ModelFindings
 
 _LABEL = 14
 _WIDEST = 110

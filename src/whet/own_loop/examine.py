@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -15,9 +14,11 @@ from whet.models.loading.load import ModelSource, load_config, load_model
 from whet.models.packable import why_padded
 from whet.models.packed import packed_model, prepare
 from whet.models.proof import prove
+from whet.models.proof.verdict import Verdict
 from whet.models.view import ModelView
 from whet.objectives.base import Objective
 from whet.objectives.choose import choose
+from whet.own_loop.findings import ModelFindings
 
 _ENCODER = Head(
     auto="AutoModel",
@@ -29,60 +30,42 @@ _ENCODER = Head(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Prepared:
-    """How a model was prepared for training; `whet.doctor.findings.ModelFindings` explains the fields."""
-
-    model_type: str
-    model_class: str
-    packed: bool
-    how: str
-    head: str
-    fused: dict[str, int]
-    called: dict[str, str]
-    isa: str | None
-
-
-def examine(name: str) -> Prepared:
+def examine(name: str) -> ModelFindings:
     """Return what training would do with the model; raises WhetError if it cannot be loaded."""
     source = ModelSource(model=name, flag="MODEL")
     head = head_named(load_config(source).architectures)
-    return of_model(load_model(source, head or _ENCODER))
-
-
-def of_model(model: Any) -> Prepared:
-    """Return the same of a loaded model, which is prepared as training would prepare it."""
-    prove.ensure(model)
+    model: Any = load_model(source, head or _ENCODER)
+    verdict = prove.ensure(model)
     why = why_padded(model)
-    head = _prepared(model)
+    reads = _prepare(model, packed=why is None)
     order.apply(ModelView(model), MethodSettings(operators="auto"))
     packed, native = packed_model(model), library()
     fused = fuse.changed_in(model) or {}
-    return Prepared(
+    return ModelFindings(
+        model=name,
         model_type=model.config.model_type,
         model_class=type(model).__name__,
         packed=why is None,
-        how=_how(model) if why is None else why,
-        head=head,
+        how=_how(model, verdict) if why is None else why,
+        head=reads,
         fused=dict(fused),
         called={} if packed is None or not fused else fuse.called(packed),
         isa=native.isa if native is not None and fused else None,
     )
 
 
-def _how(model: Any) -> str:
-    verdict = prove.ensure(model)
+def _how(model: Any, verdict: Verdict | None) -> str:
     if verdict is None:
         return f"whet knows the family {model.config.model_type}"
     return "proven on a copy with random weights: packed rows equal padded ones, forward and backward"
 
 
-def _prepared(model: nn.Module) -> str:
+def _prepare(model: nn.Module, *, packed: bool) -> str:
     """Prepare the model; return how batches reach its head."""
     if model.base_model is model:
         prepare(model)
         return "none: this is an encoder"
-    if why_padded(model) is not None:
+    if not packed:
         return "reads padded batches"
     objective: Objective = choose(model, None, _no_collator)
     if objective.packed:
