@@ -1,4 +1,4 @@
-"""How fast encoders train beside transformers' Trainer: four kinds of rows, four shapes of models, in one run.
+"""How fast encoders train compared with transformers' Trainer: four kinds of rows, four shapes of models, in one run.
 
     python benchmarks/encoders/steps.py --data FOLDER --peers .venv-peers/bin/python
     python benchmarks/encoders/steps.py --data FOLDER --jobs pairs --models minilm

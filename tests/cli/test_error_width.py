@@ -2,42 +2,21 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
-import pty
-import re
-import struct
 import subprocess
 import sys
-import termios
 
 import pytest
 
+from terminal import on_terminal
 from whet.console import folded_message
 
 _WORDS = ["qa", "--model_name_or_path", "m", "--dataset_name", "squad", "--do_train", "--eval_strategy", "steps",
           "--save_strategy", "no", "--load_best_model_at_end", "--output_dir", "out", "--push_to_hub"]  # fmt: skip
 
 
-def _on_terminal(columns: int) -> list[str]:
-    process, screen = pty.fork()
-    if process == 0:
-        fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-        environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
-        os.execve(sys.executable, [sys.executable, "-m", "whet", *_WORDS], environment | {"TERM": "xterm"})
-    shown = b""
-    while True:
-        try:
-            shown += os.read(screen, 1 << 16)
-        except OSError:  # the process has closed its side
-            break
-    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 78
-    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode()).splitlines()
-
-
 @pytest.mark.parametrize("columns", [60, 80])
 def test_errors_are_folded_at_the_width_of_the_terminal(columns: int) -> None:
-    lines = _on_terminal(columns)
+    lines = on_terminal(_WORDS, columns, code=78)
     assert len(lines) > 4
     assert max(map(len, lines)) <= columns, [line for line in lines if len(line) > columns]
     file = subprocess.run([sys.executable, "-m", "whet", *_WORDS], capture_output=True, text=True, check=False)

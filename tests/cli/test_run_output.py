@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from tiny_qa import command, squad, write_json
 
+from terminal import on_terminal
 from whet.cli.main import run
 from whet.log import logger
 from whet.train.output import run_log
@@ -36,29 +37,11 @@ def _block(lines: list[str]) -> list[str]:
     return [line.split()[0] for line in lines if re.match(r"[a-z]+  +\S", line)]
 
 
-def _on_terminal(words: list[str], columns: int) -> list[str]:
-    """Return every line that the process showed on a terminal of this width, those that were drawn over as well."""
-    process, screen = pty.fork()
-    if process == 0:
-        fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-        environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
-        os.execve(sys.executable, [sys.executable, "-m", "whet", *words], environment | {"TERM": "xterm"})
-    shown = b""
-    while True:
-        try:
-            shown += os.read(screen, 1 << 16)
-        except OSError:  # the process has closed its side
-            break
-    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0, shown.decode()
-    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
-    return [line for line in re.split(r"[\r\n]+", text) if line.strip()]
-
-
 @pytest.mark.parametrize("columns", [60, 80])
 def test_no_line_on_a_terminal_is_wider_than_it(columns: int, encoder: Path, tmp_path: Path) -> None:
     folder = tmp_path / "a folder with a long name" / "and another one in it that makes no line longer"
     folder.parent.mkdir()
-    lines = _on_terminal(_words(encoder, folder), columns)
+    lines = on_terminal(_words(encoder, folder), columns)
     assert max(map(len, lines)) <= columns, [line for line in lines if len(line) > columns]
     assert _block(lines) == _LABELS
     live = [line for line in lines if line.startswith("step ") and "\N{BOX DRAWINGS HEAVY HORIZONTAL}" in line]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar, cast
 
 import torch
@@ -22,7 +22,7 @@ def honoured(method: _Method) -> _Method:
 
     @functools.wraps(method)
     def run(trainer: Any, *given: Any, **named: Any) -> Any:
-        with _deterministic() if trainer.args.full_determinism else _as_it_is():
+        with _deterministic() if trainer.args.full_determinism else nullcontext():
             return method(trainer, *given, **named)
 
     return cast(_Method, run)
@@ -43,8 +43,3 @@ def _deterministic() -> Iterator[None]:
     finally:
         torch.use_deterministic_algorithms(was, warn_only=warn_only)
         cudnn.deterministic, cudnn.benchmark = kept
-
-
-@contextmanager
-def _as_it_is() -> Iterator[None]:
-    yield
