@@ -88,7 +88,12 @@ def padded(rows: Sequence[Mapping[str, Any]], pad_id: int, length: int | None = 
 
 def lora_targets(family: str) -> list[str]:
     """Return the names of the family's projections of queries and values."""
-    own = {"distilbert": ["q_lin", "v_lin"], "mpnet": ["q", "v"], "modernbert": ["Wqkv"]}
+    own = {
+        "distilbert": ["q_lin", "v_lin"],
+        "mpnet": ["q", "v"],
+        "modernbert": ["Wqkv"],
+        "deberta-v2": ["query_proj", "value_proj"],
+    }
     return own.get(family, ["query", "value"])
 
 

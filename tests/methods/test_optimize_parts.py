@@ -122,6 +122,11 @@ def part_of(model: Any, part: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
 def options_of(model: Any, part: str) -> dict[str, Any]:
     """Return what a call of the part needs besides hidden states or tokens."""
     modernbert = model.config.model_type == "modernbert"
+    if part == "block" and model.config.model_type.startswith("deberta"):
+        return {
+            "attention_mask": torch.ones(2, 1, 5, 5),
+            "rel_embeddings": model.base_model.encoder.get_rel_embedding(),
+        }
     if part == "embeddings":
         return {} if modernbert else {"position_ids": torch.arange(5).expand(2, 5) + 1}
     if not modernbert or part != "block":

@@ -29,9 +29,9 @@ from whet.models.view import ModelView, Named
 families = pytest.mark.parametrize("family", FAMILIES)
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft asks
 heads = {
-    AutoModelForSequenceClassification: {"classifier", "pre_classifier", "head"},
+    AutoModelForSequenceClassification: {"classifier", "pooler", "pre_classifier", "head"},
     AutoModelForTokenClassification: {"classifier", "head"},
-    AutoModelForMultipleChoice: {"classifier", "pre_classifier", "sequence_summary", "head"},
+    AutoModelForMultipleChoice: {"classifier", "pre_classifier", "pooler", "sequence_summary", "head"},
     AutoModelForMaskedLM: {
         *("head", "decoder"),  # ModernBERT
         *("cls", "lm_head", "predictions", "generator_predictions", "generator_lm_head"),

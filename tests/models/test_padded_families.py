@@ -28,12 +28,12 @@ _NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 
 def unknown_model(name: str) -> Any:
-    """Return a model of a family that whet does not know, or one of a known family that is a decoder."""
+    """Return a model that whet does not pack: of an unknown family, with a convolution (DeBERTa v2), or a decoder."""
     torch.manual_seed(0)
     if name == "ibert":
         return IBertForQuestionAnswering(IBertConfig(**_SIZES, **_NO_DROPOUT))
     if name == "deberta-v2":
-        return DebertaV2ForQuestionAnswering(DebertaV2Config(**_SIZES, **_NO_DROPOUT))
+        return DebertaV2ForQuestionAnswering(DebertaV2Config(**_SIZES, **_NO_DROPOUT, conv_kernel_size=3))
     return tiny_model(name, is_decoder=True)
 
 

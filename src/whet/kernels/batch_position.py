@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
@@ -23,7 +23,8 @@ class BatchPosition:
     For each token, `slots` (N,) is the index of its row in the step's global batch and `positions` (N,) its index in
     that row. Row r has the tokens cu_seqlens[r] to cu_seqlens[r + 1], and `row_slots` (rows,) is each row's slot.
     `max_seqlen` () is the length of the longest row; None: not counted. The first key_counts[r] tokens of row r are
-    real and the others padding, to which no token attends; None: all are real. `row_slots`, `max_seqlen` and
+    real and the others padding, to which no token attends; None: all are real. `sizes` (N,), in floating point, is how
+    many tokens of the padded batch each token stands for; None: there is no padding. `row_slots`, `max_seqlen` and
     `key_counts` stay on the CPU.
     """
 
@@ -35,6 +36,7 @@ class BatchPosition:
     row_slots: Tensor
     max_seqlen: Tensor | None = field(default=None, kw_only=True)
     key_counts: Tensor | None = field(default=None, kw_only=True)
+    sizes: Tensor | None = field(default=None, kw_only=True)
 
     @property
     def longest(self) -> int:
@@ -48,6 +50,14 @@ class BatchPosition:
     def key(self, site: int) -> tuple[int, int]:
         """Return the key words of the site's stream in this step."""
         return stream_key(self.seed, self.step, site)
+
+    def of_table(self, first: int, n: int) -> BatchPosition:
+        """Return a position for the n rows of a table from `first` on, with the keys of this one.
+
+        The mask of a row of the table depends on its number alone: all micro-batches of a step have the same.
+        """
+        rows = torch.arange(first, first + n, dtype=torch.int32, device=self.slots.device)
+        return BatchPosition(self.seed, self.step, torch.zeros_like(rows), rows, self.cu_seqlens, self.row_slots)
 
 
 @dataclass(frozen=True)
@@ -82,6 +92,10 @@ class DrawnPosition(BatchPosition):
     def key(self, site: int) -> tuple[int, int]:
         """Return the key words of the site's stream in this pass."""
         return stream_key(self.drawn, 0, site)
+
+    def of_table(self, first: int, n: int) -> BatchPosition:
+        """Return a position for the n rows of a table from `first` on, with the seed that this pass draws."""
+        return replace(super().of_table(first, n), seed=self.drawn, step=0)
 
 
 @dataclass(frozen=True, eq=False)

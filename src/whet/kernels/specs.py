@@ -61,6 +61,24 @@ class AttentionSpec:
 
 
 @dataclass(frozen=True)
+class Relative:
+    """Vectors by distance, for disentangled attention (He et al. 2021, arXiv:2006.03654, equation 4).
+
+    With p = places[j - i + R], scale * (q_i . keys[p] + k_j . queries[p]) is added to the score of key j and query i.
+    `keys` and `queries` (P, H, K) may be views whose last dimension is contiguous; None: without this term. `places`
+    (2 R + 1,) is int32. No sequence is longer than R + 1.
+    """
+
+    keys: Tensor | None
+    queries: Tensor | None
+    places: Tensor
+
+
+Bias = Tensor | Relative
+"""What attention adds to its scores: numbers (H, 2 R + 1) by distance, or products with vectors by distance."""
+
+
+@dataclass(frozen=True)
 class Tables:
     """Embedding tables (entries, D) to sum. The row `padding_ids[i]` of table i, None: no row, gets no gradient."""
 

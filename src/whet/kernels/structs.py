@@ -120,7 +120,9 @@ class Attention(ctypes.Structure):
         ("dout dq dk dv", View),
         ("bias", c_void_p),
         ("reach", c_int64),
-        ("dbias dbias_rows", c_void_p),
+        ("dbias dbias_rows places", c_void_p),
+        ("n_places", c_int64),
+        ("relative_keys relative_queries drelative_keys drelative_queries", View),
     )
 
 

@@ -81,6 +81,7 @@ def position_of(batch: Batch, *, seed: int, step: int) -> BatchPosition:
         row_slots=row_slots,
         max_seqlen=torch.tensor(max(batch.max_seqlen, batch.n_computed - batch.n_in_rows)),
         key_counts=None if batch.padding is None else _key_counts(batch, batch.padding),
+        sizes=None if batch.padding is None else _sizes(batch, batch.padding),
     )
 
 
@@ -88,6 +89,11 @@ def _key_counts(batch: Batch, padding: PaddingTokens) -> Tensor:
     """Return how many tokens of each row are keys; what fills the batch up is a row without padding."""
     n_more = batch.n_computed - batch.n_in_rows
     return nn.functional.pad(padding.key_counts, (0, 1), value=n_more) if n_more else padding.key_counts
+
+
+def _sizes(batch: Batch, padding: PaddingTokens) -> Tensor:
+    """Return how many tokens of the padded batch each token stands for; what fills the batch up is a row of its own."""
+    return nn.functional.pad(padding.log_sizes.exp(), (0, batch.n_computed - len(padding.log_sizes)), value=1.0)
 
 
 def _torch_seed(position: BatchPosition) -> int:

@@ -6,13 +6,13 @@ from torch import Tensor
 from whet.kernels.attention import choice as attention_path
 from whet.kernels.attention import flash
 from whet.kernels.attention import padded as padded_attention
-from whet.kernels.specs import AttentionSpec
+from whet.kernels.specs import AttentionSpec, Bias
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, bias: Tensor | None = None) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, bias: Bias | None = None) -> Tensor:
     """Return softmax(q k^T scale + b) v (N, H, K) within each row; k and v (N, G, K) may have fewer heads.
 
-    `bias` (H, 2 R + 1) is b by distance, as in `packed.attend`; flash kernels have none.
+    `bias` is b, as in `packed.attend`; flash kernels have none.
     Under autocast, float32 is computed in autocast's format, as in torch's own attention. Raises ConfigError if
     flash_attention_2 was requested and its kernels cannot run.
     """

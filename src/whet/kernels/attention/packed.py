@@ -12,13 +12,18 @@ from whet.kernels.first_derivative import once_differentiable
 from whet.kernels.native_call import DTYPES, call, native_for, ptr
 from whet.kernels.random import keep_threshold
 from whet.kernels.reference import layers as reference
-from whet.kernels.specs import AttentionSpec
+from whet.kernels.specs import AttentionSpec, Bias, Relative
+
+BiasParts = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+"""A bias as tensors: numbers by distance; places, keys and queries of a `Relative`."""
+NO_BIAS: BiasParts = (None, None, None, None)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, bias: Tensor | None = None) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, bias: Bias | None = None) -> Tensor:
     """Return softmax(q k^T scale + b) v (N, H, K) within each sequence; k and v (N, G, K) may have fewer heads.
 
     `bias` (H, 2 R + 1) is b by distance: bias[h, j - i + R] for key j and query i. No sequence is longer than R + 1.
+    A `Relative` computes b from vectors by distance, also without a (T, T) tensor; all heads then have own keys.
     The tensors may be views whose last dimension is contiguous. Backward recomputes the weights from one number per
     query and head, and the dropout mask from its key. Working memory is linear in the longest sequence.
     """
@@ -26,10 +31,10 @@ def attend(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, bias: Tensor | 
         return _in_graph(spec, q, k, v, bias)
     if native_for(q, k, v) is None:
         return plain(q, k, v, spec, bias)
-    return _Attend.apply(spec, _as_read(bias), q, k, v)
+    return _Attend.apply(spec, *bias_parts(bias, q), q, k, v)
 
 
-def attend_joined(qkv: Tensor, spec: AttentionSpec, bias: Tensor | None = None) -> Tensor:
+def attend_joined(qkv: Tensor, spec: AttentionSpec, bias: Bias | None = None) -> Tensor:
     """Return the attention (N, H, K) of qkv (N, 3, H, K), the product of the three joined projections.
 
     It is read in place, and its gradient is one tensor, which the product's backward takes. `bias`: see `attend`.
@@ -39,25 +44,25 @@ def attend_joined(qkv: Tensor, spec: AttentionSpec, bias: Tensor | None = None) 
     if native_for(qkv) is None:
         q, k, v = qkv.unbind(1)
         return plain(q, k, v, spec, bias)
-    return _Attend.apply(spec, _as_read(bias), qkv)
+    return _Attend.apply(spec, *bias_parts(bias, qkv), qkv)
 
 
-def plain(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, bias: Tensor | None = None) -> Tensor:
+def plain(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, bias: Bias | None = None) -> Tensor:
     """Return what `attend` computes without the native operator: in a GPU's kernels, or by the textbook row by row."""
     on_gpu = q.device.type != "cpu" and not torch.compiler.is_compiling()
     return (gpu_attention if on_gpu else reference).attend(q, k, v, spec, bias)
 
 
-def _in_graph(spec: AttentionSpec, q: Tensor, k: Tensor | None, v: Tensor | None, bias: Tensor | None) -> Tensor:
+def _in_graph(spec: AttentionSpec, q: Tensor, k: Tensor | None, v: Tensor | None, bias: Bias | None) -> Tensor:
     row_slots = None if spec.drop is None else spec.drop.position.row_slots
     p, site, keys, _, _ = graph.mask_arguments(spec.drop)
     rows = (spec.cu_seqlens, row_slots, spec.scale, spec.causal)
     which = (spec.max_seqlen, spec.kernel, spec.key_counts, -1 if spec.window is None else spec.window)
-    return torch.ops.whet.attention(q, k, v, *rows, p, site, keys, *which, _as_read(bias))[0]
+    return torch.ops.whet.attention(q, k, v, *rows, p, site, keys, *which, *bias_parts(bias, q))[0]
 
 
 def attention_forward(
-    tensors: tuple[Tensor, ...], spec: AttentionSpec, bias: Tensor | None = None
+    tensors: tuple[Tensor, ...], spec: AttentionSpec, bias: BiasParts = NO_BIAS
 ) -> tuple[Tensor, Tensor]:
     """Return the attention (N, H, K), and the log-sum-exp of the scores (N, H) fp32, which backward needs.
 
@@ -76,11 +81,11 @@ def attention_backward(
     tensors: tuple[Tensor, ...],
     results: tuple[Tensor, Tensor],
     spec: AttentionSpec,
-    bias: Tensor | None = None,
+    bias: BiasParts = NO_BIAS,
     *,
     of_bias: bool = True,
 ) -> tuple[Tensor | None, ...]:
-    """Return the gradients of the bias, if there is one and `of_bias`, and of the tensors, contiguous.
+    """Return the gradients of the four parts of the bias, of numbers only if `of_bias`, and of the tensors, contiguous.
 
     `dout` is the gradient of the attention; `results` are those of `attention_forward`.
     """
@@ -90,13 +95,17 @@ def attention_backward(
     args.dout = _view(dout)
     args.dq, args.dk, args.dv = (_view(grad) for grad in _split(found))
     _add_bias(args, bias)
-    if bias is None or not of_bias:
-        call("attention_backward", args)
-        return None, *found
-    dbias, by_row = torch.empty_like(bias), bias.new_empty(2 * len(dout), len(bias))
-    args.dbias, args.dbias_rows = ptr(dbias), ptr(by_row)
+    numbers, places, keys, queries = bias
+    dbias, *more = (
+        None if part is None else torch.empty(part.shape, dtype=part.dtype) for part in (numbers, keys, queries)
+    )
+    if places is not None:
+        args.drelative_keys, args.drelative_queries = (_view(part) for part in more)
+    by_row = None if dbias is None or not of_bias else dbias.new_empty(2 * len(dout), len(dbias))
+    if by_row is not None:
+        args.dbias, args.dbias_rows = ptr(dbias), ptr(by_row)
     call("attention_backward", args)
-    return dbias, *found
+    return dbias if of_bias else None, None, *more, *found
 
 
 def attention_outputs(tensors: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
@@ -111,26 +120,37 @@ def with_contiguous_heads(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return tuple(t if t.stride(-1) == 1 else t.contiguous() for t in tensors)
 
 
-def _as_read(bias: Tensor | None) -> Tensor | None:
-    """Return the bias as the operator reads it."""
-    return None if bias is None else bias.float().contiguous()
+def bias_parts(bias: Bias | None, q: Tensor) -> BiasParts:
+    """Return the parts of a bias as the operator reads them, next to these queries."""
+    if bias is None:
+        return NO_BIAS
+    if isinstance(bias, Tensor):
+        return bias.float().contiguous(), None, None, None
+    keys, queries = (None if part is None else part.to(q.dtype) for part in (bias.keys, bias.queries))
+    return None, bias.places, keys, queries
+
+
+def bias_of(parts: BiasParts) -> Bias | None:
+    """Return the bias that `bias_parts` took apart."""
+    numbers, places, keys, queries = parts
+    return numbers if places is None else Relative(keys, queries, places)
 
 
 class _Attend(Function):
     @staticmethod
-    def forward(ctx: Any, spec: AttentionSpec, bias: Tensor | None, *tensors: Tensor) -> Tensor:
-        tensors = with_contiguous_heads(tensors)
+    def forward(ctx: Any, spec: AttentionSpec, *given: Any) -> Tensor:
+        bias, tensors = given[:4], with_contiguous_heads(given[4:])
         out, lse = attention_forward(tensors, spec, bias)
         ctx.spec = spec
-        ctx.save_for_backward(*tensors, out, lse, bias)
+        ctx.save_for_backward(*tensors, out, lse, *bias)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        *tensors, out, lse, bias = ctx.saved_tensors
-        results, of_bias = (out, lse), ctx.needs_input_grad[1]
-        return None, *attention_backward(grads[0], tuple(tensors), results, ctx.spec, bias, of_bias=of_bias)
+        *tensors, out, lse, numbers, places, keys, queries = ctx.saved_tensors
+        bias, of_bias = (numbers, places, keys, queries), ctx.needs_input_grad[1]
+        return None, *attention_backward(grads[0], tuple(tensors), (out, lse), ctx.spec, bias, of_bias=of_bias)
 
 
 def _split(tensors: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
@@ -138,8 +158,8 @@ def _split(tensors: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
     return q, k, v
 
 
-def _view(x: Tensor) -> structs.View:
-    return structs.View(ptr(x), x.stride(0), x.stride(1))
+def _view(x: Tensor | None) -> structs.View:
+    return structs.View() if x is None else structs.View(ptr(x), x.stride(0), x.stride(1))
 
 
 def _arguments(spec: AttentionSpec, qkv: tuple[Tensor, Tensor, Tensor], out: Tensor, lse: Tensor) -> structs.Attention:
@@ -164,10 +184,19 @@ def _arguments(spec: AttentionSpec, qkv: tuple[Tensor, Tensor, Tensor], out: Ten
     return args
 
 
-def _add_bias(args: structs.Attention, bias: Tensor | None) -> None:
-    if bias is None:
-        return
-    assert bias.dtype == torch.float32
-    assert bias.is_contiguous()
-    assert bias.shape[0] == args.heads
-    args.bias, args.reach = ptr(bias), bias.shape[1] // 2
+def _add_bias(args: structs.Attention, bias: BiasParts) -> None:
+    numbers, places, keys, queries = bias
+    if numbers is not None:
+        assert numbers.dtype == torch.float32
+        assert numbers.is_contiguous()
+        assert numbers.shape[0] == args.heads
+        args.bias, args.reach = ptr(numbers), numbers.shape[1] // 2
+    if places is not None:
+        assert places.dtype == torch.int32
+        assert places.is_contiguous()
+        assert args.heads == args.key_heads
+        tables = [part for part in (keys, queries) if part is not None]
+        assert all(part.stride(-1) == 1 and part.shape[1:] == (args.heads, args.head_width) for part in tables)
+        args.places, args.reach = ptr(places), len(places) // 2
+        args.n_places = len(tables[0]) if tables else 0
+        args.relative_keys, args.relative_queries = _view(keys), _view(queries)

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from whet.kernels.random import attention_bits_of_rows, keep_threshold
-from whet.kernels.reference.layers import float32, unseen_at, wide
-from whet.kernels.specs import AttentionSpec, Drop
+from whet.kernels.reference.layers import float32, products_by_distance, unseen_at, wide
+from whet.kernels.specs import AttentionSpec, Bias, Drop
 
 _MOST_WEIGHTS = 1 << 25
 """Attention weights computed at a time under dropout: their random words take 8 bytes each."""
@@ -48,16 +48,19 @@ class _Rows:
         limited = spec.causal or spec.window is not None
         return own & ~unseen_at(at - at[:, None], spec) if limited else own
 
-    def biases(self, bias: Tensor) -> Tensor:
-        """Return the biases (1, H, T, T) of a table (H, 2 R + 1) by distance."""
-        at = torch.arange(self.max_seqlen, device=bias.device)
-        return bias[None, :, at - at[:, None] + bias.shape[1] // 2]
+    def biases(self, bias: Bias, q: Tensor, k: Tensor, scale: float) -> Tensor:
+        """Return the biases (1 or rows, H, T, T) of padded queries and keys (rows, H, T, K)."""
+        at = torch.arange(self.max_seqlen, device=q.device)
+        distance = at - at[:, None]
+        if isinstance(bias, Tensor):
+            return wide(bias)[None, :, distance + bias.shape[1] // 2]
+        return products_by_distance(q, k, bias, distance) * scale
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, bias: Tensor | None = None) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, bias: Bias | None = None) -> Tensor:
     """Return softmax(q k^T scale + b) v (N, H, K) within each row; k and v (N, G, K) may have fewer heads.
 
-    `bias` (H, 2 R + 1) is b by distance, as in `packed.attend`; memory then grows with the square of the longest
+    `bias` is b, as in `packed.attend`; memory then grows with the square of the longest
     row. With dropout, memory grows with rows times that square; without either, as in torch's own attention.
     """
     rows = _rows_of(spec, len(q), q.device)
@@ -65,7 +68,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, bias: Tensor | 
     padded = [rows.padded(t) for t in (q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1))]
     seen = rows.seen(spec)
     blind = ~seen.any(-1, keepdim=True)  # such a query sees all keys at first: a softmax over none has no gradient
-    mask = seen | blind if bias is None else torch.where(seen | blind, rows.biases(wide(bias)), -torch.inf)
+    mask = seen | blind
+    if bias is not None:
+        mask = torch.where(mask, rows.biases(bias, padded[0], padded[1], spec.scale), -torch.inf)
     if spec.drop is None or spec.drop.p == 0.0:
         mask = mask.to(q.dtype) if mask.is_floating_point() else mask
         found = functional.scaled_dot_product_attention(*padded, attn_mask=mask, scale=spec.scale)

@@ -123,6 +123,11 @@ struct Attention {
   int64_t reach;          // at least the longest row - 1
   float* dbias;           // backward, the gradient of `bias`; null: not wanted
   float* dbias_rows;      // (2 tokens, heads): working memory for it
+  // Scores also get scale (q_i . relative_keys[p] + k_j . relative_queries[p]) with p = places[j - i + reach].
+  const int32_t* places;  // (2 reach + 1,): rows of the tables; null: no such terms
+  int64_t n_places;       // rows of each table
+  View relative_keys, relative_queries;    // (n_places, heads, head_width); null data: without this term
+  View drelative_keys, drelative_queries;  // backward
 };
 
 // One entry per tensor. The sum of squares of all entries is written to *result.

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from whet.kernels.random import attention_bits, hidden_bits, keep_threshold
-from whet.kernels.specs import AdamWStep, AttentionSpec, Drop, Kind, Norm, Tables
+from whet.kernels.specs import AdamWStep, AttentionSpec, Bias, Drop, Kind, Norm, Relative, Tables
 
 
 def dropout(x: Tensor, drop: Drop) -> Tensor:
@@ -43,10 +43,10 @@ def gated_act(gate: Tensor, up: Tensor, kind: Kind) -> Tensor:
     return (_activated(wide(gate), kind) * wide(up)).to(gate.dtype)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, bias: Tensor | None = None) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, bias: Bias | None = None) -> Tensor:
     """Return softmax(q k^T scale + b) v within each row (N, H, K); k and v (N, G, K) may have fewer heads.
 
-    `bias` (H, 2 R + 1) is b by distance: bias[h, j - i + R] for key j and query i.
+    `bias` (H, 2 R + 1) is b by distance: bias[h, j - i + R] for key j and query i; a `Relative` computes it.
     """
     starts = spec.cu_seqlens.tolist()
     slots = [0] * (len(starts) - 1) if spec.drop is None else spec.drop.position.row_slots.tolist()
@@ -136,12 +136,14 @@ def _activated(x: Tensor, kind: Kind) -> Tensor:
     return functional.gelu(x, approximate="tanh" if kind == "gelu_tanh" else "none")
 
 
-def _attend_row(qkv: tuple[Tensor, ...], spec: AttentionSpec, slot: int, bias: Tensor | None) -> Tensor:
+def _attend_row(qkv: tuple[Tensor, ...], spec: AttentionSpec, slot: int, bias: Bias | None) -> Tensor:
     q, k, v = qkv
     distance = torch.arange(len(k), device=q.device) - torch.arange(len(q), device=q.device)[:, None]
     scores = torch.einsum("ihk,jhk->hij", wide(q), wide(k)) * spec.scale
-    if bias is not None:
+    if isinstance(bias, Tensor):
         scores = scores + wide(bias)[:, distance + bias.shape[1] // 2]
+    elif bias is not None:
+        scores = scores + products_by_distance(q.transpose(0, 1), k.transpose(0, 1), bias, distance) * spec.scale
     unseen = unseen_at(distance, spec)
     blind = unseen.all(-1, keepdim=True)  # it sees all keys at first: a softmax over none has no gradient
     weights = torch.softmax(scores.masked_fill(unseen & ~blind, -torch.inf), dim=-1).masked_fill(blind, 0.0)
@@ -149,6 +151,22 @@ def _attend_row(qkv: tuple[Tensor, ...], spec: AttentionSpec, slot: int, bias: T
         bits = attention_bits(spec.drop.key, slot, *weights.shape, device=q.device)
         weights = weights * (bits >= keep_threshold(spec.drop.p)) * float32(spec.drop.keep_scale)
     return torch.einsum("hij,jhk->ihk", weights, wide(v)).to(q.dtype)
+
+
+def products_by_distance(q: Tensor, k: Tensor, by: Relative, distance: Tensor) -> Tensor:
+    """Return q_i . keys[p] + k_j . queries[p] (..., H, T, T) of q and k (..., H, T, K); keys may be fewer.
+
+    `distance` (T, T) is j - i of each pair, and p its place in the tables.
+    """
+    places = by.places.long()[distance + len(by.places) // 2]
+    found = wide(q).new_zeros(*q.shape[:-1], k.shape[-2])
+    if by.keys is not None:
+        products = torch.einsum("...hik,phk->...hip", wide(q), wide(by.keys))
+        found = found + products.gather(-1, places.expand(found.shape))
+    if by.queries is not None:
+        products = torch.einsum("...hjk,phk->...hjp", wide(k), wide(by.queries))
+        found = found + products.gather(-1, places.T.expand(found.mT.shape)).mT
+    return found
 
 
 def unseen_at(distance: Tensor, spec: AttentionSpec) -> Tensor:

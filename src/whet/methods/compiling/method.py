@@ -223,6 +223,7 @@ def _keyed(position: BatchPosition, sites: tuple[Site, ...]) -> KeyedPosition:
         keys,
         max_seqlen=position.max_seqlen,
         key_counts=counts,
+        sizes=position.sizes,
     )
 
 

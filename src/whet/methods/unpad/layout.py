@@ -45,7 +45,14 @@ class Layout:
             row_slots=row_slots,
             max_seqlen=self.row_lengths.max().cpu(),
             key_counts=self.key_counts.cpu(),
+            sizes=self._sizes(),
         )
+
+    def _sizes(self) -> Tensor | None:
+        """Return how many places each packed token stands for; None: no padding is computed."""
+        if bool((self.key_counts == self.row_lengths).all()):
+            return None
+        return torch.bincount(self.sources.flatten(), minlength=len(self.columns)).float()
 
     def padded(self, states: Tensor) -> Tensor:
         """Return packed states (N, D) as (B, T, D): each place of padding has that of the token that stands for it.

@@ -9,7 +9,7 @@ from whet.kernels.attention.packed import attend, attend_joined
 from whet.kernels.batch_position import Site
 from whet.kernels.layers import recompute
 from whet.kernels.products.linear import linear
-from whet.kernels.specs import AttentionSpec, Drop
+from whet.kernels.specs import AttentionSpec, Bias, Drop
 from whet.models.fused.layers import with_bias
 from whet.models.standard import why_called
 
@@ -23,11 +23,22 @@ def attention(
     `kernels.attention.packed.attend` takes.
     """
     scale = getattr(module, "scaling", None) or (parts[0].out_features // heads) ** -0.5
-    spec = spec_of(module, scale, p)
+    return attended(projected(x, parts, heads), spec_of(module, scale, p), bias).flatten(1)[None]
+
+
+def projected(x: Tensor, parts: tuple[nn.Linear, ...], heads: int) -> tuple[Tensor, ...]:
+    """Return query, key and value (N, H, K) of x (1, N, D), or one tensor (N, 3, H, K) that holds them."""
     if _can_join(parts):
-        return attend_joined(_joined(x, *parts)[0].unflatten(-1, (3, heads, -1)), spec, bias).flatten(1)[None]
-    q, k, v = (with_bias(x, part)[0].unflatten(-1, (heads, -1)) for part in parts)
-    return attend(q, k, v, spec, bias).flatten(1)[None]
+        return (_joined(x, *parts)[0].unflatten(-1, (3, heads, -1)),)
+    return tuple(with_bias(x, part)[0].unflatten(-1, (heads, -1)) for part in parts)
+
+
+def attended(tensors: tuple[Tensor, ...], spec: AttentionSpec, bias: Bias | None = None) -> Tensor:
+    """Return the attention (N, H, K) of what `projected` returns."""
+    if len(tensors) == 1:
+        return attend_joined(tensors[0], spec, bias)
+    q, k, v = tensors
+    return attend(q, k, v, spec, bias)
 
 
 def spec_of(module: Any, scale: float, p: float, window: int | None = None) -> AttentionSpec:

@@ -37,15 +37,15 @@ def embeddings(
     names: EmbeddingNames = EmbeddingNames(),
 ) -> Tensor | None:
     """Return the normalised sum (1, N, D) of the embeddings of ids (1, N); None if a submodule must be called."""
-    tables = [getattr(module, name) for name in names.tables if hasattr(module, name)]
+    columns = zip(names.tables, (input_ids, position_ids, token_type_ids), strict=False)
+    given = [(table, ids) for name, ids in columns if (table := getattr(module, name, None)) is not None]
+    tables = [table for table, _ in given]
     layer, dropout = getattr(module, names.norm), getattr(module, names.dropout)
     called = [why_called(table, nn.Embedding) for table in tables]
     called += [why_called(layer, nn.LayerNorm), why_called(dropout, PlacedDropout)]
     if any(called):
         return None
-    ids = [input_ids[0]] if position_ids is None else [input_ids[0], position_ids[0]]
-    if len(tables) == len(_TABLES):
-        ids.append(torch.zeros_like(ids[0]) if token_type_ids is None else token_type_ids[0])
+    ids = [torch.zeros_like(input_ids[0]) if one is None else one[0] for _, one in given]
     norm = Norm(layer.weight, torch.zeros_like(layer.weight) if layer.bias is None else layer.bias, layer.eps)
     summed = Tables(tuple(table.weight for table in tables), tuple(table.padding_idx for table in tables))
     gradients = [_row_gradient(table) for table in tables]

@@ -34,8 +34,10 @@ _ALSO_KNOWN = (
      "cls_token_id", "mask_token_id", "norm_pooled", "use_cache", "classifier_dropout", "language", "name",
      "summary_activation", "summary_first_dropout", "summary_last_dropout", "summary_type", "summary_use_proj",
      "tie_weights_", "decoder_start_token_id", "bos_token_id", "eos_token_id", "pad_token_id"),
+    *("attention_head_size", "cls_dropout", "conv_act", "conv_groups", "conv_kernel_size", "embedding_size",
+     "norm_rel_ebd", "pooler_hidden_size", "position_buckets", "share_att_key", "talking_head"),
 )  # fmt: skip
-"""Settings that older versions of transformers wrote, and that classes of today do not declare."""
+"""Settings that classes of today do not declare: those of older versions of transformers, and what DeBERTa reads."""
 _TOKENIZER_FORBIDDEN = {
     "auto_map": _RUNS_CODE,
     "trust_remote_code": _RUNS_CODE,

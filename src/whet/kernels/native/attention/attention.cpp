@@ -2,7 +2,7 @@
 // (Milakov and Gimelshein 2018; Dao et al. 2022), so that no T x T array exists.
 #include <initializer_list>
 
-#include "attention.h"
+#include "attention_relative.h"
 
 namespace whet {
 namespace WHET_ISA {
@@ -11,25 +11,31 @@ namespace {
 constexpr int64_t kQueries = 36;          // queries per block, a multiple of the tile height: its scores stay cached
 constexpr int64_t kKeys = 512;            // keys per block
 constexpr int64_t kRow = kKeys + 16;      // one query's scores to the next's: no power of 2, to avoid cache conflicts
+constexpr int64_t kRelativeQueries = 48;   // with relative vectors: the band of a key then fills complete tiles
 constexpr int64_t kChunk = 16 * kQueries;  // queries per piece of work: several threads share long rows
+static_assert(kChunk % kRelativeQueries == 0 && kRelativeQueries <= kMostQueries, "a chunk holds complete blocks");
+static_assert(kKeys + 2 * kBand <= kBandColumns, "a band is wider than its keys");
 
 struct Workspace {
   float *key_panels, *values, *staging, *queries, *out, *scores, *totals, *top, *factor;
+  RelativeSpace relative;
 
-  static int64_t size(int64_t max_seqlen, int64_t padded) {
-    return 2 * round_up(max_seqlen, kPanel) * padded + kPanel * padded + 2 * kQueries * padded + kQueries * kRow +
-           (2 + W) * kQueries + 9 * 16;
+  static int64_t size(int64_t max_seqlen, int64_t padded, int64_t block) {
+    return 2 * round_up(max_seqlen, kPanel) * padded + kPanel * padded + 2 * block * padded + block * kRow +
+           (2 + W) * block + 9 * 16;
   }
-  Workspace(int64_t max_seqlen, int64_t padded) {
-    Cutter cut{scratch(static_cast<size_t>(size(max_seqlen, padded)))};
+  Workspace(int64_t max_seqlen, int64_t padded, int64_t block, bool is_relative) {
+    const int64_t more = is_relative ? RelativeSpace::size(max_seqlen, padded) : 0;
+    Cutter cut{scratch(static_cast<size_t>(size(max_seqlen, padded, block) + more))};
     key_panels = cut.take(round_up(max_seqlen, kPanel) * padded);
     values = cut.take(round_up(max_seqlen, kPanel) * padded);
     staging = cut.take(kPanel * padded);
-    queries = cut.take(kQueries * padded);
-    out = cut.take(kQueries * padded);
-    scores = cut.take(kQueries * kRow);
-    for (float** piece : {&top, &factor}) *piece = cut.take(kQueries);
-    totals = cut.take(kQueries * W);
+    queries = cut.take(block * padded);
+    out = cut.take(block * padded);
+    scores = cut.take(block * kRow);
+    for (float** piece : {&top, &factor}) *piece = cut.take(block);
+    totals = cut.take(block * W);
+    if (is_relative) relative.take(cut, max_seqlen, padded);
   }
 };
 
@@ -58,18 +64,20 @@ struct Part : Rectangle {
 template <class T>
 class Forward {
  public:
-  Forward(const Attention& args, int64_t max_seqlen)
+  Forward(const Attention& args, const RelativeTables<T>& tables, int64_t max_seqlen)
       : a(args),
+        by_distance(tables),
         padded(round_up(args.head_width, W)),
         depth(units<T>(args.head_width)),
+        block(args.places ? kRelativeQueries : kQueries),
         scale(args.scale * kLog2E),
-        w(max_seqlen, padded) {}
+        w(max_seqlen, padded, block, args.places != nullptr) {}
 
   void run(const Item& item) {
     const int64_t last = smaller(item.length, item.first + kChunk);
     const Band band(a, item);
     pack(item, band.of(item.first, last - item.first));
-    for (int64_t q = item.first; q < last; q += kQueries) attend(item, q, smaller(kQueries, last - q));
+    for (int64_t q = item.first; q < last; q += block) attend(item, q, smaller(block, last - q));
   }
 
  private:
@@ -79,6 +87,7 @@ class Forward {
     const Span keys{item.start + seen.begin, seen.end - seen.begin, item.head / (a.heads / a.key_heads)};
     lay_in_panels<T>(a.k, keys, a.head_width, w.staging, w.key_panels);
     lay_by_token<T>(a.v, keys, a.head_width, w.values);
+    if (a.places) gather<T>(a.k, keys, a.head_width, w.relative.keys);
   }
 
   void attend(const Item& item, int64_t first, int64_t n) {
@@ -99,6 +108,7 @@ class Forward {
     const int64_t place = part.key - packed;
     scores<T>(w.queries, part.n, w.key_panels, depth, place, part.n_keys, {w.scores, kRow});
     if (a.bias) add_bias(a, item.head, part, {w.scores, kRow});
+    if (a.places) add_vectors(item.head, part);
     for (int64_t i = 0; i < part.n; ++i) {
       const Range seen = band.of(part.first + i).from(part.key);
       raise_top(i, {seen.begin > 0 ? seen.begin : 0, smaller(seen.end, part.n_keys)}, part.is_first());
@@ -107,6 +117,13 @@ class Forward {
     if (!part.is_first()) shrink(part.n);
     product<UnitOf<T>>({part.n, padded, units<T>(part.n_keys)}, {w.scores, kRow, 1},
                        w.values + place / UnitOf<T>::n * padded, padded, {w.out, padded}, !part.is_first());
+  }
+
+  void add_vectors(int64_t head, Part part) const {
+    const int64_t ld = round_up(depth, W);
+    add_relative<T>(by_distance, head, {w.queries, ld, part.first, part.n},
+                    {w.relative.keys + (part.key - packed) * ld, ld, part.key, part.n_keys}, w.relative,
+                    {w.scores, kRow});
   }
 
   // Updates a query's maximum with the scores that it sees, and computes the factor for earlier sums.
@@ -190,7 +207,8 @@ class Forward {
   }
 
   const Attention& a;
-  const int64_t padded, depth;
+  const RelativeTables<T>& by_distance;
+  const int64_t padded, depth, block;
   const float scale;
   const Workspace w;
   int64_t packed = 0;  // the first of the row's keys in the workspace
@@ -199,9 +217,10 @@ class Forward {
 template <class T>
 void forward(const Attention& a) {
   const WorkList work(a, a.heads, kChunk);
+  const RelativeTables<T> tables(a, work.max_seqlen, false);
 #pragma omp parallel
   {
-    Forward<T> one(a, work.max_seqlen);
+    Forward<T> one(a, tables, work.max_seqlen);
 #pragma omp for schedule(dynamic, 1)
     for (int64_t i = 0; i < work.count; ++i) one.run(work.items[i]);
   }

@@ -2,27 +2,30 @@
 //
 // With P the softmax, M the mask times 1 / (1 - p), Pd = P M:  dV = Pd' dO,  dP = M (dO V'),
 // dS = P (dP - D) with D the row sums of dO O,  dQ = scale dS K,  dK = scale dS' Q,  dbias = the sums of dS by distance.
+// What relative vectors add is in attention_relative_backward.h.
 #include <initializer_list>
 
-#include "attention.h"
+#include "attention_relative_backward.h"
 
 namespace whet {
 namespace WHET_ISA {
 namespace {
 
 // Queries per block, at most. Half as many under a causal mask or a window, which waste half of a block at their edge.
-constexpr int64_t kQueries = 96;
+constexpr int64_t kQueries = kMostQueries;
 
 struct Workspace {
   float *keys, *key_panels, *value_panels, *dkeys, *dvalues;
   float *queries, *dout, *queries_by_token, *dout_by_token, *dqueries, *scores, *dscores, *by_key, *top, *dots, *dbias;
+  RelativeSpace relative;
 
   static int64_t size(int64_t max_seqlen, int64_t padded) {
     return 5 * round_up(max_seqlen, kPanel) * padded + 5 * kQueries * padded + 3 * kQueries * kPanel + 2 * kQueries +
            2 * max_seqlen + 3 * W + 16 * 16;
   }
-  Workspace(int64_t max_seqlen, int64_t padded) {
-    Cutter cut{scratch(static_cast<size_t>(size(max_seqlen, padded)))};
+  Workspace(int64_t max_seqlen, int64_t padded, bool is_relative) {
+    const int64_t more = is_relative ? RelativeSpace::size(max_seqlen, padded) : 0;
+    Cutter cut{scratch(static_cast<size_t>(size(max_seqlen, padded) + more))};
     const int64_t row = round_up(max_seqlen, kPanel) * padded;
     for (float** piece : {&keys, &key_panels, &value_panels, &dkeys, &dvalues}) *piece = cut.take(row);
     for (float** piece : {&queries, &dout, &queries_by_token, &dout_by_token, &dqueries})
@@ -30,6 +33,7 @@ struct Workspace {
     for (float** piece : {&scores, &dscores, &by_key}) *piece = cut.take(kQueries * kPanel);
     for (float** piece : {&top, &dots}) *piece = cut.take(kQueries);
     dbias = cut.take(2 * max_seqlen + 3 * W);
+    if (is_relative) relative.take(cut, max_seqlen, padded);
   }
 };
 
@@ -70,26 +74,32 @@ struct Places {
 template <class T>
 class Backward {
  public:
-  Backward(const Attention& args, int64_t max_seqlen)
+  Backward(const Attention& args, const RelativeTables<T>& tables, int64_t max_seqlen)
       : a(args),
+        by_distance(tables),
         group(args.heads / args.key_heads),
         padded(round_up(args.head_width, W)),
         depth(units<T>(args.head_width)),
         block(args.causal || args.window >= 0 ? kQueries / 2 : kQueries),
-        w(max_seqlen, padded) {}
+        w(max_seqlen, padded, args.places != nullptr) {}
 
-  void run(const Item& item) {
+  // `sums`: where the gradients of relative vectors are added.
+  void run(const Item& item, DistanceGradients sums) {
     const Span row{item.start, item.length, item.head}, keys{item.start, item.keys, item.head};
     const size_t bytes = static_cast<size_t>(item.length * padded) * sizeof(float);
     lay_in_panels<T>(a.v, keys, a.head_width, w.keys, w.value_panels);
     lay_in_panels<T>(a.k, keys, a.head_width, w.keys, w.key_panels);
     lay_by_token<T>(a.k, keys, a.head_width, w.keys);
+    if (a.places) {
+      gather<T>(a.k, keys, a.head_width, w.relative.keys);
+      gather_wide<T>(a.k, keys, a.head_width, w.relative.wide_keys);
+    }
     std::memset(w.dkeys, 0, bytes);
     std::memset(w.dvalues, 0, bytes);
     for (int64_t head = item.head * group; head < (item.head + 1) * group; ++head) {
       if (a.dbias) std::memset(w.dbias, 0, static_cast<size_t>(2 * item.length + 3 * W) * sizeof(float));
       for (int64_t q = 0; q < item.length; q += block)
-        back(item, {item.start + q, smaller(block, item.length - q), head});
+        back(item, {item.start + q, smaller(block, item.length - q), head}, sums);
       if (a.dbias) keep_dbias(item, head);
     }
     spread<T>(w.dkeys, a.dk, row, a.head_width, a.scale);
@@ -103,8 +113,9 @@ class Backward {
     std::memcpy(a.dbias_rows + 2 * (item.start * a.heads + head * item.length), w.dbias + W, n * sizeof(float));
   }
 
-  void back(const Item& item, Span span) {
+  void back(const Item& item, Span span, DistanceGradients sums) {
     gather<T>(a.q, span, a.head_width, w.queries);
+    if (a.places) gather_wide<T>(a.q, span, a.head_width, w.relative.wide_queries);
     gather<T>(a.dout, span, a.head_width, w.dout);
     if (kPaired<T>) {
       lay_by_token<T>(a.q, span, a.head_width, w.queries_by_token);
@@ -119,7 +130,7 @@ class Backward {
     const Range seen = Band(a, item).of(first, span.n);
     if (seen.empty()) std::memset(w.dqueries, 0, static_cast<size_t>(span.n * padded) * sizeof(float));
     for (int64_t key = seen.begin; key < seen.end; key += kPanel)
-      add_panel(item, span, {{first, span.n, key, smaller(kPanel, seen.end - key)}, key == seen.begin});
+      add_panel(item, span, {{first, span.n, key, smaller(kPanel, seen.end - key)}, key == seen.begin}, sums);
     spread<T>(w.dqueries, a.dq, span, a.head_width, a.scale);
   }
 
@@ -133,12 +144,13 @@ class Backward {
     bool is_first;
   };
 
-  void add_panel(const Item& item, Span span, Panel panel) {
+  void add_panel(const Item& item, Span span, Panel panel, DistanceGradients sums) {
     using Unit = UnitOf<T>;
     const int64_t key = panel.key, n_keys = panel.n_keys;
     scores<T>(w.queries, span.n, w.key_panels, depth, key, n_keys, {w.scores, kPanel});
     scores<T>(w.dout, span.n, w.value_panels, depth, key, n_keys, {w.dscores, kPanel});
     if (a.bias) add_bias(a, span.head, panel, {w.scores, kPanel});
+    if (a.places) add_vectors(span.head, panel);
     differentiate(item, span.head, panel);
     const Size by_key{n_keys, padded, units<T>(span.n)};
     const float* dout = kPaired<T> ? w.dout_by_token : w.dout;
@@ -148,6 +160,21 @@ class Backward {
                   {w.dkeys + key * padded, padded}, true);
     product<Unit>({span.n, padded, units<T>(n_keys)}, {w.dscores, kPanel, 1}, w.keys + key / Unit::n * padded, padded,
                   {w.dqueries, padded}, !panel.is_first);
+    if (a.places) differentiate_vectors(span.head, panel, sums);
+  }
+
+  void add_vectors(int64_t head, Panel panel) const {
+    const int64_t ld = round_up(depth, W);
+    add_relative<T>(by_distance, head, {w.queries, ld, panel.first, panel.n},
+                    {w.relative.keys + panel.key * ld, ld, panel.key, panel.n_keys}, w.relative, {w.scores, kPanel});
+  }
+
+  void differentiate_vectors(int64_t head, Panel panel, DistanceGradients sums) const {
+    clear_around(w.relative, panel.n, panel.n_keys);
+    const float* keys = w.relative.wide_keys + panel.key * padded;
+    const BandGradients of{w.relative.dscores, panel, padded};
+    back_by_query(of, by_distance.of_keys(head), w.relative.wide_queries, w.dqueries, sums.keys);
+    back_by_key(of, by_distance.of_queries(head), keys, w.dkeys + panel.key * padded, sums.queries);
   }
 
   void differentiate(const Item& item, int64_t head, const Panel& panel) {
@@ -162,11 +189,12 @@ class Backward {
       mask.draw(query, words[0]);
       mask.draw(query + 1, words[1]);
       float* dbias = a.dbias ? w.dbias + W + panel.key - query + item.length - 1 : nullptr;
+      float* dscores = a.places ? w.relative.dscores : nullptr;
       if (panel.n_keys == kPanel && first.begin <= 0 && first.end >= kPanel && second.begin <= 0 &&
           second.end >= kPanel)
-        differentiate_pair({&mask, words, dbias}, i, kPanel, {all, all});
+        differentiate_pair({&mask, words, dbias, dscores}, i, kPanel, {all, all});
       else
-        differentiate_pair({&mask, words, dbias}, i, panel.n_keys, {first, second});
+        differentiate_pair({&mask, words, dbias, dscores}, i, panel.n_keys, {first, second});
     }
   }
 
@@ -177,7 +205,8 @@ class Backward {
   struct Differentiator {
     const PanelMask* mask;
     const uint32_t (*words)[kPanel];
-    float* dbias;  // where the first query's gradients by distance are added; null: not wanted
+    float* dbias;    // where the first query's gradients by distance are added; null: not wanted
+    float* dscores;  // dS / scale once more, for relative vectors; null: not wanted
   };
 
   // In: scores, and dO V' in dscores. Out: Pd in scores, dS / scale in dscores. Keys that are not attended to become 0.
@@ -195,12 +224,14 @@ class Backward {
         const VF dweight = within(load(w.dscores + at), c, seen.by[h], 0.0f);
         g.dscore[h] = g.weight[h] * dweight - weight * splat(w.dots[i + h]);
         if (with.dbias) store(with.dbias + c - h, load(with.dbias + c - h) + g.dscore[h]);
+        if (with.dscores) store(with.dscores + (i + h) * kLine + c, g.dscore[h]);
       }
       places.put(UnitOf<T>(), i, c, g);
     }
   }
 
   const Attention& a;
+  const RelativeTables<T>& by_distance;
   const int64_t group, padded, depth, block;
   const Workspace w;
 };
@@ -223,13 +254,21 @@ void sum_dbias(const Attention& a) {
 template <class T>
 void backward(const Attention& a) {
   const WorkList work(a, a.key_heads, INT64_MAX / 2);
+  const RelativeTables<T> tables(a, work.max_seqlen, true);
+  DistanceSums<T> sums(tables, work, a.places ? kMostGroups : INT32_MAX);
 #pragma omp parallel
   {
-    Backward<T> one(a, work.max_seqlen);
+    Backward<T> one(a, tables, work.max_seqlen);
 #pragma omp for schedule(dynamic, 1)
-    for (int64_t i = 0; i < work.count; ++i) one.run(work.items[i]);
+    for (int64_t i = 0; i < sums.n_groups * a.key_heads; ++i) {
+      const int64_t group = i / a.key_heads, head = i % a.key_heads;
+      const DistanceGradients of = sums.begin(group, head);
+      for (int64_t row = sums.first(group); row < sums.first(group + 1); ++row)
+        one.run(work.items[row * a.key_heads + head], of);
+    }
   }
   if (a.dbias) sum_dbias(a);
+  if (a.places) sums.finish();
 }
 
 }  // namespace

@@ -60,6 +60,16 @@ static void gather(const View& view, Span span, int64_t width, float* rows) {
   }
 }
 
+// rows (n, width rounded up to W) = the span in fp32, with zeros after `width`.
+template <class T>
+static void gather_wide(const View& view, Span span, int64_t width, float* rows) {
+  const int64_t ld = round_up(width, W);
+  for (int64_t i = 0; i < span.n; ++i, rows += ld) {
+    const T* from = row_of<T>(view, span.token + i, span.head);
+    for_vectors(width, [&](int64_t c, int lanes) { store(rows + c, get(from + c, lanes)); });
+  }
+}
+
 // zipped (units of n, width rounded up to W) = the span, where a unit holds the elements of two neighbouring tokens.
 template <class T>
 static void zip(const View& view, Span span, int64_t width, float* zipped) {

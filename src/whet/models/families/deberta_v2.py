@@ -1,0 +1,154 @@
+"""DeBERTa v2 and v3, mDeBERTa: scores depend on the distance of two tokens through vectors (He et al. 2021).
+
+Its attention does not call transformers' AttentionInterface, and its encoder makes (T, T) tensors: both get other
+forwards wherever the model runs packed. v2-xlarge's convolution mixes the tokens of rows: such a model stays padded.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_outputs import BaseModelOutput
+from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
+
+from whet.kernels.batch_position import BatchPosition
+from whet.kernels.layers.dropout import dropout
+from whet.kernels.specs import Drop, Relative
+from whet.models.families import bert
+from whet.models.family import Family, Part, Slots
+from whet.models.fused.attention import attended, projected, spec_of
+from whet.models.fused.dropout import PlacedDropout
+from whet.models.fused.embeddings import TABLE_SLOTS, embeddings
+from whet.models.fused.layers import normalised, pass_position, with_bias
+from whet.models.fused.padding_states import mean_of_row, without_padding
+from whet.models.standard import why_called
+
+TERMS = ("c2p", "p2c")
+"""Names in `pos_att_type`: queries times vectors of distances, and keys times others."""
+
+
+def deberta_embeddings(
+    self: Any,
+    input_ids: Tensor | None = None,
+    token_type_ids: Tensor | None = None,
+    position_ids: Tensor | None = None,
+    mask: Tensor | None = None,
+    inputs_embeds: Tensor | None = None,
+) -> Tensor:
+    """Return the embeddings (B, T, D), which are 0 for padding tokens."""
+    position = None if input_ids is None else pass_position(self, input_ids)
+    found = None
+    if position is not None and input_ids is not None and inputs_embeds is None and self.embed_proj is None:
+        found = embeddings(self, input_ids, position_ids, token_type_ids)
+    if found is None:
+        found = type(self).forward(self, input_ids, token_type_ids, position_ids, mask, inputs_embeds)
+    return found if position is None else without_padding(found, position)
+
+
+def encoder(self: Any, hidden_states: Tensor, *given: Any, **options: Any) -> Any:
+    """Return the hidden states of the last block, and of all if asked, as the class does; packed, without weights."""
+    position = pass_position(self, hidden_states)
+    if position is None:
+        return type(self).forward(self, hidden_states, *given, **options)
+    first, places, vectors = vectors_by_distance(self, position.longest - 1)
+    states = [hidden_states]
+    for block in self.layer:
+        dropped = None if vectors is None else _dropped(block.attention.self.pos_dropout, vectors, first, position)
+        states.append(block(states[-1], None, relative_pos=places, rel_embeddings=dropped)[0])
+    seen = tuple(states) if options.get("output_hidden_states", True) else None
+    if not options.get("return_dict", True):
+        return (states[-1],) if seen is None else (states[-1], seen)
+    return BaseModelOutput(last_hidden_state=states[-1], hidden_states=seen)
+
+
+def vectors_by_distance(encoder: Any, reach: int) -> tuple[int, Tensor | None, Tensor | None]:
+    """Return the rows of the encoder's table that distances up to `reach` read (P, D), after its norm.
+
+    Before them come the first row's number in the table, and their places among the rows by distance, as in `Relative`.
+    """
+    if not encoder.relative_attention:
+        return 0, None, None
+    table = encoder.rel_embeddings.weight
+    places = places_by_distance(getattr(encoder, "position_buckets", -1), encoder.max_relative_positions, reach)
+    first, end = int(places.min()), int(places.max()) + 1
+    vectors = table[first:end]
+    if "layer_norm" in getattr(encoder, "norm_rel_ebd", ()):
+        vectors = normalised(vectors, encoder.LayerNorm)
+    return first, (places - first).to(table.device, torch.int32), vectors
+
+
+def places_by_distance(n_buckets: int, most: int, reach: int) -> Tensor:
+    """Return the rows (2 reach + 1,) of the table of relative positions for the distances j - i from -reach on."""
+    before = torch.arange(reach, -reach - 1, -1)  # i - j, as transformers counts
+    span = n_buckets if n_buckets > 0 else most
+    if n_buckets > 0:
+        before = make_log_bucket_position(before, n_buckets, most).long()
+    return (before + span).clamp(0, 2 * span - 1)
+
+
+def self_attention(self: Any, hidden_states: Tensor, *given: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
+    """Return the attention output (B, T, D)."""
+    position = pass_position(self, hidden_states)
+    if position is None:
+        return type(self).forward(self, hidden_states, *given, **options)
+    places, vectors = options.get("relative_pos"), options.get("rel_embeddings")
+    n_terms = 1 + sum(term in self.pos_att_type for term in TERMS)
+    spec = spec_of(self, (self.attention_head_size * n_terms) ** -0.5, self.dropout.p)
+    parts = (self.query_proj, self.key_proj, self.value_proj)
+    tensors = projected(hidden_states, parts, self.num_attention_heads)
+    found = attended(tensors, spec, _relative(self, places, vectors))
+    values = tensors[0][:, 2] if len(tensors) == 1 else tensors[2]
+    return mean_of_row(found, values, position).flatten(1)[None], None
+
+
+def _relative(self: Any, places: Tensor | None, vectors: Tensor | None) -> Relative | None:
+    """Return what the scores get by distance."""
+    if places is None or vectors is None or not any(term in self.pos_att_type for term in TERMS):
+        return None
+    shared = self.share_att_key
+
+    def through(term: str, layer: str) -> Tensor | None:
+        if term not in self.pos_att_type:
+            return None
+        return with_bias(vectors, getattr(self, layer)).unflatten(-1, (self.num_attention_heads, -1))
+
+    keys = through("c2p", "key_proj" if shared else "pos_key_proj")
+    return Relative(keys, through("p2c", "query_proj" if shared else "pos_query_proj"), places)
+
+
+def _dropped(module: Any, vectors: Tensor, first: int, position: BatchPosition) -> Tensor:
+    """Return the vectors with channels dropped. Each layer has a mask of its own, the same for all rows of a step."""
+    if why_called(module, PlacedDropout) is not None:
+        return module(vectors)
+    if not module.training or module.p == 0.0:
+        return vectors
+    return dropout(vectors, Drop(module.p, position.of_table(first, len(vectors)), module.site.use()))
+
+
+_ATTENTION: Slots = dict.fromkeys(("query_proj", "key_proj", "value_proj", "pos_key_proj", "pos_query_proj"), nn.Linear)
+_OUTPUT: Slots = {"dense": nn.Linear, "LayerNorm": nn.LayerNorm, "dropout": PlacedDropout}
+
+FAMILY = Family(
+    model_types=("deberta-v2",),
+    package="transformers.models.deberta_v2",
+    attention=("DisentangledSelfAttention",),
+    blocks=("DebertaV2Layer",),
+    parts={
+        "DebertaV2Embeddings": Part(deberta_embeddings, TABLE_SLOTS, always=True),
+        "DebertaV2Encoder": Part(encoder, {}, always=True),
+        "DisentangledSelfAttention": Part(self_attention, _ATTENTION, always=True),
+        "DebertaV2SelfOutput": Part(bert.attention_output, _OUTPUT),
+        "DebertaV2Intermediate": Part(bert.intermediate, {"dense": nn.Linear, "intermediate_act_fn": None}),
+        "DebertaV2Output": Part(bert.attention_output, _OUTPUT),
+    },
+    adds_masks=True,
+    tiny={
+        "relative_attention": True,
+        "position_buckets": 16,
+        "pos_att_type": ["p2c", "c2p"],
+        "share_att_key": True,
+        "norm_rel_ebd": "layer_norm",
+        "position_biased_input": False,
+        "type_vocab_size": 0,
+    },
+)
