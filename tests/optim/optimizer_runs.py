@@ -43,7 +43,7 @@ def arguments(optim: str, **changes: Any) -> whet.TrainingArguments:
     return whet.TrainingArguments(**({"optim": optim, "learning_rate": RATE, "weight_decay": DECAY} | changes))
 
 
-def cases(names: Iterable[str] = registry.RECIPES) -> list[Any]:
+def cases(names: Iterable[str] = registry.ENTRIES) -> list[Any]:
     """Parameters of a test, one an optimizer; those whose package is missing are skipped by name."""
     return [pytest.param(name, marks=_marks(name)) for name in names]
 

@@ -53,7 +53,7 @@ def figures(trainer: whet.Trainer, name: str) -> list[float]:
     return [entry[name] for entry in trainer.state.log_history if name in entry]
 
 
-@pytest.mark.parametrize("optim", cases(name for name in registry.RECIPES if name != "adamw_apex_fused"))
+@pytest.mark.parametrize("optim", cases(name for name in registry.ENTRIES if name != "adamw_apex_fused"))
 def test_in_backward_weights_equal_those_of_the_usual_step(tmp_path: Path, optim: str) -> None:
     usual, early = run(tmp_path, optim=optim), run(tmp_path, optim=optim, optimizer_in_backward=True)
     for one, other in zip(usual.model.parameters(), early.model.parameters(), strict=True):

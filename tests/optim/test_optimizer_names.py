@@ -55,7 +55,7 @@ def test_optimizer_enum_of_transformers_is_accepted() -> None:
     assert arguments(OptimizerNames.ADAFACTOR) == arguments("adafactor")
 
 
-@pytest.mark.parametrize("optim", cases(name for name in registry.RECIPES if name != "adamw_apex_fused"))
+@pytest.mark.parametrize("optim", cases(name for name in registry.ENTRIES if name != "adamw_apex_fused"))
 def test_every_optimizer_learns(optim: str) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))

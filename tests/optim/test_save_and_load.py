@@ -20,7 +20,7 @@ OPTIM_ARGS = {
     "adamw_anyprecision": "use_kahan_summation=true,momentum_dtype=bfloat16",
     "adafactor": "beta1=0.9",
 }
-_NAMES = [name for name in registry.RECIPES if name != "adamw_apex_fused"]
+_NAMES = [name for name in registry.ENTRIES if name != "adamw_apex_fused"]
 
 
 def save_optimizer(optimizer, model, folder):

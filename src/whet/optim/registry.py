@@ -25,7 +25,7 @@ from whet.optim.optimizers import (
     plain,
     torchao,
 )
-from whet.optim.recipe import Recipe, Request, Shapes
+from whet.optim.entry import Entry, Request, Shapes
 
 CARD = Card(
     name="optimizers",
@@ -38,27 +38,27 @@ CARD = Card(
     page="optimizers.md",
 )
 
-RECIPES: Mapping[str, Recipe] = {
-    "auto": auto.RECIPE,
+ENTRIES: Mapping[str, Entry] = {
+    "auto": auto.ENTRY,
     "adamw_torch": adamw_torch.PLAIN,
     "adamw_torch_fused": adamw_torch.FUSED,
     "adamw_hf": adamw_torch.HF,
     "adamw_apex_fused": adamw_torch.APEX,
-    "adamw_anyprecision": anyprecision.RECIPE,
-    "adamw_whet": native.RECIPE,
-    "adamw_whet_8bit": native.RECIPE_8BIT,
-    "adamw_bnb_8bit": bitsandbytes.RECIPE,
-    "adamw_8bit": bitsandbytes.RECIPE,
-    "adamw_torch_8bit": torchao.RECIPE_8BIT,
-    "adamw_torch_4bit": torchao.RECIPE_4BIT,
-    "adafactor": adafactor.RECIPE,
-    "muon": muon.RECIPE,
-    "lion_32bit": lion.RECIPE,
+    "adamw_anyprecision": anyprecision.ENTRY,
+    "adamw_whet": native.ENTRY,
+    "adamw_whet_8bit": native.ENTRY_8BIT,
+    "adamw_bnb_8bit": bitsandbytes.ENTRY,
+    "adamw_8bit": bitsandbytes.ENTRY,
+    "adamw_torch_8bit": torchao.ENTRY_8BIT,
+    "adamw_torch_4bit": torchao.ENTRY_4BIT,
+    "adafactor": adafactor.ENTRY,
+    "muon": muon.ENTRY,
+    "lion_32bit": lion.ENTRY,
     "adagrad": plain.ADAGRAD,
     "rmsprop": plain.RMSPROP,
     "sgd": plain.SGD,
 }
-assert RECIPES.keys() == OPTIONS.keys(), "config/optimizer_names.py lists the same names"
+assert ENTRIES.keys() == OPTIONS.keys(), "config/optimizer_names.py lists the same names"
 
 
 def build(model: nn.Module, args: TrainingArguments) -> Optimizer:
@@ -71,8 +71,8 @@ def build(model: nn.Module, args: TrainingArguments) -> Optimizer:
         )
     request = Request(model, args, options(args.optim, args.optim_args))
     try:
-        if args.optim in RECIPES:
-            return RECIPES[args.optim].build(request)
+        if args.optim in ENTRIES:
+            return ENTRIES[args.optim].build(request)
         return plugged_in()[args.optim].load()(model, args, dict(request.options))
     except WhetError:
         raise
@@ -90,12 +90,12 @@ def state_bytes(optim: str, shapes: Shapes, optim_args: str | None = None, dtype
 
     Nothing is allocated. Muon takes every matrix: pass embedding tables as vectors.
     """
-    return RECIPES[optim].state_bytes(shapes, options(optim, optim_args), dtype.itemsize)
+    return ENTRIES[optim].state_bytes(shapes, options(optim, optim_args), dtype.itemsize)
 
 
 def model_state_bytes(model: nn.Module, args: TrainingArguments) -> int | None:
     """Return the bytes of the optimizer's state for this model; None for a plug-in."""
-    if args.optim not in RECIPES:
+    if args.optim not in ENTRIES:
         return None
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     matrices = muon.matrices(model) if args.optim == "muon" else {id(parameter) for parameter in trained}

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from whet.optim.optimizers.base import Stepping
-from whet.optim.recipe import Options, Recipe, Request, Shapes, keep_dtypes
+from whet.optim.entry import Options, Entry, Request, Shapes, keep_dtypes
 
 _USUAL = {
     "scale_parameter": False,
@@ -103,4 +103,4 @@ def _second(shape: Sequence[int]) -> int:
     return prod(shape[:-1]) + prod([*shape[:-2], shape[-1]])
 
 
-RECIPE = Recipe(build=build, state_bytes=state_bytes)
+ENTRY = Entry(build=build, state_bytes=state_bytes)

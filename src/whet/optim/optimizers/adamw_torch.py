@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from whet.errors import ConfigError
 from whet.log import logger
-from whet.optim.recipe import STEP_BYTES, Options, Recipe, Request, Shapes
+from whet.optim.entry import STEP_BYTES, Options, Entry, Request, Shapes
 from whet.optional import require
 
 
@@ -53,7 +53,7 @@ def state_bytes_apex(shapes: Shapes, _options: Options, _itemsize: int) -> int:
     return sum(8 * prod(shape) for shape in shapes)
 
 
-PLAIN = Recipe(build=build, state_bytes=state_bytes)
-FUSED = Recipe(build=build_fused, state_bytes=state_bytes)
-HF = Recipe(build=build_hf, state_bytes=state_bytes)
-APEX = Recipe(build=build_apex, state_bytes=state_bytes_apex)
+PLAIN = Entry(build=build, state_bytes=state_bytes)
+FUSED = Entry(build=build_fused, state_bytes=state_bytes)
+HF = Entry(build=build_hf, state_bytes=state_bytes)
+APEX = Entry(build=build_apex, state_bytes=state_bytes_apex)

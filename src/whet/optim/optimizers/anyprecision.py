@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from whet.optim.optimizers.base import Stepping
-from whet.optim.recipe import Options, Recipe, Request, Shapes, keep_dtypes
+from whet.optim.entry import Options, Entry, Request, Shapes, keep_dtypes
 
 _USUAL = {
     "use_kahan_summation": False,
@@ -83,4 +83,4 @@ def state_bytes(shapes: Shapes, options: Options, _itemsize: int) -> int:
     return sum(width * prod(shape) for shape in shapes)
 
 
-RECIPE = Recipe(build=build, state_bytes=state_bytes)
+ENTRY = Entry(build=build, state_bytes=state_bytes)

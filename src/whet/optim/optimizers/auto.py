@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from whet.kernels.library import library
 from whet.optim.optimizers import adamw_torch, native
-from whet.optim.recipe import WIDEST, Options, Recipe, Request, Shapes, native_can_update
+from whet.optim.entry import WIDEST, Options, Entry, Request, Shapes, native_can_update
 
 
 def name_for(parameters: Iterable[Tensor]) -> str:
@@ -21,8 +21,8 @@ def name_for(parameters: Iterable[Tensor]) -> str:
 def build(request: Request) -> Optimizer:
     """Return whet's AdamW if its native operator can update every parameter, else torch's fused AdamW."""
     parameters = (parameter for group in request.groups for parameter in group["params"])
-    recipe = native.RECIPE if name_for(parameters) == "adamw_whet" else adamw_torch.FUSED
-    return recipe.build(request)
+    entry = native.ENTRY if name_for(parameters) == "adamw_whet" else adamw_torch.FUSED
+    return entry.build(request)
 
 
 def state_bytes(shapes: Shapes, options: Options, itemsize: int) -> int:
@@ -31,4 +31,4 @@ def state_bytes(shapes: Shapes, options: Options, itemsize: int) -> int:
     return (native if ours else adamw_torch).state_bytes(shapes, options, itemsize)
 
 
-RECIPE = Recipe(build=build, state_bytes=state_bytes)
+ENTRY = Entry(build=build, state_bytes=state_bytes)

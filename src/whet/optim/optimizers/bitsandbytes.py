@@ -7,7 +7,7 @@ from math import prod
 from torch.optim import Optimizer
 
 from whet.log import logger
-from whet.optim.recipe import Options, Recipe, Request, Shapes
+from whet.optim.entry import Options, Entry, Request, Shapes
 from whet.optional import require
 
 _BLOCK = 256
@@ -32,4 +32,4 @@ def state_bytes(shapes: Shapes, options: Options, _itemsize: int) -> int:
     return small + sum(2 * size + 8 * -(-size // _BLOCK) for size in large) + (2 * _MAP_BYTES if large else 0)
 
 
-RECIPE = Recipe(build=build, state_bytes=state_bytes)
+ENTRY = Entry(build=build, state_bytes=state_bytes)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from whet.optim.optimizers.base import Stepping
-from whet.optim.recipe import Options, Recipe, Request, Shapes, keep_dtypes
+from whet.optim.entry import Options, Entry, Request, Shapes, keep_dtypes
 
 
 class Lion(Stepping):
@@ -40,4 +40,4 @@ def state_bytes(shapes: Shapes, _options: Options, itemsize: int) -> int:
     return sum(itemsize * prod(shape) for shape in shapes)
 
 
-RECIPE = Recipe(build=build, state_bytes=state_bytes)
+ENTRY = Entry(build=build, state_bytes=state_bytes)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from whet.optim.optimizers.base import Stepping
-from whet.optim.recipe import STEP_BYTES, Options, Recipe, Request, Shapes
+from whet.optim.entry import STEP_BYTES, Options, Entry, Request, Shapes
 
 
 class MuonAndAdamW(Stepping):
@@ -64,4 +64,4 @@ def state_bytes(shapes: Shapes, _options: Options, itemsize: int) -> int:
     return sum(itemsize * prod(s) if len(s) == 2 else 2 * itemsize * prod(s) + STEP_BYTES for s in shapes)
 
 
-RECIPE = Recipe(build=build, state_bytes=state_bytes)
+ENTRY = Entry(build=build, state_bytes=state_bytes)

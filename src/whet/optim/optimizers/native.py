@@ -21,7 +21,7 @@ from whet.kernels.optimizer.rows_in_use import RowsInUse, rows_in_use
 from whet.kernels.reference.adamw_8bit import BLOCK, Codes
 from whet.kernels.specs import AdamWStep
 from whet.optim.optimizers.base import Stepping
-from whet.optim.recipe import Options, Recipe, Request, Shapes, keep_dtypes, require_cpu
+from whet.optim.entry import Options, Entry, Request, Shapes, keep_dtypes, require_cpu
 
 State = dict[str, Any]
 Masters = list[Tensor | None]
@@ -204,5 +204,5 @@ def _master_bytes(itemsize: int) -> int:
     return 4 if itemsize < 4 else 0
 
 
-RECIPE = Recipe(build=build, state_bytes=state_bytes)
-RECIPE_8BIT = Recipe(build=build_8bit, state_bytes=state_bytes_8bit)
+ENTRY = Entry(build=build, state_bytes=state_bytes)
+ENTRY_8BIT = Entry(build=build_8bit, state_bytes=state_bytes_8bit)

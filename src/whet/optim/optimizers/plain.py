@@ -7,7 +7,7 @@ from math import prod
 import torch
 from torch.optim import Optimizer
 
-from whet.optim.recipe import STEP_BYTES, Options, Recipe, Request, Shapes
+from whet.optim.entry import STEP_BYTES, Options, Entry, Request, Shapes
 
 
 def build_sgd(request: Request) -> Optimizer:
@@ -41,6 +41,6 @@ def adagrad_bytes(shapes: Shapes, _options: Options, itemsize: int) -> int:
     return sum(itemsize * prod(shape) + STEP_BYTES for shape in shapes)
 
 
-SGD = Recipe(build=build_sgd, state_bytes=sgd_bytes)
-RMSPROP = Recipe(build=build_rmsprop, state_bytes=rmsprop_bytes)
-ADAGRAD = Recipe(build=build_adagrad, state_bytes=adagrad_bytes)
+SGD = Entry(build=build_sgd, state_bytes=sgd_bytes)
+RMSPROP = Entry(build=build_rmsprop, state_bytes=rmsprop_bytes)
+ADAGRAD = Entry(build=build_adagrad, state_bytes=adagrad_bytes)

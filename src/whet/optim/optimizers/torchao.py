@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from whet.optim.recipe import STEP_BYTES, Options, Recipe, Request, Shapes, keep_dtypes
+from whet.optim.entry import STEP_BYTES, Options, Entry, Request, Shapes, keep_dtypes
 from whet.optional import require
 
 _SMALLEST = 4096
@@ -91,5 +91,5 @@ def _one(size: int, block: int, itemsize: int, bits: int) -> int:
     return 2 * (size * bits // 8 + 4 * size // block + 4 * 2**bits)
 
 
-RECIPE_8BIT = Recipe(build=build_8bit, state_bytes=lambda s, o, i: _state_bytes(s, o, i, 8))
-RECIPE_4BIT = Recipe(build=build_4bit, state_bytes=lambda s, o, i: _state_bytes(s, o, i, 4))
+ENTRY_8BIT = Entry(build=build_8bit, state_bytes=lambda s, o, i: _state_bytes(s, o, i, 8))
+ENTRY_4BIT = Entry(build=build_4bit, state_bytes=lambda s, o, i: _state_bytes(s, o, i, 4))

@@ -44,7 +44,7 @@ StateBytes = Callable[[Shapes, Options, int], int]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
+class Entry:
     """One optimizer."""
 
     build: Callable[[Request], Optimizer]
