@@ -30,6 +30,7 @@ _OWN = {
     "profile", "precision", "max_tokens_per_batch", "checkpointing_policy", "activation_offload", "attn_implementation",
     "optimizer_in_backward", "max_nonfinite_steps", "max_loss_spike", "memory_limit_gb", "methods",
     "resume_allow_changes", "save_interval_s", "save_async", "save_error_policy", "padding_in_loss", "log_format",
+    "recipe", "min_steps", "layerwise_lr_decay", "reinit_layers", "weight_averaging_start", "span_loss",
 }  # fmt: skip
 """Fields that transformers does not have."""
 

@@ -36,6 +36,7 @@ CHANGES: dict[str, Any] = {
     "checkpointing_policy": {"gradient_checkpointing": True, "checkpointing_policy": "selective"},
     "activation_offload": {"activation_offload": True},
     "methods": {"methods": ("freeze_tables",)},
+    "span_loss": {"span_loss": "compound"},
     "torch_compile": {"torch_compile": True},
     "torch_compile_backend": {"torch_compile_backend": "aot_eager"},
     "torch_compile_mode": {"torch_compile_mode": "max-autotune"},

@@ -13,6 +13,7 @@ from whet.config.names.not_honoured import REFUSED
 from whet.config.names.off_values import OFF
 from whet.config.names.unread import unread
 from whet.config.options import printable
+from whet.config.recipes import values_for
 from whet.config.rules.compile import COMPILE_RULES, resolve_compile
 from whet.config.rules.loading import LOADING_RULES
 from whet.config.rules.logging import LOGGING_RULES
@@ -20,6 +21,7 @@ from whet.config.rules.memory import MEMORY_RULES
 from whet.config.rules.methods import METHOD_RULES
 from whet.config.rules.optimizer import OPTIMIZER_RULES
 from whet.config.rules.precision import PRECISION_RULES, resolve_precision
+from whet.config.rules.recipes import RECIPE_RULES
 from whet.config.rules.saving import SAVING_RULES
 from whet.config.rules.schedule import BY_METRIC
 from whet.config.rules.training import TRAINING_RULES
@@ -80,13 +82,14 @@ def _is_installed(package: str) -> bool:
 
 _RULES = (
     *TRAINING_RULES, *PRECISION_RULES, *MEMORY_RULES, *OPTIMIZER_RULES, *SAVING_RULES, *LOADING_RULES, *LOGGING_RULES,
-    *COMPILE_RULES, *METHOD_RULES,
+    *COMPILE_RULES, *METHOD_RULES, *RECIPE_RULES,
 )  # fmt: skip
 
 
 @checked(
-    headings=_HEADINGS, rules=_RULES, resolve=_resolve_defaults, aliases=ALIASES, refused=REFUSED, off=OFF, notes=unread
-)
+    headings=_HEADINGS, rules=_RULES, usual=values_for, resolve=_resolve_defaults, aliases=ALIASES, refused=REFUSED,
+    off=OFF, notes=unread,
+)  # fmt: skip
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingArguments(DerivedSettings):
     """How a model is trained, evaluated, saved and logged.

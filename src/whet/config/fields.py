@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 Interval = Literal["no", "steps", "epoch"]
 PaddingInLoss = Literal["none", "sampled", "all"]
+SpanLoss = Literal["independent", "compound"]
 Schedule = Literal[
     "linear", "cosine", "cosine_with_restarts", "cosine_with_min_lr", "cosine_warmup_with_min_lr", "polynomial",
     "inverse_sqrt", "constant", "constant_with_warmup", "warmup_stable_decay", "reduce_lr_on_plateau", "greedy",
@@ -103,8 +104,14 @@ class TrainingFields:
     step is split. flash_attention_2: flash kernels of a GPU, without padding if whet knows the model's family. eager,
     sdpa: attention of transformers, with padding. null: whet if it knows the family (a GPU then uses flash kernels if
     possible, with their own dropout masks), otherwise the setting of the model."""
+    recipe: Literal["few_samples"] | None = None
+    """A named set of values for the settings that you do not give. few_samples: for some hundred training examples, see
+    docs/methods/few-samples.md. The first lines of the run show which values it set. null: none."""
     num_train_epochs: float = 3.0
     """How many times the training uses every row. 0.5 stops after half of the rows."""
+    min_steps: int | None = None
+    """Take at least this many optimizer steps, even if num_train_epochs asks for fewer: a few epochs of little data are
+    too few updates. null: num_train_epochs alone decides."""
     max_steps: int = -1
     """Stop after this many optimizer steps; num_train_epochs then has no effect. -1: off."""
     train_sampling_strategy: Literal["random", "sequential", "group_by_length", "batch_rebalance"] = "random"
@@ -147,6 +154,16 @@ class TrainingFields:
     """Optimizer steps over which the learning rate rises from 0 to its highest. Below 1: a share of the run."""
     warmup_ratio: float = 0.0
     """The warm-up as a share of the run, 0 to 1; an older form of a warmup_steps below 1."""
+    layerwise_lr_decay: float = 1.0
+    """Lower learning rates for lower layers: the head learns at learning_rate, the last block at this times as much,
+    the block below it at this times that, and so on down to the embeddings. 0.8 to 0.95 is usual. 1: off."""
+    reinit_layers: int = 0
+    """Begin with new weights in this many of the last blocks, and in the pooler if there is one, drawn from seed as the
+    model's family initialises them. They then learn the task instead of unlearning the pretraining."""
+    weight_averaging_start: float | None = None
+    """Average the weights over the optimizer steps after this share of the run, such as 0.5. From then on the averaged
+    weights are evaluated, saved in checkpoints and returned as the model; the training continues with its own. Works
+    best with lr_scheduler_type constant_with_warmup. null: off."""
     optim: str = "auto"
     """Optimizer: auto (AdamW: adamw_whet on a CPU, adamw_torch_fused elsewhere), adamw_torch, adamw_torch_fused,
     adamw_hf, adamw_apex_fused, adamw_anyprecision, adamw_whet, adamw_whet_8bit, adamw_bnb_8bit (adamw_8bit),
@@ -158,6 +175,9 @@ class TrainingFields:
     of their per_device_train_batch_size rows (or as pad_to_max_length says); this is the loss of transformers, at the
     cost of a padded run. sampled: a few tokens a row that stand for all; the mean over batches is within 0.02 % of that
     loss. none: real tokens only."""
+    span_loss: SpanLoss = "independent"
+    """Loss of a question answering model. independent: the cross entropies of start and end, as in transformers.
+    compound: also that of the two together, among all spans that end at or after their start."""
     optimizer_in_backward: bool = False
     """Update each weight and free its gradient as soon as the gradient is computed, inside the backward pass. Saves the
     memory of the gradients. Needs max_grad_norm 0 and no accumulation."""

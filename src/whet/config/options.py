@@ -20,6 +20,8 @@ class Spec:
     headings: Mapping[str, str]
     """First field under each heading of the help text -> the heading."""
     rules: tuple[Callable[[Any], Problem | None], ...] = ()
+    usual: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda _: {}
+    """Returns values for fields that are not given, from those that are."""
     resolve: Callable[[dict[str, Any]], dict[str, Any]] = dict
     """Resolves values: fills in fields whose default follows from other fields."""
     aliases: Mapping[str, Alias] = field(default_factory=dict)

@@ -41,11 +41,16 @@ def checked(**spec: Any) -> Callable[[type[Settings]], type[Settings]]:
 
 def draft(cls: type[Settings], values: Mapping[str, Any]) -> Settings:
     """Return an instance with these values and defaults for the others, without applying the rules."""
-    defaults = {option.name: option.default for option in options_of(cls).values()}
     made = object.__new__(cls)
-    spec = spec_of(cls)
-    spec.build(made, **spec.resolve({**defaults, **values}))
+    spec_of(cls).build(made, **_complete(cls, values))
     return made
+
+
+def _complete(cls: type, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a value for every field: those that are given, and what follows from them and the defaults for others."""
+    spec = spec_of(cls)
+    defaults = {option.name: option.default for option in options_of(cls).values()}
+    return spec.resolve({**defaults, **spec.usual(given), **given})
 
 
 def broken_rules(settings: object) -> list[Problem]:
@@ -80,8 +85,7 @@ def _checking_init(cls: type) -> Callable[..., None]:
         taken = take(dict(zip(by_place, placed, strict=False)) | given, Names.of([type(self)]))
         for note in taken.notes if not taken.problems else ():
             _log.warning("%s", note)
-        defaults = {option.name: option.default for option in options_of(type(self)).values()}
-        spec.build(self, **spec.resolve({**defaults, **taken.values}))
+        spec.build(self, **_complete(type(self), taken.values))
         refuse([*taken.problems, *broken_rules(self)])
         for note in notes(self):
             _log.warning("%s", note)

@@ -161,6 +161,18 @@ def seeds_resume_together(job: JobFields, args: TrainingArguments) -> Problem | 
     )
 
 
+def spans_are_of_answers(job: JobFields, args: TrainingArguments) -> Problem | None:
+    """For tasks without answers: reported before the data is read."""
+    if args.span_loss == "independent":
+        return None
+    return Problem(
+        what=f"span_loss {args.span_loss} is for question answering",
+        got=args.span_loss,
+        why="it is a loss of the start and the end of an answer, and this command trains another head",
+        fix="leave --span_loss out",
+    )
+
+
 def _files(job: JobFields) -> dict[str, str]:
     named = {"train_file": job.train_file, "validation_file": job.validation_file, "test_file": job.test_file}
     return {name: path for name, path in named.items() if path}

@@ -94,6 +94,27 @@ class ModelView:
             parts = [named for named in _modules(model) if output is not None and named.module is output]
         return [part for part in parts if any(True for _ in part.module.parameters())]
 
+    def depths(self) -> dict[int, int]:
+        """Return the depth of each parameter by its id, counted in blocks; empty if it is not known.
+
+        0: embedding tables, and what the encoder has before its blocks. 1: the first block, and so on. What follows the
+        last block is one deeper than it: the pooler, the head. Known for models of transformers that are one stack of
+        blocks with weights of their own.
+        """
+        model, blocks = self.model, self.blocks()
+        base = getattr(model, "base_model", None)
+        n_layers = getattr(getattr(model, "config", None), "num_hidden_layers", len(blocks))
+        one_stack = len({name.rpartition(".")[0] for name, _ in blocks}) == 1
+        if not isinstance(base, nn.Module) or not one_stack or n_layers != len(blocks):
+            return {}
+        found = {id(weight): depth for depth, (_, block) in enumerate(blocks, 1) for weight in block.parameters()}
+        found = {id(weight): 0 for _, table in self.tables() for weight in table.parameters()} | found
+        depth = 0
+        for weight in base.parameters():
+            depth = len(blocks) + 1 if found.get(id(weight), 0) == len(blocks) else depth
+            found.setdefault(id(weight), depth)
+        return {id(weight): len(blocks) + 1 for weight in self.root.parameters()} | found
+
 
 def _inside(model: nn.Module) -> nn.Module:
     """Return the model inside the outermost wrapper; a model without one as it is."""

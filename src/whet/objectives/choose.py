@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
+from whet.config.fields import SpanLoss
 from whet.data.columns import read_by
 from whet.data.padding import NO_PADDING, Padding
 from whet.kernels.batch_position import Kernel
@@ -33,6 +34,7 @@ def choose(
     default_collate: Collate,
     padding: Padding = NO_PADDING,
     attn: str | None = None,
+    span_loss: SpanLoss = "independent",
 ) -> Objective:
     """Return how this model trains: without padding wherever its family and its head are known.
 
@@ -55,8 +57,10 @@ def choose(
     if packed is not None:
         if reads is not None:
             return PackedHead(model, packed, collate or default_collate, reads, read)
-        return PackedSpans(packed, read, padding)
-    return PaddedSpans(model, default_collate, padding) if spans else OwnLoss(model, collate or default_collate)
+        return PackedSpans(packed, read, padding, span_loss)
+    return (
+        PaddedSpans(model, default_collate, padding, span_loss) if spans else OwnLoss(model, collate or default_collate)
+    )
 
 
 def _token_columns(model: nn.Module) -> frozenset[str]:

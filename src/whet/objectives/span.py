@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
+from functools import reduce
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from whet.config.fields import SpanLoss
 from whet.data.batch import Batch, pack, rows_of
 from whet.data.columns import Columns
 from whet.data.padding import NO_PADDING, Padding
@@ -21,6 +23,7 @@ from whet.kernels.reference.layers import to_rows
 from whet.models.packed import PackedModel
 from whet.objectives.base import IGNORED, Collate, Rows
 from whet.objectives.collated import collated, real_places, run_seeded, widened
+from whet.objectives.joint import joint_cross_entropy
 
 SPAN_LABELS = ("start_positions", "end_positions")
 
@@ -32,6 +35,8 @@ class SpanObjective(ABC):
     """
 
     padding: Padding
+    kind: SpanLoss
+    """independent: half the sum of both cross entropies. compound: half the sum of these and of the joint one."""
 
     def count(self, batch: Batch) -> int:
         missing = [name for name in SPAN_LABELS if name not in batch.labels]
@@ -53,12 +58,26 @@ class SpanObjective(ABC):
         """Return the same of all that the loss counts; a padding token's logits stand for all that it represents."""
 
     def loss_sum(self, output: Any, batch: Batch) -> Tensor:
-        start, end, cu_seqlens = self.loss_logits(output, batch)
-        losses = row_cross_entropy(start, batch.labels["start_positions"], cu_seqlens)
-        return (losses + row_cross_entropy(end, batch.labels["end_positions"], cu_seqlens)).sum() / 2
+        return reduce(torch.add, self._losses(output, batch).values()).sum() / 2
 
     def loss_parts(self, output: Any, batch: Batch) -> dict[str, Tensor]:
-        return {}
+        if self.kind == "independent":
+            return {}
+        with torch.no_grad():
+            return {f"{name}_loss": losses.sum() for name, losses in self._losses(output, batch).items()}
+
+    def _losses(self, output: Any, batch: Batch) -> dict[str, Tensor]:
+        """Return the cross entropies of each row, (rows,), by what they are of."""
+        start, end, cu_seqlens = self.loss_logits(output, batch)
+        first, last = (batch.labels[name] for name in SPAN_LABELS)
+        losses = {
+            "start": row_cross_entropy(start, first, cu_seqlens),
+            "end": row_cross_entropy(end, last, cu_seqlens),
+        }
+        if self.kind == "compound":  # spans lie among the real tokens, whatever padding the softmaxes count
+            start, end, cu_seqlens = self.span_logits(output, batch)
+            losses["joint"] = joint_cross_entropy(start, end, (first, last), cu_seqlens)
+        return losses
 
     def logits(self, output: Any, batch: Batch) -> tuple[np.ndarray, ...]:
         start, end, cu_seqlens = self.span_logits(output, batch)
@@ -70,9 +89,11 @@ class PackedSpans(SpanObjective):
 
     packed = True
 
-    def __init__(self, model: PackedModel, columns: Iterable[str], padding: Padding = NO_PADDING) -> None:
+    def __init__(
+        self, model: PackedModel, columns: Iterable[str], padding: Padding = NO_PADDING, kind: SpanLoss = "independent"
+    ) -> None:
         self.model = self.packed_model = model
-        self.padding = padding
+        self.padding, self.kind = padding, kind
         self.columns = Columns(["attention_mask", *SPAN_LABELS, *columns])
 
     def batch(self, dataset: Any, rows: Rows, first_slot: int, padded_to: np.ndarray | None = None) -> Batch:
@@ -80,6 +101,8 @@ class PackedSpans(SpanObjective):
         read = {name: column for name, column in found.tokens.items() if name in self.columns.names}
         found = replace(found, tokens=read)  # a RowStore has the columns that it has
         _require_answers(found, rows)
+        if self.kind == "compound":
+            _require_order(found, rows)
         has_loss = found.labels.keys() >= set(SPAN_LABELS)
         return pack(
             found,
@@ -119,14 +142,18 @@ class PaddedSpans(SpanObjective):
     packed = False
     packed_model = None
 
-    def __init__(self, model: nn.Module, collate: Collate, padding: Padding = NO_PADDING) -> None:
+    def __init__(
+        self, model: nn.Module, collate: Collate, padding: Padding = NO_PADDING, kind: SpanLoss = "independent"
+    ) -> None:
         self.model = model
         self.collate = collate
-        self.padding = padding
+        self.padding, self.kind = padding, kind
 
     def batch(self, dataset: Any, rows: Rows, first_slot: int, padded_to: np.ndarray | None = None) -> Batch:
         taken = [dataset[int(row)] for row in rows]
         found = rows_of(taken, range(len(taken)))  # refuses what packed batches refuse
+        if self.kind == "compound":
+            _require_order(found, rows)
         batch = collated(self.collate, taken, first_slot, SPAN_LABELS)
         if self.padding.in_loss == "none":
             return batch
@@ -149,7 +176,7 @@ class PaddedSpans(SpanObjective):
         return start.flatten(), end.flatten(), cu_seqlens
 
 
-def _require_answers(found: RowStore, indices: Sequence[int] | np.ndarray) -> None:
+def _require_answers(found: RowStore, indices: Rows) -> None:
     """Raise DataError for a row whose answer does not begin and end at tokens of its own: its loss would be NaN."""
     for name in SPAN_LABELS:
         places = found.labels.get(name)
@@ -163,3 +190,18 @@ def _require_answers(found: RowStore, indices: Sequence[int] | np.ndarray) -> No
                 why="an answer begins and ends at a token of its row",
                 fix=f"correct {name}; a row without an answer points at its first token",
             )
+
+
+def _require_order(found: RowStore, indices: Rows) -> None:
+    """Raise DataError for a row whose answer ends before it begins: it is none of the spans of a joint loss."""
+    if not found.labels.keys() >= set(SPAN_LABELS):
+        return
+    first, last = (found.labels[name] for name in SPAN_LABELS)
+    (bad,) = np.nonzero(last < first)
+    if len(bad):
+        raise DataError(
+            what=f"the answer in row {indices[bad[0]]} of the data set ends before it begins",
+            got=f"start_positions {first[bad[0]]}, end_positions {last[bad[0]]}",
+            why="span_loss compound learns spans, which end at or after their start",
+            fix="correct the row, or use --span_loss independent",
+        )

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from whet.config.arguments import TrainingArguments
 from whet.errors import ConfigError
-from whet.optim.groups import parameter_groups
+from whet.optim.groups import parameter_groups, with_rates
 
 Options = Mapping[str, Any]
 """The parsed `optim_args`."""
@@ -24,11 +24,14 @@ class Request:
     model: nn.Module
     args: TrainingArguments
     options: Options = field(default_factory=dict)
+    rates: Mapping[int, float] | None = None
+    """The share of the learning rate of each parameter, by its id; None: all have the same."""
 
     @property
     def groups(self) -> list[dict[str, Any]]:
         """The trainable parameters: with weight decay, and without."""
-        return parameter_groups(self.model, self.args.weight_decay)
+        groups = parameter_groups(self.model, self.args.weight_decay)
+        return with_rates(groups, self.args.learning_rate, self.rates)
 
     @property
     def adam(self) -> dict[str, Any]:

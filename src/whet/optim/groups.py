@@ -1,6 +1,6 @@
 """Parameters with weight decay, and those without: biases and normalisation parameters."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -21,6 +21,23 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
         {"params": [p for name, p in trainable if name in spared], "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]
+
+
+def with_rates(
+    groups: Sequence[dict[str, Any]], learning_rate: float, rates: Mapping[int, float] | None
+) -> list[dict[str, Any]]:
+    """Return the groups, split into groups with a learning rate of their own, the highest rate first.
+
+    `rates` has the share of `learning_rate` of each parameter by its id; None: the groups stay as they are.
+    """
+    if rates is None:
+        return list(groups)
+    split = [
+        {**group, "params": [one for one in group["params"] if rates[id(one)] == rate], "lr": learning_rate * rate}
+        for rate in sorted({*rates.values()}, reverse=True)
+        for group in groups
+    ]
+    return [group for group in split if group["params"]]
 
 
 def _spared(model: nn.Module) -> Iterator[str]:

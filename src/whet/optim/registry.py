@@ -13,6 +13,7 @@ from whet.card import Card
 from whet.config.arguments import TrainingArguments
 from whet.config.optimizer_names import OPTIONS, options, plugged_in
 from whet.errors import ConfigError, WhetError
+from whet.optim.entry import Entry, Request, Shapes
 from whet.optim.optimizers import (
     adafactor,
     adamw_torch,
@@ -25,7 +26,6 @@ from whet.optim.optimizers import (
     plain,
     torchao,
 )
-from whet.optim.entry import Entry, Request, Shapes
 
 CARD = Card(
     name="optimizers",
@@ -61,15 +61,18 @@ ENTRIES: Mapping[str, Entry] = {
 assert ENTRIES.keys() == OPTIONS.keys(), "config/optimizer_names.py lists the same names"
 
 
-def build(model: nn.Module, args: TrainingArguments) -> Optimizer:
-    """Return the optimizer that `args.optim` names, over the model's trainable parameters."""
+def build(model: nn.Module, args: TrainingArguments, rates: Mapping[int, float] | None = None) -> Optimizer:
+    """Return the optimizer that `args.optim` names, over the model's trainable parameters.
+
+    `rates` has the share of the learning rate of each parameter, by its id; None: all have the same.
+    """
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ConfigError(
             what="nothing to train",
             why="no parameter of the model requires a gradient",
             fix="set requires_grad on the parameters to train",
         )
-    request = Request(model, args, options(args.optim, args.optim_args))
+    request = Request(model, args, options(args.optim, args.optim_args), rates)
     try:
         if args.optim in ENTRIES:
             return ENTRIES[args.optim].build(request)

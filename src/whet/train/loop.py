@@ -11,6 +11,7 @@ from torch.profiler import record_function
 from transformers import TrainerControl, TrainerState
 from transformers.trainer_utils import TrainOutput
 
+from whet.config import recipes
 from whet.data.batch import Batch
 from whet.errors import ConfigError
 from whet.log import logger
@@ -27,6 +28,8 @@ from whet.train.compat import dataloaders, late_arguments, overrides, search
 from whet.train.compat.public import PublicTrainer
 from whet.train.control import guard, stop
 from whet.train.control.safe_points import SafePoints
+from whet.train.few_samples import new_layers
+from whet.train.few_samples.weight_average import WeightAverage
 from whet.train.meter import Meter, speed
 from whet.train.output import obstacles
 from whet.train.resume import fingerprint, restore
@@ -59,6 +62,7 @@ class TrainingLoop:
             processing_class=trainer.processing_class,
         )  # fmt: skip
         self.optimizer, self.scheduler = optimizer_setup.build(trainer, self.run.plan.n_steps)
+        self.average = WeightAverage(model, self.optimizer, args, self.run.plan.n_steps)
         self.in_backward = InBackward(self.optimizer) if args.optimizer_in_backward else None
         if args.save_strategy != "no":
             adapters.require_saved(model)
@@ -97,6 +101,7 @@ class TrainingLoop:
             self.safe_points.check()
             self.saver.wait()
             guard.require_finite(self.run.model, None, "at the end of the training")
+            self.average.finish()
             best.load(self.run.model, self.run.args, self.counters, self.saver.lineage)
             return self._finish()
         finally:
@@ -111,6 +116,9 @@ class TrainingLoop:
         self._reset_counters()
         storage.clean_up(output_dir)
         folder = restore.folder_to_resume(resume, output_dir)
+        self._log_recipe()
+        if folder is None:
+            self._draw_new_layers()
         self._choose_precision(folder)
         self._build_parts()
         if folder is not None:
@@ -133,6 +141,17 @@ class TrainingLoop:
         counters.eval_steps, counters.save_steps = plan.evaluate.every, plan.save.every
         counters.global_step, counters.epoch, counters.total_flos = 0, 0.0, 0.0
 
+    def _log_recipe(self) -> None:
+        if parts := recipes.described(self.run.args):
+            logger.info("recipe %s", ", ".join(parts))
+
+    def _draw_new_layers(self) -> None:
+        """Draw the new weights of `reinit_layers`, once for a model: a second training keeps what it has learnt."""
+        args, model = self.run.args, self.run.model
+        if args.reinit_layers and self.trainer.model_with_new_layers is not model:
+            self.trainer.model_with_new_layers = model
+            logger.info("%s", new_layers.draw(model, args.reinit_layers, args.seed))
+
     def _choose_precision(self, folder: Path | None) -> None:
         """Set the precision of the run: from the checkpoint in `folder`, or by timed passes over the next rows."""
         kept = None if folder is None else restore.precision_of(folder)
@@ -148,6 +167,7 @@ class TrainingLoop:
             run=self.run, counters=self.counters, meter=self.meter, optimizer=self.optimizer,
             precision=self.trainer.precision, identity=fingerprint.of(self.run, self.optimizer, self.scheduler),
             parts=self._parts, user_save_model=lambda: overrides.user_save_model(self.trainer),
+            weights_to_save=self.average.in_model,
         )  # fmt: skip
         self.saver = Saver(self.run_state, lambda: self._send("on_save"), self.sync.n_ranks)
         self.safe_points = SafePoints(self.run_state, self.saver, self.events, self.sync, self.memory)
@@ -176,6 +196,7 @@ class TrainingLoop:
             "callbacks": self.events,
             "loader": self.loader,
             "checkpoints": self.saver,
+            "average": self.average,
             "optimizer": OptimizerPart(self.optimizer, self.run.model, changed),
             "schedule": SchedulePart(self.optimizer, self.scheduler, changed),
         }
@@ -205,6 +226,7 @@ class TrainingLoop:
         learning_rate = float(self.optimizer.param_groups[0]["lr"])
         result = step.take_step(self.step_parts, batches, self.counters.global_step)
         self._count(batches, result, learning_rate)
+        self.average.add(self.plan_step)
         self._send("on_step_end")
         self._after_step(epoch_ends=self._end_epoch())
 
@@ -303,12 +325,13 @@ class TrainingLoop:
         """Evaluate with the Trainer's method, which may be overridden; after a signal `due` is done when resuming."""
         trainer = self.trainer
         ignored = {} if trainer.ignore_keys_for_eval is None else {"ignore_keys": trainer.ignore_keys_for_eval}
-        try:
-            found = trainer.evaluate(**overrides.accepted(trainer.evaluate, **ignored))
-            metrics = dict(found) if isinstance(found, Mapping) else {}
-            search.report(trainer, metrics)
-        except stop.Stopped:
-            self.safe_points.stop_in_evaluation(due)
+        with self.average.in_model():
+            try:
+                found = trainer.evaluate(**overrides.accepted(trainer.evaluate, **ignored))
+                metrics = dict(found) if isinstance(found, Mapping) else {}
+                search.report(trainer, metrics)
+            except stop.Stopped:
+                self.safe_points.stop_in_evaluation(due)
         return metrics
 
     def _log(self) -> None:

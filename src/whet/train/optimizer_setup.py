@@ -11,10 +11,11 @@ from torch.optim import Optimizer
 from whet.errors import ConfigError
 from whet.log import logger
 from whet.optim import registry, schedule
-from whet.optim.groups import parameter_groups
+from whet.optim.groups import parameter_groups, with_rates
 from whet.optim.optimizers import torchao
 from whet.train.compat import overrides
 from whet.train.compat.public import PublicTrainer
+from whet.train.few_samples import layer_rates
 
 if TYPE_CHECKING:
     from whet.config.arguments import TrainingArguments
@@ -38,6 +39,7 @@ def build(trainer: PublicTrainer, n_steps: int) -> tuple[Optimizer, Any]:
     optimizer, scheduler = trainer.optimizer, trainer.lr_scheduler
     if optimizer is None or scheduler is None:
         raise _not_set(trainer, "optimizer" if optimizer is None else "lr_scheduler")
+    layer_rates.require_used(trainer.model, trainer.args, optimizer)
     optimizer = trainer.optimizer = torchao.make_saveable(optimizer)
     trainer.made_optimizers = (optimizer, scheduler)
     trainer.events.optimizer, trainer.events.lr_scheduler = optimizer, scheduler
@@ -82,7 +84,7 @@ def create_optimizer(trainer: PublicTrainer, model: nn.Module) -> Optimizer:
     elif overrides.changed(trainer, "get_decay_parameter_names"):
         kind, options = class_and_options(trainer.args, model)
     else:
-        return registry.build(model, trainer.args)
+        return registry.build(model, trainer.args, layer_rates.of(model, trainer.args))
     options = dict(options)
     groups = options.pop("params", None) or options.pop("optimizer_dict", None) or _groups(trainer, model)
     return kind(groups, **options)
@@ -130,7 +132,8 @@ def _groups(trainer: PublicTrainer, model: nn.Module) -> list[dict[str, Any]]:
         {"params": [p for name, p in trained if name in decaying], "weight_decay": trainer.args.weight_decay},
         {"params": [p for name, p in trained if name not in decaying], "weight_decay": 0.0},
     ]
-    return [group for group in groups if group["params"]]
+    found = [group for group in groups if group["params"]]
+    return with_rates(found, trainer.args.learning_rate, layer_rates.of(model, trainer.args))
 
 
 def _not_set(trainer: PublicTrainer, name: str) -> ConfigError:

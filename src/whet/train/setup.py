@@ -62,12 +62,15 @@ def prepare(trainer: PublicTrainer) -> None:
         by_user = trainer.collator_given
         given = trainer.collate if by_user and not collate.pads_only(trainer.data_collator) else None
         default = trainer.collate if by_user else collate.default_collator(trainer.processing_class, model)
-        trainer.objective = choose(model, given, default, _padding(trainer), attn=args.attn_implementation)
+        trainer.objective = choose(
+            model, given, default, _padding(trainer), attn=args.attn_implementation, span_loss=args.span_loss
+        )
         if type(trainer.objective) is OwnLoss:
             trainer.objective = user_loss.unpadded(trainer.objective, args)
     if trainer.device.type == "cpu":
         allocator.keep_freed_memory()
     _require_packed_for_budget(trainer)
+    _require_spans_for_loss(trainer)
     optimized = isinstance(trainer.objective, user_loss.UserLoss | user_loss.UnpaddedLoss)
     settings = method_settings(args, operators=None if optimized else "auto")
     _log_methods(trainer, order.apply(ModelView(model), settings))
@@ -103,6 +106,18 @@ def _require_packed_for_budget(trainer: PublicTrainer) -> None:
         got=f"{type(_base_model(trainer.model)).__name__}, whose batches run padded",
         why="the size of a padded batch does not follow from its tokens",
         fix="leave --max_tokens_per_batch out, and lower --per_device_train_batch_size instead",
+    )
+
+
+def _require_spans_for_loss(trainer: PublicTrainer) -> None:
+    """Refuse a span loss for a model, or a loss, that has nothing to do with spans."""
+    if trainer.args.span_loss == "independent" or isinstance(trainer.objective, PackedSpans | PaddedSpans):
+        return
+    raise ConfigError(
+        what=f"span_loss {trainer.args.span_loss} does not go with this training",
+        got=f"{type(_base_model(trainer.model)).__name__}" + (" with a loss of your own" if trainer.user_loss else ""),
+        why="whet computes it for question answering models without a data_collator or loss of your own",
+        fix="leave --span_loss out",
     )
 
 

@@ -72,6 +72,8 @@ class Trainer(TransformersMethods):
     callbacks_args: TrainingArguments
     model_args: TrainingArguments
     """The arguments that the Trainer's callbacks and its model were prepared with."""
+    model_with_new_layers: nn.Module | None = None
+    """The model that has got the new weights of `reinit_layers`."""
     why_precision = ""
     """The precision of the run in words, with what was measured; empty until it is chosen."""
     loss_shifts_labels: bool

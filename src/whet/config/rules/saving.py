@@ -12,7 +12,7 @@ CURVE_FIELDS = (
     "seed", "train_sampling_strategy", "dataloader_drop_last", "learning_rate", "lr_scheduler_type",
     "lr_scheduler_kwargs", "warmup_steps", "warmup_ratio", "optim", "adam_beta1", "adam_beta2", "adam_epsilon",
     "weight_decay", "max_grad_norm", "tf32", "attn_implementation", "optim_args", "padding_in_loss",
-    "label_smoothing_factor",
+    "label_smoothing_factor", "layerwise_lr_decay", "reinit_layers", "weight_averaging_start", "span_loss",
 )  # fmt: skip
 """Settings that change the loss curve; its length may change."""
 

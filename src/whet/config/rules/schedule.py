@@ -30,14 +30,15 @@ _WORDS: dict[str, tuple[object, ...]] = {
 """Parameters that are not numbers -> their values."""
 BY_METRIC = ("reduce_lr_on_plateau", "greedy")
 """Schedules that change at evaluations, by a metric."""
-_WITHOUT_WARMUP = ("constant", *BY_METRIC)
+WITHOUT_WARMUP = ("constant", *BY_METRIC)
+"""Schedules that start at the full learning rate."""
 _LR_END = 1e-7
 """The final learning rate of transformers' polynomial schedule by default."""
 
 
 def has_no_warmup(args: TrainingFields) -> Problem | None:
     """Some schedules would ignore the warm-up."""
-    if args.lr_scheduler_type not in _WITHOUT_WARMUP or not (args.warmup_steps or args.warmup_ratio):
+    if args.lr_scheduler_type not in WITHOUT_WARMUP or not (args.warmup_steps or args.warmup_ratio):
         return None
     return Problem(
         what=f"the {args.lr_scheduler_type} schedule has no warm-up",

@@ -26,7 +26,7 @@ _OWN = {RECORD, LOCK_NAME, LOG_NAME, OLDER_LOG_NAME}
 _FILES = ("train_file", "validation_file", "test_file")
 _FREE = {"seeds", "token", "cache_dir", "overwrite_cache", "preprocessing_num_workers", *_FILES}
 """Settings of a task that may change between a seed and the next; files are compared by their content."""
-_LENGTH = ("num_train_epochs", "max_steps")
+_LENGTH = ("num_train_epochs", "min_steps", "max_steps")
 _READ_BYTES = 1 << 20
 
 

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from whet.errors import ConfigError
 from whet.log import logger
-from whet.optim.entry import STEP_BYTES, Options, Entry, Request, Shapes
+from whet.optim.entry import STEP_BYTES, Entry, Options, Request, Shapes
 from whet.optional import require
 
 

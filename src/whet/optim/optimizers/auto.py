@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from whet.kernels.library import library
+from whet.optim.entry import WIDEST, Entry, Options, Request, Shapes, native_can_update
 from whet.optim.optimizers import adamw_torch, native
-from whet.optim.entry import WIDEST, Options, Entry, Request, Shapes, native_can_update
 
 
 def name_for(parameters: Iterable[Tensor]) -> str:

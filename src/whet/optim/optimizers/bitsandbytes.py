@@ -7,7 +7,7 @@ from math import prod
 from torch.optim import Optimizer
 
 from whet.log import logger
-from whet.optim.entry import Options, Entry, Request, Shapes
+from whet.optim.entry import Entry, Options, Request, Shapes
 from whet.optional import require
 
 _BLOCK = 256

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from whet.optim.entry import Entry, Options, Request, Shapes, keep_dtypes
 from whet.optim.optimizers.base import Stepping
-from whet.optim.entry import Options, Entry, Request, Shapes, keep_dtypes
 
 
 class Lion(Stepping):

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from whet.optim.entry import STEP_BYTES, Entry, Options, Request, Shapes
 from whet.optim.optimizers.base import Stepping
-from whet.optim.entry import STEP_BYTES, Options, Entry, Request, Shapes
 
 
 class MuonAndAdamW(Stepping):

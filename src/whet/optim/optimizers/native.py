@@ -20,8 +20,8 @@ from whet.kernels.optimizer.adamw_8bit import AdamW8bitTensors
 from whet.kernels.optimizer.rows_in_use import RowsInUse, rows_in_use
 from whet.kernels.reference.adamw_8bit import BLOCK, Codes
 from whet.kernels.specs import AdamWStep
+from whet.optim.entry import Entry, Options, Request, Shapes, keep_dtypes, require_cpu
 from whet.optim.optimizers.base import Stepping
-from whet.optim.entry import Options, Entry, Request, Shapes, keep_dtypes, require_cpu
 
 State = dict[str, Any]
 Masters = list[Tensor | None]

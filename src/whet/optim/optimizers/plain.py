@@ -7,7 +7,7 @@ from math import prod
 import torch
 from torch.optim import Optimizer
 
-from whet.optim.entry import STEP_BYTES, Options, Entry, Request, Shapes
+from whet.optim.entry import STEP_BYTES, Entry, Options, Request, Shapes
 
 
 def build_sgd(request: Request) -> Optimizer:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from whet.optim.entry import STEP_BYTES, Options, Entry, Request, Shapes, keep_dtypes
+from whet.optim.entry import STEP_BYTES, Entry, Options, Request, Shapes, keep_dtypes
 from whet.optional import require
 
 _SMALLEST = 4096

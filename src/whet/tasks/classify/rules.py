@@ -4,7 +4,7 @@ from whet.config.arguments import TrainingArguments
 from whet.config.rules.ranges import Rule, at_least
 from whet.config.settings import broken
 from whet.errors import Problem
-from whet.jobs.rules import JOB_RULES, JOB_RUN_RULES, windows_move_on
+from whet.jobs.rules import JOB_RULES, JOB_RUN_RULES, spans_are_of_answers, windows_move_on
 from whet.tasks.classify.fields import ClassifyFields
 
 METRICS = {
@@ -97,4 +97,4 @@ CLASSIFY_RULES: tuple[Rule, ...] = (
     windows_move_on,
     at_least("shuffle_seed", 0, "numpy's generators take no negative seed"),
 )
-RUN_RULES: tuple[Rule, ...] = (*JOB_RUN_RULES, best_metric_is_known)
+RUN_RULES: tuple[Rule, ...] = (*JOB_RUN_RULES, best_metric_is_known, spans_are_of_answers)

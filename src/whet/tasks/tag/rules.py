@@ -4,7 +4,7 @@ from whet.config.arguments import TrainingArguments
 from whet.config.rules.ranges import Rule, at_least
 from whet.config.settings import broken
 from whet.errors import Problem
-from whet.jobs.rules import JOB_RULES, JOB_RUN_RULES, windows_move_on
+from whet.jobs.rules import JOB_RULES, JOB_RUN_RULES, spans_are_of_answers, windows_move_on
 from whet.tasks.tag.fields import TagFields
 
 METRICS = ("accuracy", "f1", "precision", "recall", "f1_macro", "loss")
@@ -34,4 +34,4 @@ TAG_RULES: tuple[Rule, ...] = (
     at_least("doc_stride", 0, "windows cannot share fewer than no tokens"),
     windows_move_on,
 )
-RUN_RULES: tuple[Rule, ...] = (*JOB_RUN_RULES, best_metric_is_known)
+RUN_RULES: tuple[Rule, ...] = (*JOB_RUN_RULES, best_metric_is_known, spans_are_of_answers)

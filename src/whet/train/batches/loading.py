@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -168,8 +167,7 @@ def make_plan(trainer: PublicTrainer) -> plan.RunPlan:
     if per_epoch is None or not dataloaders.decides_batches(trainer):
         streams.require_steps(args)
         per_epoch = args.max_steps
-    n_steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * per_epoch)
-    return plan.from_order(args, StreamOrder(per_epoch), n_steps, "as the source gives them")
+    return plan.from_order(args, StreamOrder(per_epoch), plan.n_steps_of(args, per_epoch), "as the source gives them")
 
 
 def build(run: Run, user_loader: Any, collator: Any = None) -> Loader:

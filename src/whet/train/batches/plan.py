@@ -54,8 +54,14 @@ def make(args: TrainingArguments, dataset: Any) -> RunPlan:
             why="it drops a batch that is not full, and no batch is full",
             fix="lower --per_device_train_batch_size, or leave --dataloader_drop_last out",
         )
-    n_steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * order.steps_per_epoch)
-    return from_order(args, order, n_steps, _order_rule(args))
+    return from_order(args, order, n_steps_of(args, order.steps_per_epoch), _order_rule(args))
+
+
+def n_steps_of(args: TrainingArguments, steps_per_epoch: int) -> int:
+    """Return the length of a run over data of this size, in optimizer steps."""
+    if args.max_steps > 0:
+        return args.max_steps
+    return max(math.ceil(args.num_train_epochs * steps_per_epoch), args.min_steps or 0)
 
 
 def from_order(args: TrainingArguments, order: Any, n_steps: int, order_rule: str | None) -> RunPlan:

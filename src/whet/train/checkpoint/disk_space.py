@@ -17,6 +17,7 @@ from whet.log import logger
 from whet.train.checkpoint import content, optimizer_state, optimizer_template, snapshot
 from whet.train.checkpoint.optimizer_state import OptimizerState
 from whet.train.checkpoint.snapshot import RunState
+from whet.train.few_samples.weight_average import WeightAverage
 from whet.train.state import State, collect_states
 
 _MANIFEST_ENTRY_BYTES = 130
@@ -29,8 +30,11 @@ def forecast_bytes(state: RunState) -> int:
     model = state.run.model
     if state.run.args.save_only_model:
         return _total_bytes(state, None, {})
-    others = {name: part for name, part in state.parts().items() if name != "optimizer"}
-    states = {**collect_states(others), "optimizer": _optimizer_state(state.optimizer, model)}
+    parts = dict(state.parts())
+    largest = {"optimizer": _optimizer_state(state.optimizer, model)}
+    if isinstance(average := parts.get("average"), WeightAverage):
+        largest["average"] = average.largest_state()
+    states = {**collect_states({name: part for name, part in parts.items() if name not in largest}), **largest}
     return _total_bytes(state, *content.split_parts(states))
 
 

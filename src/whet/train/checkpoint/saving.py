@@ -123,6 +123,10 @@ class Saver:
         A run that `stops` writes a complete checkpoint, even with `save_only_model`.
         """
         self.wait()  # at most one write at a time
+        with self.run_state.weights_to_save():
+            self._save(done, better=better, stops=stops)
+
+    def _save(self, done: int, *, better: bool, stops: bool) -> None:
         guard.require_finite(self._run.model, self.run_state.optimizer, f"after step {done}")
         self._last_s = time.monotonic()
         output_dir, state = self._run.output_dir, self._counters

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,8 @@ class RunState:
     """Returns the parts of the run's state besides the model, in the order in which they are restored."""
     user_save_model: Callable[[], Callable[[Path], None] | None]
     """Returns the overridden `save_model` of the user, or None."""
+    weights_to_save: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Puts the weights that are saved as the model into it, for a block: their average, if the run averages them."""
 
 
 def take(state: RunState, buffers: Buffers | None = None, *, only_model: bool = False) -> Snapshot:

@@ -18,7 +18,7 @@ from whet.models.loading.quiet import quiet
 from whet.paths import utf8_name
 
 WEIGHTS = "model.safetensors"
-FILES = (WEIGHTS, f"{WEIGHTS}.index.json", "optimizer.safetensors", "config.json")
+FILES = (WEIGHTS, f"{WEIGHTS}.index.json", "optimizer.safetensors", "average.safetensors", "config.json")
 """Names of the files of a checkpoint that hold tensors, or the model's settings."""
 
 

@@ -28,6 +28,7 @@ class PublicTrainer(Protocol):
     model_args: TrainingArguments
     model: nn.Module
     model_init: Callable[..., nn.Module] | None
+    model_with_new_layers: nn.Module | None
     objective: Objective
     precision: Precision
     why_precision: str

@@ -8,6 +8,8 @@ import numpy as np
 import torch
 
 from whet import console
+from whet.config import recipes
+from whet.config.arguments import TrainingArguments
 from whet.data.store import RowStore
 from whet.errors import escape_controls
 from whet.hardware import cpu, memory
@@ -26,13 +28,10 @@ def of_training(trainer: PublicTrainer) -> list[str]:
     """Return the lines of a training run, just before its first step."""
     state, args = trainer.state, trainer.args
     micro_rows = state.train_batch_size or args.per_device_train_batch_size
-    steps = [
-        console.plural(state.max_steps, "step"),
-        f"{args.num_train_epochs:g} epoch{'' if args.num_train_epochs == 1 else 's'}",
-    ]
     rows = [
         ("data", [*_rows(trainer, trainer.train_dataset, micro_rows), *_evaluated(trainer)]),
-        ("batch", [_batch(args.train_rows_per_step, micro_rows), *(steps if args.max_steps <= 0 else steps[:1])]),
+        ("batch", [_batch(args.train_rows_per_step, micro_rows), *_length(args, state.max_steps)]),
+        ("recipe", recipes.described(args)),
         ("memory", _memory(trainer)),
         ("saves", _saves(trainer)),
     ]
@@ -53,6 +52,7 @@ def _lines(trainer: PublicTrainer, rows: dict[str, list[str]]) -> list[str]:
         "data": rows.get("data", []),
         "precision": (trainer.why_precision or trainer.precision.name).split("; "),
         "batch": rows.get("batch", []),
+        "recipe": rows.get("recipe", []),
         "memory": rows.get("memory", []),
         "machine": _machine(trainer.device),
         "saves": rows.get("saves", []),
@@ -119,12 +119,23 @@ def _batch(rows_per_step: int, micro_rows: int) -> str:
     return f"{console.plural(rows_per_step, 'row')} a step in {each}"
 
 
+def _length(args: TrainingArguments, n_steps: int) -> list[str]:
+    """Return the length of the run, and what decided it."""
+    steps = console.plural(n_steps, "step")
+    if args.max_steps > 0:
+        return [steps]
+    if n_steps == args.min_steps:
+        return [f"{steps} (min_steps)"]
+    return [steps, f"{args.num_train_epochs:g} epoch{'' if args.num_train_epochs == 1 else 's'}"]
+
+
 def _memory(trainer: PublicTrainer) -> list[str]:
     """Return what weights, gradients and optimizer state will take, and what is free now."""
     weights = list(trainer.model.parameters())
     size = sum(p.numel() * p.element_size() for p in weights)
-    gradients = sum(p.numel() * p.element_size() for p in weights if p.requires_grad)
-    gradients = 0 if trainer.args.optimizer_in_backward else gradients
+    trained = sum(p.numel() * p.element_size() for p in weights if p.requires_grad)
+    gradients = 0 if trainer.args.optimizer_in_backward else trained
+    size += 0 if trainer.args.weight_averaging_start is None else trained  # their mean
     given, _ = trainer.given_optimizers
     state = registry.model_state_bytes(trainer.model, trainer.args) if given is None else None
     without = "activations" if state is not None else "optimizer and activations"

@@ -20,10 +20,12 @@ from whet.train.run import Run
 
 ARGUMENTS, FINGERPRINT = "training_args.json", "identity.json"
 OPTIMIZER, _WEIGHTS, _EVALUATION_DATA = "optimizer", "weights", "evaluation_data"
-SCHEDULE = {"learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "warmup_ratio"}
+SCHEDULE = {
+    "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "warmup_ratio", "layerwise_lr_decay",
+}  # fmt: skip
 _IN_GROUPS = {
-    "learning_rate": ("lr", "initial_lr"), "adam_beta1": ("betas",), "adam_beta2": ("betas",),
-    "adam_epsilon": ("eps",), "weight_decay": ("weight_decay",),
+    "learning_rate": ("lr", "initial_lr"), "layerwise_lr_decay": ("lr", "initial_lr"),
+    "adam_beta1": ("betas",), "adam_beta2": ("betas",), "adam_epsilon": ("eps",), "weight_decay": ("weight_decay",),
 }  # fmt: skip
 """Settings that an optimizer stores in its parameter groups, and their names there."""
 _OF_FIRST_VERSION = {"order": "the shuffle and the cuts of whet's first version"}

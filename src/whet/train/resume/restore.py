@@ -24,7 +24,7 @@ from whet.train.resume import compare, form_1, schema
 from whet.train.run import Run
 from whet.train.state import State, Stateful, load_states
 
-_AFTER_WEIGHTS = ("optimizer", "schedule")
+_AFTER_WEIGHTS = ("average", "optimizer", "schedule")
 _COUNTERS = (
     "global_step", "epoch", "log_history", "total_flos", "best_metric", "best_global_step",
 )  # fmt: skip

@@ -1,0 +1,63 @@
+"""Recipes: named values for settings that the user does not give. Each setting can also be given alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from whet.card import Card
+from whet.config.fields import TrainingFields
+from whet.config.rules.schedule import WITHOUT_WARMUP
+
+CARD = Card(
+    name="few samples",
+    asked_by="recipe, min_steps, layerwise_lr_decay, reinit_layers, weight_averaging_start, span_loss",
+    does="More updates, a warm-up and other settings for little data; each can be used alone.",
+    improves="neither",
+    same_result="no",
+    hurts="With thousands of training examples, which need none of it.",
+    source="Zhang et al. 2021, arXiv:2006.05987; Mosbach et al. 2021, arXiv:2006.04884",
+    page="few-samples.md",
+)
+RECIPES: Mapping[str, Mapping[str, Any]] = {
+    "few_samples": {"min_steps": 300, "warmup_steps": 0.1},
+}
+"""Name -> setting -> value. What was measured and left out is in docs/log.md."""
+_GIVEN_INSTEAD = {"min_steps": ("max_steps", -1), "warmup_steps": ("warmup_ratio", 0.0)}
+"""Setting of a recipe -> another one that decides the same unless it has this value: then the recipe's is left out."""
+
+
+def values_for(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that the recipe named in these settings has for settings that are not given."""
+    recipe = RECIPES.get(given.get("recipe") or "", {})
+    return {name: value for name, value in recipe.items() if not _is_decided(name, given)}
+
+
+def in_force(args: TrainingFields) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the settings of the run's recipe that have its values, and those that the user gave other values."""
+    recipe = RECIPES.get(args.recipe or "", {})
+    now = {name: getattr(args, name) for name in recipe}
+    kept = {name: value for name, value in now.items() if value == recipe[name]}
+    return kept, {name: value for name, value in now.items() if name not in kept}
+
+
+def described(args: TrainingFields) -> list[str]:
+    """Return what the run's recipe set and what it left as given, in parts of a line; empty without a recipe."""
+    if args.recipe is None:
+        return []
+    kept, others = in_force(args)
+    left = [f"as given: {name} {_written(value)}" for name, value in others.items()]
+    first, *more = [f"{name} {_written(value)}" for name, value in kept.items()] or ["sets nothing"]
+    return [f"{args.recipe}: {first}", *more, *left]
+
+
+def _is_decided(name: str, given: Mapping[str, Any]) -> bool:
+    """Return whether what the user gave decides this setting."""
+    if name in given or (name == "warmup_steps" and given.get("lr_scheduler_type") in WITHOUT_WARMUP):
+        return True
+    other, off = _GIVEN_INSTEAD.get(name, ("", None))
+    return given.get(other, off) != off
+
+
+def _written(value: object) -> str:
+    return "null" if value is None else str(value)
