@@ -28,6 +28,8 @@ class Job:
     n_labels: int = 2
     must: float = 1.5
     """How many times as fast as the library's defaults a step must be."""
+    most_memory: float = 1.0
+    """The largest part of the peer's peak memory that whet may take."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ JOBS = {
     "pairs": Job("question and paragraph, ragged", "AutoModelForSequenceClassification", pairs, must=4.0),
     "intents": Job("intents of requests, short", "AutoModelForSequenceClassification", intents, n_labels=77),
     "tags": Job("parts of speech, short", "AutoModelForTokenClassification", tags, n_labels=17),
-    "masked": Job("masked words of paragraphs", "AutoModelForMaskedLM", masked, must=2.0),
+    "masked": Job("masked words of paragraphs", "AutoModelForMaskedLM", masked, must=2.0, most_memory=0.5),
 }
 _DEBERTA = {
     "vocab_size": 128_100, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,

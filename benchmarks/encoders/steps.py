@@ -119,9 +119,9 @@ def line_of(job: str, peer: str, found: dict[str, Any]) -> str:
     ratios = {side: quotients(found["seconds"][peer], found["seconds"][side]) for side in WHETS}
     memory = found["peak_bytes"]["whet_fp32"] / found["peak_bytes"][peer]
     must = JOBS[job].must if peer == "defaults" else BEST_MUST
-    best = max(statistics.median(one) for one in ratios.values())
+    good = max(map(statistics.median, ratios.values())) >= must and memory <= JOBS[job].most_memory
     shown = "  ".join(f"{statistics.median(one):5.2f} ({min(one):.2f} to {max(one):.2f})" for one in ratios.values())
-    return f"  {peer:10} {shown:44} {memory:6.2f} {must:5.1f} {'yes' if best >= must else 'NO'}"
+    return f"  {peer:10} {shown:44} {memory:6.2f} {must:5.1f} {'yes' if good else 'NO'}"
 
 
 def quotients(one: Sequence[float], other: Sequence[float]) -> list[float]:

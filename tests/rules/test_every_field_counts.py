@@ -90,6 +90,7 @@ CASES = {
     ),
     "warmup_steps": Case(given={"warmup_steps": 2}, sees="rates"),
     "warmup_ratio": Case(given={"warmup_ratio": 0.5}, sees="rates"),
+    "last_block_tokens": Case(given={"last_block_tokens": "first"}, sees="error"),  # tests/families counts the tokens
     "padding_in_loss": Case(given={"padding_in_loss": "all"}, sees="losses"),
     "optim": Case(given={"optim": "sgd"}, sees="weights"),
     "optim_args": Case(given={"optim_args": "momentum=0.9"}, base={"optim": "sgd"}, sees="weights"),

@@ -7,6 +7,7 @@ from typing import Any, Literal
 Interval = Literal["no", "steps", "epoch"]
 PaddingInLoss = Literal["none", "sampled", "all"]
 SpanLoss = Literal["independent", "compound"]
+LastBlockTokens = Literal["read", "all"]
 Schedule = Literal[
     "linear", "cosine", "cosine_with_restarts", "cosine_with_min_lr", "cosine_warmup_with_min_lr", "polynomial",
     "inverse_sqrt", "constant", "constant_with_warmup", "warmup_stable_decay", "reduce_lr_on_plateau", "greedy",
@@ -107,6 +108,10 @@ class TrainingFields:
     recipe: Literal["few_samples"] | None = None
     """A named set of values for the settings that you do not give. few_samples: for some hundred training examples, see
     docs/methods/few-samples.md. The first lines of the run show which values it set. null: none."""
+    last_block_tokens: LastBlockTokens = "read"
+    """Which tokens the last block of a packed encoder computes on a CPU. read: those whose hidden states the head reads
+    (the first of each row for classes, those with a label for masked words); of the others, keys and values alone. The
+    losses are equal to rounding. all: every token."""
     num_train_epochs: float = 3.0
     """How many times the training uses every row. 0.5 stops after half of the rows."""
     min_steps: int | None = None

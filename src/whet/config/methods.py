@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from whet.config.fields import PaddingInLoss
+from whet.config.fields import LastBlockTokens, PaddingInLoss
 from whet.config.rules.compile import DEFAULT_BACKEND
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ class MethodSettings:
     """What padding tokens get in calls with padded batches; None: such calls keep their padding."""
     unpad_dtype: torch.dtype | None = None
     """What the encoder computes in during such calls; None: as without whet."""
+    last_block: LastBlockTokens | None = None
+    """Which tokens the last block computes; None: all."""
     precision: str = "fp32"
     """The number format of matrix products; auto: not chosen yet."""
     compile: CompileSettings | None = None
@@ -52,6 +54,7 @@ def method_settings(args: TrainingArguments, *, operators: Literal["auto"] | Non
         operators=operators,
         row_gradients=True,
         names=tuple(args.methods),
+        last_block=args.last_block_tokens,
         precision=args.precision,
         compile=CompileSettings(backend=backend, mode=mode) if args.torch_compile else None,
         checkpointing=args.checkpointing_policy if args.gradient_checkpointing else None,

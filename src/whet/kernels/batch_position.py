@@ -16,6 +16,21 @@ Kernel = Literal["auto", "whet", "flash_attention_2"]
 """Kernels for attention on a GPU: the fastest, only those with whet's dropout masks, only flash kernels."""
 
 
+@dataclass(frozen=True, eq=False)
+class Chosen:
+    """The tokens of a pass whose last hidden states somebody reads; the last block computes no others.
+
+    `tokens` (M,) int64 are their indices in the packed batch, in rising order; `slots` and `positions` (M,) int32 are
+    theirs as in `BatchPosition`. M is below N, so the size of a tensor says which tokens it holds.
+    """
+
+    tokens: Tensor
+    slots: Tensor
+    positions: Tensor
+    begins_at: object
+    """The attention module from which on hidden states are those of these tokens alone."""
+
+
 @dataclass(frozen=True)
 class BatchPosition:
     """A micro-batch of sequences, packed end to end, and its position in the run. All tensors are int32.
@@ -25,7 +40,7 @@ class BatchPosition:
     `max_seqlen` () is the length of the longest row; None: not counted. The first key_counts[r] tokens of row r are
     real and the others padding, to which no token attends; None: all are real. `sizes` (N,), in floating point, is how
     many tokens of the padded batch each token stands for; None: there is no padding. `row_slots`, `max_seqlen` and
-    `key_counts` stay on the CPU.
+    `key_counts` stay on the CPU. `chosen`: the tokens that the last block computes; None: all.
     """
 
     seed: int
@@ -37,6 +52,7 @@ class BatchPosition:
     max_seqlen: Tensor | None = field(default=None, kw_only=True)
     key_counts: Tensor | None = field(default=None, kw_only=True)
     sizes: Tensor | None = field(default=None, kw_only=True)
+    chosen: Chosen | None = field(default=None, kw_only=True)
 
     @property
     def longest(self) -> int:
@@ -45,7 +61,17 @@ class BatchPosition:
 
     def is_of(self, n_rows: int, n_tokens: int) -> bool:
         """Return whether a tensor of this size belongs to the pass, and not to a call that a hook makes during it."""
-        return torch.compiler.is_compiling() or (n_rows == 1 and n_tokens == len(self.slots))
+        return torch.compiler.is_compiling() or (n_rows == 1 and self.has(n_tokens))
+
+    def has(self, n_tokens: int) -> bool:
+        """Return whether so many hidden states are those of all tokens, or of the chosen ones."""
+        return n_tokens == len(self.slots) or (self.chosen is not None and n_tokens == len(self.chosen.tokens))
+
+    def places(self, n_tokens: int) -> tuple[Tensor, Tensor]:
+        """Return slots and positions of the tokens that so many hidden states belong to."""
+        if self.chosen is not None and n_tokens == len(self.chosen.tokens):
+            return self.chosen.slots, self.chosen.positions
+        return self.slots, self.positions
 
     def key(self, site: int) -> tuple[int, int]:
         """Return the key words of the site's stream in this step."""

@@ -57,12 +57,12 @@ def mask_of(drop: Drop | None, n_rows: int) -> structs.Mask:
     """Return the dropout mask's arguments for a hidden state of n_rows tokens."""
     if drop is None or drop.p == 0.0:
         return structs.Mask()
-    position = drop.position
-    assert position.slots.dtype == position.positions.dtype == torch.int32
-    assert position.slots.numel() == position.positions.numel() == n_rows
+    slots, positions = drop.position.places(n_rows)
+    assert slots.dtype == positions.dtype == torch.int32
+    assert slots.numel() == positions.numel() == n_rows
     low, high = drop.key
     key = low | high << 32
-    return structs.Mask(key, keep_threshold(drop.p), drop.keep_scale, ptr(position.slots), ptr(position.positions))
+    return structs.Mask(key, keep_threshold(drop.p), drop.keep_scale, ptr(slots), ptr(positions))
 
 
 def float32(tensor: Tensor | None) -> Tensor | None:

@@ -5,6 +5,8 @@ draws. A recomputed block gets the mask of its first pass, and a resumed run nee
 Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011, section 3.2.
 """
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -19,6 +21,24 @@ def stream_key(seed: int, step: int, site: int) -> tuple[int, int]:
     """Return the two 32-bit key words of one operator's stream in one optimizer step."""
     key = _mix(_mix(_mix(seed & _MASK64) ^ step) ^ site)
     return key & _MASK32, key >> 32
+
+
+def seed_torch(key: tuple[int, int]) -> None:
+    """Seed torch's generators with a stream's key, as `torch.manual_seed` does.
+
+    Without an accelerator that is the CPU's alone. For devices that are not there torch would note the seed together
+    with a formatted stack of calls, twice in each call, which takes longer than to seed ten generators.
+    """
+    seed = key[0] | (key[1] >> 1) << 32
+    if _has_accelerator():
+        torch.manual_seed(seed)
+    else:
+        torch.default_generator.manual_seed(seed)
+
+
+@cache
+def _has_accelerator() -> bool:
+    return torch.accelerator.is_available()
 
 
 def keep_threshold(p: float) -> int:

@@ -65,6 +65,9 @@ class Family:
     """The modules that call transformers' AttentionInterface, or have a part that is `always` there."""
     blocks: tuple[str, ...]
     """The modules that the encoder is a stack of."""
+    stack: str | None = None
+    """The path of the list of blocks in the encoder, if the last block's parts can compute chosen tokens alone: their
+    residuals and norms go through `fused.layers`, and their attention asks `fused.chosen`. None: they cannot."""
     parts: Mapping[str, Part] = field(default_factory=dict)
     """The fused forward of each class that has one. Other modules run as they are."""
     first_position: Callable[[nn.Module], int] = from_zero

@@ -11,6 +11,7 @@ from whet.data.batch import Batch
 from whet.data.padding import PaddingTokens
 from whet.errors import ConfigError
 from whet.kernels.batch_position import BatchPosition, Kernel, Placement, Site
+from whet.kernels.random import seed_torch
 from whet.models import attention, record
 from whet.models.bad_batch import explained
 from whet.models.binding import bind, bound
@@ -59,7 +60,7 @@ class PackedModel:
         """Return the model's output for the packed batch; its token dims are (1, N)."""
         position = position_of(batch, seed=seed, step=step)
         if self.module.training:  # dropouts that have no site draw from torch's generator: a resumed run draws the same
-            torch.manual_seed(_torch_seed(position))
+            seed_torch(position.key(int(position.row_slots[0])))
         with explained(self.module, batch.inputs), self.placement.at(position):
             return self.module(**batch.inputs)
 
@@ -94,11 +95,6 @@ def _key_counts(batch: Batch, padding: PaddingTokens) -> Tensor:
 def _sizes(batch: Batch, padding: PaddingTokens) -> Tensor:
     """Return how many tokens of the padded batch each token stands for; what fills the batch up is a row of its own."""
     return nn.functional.pad(padding.log_sizes.exp(), (0, batch.n_computed - len(padding.log_sizes)), value=1.0)
-
-
-def _torch_seed(position: BatchPosition) -> int:
-    low, high = position.key(int(position.row_slots[0]))
-    return low | (high >> 1) << 32
 
 
 def with_filling(cu_seqlens: Tensor, n_tokens: int, n_filled: int) -> Tensor:

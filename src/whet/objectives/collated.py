@@ -13,15 +13,14 @@ from torch import Tensor, nn
 from whet.data.batch import Batch
 from whet.data.padding import Padding
 from whet.data.store import RowStore
-from whet.kernels.random import stream_key
+from whet.kernels import random
 from whet.models.bad_batch import explained
 from whet.objectives.base import Collate
 
 
 def seed_torch(seed: int, step: int, first_slot: int) -> None:
     """Set torch's generator from the place in the run: a resumed run draws the same masks."""
-    low, high = stream_key(seed, step, first_slot)
-    torch.manual_seed(low | (high >> 1) << 32)
+    random.seed_torch(random.stream_key(seed, step, first_slot))
 
 
 def run_seeded(model: nn.Module, batch: Batch, seed: int, step: int) -> Any:

@@ -25,7 +25,14 @@ def reads(model: nn.Module) -> Reads | None:
     It is known for heads of transformers with the forward that is written there, as long as every module of theirs is a
     class of torch, transformers or peft, without hooks: code of a user's own may read anything.
     """
-    base = unwrapped(model)
+    base: Any = unwrapped(model)
+    found = reads_beside(base)
+    return None if found is None or _is_watched(base.base_model) else found
+
+
+def reads_beside(model: nn.Module) -> Reads | None:
+    """Return what `reads` does, whoever runs or watches the encoder."""
+    base: Any = unwrapped(model)
     found = _by_name(base)
     if found is None or base.base_model is base or not all(map(_is_standard, _beside_blocks(base))):
         return None
@@ -34,7 +41,7 @@ def reads(model: nn.Module) -> Reads | None:
     if found == "first tokens" and getattr(base.config, "classifier_pooling", "cls") not in ("cls", "bos"):
         return None  # EuroBERT's and ModernBERT's classifiers may take a mean
     asks = any(getattr(base.config, name, False) for name in ALL_LAYERS)
-    return None if asks or _is_watched(base.base_model) else found
+    return None if asks else found
 
 
 def _by_name(base: Any) -> Reads | None:
@@ -51,8 +58,8 @@ def _by_name(base: Any) -> Reads | None:
 def _beside_blocks(base: Any) -> list[nn.Module]:
     """Return the modules of the head, and the encoder's pooler: what reads the encoder's last hidden states."""
     encoder = base.base_model
-    inside = {id(module) for module in encoder.modules()}
-    head = [module for module in base.modules() if id(module) not in inside and module is not base]
+    beside = [child for child in base.children() if child is not encoder]
+    head = [module for child in beside for module in child.modules()]
     pooler = getattr(encoder, "pooler", None)
     return head + (list(pooler.modules()) if isinstance(pooler, nn.Module) else [])
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from whet.data.batch import Batch
 from whet.kernels.batch_position import BatchPosition
 from whet.log import logger
+from whet.models import last_block
 from whet.models.bad_batch import explained
 from whet.models.packed import PackedModel, position_of
 from whet.objectives import unpadding
@@ -114,9 +115,10 @@ class PackedHead(OwnLoss):
         """Stand in for the encoder's forward: it computes the packed batch, and returns what the head reads of it."""
         encoder: Any = self._packed.module.base_model
         flags = {name: value for name, value in options.items() if isinstance(value, (bool, int, float, str))}
+        position = last_block.narrowed(self._packed, position, places)
         with self._packed.placement.at(position):
             out = type(encoder).forward(encoder, **columns, **flags | {"return_dict": True})
-        states = out.last_hidden_state[0].index_select(0, places)
+        states = last_block.read_states(out.last_hidden_state, places, position)
         first = self._reads == "first tokens"
         out.last_hidden_state = states[:, None] if first else states[None]
         if first and out.get("pooler_output") is not None:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from whet.config import environment
-from whet.config.fields import PaddingInLoss
+from whet.config.fields import LastBlockTokens, PaddingInLoss
 from whet.config.methods import MethodSettings
 from whet.errors import ConfigError
 from whet.log import logger
@@ -27,6 +27,7 @@ def optimize(
     dtype: torch.dtype | None = None,
     *,
     padding: PaddingInLoss | Literal["auto"] = "auto",
+    last_block_tokens: LastBlockTokens = "read",
 ) -> Any:
     """Put whet's operators into a transformers model, in place; return it, or (model, optimizer) if one was given.
 
@@ -47,24 +48,25 @@ def optimize(
     known to ignore padding (the pooling of sentence-transformers, classifiers that read the first token), else
     sampled. A call with labels or positions at padding tokens computes all of these. Sequences padded on the left, and
     calls that ask for the states of all layers, run with their padding; the log says which.
+    Where a classifier reads first tokens alone, so does the last block; last_block_tokens="all" computes all.
     Forward hooks on parts of the encoder see packed tensors (1, N, D), also if they are registered afterwards. Under
     torch.compile the graph breaks around the encoder.
 
-    Raises ConfigError if there is no encoder of a known family, for another dtype or `padding`, for a model that
+    Raises ConfigError if there is no encoder of a known family, for another value of an option, for a model that
     torch.compile or DataParallel has wrapped already, and for an optimizer with none of the model's parameters.
     """
     environment.require_known()
     checks.require_model(model)
     checks.require_optimizer(optimizer, model)
-    _require_dtype(dtype)
-    _require_padding(padding)
+    _require_options(dtype, padding, last_block_tokens)
     inside.prove_in(model)
     encoders = inside.encoders_in(model)
     if not encoders:
         raise checks.no_encoder(model)
     for encoder in encoders:
         masked = encoder.padding_is_masked and padding == "auto"
-        _change(encoder.model, dtype, "none" if masked else "sampled" if padding == "auto" else padding)
+        amount = "none" if masked else "sampled" if padding == "auto" else padding
+        _change(encoder.model, dtype, amount, last_block_tokens)
     where = "".join(f" ({encoder.name})" for encoder in encoders if encoder.name)
     logger.info("%s%s: %s", type(model).__name__, where, changes(model))
     return model if optimizer is None else (model, optimizer)
@@ -79,10 +81,17 @@ def restore(model: Any) -> Any:
     return model
 
 
-def _change(model: nn.Module, dtype: torch.dtype | None, padding: PaddingInLoss) -> None:
+def _change(model: nn.Module, dtype: torch.dtype | None, padding: PaddingInLoss, last_block: LastBlockTokens) -> None:
     if prepare(order.restore(model), encoder_only=True) is None:
         raise checks.no_family(model)
-    order.apply(ModelView(model), MethodSettings(operators="auto", unpad=padding, unpad_dtype=dtype))
+    settings = MethodSettings(operators="auto", unpad=padding, unpad_dtype=dtype, last_block=last_block)
+    order.apply(ModelView(model), settings)
+
+
+def _require_options(dtype: Any, padding: Any, last_block_tokens: Any) -> None:
+    _require_dtype(dtype)
+    _require_padding(padding)
+    _require_tokens(last_block_tokens)
 
 
 def _require_dtype(dtype: Any) -> None:
@@ -104,4 +113,15 @@ def _require_padding(padding: Any) -> None:
         got=repr(padding),
         why="padding tokens get the states of a few of them, each its own, zeros, or what the head needs",
         fix="use padding='auto', 'sampled', 'all' or 'none'",
+    )
+
+
+def _require_tokens(tokens: Any) -> None:
+    if tokens in get_args(LastBlockTokens):
+        return
+    raise ConfigError(
+        what="whet.optimize knows no such last_block_tokens",
+        got=repr(tokens),
+        why="the last block computes the tokens that the head reads, or all of them",
+        fix="use last_block_tokens='read' or 'all'",
     )

@@ -6,6 +6,7 @@
 
 #include <cstdlib>
 
+#include "parallel.h"
 #include "scratch.h"
 #include "vec.h"
 
@@ -47,7 +48,7 @@ class ColumnSums {
   void total(int kind, float* out) const {
     if (!out) return;
     const int64_t n_parts = (width_ + kPart - 1) / kPart;
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (is_large(chunks_.count * width_))
     for (int64_t part = 0; part < n_parts; ++part) {
       const int64_t first = part * kPart;
       const int64_t n = width_ - first < kPart ? width_ - first : kPart;

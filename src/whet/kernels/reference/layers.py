@@ -4,6 +4,7 @@ They also accept float64. With bf16 they compute in fp32 and round their results
 """
 
 from collections.abc import Sequence
+from math import prod
 
 import torch
 from torch import Tensor
@@ -117,7 +118,7 @@ def wide(x: Tensor) -> Tensor:
 
 
 def _dropped(x: Tensor, drop: Drop) -> Tensor:
-    bits = hidden_bits(drop.key, drop.position.slots, drop.position.positions, x.shape[-1])
+    bits = hidden_bits(drop.key, *drop.position.places(prod(x.shape[:-1])), x.shape[-1])
     return x * (bits >= keep_threshold(drop.p)).view(x.shape) * float32(drop.keep_scale)
 
 

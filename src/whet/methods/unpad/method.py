@@ -10,12 +10,13 @@ from torch import Tensor, nn
 from whet.card import Card
 from whet.config.fields import PaddingInLoss
 from whet.config.methods import MethodSettings
+from whet.kernels.batch_position import BatchPosition
 from whet.log import logger
 from whet.methods.seam import Applied, Cost, Stage
 from whet.methods.unpad import calls as unpad_calls
 from whet.methods.unpad import padding_readers
 from whet.methods.unpad.layout import Layout, layout_of
-from whet.models import record
+from whet.models import last_block, record
 from whet.models.bad_batch import explained
 from whet.models.binding import bind
 from whet.models.packed import PackedModel, packed_model
@@ -159,11 +160,20 @@ def _run(self: Any, given: Sequence[Any], options: Mapping[str, Any]) -> Any:
     layout = layout_of(mask, amount)
     given_ids = {"input_ids": input_ids, **call}
     positions = calls.packed.family.padded_positions(calls.packed.module, input_ids)
-    with explained(self, given_ids), calls.packed.placement.at(layout.position()), calls.autocast(mask.device):
+    position = _position(calls, layout, len(mask), amount)
+    with explained(self, given_ids), calls.packed.placement.at(position), calls.autocast(mask.device):
         packed_options = _packed_inputs(call, layout, positions)
         out = type(self).forward(self, layout.packed(input_ids), **packed_options)
     out = _padded(self, out, mask, layout, amount)
     return out.to_tuple() if unpad_calls.wants_tuple(self, options) else out
+
+
+def _position(calls: _Calls, layout: Layout, n_rows: int, amount: PaddingInLoss) -> BatchPosition:
+    """Return the position of the call's pass; where only first tokens are read, the last block computes these alone."""
+    position = layout.position()
+    if amount != "none" or not padding_readers.read_first_tokens_alone(calls.packed.module):
+        return position
+    return last_block.narrowed(calls.packed, position, position.cu_seqlens[:n_rows].long())
 
 
 def _packed_inputs(call: dict[str, Any], layout: Layout, positions: Tensor) -> dict[str, Any]:
@@ -178,7 +188,9 @@ def _packed_inputs(call: dict[str, Any], layout: Layout, positions: Tensor) -> d
 
 def _padded(self: Any, out: Any, mask: Tensor, layout: Layout, amount: PaddingInLoss) -> Any:
     tokens = out.last_hidden_state.to(next(self.parameters()).dtype)[0]  # what is behind the encoder computes in
-    if amount == "none":
+    if len(tokens) == len(mask) < int(mask.sum()):  # those of first tokens alone
+        out.last_hidden_state = nn.functional.pad(tokens[:, None], (0, 0, 0, mask.shape[1] - 1))
+    elif amount == "none":
         out.last_hidden_state = tokens.new_zeros(*mask.shape, tokens.shape[-1]).masked_scatter(mask[..., None], tokens)
     else:
         out.last_hidden_state = layout.padded(tokens)

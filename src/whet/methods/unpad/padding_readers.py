@@ -15,6 +15,7 @@ from whet.config.fields import PaddingInLoss
 from whet.methods.unpad import calls as unpad_calls
 from whet.models import bad_labels
 from whet.models.packed import packed_model
+from whet.objectives import heads
 
 _FIRST_TOKEN_HEADS = ("ForSequenceClassification", "ForMultipleChoice", "ForNextSentencePrediction")
 """Ends of the names of transformers' classes that read the state of each row's first token alone."""
@@ -28,6 +29,8 @@ class _Call:
 
     model: nn.Module
     targets_in_padding: bool
+    runs: bool
+    """Whether the model's forward runs, and not a loss of the user's, which may call its parts."""
 
 
 _CALLED: ContextVar[tuple[_Call, ...]] = ContextVar("whet_called_heads", default=())
@@ -66,6 +69,12 @@ def amount(model: nn.Module, asked: PaddingInLoss) -> PaddingInLoss:
     return "none" if calls and _reads_first_tokens(model) and not seen and "forward" not in model.__dict__ else asked
 
 
+def read_first_tokens_alone(model: nn.Module) -> bool:
+    """Return whether the model's forward runs, and reads no hidden state but that of each row's first token."""
+    runs = any(call.model is model and call.runs for call in _CALLED.get())
+    return runs and heads.reads_beside(model) == "first tokens"
+
+
 def amount_of(model: nn.Module, asked: PaddingInLoss, inputs: Mapping[str, Any]) -> PaddingInLoss:
     """Return what a call of the model with these inputs will need."""
     with targets_of(model, inputs):
@@ -75,7 +84,7 @@ def amount_of(model: nn.Module, asked: PaddingInLoss, inputs: Mapping[str, Any])
 @contextmanager
 def targets_of(model: nn.Module, inputs: Mapping[str, Any]) -> Iterator[None]:
     """Note a batch's targets while a loss of a user's own runs: it may keep them from the model."""
-    token = _CALLED.set((*_CALLED.get(), _Call(model, targets_in_padding(inputs))))
+    token = _CALLED.set((*_CALLED.get(), _Call(model, targets_in_padding(inputs), runs=False)))
     try:
         yield
     finally:
@@ -115,7 +124,7 @@ def _reads_first_tokens(model: nn.Module) -> bool:
 def _begin(model: nn.Module, given: tuple[Any, ...], options: dict[str, Any]) -> None:
     call = unpad_calls.named(model, given, options) or options
     followed = unpad_calls.is_followed()
-    _CALLED.set((*_CALLED.get(), _Call(model, not followed and targets_in_padding(call))))
+    _CALLED.set((*_CALLED.get(), _Call(model, not followed and targets_in_padding(call), runs=True)))
     if not followed:
         _require_fitting_labels(model, call)
 

@@ -80,5 +80,6 @@ FAMILY = Family(
     package="transformers.models.bert",
     attention=("BertSelfAttention",),
     blocks=("BertLayer",),
+    stack="encoder.layer",
     parts=parts("Bert"),
 )

@@ -8,6 +8,7 @@ FAMILY = Family(
     package="transformers.models.camembert",
     attention=("CamembertSelfAttention",),
     blocks=("CamembertLayer",),
+    stack="encoder.layer",
     parts=bert.parts("Camembert"),
     first_position=after_padding,
     skips_padding=True,

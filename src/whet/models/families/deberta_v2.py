@@ -17,6 +17,7 @@ from whet.kernels.specs import Drop, Relative
 from whet.models.families import bert
 from whet.models.family import Family, Part, Slots
 from whet.models.fused.attention import attended, projected, spec_of
+from whet.models.fused.chosen import chosen_from
 from whet.models.fused.dropout import PlacedDropout
 from whet.models.fused.embeddings import TABLE_SLOTS, embeddings
 from whet.models.fused.layers import normalised, pass_position, with_bias
@@ -87,7 +88,7 @@ def places_by_distance(n_buckets: int, most: int, reach: int) -> Tensor:
 
 
 def self_attention(self: Any, hidden_states: Tensor, *given: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
-    """Return the attention output (B, T, D)."""
+    """Return the attention output (B, T, D), or (1, M, D) of the tokens that the last block computes."""
     position = pass_position(self, hidden_states)
     if position is None:
         return type(self).forward(self, hidden_states, *given, **options)
@@ -98,7 +99,9 @@ def self_attention(self: Any, hidden_states: Tensor, *given: Any, **options: Any
     tensors = projected(hidden_states, parts, self.num_attention_heads)
     found = attended(tensors, spec, _relative(self, places, vectors))
     values = tensors[0][:, 2] if len(tensors) == 1 else tensors[2]
-    return mean_of_row(found, values, position).flatten(1)[None], None
+    found = mean_of_row(found, values, position).flatten(1)[None]
+    chosen = chosen_from(self, position)
+    return found if chosen is None else found.index_select(1, chosen.tokens), None
 
 
 def _relative(self: Any, places: Tensor | None, vectors: Tensor | None) -> Relative | None:
@@ -133,6 +136,7 @@ FAMILY = Family(
     package="transformers.models.deberta_v2",
     attention=("DisentangledSelfAttention",),
     blocks=("DebertaV2Layer",),
+    stack="encoder.layer",
     parts={
         "DebertaV2Embeddings": Part(deberta_embeddings, TABLE_SLOTS, always=True),
         "DebertaV2Encoder": Part(encoder, {}, always=True),

@@ -54,6 +54,7 @@ FAMILY = Family(
     package="transformers.models.distilbert",
     attention=("DistilBertSelfAttention",),
     blocks=("TransformerBlock",),
+    stack="transformer.layer",
     parts={
         "Embeddings": Part(distilbert_embeddings, TABLE_SLOTS),
         "TransformerBlock": Part(block, _BLOCK, ends_block=True),

@@ -8,6 +8,7 @@ FAMILY = Family(
     package="transformers.models.electra",
     attention=("ElectraSelfAttention",),
     blocks=("ElectraLayer",),
+    stack="encoder.layer",
     parts=bert.parts("Electra"),
     tiny={"embedding_size": 16},
 )

@@ -12,6 +12,7 @@ from whet.kernels.layers.activation import gated_act_joined
 from whet.kernels.layers.rotary import rotate_joined
 from whet.models.family import Family, Part, Slots
 from whet.models.fused.attention import spec_of
+from whet.models.fused.chosen import chosen_from
 from whet.models.fused.dropout import PlacedDropout
 from whet.models.fused.embeddings import EmbeddingNames, embeddings
 from whet.models.fused.layers import is_plain, normalised, pass_position, product, residual_and_norm, with_bias
@@ -61,11 +62,16 @@ def block(
 
 
 def _attended(attn: Any, x: Tensor, positions: tuple[Tensor, Tensor]) -> Tensor:
-    """Return the attention output (1, N, D) of x (1, N, D); `positions` are cosines and sines (1, N, K)."""
+    """Return the attention output (1, N, D) of x (1, N, D), or (1, M, D) of the tokens that the last block computes.
+
+    `positions` are cosines and sines (1, N, K).
+    """
     qkv = with_bias(x, attn.Wqkv)[0].unflatten(-1, (3, -1, attn.head_dim))
     window = None if attn.sliding_window is None else attn.sliding_window - 1
     spec = spec_of(attn, attn.head_dim**-0.5, attn.attention_dropout, window)
-    return attend_joined(rotate_joined(qkv, positions[0][0], positions[1][0]), spec).flatten(1)[None]
+    found = attend_joined(rotate_joined(qkv, positions[0][0], positions[1][0]), spec).flatten(1)[None]
+    chosen = chosen_from(attn, attn.whet_site.position)
+    return found if chosen is None else found.index_select(1, chosen.tokens)
 
 
 _BLOCK: Slots = {"attn.Wqkv": nn.Linear, "attn.Wo": nn.Linear, "mlp_norm": nn.LayerNorm}
@@ -75,6 +81,7 @@ FAMILY = Family(
     package="transformers.models.modernbert",
     attention=("ModernBertAttention",),
     blocks=("ModernBertEncoderLayer",),
+    stack="layers",
     parts={
         "ModernBertEmbeddings": Part(
             modernbert_embeddings, {"tok_embeddings": nn.Embedding, "norm": nn.LayerNorm, "drop": PlacedDropout}

@@ -110,6 +110,7 @@ FAMILY = Family(
     package="transformers.models.mpnet",
     attention=("MPNetSelfAttention",),
     blocks=("MPNetLayer",),
+    stack="encoder.layer",
     parts={
         "MPNetEmbeddings": Part(mpnet_embeddings, TABLE_SLOTS),
         "MPNetEncoder": Part(encoder, {}, always=True),

@@ -8,6 +8,7 @@ FAMILY = Family(
     package="transformers.models.roberta",
     attention=("RobertaSelfAttention",),
     blocks=("RobertaLayer",),
+    stack="encoder.layer",
     parts=bert.parts("Roberta"),
     first_position=after_padding,
     skips_padding=True,

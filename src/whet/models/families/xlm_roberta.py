@@ -8,6 +8,7 @@ FAMILY = Family(
     package="transformers.models.xlm_roberta",
     attention=("XLMRobertaSelfAttention",),
     blocks=("XLMRobertaLayer",),
+    stack="encoder.layer",
     parts=bert.parts("XLMRoberta"),
     first_position=after_padding,
     skips_padding=True,

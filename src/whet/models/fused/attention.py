@@ -6,10 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from whet.kernels.attention.packed import attend, attend_joined
-from whet.kernels.batch_position import Site
+from whet.kernels.batch_position import Chosen, Site
 from whet.kernels.layers import recompute
 from whet.kernels.products.linear import linear
 from whet.kernels.specs import AttentionSpec, Bias, Drop
+from whet.models.fused.chosen import attend_chosen, chosen_from
 from whet.models.fused.layers import with_bias
 from whet.models.standard import why_called
 
@@ -20,10 +21,15 @@ def attention(
     """Return the attention output (1, N, D) of x (1, N, D) through the projections of query, key and value.
 
     `module` is one of the family's attention modules, `p` the dropout of its attention weights, `bias` what
-    `kernels.attention.packed.attend` takes.
+    `kernels.attention.packed.attend` takes. In the last block the result may be that of chosen tokens, (1, M, D).
     """
     scale = getattr(module, "scaling", None) or (parts[0].out_features // heads) ** -0.5
-    return attended(projected(x, parts, heads), spec_of(module, scale, p), bias).flatten(1)[None]
+    spec = spec_of(module, scale, p)
+    chosen = chosen_from(module, module.whet_site.position)
+    if chosen is not None:
+        q, k, v = (part.unflatten(-1, (heads, -1)) for part in _of_chosen(x, parts, chosen))
+        return attend_chosen((q, k, v), spec, chosen, bias).flatten(1)[None]
+    return attended(projected(x, parts, heads), spec, bias).flatten(1)[None]
 
 
 def projected(x: Tensor, parts: tuple[nn.Linear, ...], heads: int) -> tuple[Tensor, ...]:
@@ -39,6 +45,15 @@ def attended(tensors: tuple[Tensor, ...], spec: AttentionSpec, bias: Bias | None
         return attend_joined(tensors[0], spec, bias)
     q, k, v = tensors
     return attend(q, k, v, spec, bias)
+
+
+def _of_chosen(x: Tensor, parts: tuple[nn.Linear, ...], chosen: Chosen) -> tuple[Tensor, ...]:
+    """Return the queries (M, D) of the chosen tokens, and keys and values (N, D) of all."""
+    query, *others = parts
+    q = with_bias(x.index_select(1, chosen.tokens), query)[0]
+    if _can_join(parts):
+        return q, *_joined(x, *others)[0].chunk(2, dim=-1)
+    return q, *(with_bias(x, part)[0] for part in others)
 
 
 def spec_of(module: Any, scale: float, p: float, window: int | None = None) -> AttentionSpec:

@@ -24,7 +24,7 @@ class PlacedDropout(nn.Dropout):
         position = self.site.position
         if position is None:
             require_pass(self, self.site, input)
-        if position is None or math.prod(input.shape[:-1]) != len(position.slots):
+        if position is None or not position.has(math.prod(input.shape[:-1])):
             return nn.functional.dropout(input, self.p)
         return dropout(input, Drop(self.p, position, self.site.use()))
 

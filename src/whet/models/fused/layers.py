@@ -15,6 +15,7 @@ from whet.kernels.layers.norm import add_norm
 from whet.kernels.products.linear import linear
 from whet.kernels.specs import Norm
 from whet.models.binding import bound
+from whet.models.fused.chosen import residual_for
 from whet.models.fused.dropout import PlacedDropout, drop_of
 from whet.models.fused.ending import Ending, end
 from whet.models.standard import ACTIVATIONS, has_hooks, is_unchanged, why_called
@@ -62,6 +63,7 @@ def residual_norm(found: Product, residual: Tensor, norm: nn.LayerNorm, dropout:
     A norm that must be called is, and the result is a tensor.
     """
     result, bias = found
+    residual = residual_for(result, residual)
     called = dropout is not None and why_called(dropout, PlacedDropout) is not None
     norm_called = why_called(norm, nn.LayerNorm) is not None
     if dropout is not None and (called or norm_called):
@@ -84,6 +86,7 @@ def residual_and_norm(
 ) -> tuple[Tensor, Tensor]:
     """Return LayerNorm(s) and s = residual + dropout(product + bias); a dropout may be an Identity."""
     result, bias = found
+    residual = residual_for(result, residual)
     dropped = isinstance(dropout, PlacedDropout) and why_called(dropout, PlacedDropout) is None
     if why_called(norm, nn.LayerNorm) is not None or not (dropped or type(dropout) is nn.Identity):
         total = residual + dropout(_plus(result, bias))

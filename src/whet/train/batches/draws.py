@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from whet.kernels.random import stream_key
+from whet.kernels.random import seed_torch, stream_key
 
 _SITE = 0x57EA
 """Makes the random numbers of the data differ from those of the dropout masks."""
@@ -54,8 +54,8 @@ class Draws:
 
 def seed_everything(seed: int, epoch: int, number: int) -> None:
     """Seed the global random number generators from the position in the data."""
-    low, high = stream_key(seed, epoch << 32 | number, _SITE)
-    torch.manual_seed(low | (high >> 1) << 32)
+    low, high = key = stream_key(seed, epoch << 32 | number, _SITE)
+    seed_torch(key)
     random.seed(low | high << 32)
     np.random.seed(low)
 

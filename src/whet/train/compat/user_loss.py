@@ -313,7 +313,7 @@ def _without_padding(model: nn.Module, args: TrainingArguments) -> PackedModel |
     if (why := why_padded(model, args)) is not None:
         log_padded(model, why, args)
         return None
-    optimize(model, padding=amount)
+    optimize(model, padding=amount, last_block_tokens=args.last_block_tokens)
     return packed_model(model)
 
 

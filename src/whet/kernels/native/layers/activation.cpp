@@ -2,6 +2,7 @@
 #include "columns.h"
 #include "mathfn.h"
 #include "operators.h"
+#include "parallel.h"
 
 namespace whet {
 namespace WHET_ISA {
@@ -51,7 +52,7 @@ struct Plain {
   }
 
   static void forward(const BiasAct& a) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (is_large(a.rows * a.width))
     for (int64_t r = 0; r < a.rows; ++r) {
       const T* x = static_cast<const T*>(a.x) + r * a.width;
       T* y = static_cast<T*>(a.y) + r * a.width;
@@ -62,7 +63,7 @@ struct Plain {
   static void backward(const BiasAct& a) {
     const Chunks chunks(a.rows);
     ColumnSums sums(chunks, a.width, 1);
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (is_large(a.rows * a.width))
     for (int64_t chunk = 0; chunk < chunks.count; ++chunk) {
       float* dbias = sums.start(chunk, 0);
       for (int64_t r = chunks.begin(chunk); r < chunks.end(chunk); ++r) backward_row(a, r, dbias);
@@ -85,7 +86,7 @@ struct Plain {
 template <class T, class Act>
 struct Gated {
   static void forward(const GatedAct& a) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (is_large(a.rows * a.width))
     for (int64_t r = 0; r < a.rows; ++r) {
       const T* gate = static_cast<const T*>(a.gate) + r * a.in_stride;
       const T* up = static_cast<const T*>(a.up) + r * a.in_stride;
@@ -95,7 +96,7 @@ struct Gated {
   }
 
   static void backward(const GatedAct& a) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (is_large(a.rows * a.width))
     for (int64_t r = 0; r < a.rows; ++r) {
       const T* gate = static_cast<const T*>(a.gate) + r * a.in_stride;
       const T* up = static_cast<const T*>(a.up) + r * a.in_stride;

@@ -2,6 +2,7 @@
 #include "glibc.h"
 #include "mathfn.h"
 #include "operators.h"
+#include "parallel.h"
 
 namespace whet {
 namespace WHET_ISA {
@@ -54,14 +55,14 @@ float row_loss(T* x, int64_t width, int64_t label, bool differentiate) {
 
 template <class T>
 void run(const CrossEntropy& a) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (is_large(a.rows * a.width))
   for (int64_t r = 0; r < a.rows; ++r)
     a.losses[r] = row_loss(static_cast<T*>(a.logits) + r * a.stride, a.width, a.labels[r], a.differentiate != 0);
 }
 
 template <class T>
 void run(const RowCrossEntropy& a) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (is_large(a.cu_seqlens[a.n_rows]))
   for (int64_t r = 0; r < a.n_rows; ++r) {
     const int64_t first = a.cu_seqlens[r], end = a.cu_seqlens[r + 1];
     a.losses[r] = row_loss(static_cast<T*>(a.logits) + first, end - first, a.labels[r], a.differentiate != 0);

@@ -1,4 +1,5 @@
 #include "operators.h"
+#include "parallel.h"
 #include "philox.h"
 
 namespace whet {
@@ -7,7 +8,7 @@ namespace {
 
 template <class T>
 void run(const Dropout& a) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (is_large(a.rows * a.width))
   for (int64_t row = 0; row < a.rows; ++row) {
     const T* x = static_cast<const T*>(a.x) + row * a.width;
     T* y = static_cast<T*>(a.y) + row * a.width;

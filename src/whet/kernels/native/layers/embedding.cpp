@@ -1,6 +1,7 @@
 // The sum of up to three embeddings, LayerNorm and dropout in one pass; gradients are written to the touched entries only.
 #include "columns.h"
 #include "operators.h"
+#include "parallel.h"
 #include "philox.h"
 #include "statistics.h"
 
@@ -26,7 +27,7 @@ VF gather(const Args& a, int64_t row, float* values) {
 
 template <class T>
 void forward(const Embed& a) {
-#pragma omp parallel
+#pragma omp parallel if (is_large(a.rows * a.width))
   {
     float* values = scratch(static_cast<size_t>(a.width + W));
 #pragma omp for schedule(static)
@@ -76,7 +77,7 @@ template <class T>
 void backward(const EmbedBackward& a) {
   const Chunks chunks(a.rows);
   ColumnSums sums(chunks, a.width, 3);  // the third is not a sum but a chunk's working row
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (is_large(a.rows * a.width))
   for (int64_t chunk = 0; chunk < chunks.count; ++chunk) {
     float *dweight = sums.start(chunk, 0), *dbias = sums.start(chunk, 1), *hat = sums.start(chunk, 2);
     for (int64_t r = chunks.begin(chunk); r < chunks.end(chunk); ++r) backward_row<T>(a, r, hat, dweight, dbias);
@@ -92,10 +93,10 @@ void embed(const Embed& a) { a.dtype == kBfloat16 ? forward<bf16>(a) : forward<f
 void embed_backward(const EmbedBackward& a) { a.dtype == kBfloat16 ? backward<bf16>(a) : backward<float>(a); }
 
 void scatter(const Scatter& a) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (is_large(a.n_clear * a.width))
   for (int64_t i = 0; i < a.n_clear; ++i)
     std::memset(a.table_grad + a.clear[i] * a.width, 0, static_cast<size_t>(a.width) * sizeof(float));
-#pragma omp parallel for schedule(dynamic, 16)
+#pragma omp parallel for schedule(dynamic, 16) if (is_large(a.rows * a.width))
   for (int64_t i = 0; i < a.rows; ++i) {
     const int64_t id = a.ids[a.order[i]];
     if (id == a.padding_id || (i > 0 && a.ids[a.order[i - 1]] == id)) continue;  // not the first of its id

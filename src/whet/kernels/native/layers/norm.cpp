@@ -1,6 +1,7 @@
 // Bias, dropout, residual addition and LayerNorm (Ba et al. 2016) or RMSNorm (Zhang and Sennrich 2019) in one pass.
 #include "columns.h"
 #include "operators.h"
+#include "parallel.h"
 #include "philox.h"
 #include "statistics.h"
 
@@ -49,7 +50,7 @@ struct Row {
 
 template <class T>
 void forward(const AddNorm& a) {
-#pragma omp parallel
+#pragma omp parallel if (is_large(a.rows * a.width))
   {
     float* values = scratch(static_cast<size_t>(a.width + W));
 #pragma omp for schedule(static)
@@ -122,7 +123,7 @@ template <class T>
 void backward(const AddNormBackward& a) {
   const Chunks chunks(a.rows);
   ColumnSums sums(chunks, a.width, kKinds);
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (is_large(a.rows * a.width))
   for (int64_t chunk = 0; chunk < chunks.count; ++chunk) {
     float* dweight = sums.start(chunk, kWeight);
     float* dbias = sums.start(chunk, kBias);

@@ -1,0 +1,39 @@
+"""The tokens that the last block computes, where a pass reads the hidden states of those alone."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from whet.kernels.attention.packed import attend
+from whet.kernels.batch_position import BatchPosition, Chosen, running_position
+from whet.kernels.specs import AttentionSpec, Bias
+
+
+def chosen_from(attention: nn.Module, position: BatchPosition | None) -> Chosen | None:
+    """Return the chosen tokens if this attention is where they begin."""
+    found = None if position is None else position.chosen
+    return found if found is not None and found.begins_at is attention else None
+
+
+def attend_chosen(
+    qkv: tuple[Tensor, Tensor, Tensor], spec: AttentionSpec, chosen: Chosen, bias: Bias | None = None
+) -> Tensor:
+    """Return the attention (M, H, K) of the chosen tokens' queries (M, H, K), on keys and values (N, H, K) of all.
+
+    The other tokens' queries are zeros, and nobody reads their results: the operator finds each query, and its dropout
+    mask, at its place among all tokens.
+    """
+    q, k, v = qkv
+    every = q.new_zeros(k.shape[0], *q.shape[1:]).index_copy(0, chosen.tokens, q)
+    return attend(every, k, v, spec, bias).index_select(0, chosen.tokens)
+
+
+def residual_for(result: Tensor, residual: Tensor) -> Tensor:
+    """Return the residual (1, N, D) for the tokens that `result` holds: (1, N, D), or (1, M, D) of the chosen ones."""
+    if torch.compiler.is_compiling() or result.shape[1] == residual.shape[1]:
+        return residual
+    position = running_position()
+    assert position is not None
+    assert position.chosen is not None
+    return residual.index_select(1, position.chosen.tokens)
