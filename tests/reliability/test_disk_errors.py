@@ -15,7 +15,7 @@ from trials import OUT, trainer
 import whet
 from not_shown import not_shown
 from whet.errors import EXIT_IO, StorageError
-from whet.train.checkpoint import disk_space, storage
+from whet.train.checkpoint import disk_space, finding, manifest
 from whet.train.loop import TrainingLoop
 
 pytestmark = pytest.mark.reliability
@@ -87,18 +87,18 @@ def test_training_goes_on_where_that_is_the_policy(
     """The checkpoint of step 2 fails; those of steps 1 and 3 are there, and the weights are those of a quiet run."""
     monkeypatch.chdir(tmp_path)
     changes: dict[str, Any] = {"max_steps": 3, "save_steps": 1, "save_error_policy": "continue"}
-    real = storage.manifest.seal
+    real = manifest.seal
 
     def seal(folder: Path, step: int, facts: Any) -> None:
         if step == 2:
             raise OSError(28, "No space left on device")
         real(folder, step, facts)
 
-    monkeypatch.setattr(storage.manifest, "seal", seal)
+    monkeypatch.setattr(manifest, "seal", seal)
     trainer(**changes).train()
     assert [path.name for path in sorted(Path(OUT).iterdir())] == [ONE, "checkpoint-00000003", "run.log"]
     assert "continues without this checkpoint" in caplog.text
-    monkeypatch.setattr(storage.manifest, "seal", real)
+    monkeypatch.setattr(manifest, "seal", real)
     resumed = trainer(max_steps=3, save_strategy="no")
     resumed.train(resume_from_checkpoint=f"{OUT}/{ONE}")
     assert resumed.state.global_step == 3
@@ -110,7 +110,7 @@ def test_a_refused_save_ends_the_run_by_default(tmp_path: Path, monkeypatch: pyt
     def seal(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(storage.manifest, "seal", seal)
+    monkeypatch.setattr(manifest, "seal", seal)
     with pytest.raises(
         StorageError, match=r"(?s)step 1 cannot be written.*No space left.*--save_error_policy continue"
     ):
@@ -151,4 +151,4 @@ def test_a_disk_without_room_for_two_checkpoints_is_refused(tmp_path: Path, monk
     trainer(max_steps=2, save_steps=1).train()
     free[0] = size + 2000  # a run that goes on has the first of the two already
     trainer(max_steps=3, save_steps=1).train(resume_from_checkpoint="auto")
-    assert storage.newest(Path(OUT)) == Path(OUT, "checkpoint-00000003")
+    assert finding.newest(Path(OUT)) == Path(OUT, "checkpoint-00000003")

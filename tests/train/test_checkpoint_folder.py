@@ -17,7 +17,7 @@ from transformers import BertForQuestionAnswering, TrainerState
 
 import whet
 from whet.errors import EXIT_IO, StorageError
-from whet.train.checkpoint import storage
+from whet.train.checkpoint import finding, on_disk, staging
 
 _MANIFEST = "MANIFEST.json"
 _TWO, _FOUR = "checkpoint-00000002", "checkpoint-00000004"
@@ -146,7 +146,7 @@ def test_damage_is_found_and_the_checkpoint_before_is_used(
 def test_a_checkpoint_under_another_steps_name_is_damaged(saved: Path) -> None:
     """The newest is told by the step in its name, so the name has to be true."""
     (saved / _TWO).rename(saved / "checkpoint-00000009")
-    assert storage.newest(saved) == saved / _FOUR
+    assert finding.newest(saved) == saved / _FOUR
 
 
 def test_the_newest_is_told_by_its_step_and_by_no_clock(saved: Path) -> None:
@@ -155,14 +155,14 @@ def test_the_newest_is_told_by_its_step_and_by_no_clock(saved: Path) -> None:
     (saved / "checkpoint-00000008").symlink_to(saved / _TWO)
     (saved / "checkpoint-99").mkdir()  # another program's
     (saved / ".checkpoint-00000010.partial").mkdir()
-    assert storage.newest(saved) == saved / _FOUR
+    assert finding.newest(saved) == saved / _FOUR
 
 
 def test_steps_sort_as_numbers(tmp_path: Path) -> None:
     for step in (9, 10, 123456789):
-        storage.save(tmp_path, step, lambda folder: (folder / "a.json").write_text("{}", "utf-8"), {})
-    assert [storage.step_of(folder) for folder in storage.list_all(tmp_path)] == [9, 10, 123456789]
-    assert storage.newest(tmp_path) == tmp_path / "checkpoint-123456789"
+        staging.save(tmp_path, step, lambda folder: (folder / "a.json").write_text("{}", "utf-8"), {})
+    assert [on_disk.step_of(folder) for folder in on_disk.list_all(tmp_path)] == [9, 10, 123456789]
+    assert finding.newest(tmp_path) == tmp_path / "checkpoint-123456789"
 
 
 def test_auto_with_damaged_checkpoints_alone_does_not_start_anew(saved: Path) -> None:
@@ -190,7 +190,7 @@ def test_a_checkpoint_that_is_not_there_is_refused(saved: Path, path: str) -> No
 def test_saving_again_replaces_the_whole_folder(saved: Path) -> None:
     (saved / _TWO / "old.json").write_text("{}", "utf-8")
     toy_trainer(saved, max_steps=2, save_strategy="steps", save_steps=2).train()
-    assert storage.problems_of(saved / _TWO) == []
+    assert on_disk.problems_of(saved / _TWO) == []
 
 
 def test_what_a_killed_run_left_half_written_goes_away(saved: Path) -> None:
@@ -199,26 +199,26 @@ def test_what_a_killed_run_left_half_written_goes_away(saved: Path) -> None:
     (left / "model.safetensors").write_bytes(b"half")
     toy_trainer(saved, max_steps=6, save_strategy="steps", save_steps=2).train(resume_from_checkpoint="auto")
     assert sorted(path.name for path in saved.iterdir()) == [_TWO, _FOUR, "checkpoint-00000006", "run.log"]
-    assert storage.problems_of(saved / "checkpoint-00000006") == []
+    assert on_disk.problems_of(saved / "checkpoint-00000006") == []
 
 
 def test_the_checkpoint_before_goes_only_when_the_new_one_reads_well(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Something cuts a file short just after the new folder got its name; one checkpoint was to be kept."""
-    real = storage.fsync
+    real = staging.fsync
 
     def sync(path: Path) -> None:
         real(path)
         if (tmp_path / _TWO).is_dir():
             _truncated(tmp_path / _TWO / "model.safetensors")
 
-    monkeypatch.setattr(storage, "fsync", sync)
+    monkeypatch.setattr(staging, "fsync", sync)
     trainer = toy_trainer(tmp_path, max_steps=2, save_strategy="steps", save_steps=1, save_total_limit=1)
     with pytest.raises(StorageError, match=r"(?s)step 2 cannot be written.*model.safetensors: \d+ bytes"):
         trainer.train()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-00000001", "run.log"]
-    assert storage.problems_of(tmp_path / "checkpoint-00000001") == []
+    assert on_disk.problems_of(tmp_path / "checkpoint-00000001") == []
 
 
 def test_a_save_killed_while_it_replaces_a_step_loses_nothing(saved: Path) -> None:
@@ -228,7 +228,7 @@ def test_a_save_killed_while_it_replaces_a_step_loses_nothing(saved: Path) -> No
     (saved / f".{_TWO}.removed").mkdir()
     toy_trainer(saved, max_steps=4).train(resume_from_checkpoint="auto")
     assert sorted(path.name for path in saved.iterdir()) == [_TWO, _FOUR, "run.log"]
-    assert storage.newest(saved) == saved / _FOUR
+    assert finding.newest(saved) == saved / _FOUR
 
 
 def test_clearing_up_follows_no_link(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -236,9 +236,9 @@ def test_clearing_up_follows_no_link(saved: Path, tmp_path_factory: pytest.TempP
     (elsewhere / "mine").write_text("x", "utf-8")
     for name in (f".{_TWO}.partial", f".{_TWO}.removed", "checkpoint-00000001"):
         (saved / name).symlink_to(elsewhere)
-    storage.clean_up(saved)
-    storage.rotate([saved / "checkpoint-00000001", saved / _TWO, saved / _FOUR], 1, None)
-    storage.remove_all(saved)
+    staging.clean_up(saved)
+    on_disk.rotate([saved / "checkpoint-00000001", saved / _TWO, saved / _FOUR], 1, None)
+    on_disk.remove_all(saved)
     assert (elsewhere / "mine").exists()
 
 

@@ -13,7 +13,7 @@ from whet.jobs.fields import JobFields
 from whet.models.loading.hub_folder import missing_folder
 from whet.models.loading.hub_reach import hub_problem
 from whet.train.available import missing
-from whet.train.checkpoint import manifest, storage
+from whet.train.checkpoint import finding, manifest
 from whet.train.output import obstacles
 
 _NO_CHECKPOINT = (None, "auto", "no")
@@ -46,7 +46,7 @@ def _errors(job: JobFields, args: TrainingArguments) -> Iterator[WhetError]:
         yield ConfigError.of(problems)
     yield from _output(args)
     if args.do_train and args.resume_from_checkpoint not in _NO_CHECKPOINT:
-        yield from _raised(lambda: storage.require_intact(Path(str(args.resume_from_checkpoint)), light=True))
+        yield from _raised(lambda: finding.require_intact(Path(str(args.resume_from_checkpoint)), light=True))
     files = ((args.do_train, job.train_file), (args.do_eval, job.validation_file), (args.do_predict, job.test_file))
     for path in dict.fromkeys(path for wanted, path in files if wanted and path):
         if not job.dataset_name:
@@ -79,7 +79,7 @@ def _resumed_step(args: TrainingArguments) -> int:
     asked = args.resume_from_checkpoint
     if not asked or asked == "no":
         return 0
-    folder = storage.would_resume(Path(args.output_dir)) if asked == "auto" else Path(str(asked))
+    folder = finding.would_resume(Path(args.output_dir)) if asked == "auto" else Path(str(asked))
     return (manifest.facts_of(folder) or {}).get("step", 0) if folder else 0
 
 

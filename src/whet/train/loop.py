@@ -21,7 +21,7 @@ from whet.optim.in_backward import InBackward
 from whet.precision import formats
 from whet.train import build_step, clipping, optimizer_setup, step
 from whet.train.batches import loading
-from whet.train.checkpoint import best, disk_space, storage, weights
+from whet.train.checkpoint import best, disk_space, on_disk, staging, weights
 from whet.train.checkpoint.saving import Saver
 from whet.train.checkpoint.snapshot import RunState
 from whet.train.compat import dataloaders, late_arguments, overrides, search
@@ -114,7 +114,7 @@ class TrainingLoop:
         """Begin at the first step, or resume from the checkpoint that `resume` names."""
         args, output_dir, counters = self.run.args, self.run.output_dir, self.counters
         self._reset_counters()
-        storage.clean_up(output_dir)
+        staging.clean_up(output_dir)
         folder = restore.folder_to_resume(resume, output_dir)
         self._log_recipe()
         if folder is None:
@@ -126,7 +126,7 @@ class TrainingLoop:
             restore.restore(self.run_state, folder, self.saver.lineage, self._parts)
             self.loader.open()
         elif args.overwrite_output_dir:
-            storage.remove_all(output_dir)
+            on_disk.remove_all(output_dir)
         guard.require_finite(self.run.model, self.optimizer, "before the first step")
         if args.save_strategy != "no" or args.enable_jit_checkpoint:
             obstacles.require_free_names(output_dir, after=counters.global_step, last=self.run.plan.n_steps)

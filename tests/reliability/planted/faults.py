@@ -46,9 +46,9 @@ PLANTED = (
         "rename-first",
         "the folder is renamed before it is sealed",
         (
-            Edit("train/checkpoint/storage.py", "            manifest.seal(self._staging, self.step, content)\n", ""),
+            Edit("train/checkpoint/staging.py", "            manifest.seal(self._staging, self.step, content)\n", ""),
             Edit(
-                "train/checkpoint/storage.py",
+                "train/checkpoint/staging.py",
                 "            self._move(self._staging, self.target)\n            fsync",
                 "            self._move(self._staging, self.target)\n"
                 "            manifest.seal(self.target, self.step, content)\n            fsync",
@@ -61,10 +61,10 @@ PLANTED = (
         "a checkpoint counts as complete if it has a manifest",
         (
             Edit(
-                "train/checkpoint/storage.py",
-                "    return manifest.problems_of(folder, step_of(folder) if _NAME.fullmatch(folder.name) else None, "
+                "train/checkpoint/on_disk.py",
+                "    return manifest.problems_of(folder, step_of(folder) if NAME.fullmatch(folder.name) else None, "
                 "light=light)\n",
-                "    return [] if (folder / MANIFEST).exists() else [f'{MANIFEST}: is missing']\n",
+                "    return [] if (folder / manifest.MANIFEST).exists() else ['the manifest is missing']\n",
             ),
         ),
         ("reliability/test_damage.py::test_damage_is_found_and_the_checkpoint_before_is_used[flip_a_bit]",),
@@ -91,7 +91,7 @@ PLANTED = (
         "the newest checkpoint is the one with the latest time stamp",
         (
             Edit(
-                "train/checkpoint/storage.py",
+                "train/checkpoint/on_disk.py",
                 "for path in found if path.is_dir()), key=step_of)",
                 "for path in found if path.is_dir()), key=lambda path: path.stat().st_mtime)",
             ),
@@ -149,12 +149,12 @@ PLANTED = (
         "files of a killed save stay in the staging folder",
         (
             Edit(
-                "train/checkpoint/storage.py",
-                "        _remove_leftover(self._staging)\n        finish_replacement(self.target)\n",
+                "train/checkpoint/staging.py",
+                "        on_disk.remove_leftover(self._staging)\n        finish_replacement(self.target)\n",
                 "        finish_replacement(self.target)\n",
             ),
             Edit(
-                "train/checkpoint/storage.py",
+                "train/checkpoint/staging.py",
                 "        self._staging.mkdir()\n",
                 "        self._staging.mkdir(exist_ok=True)\n",
             ),
@@ -301,7 +301,7 @@ PLANTED = (
         "old-line-taken",
         "a run that resumes from an older checkpoint leaves the abandoned checkpoints where auto uses them",
         (
-            Edit("train/checkpoint/storage.py", "aside = self._set_others_aside()", "aside = []"),
+            Edit("train/checkpoint/staging.py", "aside = self._set_others_aside()", "aside = []"),
             Edit(
                 "train/checkpoint/lineage.py",
                 "any(other.lineage.rewound_past(one.lineage.run, one.step) for other in found)",

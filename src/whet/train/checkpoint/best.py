@@ -13,7 +13,7 @@ from transformers import TrainerState
 from whet.config.arguments import TrainingArguments
 from whet.errors import ConfigError, StorageError
 from whet.log import logger
-from whet.train.checkpoint import storage, weights
+from whet.train.checkpoint import finding, staging, weights
 from whet.train.checkpoint.lineage import Lineage
 from whet.train.run import Run
 
@@ -56,13 +56,13 @@ def restored_folder(run: Run, lineage: Lineage, saved: str | None, folder: Path)
     name = Path(saved).name if saved else None
     if name is None:
         return None
-    found = storage.find(name, lineage, [run.output_dir])
+    found = finding.find(name, lineage, [run.output_dir])
     if found is not None or not run.args.load_best_model_at_end:
         return found
-    elsewhere = storage.find(name, lineage, [folder.resolve().parent])
+    elsewhere = finding.find(name, lineage, [folder.resolve().parent])
     if elsewhere is None:
         raise _no_best(name, run.output_dir)
-    copied = storage.copy(storage.require_intact(elsewhere), run.output_dir, lineage)
+    copied = staging.copy(finding.require_intact(elsewhere), run.output_dir, lineage)
     logger.info("copied the best checkpoint so far, %s, to %s", elsewhere, copied)
     return copied
 
@@ -80,8 +80,8 @@ def load(model: nn.Module, args: TrainingArguments, state: TrainerState, lineage
             "the model keeps the weights of step %d", state.best_global_step, state.global_step,
         )  # fmt: skip
         return
-    folder = storage.require_intact(Path(state.best_model_checkpoint))
-    if storage.find(folder.name, lineage, [folder.parent]) is None:
+    folder = finding.require_intact(Path(state.best_model_checkpoint))
+    if finding.find(folder.name, lineage, [folder.parent]) is None:
         raise _no_best(folder.name, folder.parent)
     weights.load_weights(model, folder)
     logger.info(

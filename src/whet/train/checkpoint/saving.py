@@ -11,7 +11,7 @@ from typing import Any
 
 from whet.errors import StorageError
 from whet.log import logger
-from whet.train.checkpoint import manifest, snapshot, storage
+from whet.train.checkpoint import finding, manifest, on_disk, snapshot, staging
 from whet.train.checkpoint.lineage import Lineage, new_lineage, read_checkpoints
 from whet.train.checkpoint.snapshot import RunState
 from whet.train.control import guard
@@ -24,7 +24,7 @@ from whet.train.state import State
 class Write:
     """The write of one checkpoint; `run` reads nothing that the training loop changes."""
 
-    staged: storage.Staged
+    staged: staging.Staged
     content: snapshot.Snapshot
     facts: dict[str, Any]
     earlier: Sequence[Path]
@@ -37,7 +37,7 @@ class Write:
         try:
             self.staged.put(self.content.write_tensors)
             self.staged.publish(self.facts)
-            storage.rotate([*self.earlier, self.staged.target], self.keep, self.protected)
+            on_disk.rotate([*self.earlier, self.staged.target], self.keep, self.protected)
         except BaseException as error:
             self.error = error
 
@@ -66,7 +66,7 @@ class Saver:
     def resume(self, folder: Path) -> None:
         """Remember where the run resumes from, and whether it stays in that lineage or begins a new one."""
         self.resumed_from = folder
-        self.lineage = storage.lineage_after_resume(folder, self._run.output_dir)
+        self.lineage = finding.lineage_after_resume(folder, self._run.output_dir)
 
     @property
     def last(self) -> Path | None:
@@ -77,7 +77,7 @@ class Saver:
     def settings_to_resume(self) -> dict[str, object]:
         """Return the setting that resumes from the last checkpoint of this run; no setting if nothing is saved."""
         last = self.last
-        newest = storage.would_resume(self._run.output_dir)
+        newest = finding.would_resume(self._run.output_dir)
         if newest is None and last is None:
             return {"resume_from_checkpoint": "auto"}
         if newest is not None and last is not None and newest.absolute() == last.absolute():
@@ -92,7 +92,7 @@ class Saver:
         """Take over the checkpoints of the run before it stopped; a kill may have left one too many."""
         schema.require_all(saved, {"names": schema.list_of(schema.text)}, "checkpoints")
         folders = self._own(saved["names"])
-        storage.rotate(folders, self._run.args.save_total_limit, self._protected())
+        on_disk.rotate(folders, self._run.args.save_total_limit, self._protected())
         self.folders = [path for path in folders if path.is_dir() and not path.is_symlink()]
 
     def _own(self, names: Sequence[str]) -> list[Path]:
@@ -101,7 +101,7 @@ class Saver:
         if folder is None or folder.resolve().parent != output_dir.resolve():
             return []
         wanted = {folder.name, *names}
-        there = read_checkpoints([path for path in storage.list_all(output_dir) if path.name in wanted])
+        there = read_checkpoints([path for path in on_disk.list_all(output_dir) if path.name in wanted])
         return [one.folder for one in there if self.lineage.includes(one.lineage.run, one.step)]
 
     def due(self, done: int, *, epoch_ends: bool, complete: bool, better: bool) -> bool:
@@ -131,7 +131,7 @@ class Saver:
         self._last_s = time.monotonic()
         output_dir, state = self._run.output_dir, self._counters
         before = state.best_model_checkpoint
-        target = output_dir / storage.folder_name(done)
+        target = output_dir / on_disk.folder_name(done)
         if better:
             state.best_model_checkpoint = str(target)
         earlier = self.folders
@@ -176,7 +176,7 @@ class Saver:
         """Collect the content of the checkpoint, and write its small files to the staging folder."""
         content = snapshot.take(self.run_state, self._buffers, only_model=only_model)
         args, meter = self._run.args, self.run_state.meter
-        staged = storage.Staged(output_dir, done, self.lineage)
+        staged = staging.Staged(output_dir, done, self.lineage)
         staged.put(content.write_texts)
         facts = {
             "n_ranks": self.n_ranks,
@@ -197,7 +197,7 @@ class Saver:
     def _finish_write(self, write: Write) -> None:
         target, state = write.staged.target, self._counters
         known = [*(path for path in self.folders if path != target), target]
-        self.folders = sorted((path for path in known if _is_there(path, write)), key=storage.step_of)
+        self.folders = sorted((path for path in known if _is_there(path, write)), key=on_disk.step_of)
         if write.error is not None:
             if state.best_model_checkpoint == str(target):
                 state.best_model_checkpoint = None

@@ -17,7 +17,7 @@ from whet.config.arguments import TrainingArguments
 from whet.errors import EXIT_OTHER, EXIT_STOPPED_AND_SAVED, WhetError
 from whet.log import logger
 from whet.train.callbacks.events import Events
-from whet.train.checkpoint import storage
+from whet.train.checkpoint import on_disk
 from whet.train.checkpoint.saving import Saver
 from whet.train.checkpoint.snapshot import RunState
 from whet.train.control import lock, stop
@@ -83,7 +83,7 @@ class SafePoints:
             raise Stopped(what, again, code)
         if self._events.control.should_training_stop:
             self.pending = (self.pending or {}) | {"stop": True}
-        folder = self._state.run.output_dir / storage.folder_name(done)
+        folder = self._state.run.output_dir / on_disk.folder_name(done)
         self._saver.wait()
         if self.pending or not self._saver.has(folder):
             self._saver.save(done, better=False, stops=True)

@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from whet.errors import StorageError
 from whet.log import logger
 from whet.paths import follow_umask
-from whet.train.checkpoint import storage
+from whet.train.checkpoint import finding, on_disk
 from whet.train.checkpoint.manifest import fsync
 from whet.train.output import disk_errors
 
@@ -59,7 +59,7 @@ def write_model(folder: Path, write: Callable[[Path], None]) -> None:
     Nothing in the folder changes before the complete model is on the disk. Leftover weights of an earlier model are
     removed: transformers would read their shards.
     """
-    staging = folder / storage.MODEL_STAGING
+    staging = folder / on_disk.MODEL_STAGING
     with stored(f"the model cannot be written to {folder}", folder):
         folder.mkdir(parents=True, exist_ok=True)
         _remove(staging)
@@ -104,7 +104,7 @@ def stored(what: str, folder: Path, *, on_error: str = "stop") -> Iterator[None]
 
 def _newest(folder: Path) -> Path | None:
     try:
-        return storage.would_resume(folder)
+        return finding.would_resume(folder)
     except OSError:
         return None
 

@@ -17,7 +17,7 @@ from whet.config.rules.saving import METRIC_FIELDS
 from whet.errors import StorageError
 from whet.log import logger
 from whet.precision import policy
-from whet.train.checkpoint import best, content, manifest, optimizer_state, storage, weights
+from whet.train.checkpoint import best, content, finding, manifest, on_disk, optimizer_state, weights
 from whet.train.checkpoint.lineage import Lineage
 from whet.train.checkpoint.snapshot import RunState
 from whet.train.resume import compare, form_1, schema
@@ -35,12 +35,12 @@ def folder_to_resume(asked: str | bool | None, output_dir: Path) -> Path | None:
     if not asked or asked == "no":
         return None
     if asked is not True and asked != "auto":
-        return storage.require_complete(storage.require_intact(Path(str(asked))))
-    found = storage.newest(output_dir)
+        return finding.require_complete(finding.require_intact(Path(str(asked))))
+    found = finding.newest(output_dir)
     if found is None:
         logger.info("there is no checkpoint in %s: the run starts at its first step", output_dir)
         return None
-    return storage.require_complete(found)
+    return finding.require_complete(found)
 
 
 def check_early(args: TrainingArguments) -> None:
@@ -51,10 +51,10 @@ def check_early(args: TrainingArguments) -> None:
     asked = args.resume_from_checkpoint
     if not args.do_train or not asked:
         return
-    folders = storage.list_all(Path(args.output_dir)) if asked == "auto" else [Path(str(asked))]
-    folder = next((one for one in reversed(folders) if not storage.problems_of(one, light=True)), None)
+    folders = on_disk.list_all(Path(args.output_dir)) if asked == "auto" else [Path(str(asked))]
+    folder = next((one for one in reversed(folders) if not on_disk.problems_of(one, light=True)), None)
     if folder is not None:
-        storage.require_complete(folder)
+        finding.require_complete(folder)
         with _refusing_unreadable(folder):
             compare.require_same_settings(args, folder)
 
