@@ -1,13 +1,16 @@
-"""Attention that is not exactly the class whose forward whet replaces: such a model runs padded."""
+"""Attention that is not exactly what whet replaces: such a model runs padded, or is refused."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import pytest
+import torch
 from transformers.models.mpnet.modeling_mpnet import MPNetSelfAttention
 
 import whet
-from tiny import arguments, tiny_model
+from tiny import Pad, arguments, tiny_model, tiny_rows
 
 
 class Sharper(MPNetSelfAttention):
@@ -19,3 +22,19 @@ def test_mpnet_with_a_subclass_of_its_attention_runs_padded(tmp_path: Path) -> N
     assert whet.Trainer(model=tiny_model("mpnet"), args=arguments(tmp_path)).objective.packed
     model.mpnet.encoder.layer[1].attention.attn = Sharper(model.config)
     assert not whet.Trainer(model=model, args=arguments(tmp_path)).objective.packed
+
+
+@pytest.mark.parametrize("option", ["attention_mask", "softcap", "is_causal"])
+def test_a_hook_that_changes_how_attention_is_called_is_refused(option: str) -> None:
+    """A packed pass would ignore it: the hook gives its option to each call of the second layer."""
+    model = tiny_model("bert").eval()
+    values: dict[str, Any] = {"attention_mask": torch.zeros(1, 1, 1, 1), "softcap": 30.0, "is_causal": True}
+
+    def give(_: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        return args[:1], options | {option: values[option]}
+
+    whet.optimize(model)
+    model.bert.encoder.layer[1].attention.self.register_forward_pre_hook(give, with_kwargs=True)
+    with pytest.raises(whet.WhetError, match=rf"(?s)does not know {option} of BertSelfAttention.*whet.restore"):
+        model(**Pad()([dict(row) for row in tiny_rows(3, "bert")]))
+    whet.restore(model)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import random
+import re
 import weakref
 from pathlib import Path
 from typing import Any
@@ -191,6 +192,23 @@ def test_a_classifier_of_any_pooling_trains_as_transformers_trains_it(pooling: s
         steps = _losses_by_whet(model, rows, tmp_path) if optimized else _losses_by_torch(model, rows)
         curves.append(steps)
     assert curves[1] == pytest.approx(curves[0], abs=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("pooling", "why"),
+    [("mean", "a trial of its head with packed rows gave other logits"), ("unknown", "a trial of its head .* failed")],
+)
+def test_the_log_says_why_a_head_trains_with_its_padding(
+    pooling: str, why: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    torch.manual_seed(0)
+    model = EuroBertForSequenceClassification(odd_encoders.config(classifier_pooling="mean"))
+    model.config.classifier_pooling = model.classifier_pooling = pooling
+    with shown(caplog):
+        whet.Trainer(model=model, args=arguments(tmp_path))
+    assert any(
+        re.search(f"EuroBertForSequenceClassification trains with its padding: {why}", line) for line in caplog.messages
+    )
 
 
 def _losses_by_torch(model: Any, rows: list[dict[str, Any]]) -> list[float]:

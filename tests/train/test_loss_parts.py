@@ -84,6 +84,15 @@ def test_router_loss_of_experts_is_logged(tmp_path: Path) -> None:
     assert logged[1][1] != logged[0][1]
 
 
+def test_router_loss_is_a_metric_of_an_evaluation(tmp_path: Path) -> None:
+    trainer = _expert_trainer(tmp_path, per_device_eval_batch_size=2)
+    losses, router, counts = _first_step_by_hand()
+    found = trainer.evaluate(_word_rows())
+    for name, values in (("eval_loss", losses), ("eval_aux_loss", router)):
+        mean = sum(value * n for value, n in zip(values, counts, strict=True)) / sum(counts)
+        assert found[name] == pytest.approx(mean, rel=1e-6)  # the model has no dropout: training and evaluation agree
+
+
 def test_router_loss_is_not_logged_without_router_logits(tmp_path: Path) -> None:
     args = arguments(tmp_path, logging_steps=1)
     trainer = whet.Trainer(model=_experts(output_router_logits=False), args=args, train_dataset=_word_rows())

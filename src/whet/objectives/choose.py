@@ -8,6 +8,7 @@ from whet.config.fields import SpanLoss
 from whet.data.columns import read_by
 from whet.data.padding import NO_PADDING, Padding
 from whet.kernels.batch_position import Kernel
+from whet.log import logger
 from whet.models import attention
 from whet.models.loading import implementation
 from whet.models.packable import answers_questions, family_of
@@ -48,7 +49,9 @@ def choose(
     if can_pack and attn == implementation.FLASH:
         implementation.require_kernels(next(model.parameters()).device)
     read = _token_columns(model) if can_pack else frozenset[str]()
-    can_pack = can_pack and head_proof.agrees(model, reads or "spans", read)
+    if can_pack and (why := head_proof.why_padded(model, reads or "spans", read)) is not None:
+        logger.info("%s trains with its padding: %s", type(unwrapped(model)).__name__, why)
+        can_pack = False
     packed = prepare(model, _KERNELS[attn]) if can_pack else None
     if packed is None and attn not in (None, attention.NAME):
         implementation.use(unwrapped(model), attn)

@@ -50,14 +50,18 @@ _LARGEST = 1e-3
 """Largest difference of gradients, as a share of the largest: rounding, which grows with depth."""
 
 
-def agrees(model: nn.Module, reads: Reads | Literal["spans"], columns: frozenset[str]) -> bool:
-    """Return whether logits and gradients of packed rows are those of padded ones; known families need no proof."""
+def why_padded(model: nn.Module, reads: Reads | Literal["spans"], columns: frozenset[str]) -> str | None:
+    """Return why the head needs its padding; None if logits and gradients of packed rows are those of padded ones.
+
+    Known families need no proof.
+    """
     base = unwrapped(model)
     verdict = recorded(base)
     if verdict is None or verdict.family is None:
-        return True
-    if reads == "spans" and (read_by(base) or frozenset()) - _UNDERSTOOD:
-        return False  # packed rows have no such columns as boxes or tasks of tokens
+        return None
+    more = (read_by(base) or frozenset()) - _UNDERSTOOD if reads == "spans" else None
+    if more:
+        return f"its head may read {', '.join(sorted(more))}, which packed rows do not have"
     try:
         with untraced():
             copied, weights = stand_in(base)
@@ -66,9 +70,11 @@ def agrees(model: nn.Module, reads: Reads | Literal["spans"], columns: frozenset
             packed = prepare(copied, family=verdict.family)
             assert packed is not None
             found = _gradients(_run_packed(packed, rows, reads, columns), rows, reads, weights, is_packed=True)
-    except Exception:
-        return False
-    return all(gap(found[name], wanted) < _LARGEST for name, wanted in padded.items())
+    except Exception as error:
+        return f"a trial of its head with packed rows failed: {type(error).__name__}: {error}"
+    gaps = {name: gap(found[name], wanted) for name, wanted in padded.items()}
+    wrong = [f"{name} ({off:.1e} off)" for name, off in gaps.items() if not off < _LARGEST]  # NaN is wrong too
+    return f"a trial of its head with packed rows gave other {', '.join(wrong[:2])}" if wrong else None
 
 
 def _run_packed(packed: PackedModel, rows: ProofRows, reads: str, columns: frozenset[str]) -> Any:

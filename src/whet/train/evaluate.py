@@ -37,13 +37,16 @@ class Totals:
     predictions: list[tuple[np.ndarray, ...]] = field(default_factory=list)
     labels: list[tuple[np.ndarray, ...]] = field(default_factory=list)
     loss_sum: float = 0.0
+    part_sums: dict[str, float] = field(default_factory=dict)
+    """Sums of the named parts of the loss, such as the loss of a router of experts."""
     n_targets: int = 0
     n_rows: int = 0
 
     @property
     def loss(self) -> dict[str, Any]:
-        """The mean loss over targets, as a metric; nothing if there were no labels."""
-        return {"loss": self.loss_sum / self.n_targets} if self.n_targets else {}
+        """The mean loss over targets and those of its parts, as metrics; nothing if there were no labels."""
+        sums = {"loss": self.loss_sum, **self.part_sums}
+        return {name: total / self.n_targets for name, total in sums.items()} if self.n_targets else {}
 
 
 def forward_batches(
@@ -111,6 +114,8 @@ def _of_rows(
             loss = loss_sum / max(n_targets, 1)
             found.loss_sum += loss_sum
             found.n_targets += n_targets
+            for name, part in objective.loss_parts(output, batch).items():
+                found.part_sums[name] = found.part_sums.get(name, 0.0) + float(part)
             found.labels.append(tuple(label.cpu().numpy() for label in labels))
         if keep:
             logits = objective.logits(_without(output, ignore_keys), batch)
