@@ -10,7 +10,8 @@ learning rate 1e-4, and is judged by `whet qa --do_eval` in fp32. A seed stands 
 of rows in every arm, so arms are compared seed by seed.
 
 Splits: `first` tests on dev.json (articles 3, 7, 11 ... of XQuAD), `second` on articles 1, 5, 9 ... of train.json and
-dev.json together. Each run is kept in study.json as it ends; runs that are there are not repeated.
+dev.json together, `few` on dev.json after training on 300 of the questions, spread evenly. Each run is kept in
+study.json as it ends; runs that are there are not repeated.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +37,10 @@ RESULTS = Path(__file__).with_name("study.json")
 SEEDS = (42, *range(1, 16))
 EPOCHS = 5
 PAIRS = (("none", "transformers"), ("sampled", "transformers"), ("sampled", "none"))
-TEST_ARTICLES = {"first": 3, "second": 1}
+TEST_ARTICLES = {"first": 3, "second": 1, "few": 3}
 """Which articles of XQuAD a split tests on: those whose number leaves this rest when divided by 4."""
+FEW_QUESTIONS = 300
+"""Training questions of the split `few`."""
 # Two-sided 95 % quantiles of Student's t by degrees of freedom, 1 to 15.
 T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
 
@@ -60,10 +64,26 @@ def write_split(data: Path, split: str, folder: Path) -> Path:
     parts: dict[str, list[Any]] = {"train": [], "dev": []}
     for number, article in enumerate(articles(data)):
         parts["dev" if number % 4 == TEST_ARTICLES[split] else "train"].append(article)
+    if split == "few":
+        parts["train"] = thinned(parts["train"], FEW_QUESTIONS)
     folder.mkdir()
     for name, part in parts.items():
         (folder / f"{name}.json").write_text(json.dumps({"version": "1.1", "data": part}), "utf-8")
     return folder
+
+
+def thinned(found: list[Any], n_questions: int) -> list[Any]:
+    """Return the articles with `n_questions` of their questions, spread evenly over all."""
+    n_all = sum(len(paragraph["qas"]) for article in found for paragraph in article["paragraphs"])
+    kept = {n_all * n // n_questions for n in range(n_questions)}
+    number = count()
+    return [
+        article | {"paragraphs": [
+            paragraph | {"qas": [question for question in paragraph["qas"] if next(number) in kept]}
+            for paragraph in article["paragraphs"]
+        ]}
+        for article in found
+    ]  # fmt: skip
 
 
 def transformers_arm(data: Path, seed: int, folder: Path) -> dict[str, Any]:

@@ -23,6 +23,8 @@ class Command:
     """The settings classes of its flags."""
     lone: str | None = None
     """The meaning of a word without a flag: `config`, or the name of an option."""
+    rest: str | None = None
+    """The setting that takes the words after `--` as they are."""
     takes_config: bool = False
     """Whether it reads --config files and prints --print_config."""
     check: Callable[..., list[Problem]] = lambda *_: []

@@ -30,11 +30,12 @@ class Loaded:
 
 def load(command: Command, argv: Sequence[str]) -> Loaded:
     """Return the settings for the words after the command's name; raises ConfigError with every problem found."""
+    argv, rest = _rest(argv, command)
     words = split(argv, partial(_kind, Names.of(command.parts)), command.lone)
     if "help" in words.wants:
         return Loaded(text=render(command))
     taken = _take_all(words, command)
-    values = {**taken.values, **command.usual(taken.values)}
+    values = {**taken.values, **command.usual(taken.values), **rest}
     drafts = [draft(part, _share(values, part)) for part in command.parts]
     said = [*taken.notes, *(note for one in drafts for note in notes(one))]
     if "print_config" in words.wants:
@@ -44,6 +45,14 @@ def load(command: Command, argv: Sequence[str]) -> Loaded:
     found = [*taken.problems, *_broken(drafts, command)]
     refuse([*found, *command.places(*drafts)] if found else [])
     return Loaded(settings=tuple(drafts), notes=said)
+
+
+def _rest(argv: Sequence[str], command: Command) -> tuple[Sequence[str], dict[str, tuple[str, ...]]]:
+    """Return the words before `--`, and those after it as the setting that takes them."""
+    if command.rest is None or "--" not in argv:
+        return argv, {}
+    end = list(argv).index("--")
+    return argv[:end], {command.rest: tuple(argv[end + 1 :])}
 
 
 def as_yaml(settings: Sequence[object]) -> str:

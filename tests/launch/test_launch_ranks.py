@@ -1,0 +1,293 @@
+"""`whet launch` with real processes: what ranks get, how they end, and that none is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_preload import a_library
+
+linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the launcher is for Linux")
+two_cores = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+pytestmark = [linux, two_cores, pytest.mark.slow]
+
+_PRELUDE = """
+import json, os, signal, subprocess, sys, time
+rank = int(os.environ.get("RANK", "0"))
+open(f"pid-{rank}", "w").write(str(os.getpid()))
+"""
+
+
+def script(folder: Path, text: str) -> Path:
+    path = folder / "train.py"
+    path.write_text(_PRELUDE + text, "utf-8")
+    return path
+
+
+def launched(folder: Path, *options: str, command: Sequence[str] = ("train.py",), **more: str) -> subprocess.Popen[str]:
+    """Start the launcher in the folder, in a session of its own."""
+    words = [
+        sys.executable,
+        "-m",
+        "whet",
+        "launch",
+        "--memory_allocator",
+        "default",
+        "--openmp",
+        "default",
+        *options,
+        "--",
+        *command,
+    ]
+    env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"} | more
+    return subprocess.Popen(
+        words, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
+def ended(process: subprocess.Popen[str], within: float = 60) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=within)
+    return process.returncode, out, err
+
+
+def pids(folder: Path, n: int, within: float = 30) -> list[int]:
+    """Wait until n ranks have written their process ids; return these."""
+    until = time.monotonic() + within
+    while time.monotonic() < until:
+        found = [path.read_text() for path in sorted(folder.glob("pid-*"))]
+        if len(found) >= n and all(found):
+            return [int(text) for text in found]
+        time.sleep(0.05)
+    raise AssertionError("the ranks did not start")
+
+
+def alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def gone(every: Sequence[int], within: float) -> bool:
+    until = time.monotonic() + within
+    while time.monotonic() < until:
+        if not any(alive(pid) for pid in every):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(tmp_path: Path) -> Iterator[None]:
+    yield
+    for path in tmp_path.glob("pid-*"):
+        assert not alive(int(path.read_text())), f"{path.name} is still running"
+
+
+def test_each_rank_has_its_cores_threads_and_place(tmp_path: Path) -> None:
+    script(tmp_path, """
+found = {name: os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "OMP_NUM_THREADS", "MASTER_ADDR")}
+json.dump(found | {"cpus": sorted(os.sched_getaffinity(0))}, open(f"rank-{rank}.json", "w"))
+""")  # fmt: skip
+    code, _, err = ended(launched(tmp_path, "--nproc_per_node", "2", OMP_NUM_THREADS="7", OMP_PROC_BIND="close"))
+    assert code == 0, err
+    ranks: list[Any] = [json.loads((tmp_path / f"rank-{n}.json").read_text()) for n in range(2)]
+    assert [(one["RANK"], one["WORLD_SIZE"], one["LOCAL_RANK"]) for one in ranks] == [("0", "2", "0"), ("1", "2", "1")]
+    assert not set(ranks[0]["cpus"]) & set(ranks[1]["cpus"])
+    assert all(int(one["OMP_NUM_THREADS"]) <= len(one["cpus"]) for one in ranks)
+    assert "rank 1:" in err
+    assert "OMP_NUM_THREADS=7 gives way" in err
+    assert "OMP_PROC_BIND=close is left out" in err
+
+
+def test_one_rank_is_a_plain_process(tmp_path: Path) -> None:
+    """A script that knows nothing of ranks finds none of their variables."""
+    script(tmp_path, "print(sorted(set(os.environ) & {'RANK', 'WORLD_SIZE', 'MASTER_ADDR'}), sys.argv[1:])")
+    code, out, _ = ended(launched(tmp_path, "--nproc_per_node", "1", command=("train.py", "--", "--x", "1")))
+    assert (code, out) == (0, "[] ['--', '--x', '1']\n")
+
+
+def test_ranks_find_each_other_through_torch_distributed(tmp_path: Path) -> None:
+    script(tmp_path, """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.tensor([rank + 1.0])
+dist.all_reduce(total)
+print("total", total.item())
+dist.destroy_process_group()
+""")  # fmt: skip
+    code, out, err = ended(launched(tmp_path, "--nproc_per_node", "2"), 120)
+    assert code == 0, err
+    assert out == "total 3.0\n"
+    assert "total 3.0" in (tmp_path / "launch-logs" / "rank-1.log").read_text()
+
+
+def test_a_rank_that_fails_stops_the_others_within_five_seconds(tmp_path: Path) -> None:
+    """Even one that ignores SIGTERM; the end of the failed rank's output is shown."""
+    script(tmp_path, """
+if rank == 1:
+    time.sleep(1)
+    print("the disk is on fire")
+    sys.exit(3)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+time.sleep(600)
+""")  # fmt: skip
+    process = launched(tmp_path, "--nproc_per_node", "2")
+    every = pids(tmp_path, 2)
+    while alive(every[1]):
+        time.sleep(0.02)
+    failed_at = time.monotonic()
+    code, _, err = ended(process)
+    assert code == 3
+    assert time.monotonic() - failed_at < 5.5  # SIGKILL comes after 4 s; the rest is for a busy machine
+    assert "rank 1 ended with exit code 3; all ranks were stopped" in err
+    assert "  | the disk is on fire" in err
+
+
+def test_a_rank_that_is_killed_is_reported_as_shells_do(tmp_path: Path) -> None:
+    script(tmp_path, "time.sleep(600)")
+    process = launched(tmp_path, "--nproc_per_node", "2")
+    os.kill(pids(tmp_path, 2)[1], signal.SIGKILL)
+    code, _, err = ended(process)
+    assert code == 128 + signal.SIGKILL
+    assert "rank 1 was killed by signal 9" in err
+
+
+def test_no_rank_outlives_a_launcher_that_is_killed(tmp_path: Path) -> None:
+    """Nor what the ranks have started, such as loader processes, nor a rank that ignores SIGTERM."""
+    script(tmp_path, """
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+open(f"pid-{rank}-child", "w").write(str(child.pid))
+if rank:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+time.sleep(600)
+""")  # fmt: skip
+    process = launched(tmp_path, "--nproc_per_node", "2")
+    every = pids(tmp_path, 4)
+    process.kill()
+    assert gone(every, within=6)
+    process.communicate()
+
+
+def test_no_rank_outlives_its_guardian(tmp_path: Path) -> None:
+    script(tmp_path, "time.sleep(600)")
+    process = launched(tmp_path, "--nproc_per_node", "2")
+    every = pids(tmp_path, 2)
+    guardian = int(Path(f"/proc/{every[1]}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(guardian, signal.SIGKILL)
+    code, _, _ = ended(process)
+    assert code == 128 + signal.SIGKILL
+    assert gone(every, within=5)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_reaches_every_rank_and_leaves_it_time_to_save(number: signal.Signals, tmp_path: Path) -> None:
+    script(tmp_path, """
+def save(number, frame):
+    time.sleep(5)
+    open(f"saved-{rank}", "w").write(str(number))
+    sys.exit(75)
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    signal.signal(number, save)
+open(f"pid-{rank}-ready", "w").write(str(os.getpid()))
+time.sleep(600)
+""")  # fmt: skip
+    process = launched(tmp_path, "--nproc_per_node", "2")
+    pids(tmp_path, 4)
+    process.send_signal(number)
+    code, _, _ = ended(process)
+    assert code == 75
+    assert [(tmp_path / f"saved-{n}").read_text() for n in range(2)] == [str(int(number))] * 2
+
+
+def test_a_second_signal_ends_ranks_that_do_not(tmp_path: Path) -> None:
+    script(tmp_path, """
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+open(f"pid-{rank}-ready", "w").write(str(os.getpid()))
+time.sleep(600)
+""")  # fmt: skip
+    process = launched(tmp_path, "--nproc_per_node", "2")
+    pids(tmp_path, 4)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    assert ended(process, 10)[0] == 128 + signal.SIGKILL
+
+
+def test_restarts_begin_anew_with_all_ranks(tmp_path: Path) -> None:
+    script(tmp_path, """
+tries = f"tries-{rank}"
+n = int(open(tries).read()) if os.path.exists(tries) else 0
+open(tries, "w").write(str(n + 1))
+if rank == 1 and n < 2:
+    sys.exit(9)
+time.sleep(1 if n == 2 else 60)
+""")  # fmt: skip
+    code, _, err = ended(launched(tmp_path, "--nproc_per_node", "2", "--max_restarts", "3"))
+    assert code == 0, err
+    assert [(tmp_path / f"tries-{n}").read_text() for n in range(2)] == ["3", "3"]
+    assert "restart 2 of 3" in err
+
+
+def test_a_library_is_in_the_memory_of_every_rank(tmp_path: Path) -> None:
+    a_library(tmp_path / "conda" / "lib" / "libjemalloc.so.2")
+    script(tmp_path, "print('libjemalloc.so.2' in open('/proc/self/maps').read())")
+    options = ("--memory_allocator", "jemalloc", "--nproc_per_node", "1")
+    code, out, err = ended(launched(tmp_path, *options, CONDA_PREFIX=str(tmp_path / "conda")))
+    assert (code, out) == (0, "True\n"), err
+    assert "preloaded: libjemalloc.so.2" in err
+
+
+def test_a_library_that_does_not_load_ends_the_start(tmp_path: Path) -> None:
+    """The linker says one line and goes on without the library."""
+    library = a_library(tmp_path / "conda" / "lib" / "libjemalloc.so.2")
+    library.write_bytes(library.read_bytes()[:3000])
+    script(tmp_path, "time.sleep(600)")
+    options = ("--memory_allocator", "jemalloc", "--nproc_per_node", "1")
+    code, _, err = ended(launched(tmp_path, *options, CONDA_PREFIX=str(tmp_path / "conda")))
+    assert code == 78
+    assert "not loaded, though preloaded" in err
+
+
+def test_a_dry_run_starts_nothing(tmp_path: Path) -> None:
+    script(tmp_path, "")
+    code, out, err = ended(launched(tmp_path, "--nproc_per_node", "2", "--dry_run"))
+    assert (code, out) == (0, "")
+    assert "rank 1: 1 thread" in err
+    assert not list(tmp_path.glob("pid-*"))
+
+
+@pytest.mark.parametrize(
+    ("options", "command", "words"),
+    [
+        ((), (), "there is nothing to launch"),
+        ((), ("no-such-program",), "what is to be launched does not exist"),
+        (("--nproc_per_node", "2"), ("qa", "--do_train"), "whet's own commands run in one process"),
+        (("--nproc_per_node", "two"), ("train.py",), "nproc_per_node is neither auto nor a number"),
+        (("--nproc_per_node", "4096"), ("train.py",), "4096 ranks do not fit on this machine"),
+    ],
+)
+def test_what_cannot_be_launched_is_refused(
+    options: tuple[str, ...], command: tuple[str, ...], words: str, tmp_path: Path
+) -> None:
+    script(tmp_path, "")
+    code, out, err = ended(launched(tmp_path, *options, command=command))
+    assert (code, out) == (78, "")
+    assert words in err
+    assert "fix:" in err
+
+
+def test_a_command_of_whet_runs_as_one_rank(tmp_path: Path) -> None:
+    code, out, err = ended(launched(tmp_path, command=("qa", "--help")), 120)
+    assert code == 0, err
+    assert "--do_train" in out

@@ -1,0 +1,71 @@
+"""Which libraries are preloaded: those that are installed, for this processor, and verified in the running process."""
+
+from __future__ import annotations
+
+import ctypes.util
+import platform
+import shutil
+from pathlib import Path
+
+import pytest
+
+import whet
+from whet.launch import libraries
+
+
+def a_library(path: Path) -> Path:
+    """Put a real shared library there, under another name."""
+    source = next(Path("/").glob("lib*/*linux-gnu/libm.so.6"), None) or next(Path("/lib64").glob("libm.so.6"))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(source, path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("tcmalloc", "libtcmalloc.so.4"), ("tcmalloc", "libtcmalloc_minimal.so.4.5.9"), ("tcmalloc", "libtcmalloc.so"),
+        ("jemalloc", "libjemalloc.so.2"), ("intel", "libiomp5.so"),
+    ],
+)  # fmt: skip
+def test_a_library_is_found_under_every_name_of_its_packages(name: str, file: str, tmp_path: Path) -> None:
+    """Runtime packages have the file with its version alone; the name without one is in packages for developers."""
+    there = a_library(tmp_path / file)
+    assert libraries.find(name, [tmp_path]) == there
+
+
+def test_other_files_of_these_names_are_no_libraries(tmp_path: Path) -> None:
+    (tmp_path / "libjemalloc.so.2").write_text("INPUT(libjemalloc.so.2)")
+    (tmp_path / "libjemalloc.so.2.debug").write_bytes(b"\x7fELF")
+    (tmp_path / "libtcmalloc.so.4").mkdir()
+    assert libraries.find("jemalloc", [tmp_path]) is None
+    assert libraries.find("tcmalloc", [tmp_path]) is None
+
+
+def test_a_library_for_another_processor_is_passed_over(tmp_path: Path) -> None:
+    other = bytearray(a_library(tmp_path / "libjemalloc.so.2").read_bytes())
+    other[18:20] = (183 if platform.machine() == "x86_64" else 62).to_bytes(2, "little")
+    (tmp_path / "libjemalloc.so.2").write_bytes(other)
+    assert libraries.find("jemalloc", [tmp_path]) is None
+
+
+def test_the_environments_own_library_comes_before_the_systems(tmp_path: Path) -> None:
+    own = a_library(tmp_path / "conda" / "lib" / "libtcmalloc.so.4")
+    found = libraries.choose("tcmalloc", "default", {"CONDA_PREFIX": str(tmp_path / "conda")})
+    assert found.paths == (own,)
+
+
+def test_the_order_is_allocator_then_openmp(tmp_path: Path) -> None:
+    allocator = a_library(tmp_path / "lib" / "libjemalloc.so.2")
+    openmp = a_library(tmp_path / "lib" / "libiomp5.so")
+    found = libraries.choose("jemalloc", "intel", {"CONDA_PREFIX": str(tmp_path)})
+    assert found.paths == (allocator, openmp)
+    assert libraries.choose("default", "default").paths == ()
+
+
+@pytest.mark.skipif(ctypes.util.find_library("iomp5") is not None, reason="this machine has libiomp5")
+def test_a_library_that_is_asked_for_and_missing_is_refused(tmp_path: Path) -> None:
+    if libraries.choose("default", "auto").openmp is not None:
+        pytest.skip("this environment has libiomp5")
+    with pytest.raises(whet.WhetError, match=r"(?s)libiomp5.so is not on this machine.*pip install intel-openmp"):
+        libraries.choose("default", "intel")
