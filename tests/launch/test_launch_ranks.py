@@ -251,7 +251,9 @@ def test_a_library_is_in_the_memory_of_every_rank(tmp_path: Path) -> None:
 def test_a_library_that_does_not_load_ends_the_start(tmp_path: Path) -> None:
     """The linker says one line and goes on without the library."""
     library = a_library(tmp_path / "conda" / "lib" / "libjemalloc.so.2")
-    library.write_bytes(library.read_bytes()[:3000])
+    broken = bytearray(library.read_bytes())
+    broken[7] = 255  # for an operating system that does not exist
+    library.write_bytes(broken)
     script(tmp_path, "time.sleep(600)")
     options = ("--memory_allocator", "jemalloc", "--nproc_per_node", "1")
     code, _, err = ended(launched(tmp_path, *options, CONDA_PREFIX=str(tmp_path / "conda")))

@@ -35,6 +35,6 @@ def test_a_hook_that_changes_how_attention_is_called_is_refused(option: str) -> 
 
     whet.optimize(model)
     model.bert.encoder.layer[1].attention.self.register_forward_pre_hook(give, with_kwargs=True)
-    with pytest.raises(whet.WhetError, match=rf"(?s)does not know {option} of BertSelfAttention.*whet.restore"):
+    with pytest.raises(whet.WhetError, match=rf"(?s)BertSelfAttention computes attention with {option}.*whet.restore"):
         model(**Pad()([dict(row) for row in tiny_rows(3, "bert")]))
     whet.restore(model)

@@ -13,7 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModel, AutoModelForMaskedLM, EuroBertForSequenceClassification, EuroBertModel
+from torch import nn
+from transformers import (
+    AutoModel,
+    AutoModelForMaskedLM,
+    EuroBertForSequenceClassification,
+    EuroBertForTokenClassification,
+    EuroBertModel,
+)
 
 import odd_encoders
 import whet
@@ -23,7 +30,7 @@ from whet.kernels.library import library
 from whet.models.proof import prove, stand_in, verdict
 
 REFUSED = {
-    "Windowed": "other hidden states",
+    "Windowed": "WindowedAttention computes attention with attention_mask",
     "Biased": "adds a bias of its own",
     "Shifted": "other hidden states",
     "Whispering": "depend on the tokens of other rows",
@@ -195,20 +202,20 @@ def test_a_classifier_of_any_pooling_trains_as_transformers_trains_it(pooling: s
 
 
 @pytest.mark.parametrize(
-    ("pooling", "why"),
-    [("mean", "a trial of its head with packed rows gave other logits"), ("unknown", "a trial of its head .* failed")],
+    ("end", "why"),
+    [(nn.Softmax(dim=1), "gave other logits"), (nn.Unflatten(1, (-1, 5)), "failed: IndexError")],
 )
 def test_the_log_says_why_a_head_trains_with_its_padding(
-    pooling: str, why: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    end: nn.Module, why: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """A head of torch's own modules that mixes the tokens of a batch, and one that takes certain lengths alone."""
     torch.manual_seed(0)
-    model = EuroBertForSequenceClassification(odd_encoders.config(classifier_pooling="mean"))
-    model.config.classifier_pooling = model.classifier_pooling = pooling
+    model = EuroBertForTokenClassification(odd_encoders.config())
+    model.classifier = nn.Sequential(nn.Linear(32, 2), end)
     with shown(caplog):
         whet.Trainer(model=model, args=arguments(tmp_path))
-    assert any(
-        re.search(f"EuroBertForSequenceClassification trains with its padding: {why}", line) for line in caplog.messages
-    )
+    start = "EuroBertForTokenClassification trains with its padding: a trial of its head with packed rows"
+    assert any(re.search(f"{start} {why}", line) for line in caplog.messages)
 
 
 def _losses_by_torch(model: Any, rows: list[dict[str, Any]]) -> list[float]:

@@ -23,7 +23,7 @@ COMMANDS = {
     "predict": "write the predictions of a trained model for a file",
     "ask": "ask a trained model questions about a text",
     "demo": "train a small model; nothing is downloaded",
-    "launch": "start a command on the cores of this machine, once for each rank",
+    "launch": "start a command on this machine's cores, once for each rank",
     "bench-methods": "measure each training technique on your model and machine",
     "doctor": "check this machine and installation, with advice",
 }

@@ -1,7 +1,5 @@
 """The options of `whet launch`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from whet.config.settings import checked
@@ -9,7 +7,7 @@ from whet.errors import Problem
 from whet.launch.libraries import Allocator, OpenMP
 
 
-def ranks_are_auto_or_a_number(asked: LaunchArguments) -> Problem | None:
+def ranks_are_auto_or_a_number(asked: "LaunchArguments") -> Problem | None:
     """The number of ranks is a whole number, or left to the machine."""
     if asked.nproc_per_node == "auto" or (asked.nproc_per_node.isascii() and asked.nproc_per_node.isdigit()):
         return None
@@ -21,7 +19,7 @@ def ranks_are_auto_or_a_number(asked: LaunchArguments) -> Problem | None:
     )
 
 
-def counts_are_not_negative(asked: LaunchArguments) -> Problem | None:
+def counts_are_not_negative(asked: "LaunchArguments") -> Problem | None:
     """No count is below zero."""
     for name in ("max_restarts", "kept_free_cores"):
         value = getattr(asked, name)

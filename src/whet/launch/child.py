@@ -74,8 +74,9 @@ def _started(command: Sequence[str]) -> subprocess.Popen[bytes]:
         if os.getppid() != parent:
             os._exit(1)
 
-    how = {"stdin": subprocess.DEVNULL, "start_new_session": True, "preexec_fn": before_exec}
-    return subprocess.Popen(command, **how)  # noqa: S603 (the command of the user)
+    return subprocess.Popen(  # noqa: S603 (the command of the user)
+        command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=before_exec
+    )
 
 
 def _missing_libraries(rank: subprocess.Popen[bytes], paths: Sequence[str]) -> int:

@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask, sdpa_mask
-from transformers.utils.generic import TransformersKwargs
 
 from whet.card import Card
 from whet.errors import ConfigError
 from whet.kernels.attention.packed import attend as attend_rows
 from whet.kernels.batch_position import Site, running, running_position
 from whet.kernels.specs import AttentionSpec, Drop
+from whet.models.called_with import require_understood
 from whet.models.known import known
 from whet.models.recomputation import require_pass
 
@@ -34,11 +34,6 @@ CARD = Card(
 NAME = "whet"
 SITE = "whet_site"
 """Attribute of an attention module that holds its Site."""
-_NO_EFFECT = frozenset(TransformersKwargs.__annotations__) - {"is_causal"} | {
-    *("dropout", "scaling", "sliding_window"),  # read below
-    *("deterministic", "cache_position", "use_cache", "return_dict"),
-}
-"""Options of an attention call that a packed pass reads, or that change nothing in it."""
 
 
 def register() -> None:
@@ -63,7 +58,7 @@ def attend(
         require_pass(module, site, query)
     if site is None or position is None or not position.is_of(query.shape[0], query.shape[2]):
         return _outside(module, site)(module, query, key, value, attention_mask, **options)
-    _require_understood(module, attention_mask, options)
+    require_understood(module, attention_mask, options)
     p = options.get("dropout", 0.0)
     drop = Drop(p, position, site.use()) if p > 0.0 else None
     scale = options.get("scaling") or query.shape[-1] ** -0.5
@@ -78,23 +73,6 @@ def attend(
     )
     q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     return attend_rows(q, k, v, spec)[None], None
-
-
-def _require_understood(module: nn.Module, mask: Tensor | None, options: Mapping[str, Any]) -> None:
-    """Refuse what a packed pass would ignore: a mask or a bias that the module made itself, a cap, sinks."""
-    asked = [
-        name for name, value in options.items() if name not in _NO_EFFECT and value is not None and value is not False
-    ]
-    if mask is not None:
-        asked.append("attention_mask")
-    if asked:
-        raise ConfigError(
-            what=f"whet's attention does not know {' and '.join(asked)} of {type(module).__name__}",
-            got=f"a packed batch whose attention is called with {', '.join(asked)}",
-            why="without padding there is no (T, T) tensor for it, and the result would be another model's",
-            fix="use --attn_implementation sdpa or eager, which runs padded with the module's own arithmetic; after "
-            "whet.optimize, call whet.restore",
-        )
 
 
 def _window(options: Mapping[str, Any]) -> int | None:

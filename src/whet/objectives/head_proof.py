@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from whet.data.batch import Batch, pack
 from whet.data.columns import read_by
+from whet.errors import WhetError
 from whet.models.packed import PackedModel, prepare
 from whet.models.proof.compare import gap
 from whet.models.proof.rows import ProofRows, proof_rows
@@ -70,6 +71,8 @@ def why_padded(model: nn.Module, reads: Reads | Literal["spans"], columns: froze
             packed = prepare(copied, family=verdict.family)
             assert packed is not None
             found = _gradients(_run_packed(packed, rows, reads, columns), rows, reads, weights, is_packed=True)
+    except WhetError as error:
+        return error.problems[0].what
     except Exception as error:
         return f"a trial of its head with packed rows failed: {type(error).__name__}: {error}"
     gaps = {name: gap(found[name], wanted) for name, wanted in padded.items()}

@@ -4,6 +4,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from whet.models.called_with import require_understood
 from whet.models.families.bert import PROJECTIONS, bert_embeddings
 from whet.models.family import Family, Part, Slots
 from whet.models.fused.attention import attention
@@ -12,10 +13,13 @@ from whet.models.fused.embeddings import TABLE_SLOTS
 from whet.models.fused.layers import block_end, finished, inner, pass_position, product, residual_norm
 
 
-def albert_attention(self: Any, hidden_states: Tensor, *rest: Any, **options: Any) -> tuple[Tensor, None]:
+def albert_attention(
+    self: Any, hidden_states: Tensor, attention_mask: Tensor | None = None, *rest: Any, **options: Any
+) -> tuple[Tensor, None]:
     """Return the first norm of a block: the class holds the output product, the residual and the norm as well."""
     if pass_position(self, hidden_states) is None:
-        return type(self).forward(self, hidden_states, *rest, **options)
+        return type(self).forward(self, hidden_states, attention_mask, *rest, **options)
+    require_understood(self, attention_mask, options)
     parts = (self.query, self.key, self.value)
     seen = attention(self, hidden_states, parts, self.num_attention_heads, self.attention_dropout.p)
     found = product(seen, self.dense)

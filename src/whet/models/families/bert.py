@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from whet.models.called_with import require_understood
 from whet.models.family import Family, Part, Slots
 from whet.models.fused.attention import attention
 from whet.models.fused.dropout import PlacedDropout
@@ -29,10 +30,13 @@ def bert_embeddings(
     return found
 
 
-def self_attention(self: Any, hidden_states: Tensor, *rest: Any, **options: Any) -> tuple[Tensor, None]:
+def self_attention(
+    self: Any, hidden_states: Tensor, attention_mask: Tensor | None = None, *rest: Any, **options: Any
+) -> tuple[Tensor, None]:
     """Return the attention output (B, T, D)."""
     if pass_position(self, hidden_states) is None:
-        return type(self).forward(self, hidden_states, *rest, **options)
+        return type(self).forward(self, hidden_states, attention_mask, *rest, **options)
+    require_understood(self, attention_mask, options)
     parts = (self.query, self.key, self.value)
     return attention(self, hidden_states, parts, self.num_attention_heads, self.dropout.p), None
 

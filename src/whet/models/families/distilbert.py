@@ -4,6 +4,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from whet.models.called_with import require_understood
 from whet.models.family import Family, Part, Slots
 from whet.models.fused.attention import attention
 from whet.models.fused.dropout import PlacedDropout
@@ -21,17 +22,18 @@ def distilbert_embeddings(
     return type(self).forward(self, input_ids, input_embeds, position_ids) if found is None else found
 
 
-def block(self: Any, hidden_states: Tensor, *rest: Any, **options: Any) -> Tensor:
+def block(self: Any, hidden_states: Tensor, attention_mask: Tensor | None = None, *rest: Any, **options: Any) -> Tensor:
     """Return the block's result (B, T, D)."""
     attended, ffn = self.attention, self.ffn
     if pass_position(self, hidden_states) is None:
-        return type(self).forward(self, hidden_states, *rest, **options)
+        return type(self).forward(self, hidden_states, attention_mask, *rest, **options)
+    require_understood(attended, attention_mask, options)
     if is_plain(attended):
         parts = (attended.q_lin, attended.k_lin, attended.v_lin)
         seen = attention(attended, hidden_states, parts, attended.n_heads, attended.dropout.p)
         found = product(seen, attended.out_lin)
     else:
-        found = attended(hidden_states, *rest, **options)[0], None
+        found = attended(hidden_states, attention_mask, *rest, **options)[0], None
     hidden_states = finished(residual_norm(found, hidden_states, self.sa_layer_norm, None))
     if not is_plain(ffn):
         return finished(residual_norm((ffn(hidden_states), None), hidden_states, self.output_layer_norm, None))

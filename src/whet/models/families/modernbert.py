@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from whet.kernels.attention.packed import attend_joined
 from whet.kernels.layers.activation import gated_act_joined
 from whet.kernels.layers.rotary import rotate_joined
+from whet.models.called_with import require_understood
 from whet.models.family import Family, Part, Slots
 from whet.models.fused.attention import spec_of
 from whet.models.fused.chosen import chosen_from
@@ -29,12 +30,14 @@ def modernbert_embeddings(self: Any, input_ids: Tensor | None = None, inputs_emb
     return type(self).forward(self, input_ids, inputs_embeds) if found is None else found
 
 
-def modernbert_attention(self: Any, hidden_states: Tensor, *rest: Any, **options: Any) -> tuple[Tensor, None]:
+def modernbert_attention(
+    self: Any, hidden_states: Tensor, position_embeddings: Any = None, attention_mask: Any = None, **options: Any
+) -> tuple[Tensor, None]:
     """Return the attention through its output product (B, T, D)."""
-    positions = options.get("position_embeddings", rest[0] if rest else None)
-    if pass_position(self, hidden_states) is None or positions is None:
-        return type(self).forward(self, hidden_states, *rest, **options)
-    return self.out_drop(with_bias(_attended(self, hidden_states, positions), self.Wo)), None
+    if pass_position(self, hidden_states) is None or position_embeddings is None:
+        return type(self).forward(self, hidden_states, position_embeddings, attention_mask, **options)
+    require_understood(self, attention_mask, options)
+    return self.out_drop(with_bias(_attended(self, hidden_states, position_embeddings), self.Wo)), None
 
 
 def mlp(self: Any, hidden_states: Tensor) -> Tensor:
@@ -52,6 +55,7 @@ def block(
     if pass_position(self, hidden_states) is None or position_embeddings is None:
         return type(self).forward(self, hidden_states, attention_mask, position_embeddings, **options)
     x, attn = normalised(hidden_states, self.attn_norm), self.attn
+    require_understood(attn, attention_mask, options)
     if is_plain(attn):
         found, dropout = product(_attended(attn, x, position_embeddings), attn.Wo), attn.out_drop
     else:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutput
 
+from whet.models.called_with import require_understood
 from whet.models.families import bert
 from whet.models.family import Family, Part, Slots
 from whet.models.fused.attention import attention
@@ -69,6 +70,7 @@ def self_attention(
     """Return the attention through its output product (B, T, D)."""
     if pass_position(self, hidden_states) is None:
         return type(self).forward(self, hidden_states, attention_mask, position_bias, **options)
+    require_understood(self, attention_mask, options)
     return (with_bias(_attended(self, hidden_states, position_bias), self.o),)
 
 
@@ -78,6 +80,7 @@ def attention_block(
     """Return the first norm of a block."""
     if pass_position(self, hidden_states) is None:
         return type(self).forward(self, hidden_states, attention_mask, position_bias, **options)
+    require_understood(self.attn, attention_mask, options)
     if is_plain(self.attn):
         found = product(_attended(self.attn, hidden_states, position_bias), self.attn.o)
     else:

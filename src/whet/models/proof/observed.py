@@ -12,9 +12,10 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from whet.models.called_with import NO_EFFECT
+
 _NAME = "whet_observed"
-_UNDERSTOOD = frozenset({"dropout", "scaling", "is_causal", "output_attentions", "position_ids", "use_cache"})
-"""Options of an attention call that packed attention honours, or that say nothing about it."""
+_UNDERSTOOD = NO_EFFECT - {"sliding_window"} | {"is_causal"}
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from whet.errors import WhetError
 from whet.kernels.library import library
 from whet.log import logger
 from whet.models.family import Family, after_padding, by_pooler
@@ -110,21 +111,22 @@ def _first_that_agrees(
     trial: Trial, rows: ProofRows, padded: Passed, calls: list[observed.AttentionCall]
 ) -> PackedModel:
     """Return the copy, prepared as the first family whose packed states are the padded ones."""
-    gaps: list[float] = []
+    refused: str | None = None
     for family in _candidates(trial.model, calls):
         packed = prepare(trial.model, family=family)
         assert packed is not None
         if library() is not None:
             generic.put(trial.model, packed.placement)
         try:
-            gaps.append(gap(trial.packed(packed, rows).states, padded.states))
-        except (IndexError, RuntimeError):  # positions outside of the model's table
-            gaps.append(float("inf"))
-        if gaps[-1] <= _OF_STATES:
-            return packed
+            if gap(trial.packed(packed, rows).states, padded.states) <= _OF_STATES:
+                return packed
+        except WhetError as error:
+            refused = error.problems[0].what
+        except (IndexError, RuntimeError):
+            pass  # positions outside of the model's table
         generic.take(trial.model)
         release(packed)
-    why = observed.why_not_packed(calls)
+    why = observed.why_not_packed(calls) or refused
     raise _Different(why or "packed rows get other hidden states than padded ones")
 
 
