@@ -129,6 +129,6 @@ def _missing(name: str, places: Sequence[Path]) -> ConfigError:
     return ConfigError(
         what=f"{_NAMES[name][0]} is not on this machine",
         got=f"{flag} {name}; looked in {', '.join(str(place) for place in places if place.is_dir())}",
-        why="a library that is not there cannot be preloaded, and the linker would go on without a word",
+        why="a library that is not there cannot be preloaded, and the run would start without it",
         fix=f"install it ({_PACKAGES[name]}), or use {flag} default",
     )

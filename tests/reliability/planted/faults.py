@@ -33,7 +33,7 @@ class Planted:
     tests: tuple[str, ...]
 
 
-_KEPT_LATER = "storage.rotate([*self.earlier, self.staged.target], self.keep, self.protected)\n"
+_KEPT_LATER = "on_disk.rotate([*self.earlier, self.staged.target], self.keep, self.protected)\n"
 
 PLANTED = (
     Planted(
@@ -271,12 +271,12 @@ PLANTED = (
             Edit("train/checkpoint/best.py", "Path(best).name if best else None}", "best}"),
             Edit(
                 "train/checkpoint/best.py",
-                "storage.find(name, lineage, [run.output_dir])",
+                "finding.find(name, lineage, [run.output_dir])",
                 "Path(saved) if saved else None",
             ),
             Edit(
                 "train/checkpoint/best.py",
-                "if storage.find(folder.name, lineage, [folder.parent]) is None:",
+                "if finding.find(folder.name, lineage, [folder.parent]) is None:",
                 "if False:",
             ),
         ),
