@@ -37,7 +37,7 @@ def command_line(words: Sequence[str], commands: Collection[str]) -> list[str]:
 
 
 def resuming(command: Sequence[str], commands: Collection[str]) -> list[str]:
-    """Return the command that continues a failed run: whet's own go on from their newest checkpoint."""
+    """Return the command that continues a failed run: whet's own resume from their newest checkpoint."""
     own = list(command[:3]) == [sys.executable, "-m", "whet"] and command[3] in commands
     given = any(word.partition("=")[0].replace("-", "_") == "__resume_from_checkpoint" for word in command)
     return [*command, "--resume_from_checkpoint", "auto"] if own and not given else list(command)

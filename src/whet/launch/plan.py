@@ -90,7 +90,7 @@ def _require_enough(count: int, n_usable: int, topology: Topology, quota_cores: 
 
 
 def _dealt(topology: Topology, count: int) -> list[tuple[Core, ...]]:
-    """Return the cores of each rank: whole nodes where that is possible, else even parts of each node."""
+    """Return the cores of each rank: complete nodes where that is possible, else even parts of each node."""
     nodes = [topology.of_node(node) for node in topology.nodes]
     if count <= len(nodes):
         return [_joined(nodes[start:end]) for start, end in _parts(len(nodes), count)]
