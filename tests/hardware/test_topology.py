@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from machines import GIB, MACHINES
 
+from machines import GIB, MACHINES
 from whet.hardware import cpu, topology
 
 SIZES = {

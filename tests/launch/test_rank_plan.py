@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from machines import MACHINES
 
 import whet
+from machines import MACHINES
 from whet.hardware import cpu, topology
 from whet.launch.picture import drawn
 from whet.launch.plan import RankPlan, plan_ranks

@@ -24,17 +24,20 @@ def test_mpnet_with_a_subclass_of_its_attention_runs_padded(tmp_path: Path) -> N
     assert not whet.Trainer(model=model, args=arguments(tmp_path)).objective.packed
 
 
-@pytest.mark.parametrize("option", ["attention_mask", "softcap", "is_causal"])
-def test_a_hook_that_changes_how_attention_is_called_is_refused(option: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "option"),
+    [("bert", "attention_mask"), ("bert", "softcap"), ("bert", "is_causal"), ("deberta-v2", "attention_mask")],
+)
+def test_a_hook_that_changes_how_attention_is_called_is_refused(family: str, option: str) -> None:
     """A packed pass would ignore it: the hook gives its option to each call of the second layer."""
-    model = tiny_model("bert").eval()
+    model = tiny_model(family).eval()
     values: dict[str, Any] = {"attention_mask": torch.zeros(1, 1, 1, 1), "softcap": 30.0, "is_causal": True}
 
     def give(_: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         return args[:1], options | {option: values[option]}
 
     whet.optimize(model)
-    model.bert.encoder.layer[1].attention.self.register_forward_pre_hook(give, with_kwargs=True)
-    with pytest.raises(whet.WhetError, match=rf"(?s)BertSelfAttention computes attention with {option}.*whet.restore"):
-        model(**Pad()([dict(row) for row in tiny_rows(3, "bert")]))
+    model.base_model.encoder.layer[1].attention.self.register_forward_pre_hook(give, with_kwargs=True)
+    with pytest.raises(whet.WhetError, match=rf"(?s)SelfAttention computes attention with {option}.*whet.restore"):
+        model(**Pad()([dict(row) for row in tiny_rows(3, family)]))
     whet.restore(model)

@@ -14,6 +14,7 @@ from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_p
 from whet.kernels.batch_position import BatchPosition
 from whet.kernels.layers.dropout import dropout
 from whet.kernels.specs import Drop, Relative
+from whet.models.called_with import require_understood
 from whet.models.families import bert
 from whet.models.family import Family, Part, Slots
 from whet.models.fused.attention import attended, projected, spec_of
@@ -92,6 +93,7 @@ def self_attention(self: Any, hidden_states: Tensor, *given: Any, **options: Any
     position = pass_position(self, hidden_states)
     if position is None:
         return type(self).forward(self, hidden_states, *given, **options)
+    require_understood(self, given[0] if given else options.get("attention_mask"), {})
     places, vectors = options.get("relative_pos"), options.get("rel_embeddings")
     n_terms = 1 + sum(term in self.pos_att_type for term in TERMS)
     spec = spec_of(self, (self.attention_head_size * n_terms) ** -0.5, self.dropout.p)
