@@ -35,6 +35,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "cosine": {"lr_scheduler_type": "cosine"},
     "workers": {"dataloader_num_workers": 2, "dataloader_persistent_workers": True},
     "frozen": {"max_grad_norm": 0.0},
+    "few samples": {
+        "weight_averaging_start": 0.3,
+        "layerwise_lr_decay": 0.8,
+        "reinit_layers": 1,
+        "span_loss": "compound",
+    },
 }
 """Kinds of run; the gate takes them in turn."""
 _PR_SET_PTRACER, _ANY = 0x59616D61, ctypes.c_ulong(-1)

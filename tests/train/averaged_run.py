@@ -25,14 +25,16 @@ class KillAfter(TrainerCallback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def averaged(folder: Path, *, seed: int = 0, callbacks: list[Any] | None = None, **changes: Any) -> whet.Trainer:
-    """Return the trainer of the run; `seed` is that of the first weights alone."""
+def averaged(
+    folder: Path, *, seed: int = 0, callbacks: list[Any] | None = None, kind: Any = whet.Trainer, **changes: Any
+) -> whet.Trainer:
+    """Return the trainer of the run, of class `kind`; `seed` is that of the first weights alone."""
     usual: dict[str, Any] = {
         "max_steps": N_STEPS, "weight_averaging_start": 0.5, "save_strategy": "steps", "save_steps": 1,
         "lr_scheduler_type": "constant_with_warmup",
     }  # fmt: skip
     rows = tiny_rows(30)
-    return whet.Trainer(
+    return kind(
         tiny_model("bert", dropout=0.1, seed=seed), arguments(folder, **(usual | changes)), train_dataset=rows,
         eval_dataset=rows, callbacks=callbacks,
     )  # fmt: skip

@@ -121,6 +121,43 @@ def test_other_ways_to_save_and_step_resume_bitwise(changes: dict[str, Any], tmp
     assert same(weights_of(trainer.model), weights_of(whole.model))
 
 
+def test_a_run_that_is_stopped_while_the_mean_is_evaluated_resumes_bitwise(uninterrupted: Run, tmp_path: Path) -> None:
+    """The checkpoint is written while the mean is in the place of the weights."""
+
+    class Terminate(TrainerCallback):
+        def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step == KILLED_AFTER:
+                signal.raise_signal(signal.SIGTERM)
+
+    changes: dict[str, Any] = {
+        "enable_jit_checkpoint": True, "save_strategy": "no", "eval_strategy": "steps", "eval_steps": 1,
+    }  # fmt: skip
+    with pytest.raises(SystemExit) as stopped:
+        averaged(tmp_path, callbacks=[Terminate()], **changes).train()
+    assert stopped.value.code == 75
+    trainer = averaged(tmp_path, seed=9, **changes)
+    trainer.train(resume_from_checkpoint="auto")
+    assert losses(trainer) == losses(uninterrupted[0])
+    assert same(weights_of(trainer.model), weights_of(uninterrupted[0].model))
+
+
+def test_a_save_model_of_a_user_saves_the_mean(uninterrupted: Run, tmp_path: Path) -> None:
+    class Own(whet.Trainer):
+        def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+            kept.append(weights_of(self.model))
+            super().save_model(output_dir, _internal_call)
+
+    kept: list[Weights] = []
+    averaged(tmp_path, kind=Own, save_steps=N_STEPS).train()
+    assert same(kept[-1], weights_of(uninterrupted[0].model))
+
+
+def test_checkpoints_with_only_the_model_hold_the_mean(uninterrupted: Run, tmp_path: Path) -> None:
+    averaged(tmp_path, save_only_model=True, save_steps=N_STEPS).train()
+    assert same(saved(tmp_path, N_STEPS), weights_of(uninterrupted[0].model))
+    assert not (tmp_path / f"checkpoint-{N_STEPS:08d}" / "average.safetensors").exists()
+
+
 def test_a_longer_run_averages_from_its_own_middle(uninterrupted: Run, tmp_path: Path) -> None:
     """At step 8 of 10 weights were averaged; a run of 20 steps begins with that after step 10."""
     _, _, folder = uninterrupted

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Mapping, Set
 from pathlib import Path
 
@@ -147,10 +148,10 @@ class TrainingLoop:
 
     def _draw_new_layers(self) -> None:
         """Draw the new weights of `reinit_layers`, once for a model: a second training keeps what it has learnt."""
-        args, model = self.run.args, self.run.model
-        if args.reinit_layers and self.trainer.model_with_new_layers is not model:
-            self.trainer.model_with_new_layers = model
+        args, model, done = self.run.args, self.run.model, self.trainer.model_with_new_layers
+        if args.reinit_layers and (done is None or done() is not model):
             logger.info("%s", new_layers.draw(model, args.reinit_layers, args.seed))
+            self.trainer.model_with_new_layers = weakref.ref(model)
 
     def _choose_precision(self, folder: Path | None) -> None:
         """Set the precision of the run: from the checkpoint in `folder`, or by timed passes over the next rows."""

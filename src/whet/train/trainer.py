@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,7 @@ class Trainer(TransformersMethods):
     callbacks_args: TrainingArguments
     model_args: TrainingArguments
     """The arguments that the Trainer's callbacks and its model were prepared with."""
-    model_with_new_layers: nn.Module | None = None
+    model_with_new_layers: weakref.ref[nn.Module] | None = None
     """The model that has got the new weights of `reinit_layers`."""
     why_precision = ""
     """The precision of the run in words, with what was measured; empty until it is chosen."""

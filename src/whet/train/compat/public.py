@@ -5,6 +5,7 @@ Modules that the Trainer imports take this protocol instead of the class, which 
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -28,7 +29,7 @@ class PublicTrainer(Protocol):
     model_args: TrainingArguments
     model: nn.Module
     model_init: Callable[..., nn.Module] | None
-    model_with_new_layers: nn.Module | None
+    model_with_new_layers: weakref.ref[nn.Module] | None
     objective: Objective
     precision: Precision
     why_precision: str
