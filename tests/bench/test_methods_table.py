@@ -76,6 +76,12 @@ def test_accumulation_keeps_the_rows_of_a_step(rows: int, split: tuple[int, int]
     assert (changes["per_device_train_batch_size"], changes["gradient_accumulation_steps"]) == split
 
 
+def test_a_recipe_keeps_its_settings_but_not_its_length() -> None:
+    settings = plain_settings(TrainingArguments(recipe="few_samples", layerwise_lr_decay=0.9), 5)
+    args = TrainingArguments(**settings)
+    assert (args.max_steps, args.min_steps, args.layerwise_lr_decay, args.warmup_steps) == (5, None, 0.9, 0.1)
+
+
 def test_what_cannot_be_tried_says_why() -> None:
     base = Base(plain_settings(TrainingArguments(per_device_train_batch_size=1), 5), 384)
     assert "one row" in str(why_not(NAMED["accumulation"], base))

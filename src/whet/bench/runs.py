@@ -54,7 +54,8 @@ def plain_settings(args: TrainingArguments, n_steps: int) -> dict[str, Any]:
     """
     own: dict[str, Any] = {name: getattr(args, name) for name in options_of(TrainingArguments)}
     precision = "fp32" if args.precision == "auto" else args.precision
-    return own | _MEASURED | {"precision": precision, "bf16": None, "fp16": None, "max_steps": n_steps}
+    length = {"max_steps": n_steps, "min_steps": None, "recipe": None}  # the other values of a recipe are kept
+    return own | _MEASURED | length | {"precision": precision, "bf16": None, "fp16": None}
 
 
 def measure(
