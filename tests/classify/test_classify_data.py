@@ -185,3 +185,16 @@ def test_options_that_commands_share_keep_what_they_say() -> None:
     assert "very-secret" not in str(
         ClassifyArguments(model_name_or_path="m", train_file="f", token="very-secret").to_dict()
     )
+
+
+def test_fields_within_fields_of_json_are_columns(tmp_path: Path) -> None:
+    rows = [{"id": 1, "doc": {"body": "a boat", "meta": {"topic": "sea"}}}, {"id": 2, "doc": {"body": "a bun"}}]
+    path = write_lines(tmp_path / "rows.jsonl", rows)
+    named = Named(text="doc.body", label="doc.meta.topic")
+    with pytest.raises(DataError, match=r"line 2: doc\.meta\.topic is missing"):
+        _read(path, named)
+    with pytest.raises(DataError, match=r"columns found: id, doc\.body, doc\.meta\.topic"):
+        _read(path)
+    path = write_lines(tmp_path / "rows.jsonl", rows[:1])
+    found = _read(path, named)
+    assert (list(found.texts), list(found.labels or ())) == (["a boat"], ["sea"])

@@ -79,9 +79,9 @@ def test_running_text_is_not_taken_for_columns(tmp_path: Path) -> None:
     assert "write one word a line" in str(error.value)
 
 
-def test_words_and_tags_with_a_comma_between_are_refused_with_the_fix(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="write a space in place of the comma"):
-        _sentences(tmp_path / "rows.csv", "Mira,B-PER\nsailed,O\n")
+def test_words_and_tags_with_a_comma_between_are_read(tmp_path: Path) -> None:
+    found = _sentences(tmp_path / "rows.csv", "Mira,B-PER\nsailed,O\n")
+    assert (found.words, found.tags) == ([["Mira", "sailed"]], [["B-PER", "O"]])
 
 
 @pytest.mark.parametrize("command", ["classify", "tag"])

@@ -13,7 +13,7 @@ CONLLU_WORD, CONLLU_TAG = 1, 3
 """Columns of CoNLL-U: the form of a word, and its part of speech."""
 _NO_WORD = re.compile(r"\d+[-.]\d+")
 """The number of a CoNLL-U line for several words together, or for an empty one."""
-_DOCUMENT = "-DOCSTART-"
+DOCUMENT = "-DOCSTART-"
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def sentences(text: str) -> Iterator[ColumnSentence]:
             lines = []
             continue
         cells = [cell.strip() for cell in line.split(mark)]
-        if cells[0] == _DOCUMENT or (line.startswith("# ") and "=" in line and len(cells) != _CONLLU_COLUMNS):
+        if cells[0] == DOCUMENT or (line.startswith("# ") and "=" in line and len(cells) != _CONLLU_COLUMNS):
             continue
         if len(cells) == _CONLLU_COLUMNS and _NO_WORD.fullmatch(cells[0]):
             continue

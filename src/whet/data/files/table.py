@@ -77,8 +77,20 @@ def _json(text: str, begin: int) -> TableRows:
             why="a file is one JSON document, or JSON lines with one object a line",
             fix="remove what follows, or write one object a line",
         )
-    columns = next((list(row) for _, row in rows if isinstance(row, Mapping)), [])
-    return TableRows(columns, lambda _: rows)
+    rows = [(place, _with_paths(row)) for place, row in rows]
+    first = next((row for _, row in rows if isinstance(row, Mapping)), {})
+    return TableRows([name for name, value in first.items() if not isinstance(value, Mapping)], lambda _: rows)
+
+
+def _with_paths(row: Any) -> Any:
+    """Return a row in which the fields of an object within it are columns too, named by their path: meta.label."""
+    if not isinstance(row, Mapping):
+        return row
+    found = dict(row)
+    for name, value in row.items():
+        if isinstance(value, Mapping):
+            found |= {f"{name}.{path}": inner for path, inner in _with_paths(value).items()}
+    return found
 
 
 def _rows_of_document(document: Any) -> list[PlacedRow]:

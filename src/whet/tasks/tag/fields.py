@@ -12,8 +12,8 @@ class TagFields(JobFields):
     task_name: str = "ner"
     """What the tags are, such as ner, pos or chunk. Chooses the columns {task_name}_tags and {task_name}."""
     train_file: str | None = None
-    """File with the sentences to train on: columns as in CoNLL (a word a line, sentences apart by a blank line), or
-    one sentence a row as JSON lines, JSON, Parquet or CSV, with a list of words and a list of tags."""
+    """File with the sentences to train on: columns as in CoNLL or CSV (a word a line, sentences apart by a blank line),
+    or one sentence a row as JSON lines, JSON, Parquet or CSV, with a list of words and a list of tags."""
     validation_file: str | None = None
     """File with the sentences to evaluate on, in any format of train_file."""
     test_file: str | None = None

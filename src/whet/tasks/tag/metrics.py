@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,8 @@ from whet.optional import require
 from whet.tasks.tag.labels import Tags
 
 INSTALL = "'whet[tag]'"
+_BIOES = {"L-": "E-", "U-": "S-"}
+"""The last word of an entity, and a word alone, as BILOU writes them -> as seqeval reads them."""
 
 
 def judge(
@@ -30,7 +33,8 @@ def judge(
     except ConfigError:
         logger.warning("accuracy of words alone: precision, recall and F1 of entities need: pip install %s", INSTALL)
         return {"accuracy": accuracy}
-    names = [[tags.names[n] for n in one] for one in expected], [[tags.names[n] for n in one] for one in found]
+    known = [re.sub("^[LU]-", lambda mark: _BIOES[mark[0]], name) for name in tags.names]
+    names = [[known[n] for n in one] for one in expected], [[known[n] for n in one] for one in found]
     values = {
         "precision": float(seqeval.precision_score(*names, zero_division=0)),
         "recall": float(seqeval.recall_score(*names, zero_division=0)),

@@ -1,24 +1,20 @@
-"""Sentences with their tags, from rows with lists of words or from CoNLL columns."""
+"""Sentences with their tags, from rows with lists of words."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from whet.data.files import conll
 from whet.data.files.bad_rows import BadRows
 from whet.data.files.rejected import Rejected
 from whet.data.files.row_fields import kind, text_field
-from whet.data.files.table import TableRows, with_line_ends
+from whet.data.files.table import TableRows
 from whet.jobs.left_out import LeftOut
-from whet.log import logger
 
 WORDS = ("tokens", "words", "text", "sentence")
 TAGS = ("ner_tags", "pos_tags", "upos", "tags", "labels", "label")
-_WORD_HEADINGS = {"word", "words", "token", "tokens", "form", "text"}
-_TAG_HEADINGS = {"tag", "tags", "label", "labels", "ner", "ner_tag", "ner_tags", "pos", "upos", "chunk"}
 
 
 @dataclass(frozen=True)
@@ -48,7 +44,7 @@ class Sentences:
         return len(self.words)
 
 
-class _Collected:
+class Collected:
     """Gathers sentences; a sentence that breaks a rule goes to the bad rows."""
 
     def __init__(self, bad: BadRows, limit: int | None) -> None:
@@ -77,7 +73,7 @@ def from_rows(rows: TableRows, named: Named, bad: BadRows, *, need_tags: bool, l
     tags = next((name for name in usual if name in rows.columns), None)
     if named.tags or (need_tags and tags is None):
         tags = _column(rows.columns, named.tags, usual, "tags", "--label_column_name") if need_tags else named.tags
-    found = _Collected(bad, limit)
+    found = Collected(bad, limit)
     for n, (place, row) in enumerate(rows.take([words, *([tags] if tags else [])])):
         if n == limit:
             break
@@ -91,79 +87,6 @@ def from_rows(rows: TableRows, named: Named, bad: BadRows, *, need_tags: bool, l
         found.tags.append(labels)
         found.places.append(place)
     return found.finish(tags or "tags")
-
-
-def from_columns(text: str, named: Named, bad: BadRows, *, need_tags: bool, limit: int | None) -> Sentences:
-    """Return the sentences of a CoNLL file; tags are the last column, unless a number names another."""
-    parts = list(_without_heading(conll.sentences(with_line_ends(text)), named))
-    conllu = bool(parts) and parts[0].is_conllu
-    word_column = _number(named.words, conll.CONLLU_WORD if conllu else 0)
-    tag_column = _number(named.tags, conll.CONLLU_TAG if conllu else -1)
-    found = _Collected(bad, limit)
-    for n, sentence in enumerate(parts):
-        if n == limit:
-            break
-        begin = sentence.lines[0][0]
-        alone = not need_tags and named.tags is None and all(len(cells) == 1 for _, cells in sentence.lines)
-        try:
-            if named.tags is None:
-                _require_columns(sentence.lines, at_least=2 if need_tags else 1)
-            given = [conll.cell(cells, word_column, "word", number) for number, cells in sentence.lines]
-            labels = None if alone else [conll.cell(cells, tag_column, "tag", no) for no, cells in sentence.lines]
-        except Rejected as problem:
-            bad.add(problem, lambda begin=begin: f"the sentence that begins in line {begin}")
-            continue
-        found.words.append(given)
-        found.tags.append(labels)
-        found.places.append(f"line {begin}")
-    return found.finish(f"column {tag_column}" if tag_column >= 0 else "the last column")
-
-
-def _number(name: str | None, usual: int) -> int:
-    if name is None:
-        return usual
-    if name.lstrip("-").isdecimal():
-        return int(name)
-    raise Rejected(
-        "the columns of a CoNLL file have no names",
-        got=name,
-        why="they are counted from 0",
-        fix="write a number, such as --text_column_name 0 --label_column_name 3",
-    )
-
-
-def _without_heading(sentences: Iterable[conll.ColumnSentence], named: Named) -> Iterator[conll.ColumnSentence]:
-    """Yield the sentences without a first line that names the columns, such as "word tag"."""
-    for n, sentence in enumerate(sentences):
-        _, cells = sentence.lines[0]
-        first, last = cells[0].lower(), cells[-1].lower()
-        is_heading = n == 0 and len(cells) > 1 and first in _WORD_HEADINGS and last in _TAG_HEADINGS
-        if is_heading and named.words is None and named.tags is None:
-            logger.warning("the first line names the columns and is no word: %s", " ".join(cells))
-            sentence = conll.ColumnSentence(sentence.lines[1:])
-        if sentence.lines:
-            yield sentence
-
-
-def _require_columns(lines: Sequence[tuple[int, list[str]]], at_least: int) -> None:
-    """Raise Rejected for a line without a tag, and for lines of a text that is not in columns."""
-    width = len(lines[0][1])
-    for number, cells in lines:
-        if len(cells) < at_least:
-            comma = len(cells[0].split(",")) > 1
-            raise Rejected(
-                f"line {number}: the tag is missing",
-                got=" ".join(cells),
-                why="each line has a word and its tag, separated by a space or a tab",
-                fix="write a space in place of the comma" if comma else "write the tag after the word",
-            )
-        if len(cells) != width:
-            raise Rejected(
-                f"line {number} has {len(cells)} columns, and the line before {width}",
-                got=" ".join(cells),
-                why="a line holds one word with its columns; a blank line ends the sentence",
-                fix="write one word a line, or name the columns: --text_column_name 0 --label_column_name 1",
-            )
 
 
 def _column(found: Sequence[str], name: str | None, usual: Sequence[str], what: str, flag: str) -> str:

@@ -12,8 +12,9 @@ from whet.data.files.json_text import skip_space
 from whet.data.files.rejected import Rejected
 from whet.data.files.table import read_table, with_line_ends
 from whet.jobs.hub_data import HubSource, class_names, load_split, table_rows
+from whet.tasks.tag.columns import from_columns
 from whet.tasks.tag.fields import TagFields
-from whet.tasks.tag.sentences import WORDS, Named, Sentences, from_columns, from_rows
+from whet.tasks.tag.sentences import WORDS, Named, Sentences, from_rows
 from whet.train.output import printing
 
 
