@@ -41,7 +41,7 @@ SHIPPED   := $(NATIVE) pyproject.toml README.md LICENSE $(shell find src/whet -n
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-fast test-reliability test-planted soak check format bench-cpu bench-encoders clean lint types layers
-.PHONY: wheel test-wheel test-aarch64 test-libraries test-leak
+.PHONY: wheel test-wheel test-aarch64 test-libraries test-leak test-parity
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -61,11 +61,14 @@ test-reliability: $(HAS_TOOLS) ## Stop, kill and starve real runs, and see that 
 test-planted: $(HAS_TOOLS) ## See that the tests of reliability turn red where a fault is planted: 4 minutes
 	@$(BIN)/python tests/reliability/planted/run.py $(ARGS)
 
-test-libraries: $(HAS_LIBRARIES) ## Train through sentence-transformers, SetFit and Lightning with whet.optimize: 2 minutes
+test-libraries: $(HAS_LIBRARIES) ## Train through sentence-transformers, SetFit, Lightning, spaCy and TRL with whet.optimize: 3 minutes
 	@OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(LIBRARIES)/bin/python -m pytest tests/libraries $(ARGS)
 
 test-leak: $(HAS_TOOLS) ## Change one row of a batch: no other may move, in any family, task or format; peers' results next to it: 4 minutes
 	@OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python tests/leak/leak_table.py $(ARGS)
+
+test-parity: $(HAS_TOOLS) ## Train 50 steps by transformers and by whet, each family and task, and compare every loss: 8 minutes
+	@OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python tests/parity/parity_table.py $(ARGS)
 
 soak: $(HAS_TOOLS) ## The same with many more trials and steps: a night
 	@seed=$${WHET_TEST_SEED:-$$(date +%Y%m%d)}; echo "WHET_TEST_SEED=$$seed"; export WHET_TEST_SEED=$$seed; \

@@ -31,6 +31,26 @@ _LEVEL = logger.level
 _SHARED_DATA = _TESTS.parents[1] / "shared" / "data"
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave plain torch out for families that run the forwards of another: roberta's are bert's, and so is the result.
+
+    Tests that are marked every_family keep them.
+    """
+
+    def is_repeated(item: pytest.Item) -> bool:
+        given = getattr(getattr(item, "callspec", None), "params", {})
+        if given.get("operators") != "plain-torch" or "family" not in given:
+            return False
+        from tiny import FAMILIES_WITH_OWN_CODE
+
+        return given["family"] not in FAMILIES_WITH_OWN_CODE and item.get_closest_marker("every_family") is None
+
+    left_out = [item for item in items if is_repeated(item)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
+
+
 def pytest_collection_finish() -> None:
     """What the imports left (torch, transformers: a million objects) stays; no collection goes through it again."""
     gc.collect()

@@ -70,6 +70,7 @@ def _gradients(model: nn.Module) -> dict[str, Tensor]:
 
 
 @families
+@pytest.mark.every_family
 def test_packed_logits_and_gradients_equal_padded_in_fp32(tmp_path: Path, family: str) -> None:
     rows = tiny_rows(8, family)
     logits, gradients = packed_results(tmp_path, family, rows, bf16=False)

@@ -1,0 +1,28 @@
+"""A part of `make test-parity`: every family and every task once, through whet.Trainer and through whet.optimize."""
+
+from __future__ import annotations
+
+import pytest
+from padded_peers import HAS_ACCELERATE
+from parity_runs import TASKS, TOLERANCE, has_task, worst
+
+from tiny import FAMILIES
+
+pytestmark = pytest.mark.skipif(not HAS_ACCELERATE, reason="transformers' Trainer needs accelerate")
+
+
+def _some() -> list[tuple[str, str]]:
+    """Return a task for each family, and a family for each task: tasks in turn."""
+    tasks, found = list(TASKS), []
+    for number, family in enumerate(FAMILIES):
+        turned = [*tasks[number % len(tasks) :], *tasks[: number % len(tasks)]]
+        found.append((family, next(task for task in turned if has_task(family, task))))
+    missing = set(tasks) - {task for _, task in found}
+    return found + [("bert", task) for task in sorted(missing)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "task"), _some())
+def test_training_has_the_losses_of_transformers(family: str, task: str) -> None:
+    found = worst(family, task)
+    assert all(value <= TOLERANCE for value in found.values()), found
