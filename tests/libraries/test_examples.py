@@ -18,6 +18,8 @@ _EXPECTED = {
     "cross_encoder": ("sentence_transformers", _ANSWER),
     "few_shot": ("setfit", r"\d+ of 16 questions get the right topic"),
     "accelerate_loop": ("accelerate", r"epoch 3: mean loss \d\.\d+"),
+    "spacy_textcat": ("spacy_curated_transformers", r"\d+ of 16 questions get the right topic"),
+    "reward_model": ("trl", r"share of pairs in the right order, last steps: \d\.\d+"),
     "lightning_module": ("lightning", r"mean loss of the last epoch: \d\.\d+"),
     "plain_loop": ("torch", r"epoch 3: mean loss \d\.\d+"),
     "trainer_subclass": ("torch", r"accuracy on unseen questions: \d\.\d+"),

@@ -24,14 +24,15 @@ from sentence_transformers import (
     SentenceTransformerTrainingArguments,
 )
 from sentence_transformers.base.modules import Transformer
-from sentence_transformers.cross_encoder.losses import BinaryCrossEntropyLoss
+from sentence_transformers.cross_encoder import losses as cross_encoder_losses
 from sentence_transformers.sentence_transformer import losses
 from sentence_transformers.sentence_transformer.modules import Pooling
 
 TOLERANCE = 1e-5
 """Sums run in another order without padding: float32 rounding over a few layers."""
 CURVE_TOLERANCE = 1e-4
-"""The same after 30 optimizer steps."""
+"""Relative, of the losses of 50 optimizer steps."""
+N_STEPS = 50
 
 
 def embedder(folder: Path, pooling: str = "mean") -> SentenceTransformer:
@@ -40,10 +41,10 @@ def embedder(folder: Path, pooling: str = "mean") -> SentenceTransformer:
 
 
 def trained(model: SentenceTransformer, loss: Any, folder: Path) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """Return the losses of 30 steps and the weights after them."""
+    """Return the loss of each step, and the weights after them."""
     pairs = Dataset.from_dict({"anchor": sentences(120, 1), "positive": sentences(120, 2)})
     args = SentenceTransformerTrainingArguments(
-        str(folder), max_steps=30, per_device_train_batch_size=8, logging_steps=1, learning_rate=1e-3,
+        str(folder), max_steps=N_STEPS, per_device_train_batch_size=8, logging_steps=1, learning_rate=1e-3,
         save_strategy="no", report_to="none", disable_tqdm=True, seed=3, use_cpu=True,
     )  # fmt: skip
     trainer = SentenceTransformerTrainer(model=model, args=args, train_dataset=pairs, loss=loss(model))
@@ -75,12 +76,21 @@ def test_sentence_transformer_keeps_its_token_embeddings(encoder_folder: Path) -
         torch.testing.assert_close(one, other, atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize("name", ["MultipleNegativesRankingLoss", "CachedMultipleNegativesRankingLoss"])
+LOSSES = {
+    "in-batch negatives": losses.MultipleNegativesRankingLoss,
+    "cached": lambda model: losses.CachedMultipleNegativesRankingLoss(model, mini_batch_size=3),
+    "cached, both directions": lambda model: losses.CachedMultipleNegativesRankingLoss(
+        model, mini_batch_size=3, directions=("query_to_doc", "doc_to_query"), partition_mode="per_direction"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
 def test_sentence_transformer_trainer_has_the_same_curve(encoder_folder: Path, tmp_path: Path, name: str) -> None:
-    loss = getattr(losses, name)
+    loss = LOSSES[name]
     plain, plain_weights = trained(embedder(encoder_folder), loss, tmp_path / "plain")
     curve, weights = trained(whet.optimize(embedder(encoder_folder)), loss, tmp_path / "whet")
-    assert len(curve) == 30
+    assert len(curve) == N_STEPS
     assert curve[0] != curve[-1]
     np.testing.assert_allclose(curve, plain, rtol=CURVE_TOLERANCE)
     for key, tensor in plain_weights.items():
@@ -114,26 +124,31 @@ def test_saved_sentence_transformer_loads_without_whet(encoder_folder: Path, tmp
     np.testing.assert_allclose(loaded.encode(texts), model.encode(texts), atol=TOLERANCE)
 
 
-def test_cross_encoder_trainer_has_the_same_curve(encoder_folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name", ["BinaryCrossEntropyLoss", "MultipleNegativesRankingLoss", "CachedMultipleNegativesRankingLoss"]
+)
+def test_cross_encoder_trainer_has_the_same_curve(encoder_folder: Path, tmp_path: Path, name: str) -> None:
     def run(optimized: bool) -> list[float]:
         torch.manual_seed(0)
         model = CrossEncoder(str(encoder_folder), num_labels=1, device="cpu")
         if optimized:
             whet.optimize(model)
             assert whet.changes(model) is not None
-        rows = Dataset.from_dict(
-            {"query": sentences(120, 1), "text": sentences(120, 2), "label": [float(n % 3 == 0) for n in range(120)]}
-        )
+        rows = {"query": sentences(120, 1), "text": sentences(120, 2)}
+        if name == "BinaryCrossEntropyLoss":
+            rows["label"] = [float(n % 3 == 0) for n in range(120)]
         args = CrossEncoderTrainingArguments(
-            str(tmp_path / str(optimized)), max_steps=30, per_device_train_batch_size=8, logging_steps=1,
+            str(tmp_path / str(optimized)), max_steps=N_STEPS, per_device_train_batch_size=8, logging_steps=1,
             learning_rate=1e-3, save_strategy="no", report_to="none", disable_tqdm=True, seed=3, use_cpu=True,
         )  # fmt: skip
-        trainer = CrossEncoderTrainer(model=model, args=args, train_dataset=rows, loss=BinaryCrossEntropyLoss(model))
+        options = {"mini_batch_size": 3} if name.startswith("Cached") else {}
+        loss = getattr(cross_encoder_losses, name)(model, **options)
+        trainer = CrossEncoderTrainer(model=model, args=args, train_dataset=Dataset.from_dict(rows), loss=loss)
         trainer.train()
         return [row["loss"] for row in trainer.state.log_history if "loss" in row]
 
     plain, curve = run(False), run(True)
-    assert len(curve) == 30
+    assert len(curve) == N_STEPS
     assert curve[0] != curve[-1]
     np.testing.assert_allclose(curve, plain, rtol=CURVE_TOLERANCE)
 

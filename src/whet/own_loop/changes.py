@@ -15,7 +15,7 @@ from whet.methods import fuse
 from whet.methods.unpad import method as unpad
 from whet.models.fused.dropout import PlacedDropout
 from whet.models.packed import packed_model
-from whet.own_loop import inside
+from whet.own_loop import curated, inside
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,11 @@ def changes(model: Any) -> Changes | None:
 
 
 def _changes(model: nn.Module) -> Changes | None:
+    own = curated.changed(model)
+    if own is not None:
+        native = library() if own.fused else None
+        isa = None if native is None else native.isa
+        return Changes("curated-transformers", own.dropouts, own.fused, isa, own.dtype, called={})
     packed = packed_model(model)
     if packed is None or not unpad.is_on(packed.module):
         return None

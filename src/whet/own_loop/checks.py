@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from whet.errors import ConfigError
 from whet.models import known
 from whet.models.packable import why_padded
-from whet.own_loop import inside
+from whet.own_loop import curated, inside, spacy_pipes
 
 _PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
@@ -19,6 +19,13 @@ _PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 def require_model(model: Any) -> None:
     """Refuse what holds no model, and wrappers that whet's changes belong inside of."""
     roots = [] if isinstance(model, type) else inside.modules_in(model)
+    if not roots and spacy_pipes.is_of_spacy(model):
+        raise ConfigError(
+            what="whet.optimize changes a PyTorch model, and there is none in this object of spaCy",
+            got=f"{type(model).__name__}, {_components_of(model)}",
+            why="some components load their transformer when they are initialised, and others have none at all",
+            fix="call nlp.initialize(...) first, then whet.optimize(nlp), if the pipeline has a transformer",
+        )
     if not roots:
         raise ConfigError(
             what="whet.optimize changes a model, and there is none",
@@ -29,6 +36,11 @@ def require_model(model: Any) -> None:
     for name, root in roots:
         for path, module in root.named_modules():
             _require_unwrapped(module, ".".join(part for part in (name, path) if part))
+
+
+def _components_of(model: Any) -> str:
+    names = [name for name, _ in getattr(model, "components", [])]
+    return f"components: {', '.join(names)}" if names else "without components"
 
 
 def _require_unwrapped(module: nn.Module, name: str) -> None:
@@ -87,10 +99,10 @@ def no_encoder(model: Any) -> ConfigError:
     if any(inside.is_known(root) for _, root in roots):
         return no_family(next(root for _, root in roots if inside.is_known(root)))
     found = {
-        type(module).__name__: why_padded(module)
+        type(module).__name__: why
         for _, root in roots
         for module in root.modules()
-        if isinstance(module, PreTrainedModel)
+        if (why := _why_not(module)) is not None
     }
     reasons = "; ".join(f"{name}: {why}" for name, why in list(found.items())[:3])
     return ConfigError(
@@ -99,3 +111,14 @@ def no_encoder(model: Any) -> ConfigError:
         why=f"it knows the families {known.names()}, and tries other encoders on a copy",
         fix="train it as it is, or with whet.Trainer, which runs other models of transformers with their padding",
     )
+
+
+def _why_not(module: nn.Module) -> str | None:
+    """Return why this module is not changed; None for modules that are no model of a library that whet knows."""
+    if isinstance(module, PreTrainedModel):
+        return why_padded(module)
+    if isinstance(module, torch.jit.ScriptModule):
+        return "a TorchScript module, which has no parts to exchange: load it without torchscript=True"
+    if curated.is_of_library(module) and type(module).__name__.endswith("Encoder"):
+        return "whet knows the encoders of curated-transformers 0.1, which spaCy 3 installs"
+    return None

@@ -14,6 +14,7 @@ from whet.models.packable import family_of
 from whet.models.proof import prove
 from whet.models.proof.verdict import recorded
 from whet.models.wrapped import unwrapped
+from whet.own_loop import curated, spacy_pipes
 
 _SENTENCE_TRANSFORMERS = "sentence_transformers."
 
@@ -32,10 +33,13 @@ class Encoder:
 def modules_in(holder: Any) -> list[tuple[str, nn.Module]]:
     """Return the holder itself if it is a module, else the modules among its attributes, with their names.
 
-    SetFit's SetFitModel and transformers' pipelines are no modules, and hold one.
+    SetFit's SetFitModel and transformers' pipelines are no modules, and hold one. So do spaCy's pipelines, in thinc's
+    shims.
     """
     if isinstance(holder, nn.Module):
         return [("", holder)]
+    if spacy_pipes.is_of_spacy(holder):
+        return spacy_pipes.modules_in(holder)
     attributes = getattr(holder, "__dict__", {})
     return [(name, value) for name, value in attributes.items() if isinstance(value, nn.Module)]
 
@@ -73,15 +77,21 @@ def is_known(model: nn.Module) -> bool:
 
 
 def _known_in(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    if is_known(root):
+    if is_known(root) or curated.is_encoder(root):
         yield "", root
         return
     outer: list[str] = []
     for path, module in root.named_modules():
         inside = any(path.startswith(f"{name}.") for name in outer)
-        if path and not inside and isinstance(module, PreTrainedModel) and family_of(module) is not None:
+        if path and not inside and _can_change(module):
             outer.append(path)
             yield path, module
+
+
+def _can_change(module: nn.Module) -> bool:
+    """Return whether the module is a model of transformers or of curated-transformers that can run packed."""
+    known_here = isinstance(module, PreTrainedModel) and family_of(module) is not None
+    return known_here or curated.is_encoder(module)
 
 
 def _is_masked_after(root: nn.Module, path: str) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Literal, get_args
 
 import torch
-from torch import nn
 
 from whet.config import environment
 from whet.config.fields import LastBlockTokens, PaddingInLoss
@@ -15,7 +14,7 @@ from whet.log import logger
 from whet.methods import order
 from whet.models.packed import prepare
 from whet.models.view import ModelView
-from whet.own_loop import checks, inside
+from whet.own_loop import checks, curated, inside
 from whet.own_loop.changes import changes
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -32,7 +31,8 @@ def optimize(
     """Put whet's operators into a transformers model, in place; return it, or (model, optimizer) if one was given.
 
     `model` may also hold such models: a SentenceTransformer, a CrossEncoder, a SetFitModel, a pipeline, a
-    LightningModule, any module of your own. Each encoder of a known family inside is changed, and the log names it.
+    LightningModule, spaCy's `nlp`, any module of your own. Each encoder of a known family inside is changed, and the
+    log names it.
 
     The call that `ipex.optimize` had: one line before a training loop of your own, or before transformers' Trainer.
     Padded batches then run without their padding, dropout included; weights, their names and the saved form stay, so
@@ -64,9 +64,7 @@ def optimize(
     if not encoders:
         raise checks.no_encoder(model)
     for encoder in encoders:
-        masked = encoder.padding_is_masked and padding == "auto"
-        amount = "none" if masked else "sampled" if padding == "auto" else padding
-        _change(encoder.model, dtype, amount, last_block_tokens)
+        _change(encoder, dtype, padding, last_block_tokens)
     where = "".join(f" ({encoder.name})" for encoder in encoders if encoder.name)
     logger.info("%s%s: %s", type(model).__name__, where, changes(model))
     return model if optimizer is None else (model, optimizer)
@@ -78,10 +76,22 @@ def restore(model: Any) -> Any:
         order.restore(root)
     for encoder in inside.encoders_in(model):
         order.restore(encoder.model)
+        curated.restore(encoder.model)
     return model
 
 
-def _change(model: nn.Module, dtype: torch.dtype | None, padding: PaddingInLoss, last_block: LastBlockTokens) -> None:
+def _change(
+    encoder: inside.Encoder,
+    dtype: torch.dtype | None,
+    padding: PaddingInLoss | Literal["auto"],
+    last_block: LastBlockTokens,
+) -> None:
+    model = encoder.model
+    if curated.is_encoder(model):  # it computes every token that is none of padding
+        curated.apply(model, dtype, padding)
+        return
+    if padding == "auto":
+        padding = "none" if encoder.padding_is_masked else "sampled"
     if prepare(order.restore(model), encoder_only=True) is None:
         raise checks.no_family(model)
     settings = MethodSettings(operators="auto", unpad=padding, unpad_dtype=dtype, last_block=last_block)
