@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -218,7 +220,6 @@ def _losses(library: Any, model: nn.Module, family: str, task: str, folder: Path
     transformers.set_seed(7)  # transformers draws its order of rows from torch's generator
     args = library.TrainingArguments(output_dir=str(folder), **_RUN, **given)
     trainer = library.Trainer(model=model, args=args, train_dataset=TASKS[task].rows(family), **batches)
-    if library is transformers:
-        trainer.remove_callback(transformers.PrinterCallback)
-    trainer.train()
+    with redirect_stdout(StringIO()):  # the losses of each step
+        trainer.train()
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
