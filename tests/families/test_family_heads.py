@@ -16,7 +16,7 @@ from transformers import (
 )
 
 import whet
-from tiny import FAMILIES, padded, tiny_config, tiny_rows
+from tiny import FAMILIES, need_head, padded, tiny_config, tiny_rows
 
 families = pytest.mark.parametrize("family", FAMILIES)
 pytestmark = pytest.mark.usefixtures("operators")
@@ -97,6 +97,7 @@ def test_optimize_in_bf16_keeps_outputs_in_fp32_and_learns(family: str, task: st
 @families
 def test_optimize_leaves_choices_among_rows(family: str) -> None:
     """Multiple choice flattens (rows, choices, tokens) before the encoder."""
+    need_head(AutoModelForMultipleChoice, family)
     batch = {name: value[None] for name, value in batch_of(family, "classes").items()} | {"labels": torch.tensor([2])}
     models = []
     for _ in range(2):

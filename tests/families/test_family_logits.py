@@ -22,6 +22,9 @@ FP32_TOLERANCE = 5e-6
 # transformers' own autocast from fp32 is the scale; the maximum of a few hundred roundings varies by a factor below 2.
 BF16_FACTOR = 2.0
 
+NO_AUTOCAST = ("deberta",)
+"""Families whose own forward fails under bf16 autocast; whet's is compared with its unfused one."""
+
 families = pytest.mark.parametrize("family", FAMILIES)
 formats = pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
 pytestmark = pytest.mark.usefixtures("operators")
@@ -85,6 +88,8 @@ def test_packed_logits_and_gradients_equal_padded_in_fp32(tmp_path: Path, family
 @families
 def test_packed_logits_and_gradients_equal_padded_in_bf16(tmp_path: Path, family: str) -> None:
     """As near to fp32 as transformers' own autocast is."""
+    if family in NO_AUTOCAST:
+        pytest.skip(f"{family} of transformers does not run under bf16 autocast: its mask overflows")
     rows = tiny_rows(8, family)
     exact_logits, exact = padded_results(family, rows, bf16=False)
     their_logits, theirs = padded_results(family, rows, bf16=True)

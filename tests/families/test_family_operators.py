@@ -25,7 +25,7 @@ families = pytest.mark.parametrize("family", FAMILIES)
 pytestmark = pytest.mark.skipif(library() is None, reason="the native library is not built here (no compiler)")
 
 Change = Callable[[PackedModel], object]
-OPTIONAL = ("token_type_embeddings", "pos_key_proj", "pos_query_proj")
+OPTIONAL = ("token_type_embeddings", "pos_key_proj", "pos_query_proj", "pos_proj", "pos_q_proj")
 """Submodules that some configurations of a family do without."""
 
 

@@ -12,7 +12,7 @@ from padded_peers import HAS_ACCELERATE
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from tiny import FAMILIES
+from tiny import FAMILIES, need_head
 from trained_heads import HEADS, SETTINGS, Head, collator, losses_of, model_of, rows_for, trainer_for
 
 pytestmark = pytest.mark.skipif(not HAS_ACCELERATE, reason="transformers' Trainer needs accelerate")
@@ -44,6 +44,7 @@ def _transformers(head: Head, family: str, out: Path) -> Any:
 @pytest.mark.parametrize("name", HEADS)
 def test_head_without_padding_trains_and_predicts_as_transformers(name: str, family: str, tmp_path: Path) -> None:
     head = HEADS[name]
+    need_head(head.auto, family)
     theirs = _transformers(head, family, tmp_path / "theirs")
     expected = theirs.predict(rows_for(head, 12, 9))
     transformers.set_seed(7)  # its order of rows follows torch's global seed at this moment

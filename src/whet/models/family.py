@@ -33,6 +33,10 @@ def by_pooler(encoder: Any, hidden: Tensor) -> Tensor:
     return encoder.pooler(hidden)
 
 
+def packs(_: nn.Module) -> None:
+    """Return None: no configuration of the family needs its padding."""
+
+
 Slots = Mapping[str, type[nn.Module] | None]
 """Submodules by path, and the class that each must have exactly; None: any activation that has an operator."""
 
@@ -78,6 +82,8 @@ class Family:
     """Whether the model's own attention adds its mask to the scores, and does not call the AttentionInterface."""
     pooled: Callable[[Any, Tensor], Tensor] = by_pooler
     """`pooler_output` (B, D) of the encoder, given the encoder and its hidden states (B, T, D)."""
+    why_padded: Callable[[nn.Module], str | None] = packs
+    """Why a model of the family, which some configurations give other arithmetic, needs its padding; None: it packs."""
     proven: bool = False
     """Whether a proof has made this family for one model, whose classes may be defined in any package."""
     tiny: Mapping[str, Any] = field(default_factory=dict)

@@ -29,8 +29,8 @@ def why_padded(model: nn.Module, within: nn.Module | None = None) -> str | None:
         return "its adapter puts tokens of its own before each row"
     if not only_wraps(model):
         return f"something is around its {type(model).__name__}: hooks, or a forward of its own"
-    if family.proven:
-        return None
+    if (why := family.why_padded(base)) is not None or family.proven:
+        return why
     blocks = [module for module in base.modules() if family.is_block(module)]
     for block in blocks:
         if not any(family.is_attention(part) for part in block.modules()):

@@ -16,6 +16,7 @@ import transformers
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 from transformers import activations
+from transformers.models.deberta.modeling_deberta import DebertaLayerNorm
 
 from whet.kernels.specs import Kind
 from whet.models.known import owner_of
@@ -28,8 +29,10 @@ ACTIVATIONS: dict[type[nn.Module], Kind] = {
     nn.SiLU: "silu",
 }
 """Activations that have an operator."""
+LAYER_NORMS: dict[type[nn.Module], str] = {nn.LayerNorm: "eps", DebertaLayerNorm: "variance_epsilon"}
+"""Norms that have an operator, and the attribute that holds their epsilon."""
 _FORWARDS: dict[type[nn.Module], Callable[..., Any]] = {
-    cls: cls.forward for cls in (nn.Linear, nn.LayerNorm, nn.Embedding, *ACTIVATIONS)
+    cls: cls.forward for cls in (nn.Linear, *LAYER_NORMS, nn.Embedding, *ACTIVATIONS)
 }
 """The forward of each class when whet was imported."""
 _TRUSTED: dict[type[nn.Module], Callable[..., Any]] = {}

@@ -1,16 +1,16 @@
 """The sum of embedding tables, its norm and its dropout, as one operator."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from whet.kernels.layers.embedding import TAKES_THE_REST, RowGradient, embed
-from whet.kernels.specs import Norm, Tables
+from whet.kernels.specs import Tables
 from whet.models.family import Slots
 from whet.models.fused.dropout import PlacedDropout, drop_of
-from whet.models.fused.layers import as_products_are
+from whet.models.fused.layers import as_products_are, layer_norm_of
 from whet.models.standard import why_called
 
 GRADIENT = "whet_gradient"
@@ -42,11 +42,11 @@ def embeddings(
     tables = [table for table, _ in given]
     layer, dropout = getattr(module, names.norm), getattr(module, names.dropout)
     called = [why_called(table, nn.Embedding) for table in tables]
-    called += [why_called(layer, nn.LayerNorm), why_called(dropout, PlacedDropout)]
-    if any(called):
+    norm = layer_norm_of(layer)
+    if norm is None or why_called(dropout, PlacedDropout) is not None or any(called):
         return None
     ids = [torch.zeros_like(input_ids[0]) if one is None else one[0] for _, one in given]
-    norm = Norm(layer.weight, torch.zeros_like(layer.weight) if layer.bias is None else layer.bias, layer.eps)
+    norm = replace(norm, bias=torch.zeros_like(norm.weight) if norm.bias is None else norm.bias)
     summed = Tables(tuple(table.weight for table in tables), tuple(table.padding_idx for table in tables))
     gradients = [_row_gradient(table) for table in tables]
     return as_products_are(embed(ids, summed, norm, drop=drop_of(dropout), gradients=gradients))[None]

@@ -18,7 +18,7 @@ from whet.models.binding import bound
 from whet.models.fused.chosen import residual_for
 from whet.models.fused.dropout import PlacedDropout, drop_of
 from whet.models.fused.ending import Ending, end
-from whet.models.standard import ACTIVATIONS, has_hooks, is_unchanged, why_called
+from whet.models.standard import ACTIVATIONS, LAYER_NORMS, has_hooks, is_unchanged, why_called
 
 PLACEMENT = "whet_placement"
 """Attribute of a module that runs a fused forward: the Placement of its model."""
@@ -57,7 +57,15 @@ def inner(x: Tensor, dense: nn.Linear, activation: Any) -> Tensor:
     return bias_act(result, bias, ACTIVATIONS[type(activation)])
 
 
-def residual_norm(found: Product, residual: Tensor, norm: nn.LayerNorm, dropout: nn.Module | None) -> Unfinished:
+def layer_norm_of(norm: Any) -> Norm | None:
+    """Return the parameters of a LayerNorm, for an operator in its place; None if the module must be called."""
+    epsilon = LAYER_NORMS.get(type(norm))
+    if epsilon is None or why_called(norm, type(norm)) is not None:
+        return None
+    return Norm(norm.weight, norm.bias, getattr(norm, epsilon))
+
+
+def residual_norm(found: Product, residual: Tensor, norm: nn.Module, dropout: nn.Module | None) -> Unfinished:
     """Return what `finished` makes into LayerNorm(residual + dropout(product + bias)).
 
     A norm that must be called is, and the result is a tensor.
@@ -65,34 +73,31 @@ def residual_norm(found: Product, residual: Tensor, norm: nn.LayerNorm, dropout:
     result, bias = found
     residual = residual_for(result, residual)
     called = dropout is not None and why_called(dropout, PlacedDropout) is not None
-    norm_called = why_called(norm, nn.LayerNorm) is not None
-    if dropout is not None and (called or norm_called):
+    settings = layer_norm_of(norm)
+    if dropout is not None and (called or settings is None):
         result, bias = dropout(_plus(result, bias)), None
-    if norm_called:
+    if settings is None:
         return norm(_plus(result, bias) + residual)
     drop = drop_of(dropout) if isinstance(dropout, PlacedDropout) and not called else None
-    return result, residual, Ending(bias, Norm(norm.weight, norm.bias, norm.eps), drop)
+    return result, residual, Ending(bias, settings, drop)
 
 
 def normalised(x: Tensor, norm: nn.Module) -> Tensor:
     """Return norm(x)."""
-    if not isinstance(norm, nn.LayerNorm) or why_called(norm, nn.LayerNorm) is not None:
-        return norm(x)
-    return add_norm(x, None, Norm(norm.weight, norm.bias, norm.eps))[0]
+    settings = layer_norm_of(norm)
+    return norm(x) if settings is None else add_norm(x, None, settings)[0]
 
 
-def residual_and_norm(
-    found: Product, residual: Tensor, norm: nn.LayerNorm, dropout: nn.Module
-) -> tuple[Tensor, Tensor]:
+def residual_and_norm(found: Product, residual: Tensor, norm: nn.Module, dropout: nn.Module) -> tuple[Tensor, Tensor]:
     """Return LayerNorm(s) and s = residual + dropout(product + bias); a dropout may be an Identity."""
     result, bias = found
     residual = residual_for(result, residual)
     dropped = isinstance(dropout, PlacedDropout) and why_called(dropout, PlacedDropout) is None
-    if why_called(norm, nn.LayerNorm) is not None or not (dropped or type(dropout) is nn.Identity):
+    settings = layer_norm_of(norm)
+    if settings is None or not (dropped or type(dropout) is nn.Identity):
         total = residual + dropout(_plus(result, bias))
         return norm(total), total
     drop = drop_of(dropout) if isinstance(dropout, PlacedDropout) else None
-    settings = Norm(norm.weight, norm.bias, norm.eps)
     return add_norm(result.to(residual.dtype), residual, settings, linear_bias=bias, drop=drop)
 
 

@@ -1,4 +1,4 @@
-"""DeBERTa v2 in all its configurations: packed passes compute what the untouched model computes from padded batches."""
+"""DeBERTa in all its configurations: packed passes compute what the untouched model computes from padded batches."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from whet.models.families.deberta_v2 import places_by_distance
 from whet.models.packable import why_padded
 from whet.models.packed import PackedModel, position_of, prepare
 
-FAMILY = "deberta-v2"
+FAMILY, FIRST = "deberta-v2", "deberta"
 # Logits are of size 0.5, gradients are sums of hundreds of terms of size 0.1; both rounded in float32. Seen: 1e-6.
 TOLERANCE, GRADIENT_TOLERANCE = 1e-5, 1e-4
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
@@ -39,6 +39,19 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "segments without positions": {"type_vocab_size": 2},
     "narrow embeddings": {"embedding_size": 16},
 }
+FIRST_CONFIGURATIONS: dict[str, dict[str, Any]] = {
+    "v1": {},
+    "v1, queries alone": {"pos_att_type": ["c2p"]},
+    "v1, keys alone": {"pos_att_type": "p2c"},
+    "v1, no term": {"pos_att_type": []},
+    "v1, rows beyond the table": {"max_relative_positions": 12},
+    "v1, no relative attention": {"relative_attention": False},
+    "v1, positions and segments": {"position_biased_input": True, "type_vocab_size": 2},
+}
+CASES = [
+    *((FAMILY, changes) for changes in CONFIGURATIONS.values()),
+    *((FIRST, changes) for changes in FIRST_CONFIGURATIONS.values()),
+]
 
 operators = pytest.mark.usefixtures("operators")
 
@@ -63,8 +76,8 @@ def logits_and_gradients(model: Any, start: Tensor, end: Tensor) -> tuple[Tensor
     return torch.stack([start, end]).detach(), grads
 
 
-def packed_results(folder: Path, rows: Any, **changes: Any) -> tuple[Tensor, dict[str, Tensor]]:
-    trainer = whet.Trainer(model=tiny_model(FAMILY, **changes).train(), args=arguments(folder))
+def packed_results(folder: Path, rows: Any, family: str = FAMILY, **changes: Any) -> tuple[Tensor, dict[str, Tensor]]:
+    trainer = whet.Trainer(model=tiny_model(family, **changes).train(), args=arguments(folder))
     objective: Any = trainer.objective
     assert objective.packed
     batch = objective.batch(rows, range(len(rows)), 0)
@@ -72,8 +85,8 @@ def packed_results(folder: Path, rows: Any, **changes: Any) -> tuple[Tensor, dic
     return logits_and_gradients(trainer.model, start, end)
 
 
-def padded_results(rows: Any, **changes: Any) -> tuple[Tensor, dict[str, Tensor]]:
-    model = tiny_model(FAMILY, **changes).train()
+def padded_results(rows: Any, family: str, **changes: Any) -> tuple[Tensor, dict[str, Tensor]]:
+    model = tiny_model(family, **changes).train()
     batch = padded(list(rows), model.config.pad_token_id)
     real = batch["attention_mask"].bool()
     output = model(**{name: value for name, value in batch.items() if not name.endswith("_positions")})
@@ -81,11 +94,11 @@ def padded_results(rows: Any, **changes: Any) -> tuple[Tensor, dict[str, Tensor]
 
 
 @operators
-@pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_each_configuration_equals_the_untouched_models(tmp_path: Path, name: str) -> None:
-    rows = tiny_rows(5, FAMILY, lengths=(3, 70))
-    logits, gradients = packed_results(tmp_path, rows, **CONFIGURATIONS[name])
-    expected_logits, expected = padded_results(rows, **CONFIGURATIONS[name])
+@pytest.mark.parametrize(("family", "changes"), CASES, ids=[*CONFIGURATIONS, *FIRST_CONFIGURATIONS])
+def test_each_configuration_equals_the_untouched_models(tmp_path: Path, family: str, changes: dict[str, Any]) -> None:
+    rows = tiny_rows(5, family, lengths=(3, 70))
+    logits, gradients = packed_results(tmp_path, rows, family, **changes)
+    expected_logits, expected = padded_results(rows, family, **changes)
     assert float(expected_logits.max() - expected_logits.min()) > 0.1
     torch.testing.assert_close(logits, expected_logits, rtol=0, atol=TOLERANCE)
     used = {name for name, grad in expected.items() if grad.any()}
@@ -122,11 +135,12 @@ def test_both_heads_for_masked_words_equal_the_untouched_models(legacy: bool) ->
 
 @operators
 @pytest.mark.parametrize("padding", ["sampled", "all"])
-def test_states_of_padding_are_exact_even_if_sampled(padding: Any) -> None:
+@pytest.mark.parametrize("family", [FAMILY, FIRST])
+def test_states_of_padding_are_exact_even_if_sampled(family: str, padding: Any) -> None:
     """All padding of a row has one state: the question answering loss of transformers, which counts it, is the same."""
-    batch = padded(list(tiny_rows(5, FAMILY)), 0, length=60)
-    wanted = tiny_model(FAMILY)(**batch)
-    found = whet.optimize(tiny_model(FAMILY), padding=padding)(**batch)
+    batch = padded(list(tiny_rows(5, family)), 0, length=60)
+    wanted = tiny_model(family)(**batch)
+    found = whet.optimize(tiny_model(family), padding=padding)(**batch)
     torch.testing.assert_close(found.start_logits, wanted.start_logits, rtol=0, atol=TOLERANCE)
     torch.testing.assert_close(found.loss, wanted.loss, rtol=1e-5, atol=0)
 
@@ -172,6 +186,12 @@ def test_a_convolution_keeps_the_padding_and_says_so() -> None:
     why = why_padded(tiny_model(FAMILY, conv_kernel_size=3))
     assert why is not None
     assert "Conv1d" in why
+
+
+def test_talking_heads_keep_the_padding_and_say_so() -> None:
+    why = why_padded(tiny_model(FIRST, talking_head=True))
+    assert why is not None
+    assert "talking_head" in why
 
 
 def test_an_attention_of_a_users_own_keeps_the_padding() -> None:
