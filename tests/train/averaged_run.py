@@ -26,16 +26,17 @@ class KillAfter(TrainerCallback):
 
 
 def averaged(
-    folder: Path, *, seed: int = 0, callbacks: list[Any] | None = None, kind: Any = whet.Trainer, **changes: Any
-) -> whet.Trainer:
-    """Return the trainer of the run, of class `kind`; `seed` is that of the first weights alone."""
+    folder: Path, *, seed: int = 0, callbacks: list[Any] | None = None, kind: Any = whet.Trainer, wrap: Any = None,
+    **changes: Any,
+) -> whet.Trainer:  # fmt: skip
+    """Return the trainer of the run, of class `kind`; `seed` is that of the first weights, `wrap` wraps the model."""
     usual: dict[str, Any] = {
         "max_steps": N_STEPS, "weight_averaging_start": 0.5, "save_strategy": "steps", "save_steps": 1,
         "lr_scheduler_type": "constant_with_warmup",
     }  # fmt: skip
-    rows = tiny_rows(30)
+    rows, model = tiny_rows(30), tiny_model("bert", dropout=0.1, seed=seed)
     return kind(
-        tiny_model("bert", dropout=0.1, seed=seed), arguments(folder, **(usual | changes)), train_dataset=rows,
+        model if wrap is None else wrap(model), arguments(folder, **(usual | changes)), train_dataset=rows,
         eval_dataset=rows, callbacks=callbacks,
     )  # fmt: skip
 

@@ -35,6 +35,8 @@ def depth_by_name(name: str) -> int:
     words = name.split(".")
     if "relative_attention_bias" in words or any("embedding" in word for word in words):
         return 0
+    if name.startswith("deberta.encoder.LayerNorm"):  # of the vectors by distance, which each block reads
+        return 0
     return next((int(word) + 1 for word in words if word in ("0", "1")), N_BLOCKS + 1)
 
 

@@ -244,3 +244,33 @@ def test_the_mean_is_counted_in_the_forecast_of_a_checkpoint(tmp_path: Path, mon
     averaged(tmp_path).train()
     written = sum(path.stat().st_size for path in (tmp_path / f"checkpoint-{N_STEPS:08d}").iterdir())
     assert 0.9 < seen[0] / written < 1.1
+
+
+def test_a_run_that_no_longer_averages_resumes_with_the_trained_weights(uninterrupted: Run, tmp_path: Path) -> None:
+    _, before, folder = uninterrupted
+    weigher = Weigher()
+    trainer = averaged(
+        tmp_path, seed=9, callbacks=[weigher], weight_averaging_start=None, save_strategy="no",
+        resume_allow_changes=("weight_averaging_start",),
+    )  # fmt: skip
+    trainer.train(resume_from_checkpoint=str(folder / f"checkpoint-{KILLED_AFTER:08d}"))
+    assert all(map(same, weigher.trained, before.trained[KILLED_AFTER:]))
+    assert same(weights_of(trainer.model), before.trained[-1])
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft asks transformers so
+def test_adapters_are_averaged_and_resume_bitwise(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft", reason="needs the package peft")
+
+    def run(folder: Path, seed: int, resume: str | None = None) -> tuple[Weights, Weigher]:
+        torch.manual_seed(seed)
+        config = peft.LoraConfig(target_modules=["query"], r=2, init_lora_weights=False)
+        weigher = Weigher()
+        trainer = averaged(folder, callbacks=[weigher], wrap=lambda model: peft.get_peft_model(model, config))
+        trainer.train(resume_from_checkpoint=resume)
+        return weights_of(trainer.model), weigher
+
+    whole, weigher = run(tmp_path / "whole", 0)
+    assert gap(whole, mean_of(weigher.trained[BEGINS - 1 :])) < ROUNDING
+    resumed, _ = run(tmp_path / "other", 1, str(tmp_path / "whole" / f"checkpoint-{KILLED_AFTER:08d}"))
+    assert same(resumed, whole)

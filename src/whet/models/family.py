@@ -84,6 +84,8 @@ class Family:
     """`pooler_output` (B, D) of the encoder, given the encoder and its hidden states (B, T, D)."""
     why_padded: Callable[[nn.Module], str | None] = packs
     """Why a model of the family, which some configurations give other arithmetic, needs its padding; None: it packs."""
+    read_by_blocks: tuple[str, ...] = ()
+    """Parts of the encoder that stand after its blocks, and whose results each block reads."""
     proven: bool = False
     """Whether a proof has made this family for one model, whose classes may be defined in any package."""
     tiny: Mapping[str, Any] = field(default_factory=dict)

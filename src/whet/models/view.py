@@ -97,9 +97,9 @@ class ModelView:
     def depths(self) -> dict[int, int]:
         """Return the depth of each parameter by its id, counted in blocks; empty if it is not known.
 
-        0: embedding tables, and what the encoder has before its blocks. 1: the first block, and so on. What follows the
-        last block is one deeper than it: the pooler, the head. Known for models of transformers that are one stack of
-        blocks with weights of their own.
+        0: embedding tables, what the encoder has before its blocks, and what each block reads. 1: the first block, and
+        so on. What follows the last block is one deeper than it: the pooler, the head. Known for models of transformers
+        that are one stack of blocks with weights of their own.
         """
         model, blocks = self.model, self.blocks()
         base = getattr(model, "base_model", None)
@@ -108,12 +108,18 @@ class ModelView:
         if not isinstance(base, nn.Module) or not one_stack or n_layers != len(blocks):
             return {}
         found = {id(weight): depth for depth, (_, block) in enumerate(blocks, 1) for weight in block.parameters()}
-        found = {id(weight): 0 for _, table in self.tables() for weight in table.parameters()} | found
+        below = [table for _, table in self.tables()] + self._read_by_blocks(base)
+        found = {id(weight): 0 for part in below for weight in part.parameters()} | found
         depth = 0
         for weight in base.parameters():
             depth = len(blocks) + 1 if found.get(id(weight), 0) == len(blocks) else depth
             found.setdefault(id(weight), depth)
         return {id(weight): len(blocks) + 1 for weight in self.root.parameters()} | found
+
+    def _read_by_blocks(self, encoder: nn.Module) -> list[nn.Module]:
+        """Return the parts that the family names as read by each block; a model may lack some."""
+        family, modules = of_type(self.model), dict(encoder.named_modules())
+        return [modules[name] for name in ([] if family is None else family.read_by_blocks) if name in modules]
 
 
 def _inside(model: nn.Module) -> nn.Module:

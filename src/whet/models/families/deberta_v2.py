@@ -148,6 +148,7 @@ FAMILY = Family(
         "DebertaV2Output": Part(bert.attention_output, _OUTPUT),
     },
     adds_masks=True,
+    read_by_blocks=("encoder.LayerNorm",),
     tiny={
         "relative_attention": True,
         "position_buckets": 16,
