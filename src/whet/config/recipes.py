@@ -22,7 +22,7 @@ CARD = Card(
 RECIPES: Mapping[str, Mapping[str, Any]] = {
     "few_samples": {"min_steps": 300, "warmup_steps": 0.1},
 }
-"""Name -> setting -> value. What was measured and left out is in docs/log.md."""
+"""Name -> setting -> value. docs/methods/few-samples.md says how a setting becomes a part of it."""
 _GIVEN_INSTEAD = {"min_steps": ("max_steps", -1), "warmup_steps": ("warmup_ratio", 0.0)}
 """Setting of a recipe -> another one that decides the same unless it has this value: then the recipe's is left out."""
 
