@@ -269,6 +269,14 @@ def test_a_dry_run_starts_nothing(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("pid-*"))
 
 
+def test_a_command_without_the_two_dashes_is_named(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "whet", "launch", "--nproc_per_node", "1", "qa", "--do_train"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 78
+    assert "whet launch takes its command after --" in done.stderr
+    assert "no option has this name" not in done.stderr
+
+
 @pytest.mark.parametrize(
     ("options", "command", "words"),
     [

@@ -69,11 +69,11 @@ def _one(n_ranks: int | None) -> int:
 def _show_plan(own: Topology, ranks: Sequence[RankPlan], preload: Preload) -> None:
     quota = cpu.quota_cores()
     for line in picture.drawn(local.host_name(), own, ranks):
-        _say(line)
+        print(line, file=sys.stderr)
     if quota is not None and quota < len(own.cores):
         _say(f"  a cgroup grants {quota:g} of these cores: threads are fewer, and not bound to single cores")
     loaded = ", ".join(path.name for path in preload.paths)
-    _say(f"  preloaded: {loaded or 'nothing; no tcmalloc, jemalloc or libiomp5 is installed, or none is wanted'}")
+    _say(f"  preloaded: {loaded or 'nothing: no library is installed, or none is wanted'}")
 
 
 def _starts(

@@ -11,6 +11,7 @@ from whet.errors import Problem
 
 _ALONE = ("help", "print_config")
 """Flags of the command itself, which take no value."""
+STRAY = "a word belongs to no flag"
 _BARE = {"resume_from_checkpoint": "auto"}
 """Options that take a value, with the value that they mean without one."""
 
@@ -144,7 +145,7 @@ def _no_bool(switch: str, text: str) -> Problem:
 def _stray(text: str, lone: str | None) -> Problem:
     file = "; a config file ends in .yaml, .yml or .json" if lone == "config" else ""
     return Problem(
-        what="a word belongs to no flag",
+        what=STRAY,
         got=text,
         why=f"a flag takes one value, and this command takes no further word{file}",
         fix=f"put its --flag before it; join a value of several words by quotes: --flag '... {text}'",

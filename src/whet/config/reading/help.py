@@ -50,6 +50,8 @@ def _option_parts(command: Command, width: int) -> Iterator[str]:
     for part in command.parts:
         texts = help_texts(part)
         for option in options_of(part).values():
+            if option.name == command.rest:
+                continue
             if option.heading != heading:
                 heading = option.heading
                 yield ""

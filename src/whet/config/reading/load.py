@@ -1,5 +1,6 @@
 """Conversion of a command line to settings: defaults, then config files, then flags; all problems at once."""
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -8,7 +9,7 @@ from typing import Any
 from whet.config.command import Command
 from whet.config.names.off_values import kind_of
 from whet.config.options import options_of, printable
-from whet.config.reading.argv import Words, split
+from whet.config.reading.argv import STRAY, Words, split
 from whet.config.reading.files import read_config
 from whet.config.reading.given import Names, Taken, take
 from whet.config.reading.help import render
@@ -32,6 +33,8 @@ def load(command: Command, argv: Sequence[str]) -> Loaded:
     """Return the settings for the words after the command's name; raises ConfigError with every problem found."""
     argv, rest = _rest(argv, command)
     words = split(argv, partial(_kind, Names.of(command.parts)), command.lone)
+    if command.rest is not None and not rest and any(problem.what == STRAY for problem in words.problems):
+        raise _without_dashes(command, argv)
     if "help" in words.wants:
         return Loaded(text=render(command))
     taken = _take_all(words, command)
@@ -53,6 +56,16 @@ def _rest(argv: Sequence[str], command: Command) -> tuple[Sequence[str], dict[st
         return argv, {}
     end = list(argv).index("--")
     return argv[:end], {command.rest: tuple(argv[end + 1 :])}
+
+
+def _without_dashes(command: Command, argv: Sequence[str]) -> ConfigError:
+    """Return the error for words that were meant for the command after `--`."""
+    return ConfigError(
+        what=f"{command.name} takes its command after --",
+        got=shlex.join([*command.name.split(), *argv]),
+        why="without the two dashes its own options and those of the command would be mixed up",
+        fix=f"put them before the command: {command.name} [--OPTION VALUE ...] -- COMMAND ...",
+    )
 
 
 def as_yaml(settings: Sequence[object]) -> str:
