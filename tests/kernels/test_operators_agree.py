@@ -13,7 +13,7 @@ from whet.kernels.batch_position import KeyedPosition
 from whet.kernels.layers.activation import bias_act
 from whet.kernels.layers.dropout import dropout
 from whet.kernels.layers.norm import add_norm
-from whet.kernels.specs import AttentionSpec, Drop, Norm
+from whet.kernels.specs import AttentionSpec, Drop, Norm, Relative
 
 need_native()
 
@@ -57,6 +57,17 @@ def _attend_in_a_window_with_a_bias(drop: Drop) -> tuple[Run, list[tuple[int, ..
     return lambda qkv, bias: attend_joined(qkv, spec, bias), [(N, 3, HEADS, 24), (HEADS, 2 * max(LENGTHS) + 1)]
 
 
+def _attend_with_vectors_by_distance(drop: Drop) -> tuple[Run, list[tuple[int, ...]]]:
+    spec = AttentionSpec(drop.position.cu_seqlens, 0.2, drop=drop)
+    places = torch.arange(2 * max(LENGTHS) - 1, dtype=torch.int32) // 4
+    tables = (int(places[-1]) + 1, HEADS, 24)
+
+    def run(qkv: Tensor, keys: Tensor, queries: Tensor) -> Tensor:
+        return attend_joined(qkv, spec, Relative(keys, queries, places))
+
+    return run, [(N, 3, HEADS, 24), tables, tables]
+
+
 @pytest.fixture
 def _graphs_hold_operators(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(graph.Traced, "operators", torch_ops.REGISTERED)
@@ -83,6 +94,7 @@ def _outputs(run: Run, tensors: list[Tensor]) -> list[Tensor]:
         _attend,
         _attend_joined,
         _attend_in_a_window_with_a_bias,
+        _attend_with_vectors_by_distance,
     ],
     ids=lambda one: one.__name__,
 )

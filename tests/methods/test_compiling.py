@@ -64,7 +64,9 @@ def trained(folder: Path, model: Any, family: str = "bert", **changes: Any) -> w
 
 
 @pytest.mark.usefixtures("operators")
-@pytest.mark.parametrize(("family", "bf16"), [("bert", False), ("distilbert", False), ("albert", True)])
+@pytest.mark.parametrize(
+    ("family", "bf16"), [("bert", False), ("distilbert", False), ("albert", True), ("deberta-v2", False)]
+)
 def test_the_losses_are_those_without(tmp_path: Path, family: str, bf16: bool) -> None:
     """Dropout is on. The graph holds the operators that plain code runs, in torch's plain versions too: to rounding of
     float32 over three steps, or of bfloat16, which the order of sums may move by one digit."""
@@ -150,7 +152,7 @@ def test_checkpoints_have_the_usual_names_and_resume(tmp_path: Path) -> None:
     assert [n for n, w in weights_of(whole.model).items() if not torch.equal(w, later.model.state_dict()[n])] == []
 
 
-@pytest.mark.parametrize("family", ["bert", "distilbert", "squeezebert"])
+@pytest.mark.parametrize("family", ["bert", "distilbert", "deberta-v2", "squeezebert"])
 def test_blocks_are_computed_again_compiled(tmp_path: Path, family: str) -> None:
     """Checkpointing goes around compiled blocks: the masks of the first pass, the losses of a run without either."""
 
