@@ -104,3 +104,12 @@ def test_bits_of_a_weight_do_not_depend_on_the_rows_length() -> None:
     key = stream_key(1, 2, 3)
     large = attention_bits(key, 5, 4, 90, 90, device=CPU)
     assert torch.equal(attention_bits(key, 5, 2, 33, 33, device=CPU), large[:2, :33, :33])
+
+
+def test_torch_is_seeded_as_its_own_call_does() -> None:
+    key = stream_key(5, 6, 7)
+    torch.manual_seed(key[0] | (key[1] >> 1) << 32)
+    wanted = torch.get_rng_state()
+    torch.manual_seed(1)
+    random.seed_torch(key)
+    assert torch.equal(torch.get_rng_state(), wanted)

@@ -66,8 +66,10 @@ def mask_of(drop: Drop | None, n_rows: int) -> structs.Mask:
 
 
 def float32(tensor: Tensor | None) -> Tensor | None:
-    """Return a parameter as the native operators need it: fp32 and contiguous."""
-    return None if tensor is None else tensor.detach().float().contiguous()
+    """Return a parameter as the native operators read it: fp32 and contiguous."""
+    if tensor is None or (tensor.dtype is torch.float32 and tensor.is_contiguous()):
+        return tensor
+    return tensor.detach().float().contiguous()
 
 
 def rows_of(x: Tensor) -> int:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -71,8 +72,7 @@ def position_of(batch: Batch, *, seed: int, step: int) -> BatchPosition:
     assert batch.positions is not None
     cu_seqlens = with_filling(batch.cu_seqlens, batch.n_in_rows, batch.n_computed)
     row_slots = torch.arange(batch.first_slot, batch.first_slot + len(cu_seqlens) - 1, dtype=torch.int32)
-    on_device = row_slots.to(batch.positions.device, non_blocking=True)  # a copy that waits would stall the GPU
-    slots = on_device.repeat_interleave(cu_seqlens.diff(), output_size=batch.n_computed)
+    slots = _by_token(row_slots, cu_seqlens.diff(), batch)
     return BatchPosition(
         seed=seed,
         step=step,
@@ -84,6 +84,14 @@ def position_of(batch: Batch, *, seed: int, step: int) -> BatchPosition:
         key_counts=None if batch.padding is None else _key_counts(batch, batch.padding),
         sizes=None if batch.padding is None else _sizes(batch, batch.padding),
     )
+
+
+def _by_token(row_slots: Tensor, lengths: Tensor, batch: Batch) -> Tensor:
+    """Return the slot of each token's row, where the batch is."""
+    if lengths.device.type == "cpu":  # torch would start its threads for these few rows
+        return torch.from_numpy(np.repeat(row_slots.numpy(), lengths.numpy()))
+    on_device = row_slots.to(lengths.device, non_blocking=True)  # a copy that waits would stall the GPU
+    return on_device.repeat_interleave(lengths, output_size=batch.n_computed)
 
 
 def _key_counts(batch: Batch, padding: PaddingTokens) -> Tensor:
