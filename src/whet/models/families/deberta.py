@@ -13,6 +13,7 @@ from whet.models.families import bert
 from whet.models.families.deberta_v2 import TERMS, deberta_embeddings, encoder
 from whet.models.family import Family, Part, Slots
 from whet.models.fused.attention import spec_of
+from whet.models.fused.chosen import of_chosen
 from whet.models.fused.dropout import PlacedDropout
 from whet.models.fused.embeddings import TABLE_SLOTS
 from whet.models.fused.layers import pass_position, with_bias
@@ -21,14 +22,14 @@ from whet.models.standard import why_called
 
 
 def self_attention(self: Any, hidden_states: Tensor, *given: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
-    """Return the attention output (B, T, D)."""
+    """Return the attention output (B, T, D), or (1, M, D) of the tokens that the last block computes."""
     position = pass_position(self, hidden_states)
     if position is None:
         return type(self).forward(self, hidden_states, *given, **options)
     spec = spec_of(self, (self.attention_head_size * (1 + len(self.pos_att_type))) ** -0.5, self.dropout.p)
     q, k, v = _projected(self, hidden_states)
     found = attend(q, k, v, spec, _relative(self, options.get("relative_pos"), options.get("rel_embeddings")))
-    return mean_of_row(found, v, position).flatten(1)[None], None
+    return of_chosen(mean_of_row(found, v, position).flatten(1)[None], self, position), None
 
 
 def _projected(self: Any, x: Tensor) -> tuple[Tensor, ...]:
@@ -69,6 +70,7 @@ FAMILY = Family(
     package="transformers.models.deberta",
     attention=("DisentangledSelfAttention",),
     blocks=("DebertaLayer",),
+    stack="encoder.layer",
     parts={
         "DebertaEmbeddings": Part(deberta_embeddings, {**TABLE_SLOTS, "LayerNorm": DebertaLayerNorm}, always=True),
         "DebertaEncoder": Part(encoder, {}, always=True),

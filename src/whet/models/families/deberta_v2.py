@@ -18,7 +18,7 @@ from whet.models.called_with import require_understood
 from whet.models.families import bert
 from whet.models.family import Family, Part, Slots
 from whet.models.fused.attention import attended, projected, spec_of
-from whet.models.fused.chosen import chosen_from
+from whet.models.fused.chosen import of_chosen
 from whet.models.fused.dropout import PlacedDropout
 from whet.models.fused.embeddings import TABLE_SLOTS, embeddings
 from whet.models.fused.layers import normalised, pass_position, with_bias
@@ -101,9 +101,7 @@ def self_attention(self: Any, hidden_states: Tensor, *given: Any, **options: Any
     tensors = projected(hidden_states, parts, self.num_attention_heads)
     found = attended(tensors, spec, _relative(self, places, vectors))
     values = tensors[0][:, 2] if len(tensors) == 1 else tensors[2]
-    found = mean_of_row(found, values, position).flatten(1)[None]
-    chosen = chosen_from(self, position)
-    return found if chosen is None else found.index_select(1, chosen.tokens), None
+    return of_chosen(mean_of_row(found, values, position).flatten(1)[None], self, position), None
 
 
 def _relative(self: Any, places: Tensor | None, vectors: Tensor | None) -> Relative | None:

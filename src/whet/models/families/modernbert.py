@@ -13,7 +13,7 @@ from whet.kernels.layers.rotary import rotate_joined
 from whet.models.called_with import require_understood
 from whet.models.family import Family, Part, Slots
 from whet.models.fused.attention import spec_of
-from whet.models.fused.chosen import chosen_from
+from whet.models.fused.chosen import of_chosen
 from whet.models.fused.dropout import PlacedDropout
 from whet.models.fused.embeddings import EmbeddingNames, embeddings
 from whet.models.fused.layers import is_plain, normalised, pass_position, product, residual_and_norm, with_bias
@@ -74,8 +74,7 @@ def _attended(attn: Any, x: Tensor, positions: tuple[Tensor, Tensor]) -> Tensor:
     window = None if attn.sliding_window is None else attn.sliding_window - 1
     spec = spec_of(attn, attn.head_dim**-0.5, attn.attention_dropout, window)
     found = attend_joined(rotate_joined(qkv, positions[0][0], positions[1][0]), spec).flatten(1)[None]
-    chosen = chosen_from(attn, attn.whet_site.position)
-    return found if chosen is None else found.index_select(1, chosen.tokens)
+    return of_chosen(found, attn, attn.whet_site.position)
 
 
 _BLOCK: Slots = {"attn.Wqkv": nn.Linear, "attn.Wo": nn.Linear, "mlp_norm": nn.LayerNorm}

@@ -16,6 +16,12 @@ def chosen_from(attention: nn.Module, position: BatchPosition | None) -> Chosen 
     return found if found is not None and found.begins_at is attention else None
 
 
+def of_chosen(found: Tensor, attention: nn.Module, position: BatchPosition | None) -> Tensor:
+    """Return an attention's output (1, N, D), or where the chosen tokens begin theirs alone, (1, M, D)."""
+    chosen = chosen_from(attention, position)
+    return found if chosen is None else found.index_select(1, chosen.tokens)
+
+
 def attend_chosen(
     qkv: tuple[Tensor, Tensor, Tensor], spec: AttentionSpec, chosen: Chosen, bias: Bias | None = None
 ) -> Tensor:
