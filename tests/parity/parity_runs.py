@@ -84,7 +84,7 @@ def _pairs(family: str) -> Rows:
     rows = rows_for(HEADS["classes"], N_ROWS)
     for row in rows:
         row["labels"] %= 2
-        if has_segments(family):
+        if family in FAMILIES and has_segments(family):
             n_first = len(row["input_ids"]) // 3
             row["token_type_ids"] = [0] * n_first + [1] * (len(row["input_ids"]) - n_first)
     return rows

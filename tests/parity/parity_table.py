@@ -45,7 +45,7 @@ def run(families: Sequence[str]) -> list[str]:
 
 
 def _shown(value: float) -> str:
-    return f"{value:.0e}".replace("e-0", "e-")
+    return f"{value:.0e}".replace("e-0", "e-") if value else "0"
 
 
 def _line(family: str, way: str, cells: Sequence[str]) -> str:

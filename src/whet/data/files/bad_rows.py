@@ -48,7 +48,7 @@ class BadRows:
     def _summary(self, n_good: int, row: str) -> list[Problem]:
         if self._n_problems <= MAX_SHOWN and n_good:
             return []
-        found = f"{self._n_problems} problems in all"
+        found = f"{self._n_problems} problem{'' if self._n_problems == 1 else 's'} in all"
         more = f"; the first {MAX_SHOWN} are listed above" if self._n_problems > MAX_SHOWN else ""
         none = "" if n_good else f"; not one {row} can be used"
         return [

@@ -66,4 +66,5 @@ def write(asked: PredictFields, trainer: Trainer, entries: Iterable[Mapping[str,
     padding = "with" if trainer.objective.packed_model is None else "without"
     name = trainer.evaluation_precision(()).name
     precision = "fp32" if name == "auto" else name  # auto without a measurement computes in fp32
-    print(f"{len(lines)} predictions in {escape_controls(str(path))} ({precision}, {padding} padding)")
+    count = f"{len(lines)} prediction{'' if len(lines) == 1 else 's'}"
+    print(f"{count} in {escape_controls(str(path))} ({precision}, {padding} padding)")

@@ -163,7 +163,7 @@ def _usual_texts(found: Sequence[str], label: str | None) -> tuple[tuple[str, ..
     raise Rejected(
         "it is not known which column holds the text",
         got=f"columns found: {', '.join(map(str, found)) or 'none'}",
-        why=f"the first line of a CSV file names the columns, and none has a usual name ({', '.join(TEXTS)})",
+        why=f"none of them has a usual name ({', '.join(TEXTS)}); in CSV the first line names the columns",
         fix="name it: --text_column_names NAME (several names, separated by commas, are joined); if the file begins "
         "with a row, write a line with names above it, such as text,label",
     )
