@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tiny_runs import Toy, bert_config
-from transformers import BertForSequenceClassification, TrainerCallback
+from transformers import BertForQuestionAnswering, BertForSequenceClassification, TrainerCallback
 
 import whet
 from tiny import FAMILIES, arguments, tiny_model, tiny_rows, weights_of
@@ -74,6 +74,17 @@ def test_the_pooler_is_new_too(tmp_path: Path) -> None:
     parts = {name.rpartition(".")[0] for name in changed(first.weights, before)}
     assert "bert.pooler.dense" in parts
     assert all(part.startswith(("bert.pooler", "bert.encoder.layer.1.")) for part in parts)
+
+
+def test_a_pretrained_model_gets_the_same_new_layers(tmp_path: Path) -> None:
+    """transformers marks the weights that it has loaded, and would leave them as they are."""
+    made = tiny_model("bert")
+    made.save_pretrained(tmp_path / "pretrained")
+    loaded = BertForQuestionAnswering.from_pretrained(tmp_path / "pretrained")
+    before = weights_of(made)
+    drawn = [begun(tmp_path / str(n), model)[1] for n, model in enumerate((made, loaded))]
+    assert "bert.encoder.layer.1.output.dense.weight" in changed(drawn[1], before)
+    assert changed(drawn[0], drawn[1]) == set()
 
 
 def test_seeds_draw_other_layers_and_leave_other_numbers_alone(tmp_path: Path) -> None:
