@@ -74,7 +74,7 @@ path = "{vocabulary}"
 _MORE = {"Bert": "", "Roberta": "padding_idx = 1", "Xlmr": "", "Albert": "embedding_width = 16"}
 
 
-def pipeline(folder: Path, kind: str = "Bert", *, dropout: float = 0.0, layers: str = "false") -> Any:
+def pipeline(folder: Path, kind: str = "Bert", *, dropout: float = 0.0, layers: str = "false", after: str = "") -> Any:
     """Return a new pipeline of a tiny transformer and a text classifier, the same each time."""
     from spacy.util import load_model_from_config
 
@@ -84,7 +84,7 @@ def pipeline(folder: Path, kind: str = "Bert", *, dropout: float = 0.0, layers: 
     vocabulary.write_text("\n".join([*special, *dict.fromkeys(WORDS)]), "utf-8")
     text = _CONFIG.format(kind=kind, dropout=dropout, layers=layers, more=_MORE[kind], vocabulary=vocabulary)
     fix_random_seed(1)
-    nlp = load_model_from_config(Config().from_str(text), auto_fill=True)
+    nlp = load_model_from_config(Config().from_str(f"{text}\n{after}"), auto_fill=True)
     fix_random_seed(1)
     nlp.initialize(lambda: examples(nlp, 10))
     return nlp
@@ -193,6 +193,17 @@ def test_thinc_wrapper_of_a_transformers_encoder_trains_the_same(encoder_folder:
         found.append(losses)
     assert found[0][0] > found[0][-1]
     np.testing.assert_allclose(found[1], found[0], rtol=CURVE_TOLERANCE)
+
+
+def test_callback_of_a_spacy_configuration_optimizes(tmp_path: Path) -> None:
+    """As `spacy train --code` calls it: the callback runs at the end of nlp.initialize."""
+
+    def callback() -> Any:
+        return whet.optimize
+
+    spacy.registry.callbacks.register("whet.optimize.v1", func=callback)
+    nlp = pipeline(tmp_path, after='[initialize.after_init]\n@callbacks = "whet.optimize.v1"')
+    assert whet.changes(nlp) is not None
 
 
 def test_pipeline_without_a_transformer_is_refused(tmp_path: Path) -> None:
