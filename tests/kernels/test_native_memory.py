@@ -25,7 +25,7 @@ from pathlib import Path
 from native_support import position_of
 from whet.kernels.attention import packed as fused_attention
 from whet.kernels.layers import cross_entropy as fused_loss
-from whet.kernels.specs import AttentionSpec, Drop
+from whet.kernels.specs import AttentionSpec, Drop, Relative
 
 def status(name):
     return int(re.search(name + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
@@ -36,6 +36,13 @@ def attention(n_tokens):
     spec = AttentionSpec(position.cu_seqlens, 0.125, False, Drop(0.1, position, 5))
     grad = torch.ones(n_tokens, 1, 64)
     return lambda: fused_attention.attend_joined(x, spec).backward(grad)
+
+def attention_by_distance(n_tokens):
+    x, tables = torch.randn(n_tokens, 3, 1, 64, requires_grad=True), torch.randn(2, 512, 1, 64, requires_grad=True)
+    places = torch.arange(2 * n_tokens - 1, dtype=torch.int32).clamp(n_tokens - 256, n_tokens + 255) - (n_tokens - 256)
+    spec = AttentionSpec(position_of([n_tokens]).cu_seqlens, 0.125)
+    grad = torch.ones(n_tokens, 1, 64)
+    return lambda: fused_attention.attend_joined(x, spec, Relative(tables[0], tables[1], places)).backward(grad)
 
 def cross_entropy(n_tokens):
     hidden = torch.randn(n_tokens, 32, requires_grad=True)
@@ -51,7 +58,7 @@ def measured(operator, n_tokens):
     return status("VmHWM") - held
 
 torch.set_num_threads(2)
-operator, n_tokens = {"attention": attention, "cross_entropy": cross_entropy}[sys.argv[1]], int(sys.argv[2])
+operator, n_tokens = globals()[sys.argv[1]], int(sys.argv[2])
 operator(64)()  # what torch and the library set up once
 print(measured(operator, n_tokens))
 """
@@ -70,6 +77,11 @@ def test_attention_over_8192_tokens_stores_no_square_matrix() -> None:
     """One head: the square of probabilities alone would be 256 MiB; q, k, v, output and their gradients are 14."""
     n_tokens = 8192
     assert peak_mib("attention", n_tokens) < 0.125 * 4 * n_tokens**2 / _MIB
+
+
+def test_attention_by_distance_has_memory_linear_in_the_tokens() -> None:
+    """Tables by distance, both terms, and their gradients."""
+    assert peak_mib("attention_by_distance", 8192) < 4 * 1.5 * max(peak_mib("attention_by_distance", 2048), 4.0)
 
 
 @pytest.mark.slow

@@ -54,7 +54,8 @@ class _Rows:
         distance = at - at[:, None]
         if isinstance(bias, Tensor):
             return wide(bias)[None, :, distance + bias.shape[1] // 2]
-        return products_by_distance(q, k, bias, distance) * scale
+        with _without_autocast(q.device.type):  # as for the scores
+            return products_by_distance(q, k, bias, distance) * scale
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, bias: Bias | None = None) -> Tensor:
