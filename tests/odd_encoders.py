@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import EuroBertConfig, EuroBertModel, LlamaConfig, LlamaModel
+from transformers import EuroBertConfig, EuroBertModel, LlamaConfig, LlamaModel, MobileBertConfig, MobileBertModel
 from transformers.models.eurobert.modeling_eurobert import EuroBertAttention
 
 SIZES: dict[str, Any] = {
@@ -163,3 +163,8 @@ def llama() -> LlamaModel:
 def dynamic_rotary() -> EuroBertModel:
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10_000.0}
     return EuroBertModel(config(rope_parameters=rope))
+
+
+def mobilebert() -> MobileBertModel:
+    """As it is in transformers: its embeddings join each token with its neighbours."""
+    return MobileBertModel(MobileBertConfig(**SIZES, embedding_size=32, true_hidden_size=32, intra_bottleneck_size=32))

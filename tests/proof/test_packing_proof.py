@@ -44,6 +44,7 @@ REFUSED = {
     "Reaching": "more than a proof runs",
     "llama": "causal",
     "dynamic_rotary": "longest row of a batch",
+    "mobilebert": "join neighbouring tokens",
 }
 
 

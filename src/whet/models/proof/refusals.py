@@ -60,6 +60,12 @@ def _mixing_layer(encoder: nn.Module) -> str | None:
     return None
 
 
+def _joined_neighbours(encoder: Any) -> str | None:
+    if not getattr(encoder.config, "trigram_input", False):
+        return None
+    return "its embeddings join neighbouring tokens (trigram_input), at the end of a row its padding"
+
+
 def _experts(encoder: Any) -> str | None:
     configured = encoder.config.to_dict()
     found = next((name for name in _EXPERTS if isinstance(configured.get(name), int) and configured[name] > 1), None)
@@ -96,6 +102,7 @@ _REASONS: tuple[Callable[[Any], str | None], ...] = (
     _other_attention,
     _replaced_forward,
     _mixing_layer,
+    _joined_neighbours,
     _experts,
     _moving_rotary,
     _odd_weights,
