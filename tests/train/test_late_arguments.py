@@ -37,6 +37,7 @@ CHANGES: dict[str, Any] = {
     "activation_offload": {"activation_offload": True},
     "methods": {"methods": ("freeze_tables",)},
     "span_loss": {"span_loss": "compound"},
+    "last_block_tokens": {"last_block_tokens": "all"},
     "torch_compile": {"torch_compile": True},
     "torch_compile_backend": {"torch_compile_backend": "aot_eager"},
     "torch_compile_mode": {"torch_compile_mode": "max-autotune"},
