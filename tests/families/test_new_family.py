@@ -36,4 +36,6 @@ def test_new_family_needs_one_file(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=900)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     (passed,) = re.findall(r"(\d+) passed", done.stdout)
-    assert int(passed) > 40, done.stdout[-1000:]
+    assert int(passed) > 30, done.stdout[
+        -1000:
+    ]  # it shares the forwards of BERT, which plain torch runs in its own cases
