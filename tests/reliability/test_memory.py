@@ -121,6 +121,21 @@ def test_it_looks_no_more_often_than_it_should() -> None:
     assert len(looks) < 1000 * guard.LEAST_INTERVAL_S
 
 
+def test_it_looks_again_before_fast_growth_uses_up_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """16 MiB each millisecond, as fast steps take them: at the usual interval it would find nothing left."""
+    now = {"s": 0.0}
+    monkeypatch.setattr(guard.time, "monotonic", lambda: now["s"])
+
+    def used() -> int:
+        return 400 * MIB + int(now["s"] * 1000) * 16 * MIB
+
+    limits = lambda: [MemoryLimit(used(), 1600 * MIB, "a test")]  # noqa: E731
+    watching = guard.MemoryGuard(limits=limits, resident=used, peak=used)
+    while watching.shortage() is None:
+        now["s"] += 0.001
+        assert used() < 1600 * MIB, "it noticed nothing"
+
+
 def test_zero_switches_it_off() -> None:
     assert guard.memory_guard(TrainingArguments(memory_limit_gb=0)) is None
     assert guard.memory_guard(TrainingArguments()) is not None

@@ -20,7 +20,9 @@ from whet.train.state import State
 from whet.train.step import StepResult
 
 LEAST_INTERVAL_S = 0.05
-"""Least time between two checks: each reads some files of the kernel, which takes about 0.1 ms."""
+"""Time between two checks, each of which reads some files of the kernel in about 0.1 ms; less if memory grows fast."""
+_USED_UP_FRAC = 0.1
+"""The next check comes before so much of the memory that is left would be used up, at the pace since the last one."""
 WARN_FRAC, WARN_OWN_FRAC = 0.15, 0.5
 STOP_FRAC, STOP_OWN_FRAC = 0.05, 0.25
 """Memory is scarce if less than the first fraction of the limit is left, and less than the second fraction of the
@@ -40,6 +42,7 @@ class MemoryGuard:
     def __post_init__(self) -> None:
         self._peak_before = self.peak() or 0
         self._next_s = 0.0
+        self._last: tuple[float, int] | None = None
         self._warned = False
 
     def shortage(self) -> str | None:
@@ -47,19 +50,27 @@ class MemoryGuard:
         now_s = time.monotonic()
         if now_s < self._next_s:
             return None
-        self._next_s = now_s + LEAST_INTERVAL_S
         holds = self.resident()
         if holds is None:
             return None
-        more = self._growth_to_peak(holds)
+        more, pace = self._growth_to_peak(holds), self._growth_per_s(now_s, holds)
+        self._next_s = now_s + LEAST_INTERVAL_S
         for limit in self.limits():
             left = limit.left_bytes - more
+            if pace > 0:
+                self._next_s = min(self._next_s, now_s + _USED_UP_FRAC * max(left, 0) / pace)
             if left < min(STOP_FRAC * limit.limit_bytes, STOP_OWN_FRAC * (holds + more)):
                 return _describe(limit, left, more)
             if not self._warned and left < min(WARN_FRAC * limit.limit_bytes, WARN_OWN_FRAC * (holds + more)):
                 self._warned = True
                 logger.warning("memory is getting scarce: %s", _describe(limit, left, more))
         return None
+
+    def _growth_per_s(self, now_s: float, holds: int) -> float:
+        """Return how many bytes a second the process has grown by since the last check."""
+        before_s, held = self._last or (now_s, holds)
+        self._last = now_s, holds
+        return (holds - held) / (now_s - before_s) if now_s > before_s else 0.0
 
     def forget_peak(self) -> None:
         """Ignore the peak so far, which is that of the trials."""
