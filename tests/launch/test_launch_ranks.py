@@ -249,7 +249,7 @@ def test_a_library_is_in_the_memory_of_every_rank(tmp_path: Path) -> None:
 
 
 def test_a_library_that_does_not_load_ends_the_start(tmp_path: Path) -> None:
-    """The linker says one line and goes on without the library."""
+    """The linker prints one line and starts the program without the library."""
     library = a_library(tmp_path / "conda" / "lib" / "libjemalloc.so.2")
     broken = bytearray(library.read_bytes())
     broken[7] = 255  # for an operating system that does not exist

@@ -161,9 +161,7 @@ def _tell(ranks: Sequence[Running], word: bytes) -> None:
 
 def _kill(ranks: Sequence[Running]) -> None:
     """End what still runs: a closed standard input stops a rank, and its process is waited for."""
-    for rank in ranks:
-        if rank.code is None:
-            rank.tell(_WORD_OF[signal.SIGKILL])
+    _tell(ranks, _WORD_OF[signal.SIGKILL])
     for rank in ranks:
         if rank.process.stdin is not None:
             with suppress(OSError):

@@ -65,7 +65,7 @@ def block_output(self: Any, hidden_states: Tensor, input_tensor: Tensor) -> Tens
 
 
 PROJECTIONS: Slots = {"query": nn.Linear, "key": nn.Linear, "value": nn.Linear}
-_OUTPUT: Slots = {"dense": nn.Linear, "LayerNorm": nn.LayerNorm, "dropout": PlacedDropout}
+OUTPUT: Slots = {"dense": nn.Linear, "LayerNorm": nn.LayerNorm, "dropout": PlacedDropout}
 
 
 def parts(prefix: str) -> Mapping[str, Part]:
@@ -73,9 +73,9 @@ def parts(prefix: str) -> Mapping[str, Part]:
     return {
         f"{prefix}Embeddings": Part(bert_embeddings, TABLE_SLOTS),
         f"{prefix}SelfAttention": Part(self_attention, PROJECTIONS),
-        f"{prefix}SelfOutput": Part(attention_output, _OUTPUT),
+        f"{prefix}SelfOutput": Part(attention_output, OUTPUT),
         f"{prefix}Intermediate": Part(intermediate, {"dense": nn.Linear, "intermediate_act_fn": None}),
-        f"{prefix}Output": Part(block_output, _OUTPUT, ends_block=True),
+        f"{prefix}Output": Part(block_output, OUTPUT, ends_block=True),
     }
 
 

@@ -129,7 +129,6 @@ def _dropped(module: Any, vectors: Tensor, first: int, position: BatchPosition) 
 
 
 _ATTENTION: Slots = dict.fromkeys(("query_proj", "key_proj", "value_proj", "pos_key_proj", "pos_query_proj"), nn.Linear)
-_OUTPUT: Slots = {"dense": nn.Linear, "LayerNorm": nn.LayerNorm, "dropout": PlacedDropout}
 
 FAMILY = Family(
     model_types=("deberta-v2",),
@@ -141,9 +140,9 @@ FAMILY = Family(
         "DebertaV2Embeddings": Part(deberta_embeddings, TABLE_SLOTS, always=True),
         "DebertaV2Encoder": Part(encoder, {}, always=True),
         "DisentangledSelfAttention": Part(self_attention, _ATTENTION, always=True),
-        "DebertaV2SelfOutput": Part(bert.attention_output, _OUTPUT),
+        "DebertaV2SelfOutput": Part(bert.attention_output, bert.OUTPUT),
         "DebertaV2Intermediate": Part(bert.intermediate, {"dense": nn.Linear, "intermediate_act_fn": None}),
-        "DebertaV2Output": Part(bert.attention_output, _OUTPUT),
+        "DebertaV2Output": Part(bert.attention_output, bert.OUTPUT),
     },
     adds_masks=True,
     read_by_blocks=("encoder.LayerNorm",),

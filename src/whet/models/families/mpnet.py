@@ -106,7 +106,6 @@ def _attended(attn: Any, x: Tensor, bias: Tensor) -> Tensor:
 
 
 _OWN: Slots = {"q": nn.Linear, "k": nn.Linear, "v": nn.Linear, "o": nn.Linear}
-_OUTPUT: Slots = {"dense": nn.Linear, "LayerNorm": nn.LayerNorm, "dropout": PlacedDropout}
 
 FAMILY = Family(
     model_types=("mpnet",),
@@ -120,7 +119,7 @@ FAMILY = Family(
         "MPNetSelfAttention": Part(self_attention, _OWN, always=True),
         "MPNetAttention": Part(attention_block, {"LayerNorm": nn.LayerNorm, "dropout": PlacedDropout}),
         "MPNetIntermediate": Part(bert.intermediate, {"dense": nn.Linear, "intermediate_act_fn": None}),
-        "MPNetOutput": Part(block_output, _OUTPUT),
+        "MPNetOutput": Part(block_output, bert.OUTPUT),
     },
     first_position=first_position,
     skips_padding=True,
