@@ -153,8 +153,10 @@ def running_position() -> BatchPosition | None:
 class Placement:
     """The link from all sites of one model to its running pass. It holds no state of the pass."""
 
-    def __init__(self, kernel: Kernel = "auto", *, outside: str = "sdpa") -> None:
+    def __init__(self, kernel: Kernel = "auto", *, outside: str = "sdpa", causal: bool = False) -> None:
         self.kernel: Kernel = kernel
+        self.causal = causal
+        """Whether the model's attention is causal."""
         self.attention_outside = outside
         """The attention implementation of transformers that the model has outside of whet's passes."""
         self.traced: KeyedPosition | None = None

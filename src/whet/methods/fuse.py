@@ -90,10 +90,15 @@ def called(packed: PackedModel) -> dict[str, str]:
         if generic.is_fused(module):
             continue
         if PLACEMENT in module.__dict__ and _is_whets(module):
-            found |= {f"{name}.{path}": why for path, why in parts.called(module).items()}
+            found |= {f"{name}.{path}": why for path, why in parts.called(module).items() if _computes(module, path)}
         elif part_of(module) is not None and not _is_whets(module):
             found[name] = "has a forward of its own"
     return found
+
+
+def _computes(module: nn.Module, path: str) -> bool:
+    """Return whether the submodule does anything: experts leave an Identity where a dense layer was."""
+    return not isinstance(module.get_submodule(path), nn.Identity)
 
 
 def _is_whets(module: nn.Module) -> bool:

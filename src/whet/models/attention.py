@@ -65,6 +65,7 @@ def attend(
     spec = AttentionSpec(
         position.cu_seqlens,
         scale,
+        causal=site.placement.causal,
         drop=drop,
         max_seqlen=position.max_seqlen,
         kernel=site.placement.kernel,
@@ -111,9 +112,10 @@ def _unknown(module: nn.Module) -> ConfigError:
 def mask(*args: Any, attention_mask: Tensor | None = None, **options: Any) -> Tensor | None:
     """Return the mask for padded calls, and None for packed ones, whose rows and windows the attention knows itself."""
     config = options.get("config")
-    if attention_mask is None and (getattr(config, "sliding_window", None) is None or _is_packed(options)):
-        return None
     family = known().get(getattr(config, "model_type", ""))
+    sees_all = getattr(config, "sliding_window", None) is None and not (family is not None and family.causal)
+    if attention_mask is None and (sees_all or _is_packed(options)):
+        return None
     made_by = eager_mask if family is not None and family.adds_masks else sdpa_mask
     return made_by(*args, attention_mask=attention_mask, **options)
 

@@ -142,6 +142,21 @@ def _problem_of_rows(rows: Sequence[Any], model: Any) -> DataError | None:
     if text:
         name, value = next(iter(text.items()))
         return bad_labels.text(name, value, getattr(getattr(model, "config", None), "label2id", None))
-    return (
-        None if any("input_ids" in row or "inputs_embeds" in row for row in named) or not named else _no_ids(named[0])
+    if any("input_ids" in row or "inputs_embeds" in row for row in named) or not named:
+        return _problem_of_lengths(named, model)
+    return _no_ids(named[0])
+
+
+def _problem_of_lengths(rows: Sequence[Mapping[str, Any]], model: Any) -> DataError | None:
+    """Return the error of labels for each token that a collator does not pad; None if they need no padding."""
+    found = {len(row["labels"]) for row in rows if isinstance(row.get("labels"), list)}
+    if len(found) < 2:
+        return None
+    is_tagger = type(model).__name__.endswith("ForTokenClassification")
+    collator = "DataCollatorForTokenClassification(tokenizer)" if is_tagger else "DataCollatorForSeq2Seq(tokenizer)"
+    return DataError(
+        what="the labels of a batch's rows have different lengths",
+        got=f"labels of {min(found)} and of {max(found)} tokens",
+        why="the data_collator pads input_ids and leaves the labels as they are",
+        fix=f"pass data_collator={collator}, which pads both",
     )

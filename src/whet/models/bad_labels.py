@@ -139,10 +139,22 @@ def missing(model: Any, rows: Sequence[Any], inputs: Mapping[str, Any]) -> DataE
         what=f"the rows have no {' and '.join(wanted)}",
         got=f"{given[0]} None" if given else f"columns {', '.join(sorted(row)) or 'none'}",
         why=f"{type(model).__name__} computes its loss from the column {' and '.join(wanted)}",
-        fix=f"give the column that holds them this name: dataset.rename_column({others[0]!r}, {wanted[0]!r})"
-        if others and not given
-        else f"add the column {wanted[0]} to each row, such as {{'input_ids': [...], {wanted[0]!r}: 0}}",
+        fix=_labels_from_words(model)
+        or (
+            f"give the column that holds them this name: dataset.rename_column({others[0]!r}, {wanted[0]!r})"
+            if others and not given
+            else f"add the column {wanted[0]} to each row, such as {{'input_ids': [...], {wanted[0]!r}: 0}}"
+        ),
     )
+
+
+def _labels_from_words(model: Any) -> str | None:
+    """Return how a language model gets labels, which are its own words; None for other models."""
+    name = type(model).__name__
+    masked, causal = name.endswith("ForMaskedLM"), name.endswith(("ForCausalLM", "LMHeadModel"))
+    if not masked and not causal:
+        return None
+    return f"pass data_collator=DataCollatorForLanguageModeling(tokenizer, mlm={masked}), which makes them of the words"
 
 
 def text(name: str, value: Any, label2id: Mapping[str, int] | None = None) -> DataError:

@@ -37,8 +37,19 @@ def packs(_: nn.Module) -> None:
     """Return None: no configuration of the family needs its padding."""
 
 
-Slots = Mapping[str, type[nn.Module] | None]
-"""Submodules by path, and the class that each must have exactly; None: any activation that has an operator."""
+Slots = Mapping[str, type[nn.Module] | str | None]
+"""Submodules by path, and the class that each must have exactly; a name is that of one of the family's `rms_norms`.
+None: any activation that has an operator."""
+
+
+@dataclass(frozen=True)
+class RmsNorm:
+    """How a family's RMSNorm (Zhang and Sennrich 2019) differs from the others."""
+
+    epsilon: str = "variance_epsilon"
+    """The attribute that holds its epsilon."""
+    weight_offset: float = 0.0
+    """What is added to its weight: Gemma's weights are distances from 1."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +69,25 @@ class Part:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FeedForward:
+    """Where a block has its feed-forward part, each by its path in the block, and how that computes."""
+
+    path: str
+    """The module that experts take the place of."""
+    up: tuple[str, ...]
+    """The layer before the activation; of a gated part the gate's and the other, in this order."""
+    down: str
+    """The layer behind it. Where it lies outside of `path`, what holds it adds the residual."""
+    activation: str
+    joined: bool = False
+    """Whether the one layer of `up` is the gate's and the other joined."""
+    dropout: str | None = None
+    """A dropout of the part's result, within `path`."""
+    inner_dropout: str | None = None
+    """A dropout between activation and `down`."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Family:
     """One model family: the models that share their modules' classes."""
 
@@ -74,6 +104,12 @@ class Family:
     residuals and norms go through `fused.layers`, and their attention asks `fused.chosen`. None: they cannot."""
     parts: Mapping[str, Part] = field(default_factory=dict)
     """The fused forward of each class that has one. Other modules run as they are."""
+    feed_forward: FeedForward | None = None
+    """The feed-forward part of each block, if experts can take its place. None: they cannot."""
+    causal: bool = False
+    """Whether the models are decoders: a token attends to itself and to the tokens of its row before it."""
+    rms_norms: Mapping[str, RmsNorm] = field(default_factory=dict)
+    """The family's RMSNorm classes, which an operator may replace."""
     first_position: Callable[[nn.Module], int] = from_zero
     """The position id of a row's first token, given the model. The ids of a row are consecutive."""
     skips_padding: bool = False

@@ -25,20 +25,20 @@ def known() -> Mapping[str, Family]:
     return MappingProxyType(dict(sorted(found.items())))
 
 
-def names() -> str:
-    """Return the known model types as text for a message."""
-    return ", ".join(known())
+def names(*, causal: bool | None = False) -> str:
+    """Return the known model types of encoders, of causal decoders, or of both (None), as text for a message."""
+    return ", ".join(name for name, family in known().items() if causal in (None, family.causal))
 
 
 def of_type(model: nn.Module) -> Family | None:
     """Return the family of the model's `model_type`, or the one that a proof has found for this model.
 
-    A decoder counts as unknown: its attention is causal.
+    An encoder whose configuration makes it a decoder counts as unknown: its attention is causal.
     """
     config = getattr(model, "config", None)
-    if getattr(config, "is_decoder", False):
-        return None
     found = known().get(getattr(config, "model_type", ""))
+    if getattr(config, "is_decoder", False) and (found is None or not found.causal):
+        return None
     verdict = recorded(model) if found is None else None
     return found if verdict is None else verdict.family
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from whet.kernels.batch_position import BatchPosition, Chosen
 from whet.models import record
 from whet.models.binding import bound
+from whet.models.experts.layer import layers_of
 from whet.models.family import Family
 from whet.models.packed import PackedModel
 from whet.models.standard import has_hooks, is_unchanged
@@ -30,7 +31,7 @@ _ROW_WISE = ("torch.nn.", "peft.", "whet.")
 
 def switch_on(packed: PackedModel) -> bool:
     """Let passes of the model leave tokens out of the last block; return whether its family can."""
-    if packed.family.stack is None:
+    if packed.family.stack is None or _ends_sparse(packed):
         return False
     record.keep(packed.module, _ON, True)
     return True
@@ -60,6 +61,12 @@ def read_states(states: Tensor, tokens: Tensor, position: BatchPosition) -> Tens
     """Return the hidden states (M, D) of the tokens, of what the encoder returned (1, N, D) or, narrowed, (1, M, D)."""
     done = position.chosen is not None and states.shape[1] == len(tokens)
     return states[0] if done else states[0].index_select(0, tokens)
+
+
+def _ends_sparse(packed: PackedModel) -> bool:
+    """Return whether the last block has experts: their balance is that of all tokens."""
+    blocks = [module for module in packed.module.modules() if packed.family.is_block(module)]
+    return bool(blocks) and bool(layers_of(blocks[-1]))
 
 
 def _attention_of_last(packed: PackedModel) -> nn.Module | None:

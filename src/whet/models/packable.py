@@ -1,5 +1,7 @@
 """Whether whet can run a model without its padding, and if not, why."""
 
+from typing import Any
+
 from torch import nn
 
 from whet.models.binding import bound
@@ -31,6 +33,8 @@ def why_padded(model: nn.Module, within: nn.Module | None = None) -> str | None:
         return f"something is around its {type(model).__name__}: hooks, or a forward of its own"
     if (why := family.why_padded(base)) is not None or family.proven:
         return why
+    if family.causal and (why := _why_other_decoder(base, family)) is not None:
+        return why
     blocks = [module for module in base.modules() if family.is_block(module)]
     for block in blocks:
         if not any(family.is_attention(part) for part in block.modules()):
@@ -49,6 +53,23 @@ def _why_unknown(base: nn.Module) -> str:
     """Return why the model has no family: what the proof has found, if there was one."""
     verdict = recorded(base)
     return "whet does not know its family" if verdict is None or verdict.why_padded is None else verdict.why_padded
+
+
+def predicts_next_tokens(model: nn.Module) -> bool:
+    """Return whether the model is a causal language model of transformers, with its own forward."""
+    base = unwrapped(model)
+    heads = [cls for cls in type(base).__mro__ if cls.__name__.endswith(_NEXT_TOKEN_HEADS) and is_trusted(cls)]
+    return bool(heads) and runs_forward_of(base, tuple(cls.__name__ for cls in heads))
+
+
+def _why_other_decoder(base: Any, family: Family) -> str | None:
+    """Return why a decoder of a known family needs its padding."""
+    if base is not base.base_model and not predicts_next_tokens(base):
+        return "of decoders, whet packs causal language models; other heads read the last token of each row"
+    config = base.config
+    if not getattr(config, "is_causal", True) or getattr(config, "use_bidirectional_attention", None):
+        return "its configuration makes its attention bidirectional"
+    return None
 
 
 def _other_attention(block: nn.Module, family: Family) -> str:
@@ -84,5 +105,6 @@ def runs_forward_of(module: nn.Module, names: tuple[str, ...]) -> bool:
 _SPAN_HEADS = ("ForQuestionAnswering", "ForQuestionAnsweringSimple")
 _BEAM_HEADS = ("XLNetForQuestionAnswering", "XLMForQuestionAnswering", "FlaubertForQuestionAnswering")
 """Heads that search for an answer's end by its start: they give no logits for each token."""
+_NEXT_TOKEN_HEADS = ("ForCausalLM", "LMHeadModel")
 _MIXERS = (nn.RNNBase, nn.modules.conv._ConvNd, nn.MultiheadAttention, nn.modules.batchnorm._NormBase)
 """Layers of torch whose result for one token depends on others."""

@@ -124,7 +124,7 @@ def prepare(
         return None
     attention.register()
     before = _attention_of(model)
-    placement = Placement(kernel, outside=before)
+    placement = Placement(kernel, outside=before, causal=family.causal)
     changed = model.base_model if encoder_only else model
     assert isinstance(changed, nn.Module)
     _place_sites(changed, family, placement)

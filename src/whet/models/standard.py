@@ -17,8 +17,10 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 from transformers import activations
 from transformers.models.deberta.modeling_deberta import DebertaLayerNorm
+from transformers.pytorch_utils import Conv1D
 
 from whet.kernels.specs import Kind
+from whet.models.family import RmsNorm
 from whet.models.known import owner_of
 
 ACTIVATIONS: dict[type[nn.Module], Kind] = {
@@ -32,7 +34,7 @@ ACTIVATIONS: dict[type[nn.Module], Kind] = {
 LAYER_NORMS: dict[type[nn.Module], str] = {nn.LayerNorm: "eps", DebertaLayerNorm: "variance_epsilon"}
 """Norms that have an operator, and the attribute that holds their epsilon."""
 _FORWARDS: dict[type[nn.Module], Callable[..., Any]] = {
-    cls: cls.forward for cls in (nn.Linear, *LAYER_NORMS, nn.Embedding, *ACTIVATIONS)
+    cls: cls.forward for cls in (nn.Linear, Conv1D, *LAYER_NORMS, nn.Embedding, *ACTIVATIONS)
 }
 """The forward of each class when whet was imported."""
 _TRUSTED: dict[type[nn.Module], Callable[..., Any]] = {}
@@ -46,12 +48,15 @@ _FOR_ALL = (
 """Hooks that torch runs at every module."""
 
 
-def why_called(module: Any, standard: type[nn.Module] | None = None) -> str | None:
+def why_called(module: Any, standard: type[nn.Module] | str | None = None) -> str | None:
     """Return why this module must be called; None if it does what its class `standard` does, and no more.
 
-    Without `standard` any activation that has an operator will do.
+    `standard` may be the name of an RMSNorm of the module's family. Without it any activation that has an operator will
+    do.
     """
     cls = type(module)
+    if isinstance(standard, str):
+        standard = cls if cls.__name__ == standard and rms_norm_of(module) is not None else nn.Module
     if cls is not standard and (standard is not None or cls not in ACTIVATIONS):
         return f"is a {name_of(cls)}"
     if "forward" in module.__dict__ or (cls in _FORWARDS and cls.forward is not _FORWARDS[cls]):
@@ -59,6 +64,13 @@ def why_called(module: Any, standard: type[nn.Module] | None = None) -> str | No
     if has_hooks(module):
         return "has hooks"
     return _why_odd(module, cls)
+
+
+def rms_norm_of(module: nn.Module) -> RmsNorm | None:
+    """Return how the module's family computes this RMSNorm; None if it is none of a family, or was changed."""
+    family = owner_of(type(module))
+    found = None if family is None else family.rms_norms.get(type(module).__name__)
+    return found if found is not None and is_unchanged(module) else None
 
 
 def has_hooks(module: nn.Module) -> bool:

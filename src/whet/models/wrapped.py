@@ -28,7 +28,7 @@ def only_wraps(model: nn.Module) -> bool:
     base = unwrapped(model)
     outer = [model, model.base_model] if isinstance(model, _peft_class("PeftModel")) else [model]
     around = [module for module in outer if module is not base]
-    return not any(has_hooks(one) or "forward" in one.__dict__ or not _is_pefts(one) for one in around)
+    return not any(has_hooks(one) or "forward" in one.__dict__ or not is_pefts(one) for one in around)
 
 
 def passed_on(model: nn.Module, names: frozenset[str]) -> frozenset[str]:
@@ -64,7 +64,8 @@ def _stop(*_: Any, **given: Any) -> None:
     raise _Reached(frozenset(name for name, value in given.items() if value is not None))
 
 
-def _is_pefts(module: nn.Module) -> bool:
+def is_pefts(module: nn.Module) -> bool:
+    """Return whether the module is one of peft's own classes: an adapter, or what goes around one."""
     return type(module).__module__.startswith("peft.")
 
 

@@ -11,11 +11,12 @@ from whet.kernels.batch_position import Kernel
 from whet.log import logger
 from whet.models import attention
 from whet.models.loading import implementation
-from whet.models.packable import answers_questions, family_of
+from whet.models.packable import answers_questions, family_of, predicts_next_tokens
 from whet.models.packed import prepare
 from whet.models.wrapped import passed_on, unwrapped
 from whet.objectives import head_proof, heads
 from whet.objectives.base import Collate, Objective
+from whet.objectives.next_tokens import PackedNextTokens
 from whet.objectives.own_loss import OwnLoss
 from whet.objectives.packed_head import PackedHead
 from whet.objectives.span import PackedSpans, PaddedSpans
@@ -44,7 +45,8 @@ def choose(
     transformers' eager or sdpa, batches are padded.
     """
     spans = collate is None and answers_questions(model)
-    reads = None if spans else heads.reads(model)
+    next_tokens = predicts_next_tokens(model)
+    reads = "tokens" if next_tokens else None if spans else heads.reads(model)
     can_pack = (spans or reads is not None) and attn in _KERNELS and family_of(model) is not None
     if can_pack and attn == implementation.FLASH:
         implementation.require_kernels(next(model.parameters()).device)
@@ -58,6 +60,8 @@ def choose(
     if attn == attention.NAME and packed is None:
         raise implementation.not_known(model)
     if packed is not None:
+        if next_tokens:
+            return PackedNextTokens(model, packed, collate or default_collate, read)
         if reads is not None:
             return PackedHead(model, packed, collate or default_collate, reads, read)
         return PackedSpans(packed, read, padding, span_loss)

@@ -47,7 +47,7 @@ class OwnLoss:
         """
         labels = batch.inputs.get("labels")
         if isinstance(labels, Tensor) and not labels.is_floating_point() and labels.dim() > 1:
-            first = 1 if type(self.model).__name__.endswith(_NEXT_WORD_HEADS) else 0
+            first = 1 if type(unwrapped(self.model)).__name__.endswith(_NEXT_WORD_HEADS) else 0
             return int((labels[:, first:] != IGNORED).sum())
         return batch.n_rows
 
@@ -55,10 +55,12 @@ class OwnLoss:
         return run_seeded(self.model, batch, seed, step)
 
     def loss_sum(self, output: Any, batch: Batch) -> Tensor:
-        return loss_of(output, self.no_labels).float() * self.count(batch)
+        loss, count = loss_of(output, self.no_labels).float(), self.count(batch)
+        return loss * count if count else _no_loss(output, loss)
 
     def loss_parts(self, output: Any, batch: Batch) -> dict[str, Tensor]:
-        return {name: part * self.count(batch) for name, part in loss_parts_of(output).items()}
+        count = self.count(batch)
+        return {name: part * count if count else part.new_zeros(()) for name, part in loss_parts_of(output).items()}
 
     def logits(self, output: Any, batch: Batch) -> tuple[np.ndarray, ...]:
         if isinstance(output, Mapping):
@@ -70,6 +72,12 @@ class OwnLoss:
             for value in found
             if isinstance(value, Tensor) and value.dim() > 0 and len(value) == batch.n_rows
         )
+
+
+def _no_loss(output: Any, loss: Tensor) -> Tensor:
+    """Return the loss 0 of a batch without targets, whose mean is NaN; each weight that took part has a gradient, 0."""
+    found = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+    return found.float().sum() * 0.0 if isinstance(found, Tensor) else loss.nan_to_num() * 0.0
 
 
 def loss_parts_of(output: Any) -> dict[str, Tensor]:

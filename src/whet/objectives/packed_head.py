@@ -46,7 +46,7 @@ class PackedHead(OwnLoss):
 
     def batch(self, dataset: Any, rows: Rows, first_slot: int, padded_to: np.ndarray | None = None) -> Batch:
         batch = super().batch(dataset, rows, first_slot, padded_to)
-        why = unpadding.why_padded(batch.inputs, first_tokens=self._reads == "first tokens")
+        why = self._why_padded(batch.inputs)
         if why is None:
             return unpadding.without_padding(batch)
         if why not in self._told:
@@ -69,6 +69,10 @@ class PackedHead(OwnLoss):
             encode = partial(self._encode, columns, position, places)
             with _encoder_runs(self._packed.module, encode), self._packed.placement.at(of_head):
                 return self.model(**self._of_head(batch, places))
+
+    def _why_padded(self, inputs: Mapping[str, Any]) -> str | None:
+        """Return why a collated batch has to run with its padding; None if it need not."""
+        return unpadding.why_padded(inputs, first_tokens=self._reads == "first tokens")
 
     def loss_sum(self, output: Any, batch: Batch) -> Tensor:
         if self._reads == "tokens" and not self.count(batch):  # the model's mean of nothing is not a number

@@ -96,8 +96,11 @@ def state_bytes(optim: str, shapes: Shapes, optim_args: str | None = None, dtype
     return ENTRIES[optim].state_bytes(shapes, options(optim, optim_args), dtype.itemsize)
 
 
-def model_state_bytes(model: nn.Module, args: TrainingArguments) -> int | None:
-    """Return the bytes of the optimizer's state for this model; None for a plug-in."""
+def model_state_bytes(model: nn.Module, args: TrainingArguments, kept: Mapping[int, int] | None = None) -> int | None:
+    """Return the bytes of the optimizer's state for this model; None for a plug-in.
+
+    `kept`: how many rows of each parameter count, by its id; None: all.
+    """
     if args.optim not in ENTRIES:
         return None
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -105,7 +108,14 @@ def model_state_bytes(model: nn.Module, args: TrainingArguments) -> int | None:
     optim = auto.name_for(trained) if args.optim == "auto" else args.optim
     total = 0
     for dtype in {parameter.dtype for parameter in trained}:
-        ours = [parameter for parameter in trained if parameter.dtype == dtype]
-        shapes = [tuple(p.shape) if id(p) in matrices else (prod(p.shape),) for p in ours]
+        ours = {id(one): _shape(one, kept) for one in trained if one.dtype == dtype}
+        shapes = [shape if one in matrices else (prod(shape),) for one, shape in ours.items() if prod(shape)]
         total += state_bytes(optim, shapes, args.optim_args, dtype)
     return total
+
+
+def _shape(parameter: nn.Parameter, kept: Mapping[int, int] | None) -> tuple[int, ...]:
+    shape = tuple(parameter.shape)
+    if kept is None or not shape:
+        return shape if kept is None or kept[id(parameter)] else (0,)
+    return (kept[id(parameter)], *shape[1:])

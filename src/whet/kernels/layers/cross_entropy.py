@@ -12,20 +12,37 @@ from whet.kernels.native_call import DTYPES, call, native_for, ptr
 from whet.kernels.reference import layers as reference
 
 _CHUNK_BYTES = 32 * 2**20  # logits at a time: a few hundred rows of a common vocabulary, enough for full-speed products
+_LEAST_ROWS = (
+    256  # of a vocabulary of 128,000: with fewer, adding to the weight's gradient takes longer than the product
+)
 
 
 def linear_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
     """Return the summed cross entropy () of the logits hidden (N, D) @ weight (V, D)'; negative labels are ignored.
 
     Forward also computes the gradients, chunk by chunk, and stores them: (N, D) and (V, D) instead of (N, V) numbers.
-    This idea is Liger's (Hsu et al. 2024, arXiv:2410.10989). `labels` (N,) are int64 below V.
+    This idea is Liger's (Hsu et al. 2024, arXiv:2410.10989). `labels` (N,) are int64 below V. Under autocast the
+    products are in its format, and each chunk's part of the weight's gradient is rounded to it once.
     """
-    if native_for(hidden, weight) is None:
+    if native_for(hidden) is None or native_for(weight) is None:
         return reference.linear_cross_entropy(hidden, weight, labels)
     assert labels.dtype == torch.int64
+    labels = labels.clamp_min(-1)
     if labels.numel() and int(labels.max()) >= weight.shape[0]:
         raise IndexError(f"a label is outside of the vocabulary of {weight.shape[0]}")
-    return _LinearCrossEntropy.apply(hidden, weight, labels)
+    return _LinearCrossEntropy.apply(hidden, weight, labels, _product_format(weight))
+
+
+def chunk_rows(weight: Tensor) -> int:
+    """Return how many rows of logits for a weight (V, D) exist at a time."""
+    return max(_LEAST_ROWS, _CHUNK_BYTES // (weight.shape[0] * weight.element_size()))
+
+
+def _product_format(weight: Tensor) -> torch.dtype:
+    """Return the format of the products: that of autocast, if it runs."""
+    cpu = weight.device.type == "cpu" and torch.is_autocast_enabled("cpu")
+    found = torch.get_autocast_dtype("cpu") if cpu else weight.dtype
+    return found if found in DTYPES else weight.dtype
 
 
 def row_cross_entropy(logits: Tensor, labels: Tensor, cu_seqlens: Tensor) -> Tensor:
@@ -59,28 +76,39 @@ class _RowCrossEntropy(Function):
 
 class _LinearCrossEntropy(Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, dtype: torch.dtype) -> Tensor:
         wanted = ctx.needs_input_grad[:2]
         losses = torch.empty(hidden.shape[0], dtype=torch.float32)
         dhidden = torch.empty_like(hidden) if wanted[0] else None
         dweight = torch.zeros_like(weight) if wanted[1] else None
-        n_rows = max(1, _CHUNK_BYTES // (weight.shape[0] * weight.element_size()))
-        labels = labels.contiguous()
-        for first in range(0, hidden.shape[0], n_rows):
-            part = slice(first, first + n_rows)
-            grad = _losses_and_gradient(hidden[part] @ weight.T, labels[part], losses[part], differentiate=any(wanted))
-            if dhidden is not None:
-                torch.mm(grad, weight, out=dhidden[part])
-            if dweight is not None:
-                dweight.addmm_(grad.T, hidden[part])
+        n_rows, labels = chunk_rows(weight), labels.contiguous()
+        with torch.autocast("cpu", enabled=False):
+            x, w = hidden.to(dtype), weight.to(dtype)
+            logits = x.new_empty(min(n_rows, len(x)), len(w))
+            for first in range(0, hidden.shape[0], n_rows):
+                part = slice(first, first + n_rows)
+                found = torch.mm(x[part], w.T, out=logits[: len(x[part])])
+                grad = _losses_and_gradient(found, labels[part], losses[part], differentiate=any(wanted))
+                if dhidden is not None:
+                    dhidden[part] = grad @ w
+                if dweight is not None:
+                    _add_product(dweight, grad.T, x[part])
         ctx.save_for_backward(dhidden, dweight)
         return losses.double().sum().float()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         dhidden, dweight = (None if grad is None else grad * grads[0].to(grad.dtype) for grad in ctx.saved_tensors)
-        return dhidden, dweight, None
+        return dhidden, dweight, None, None
+
+
+def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """Add a @ b to the total, which may be in a wider format."""
+    if total.dtype == a.dtype:
+        total.addmm_(a, b)
+    else:
+        total.add_(a @ b)
 
 
 def _losses_and_gradient(logits: Tensor, labels: Tensor, losses: Tensor, *, differentiate: bool) -> Tensor:

@@ -45,6 +45,25 @@ class RowGradient:
         self.rows.put_on(self.buffer)
         self._touched = []
 
+    def rows_now(self) -> Tensor | None:
+        """Return the rows (n,) that this step's gradient touched; None if the table's gradient is another tensor."""
+        held = self.table.grad
+        if held is None or held.data_ptr() != self.buffer.data_ptr() or rows_in_use(held) is None:
+            return None
+        return torch.cat(self._touched).unique() if self._touched else torch.empty(0, dtype=torch.int64)
+
+    def replace(self, rows: Tensor, values: Tensor) -> None:
+        """Set the table's gradient to `values` (n, D) in these rows (n,), each named once, and to zero elsewhere."""
+        if self.rows_now() is None:
+            self.forget()
+        elif self._touched:
+            self.buffer[torch.cat(self._touched)] = 0
+        self.buffer[rows] = values
+        self._touched = [rows]
+        self.rows.include(rows)
+        self.rows.put_on(self.buffer)
+        self.table.grad = self.buffer
+
     def add(self, ids: Tensor, values: Tensor, padding_id: int | None) -> None:
         """Add values (N, D) to the rows `ids` of the table's gradient, one backward pass at a time."""
         with _ADDING:

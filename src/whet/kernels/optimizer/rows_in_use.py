@@ -6,6 +6,8 @@ one language uses far less of XLM-R's. AdamW without decay does not change a row
 
 from __future__ import annotations
 
+from copy import copy
+
 import torch
 from torch import Tensor
 
@@ -27,6 +29,12 @@ class RowsInUse:
     def include(self, rows: Tensor) -> None:
         """Add rows, by number (any,) int64 or by a mask (entries,) bool."""
         self.bytes[rows] = 1
+
+    def part(self, first: int, n: int) -> RowsInUse:
+        """Return the record of n rows from `first` on; it shares the memory of this one."""
+        found = copy(self)
+        found.bytes = self.bytes[first : first + n]
+        return found
 
     def put_on(self, gradient: Tensor) -> None:
         """Record on this tensor, the table's gradient, that it is zero in all other rows now."""

@@ -107,20 +107,36 @@ class _Linear(Function):
 
 
 def input_gradient(grad: Tensor, weight: Tensor) -> Tensor:
-    """Return grad (N, M) @ weight (M, K) in fp32."""
-    return _times_transposed(grad, weight.t()) if by_onednn() else torch.mm(grad, weight)
+    """Return grad (N, M) @ weight (M, K)."""
+    onednn = by_onednn() and grad.dtype == torch.float32
+    return _times_transposed(grad, weight.t()) if onednn else torch.mm(grad, weight)
 
 
 def weight_gradient(grad: Tensor, x: Tensor, *, bias: bool) -> tuple[Tensor, Tensor | None]:
     """Return (grad (N, M) transposed @ x (N, K), the sum of grad's rows (M,) or None), in fp32."""
+    dweight = grad.new_empty(grad.shape[1], x.shape[1])
+    dbias = grad.new_empty(grad.shape[1]) if bias else None
+    weight_gradient_into(dweight, dbias, grad, x)
+    return dweight, dbias
+
+
+def weight_gradient_into(dweight: Tensor, dbias: Tensor | None, grad: Tensor, x: Tensor) -> None:
+    """Write what `weight_gradient` returns to contiguous tensors of that shape."""
     if native_for(grad, x) is None or grad.dtype != torch.float32:
-        return torch.mm(grad.t(), x), grad.sum(0) if bias else None
+        torch.mm(grad.t(), x, out=dweight)
+        if dbias is not None:
+            torch.sum(grad, 0, out=dbias)
+        return
     grad, x = grad.contiguous(), x.contiguous()
-    dweight = torch.empty(grad.shape[1], x.shape[1])
-    dbias = torch.empty(grad.shape[1]) if bias else None
     args = structs.WeightGradient(x.shape[0], x.shape[1], grad.shape[1], ptr(grad), ptr(x), ptr(dweight), ptr(dbias))
     call("weight_gradient", args)
-    return dweight, dbias
+
+
+def product_of(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return x (N, K) @ weight (M, K) transposed + bias (M,), without a gradient."""
+    if _suits(x, weight):
+        return _times_transposed(x, weight, bias)
+    return functional.linear(x, weight, bias)
 
 
 def _times_transposed(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-_PRODUCTS = frozenset({"aten::mm", "aten::addmm", "mkldnn::_linear_pointwise"})
+_PRODUCTS = frozenset({"aten::mm", "aten::addmm", "mkldnn::_linear_pointwise", "whet::grouped_product"})
 """Products with weights. Those of attention grow with the square of the row, and are little work in comparison."""
 
 

@@ -84,18 +84,21 @@ def apply(view: ModelView, settings: MethodSettings) -> Applied | None:
     policy a packed model follows transformers' own switch in its blocks. Raises ConfigError for a model without blocks.
     """
     if settings.checkpointing is not None:
-        return Applied(CARD.name, _put(view, settings.checkpointing))
+        return Applied(CARD.name, _put(view, settings.checkpointing, alone=settings.weights_come_and_go))
     if (packed := packed_model(view.model)) is not None:
         _follow(view, packed)
     return None
 
 
-def _put(view: ModelView, policy: Policy) -> str:
-    """Make the model recompute by this policy; return what was done, for the log."""
+def _put(view: ModelView, policy: Policy, *, alone: bool) -> str:
+    """Make the model recompute by this policy; return what was done, for the log.
+
+    `alone`: a block must not read weights of another one, as the recomputation of its end would.
+    """
     restore(view)
     model, packed, state = view.model, packed_model(view.model), _State()
     record.keep(model, CARD.name, state)
-    if packed is not None and _runs_fused(model, packed) and not compiling.is_on(model):
+    if packed is not None and _runs_fused(model, packed) and not compiling.is_on(model) and not alone:
         whole = policy == "blocks"
         _put_blocks(state, view, _How("blocks", packed.placement, wanted=whole, but_its_end=whole))
         _put_forward(state, model, _remaking)

@@ -12,6 +12,7 @@ from torch._inductor.exc import InvalidCxxCompiler
 
 from whet.config.rules.compile import DEFAULT_BACKEND
 from whet.errors import ConfigError
+from whet.models.experts.layer import layers_of
 
 _GRAPHS_OF_A_GPU = ("cudagraphs", "reduce-overhead")
 """The backend, and the mode of inductor, that are nothing but CUDA graphs."""
@@ -36,6 +37,18 @@ def require(backend: str, mode: str | None, model: nn.Module) -> None:
         )
     if all(parameter.device.type == "cpu" for parameter in model.parameters()):
         _require_on_cpu(backend, mode)
+
+
+def require_no_experts(model: nn.Module) -> None:
+    """Raise ConfigError for a model with experts: the number of tokens of each is known only when it runs."""
+    if not layers_of(model):
+        return
+    raise ConfigError(
+        what="torch_compile does not go with the experts of this model",
+        got=type(model).__name__,
+        why="a graph would be compiled again for each number of tokens that an expert gets",
+        fix="leave --torch_compile out: the products of experts are native without it",
+    )
 
 
 def failed(backend: str, error: BackendCompilerFailed) -> ConfigError:

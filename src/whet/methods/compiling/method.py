@@ -88,6 +88,7 @@ def apply(view: ModelView, settings: MethodSettings) -> Applied | None:
     if settings.compile is None:
         return None
     restore(view)
+    checks.require_no_experts(view.model)
     model, packed = view.model, packed_model(view.model)
     backend, mode = settings.compile.backend, settings.compile.mode
     compiled = _compiler(backend, mode, model, whole=packed is not None)

@@ -27,8 +27,11 @@ def named(encoder: Any, given: Sequence[Any], options: Mapping[str, Any]) -> dic
     return {name: value for name, value in arguments.items() if value is not None}
 
 
-def why_padded(encoder: Any, call: Mapping[str, Any] | None) -> str | None:
-    """Return what about the call needs its padding, for the log; None if it can run without."""
+def why_padded(encoder: Any, call: Mapping[str, Any] | None, *, causal: bool = False) -> str | None:
+    """Return what about the call needs its padding, for the log; None if it can run without.
+
+    `causal`: the encoder is the stack of blocks of a causal language model.
+    """
     if call is None or not _are_ids(call.get("input_ids")):
         return "calls without input_ids (rows, places)"
     ids: Tensor = call["input_ids"]
@@ -43,9 +46,19 @@ def why_padded(encoder: Any, call: Mapping[str, Any] | None) -> str | None:
     if mask is not None and not (isinstance(mask, Tensor) and mask.shape == ids.shape):
         return "attention masks of another shape than input_ids"
     odd = [name for name, value in call.items() if not _is_understood(name, value, ids)]
-    if odd or getattr(config, "is_causal", False):
-        return f"calls with {', '.join(odd) or 'a causal mask'}"
-    return None
+    if odd:
+        return f"calls with {', '.join(odd)}"
+    return _why_cached(encoder, call) if causal else _why_causal(config)
+
+
+def _why_causal(config: Any) -> str | None:
+    return "calls with a causal mask" if getattr(config, "is_causal", False) else None
+
+
+def _why_cached(decoder: Any, call: Mapping[str, Any]) -> str | None:
+    """Return why a decoder's call needs its padding: its caller may want the keys and values of all places."""
+    wanted = call.get("use_cache", getattr(decoder.config, "use_cache", False) and not decoder.training)
+    return "calls that keep keys and values (use_cache): set config.use_cache = False" if wanted else None
 
 
 def wants_tuple(encoder: Any, options: Mapping[str, Any]) -> bool:

@@ -35,7 +35,7 @@ class Layout:
 
     def position(self) -> BatchPosition:
         """Return the batch's position in the run; its masks follow torch's generator."""
-        row_slots = torch.arange(len(self.row_lengths), dtype=torch.int32)
+        row_slots, sizes = torch.arange(len(self.row_lengths), dtype=torch.int32), self._sizes()
         return DrawnPosition(
             seed=0,
             step=0,
@@ -44,8 +44,8 @@ class Layout:
             cu_seqlens=nn.functional.pad(self.row_lengths.cumsum(0, dtype=torch.int32), (1, 0)),
             row_slots=row_slots,
             max_seqlen=self.row_lengths.max().cpu(),
-            key_counts=self.key_counts.cpu(),
-            sizes=self._sizes(),
+            key_counts=None if sizes is None else self.key_counts.cpu(),
+            sizes=sizes,
         )
 
     def _sizes(self) -> Tensor | None:

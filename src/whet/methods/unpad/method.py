@@ -148,7 +148,8 @@ def _outside_of_graphs(self: Any, given: Sequence[Any], options: Mapping[str, An
 def _run(self: Any, given: Sequence[Any], options: Mapping[str, Any]) -> Any:
     calls: _Calls = record.read(self, _CALLS)
     call = unpad_calls.named(self, given, options)
-    why = unpad_calls.why_padded(self, call)
+    causal = calls.packed.family.causal
+    why = unpad_calls.why_padded(self, call, causal=causal)
     if call is None or why is not None:
         return calls.padded(self, why or "", given, options)
     input_ids: Tensor = call.pop("input_ids")
@@ -156,6 +157,12 @@ def _run(self: Any, given: Sequence[Any], options: Mapping[str, Any]) -> Any:
     if not bool(mask[:, 0].all()):  # heads read the first place, which has to be its own
         return calls.padded(self, "rows that do not begin with a token: pad them on the right", given, options)
     amount = padding_readers.amount(calls.packed.module, calls.amount)
+    if causal:
+        if bool((mask[:, 1:] & ~mask[:, :-1]).any()):
+            return calls.padded(self, "rows with padding between tokens", given, options)
+        if amount != "none":
+            return calls.padded(self, "decoders whose hidden states of padding tokens are read", given, options)
+        call["use_cache"] = False
     calls.say_if_more(amount)
     layout = layout_of(mask, amount)
     given_ids = {"input_ids": input_ids, **call}

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from whet.models.called_with import require_understood
-from whet.models.family import Family, Part, Slots
+from whet.models.family import Family, FeedForward, Part, Slots
 from whet.models.fused.attention import attention
 from whet.models.fused.dropout import PlacedDropout
 from whet.models.fused.embeddings import TABLE_SLOTS, embeddings
@@ -79,6 +79,13 @@ def parts(prefix: str) -> Mapping[str, Part]:
     }
 
 
+FEED_FORWARD = FeedForward(
+    path="intermediate",
+    up=("intermediate.dense",),
+    down="output.dense",
+    activation="intermediate.intermediate_act_fn",
+)
+
 FAMILY = Family(
     model_types=("bert",),
     package="transformers.models.bert",
@@ -86,4 +93,5 @@ FAMILY = Family(
     blocks=("BertLayer",),
     stack="encoder.layer",
     parts=parts("Bert"),
+    feed_forward=FEED_FORWARD,
 )

@@ -10,6 +10,7 @@ FAMILY = Family(
     blocks=("CamembertLayer",),
     stack="encoder.layer",
     parts=bert.parts("Camembert"),
+    feed_forward=bert.FEED_FORWARD,
     first_position=after_padding,
     skips_padding=True,
 )

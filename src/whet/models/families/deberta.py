@@ -79,6 +79,7 @@ FAMILY = Family(
         "DebertaIntermediate": Part(bert.intermediate, {"dense": nn.Linear, "intermediate_act_fn": None}),
         "DebertaOutput": Part(bert.attention_output, _OUTPUT),
     },
+    feed_forward=bert.FEED_FORWARD,
     adds_masks=True,
     why_padded=why_padded,
     tiny={

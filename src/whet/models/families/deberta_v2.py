@@ -144,6 +144,7 @@ FAMILY = Family(
         "DebertaV2Intermediate": Part(bert.intermediate, {"dense": nn.Linear, "intermediate_act_fn": None}),
         "DebertaV2Output": Part(bert.attention_output, bert.OUTPUT),
     },
+    feed_forward=bert.FEED_FORWARD,
     adds_masks=True,
     read_by_blocks=("encoder.LayerNorm",),
     tiny={

@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from whet.models.called_with import require_understood
-from whet.models.family import Family, Part, Slots
+from whet.models.family import Family, FeedForward, Part, Slots
 from whet.models.fused.attention import attention
 from whet.models.fused.dropout import PlacedDropout
 from whet.models.fused.embeddings import TABLE_SLOTS, embeddings
@@ -61,5 +61,8 @@ FAMILY = Family(
         "Embeddings": Part(distilbert_embeddings, TABLE_SLOTS),
         "TransformerBlock": Part(block, _BLOCK, ends_block=True),
     },
+    feed_forward=FeedForward(
+        path="ffn", up=("ffn.lin1",), down="ffn.lin2", activation="ffn.activation", dropout="ffn.dropout"
+    ),
     tiny={"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64},
 )

@@ -10,5 +10,6 @@ FAMILY = Family(
     blocks=("ElectraLayer",),
     stack="encoder.layer",
     parts=bert.parts("Electra"),
+    feed_forward=bert.FEED_FORWARD,
     tiny={"embedding_size": 16},
 )

@@ -11,7 +11,7 @@ from whet.kernels.attention.packed import attend_joined
 from whet.kernels.layers.activation import gated_act_joined
 from whet.kernels.layers.rotary import rotate_joined
 from whet.models.called_with import require_understood
-from whet.models.family import Family, Part, Slots
+from whet.models.family import Family, FeedForward, Part, Slots
 from whet.models.fused.attention import spec_of
 from whet.models.fused.chosen import of_chosen
 from whet.models.fused.dropout import PlacedDropout
@@ -93,6 +93,9 @@ FAMILY = Family(
         "ModernBertMLP": Part(mlp, {"Wi": nn.Linear, "act": None, "Wo": nn.Linear}),
         "ModernBertEncoderLayer": Part(block, _BLOCK),
     },
+    feed_forward=FeedForward(
+        path="mlp", up=("mlp.Wi",), down="mlp.Wo", activation="mlp.act", joined=True, inner_dropout="mlp.drop"
+    ),
     tiny={
         "pad_token_id": 0,
         "local_attention": 8,

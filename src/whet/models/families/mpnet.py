@@ -121,6 +121,7 @@ FAMILY = Family(
         "MPNetIntermediate": Part(bert.intermediate, {"dense": nn.Linear, "intermediate_act_fn": None}),
         "MPNetOutput": Part(block_output, bert.OUTPUT),
     },
+    feed_forward=bert.FEED_FORWARD,
     first_position=first_position,
     skips_padding=True,
     adds_masks=True,

@@ -10,6 +10,7 @@ FAMILY = Family(
     blocks=("RobertaLayer",),
     stack="encoder.layer",
     parts=bert.parts("Roberta"),
+    feed_forward=bert.FEED_FORWARD,
     first_position=after_padding,
     skips_padding=True,
 )

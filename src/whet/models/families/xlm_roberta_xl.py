@@ -17,6 +17,7 @@ FAMILY = Family(
         "XLMRobertaXLSelfAttention": Part(bert.self_attention, bert.PROJECTIONS),
         "XLMRobertaXLIntermediate": Part(bert.intermediate, {"dense": nn.Linear, "intermediate_act_fn": None}),
     },
+    feed_forward=bert.FEED_FORWARD,
     first_position=after_padding,
     skips_padding=True,
 )

@@ -64,6 +64,7 @@ def spec_of(module: Any, scale: float, p: float, window: int | None = None) -> A
     return AttentionSpec(
         position.cu_seqlens,
         scale,
+        causal=site.placement.causal,
         drop=Drop(p, position, site.use()) if module.training and p > 0.0 else None,
         max_seqlen=position.max_seqlen,
         kernel=site.placement.kernel,

@@ -18,7 +18,7 @@ from whet.models.binding import bound
 from whet.models.fused.chosen import residual_for
 from whet.models.fused.dropout import PlacedDropout, drop_of
 from whet.models.fused.ending import Ending, end
-from whet.models.standard import ACTIVATIONS, LAYER_NORMS, has_hooks, is_unchanged, why_called
+from whet.models.standard import ACTIVATIONS, LAYER_NORMS, has_hooks, is_unchanged, rms_norm_of, why_called
 
 PLACEMENT = "whet_placement"
 """Attribute of a module that runs a fused forward: the Placement of its model."""
@@ -58,11 +58,15 @@ def inner(x: Tensor, dense: nn.Linear, activation: Any) -> Tensor:
 
 
 def layer_norm_of(norm: Any) -> Norm | None:
-    """Return the parameters of a LayerNorm, for an operator in its place; None if the module must be called."""
+    """Return the parameters of a LayerNorm or a family's RMSNorm, for an operator; None if it must be called."""
     epsilon = LAYER_NORMS.get(type(norm))
-    if epsilon is None or why_called(norm, type(norm)) is not None:
+    rms = rms_norm_of(norm) if epsilon is None else None
+    if (epsilon is None and rms is None) or why_called(norm, type(norm)) is not None:
         return None
-    return Norm(norm.weight, norm.bias, getattr(norm, epsilon))
+    if rms is None:
+        return Norm(norm.weight, norm.bias, getattr(norm, epsilon or ""))
+    weight = norm.weight + rms.weight_offset if rms.weight_offset else norm.weight
+    return Norm(weight, None, getattr(norm, rms.epsilon), rms=True)
 
 
 def residual_norm(found: Product, residual: Tensor, norm: nn.Module, dropout: nn.Module | None) -> Unfinished:

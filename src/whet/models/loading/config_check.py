@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from whet.log import logger
+from whet.models.experts import saved
+from whet.models.experts.settings import KEY
 from whet.models.loading.folder_check import CONFIG, TOKENIZER_CONFIG, bad_model, plain_name, read_object
 
 _RUNS_CODE = "it names code that would be run, and whet never runs code that comes with a model"
@@ -57,9 +59,10 @@ def checked_config(folder: Path) -> dict[str, Any]:
     The log names the settings that are left out.
     """
     path = folder / CONFIG
-    values = read_object(path)
+    values = saved.unmarked(read_object(path))
     _refuse_forbidden(path, values, _FORBIDDEN)
-    return _known(path, values, _class_of(path, values))
+    experts = {KEY: values.pop(KEY)} if KEY in values else {}
+    return _known(path, values, _class_of(path, values)) | experts
 
 
 def check_tokenizer_config(folder: Path) -> None:

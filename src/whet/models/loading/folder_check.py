@@ -30,19 +30,22 @@ _READ_WHOLE = (".json", ".txt", ".model", ".jinja", ".bpe", ".vocab")
 _ADAPTER = "adapter_config.json"
 
 
-def check_folder(folder: Path) -> None:
-    """Refuse a folder of whose files one leaves it, is no plain file, or is too large to be what its name says."""
+def check_folder(folder: Path, *, adapter: bool = False) -> None:
+    """Refuse a folder of whose files one leaves it, is no plain file, or is too large to be what its name says.
+
+    One with an adapter is refused too, unless `adapter` says that nothing of that is read.
+    """
     for path in sorted(folder.iterdir()):
         if path.name == _TEMPLATES and path.is_dir():
             for template in sorted(path.iterdir()):
                 _check_entry(template, folder)
         _check_entry(path, folder)
-    if (folder / _ADAPTER).exists():
+    if not adapter and (folder / _ADAPTER).exists():
         raise bad_model(
             f"{folder}: this is an adapter",
             got=_ADAPTER,
             why="it names a model of its own choice, to be loaded from another place",
-            fix="merge the adapter into its model (merge_and_unload of peft, then save_pretrained), name that folder",
+            fix="fold it into its model, and name that folder: whet merge FOLDER --output_dir MERGED",
         )
 
 

@@ -21,6 +21,8 @@ class Head:
     """What a model without it has not learnt to do."""
     command: str
     """What trains it."""
+    causal: bool = False
+    """Whether decoders have it, and not encoders."""
 
 
 QUESTION_ANSWERING = Head(
@@ -46,6 +48,15 @@ TOKEN_CLASSIFICATION = Head(
     gives="the tag of a word is found by a score for each tag",
     learns="tag words",
     command="whet tag",
+)
+CAUSAL_LM = Head(
+    auto="AutoModelForCausalLM",
+    mapping="MODEL_FOR_CAUSAL_LM_MAPPING",
+    task="next tokens",
+    gives="a text is continued by a score for each token of the vocabulary",
+    learns="continue texts",
+    command="whet lm",
+    causal=True,
 )
 HEADS = {
     "ForQuestionAnswering": QUESTION_ANSWERING,

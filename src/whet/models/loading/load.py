@@ -16,6 +16,8 @@ from typing import Any
 from whet.errors import ConfigError, WhetError
 from whet.log import logger
 from whet.models import finite, known
+from whet.models.experts import settings as expert_settings
+from whet.models.loading import experts as expert_loading
 from whet.models.loading.config_check import check_tokenizer_config, checked_config
 from whet.models.loading.folder_check import CONFIG, check_folder
 from whet.models.loading.heads import QUESTION_ANSWERING, Head
@@ -39,6 +41,8 @@ class ModelSource:
     token: str | None = field(default=None, repr=False)
     flag: str = "--model_name_or_path"
     """What names the model on the command line."""
+    beside_adapter: bool = False
+    """Whether the tokenizer's folder may hold an adapter, of which nothing is read."""
 
     def folder(self, part: str) -> Path:
         """Return the checked folder of `model`, `config` or `tokenizer`; a name on the hub is downloaded first."""
@@ -46,7 +50,7 @@ class ModelSource:
         if problem := missing_folder(name, flag) or hub_problem(name, flag, "model", self.cache_dir):
             raise ConfigError.of([problem])
         folder = local_folder(self.name(part), part, cache_dir=self.cache_dir, revision=self.revision, token=self.token)
-        check_folder(folder)
+        check_folder(folder, adapter=self.beside_adapter and part == "tokenizer")
         return folder
 
     def name(self, part: str) -> str:
@@ -149,7 +153,7 @@ def _from_folder(source: ModelSource, head: Head, config: Any) -> tuple[Any, dic
     folder = source.folder("model")
     check_weights(folder, config.to_dict())
     with quiet(), utf8_name(folder) as named:
-        model, report = getattr(transformers, head.auto).from_pretrained(
+        model, report = _class_of(getattr(transformers, head.auto), config).from_pretrained(
             named,
             config=config,
             use_safetensors=True,
@@ -160,7 +164,15 @@ def _from_folder(source: ModelSource, head: Head, config: Any) -> tuple[Any, dic
             trust_remote_code=False,
         )
     model.config.name_or_path = model.name_or_path = source.model  # not where a download happens to lie
+    expert_loading.finish(model, report["missing_keys"], str(folder))
     return model, report
+
+
+def _class_of(auto: Any, config: Any) -> Any:
+    """Return what loads a model of this configuration: transformers' own choice, or the class with experts."""
+    if expert_settings.settings_of(config) is None:
+        return auto
+    return expert_loading.class_with_experts(auto._model_mapping[type(config)], config)
 
 
 def _set_labels(config: Any, labels: Labels) -> None:
@@ -196,7 +208,11 @@ def _config(folder: Path, name: str) -> Any:
     from transformers import CONFIG_MAPPING
 
     values = checked_config(folder)
-    return CONFIG_MAPPING[values.pop("model_type")].from_dict(values, name_or_path=name)
+    experts = expert_settings.parsed(values.pop(expert_settings.KEY, None))
+    config = CONFIG_MAPPING[values.pop("model_type")].from_dict(values, name_or_path=name)
+    if experts is not None:
+        expert_settings.keep(config, experts)
+    return config
 
 
 def _require_head(config: Any, head: Head, name: str, flag: str) -> None:
@@ -208,7 +224,8 @@ def _require_head(config: Any, head: Head, name: str, flag: str) -> None:
         what=f"the model cannot be loaded: {config.model_type} models have no head for {head.task}",
         got=f"{name}: model_type {config.model_type}",
         why=f"{head.gives}, and this architecture gives none",
-        fix=f"name an encoder in {flag}: one of model_type {known.names()} trains without padding",
+        fix=f"name {'a decoder' if head.causal else 'an encoder'} in {flag}: one of model_type "
+        f"{known.names(causal=head.causal)} trains without padding",
     )
 
 
@@ -221,7 +238,7 @@ def _require_words(tokenizer: Any, name: str, flag: str) -> None:
         got=f"{name}: {len(tokenizer)} tokens, all of them special",
         why="the folder holds no vocabulary, so every word of the data would be the same unknown token",
         fix=f"put the model's own tokenizer.json (or its vocab.txt) into the folder, or name one with it in {flag}"
-        + ("" if flag == "--tokenizer_name" else "; whet qa also takes it from another folder in --tokenizer_name"),
+        + ("" if flag == "--tokenizer_name" else "; commands that train also take another folder in --tokenizer_name"),
     )
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from whet.models.experts.settings import KEY
 from whet.models.loading.folder_check import bad_model, plain_name, read_object
 from whet.strict_json import BadJson, parse_document
 
@@ -137,6 +138,8 @@ def _check_sizes(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, 
     rules |= {name: lambda n: n in found or n <= 2 for name in _WIDTHS}
     rules |= {name: lambda n: n <= largest for name in _SMALLER}
     rules["max_position_embeddings"] = lambda n: n <= max(tables, default=_MOST_POSITIONS)
+    rules["experts"] = lambda n: n in found
+    config = {**config, "experts": (config.get(KEY) or {}).get("experts")}
     for name, fits in rules.items():
         value = config.get(name)
         if value is None:

@@ -76,11 +76,16 @@ def _experts(encoder: Any) -> str | None:
     )
 
 
-def _moving_rotary(encoder: Any) -> str | None:
-    for name, value in named_settings(encoder.config.to_dict()):
+def why_rotary_moves(config: Any) -> str | None:
+    """Return why angles of rotary embeddings with this configuration depend on other rows; None: they do not."""
+    for name, value in named_settings(config.to_dict()):
         if name in ("rope_type", "type") and value in _MOVING_ROTARY:
             return f"its rotary embeddings ({value}) depend on the longest row of a batch"
     return None
+
+
+def _moving_rotary(encoder: Any) -> str | None:
+    return why_rotary_moves(encoder.config)
 
 
 def _odd_weights(encoder: nn.Module) -> str | None:

@@ -9,8 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from whet.log import logger
 from whet.optim.entry import STEP_BYTES, Entry, Options, Request, Shapes
 from whet.optim.optimizers.base import Stepping
+
+_ROUTERS = ("router", "gate", "shared_expert_gate")
+"""The names of layers that choose or weigh experts, in whet and in transformers."""
 
 
 class MuonAndAdamW(Stepping):
@@ -30,15 +34,24 @@ class MuonAndAdamW(Stepping):
 
 
 def matrices(model: nn.Module) -> set[int]:
-    """Return the ids of Muon's parameters: the matrices between the embeddings and the head."""
+    """Return the ids of Muon's parameters: the matrices between the embeddings and the head.
+
+    Routers of experts and tables of experts' biases (X, D) are no matrices of hidden layers: AdamW has them.
+    """
     body = getattr(model, "base_model", model)
     tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
-    return {id(p) for p in body.parameters() if p.ndim == 2} - tables
+    return {id(p) for name, p in body.named_parameters() if p.ndim == 2 and not _routes_or_adds(name)} - tables
+
+
+def _routes_or_adds(name: str) -> bool:
+    *path, last = name.split(".")
+    return last.endswith("bias") or any(part in _ROUTERS for part in path[-2:])
 
 
 def build(request: Request) -> Optimizer:
     """Return Muon, by default with AdamW's step size (match_rms_adamw), so that AdamW's learning rates fit."""
     chosen = matrices(request.model)
+    _tell_of_experts([p for group in request.groups for p in group["params"]])
     muon, adamw = [], []
     for group in request.groups:
         for found, mine in ((muon, True), (adamw, False)):
@@ -53,6 +66,12 @@ def build(request: Request) -> Optimizer:
     for part in parts:
         part.param_groups = [group for group in part.param_groups if not _is(group["params"], spare)]
     return MuonAndAdamW(*parts)
+
+
+def _tell_of_experts(params: list[Tensor]) -> None:
+    n = sum(p.ndim == 3 for p in params)
+    if n:
+        logger.warning("muon: AdamW updates %d weights of experts, which hold several matrices each", n)
 
 
 def _is(params: list[Tensor], spare: list[nn.Parameter]) -> bool:

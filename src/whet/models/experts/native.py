@@ -1,0 +1,53 @@
+"""Experts of transformers' own models, computed by whet's grouped products through transformers' ExpertsInterface."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+from transformers.integrations import moe
+
+from whet.kernels.layers.activation import gated_act_joined
+from whet.kernels.products.grouped import grouped_linear
+from whet.models.experts.layer import in_order_of_experts, in_order_of_tokens
+from whet.models.experts.routing import by_expert
+from whet.models.standard import ACTIVATIONS, why_called
+
+NAME = "whet_grouped"
+"""The name in the interface, and of `experts_implementation` in a model that has it."""
+
+
+def register() -> None:
+    """Make the implementation known to transformers."""
+    moe.ALL_EXPERTS_FUNCTIONS.register(NAME, experts_forward)
+
+
+def experts_of(model: nn.Module) -> list[Any]:
+    """Return the modules of the model that call the interface, and that this implementation can serve."""
+    # wrappers of peft pass names on to what they hold, but their classes do not have them
+    own = [module for module in model.modules() if hasattr(type(module), "_apply_gate")]
+    return [module for module in own if hasattr(module, "_is_expert_parallel") and _is_served(module)]
+
+
+def experts_forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+    """Return the weighted results (N, D) of the experts (N, top_k) of tokens (N, D)."""
+    if not _is_served(self):
+        return moe.grouped_mm_experts_forward(self, hidden_states, top_k_index, top_k_weights)
+    order = by_expert(top_k_index, self.num_experts)
+    inner = grouped_linear(in_order_of_experts(hidden_states, order), self.gate_up_proj, None, order.ends)
+    found = grouped_linear(_gated(self, inner), self.down_proj, None, order.ends)
+    found = in_order_of_tokens(found, order).unflatten(0, top_k_index.shape)
+    return (found * top_k_weights.to(found.dtype)[..., None]).sum(1).to(hidden_states.dtype)
+
+
+def _is_served(module: Any) -> bool:
+    """Return whether the experts are gated parts without biases, laid out as most models have them."""
+    odd = module.has_bias or module.is_transposed or module._is_expert_parallel
+    odd = odd or not module.has_gate or not module.is_concatenated or getattr(module, "has_post_expert_norm", False)
+    return not odd and type(module)._apply_gate is moe._default_apply_gate
+
+
+def _gated(module: Any, inner: Tensor) -> Tensor:
+    if why_called(module.act_fn) is not None:
+        return module._apply_gate(inner)
+    return gated_act_joined(inner, ACTIVATIONS[type(module.act_fn)])

@@ -1,0 +1,82 @@
+"""Gemma 3, and Gemma 2 without caps: norms before and after each part, windows in most blocks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from whet.models.called_with import require_understood
+from whet.models.families import llama
+from whet.models.family import Family, Part, RmsNorm, Slots
+from whet.models.fused import decoder
+from whet.models.fused.layers import is_plain, normalised, with_bias
+
+_NORMS = (
+    *("input_layernorm", "post_attention_layernorm"),
+    *("pre_feedforward_layernorm", "post_feedforward_layernorm"),
+)
+
+
+def block(
+    self: Any,
+    hidden_states: Tensor,
+    position_embeddings: Any = None,
+    attention_mask: Any = None,
+    position_ids: Any = None,
+    past_key_values: Any = None,
+    **options: Any,
+) -> Tensor:
+    """Return the block's result (B, T, D): its input plus normalised attention plus normalised feed-forward."""
+    given = {"position_embeddings": position_embeddings, "attention_mask": attention_mask}
+    given |= {"position_ids": position_ids, "past_key_values": past_key_values, **options}
+    if not llama.in_training_pass(self, hidden_states, position_embeddings, past_key_values):
+        return type(self).forward(self, hidden_states, **given)
+    x, attn = normalised(hidden_states, self.input_layernorm), self.self_attn
+    if is_plain(attn):
+        require_understood(attn, attention_mask, options)
+        found = decoder.attended(attn, x, position_embeddings, attn.sliding_window)
+        found = with_bias(found, attn.o_proj)
+    else:
+        found = attn(hidden_states=x, **given)[0]
+    total = hidden_states + normalised(found, self.post_attention_layernorm)
+    x = normalised(total, self.pre_feedforward_layernorm)
+    return total + normalised(self.mlp(x), self.post_feedforward_layernorm)
+
+
+def parts_of(name: str) -> dict[str, Part]:
+    """Return the parts of a family whose classes begin with this name."""
+    norms: Slots = dict.fromkeys(_NORMS, f"{name}RMSNorm")
+    slots: Slots = {"self_attn.o_proj": nn.Linear, **norms}
+    return llama.parts_of(name) | {f"{name}DecoderLayer": Part(block, slots)}
+
+
+def why_padded(model: Any) -> str | None:
+    """Return why a model needs its padding: capped scores are not in whet's attention."""
+    if getattr(model.config, "attn_logit_softcapping", None) is not None:
+        return f"its attention caps its scores (attn_logit_softcapping {model.config.attn_logit_softcapping})"
+    return decoder.why_padded(model)
+
+
+NORM = RmsNorm("eps", weight_offset=1.0)
+TINY = {
+    **llama.TINY,
+    "sliding_window": 8,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "query_pre_attn_scalar": 8,
+    "attn_logit_softcapping": None,
+    "final_logit_softcapping": None,
+}
+
+FAMILY = Family(
+    model_types=("gemma3_text",),
+    package="transformers.models.gemma3",
+    attention=("Gemma3Attention",),
+    blocks=("Gemma3DecoderLayer",),
+    causal=True,
+    parts=parts_of("Gemma3"),
+    feed_forward=llama.FEED_FORWARD,
+    rms_norms={"Gemma3RMSNorm": NORM},
+    why_padded=why_padded,
+    tiny=TINY,
+)

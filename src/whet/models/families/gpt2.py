@@ -1,0 +1,108 @@
+"""GPT-2: norms before attention and feed-forward, learnt positions, weights of (in, out)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from whet.kernels.attention.packed import attend_joined
+from whet.kernels.layers.activation import bias_act
+from whet.kernels.products.linear import linear
+from whet.models.called_with import require_understood
+from whet.models.family import Family, FeedForward, Part
+from whet.models.fused.attention import spec_of
+from whet.models.fused.dropout import PlacedDropout
+from whet.models.fused.layers import Product, is_plain, normalised, pass_position, residual_and_norm
+from whet.models.standard import ACTIVATIONS, why_called
+
+
+def attention(
+    self: Any, hidden_states: Tensor, past_key_values: Any = None, attention_mask: Any = None, **options: Any
+) -> tuple[Tensor, Tensor | None]:
+    """Return the attention through its output product and dropout (B, T, D)."""
+    if not _in_training_pass(self, hidden_states, past_key_values, options):
+        return type(self).forward(self, hidden_states, past_key_values, attention_mask, **options)
+    require_understood(self, attention_mask, options)
+    return self.resid_dropout(_whole(_product(_attended(self, hidden_states), self.c_proj))), None
+
+
+def mlp(self: Any, hidden_states: Tensor) -> Tensor:
+    """Return the feed-forward part (B, T, D)."""
+    if pass_position(self, hidden_states) is None or why_called(self.act) is not None:
+        return type(self).forward(self, hidden_states)
+    found = bias_act(*_product(hidden_states, self.c_fc), ACTIVATIONS[type(self.act)])
+    return self.dropout(_whole(_product(found, self.c_proj)))
+
+
+def block(
+    self: Any,
+    hidden_states: Tensor,
+    past_key_values: Any = None,
+    attention_mask: Any = None,
+    *more: Any,
+    **options: Any,
+) -> Tensor:
+    """Return the block's result (B, T, D): its input plus attention plus feed-forward."""
+    if any(one is not None for one in more) or not _in_training_pass(self, hidden_states, past_key_values, options):
+        return type(self).forward(self, hidden_states, past_key_values, attention_mask, *more, **options)
+    x, attn = normalised(hidden_states, self.ln_1), self.attn
+    if is_plain(attn):
+        require_understood(attn, attention_mask, options)
+        found, dropout = _product(_attended(attn, x), attn.c_proj), attn.resid_dropout
+    else:
+        found, dropout = (attn(x, attention_mask=attention_mask, **options)[0], None), nn.Identity()
+    x, total = residual_and_norm(found, hidden_states, self.ln_2, dropout)
+    return total + self.mlp(x)
+
+
+def _in_training_pass(module: Any, x: Tensor, past_key_values: Any, options: dict[str, Any]) -> bool:
+    """Return whether a call belongs to a packed pass: without keys of earlier calls or of an encoder."""
+    if past_key_values is not None or options.get("encoder_hidden_states") is not None:
+        return False
+    return pass_position(module, x) is not None
+
+
+def _attended(attn: Any, x: Tensor) -> Tensor:
+    """Return the attention (1, N, D) of x (1, N, D), before its output product."""
+    qkv = _whole(_product(x, attn.c_attn))[0].unflatten(-1, (3, attn.num_heads, attn.head_dim))
+    return attend_joined(qkv, spec_of(attn, attn.scaling, attn.attn_dropout.p)).flatten(1)[None]
+
+
+def _product(x: Tensor, layer: Any) -> Product:
+    """Return the product, and the bias that is still to be added; a layer that must be called adds its own."""
+    if type(layer) is not Conv1D or why_called(layer, Conv1D) is not None:
+        return layer(x), None
+    return linear(x, layer.weight.t(), None, [layer.weight]), layer.bias
+
+
+def _whole(found: Product) -> Tensor:
+    product, bias = found
+    return product if bias is None else product + bias.to(product.dtype)
+
+
+def why_padded(model: Any) -> str | None:
+    """Return why a model needs its padding: it may read an encoder."""
+    return "it has cross-attention" if model.config.add_cross_attention else None
+
+
+_BLOCK = {"attn.c_proj": Conv1D, "ln_1": nn.LayerNorm, "ln_2": nn.LayerNorm, "attn.resid_dropout": PlacedDropout}
+
+FAMILY = Family(
+    model_types=("gpt2",),
+    package="transformers.models.gpt2",
+    attention=("GPT2Attention",),
+    blocks=("GPT2Block",),
+    causal=True,
+    parts={
+        "GPT2Attention": Part(attention, {"c_attn": Conv1D, "c_proj": Conv1D}),
+        "GPT2MLP": Part(mlp, {"c_fc": Conv1D, "act": None, "c_proj": Conv1D}),
+        "GPT2Block": Part(block, _BLOCK),
+    },
+    feed_forward=FeedForward(
+        path="mlp", up=("mlp.c_fc",), down="mlp.c_proj", activation="mlp.act", dropout="mlp.dropout"
+    ),
+    why_padded=why_padded,
+    tiny={"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "n_inner": 64},
+)

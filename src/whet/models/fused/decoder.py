@@ -1,0 +1,60 @@
+"""Pieces of decoders in Llama's shape: rotated queries and keys of grouped heads, gated feed-forward parts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from whet.kernels.attention.packed import attend
+from whet.kernels.layers.activation import gated_act
+from whet.kernels.layers.rotary import rotate
+from whet.models.family import Slots
+from whet.models.fused.attention import spec_of
+from whet.models.fused.layers import normalised, with_bias
+from whet.models.proof.refusals import why_rotary_moves
+from whet.models.standard import ACTIVATIONS, why_called
+
+PROJECTIONS: Slots = dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj"), nn.Linear)
+GATED: Slots = {**dict.fromkeys(("gate_proj", "up_proj", "down_proj"), nn.Linear), "act_fn": None}
+Angles = tuple[Tensor, Tensor]
+"""Cosines and sines (1, N, K) of the angles by which queries and keys are rotated."""
+
+
+def attended(attn: Any, x: Tensor, angles: Angles | None, window: int | None) -> Tensor:
+    """Return the attention (1, N, H K) of x (1, N, D), before its output product; `angles` None: nothing is rotated.
+
+    `window` is the number of keys that a query sees, itself included, as transformers counts them; None: all before it.
+    """
+    projected = (with_bias(x, getattr(attn, name))[0] for name in ("q_proj", "k_proj", "v_proj"))
+    q, k, v = (one.unflatten(-1, (-1, attn.head_dim)) for one in projected)
+    q, k = (_norm_of_heads(attn, name, one) for name, one in (("q_norm", q), ("k_norm", k)))
+    return attended_heads(attn, (q, k, v), angles, window)
+
+
+def attended_heads(attn: Any, qkv: tuple[Tensor, Tensor, Tensor], angles: Angles | None, window: int | None) -> Tensor:
+    """Return the same of query (N, H, K), key and value (N, G, K)."""
+    q, k, v = qkv
+    if angles is not None:
+        q, k = (rotate(one, angles[0][0], angles[1][0]) for one in (q, k))
+    spec = spec_of(attn, attn.scaling, attn.attention_dropout, None if window is None else window - 1)
+    return attend(q.to(v.dtype), k.to(v.dtype), v, spec).flatten(1)[None]
+
+
+def gated(mlp: Any, x: Tensor) -> Tensor:
+    """Return down(act(gate(x)) * up(x)) (1, N, D)."""
+    gate, up = with_bias(x, mlp.gate_proj), with_bias(x, mlp.up_proj)
+    if why_called(mlp.act_fn) is not None:
+        return with_bias(mlp.act_fn(gate) * up, mlp.down_proj)
+    return with_bias(gated_act(gate, up, ACTIVATIONS[type(mlp.act_fn)]), mlp.down_proj)
+
+
+def why_padded(model: Any) -> str | None:
+    """Return why a model with rotary positions needs its padding; None: it does not."""
+    return why_rotary_moves(model.config)
+
+
+def _norm_of_heads(attn: Any, name: str, x: Tensor) -> Tensor:
+    """Return x (N, H, K) normalised head by head, if the module has such a norm."""
+    norm: nn.Module | None = getattr(attn, name, None)
+    return x if norm is None else normalised(x, norm)
