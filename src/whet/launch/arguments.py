@@ -34,7 +34,7 @@ class LaunchArguments:
     """How many ranks are started, and on what."""
 
     nproc_per_node: str = "auto"
-    """Ranks on this machine: a number, or auto for one for each NUMA node. whet's own commands run as one rank."""
+    """Ranks on this machine: a number, or auto for one for each NUMA node."""
     kept_free_cores: int | None = None
     """Cores of each rank that are left for communication, loader processes and the system. Default: 1 where a rank has
     8 cores or more and is not alone."""
@@ -43,8 +43,8 @@ class LaunchArguments:
     openmp: OpenMP = "auto"
     """The OpenMP library that serves torch; auto preloads Intel's libiomp5 where it is installed."""
     max_restarts: int = 0
-    """Start all ranks again after a failure, at most this often. whet's own commands then resume from their newest
-    checkpoint."""
+    """Start all ranks again after a failure, at most this often. whet's own commands that train, and
+    scripts with a whet.Trainer, then resume from their newest checkpoint."""
     log_dir: str = "launch-logs"
     """Folder for the output of all ranks but rank 0, which writes to the terminal."""
     dry_run: bool = False

@@ -7,18 +7,15 @@ import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from whet.config.ranks import require_output_for_restarts
 from whet.errors import ConfigError
+
+_NO = {"false", "no", "n", "f", "0"}
 
 
 def command_line(words: Sequence[str], commands: Collection[str]) -> list[str]:
     """Return the words of the process to start; `commands` are the names of whet's own. Raises ConfigError."""
-    if not words:
-        raise ConfigError(
-            what="there is nothing to launch",
-            got="no words after --",
-            why="the launcher starts a command once for each rank",
-            fix="end the line with the command: whet launch -- qa --do_train ..., or whet launch -- train.py",
-        )
+    require_words(words)
     first = words[0]
     if first in commands:
         return [sys.executable, "-m", "whet", *words]
@@ -36,8 +33,34 @@ def command_line(words: Sequence[str], commands: Collection[str]) -> list[str]:
     )
 
 
-def resuming(command: Sequence[str], commands: Collection[str]) -> list[str]:
-    """Return the command that continues a failed run: whet's own resume from their newest checkpoint."""
-    own = list(command[:3]) == [sys.executable, "-m", "whet"] and command[3] in commands
-    given = any(word.partition("=")[0].replace("-", "_") == "__resume_from_checkpoint" for word in command)
-    return [*command, "--resume_from_checkpoint", "auto"] if own and not given else list(command)
+def require_words(words: Sequence[str]) -> None:
+    """Raise ConfigError if there is no command."""
+    if not words:
+        raise ConfigError(
+            what="there is nothing to launch",
+            got="no words after --",
+            why="the launcher starts a command once for each rank",
+            fix="end the line with the command: whet launch -- qa --do_train ..., or whet launch -- train.py",
+        )
+
+
+def runs_alone(name: str, ranked: Collection[str]) -> ConfigError:
+    """Return the error of a command of whet that several ranks cannot run together."""
+    return ConfigError(
+        what=f"whet {name} runs in one process",
+        got=f"several ranks of whet {name}",
+        why="each rank would do the complete work again, over the same output folder",
+        fix="leave --nproc_per_node and the hosts out: one process then uses all cores of this machine; several ranks "
+        f"can run {', '.join(sorted(ranked))}, and scripts that use torch.distributed or whet.Trainer",
+    )
+
+
+def require_restartable(words: Sequence[str], commands: Collection[str], max_restarts: int) -> None:
+    """Raise ConfigError for a command of whet that would overwrite the folder which a restart continues from."""
+    if not words or words[0] not in commands:
+        return
+    for number, word in enumerate(words):
+        name, _, value = word.replace("-", "_").partition("=")
+        if name == "__overwrite_output_dir":
+            follows = value or (words[number + 1] if number + 1 < len(words) else "")
+            require_output_for_restarts(overwrites=follows.lower() not in _NO, n_restarts=max_restarts)

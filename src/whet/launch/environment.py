@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from whet.hardware.rank_plan import RankPlan
 from whet.launch.libraries import Preload
-from whet.launch.plan import RankPlan
 
-_OURS = ("OMP_NUM_THREADS", "RANK", "WORLD_SIZE")
+_OURS = ("OMP_NUM_THREADS", "RANK", "WORLD_SIZE", "GLOO_SOCKET_IFNAME")
 """Variables that the user may have set, and that the launcher decides."""
 _BINDS_THREADS = ("OMP_PLACES", "OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY", "KMP_HW_SUBSET")
 """Variables that bind threads one by one: they would bind all processes of a rank to the cores of its first."""
@@ -26,12 +26,22 @@ class Placement:
     """The number of its host."""
     master_addr: str
     master_port: int
+    interface: str = "lo"
+    """The network interface that leads to the other ranks."""
+    restart: int = 0
+    """How often the ranks have been started again after a failure."""
+    max_restarts: int = 0
 
     def variables(self) -> dict[str, str]:
-        """Return the variables by which torch.distributed finds the other ranks; none for a rank that is alone."""
+        """Return the variables by which a rank finds the others, if there are others, and knows of restarts."""
+        restarts = {
+            "TORCHELASTIC_RESTART_COUNT": str(self.restart),
+            "TORCHELASTIC_MAX_RESTARTS": str(self.max_restarts),
+        }
         if self.n_ranks == 1:
-            return {}
+            return restarts
         return {
+            **restarts,
             "RANK": str(self.rank),
             "WORLD_SIZE": str(self.n_ranks),
             "LOCAL_RANK": str(self.local_rank),
@@ -40,6 +50,7 @@ class Placement:
             "NODE_RANK": str(self.node_rank),
             "MASTER_ADDR": self.master_addr,
             "MASTER_PORT": str(self.master_port),
+            "GLOO_SOCKET_IFNAME": self.interface,
         }
 
 
@@ -49,6 +60,8 @@ def variables(
     """Return the environment of a rank, and a note for each variable of the user's that had to give way."""
     kept = {name: value for name, value in inherited.items() if name not in _BINDS_THREADS}
     wanted = {"OMP_NUM_THREADS": str(plan.n_threads), **placement.variables(), **_of_libraries(inherited, preload)}
+    if placement.n_ranks > 1:  # a rank that is killed would lose what it printed last
+        wanted["PYTHONUNBUFFERED"] = inherited.get("PYTHONUNBUFFERED", "1")
     notes = [
         f"{name}={inherited[name]} is left out: the launcher binds ranks, not threads"
         for name in inherited.keys() - kept

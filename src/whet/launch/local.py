@@ -19,7 +19,10 @@ from whet.errors import EXIT_OK, EXIT_STOPPED_AND_SAVED
 from whet.launch.child import STOP_S, WORDS
 
 _EVERY_S = 0.05
-_SAVE_S = 600.0
+_SAME_S = 1.0
+"""Signals within this time of the first are one request: a terminal that closes sends SIGHUP twice."""
+_TAIL_BYTES = 1 << 16
+SAVE_S = 600.0
 """Seconds that ranks have to save a checkpoint after the user's signal, or after one of them has saved one."""
 _WORD_OF = {number: word for word, number in WORDS.items()}
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -37,6 +40,8 @@ class RankStart:
     preload: Sequence[str]
     log: Path | None
     """The file that its output goes to; None: this process's own output."""
+    restart: int = 0
+    """How often the ranks were started before: the log of the attempt that failed is then kept, and added to."""
 
     def specification(self) -> str:
         """Return the argument of `whet.launch.child`."""
@@ -73,25 +78,35 @@ class Outcome:
 
 
 @dataclass
-class _Ending:
-    """Why and until when the ranks are being stopped."""
+class Ending:
+    """Why and until when the ranks are being stopped. Another thread may set `stop`, and add to `asked`."""
 
+    asked: list[signal.Signals] = field(default_factory=list)
+    """The signals that the ranks get, in order: the first asks them to end, a second one kills them."""
+    noted: list[signal.Signals] | None = None
+    """Where signals to this process are noted, for another thread to pass on; None: they go to `asked`."""
+    stop: bool = False
+    """A rank on another host failed, or the launcher is gone."""
     kill_at: float = float("inf")
     first: Running | None = None
-    asked: list[signal.Signals] = field(default_factory=list)
+    """The first rank that failed by itself."""
 
 
-def run(starts: Sequence[RankStart]) -> Outcome:
-    """Start the ranks and wait until all have ended.
+def run(
+    starts: Sequence[RankStart],
+    ending: Ending | None = None,
+    on_failure: Callable[[RankStart, int], None] = lambda rank, code: None,
+) -> Outcome:
+    """Start the ranks and wait until all have ended; `on_failure` gets the first that fails, as soon as it does.
 
     When one fails, the others get SIGTERM at once and SIGKILL 4 seconds later. A signal to this process is passed on to
     all ranks, which may then save; a second one kills them.
     """
-    ending = _Ending()
-    with _passed_on(ending):
+    ending = ending or Ending()
+    with signals_noted(ending.asked if ending.noted is None else ending.noted):
         ranks = [_started(one) for one in starts]
         try:
-            _wait(ranks, ending)
+            _wait(ranks, ending, on_failure)
         finally:
             _kill(ranks)
     failed = ending.first
@@ -102,7 +117,9 @@ def run(starts: Sequence[RankStart]) -> Outcome:
 def tail(log: Path, lines: int = 20) -> list[str]:
     """Return the last lines of a rank's log."""
     try:
-        return log.read_text("utf-8", "replace").splitlines()[-lines:]
+        with log.open("rb") as file:
+            file.seek(max(log.stat().st_size - _TAIL_BYTES, 0))
+            return file.read().decode("utf-8", "replace").splitlines()[-lines:]
     except OSError:
         return []
 
@@ -111,7 +128,10 @@ def _started(start: RankStart) -> Running:
     output: IO[bytes] | None = None
     if start.log is not None:
         start.log.parent.mkdir(parents=True, exist_ok=True)
-        output = start.log.open("wb")
+        output = start.log.open("ab" if start.restart else "wb")
+        if start.restart:
+            output.write(f"--- whet launch: restart {start.restart} ---\n".encode())
+            output.flush()
     command = [sys.executable, "-m", "whet.launch.child", start.specification()]
     try:
         process = subprocess.Popen(  # noqa: S603 (our own command)
@@ -124,32 +144,47 @@ def _started(start: RankStart) -> Running:
     return Running(start, process)
 
 
-def _wait(ranks: Sequence[Running], ending: _Ending) -> None:
+def _wait(ranks: Sequence[Running], ending: Ending, on_failure: Callable[[RankStart, int], None]) -> None:
     """Return when every rank has ended."""
-    n_told = 0
+    n_passed_on, stopping = 0, False
     while any(rank.code is None for rank in ranks):
-        for number in ending.asked[n_told:]:
-            n_told += 1
-            word = _WORD_OF[number] if n_told == 1 else _WORD_OF[signal.SIGKILL]
-            _tell(ranks, word)
-            ending.kill_at = min(ending.kill_at, time.monotonic() + _SAVE_S)
+        for number in ending.asked[n_passed_on:]:
+            n_passed_on += 1
+            _tell(ranks, _WORD_OF[number] if n_passed_on == 1 else _WORD_OF[signal.SIGKILL])
+            ending.kill_at = min(ending.kill_at, time.monotonic() + SAVE_S)
+        if ending.stop and not stopping:
+            stopping = True
+            _stop(ranks, ending)
         for rank in ranks:
             if rank.code is None and (code := rank.process.poll()) is not None:
                 rank.code = code if code >= 0 else 128 - code
-                _ended(rank, ranks, ending)
+                if _is_first_failure(rank, ending):
+                    _let_the_others_end(rank.code, ranks, ending)
+                    on_failure(rank.start, rank.code)
         if time.monotonic() > ending.kill_at:
             _tell(ranks, _WORD_OF[signal.SIGKILL])
         time.sleep(_EVERY_S)
 
 
-def _ended(rank: Running, ranks: Sequence[Running], ending: _Ending) -> None:
-    """Stop the other ranks if this one failed; one that saved and stopped leaves them the time to do so too."""
-    if rank.code == EXIT_OK or ending.first is not None:
-        return
+def _is_first_failure(rank: Running, ending: Ending) -> bool:
+    """Return whether this rank failed before any other did; a rank that was stopped has not failed."""
+    if rank.code == EXIT_OK or ending.first is not None or ending.stop:
+        return False
     ending.first = rank
-    saves = rank.code == EXIT_STOPPED_AND_SAVED
-    ending.kill_at = min(ending.kill_at, time.monotonic() + (_SAVE_S if saves else STOP_S))
-    if not saves and not ending.asked:
+    return True
+
+
+def _let_the_others_end(code: int, ranks: Sequence[Running], ending: Ending) -> None:
+    """Stop the other ranks; if one saved and stopped, they have the time to do so too."""
+    if code == EXIT_STOPPED_AND_SAVED:
+        ending.kill_at = min(ending.kill_at, time.monotonic() + SAVE_S)
+    else:
+        _stop(ranks, ending, say=not ending.asked)
+
+
+def _stop(ranks: Sequence[Running], ending: Ending, *, say: bool = True) -> None:
+    ending.kill_at = min(ending.kill_at, time.monotonic() + STOP_S)
+    if say:
         _tell(ranks, _WORD_OF[signal.SIGTERM])
 
 
@@ -170,13 +205,22 @@ def _kill(ranks: Sequence[Running]) -> None:
 
 
 @contextmanager
-def _passed_on(ending: _Ending) -> Iterator[None]:
-    """Note signals to this process within the block; they are passed on to the ranks."""
+def signals_noted(into: list[signal.Signals]) -> Iterator[None]:
+    """Add the signals that ask this process to end to a list, instead of ending it, within the block.
+
+    Signals that follow the first at once are not added, and under nohup, SIGHUP asks for nothing.
+    """
+    first_s: float | None = None
 
     def note(number: int, _: FrameType | None) -> None:
-        ending.asked.append(signal.Signals(number))
+        nonlocal first_s
+        now_s = time.monotonic()
+        if first_s is None or now_s - first_s >= _SAME_S:
+            into.append(signal.Signals(number))
+        first_s = now_s if first_s is None else first_s
 
-    before: dict[int, Callable[..., Any] | int | None] = {number: signal.signal(number, note) for number in _SIGNALS}
+    noted = [number for number in _SIGNALS if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
+    before: dict[int, Callable[..., Any] | int | None] = {number: signal.signal(number, note) for number in noted}
     try:
         yield
     finally:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from whet.console import amount, plural
+from whet.hardware.rank_plan import RankPlan
 from whet.hardware.topology import Topology
-from whet.launch.plan import RankPlan
 
 
 def drawn(host: str, topology: Topology, ranks: Sequence[RankPlan], first_rank: int = 0) -> list[str]:

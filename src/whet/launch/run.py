@@ -8,62 +8,68 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from whet import console
-from whet.errors import EXIT_BAD_CONFIG, EXIT_OK, EXIT_STOPPED_AND_SAVED, ConfigError
+from whet.errors import EXIT_OK, ConfigError
 from whet.hardware import cpu, topology
+from whet.hardware.rank_plan import RankPlan, plan_ranks
 from whet.hardware.topology import Topology
 from whet.launch import command, environment, libraries, local, picture
 from whet.launch.arguments import LaunchArguments
 from whet.launch.environment import Placement
+from whet.launch.hosts.arguments import HostsArguments
+from whet.launch.hosts.job import NOT_RESTARTED, Job
+from whet.launch.hosts.joined import run_joined
+from whet.launch.hosts.over_ssh import run_over_ssh
 from whet.launch.libraries import Preload
-from whet.launch.plan import RankPlan, plan_ranks
-
-_NOT_RESTARTED = frozenset({EXIT_OK, EXIT_STOPPED_AND_SAVED, EXIT_BAD_CONFIG})
-"""Exit codes after which another start would end the same way, or is not wanted."""
 
 
-def run_launch(asked: LaunchArguments, commands: Collection[str]) -> int:
-    """Print the plan, run the ranks, and return the exit code of the first that failed, or 0."""
+def run_launch(
+    asked: LaunchArguments, several: HostsArguments, commands: Collection[str], ranked: Collection[str]
+) -> int:
+    """Print the plan, run the ranks, and return the exit code of the first that failed, or 0.
+
+    `commands` are the names of whet's own; those in `ranked` can run as several ranks.
+    """
     _require_linux()
+    command.require_restartable(asked.command, commands, asked.max_restarts)
+    alone = asked.command[:1] != () and asked.command[0] in set(commands) - set(ranked)
+    if alone and (several.several or asked.nproc_per_node not in ("auto", "1")):
+        raise command.runs_alone(asked.command[0], ranked)
+    if not asked.dry_run:
+        command.require_words(asked.command)
+    if several.several:
+        job = Job(asked, several, commands)
+        return run_joined(job) if several.nnodes > 1 else run_over_ssh(job)
     line = command.command_line(asked.command, commands) if asked.command or not asked.dry_run else []
-    own, ranks = planned(asked, one_process=asked.command[:1] != () and asked.command[0] in commands)
+    own, ranks = planned(asked, alone=alone)
     preload = libraries.choose(asked.memory_allocator, asked.openmp)
     _show_plan(own, ranks, preload)
     if asked.dry_run:
         return EXIT_OK
+    master = several.master_addr or "127.0.0.1"
     for attempt in range(asked.max_restarts + 1):
-        outcome = local.run(_starts(line, ranks, preload, Path(asked.log_dir), first=not attempt))
-        if outcome.code in _NOT_RESTARTED or outcome.stopped_by is not None or attempt == asked.max_restarts:
+        port = several.master_port or local.free_port()
+        places = [
+            Placement(n, len(ranks), n, len(ranks), 0, master, port, restart=attempt, max_restarts=asked.max_restarts)
+            for n in range(len(ranks))
+        ]
+        outcome = local.run(_starts(line, ranks, preload, Path(asked.log_dir), places))
+        if outcome.code in NOT_RESTARTED or outcome.stopped_by is not None or attempt == asked.max_restarts:
             break
         _say_failed(outcome)
         _say(f"restart {attempt + 1} of {asked.max_restarts}")
-        line = command.resuming(line, commands)
     _say_failed(outcome)
     return outcome.code
 
 
-def planned(asked: LaunchArguments, *, one_process: bool) -> tuple[Topology, tuple[RankPlan, ...]]:
+def planned(asked: LaunchArguments, *, alone: bool) -> tuple[Topology, tuple[RankPlan, ...]]:
     """Return the part of the machine that may be used, and the ranks on it.
 
-    `one_process` is for whet's own commands, which do not train on several ranks yet.
+    `alone` is for a command that runs in one process: it gets all cores.
     """
     usable = cpu.usable_cpus()
     own = topology.read(cpus=usable).within(usable)
-    n_ranks = None if asked.nproc_per_node == "auto" else int(asked.nproc_per_node)
-    if one_process:
-        n_ranks = _one(n_ranks)
+    n_ranks = 1 if alone else None if asked.nproc_per_node == "auto" else int(asked.nproc_per_node)
     return own, plan_ranks(own, quota_cores=cpu.quota_cores(), n_ranks=n_ranks, kept_free=asked.kept_free_cores)
-
-
-def _one(n_ranks: int | None) -> int:
-    if n_ranks not in (None, 1):
-        raise ConfigError(
-            what="whet's own commands run in one process",
-            got=f"--nproc_per_node {n_ranks}",
-            why="each rank would train the complete run again, over the same output folder",
-            fix="leave --nproc_per_node out: one process then uses all cores of this machine; a script of yours that "
-            "uses torch.distributed may have several ranks",
-        )
-    return 1
 
 
 def _show_plan(own: Topology, ranks: Sequence[RankPlan], preload: Preload) -> None:
@@ -77,15 +83,18 @@ def _show_plan(own: Topology, ranks: Sequence[RankPlan], preload: Preload) -> No
 
 
 def _starts(
-    line: Sequence[str], ranks: Sequence[RankPlan], preload: Preload, logs: Path, *, first: bool
+    line: Sequence[str],
+    ranks: Sequence[RankPlan],
+    preload: Preload,
+    logs: Path,
+    places: Sequence[Placement],
 ) -> list[local.RankStart]:
-    """Return what each rank is started with, with a port of its own for every attempt."""
-    port, found = local.free_port(), []
-    for plan in ranks:
-        number = plan.local_rank
-        place = Placement(number, len(ranks), number, len(ranks), 0, "127.0.0.1", port)
+    """Return what each rank is started with."""
+    found: list[local.RankStart] = []
+    for plan, place in zip(ranks, places, strict=True):
+        number = place.rank
         variables, notes = environment.variables(os.environ, plan, place, preload)
-        for note in notes if first and not number else ():
+        for note in notes if not place.restart and not number else ():
             _say(f"  {note}")
         found.append(
             local.RankStart(
@@ -96,6 +105,7 @@ def _starts(
                 nodes=plan.nodes,
                 preload=[str(path) for path in preload.paths],
                 log=logs / f"rank-{number}.log" if number else None,
+                restart=place.restart,
             )
         )
     return found

@@ -1,0 +1,1 @@
+"""The way to a cluster: objects are created, examined and deleted through the official Python client."""

@@ -1,0 +1,104 @@
+"""Rules about CPUs, memory and time: what a pod asks for must fit what its ranks do."""
+
+from decimal import Decimal
+
+from whet.config.rules.ranges import Rule, at_least
+from whet.errors import Problem
+from whet.kubernetes import quantity
+from whet.kubernetes.fields import KubernetesFields
+
+_LEAST_MEMORY = 2**28
+"""Bytes below which a text such as 64 is meant to be 64Gi."""
+_LEAST_GRACE_S = 30
+"""Seconds: a step and a save of a small model, on a network volume."""
+
+
+def cpus_are_whole(asked: KubernetesFields) -> Problem | None:
+    """A pod asks for a whole number of CPUs: the kubelet gives a pod CPUs of its own only then."""
+    amount = _amount(asked.cpus)
+    if asked.cpus is None or (amount is not None and amount >= 1 and amount == int(amount)):
+        return None
+    near = max(1, int(amount)) if amount is not None else 16
+    return Problem(
+        what="cpus is not a whole number of CPUs",
+        got=asked.cpus,
+        why="a thread on a part of a CPU waits for the scheduler in every step, and all other threads wait for it; "
+        "the kubelet gives CPUs of its own only to pods that ask for a whole number",
+        fix=f"use --cpus {near}",
+    )
+
+
+def every_rank_has_a_thread(asked: KubernetesFields) -> Problem | None:
+    """The CPUs are enough for the ranks."""
+    amount = _amount(asked.cpus)
+    if amount is None or min(asked.nproc_per_node, asked.cpus_per_core) < 1:
+        return None
+    if amount >= asked.nproc_per_node * asked.cpus_per_core:
+        return None
+    return Problem(
+        what=f"{asked.nproc_per_node} ranks do not fit on {asked.cpus} CPUs",
+        got=f"--cpus {asked.cpus} --nproc_per_node {asked.nproc_per_node} --cpus_per_core {asked.cpus_per_core}",
+        why="each rank needs a core of its own: two ranks on one core take its time from each other",
+        fix=f"use --cpus {asked.nproc_per_node * asked.cpus_per_core} or more, or fewer ranks",
+    )
+
+
+def memory_is_an_amount(asked: KubernetesFields) -> Problem | None:
+    """Memory and shared memory are quantities of Kubernetes with a unit."""
+    for name in ("memory", "shared_memory"):
+        text = getattr(asked, name)
+        amount = _amount(text)
+        if text is not None and (amount is None or (name == "memory" and amount < _LEAST_MEMORY) or amount <= 0):
+            return Problem(
+                what=f"{name} is no amount of memory",
+                got=text,
+                why="Kubernetes counts bytes unless a unit follows, without a space: Mi, Gi, Ti, or M, G, T",
+                fix=f"use --{name} {_with_unit(text)}",
+            )
+    return None
+
+
+def shared_memory_is_a_part(asked: KubernetesFields) -> Problem | None:
+    """What lies in /dev/shm counts as memory of the pod."""
+    memory, shared = _amount(asked.memory), _amount(asked.shared_memory)
+    if memory is None or shared is None or memory < _LEAST_MEMORY or shared <= memory / 2:
+        return None
+    return Problem(
+        what="shared_memory is more than half of memory",
+        got=f"--shared_memory {asked.shared_memory} --memory {asked.memory}",
+        why="shared memory is part of the pod's memory: if both are used in full, the kernel ends the pod",
+        fix=f"use a --shared_memory of at most half of {asked.memory}, or more --memory",
+    )
+
+
+def the_grace_period_is_long_enough(asked: KubernetesFields) -> Problem | None:
+    """A run that is evicted has the time to finish its step and to save."""
+    if asked.grace_period_s >= _LEAST_GRACE_S:
+        return None
+    return Problem(
+        what=f"grace_period_s is below {_LEAST_GRACE_S}",
+        got=asked.grace_period_s,
+        why="an evicted run finishes its step and saves a checkpoint before the kubelet kills it; what it cannot save "
+        "is trained again",
+        fix=f"use --grace_period_s {_LEAST_GRACE_S} or more",
+    )
+
+
+def _amount(text: str | None) -> Decimal | None:
+    return None if text is None else quantity.read(text)
+
+
+def _with_unit(text: str) -> str:
+    digits = "".join(char for char in text if char.isdigit())
+    return f"{digits.lstrip('0') or '1'}Gi"
+
+
+AMOUNT_RULES: tuple[Rule, ...] = (
+    cpus_are_whole,
+    at_least("cpus_per_core", 1, "a thread needs at least one CPU"),
+    at_least("kept_free_cores", 0, "it is a count"),
+    every_rank_has_a_thread,
+    memory_is_an_amount,
+    shared_memory_is_a_part,
+    the_grace_period_is_long_enough,
+)

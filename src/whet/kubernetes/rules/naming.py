@@ -1,0 +1,99 @@
+"""Rules about names: the cluster refuses wrong ones, and late: some only when it makes the pods."""
+
+from collections.abc import Iterator
+
+from whet.config.rules.ranges import Rule
+from whet.errors import Problem
+from whet.kubernetes import names
+from whet.kubernetes.fields import KubernetesFields
+
+_OBJECTS = ("namespace", "service_account", "output_claim", "data_claim", "cache_claim")
+_OWN_LABELS = "app.kubernetes.io/"
+"""The prefix of the labels by which whet finds the job's pods."""
+
+
+def the_name_is_one_of_dns(asked: KubernetesFields) -> Problem | None:
+    """The job's name is a label of DNS that begins with a letter."""
+    if names.is_job_name(asked.name):
+        return None
+    return Problem(
+        what="the job has no name" if not asked.name else "name is no name for a job",
+        got=asked.name or None,
+        why="it becomes the host name of pods: lower-case letters, digits and dashes, a letter first, at most 63 "
+        "characters (DNS label, RFC 1035)",
+        fix="use a name such as --name squad-1",
+    )
+
+
+def pods_have_valid_names(asked: KubernetesFields) -> Problem | None:
+    """The name is short enough for what the cluster appends to it."""
+    last = names.longest_pod_name(asked.kind, asked.name, max(asked.max_nodes or 0, asked.nodes, 1) - 1)
+    if not names.is_job_name(asked.name) or len(last) <= names.LONGEST:
+        return None
+    return Problem(
+        what="name is too long for the names of the pods",
+        got=f"{last}, {len(last)} characters",
+        why=f"the name of a pod has at most {names.LONGEST} characters, and the cluster refuses longer ones only "
+        "when it makes the pod",
+        fix=f"use a --name of at most {names.LONGEST - len(last) + len(asked.name)} characters",
+    )
+
+
+def other_objects_have_valid_names(asked: KubernetesFields) -> Problem | None:
+    """Claims, Secrets, accounts and the namespace can exist."""
+    given = [(name, getattr(asked, name)) for name in _OBJECTS]
+    given += [("image_pull_secrets", one) for one in asked.image_pull_secrets]
+    for name, value in given:
+        if value is not None and not names.is_object_name(value):
+            return Problem(
+                what=f"{name} is no name of an object in Kubernetes",
+                got=value,
+                why="such names have lower-case letters, digits, dashes and dots, and begin and end with a letter or "
+                "digit",
+                fix=f"use the name that kubectl get shows, --{name} NAME",
+            )
+    return None
+
+
+def the_image_is_one(asked: KubernetesFields) -> Problem | None:
+    """The image is a name that a container engine understands."""
+    if asked.image is None or names.is_image(asked.image):
+        return None
+    return Problem(
+        what="image is no name of a container image",
+        got=asked.image,
+        why="it has the form REGISTRY/NAME:TAG or REGISTRY/NAME@sha256:DIGEST, without https:// and in lower case",
+        fix="use --image REGISTRY/NAME:TAG",
+    )
+
+
+def labels_are_pairs(asked: KubernetesFields) -> Problem | None:
+    """Labels and node selectors have a name and a value that Kubernetes accepts."""
+    for option, word in _labels(asked):
+        name, equals, value = word.partition("=")
+        if option == "label" and name.startswith(_OWN_LABELS):
+            return Problem(
+                what="labels of this prefix are set by whet",
+                got=word,
+                why="the job's pods are found by them",
+                fix=f"use a label without {_OWN_LABELS}",
+            )
+        if not equals or not names.is_label(name, value):
+            return Problem(
+                what=f"{option} is no label",
+                got=word,
+                why="a label is NAME=VALUE; both have at most 63 letters, digits, dashes, dots and underscores, and "
+                "the name may have a prefix such as example.org/",
+                fix=f"use the form --{option} disktype=ssd",
+            )
+    return None
+
+
+def _labels(asked: KubernetesFields) -> Iterator[tuple[str, str]]:
+    for option in ("label", "node_selector"):
+        yield from ((option, word) for word in getattr(asked, option))
+
+
+NAMING_RULES: tuple[Rule, ...] = (
+    the_name_is_one_of_dns, pods_have_valid_names, other_objects_have_valid_names, the_image_is_one, labels_are_pairs,
+)  # fmt: skip

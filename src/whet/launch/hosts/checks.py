@@ -1,0 +1,154 @@
+"""What the hosts' facts say against starting: each problem names the host, what was seen and the fix."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from whet.console import amount
+from whet.errors import Problem
+from whet.launch.hosts.member import Member
+from whet.version import __version__
+
+_CLOCK_S = 2.0
+_SLOW_FRAC = 0.25
+"""A link below this part of the usual speed is reported; a busy machine alone explains a factor of two."""
+_FREE_FRAC = 0.5
+"""A host with less free memory than this part of the others' is worth a line: all ranks train the same model."""
+
+
+def problems(members: Sequence[Member]) -> list[Problem]:
+    """Return what each host found about itself, and where hosts differ that must not."""
+    own = [
+        replace(one, what=f"{member.name}: {one.what}")
+        for member in members
+        if member.facts is not None
+        for one in member.facts.problems
+    ]
+    return [*own, *_versions(members), *_commands(members), *_named_twice(members)]
+
+
+def remarks(members: Sequence[Member], bytes_per_s: Mapping[str, float]) -> list[str]:
+    """Return what is odd about a host, or its link to the next one, but stops nothing."""
+    return [*_clocks(members), *_memory(members), *_links(members, bytes_per_s)]
+
+
+def other_versions(members: Sequence[Member]) -> list[Problem]:
+    """Return a problem for each host that has another version of whet than the launcher."""
+    return [
+        _differs(member, "whet", member.facts.whet, __version__, "the launcher")
+        for member in members
+        if member.facts is not None and member.facts.whet != __version__
+    ]
+
+
+def _named_twice(members: Sequence[Member]) -> list[Problem]:
+    """Return a problem for each host, of those reached by name, that is another one by a different name."""
+    named = [one for one in members if one.process is not None and one.facts is not None and one.facts.addresses]
+    first: dict[frozenset[str], str] = {}
+    found: list[Problem] = []
+    for member in named:
+        addresses = frozenset(member.facts.addresses) if member.facts is not None else frozenset[str]()
+        name = first.setdefault(addresses, member.name)
+        if name != member.name:
+            found.append(
+                Problem(
+                    what=f"{member.name} is the same machine as {name}",
+                    got=f"both have the addresses {', '.join(sorted(addresses))}",
+                    why="their ranks would be bound to the same cores",
+                    fix=f"name it once, with the ranks that it is to have: {name}:2",
+                )
+            )
+    return found
+
+
+def _versions(members: Sequence[Member]) -> list[Problem]:
+    found: list[Problem] = []
+    known = [member for member in members if member.facts is not None]
+    for first, member in ((known[0], other) for other in known[1:]):
+        assert first.facts is not None
+        assert member.facts is not None
+        if member.facts.torch != first.facts.torch:
+            found.append(_differs(member, "torch", member.facts.torch, first.facts.torch, first.name))
+        ours, theirs = (_minor(one.facts.python) for one in (first, member) if one.facts is not None)
+        if ours != theirs:
+            found.append(_differs(member, "Python", member.facts.python, first.facts.python, first.name))
+    return found
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])
+
+
+def _differs(member: Member, what: str, got: str, wanted: str, of: str) -> Problem:
+    install = f"{what} {wanted}" if what == "Python" else f"pip install {what}=={wanted}"
+    return Problem(
+        what=f"{member.name}: another version of {what}",
+        got=f"{got or 'none'}; {of} has {wanted or 'none'}",
+        why="ranks that compute with different versions do not train the same model",
+        fix=f"install it on {member.name} ({install}), or name another Python with --python",
+    )
+
+
+def _commands(members: Sequence[Member]) -> list[Problem]:
+    """Return a problem for each host that was started with another command than the first, by hand."""
+    known = [member for member in members if member.facts is not None and member.facts.command]
+    return [
+        Problem(
+            what=f"{other.name}: another command than on {known[0].name}",
+            got=f"{_command(other)}; {known[0].name} has {_command(known[0])}",
+            why="all ranks of a run execute the same command",
+            fix="start the launcher with the same command on every node",
+        )
+        for other in known[1:]
+        if _command(other) != _command(known[0])
+    ]
+
+
+def _command(member: Member) -> str:
+    return member.facts.command if member.facts is not None else ""
+
+
+def _clocks(members: Sequence[Member]) -> list[str]:
+    by_clock = sorted(members, key=lambda member: member.clock_ahead_s)
+    if len(by_clock) < 2 or by_clock[-1].clock_ahead_s - by_clock[0].clock_ahead_s < _CLOCK_S:
+        return []
+    middle = statistics.median_low(member.clock_ahead_s for member in members)
+    return [
+        f"{member.name}: its clock is {abs(member.clock_ahead_s - middle):.0f} s "
+        f"{'ahead of' if member.clock_ahead_s > middle else 'behind'} the others'; times in logs and of files will not "
+        f"agree. fix: run chronyd or systemd-timesyncd there"
+        for member in members
+        if abs(member.clock_ahead_s - middle) >= _CLOCK_S
+    ]
+
+
+def _links(members: Sequence[Member], bytes_per_s: Mapping[str, float]) -> list[str]:
+    if len(bytes_per_s) < 3:
+        return []
+    usual = statistics.median(bytes_per_s.values())
+    return [
+        f"{member.name}: only {8e-9 * own:.2f} Gbit/s to {members[(n + 1) % len(members)].name}, the others have "
+        f"{8e-9 * usual:.1f}; all ranks wait for the slowest link. fix: look at the interface {member.interface} there "
+        f"(ethtool {member.interface}), or choose another network with --master_addr"
+        for n, member in enumerate(members)
+        if (own := bytes_per_s.get(member.name, usual)) < _SLOW_FRAC * usual
+    ]
+
+
+def _memory(members: Sequence[Member]) -> list[str]:
+    free = {
+        member.name: member.facts.available_bytes / member.facts.n_ranks
+        for member in members
+        if member.facts is not None and member.facts.available_bytes and member.facts.n_ranks
+    }
+    if len(free) < 2:
+        return []
+    usual = statistics.median_high(free.values())
+    return [
+        f"{name}: {amount(own)} of memory free for each rank, others have {amount(usual)}. "
+        f"fix: end what else runs there, or give it fewer ranks (--hosts {name}:1)"
+        for name, own in free.items()
+        if own < _FREE_FRAC * usual
+    ]
