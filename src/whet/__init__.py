@@ -8,25 +8,36 @@ from typing import TYPE_CHECKING, Any
 from whet.version import __version__
 
 if TYPE_CHECKING:
+    from whet.accelerator.accelerator import Accelerator
     from whet.config.arguments import TrainingArguments
     from whet.errors import ConfigError, DataError, WhetError
+    from whet.models.experts.settings import ExpertSettings
+    from whet.models.experts.upcycle import upcycle
     from whet.own_loop.changes import changes
     from whet.own_loop.optimize import optimize, restore
+    from whet.train.callbacks.ray_train import RayReport
     from whet.train.trainer import Trainer
 
 _HOME = {
+    "Accelerator": "whet.accelerator.accelerator",
+    "ExpertSettings": "whet.models.experts.settings",
     "TrainingArguments": "whet.config.arguments",
     "Trainer": "whet.train.trainer",
+    "RayReport": "whet.train.callbacks.ray_train",
     "changes": "whet.own_loop.changes",
     "optimize": "whet.own_loop.optimize",
     "restore": "whet.own_loop.optimize",
+    "upcycle": "whet.models.experts.upcycle",
     "WhetError": "whet.errors",
     "ConfigError": "whet.errors",
     "DataError": "whet.errors",
 }
 __all__ = [
+    "Accelerator",
     "ConfigError",
     "DataError",
+    "ExpertSettings",
+    "RayReport",
     "Trainer",
     "TrainingArguments",
     "WhetError",
@@ -34,6 +45,7 @@ __all__ = [
     "changes",
     "optimize",
     "restore",
+    "upcycle",
 ]
 
 

@@ -7,6 +7,7 @@ import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from types import ModuleType
 
 from whet.errors import ConfigError
@@ -23,6 +24,11 @@ def require(module: str, *, needed_for: str, install: str) -> ModuleType:
             why=f"{needed_for} needs it",
             fix=f"run: pip install {install}",
         ) from error
+
+
+def is_installed(package: str) -> bool:
+    """Return whether the package could be imported, without importing it."""
+    return find_spec(package) is not None
 
 
 def is_from(value: object, module: str, name: str) -> bool:

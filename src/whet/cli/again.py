@@ -8,6 +8,7 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from importlib import import_module
 
+from whet.config import ranks
 from whet.config.options import MASK, options_of
 from whet.errors import escape_controls
 from whet.train.control.stop import Stopped
@@ -15,15 +16,21 @@ from whet.train.control.stop import Stopped
 
 def tell(stopped: Stopped, argv: Sequence[str]) -> int:
     """Print what is saved, and the command that resumes on a line of its own; return the exit code."""
-    print(f"whet: {escape_controls(str(stopped))}", file=sys.stderr)
+    if ranks.place_or_alone().is_first:
+        print(f"whet: {escape_controls(str(stopped))}", file=sys.stderr)
     tell_command(argv, stopped.again)
     return int(str(stopped.code))
 
 
 def tell_command(argv: Sequence[str], again: Mapping[str, object]) -> None:
-    """Print the command that resumes with these settings, if there are any: alone on its line, so it can be copied."""
-    if again:
-        print(f"whet: continue with:\n\n{command(argv, again)}\n", file=sys.stderr)
+    """Print the command that resumes with these settings, if there are any: alone on its line, so it can be copied.
+
+    Of several ranks the first prints it; how they were started, a rank does not know.
+    """
+    place = ranks.place_or_alone()
+    if again and place.is_first:
+        how = "" if place.n_ranks == 1 else f" your launcher and, for its {place.n_ranks} ranks, the command"
+        print(f"whet: continue with{how}:\n\n{command(argv, again)}\n", file=sys.stderr)
 
 
 def command(argv: Sequence[str], again: Mapping[str, object]) -> str:

@@ -1,14 +1,15 @@
-"""`whet launch`: start a command on the cores of this machine, once for each rank."""
+"""`whet launch`: start a command on the cores of this machine, or of several hosts, once for each rank."""
 
 from whet.config.command import Command
 from whet.launch.arguments import LaunchArguments
+from whet.launch.hosts.arguments import HostsArguments
 
 
-def _run(asked: LaunchArguments) -> int:
-    from whet.cli.main import COMMANDS
+def _run(asked: LaunchArguments, hosts: HostsArguments) -> int:
+    from whet.cli.main import COMMANDS, RANKED
     from whet.launch.run import run_launch
 
-    return run_launch(asked, COMMANDS)
+    return run_launch(asked, hosts, COMMANDS, RANKED)
 
 
 COMMAND = Command(
@@ -16,6 +17,7 @@ COMMAND = Command(
     summary=(
         "Start a command bound to the physical cores and the memory of this machine's NUMA nodes: one process (rank)"
         " for each node, with as many threads as it has cores, and with a faster allocator where one is installed."
+        " --hosts does the same on several machines over ssh, after a pre-flight that checks all of them."
         " What was preloaded is verified in the running process. If one rank fails, all are stopped within 5 seconds."
     ),
     usage="[--OPTION VALUE ...] -- COMMAND ...",
@@ -24,7 +26,8 @@ COMMAND = Command(
         "whet launch --dry_run -- qa",
         "whet launch -- qa --model_name_or_path MODEL --dataset_name squad --do_train --output_dir out",
         "whet launch --nproc_per_node 2 -- train.py",
+        "whet launch --hosts node1,node2 -- train.py",
     ),
-    parts=(LaunchArguments,),
+    parts=(LaunchArguments, HostsArguments),
     run=_run,
 )

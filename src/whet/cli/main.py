@@ -12,25 +12,33 @@ from typing import NoReturn
 
 from whet import __version__, lasting
 from whet.config import environment
-from whet.config.ranks import require_one_process
+from whet.config.ranks import here, require_one_process
 from whet.errors import EXIT_BAD_CONFIG, EXIT_IO, EXIT_OK, ConfigError, WhetError, escape_controls
+from whet.launch import pinning
 from whet.train.control import stop
 
 COMMANDS = {
     "qa": "train, evaluate and run a question answering model",
     "classify": "train, evaluate and run a text classifier",
     "tag": "train, evaluate and run a tagger of words",
+    "lm": "train and evaluate a causal language model",
+    "generate": "continue a text, or chat, with a language model",
+    "merge": "fold a trained adapter into its model",
     "predict": "write the predictions of a trained model for a file",
     "ask": "ask a trained model questions about a text",
     "demo": "train a small model; nothing is downloaded",
+    "demo-lm": "train a small language model; nothing is downloaded",
     "launch": "start a command on this machine's cores, once for each rank",
+    "k8s": "train on Kubernetes: render, submit, status, logs, delete",
     "bench-methods": "measure each training technique on your model and machine",
     "doctor": "check this machine and installation, with advice",
 }
-TRAINING = frozenset({"qa", "classify", "tag", "demo", "bench-methods"})
+TRAINING = frozenset({"qa", "classify", "tag", "lm", "demo", "demo-lm", "bench-methods"})
 """The commands that train."""
-STOPPABLE = frozenset({"qa", "classify", "tag"})
+STOPPABLE = frozenset({"qa", "classify", "tag", "lm"})
 """The commands that a signal ends with a checkpoint."""
+RANKED = frozenset({"qa", "classify", "tag", "lm"})
+"""The commands that several ranks can run together."""
 _ONLY_PRINTS = frozenset({"__help", "_h", "__print_config"})
 """The flags, dashes as underscores, with which a command that trains prints something instead."""
 _HELP_WORDS = ("--help", "-h", "help")
@@ -160,8 +168,11 @@ def _dispatch(argv: list[str]) -> int:
         return _show(loaded.text)
     if name != "doctor":  # it reports these variables itself
         environment.require_known(_note)
-    if name in TRAINING:
-        require_one_process()
+    if name in RANKED:
+        if said := pinning.widened(here(), os.environ):
+            _note(said)
+    elif name in TRAINING:
+        require_one_process(f"whet {name}")
     with quiet_libraries():
         done = command.run(*loaded.settings)
         return done if isinstance(done, int) else done()

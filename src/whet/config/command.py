@@ -23,6 +23,8 @@ class Command:
     """The settings classes of its flags."""
     lone: str | None = None
     """The meaning of a word without a flag: `config`, or the name of an option."""
+    second_lone: str | None = None
+    """The option that a second word without a flag is."""
     rest: str | None = None
     """The setting that takes the words after `--` as they are."""
     takes_config: bool = False

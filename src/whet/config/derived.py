@@ -9,9 +9,11 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from whet.config import ranks
 from whet.config.fields import TrainingFields
 from whet.config.names.aliases import ALIASES
 from whet.config.names.off_values import OFF, off_value
+from whet.config.ranks import here
 from whet.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -63,35 +65,35 @@ class DerivedSettings(TrainingFields):
 
     @property
     def parallel_mode(self) -> ParallelMode:
-        """How the run is distributed, in transformers' words: it is not."""
+        """How the run is distributed, in transformers' words."""
         from transformers.training_args import ParallelMode
 
-        return ParallelMode.NOT_PARALLEL
+        return ParallelMode.DISTRIBUTED if self.world_size > 1 else ParallelMode.NOT_PARALLEL
 
     @property
     def world_size(self) -> int:
-        """Processes that train together: whet trains in one."""
-        return 1
+        """Processes that train together."""
+        return here().n_ranks
 
     @property
     def process_index(self) -> int:
         """Number of this process among all."""
-        return 0
+        return here().rank
 
     @property
     def local_process_index(self) -> int:
         """Number of this process on its machine."""
-        return 0
+        return here().local_rank
 
     @property
     def should_log(self) -> bool:
-        """Whether this process logs."""
-        return True
+        """Whether this process logs: rank 0 does."""
+        return here().is_first
 
     @property
     def should_save(self) -> bool:
-        """Whether this process writes files."""
-        return True
+        """Whether this process writes files: rank 0 does."""
+        return here().is_first
 
     @property
     def place_model_on_device(self) -> bool:
@@ -100,8 +102,8 @@ class DerivedSettings(TrainingFields):
 
     @property
     def ddp_timeout_delta(self) -> timedelta:
-        """How long processes would wait for each other."""
-        return timedelta(seconds=1800)
+        """How long processes wait for each other."""
+        return timedelta(seconds=self.ddp_timeout)
 
     @property
     def train_batch_size(self) -> int:
@@ -127,8 +129,17 @@ class DerivedSettings(TrainingFields):
 
     @contextlib.contextmanager
     def main_process_first(self, local: bool = True, desc: str = "work") -> Iterator[None]:
-        """Run the block: there is one process, so there is nothing to wait for."""
+        """Run the block on the first process of this machine (or of all) first, then on the others."""
+        place = here()
+        if place.n_ranks == 1:
+            yield
+            return
+        comes_first, wait = (place.local_rank == 0) if local else place.is_first, ranks.joined(self)
+        if not comes_first:
+            wait()
         yield
+        if comes_first:
+            wait()
 
     def to_sanitized_dict(self) -> dict[str, Any]:
         """Return every field by name with values that trackers accept: numbers, bools and texts."""

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from whet.config.ranks import here
+
 Interval = Literal["no", "steps", "epoch"]
 PaddingInLoss = Literal["none", "sampled", "all"]
 SpanLoss = Literal["independent", "compound"]
@@ -41,6 +43,33 @@ class TrainingFields:
     resume_allow_changes: Sequence[str] = field(default=(), metadata={"kind": tuple[str, ...]})
     """Settings that may differ from the checkpoint that a run resumes from, such as learning_rate,optim. Also possible:
     model, data, order, dtype and rows_per_step. Any other difference stops the run before it starts."""
+    ddp_backend: str | None = None
+    """How the ranks of a run exchange numbers: gloo, mpi or nccl, as far as this torch has it. null: gloo on a CPU,
+    nccl on GPUs. With one process it has no effect, like the other ddp settings."""
+    ddp_timeout: int = 300
+    """Seconds that a rank waits for the others before the run ends with an error."""
+    ddp_comm_hook: Literal["none", "fp16", "bf16", "powersgd"] = "none"
+    """Form in which gradients travel between the ranks. none: float32, exact. bf16, fp16: half the bytes, for slow
+    networks; bf16 is summed in float32. powersgd: matrices of rank 4 that stand for the gradients, from step 10 on; a
+    resumed run forgets what earlier steps left out."""
+    ddp_bucket_cap_mb: int | None = None
+    """Size in MiB of the buckets in which gradients travel while the backward pass computes others. null: 25."""
+    ddp_find_unused_parameters: bool | None = None
+    """Whether weights may have no gradient in a step of several ranks. false saves a walk over the graph. null: yes."""
+    zero_stage: int = 0
+    """What the ranks of a run share, so that each needs less memory (ZeRO). 1: the state of the optimizer. 2: gradients
+    too. 3: weights too, collected for each block when it computes. 0: nothing. The curve stays the same. With one
+    process it has no effect."""
+    fsdp: str | bool | None = None
+    """The same in the words of transformers: true or full_shard is zero_stage 3, shard_grad_op is zero_stage 2; they
+    may be followed by auto_wrap."""
+    offload: Literal["none", "optimizer", "params"] = "none"
+    """What waits in the host's memory while a GPU does not need it. On a CPU there is nothing to offload, and it is
+    refused."""
+    deepspeed: str | dict[str, Any] | None = None
+    """Configuration of DeepSpeed, a JSON file or a dict. If DeepSpeed is installed, its engine sums gradients and
+    shares what ranks hold; if not, zero_stage does, at the stage of the configuration. "auto" takes the value of the
+    argument. A value that differs from the argument, and a key that whet does not know, are errors."""
     seed: int = 42
     """Random seed of new weights, dropout and, without data_seed, row order. Same seed and settings: same run."""
     full_determinism: bool = False
@@ -66,7 +95,7 @@ class TrainingFields:
     the present setting of torch."""
 
     per_device_train_batch_size: int = 8
-    """Rows in one forward and backward pass. More rows use the machine better, and need more memory."""
+    """Rows in one forward and backward pass of each rank. More rows use the machine better, and need more memory."""
     gradient_accumulation_steps: int = 1
     """Batches whose gradients are summed before the weights change. 4 batches of 8 rows train exactly like 1 batch of
     32 rows, with about a quarter of the activation memory."""
@@ -290,5 +319,5 @@ class TrainingFields:
 
     @property
     def train_rows_per_step(self) -> int:
-        """Rows per optimizer step, over all accumulated batches."""
-        return self.per_device_train_batch_size * self.gradient_accumulation_steps
+        """Rows per optimizer step, over all accumulated batches of all ranks."""
+        return self.per_device_train_batch_size * self.gradient_accumulation_steps * here().n_ranks

@@ -41,6 +41,8 @@ class MethodSettings:
     compile: CompileSettings | None = None
     checkpointing: Literal["blocks", "selective"] | None = None
     """What is recomputed in backward; None: what transformers' own switch in the model says."""
+    weights_come_and_go: bool = False
+    """Whether a block has its weights only while it computes, forward or backward (zero_stage 3)."""
     names: tuple[str, ...] = ()
     """The methods that are asked for by name."""
     offload: bool = False
@@ -53,6 +55,7 @@ def method_settings(args: TrainingArguments, *, operators: Literal["auto"] | Non
     return MethodSettings(
         operators=operators,
         row_gradients=True,
+        weights_come_and_go=args.zero_stage == 3 and args.world_size > 1,
         names=tuple(args.methods),
         last_block=args.last_block_tokens,
         precision=args.precision,

@@ -8,6 +8,7 @@ from typing import Any
 from whet.card import Card
 from whet.config.fields import TrainingFields
 from whet.config.rules.schedule import WITHOUT_WARMUP
+from whet.config.rules.sharing import stage_of
 
 CARD = Card(
     name="few samples",
@@ -20,11 +21,16 @@ CARD = Card(
     page="few-samples.md",
 )
 RECIPES: Mapping[str, Mapping[str, Any]] = {
-    "few_samples": {"min_steps": 300, "warmup_steps": 0.1},
-}
+    "few_samples": {
+        "min_steps": 300, "warmup_steps": 0.1, "lr_scheduler_type": "constant_with_warmup", "reinit_layers": 1,
+        "weight_averaging_start": 0.5,
+    },
+}  # fmt: skip
 """Name -> setting -> value. docs/methods/few-samples.md says how a setting becomes a part of it."""
-_GIVEN_INSTEAD = {"min_steps": ("max_steps", -1), "warmup_steps": ("warmup_ratio", 0.0)}
-"""Setting of a recipe -> another one that decides the same unless it has this value: then the recipe's is left out."""
+_GIVEN_INSTEAD = {
+    "min_steps": (("max_steps", -1),), "warmup_steps": (("warmup_ratio", 0.0),),
+}  # fmt: skip
+"""Setting of a recipe -> others that decide the same unless they have this value: then the recipe's is left out."""
 
 
 def values_for(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -41,6 +47,11 @@ def in_force(args: TrainingFields) -> tuple[dict[str, Any], dict[str, Any]]:
     return kept, {name: value for name, value in now.items() if name not in kept}
 
 
+def sets(args: TrainingFields, name: str) -> bool:
+    """Return whether the value of this setting is the recipe's."""
+    return args.recipe is not None and name in in_force(args)[0]
+
+
 def described(args: TrainingFields) -> list[str]:
     """Return what the run's recipe set and what it left as given, in parts of a line; empty without a recipe."""
     if args.recipe is None:
@@ -52,11 +63,17 @@ def described(args: TrainingFields) -> list[str]:
 
 
 def _is_decided(name: str, given: Mapping[str, Any]) -> bool:
-    """Return whether what the user gave decides this setting."""
+    """Return whether what the user gave decides this setting, or does not go with it."""
     if name in given or (name == "warmup_steps" and given.get("lr_scheduler_type") in WITHOUT_WARMUP):
         return True
-    other, off = _GIVEN_INSTEAD.get(name, ("", None))
-    return given.get(other, off) != off
+    if name == "weight_averaging_start" and _shares_weights(given):
+        return True
+    return any(given.get(other, off) != off for other, off in _GIVEN_INSTEAD.get(name, ()))
+
+
+def _shares_weights(given: Mapping[str, Any]) -> bool:
+    """Return whether ranks have a part of the weights alone, of which there is no average (stages 2 and 3 of ZeRO)."""
+    return (given.get("zero_stage") or stage_of(given.get("fsdp")) or 0) >= 2
 
 
 def _written(value: object) -> str:

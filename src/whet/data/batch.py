@@ -47,6 +47,9 @@ class Batch:
     columns: Tensor | None = None
     """Where in the flattened padded `inputs` each token (n_computed,) comes from, where these are packed later."""
 
+    is_extra: bool = False
+    """Whether its rows count nothing: a rank without rows of its own computes them, as all make the same exchanges."""
+
     @property
     def n_in_rows(self) -> int:
         """Tokens of the rows of a packed batch: real ones, and computed padding tokens."""

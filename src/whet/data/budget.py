@@ -33,7 +33,7 @@ def cuts(dataset: Any, rows: np.ndarray, most_rows: int, most_tokens: int | None
     if most_tokens is None:
         return [(first, min(first + most_rows, len(rows))) for first in range(0, len(rows), most_rows)]
     found, first, n_tokens = [], 0, 0
-    for place, length in enumerate(_lengths(dataset, rows).tolist()):
+    for place, length in enumerate(tokens_of(dataset, rows).tolist()):
         if place > first and (place - first == most_rows or n_tokens + length > most_tokens):
             found.append((first, place))
             first, n_tokens = place, 0
@@ -55,7 +55,7 @@ def padded_to(
     return [lengths[first:end] for first, end in cuts]
 
 
-def _lengths(dataset: Any, rows: np.ndarray) -> np.ndarray:
+def tokens_of(dataset: Any, rows: np.ndarray) -> np.ndarray:
     """Return how many real tokens each row has."""
     if isinstance(dataset, RowStore) or not len(rows) or not _is_nested(dataset[int(rows[0])]):
         return _alone(dataset, rows).lengths

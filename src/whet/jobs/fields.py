@@ -10,9 +10,16 @@ Pooling = Literal["mean", "max"]
 REFUSED = {
     "use_fast_tokenizer": "whet reads only tokenizers of the `tokenizers` library, which are the fast ones",
     "use_auth_token": "set HF_TOKEN, or use --token",
+    "load_in_8bit": "whet keeps frozen weights in float32: use --lora_r with --gradient_checkpointing to save memory",
+    "load_in_4bit": "whet keeps frozen weights in float32: use --lora_r with --gradient_checkpointing to save memory",
 }
 """Flags of transformers' scripts that whet does not honour -> what to do instead."""
-OFF: dict[str, tuple[object, ...]] = {"use_fast_tokenizer": (True,), "use_auth_token": (False, None)}
+OFF: dict[str, tuple[object, ...]] = {
+    "use_fast_tokenizer": (True,),
+    "use_auth_token": (False, None),
+    "load_in_8bit": (False, None),
+    "load_in_4bit": (False, None),
+}
 """Their values without effect, which are accepted."""
 
 
@@ -59,6 +66,43 @@ class JobFields:
     """Use only this many of the first examples for evaluation. null: all."""
     max_predict_samples: int | None = None
     """Use only this many of the first examples for prediction. null: all."""
+    lora_r: int | None = None
+    """Train low-rank pairs of this rank next to chosen layers, and a new head, instead of all weights (LoRA, through
+    peft). The output folder then holds the adapter; whet merge folds it into the model. null: train all weights."""
+    lora_alpha: int = 32
+    """With lora_r: the pairs' results are multiplied by lora_alpha / lora_r."""
+    lora_dropout: float = 0.05
+    """With lora_r: dropout of what the pairs read."""
+    lora_target_modules: str | None = None
+    """With lora_r: names of the layers that get a pair, separated by commas, or all-linear. null: those that peft
+    chooses for the model's family, mostly queries and values."""
+    use_rslora: bool = False
+    """With lora_r: multiply by lora_alpha / sqrt(lora_r) (Kalajdzievski 2023), for large ranks."""
+    use_dora: bool = False
+    """With lora_r: learn the length of each weight's columns apart (DoRA, Liu et al. 2024). Takes more time."""
+    moe_experts: int | None = None
+    """Give every moe_every-th feed-forward part of the model this many experts before the training. Each begins as a
+    copy of the part (upcycling), so that the model computes what it did. null: the model as it is."""
+    moe_top_k: int = 1
+    """With moe_experts: experts that compute each token, 1 or 2."""
+    moe_every: int = 2
+    """With moe_experts: every so many blocks, the feed-forward part gets experts."""
+    moe_capacity_factor: float | None = None
+    """With moe_experts: in training, an expert takes at most this many times its even share of the tokens of a
+    sequence, such as 1.25. Tokens above it are dropped: they pass the layer unchanged, and the log counts them. null:
+    no token is dropped."""
+    moe_aux_loss_coef: float = 0.01
+    """With moe_experts: weight of the balance loss, which spreads tokens evenly over the experts."""
+    moe_z_loss_coef: float = 0.001
+    """With moe_experts: weight of the z loss, which keeps the routers' logits small."""
+    teacher_model: str | None = None
+    """Model that was trained for the same task, with the same tokenizer and labels: a folder, or a name on the hub.
+    The model learns its probabilities next to the labels (distillation, Hinton et al. 2015). null: labels alone."""
+    distillation_temperature: float = 2.0
+    """With teacher_model: what the logits of both models are divided by. Higher: more of what the teacher thinks of
+    wrong answers."""
+    distillation_alpha: float = 0.5
+    """With teacher_model: its share of the loss, from above 0 to 1; the labels have the rest."""
     overwrite_cache: bool = False
     """Tokenize again even if the tokens of this data are cached."""
     preprocessing_num_workers: int | None = None

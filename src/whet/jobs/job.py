@@ -12,7 +12,11 @@ from whet.config.arguments import TrainingArguments
 from whet.jobs.fields import JobFields
 from whet.jobs.judging import Judge
 from whet.jobs.left_out import LeftOut
+from whet.jobs.lora.adapt import EveryGradient
 from whet.jobs.predict.trained import write_reading
+from whet.models import adapters
+from whet.models.experts.layer import layers_of
+from whet.train.checkpoint import finding
 from whet.train.control import stop
 from whet.train.output import printing, run_log
 from whet.train.trainer import Trainer
@@ -54,6 +58,9 @@ class Job:
             if self.args.do_eval:
                 self.parts["validation"].judge.follow(self.trainer)
             if self.args.do_train:
+                model = self.trainer.model
+                if adapters.names_of(model) or layers_of(model):
+                    self.trainer.add_callback(EveryGradient(experts_alone=not adapters.names_of(model)))
                 trained = self.trainer.train()
                 self._save_training(dict(trained.metrics))
             stop.check(self.trainer.sync.stop_signal)
@@ -71,7 +78,14 @@ class Job:
         self.trainer.create_model_card(**self.card)
         write_reading(Path(self.args.output_dir), self.reading, self.args.save_error_policy)
         folder = self.args.output_dir
-        stop.record_progress(f"the trained model is in {folder}", do_train=False, model_name_or_path=folder)
+        stop.record_progress(f"the trained model is in {folder}", **self._settings_after_training())
+
+    def _settings_after_training(self) -> dict[str, Any]:
+        """Return the settings of a command that evaluates the trained model; an adapter is read from a checkpoint."""
+        folder = self.args.output_dir
+        if not adapters.names_of(self.trainer.model):
+            return {"do_train": False, "model_name_or_path": folder}
+        return {} if finding.would_resume(Path(folder)) is None else {"resume_from_checkpoint": "auto"}
 
     def _judge(self, prefix: str) -> None:
         self._record(prefix, self.parts[SPLIT_OF[prefix]].judge.judge(self.trainer, prefix))

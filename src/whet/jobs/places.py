@@ -63,7 +63,7 @@ def _hub_errors(job: JobFields) -> Iterator[WhetError]:
 
 
 def _output(args: TrainingArguments) -> Iterator[WhetError]:
-    if not args.output_dir.strip():
+    if not args.output_dir.strip() or not args.should_save:
         return
     if problem := check_output_dir(args.output_dir, overwrite=True):
         yield OutputError.of([problem])

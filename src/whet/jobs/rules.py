@@ -3,9 +3,11 @@
 from typing import Any
 
 from whet.config.arguments import TrainingArguments
-from whet.config.rules.ranges import Rule, at_least
+from whet.config.rules.ranges import Rule, at_least, only_with
 from whet.errors import MASK, Problem
+from whet.jobs.expert_rules import EXPERT_RULES, EXPERT_RUN_RULES
 from whet.jobs.fields import JobFields
+from whet.jobs.teacher_rules import TEACHER_RULES, TEACHER_RUN_RULES
 
 
 def names_a_model(job: JobFields) -> Problem | None:
@@ -194,6 +196,30 @@ def windows_move_on(spans: Any) -> Problem | None:
     )
 
 
+def lora_trains(job: JobFields, args: TrainingArguments) -> Problem | None:
+    """An adapter that has not been trained changes nothing."""
+    if job.lora_r is None or args.do_train:
+        return None
+    return Problem(
+        what="lora_r has nothing to train",
+        got=f"lora_r={job.lora_r} without do_train",
+        why="a new adapter changes nothing before it is trained",
+        fix="add --do_train; to evaluate a trained adapter, merge it first: whet merge FOLDER --output_dir MERGED",
+    )
+
+
+def lora_dropout_is_a_probability(job: JobFields) -> Problem | None:
+    """It is that of a value to be dropped."""
+    if 0 <= job.lora_dropout < 1:
+        return None
+    return Problem(
+        what="lora_dropout is not a probability",
+        got=job.lora_dropout,
+        why="each value is dropped with it, and some have to stay",
+        fix="use a --lora_dropout from 0 up to 1, such as 0.05",
+    )
+
+
 JOB_RULES: tuple[Rule, ...] = (
     at_least("seeds", 1, "a run trains one model at least"),
     names_a_model,
@@ -202,6 +228,18 @@ JOB_RULES: tuple[Rule, ...] = (
     has_data,
     data_from_one_place,
     config_of_a_dataset,
+    at_least("lora_r", 1, "a pair of matrices of rank 0 is nothing"),
+    at_least("lora_alpha", 1, "the pairs' results are multiplied by it"),
+    lora_dropout_is_a_probability,
+    only_with(
+        "lora_is_on",
+        "lora_r",
+        ("lora_alpha", "lora_dropout", "lora_target_modules", "use_rslora", "use_dora"),
+        why="they say how an adapter learns, and no adapter is asked for",
+        fix="add --lora_r 16, or leave them out",
+    ),
+    *EXPERT_RULES,
+    *TEACHER_RULES,
     at_least("max_train_samples", 1, "training on no row is no training"),
     at_least("max_eval_samples", 1, "an evaluation of no row has no result"),
     at_least("max_predict_samples", 1, "predicting for no row gives nothing"),
@@ -209,6 +247,9 @@ JOB_RULES: tuple[Rule, ...] = (
 )
 JOB_RUN_RULES: tuple[Rule, ...] = (
     does_something,
+    lora_trains,
+    *EXPERT_RUN_RULES,
+    *TEACHER_RUN_RULES,
     metrics_are_the_tasks,
     seeds_are_compared,
     seeds_resume_together,

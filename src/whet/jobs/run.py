@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from whet import log
 from whet.config.arguments import TrainingArguments
+from whet.config.ranks import require_output_for_restarts, restarted
 from whet.config.settings import refuse
 from whet.jobs.places import may_hold_files, require_places
 from whet.jobs.summary import show
@@ -20,14 +22,23 @@ USED_BY = {"train": "do_train", "validation": "do_eval", "test": "do_predict"}
 """Split -> the setting that asks for it."""
 
 
+def _continued(args: TrainingArguments) -> TrainingArguments:
+    """Return the settings of a command that its launcher started again: it resumes from the newest checkpoint."""
+    require_output_for_restarts(overwrites=args.do_train and args.overwrite_output_dir)
+    resumes = restarted() and args.do_train and args.resume_from_checkpoint is None
+    return replace(args, resume_from_checkpoint="auto") if resumes else args
+
+
 def run_job(task: Task, job: Any, args: TrainingArguments) -> int:
     """Run the command in its output folder, and show its metrics; return the exit code."""
-    log.set_up(logging.WARNING)
+    args = _continued(args)
+    log.set_up(logging.WARNING if args.should_log else logging.ERROR)
     printing.configure(args)
     refuse(task.check(job, args))
     if args.enable_jit_checkpoint is False:
         stop.restore()
-    lock.refuse_taken(Path(args.output_dir))
+    if args.should_save:
+        lock.refuse_taken(Path(args.output_dir))
     require_places(job, args)
     started_s = time.perf_counter()
     with lock.output_folder(args.output_dir, may_hold_files(args)) as folder, run_log.buffered():

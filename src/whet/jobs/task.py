@@ -25,6 +25,8 @@ class Task:
     """The metrics of the table at the end."""
     judged_by: Sequence[str]
     """The metrics that a model is judged by, if the settings name none: the first that an evaluation has."""
+    lower_is_better: bool = False
+    """Whether the smallest of this metric is the best."""
     tables: Callable[[Any], Sequence[str]] = lambda _: ()
     """Returns the lines that follow this table, from the Job that has run."""
 
@@ -32,7 +34,7 @@ class Task:
         """Return which of the metrics of an evaluation the best model is chosen by, and whether more is better."""
         wanted = args.metric_for_best_model
         if wanted is None:
-            return next(name for one in self.judged_by if (name := f"eval_{one}") in metrics), True
+            return next(name for one in self.judged_by if (name := f"eval_{one}") in metrics), not self.lower_is_better
         name = wanted if wanted.startswith("eval_") else f"eval_{wanted}"
         if name not in metrics:
             raise ConfigError(

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from whet.errors import ConfigError
 from whet.models import known
+from whet.models.experts.settings import settings_of
 from whet.models.packable import why_padded
 from whet.own_loop import curated, inside, spacy_pipes
 
@@ -36,6 +37,20 @@ def require_model(model: Any) -> None:
     for name, root in roots:
         for path, module in root.named_modules():
             _require_unwrapped(module, ".".join(part for part in (name, path) if part))
+
+
+def require_no_balance(model: Any) -> None:
+    """Raise ConfigError for experts whose balance is learnt: a loop of the user's own would leave it out."""
+    settings = settings_of(getattr(model, "config", None))
+    if settings is None or not (settings.aux_loss_coef or settings.z_loss_coef):
+        return
+    raise ConfigError(
+        what="whet.optimize does not train the routers of this model's experts",
+        got=f"{type(model).__name__} with {settings.experts} experts",
+        why="their balance loss is a part of the loss of whet.Trainer, and of no other loop",
+        fix="train it with whet.Trainer or a command of whet; or set aux_loss_coef and z_loss_coef of "
+        "model.config.whet_experts to 0 if the loop has a balance loss of its own",
+    )
 
 
 def _components_of(model: Any) -> str:
@@ -88,7 +103,7 @@ def no_family(model: nn.Module) -> ConfigError:
     return ConfigError(
         what=f"whet.optimize cannot run this model without padding: {why_padded(model)}",
         got=type(model).__name__,
-        why=f"it knows the families {known.names()}, and tries other encoders on a copy",
+        why=f"it knows the families {known.names(causal=None)}, and tries other encoders on a copy",
         fix="train it as it is, or with whet's Trainer, which runs such a model padded",
     )
 
@@ -108,7 +123,7 @@ def no_encoder(model: Any) -> ConfigError:
     return ConfigError(
         what="whet.optimize finds no encoder here that it can run without padding",
         got=type(model).__name__ + (f" ({reasons})" if reasons else ", with no model of transformers inside"),
-        why=f"it knows the families {known.names()}, and tries other encoders on a copy",
+        why=f"it knows the families {known.names(causal=None)}, and tries other encoders on a copy",
         fix="train it as it is, or with whet.Trainer, which runs other models of transformers with their padding",
     )
 

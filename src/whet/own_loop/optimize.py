@@ -64,6 +64,7 @@ def optimize(
     if not encoders:
         raise checks.no_encoder(model)
     for encoder in encoders:
+        checks.require_no_balance(encoder.model)
         _change(encoder, dtype, padding, last_block_tokens)
     where = "".join(f" ({encoder.name})" for encoder in encoders if encoder.name)
     logger.info("%s%s: %s", type(model).__name__, where, changes(model))

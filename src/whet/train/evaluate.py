@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -14,7 +14,9 @@ from transformers.trainer_pt_utils import EvalLoopContainer, find_batch_size
 from transformers.trainer_utils import EvalLoopOutput
 
 from whet.data.batch import Batch
+from whet.errors import ConfigError
 from whet.objectives.base import IGNORED, Objective
+from whet.objectives.distilled import Distilled
 from whet.objectives.packed_head import PackedHead
 from whet.objectives.span import SPAN_LABELS
 from whet.precision.policy import Precision
@@ -25,6 +27,7 @@ from whet.train.compat.public import PublicTrainer
 from whet.train.control import stop
 from whet.train.sync import OneRank, Sync
 
+T = TypeVar("T")
 _LABELS = ("labels", "label", *SPAN_LABELS)
 
 
@@ -41,6 +44,16 @@ class Totals:
     """Sums of the named parts of the loss, such as the loss of a router of experts."""
     n_targets: int = 0
     n_rows: int = 0
+    own: list[_Result] = field(default_factory=list)
+    """Results of this rank that are not counted yet."""
+
+    def add(self, result: _Result) -> None:
+        """Count a batch."""
+        self.n_rows += result.n_rows
+        self.n_targets += result.n_targets
+        self.loss_sum += result.loss_sum or 0.0
+        for name, part in result.part_sums.items():
+            self.part_sums[name] = self.part_sums.get(name, 0.0) + part
 
     @property
     def loss(self) -> dict[str, Any]:
@@ -52,19 +65,53 @@ class Totals:
 def forward_batches(
     model: nn.Module, objective: Objective, dataset: Any, n_rows: int, precision: Precision, sync: Sync | None = None
 ) -> Iterator[tuple[Batch, Any]]:
-    """Yield each batch of `n_rows` rows in order, with the model's output; the model's mode is restored after."""
+    """Yield each batch of `n_rows` rows in order, with the model's output; the model's mode is restored after.
+
+    Of several ranks, each yields every n-th batch; `Sync.in_order` joins what they found.
+    """
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     was_training = model.training
     model.eval()
     try:
-        for source, rows in _row_batches(dataset, n_rows):
+        for (source, rows), _ in _own(_row_batches(dataset, n_rows), sync or OneRank()):
             batch = objective.batch(source, rows, 0).to(device)
             with torch.no_grad(), precision.forward():
                 output = objective.forward(batch, seed=0, step=0)
             yield batch, output
-            stop.check((sync or OneRank()).stop_signal)
     finally:
         model.train(was_training)
+
+
+def _own(batches: Iterable[T], sync: Sync, *, fill: bool = False) -> Iterator[tuple[T, bool]]:
+    """Yield those of the batches that this rank computes, and whether they count; between rounds, stop for a signal.
+
+    With `fill`, a rank without a batch in the last round computes one that does not count: users' methods may wait for
+    the other ranks.
+    """
+    number, last = -1, None
+    for number, batch in enumerate(batches):
+        last = batch
+        if number % sync.n_ranks == sync.place.rank:
+            yield batch, True
+        if number % sync.n_ranks == sync.n_ranks - 1:
+            stop.check(sync.stop_signal)
+    left = (number + 1) % sync.n_ranks
+    if left:
+        if fill and last is not None and sync.place.rank >= left:
+            yield last, False
+        stop.check(sync.stop_signal)
+    _require_same(sync, number + 1)
+
+
+def _require_same(sync: Sync, n_batches: int) -> None:
+    seen = sync.gather(n_batches) if sync.n_ranks > 1 else [n_batches]
+    if len(set(seen)) > 1:
+        raise ConfigError(
+            what="the ranks evaluate different data",
+            got=f"{', '.join(map(str, seen))} batches",
+            why="whet computes each batch on one rank, and takes the same batches to be read on all",
+            fix="give evaluations data and loaders without a DistributedSampler or split_dataset_by_node",
+        )
 
 
 def run(trainer: PublicTrainer, loader: Any, *, keep: bool, ignore_keys: Sequence[str] | None) -> EvalLoopOutput:
@@ -92,7 +139,7 @@ def run(trainer: PublicTrainer, loader: Any, *, keep: bool, ignore_keys: Sequenc
 @contextmanager
 def _logits_if(objective: Objective, *, wanted: bool) -> Iterator[None]:
     """Let a head of masked words leave the (N, V) logits of unlabelled tokens out where nobody reads them."""
-    if not isinstance(objective, PackedHead):
+    if not isinstance(objective, PackedHead | Distilled):
         yield
         return
     objective.needs_logits = wanted
@@ -102,26 +149,59 @@ def _logits_if(objective: Objective, *, wanted: bool) -> Iterator[None]:
         objective.needs_logits = True
 
 
+@dataclass(frozen=True)
+class _Result:
+    """What the evaluation of one batch found."""
+
+    n_rows: int
+    n_targets: int = 0
+    loss_sum: float | None = None
+    """Sum of the losses of its targets; None without labels."""
+    part_sums: Mapping[str, float] = field(default_factory=dict)
+    predictions: Any = None
+    labels: Any = None
+    extras: Any = None
+    """What `compute_metrics` gets besides predictions and labels."""
+    mean_loss: float | None = None
+
+
 def _of_rows(
     trainer: PublicTrainer, dataset: Any, extras: Extras, *, keep: bool, ignore_keys: Sequence[str] | None
 ) -> Totals:
     """Run whet's own batches of a data set."""
-    found, objective = Totals(keep), trainer.objective
-    for batch, output in trainer.forward_batches(dataset):
-        labels, loss = _labels_of(batch, trainer.args.label_names), None
-        if labels:
-            loss_sum, n_targets = float(objective.loss_sum(output, batch)), objective.count(batch)
-            loss = loss_sum / max(n_targets, 1)
-            found.loss_sum += loss_sum
-            found.n_targets += n_targets
-            for name, part in objective.loss_parts(output, batch).items():
-                found.part_sums[name] = found.part_sums.get(name, 0.0) + float(part)
-            found.labels.append(tuple(label.cpu().numpy() for label in labels))
+    found = Totals(keep)
+    own = [
+        _result(trainer, batch, output, extras, keep=keep, ignore_keys=ignore_keys)
+        for batch, output in trainer.forward_batches(dataset)
+    ]
+    for result in trainer.sync.in_order(own):
+        found.add(result)
+        extras.take(result.extras, result.mean_loss, result.n_rows)
+        if result.labels is not None:
+            found.labels.append(result.labels)
         if keep:
-            logits = objective.logits(_without(output, ignore_keys), batch)
-            found.predictions.append(_preprocessed(trainer, logits, labels))
-        extras.add(batch, loss, batch.n_rows)
-        found.n_rows += batch.n_rows
+            found.predictions.append(result.predictions)
+    return found
+
+
+def _result(
+    trainer: PublicTrainer, batch: Batch, output: Any, extras: Extras, *, keep: bool, ignore_keys: Sequence[str] | None
+) -> _Result:
+    objective, labels = trainer.objective, _labels_of(batch, trainer.args.label_names)
+    found = _Result(batch.n_rows, extras=extras.of(batch))
+    if labels:
+        loss_sum, n_targets = float(objective.loss_sum(output, batch)), objective.count(batch)
+        found = replace(
+            found,
+            n_targets=n_targets,
+            loss_sum=loss_sum,
+            mean_loss=loss_sum / max(n_targets, 1),
+            part_sums={name: float(part) for name, part in objective.loss_parts(output, batch).items()},
+            labels=tuple(label.cpu().numpy() for label in labels),
+        )
+    if keep:
+        logits = objective.logits(_without(output, ignore_keys), batch)
+        found = replace(found, predictions=_preprocessed(trainer, logits, labels))
     return found
 
 
@@ -135,27 +215,54 @@ def _of_batches(
     was_training = model.training
     model.eval()
     try:
-        for inputs in loader:
-            n_rows = find_batch_size(inputs) or 0
-            n_targets = _n_targets(inputs, n_rows)
-            options = overrides.accepted(trainer.prediction_step, ignore_keys=ignore_keys)
-            loss, logits, labels = trainer.prediction_step(model, inputs, not keep, **options)
-            if loss is not None:
-                found.loss_sum += float(loss.mean()) * n_targets
-                found.n_targets += n_targets
-            if logits is not None and trainer.preprocess_logits_for_metrics is not None:
-                logits = trainer.preprocess_logits_for_metrics(logits, labels)
-            for container, tensors in ((kept, logits), (kept_labels, labels)):
-                if tensors is not None:
-                    container.add(tensors)
-                    container.to_cpu_and_numpy()
-            extras.add(inputs, None if loss is None else float(loss.mean()), n_rows)
-            found.n_rows += n_rows
+        for inputs, counts in _own(loader, trainer.sync, fill=True):
+            result = _predicted(trainer, inputs, extras, keep=keep, ignore_keys=ignore_keys)
+            found.own += [result] if counts else []
             trainer.events.send("on_prediction_step", trainer.state)
-            stop.check(trainer.sync.stop_signal)
+            if trainer.sync.n_ranks == 1:
+                _keep(found, extras, kept, kept_labels, [found.own.pop()])
+        _keep(found, extras, kept, kept_labels, trainer.sync.in_order(found.own))
     finally:
         model.train(was_training)
     return found, kept.get_arrays(), kept_labels.get_arrays()
+
+
+def _predicted(
+    trainer: PublicTrainer, inputs: Any, extras: Extras, *, keep: bool, ignore_keys: Sequence[str] | None
+) -> _Result:
+    """Return what the Trainer's `prediction_step` finds for a batch."""
+    n_rows = find_batch_size(inputs) or 0
+    n_targets = _n_targets(inputs, n_rows)
+    options = overrides.accepted(trainer.prediction_step, ignore_keys=ignore_keys)
+    loss, logits, labels = trainer.prediction_step(trainer.model, inputs, not keep, **options)
+    if logits is not None and trainer.preprocess_logits_for_metrics is not None:
+        logits = trainer.preprocess_logits_for_metrics(logits, labels)
+    found = _Result(n_rows, predictions=_on_cpu(logits), labels=_on_cpu(labels), extras=extras.of(inputs))
+    if loss is None:
+        return found
+    mean = float(loss.mean())
+    return replace(found, n_targets=n_targets, loss_sum=mean * n_targets, mean_loss=mean)
+
+
+def _on_cpu(tensors: Any) -> Any:
+    """Return the tensors, in tuples, lists and dicts of any depth, in the memory of the host."""
+    if isinstance(tensors, torch.Tensor):
+        return tensors.detach().cpu()
+    if isinstance(tensors, tuple | list):
+        return type(tensors)(map(_on_cpu, tensors))
+    return {name: _on_cpu(one) for name, one in tensors.items()} if isinstance(tensors, Mapping) else tensors
+
+
+def _keep(
+    found: Totals, extras: Extras, kept: EvalLoopContainer, kept_labels: EvalLoopContainer, results: Sequence[_Result]
+) -> None:
+    for result in results:
+        found.add(result)
+        for container, tensors in ((kept, result.predictions), (kept_labels, result.labels)):
+            if tensors is not None:
+                container.add(tensors)
+                container.to_cpu_and_numpy()
+        extras.take(result.extras, result.mean_loss, result.n_rows)
 
 
 def _row_batches(dataset: Any, n_rows: int) -> Iterator[tuple[Any, Sequence[int]]]:

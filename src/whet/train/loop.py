@@ -5,16 +5,17 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Mapping, Set
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from torch.profiler import record_function
-from transformers import TrainerControl, TrainerState
+from transformers import TrainerControl
 from transformers.trainer_utils import TrainOutput
 
 from whet.config import recipes
 from whet.data.batch import Batch
-from whet.errors import ConfigError
+from whet.dist.group import LostRankError
 from whet.log import logger
 from whet.models import adapters
 from whet.optim import schedule
@@ -22,7 +23,7 @@ from whet.optim.in_backward import InBackward
 from whet.precision import formats
 from whet.train import build_step, clipping, optimizer_setup, step
 from whet.train.batches import loading
-from whet.train.checkpoint import best, disk_space, on_disk, staging, weights
+from whet.train.checkpoint import best, disk_space, on_disk, weights
 from whet.train.checkpoint.saving import Saver
 from whet.train.checkpoint.snapshot import RunState
 from whet.train.compat import dataloaders, late_arguments, overrides, search
@@ -31,11 +32,12 @@ from whet.train.control import guard, stop
 from whet.train.control.safe_points import SafePoints
 from whet.train.few_samples import new_layers
 from whet.train.few_samples.weight_average import WeightAverage
-from whet.train.meter import Meter, speed
+from whet.train.meter import Meter, counts_of, speed
 from whet.train.output import obstacles
 from whet.train.resume import fingerprint, restore
 from whet.train.resume.parts import OptimizerPart, SchedulePart
-from whet.train.run import Run
+from whet.train.run import Run, new_counters, reset
+from whet.train.sharding import share
 from whet.train.state import Stateful
 from whet.train.trials.batch_size import Trial, choose_micro_batch
 from whet.train.trials.precision import TrialModel, choose_precision, log_compile_speed
@@ -60,10 +62,13 @@ class TrainingLoop:
         self.run = Run(
             args=args, model=model, device=trainer.device, objective=trainer.objective,
             plan=loading.make_plan(trainer), train_dataset=trainer.train_dataset, eval_dataset=trainer.eval_dataset,
-            processing_class=trainer.processing_class,
+            processing_class=trainer.processing_class, place=trainer.sync.place,
         )  # fmt: skip
         self.optimizer, self.scheduler = optimizer_setup.build(trainer, self.run.plan.n_steps)
         self.average = WeightAverage(model, self.optimizer, args, self.run.plan.n_steps)
+        self.sharing = share.build(trainer, self.optimizer)
+        trainer.evaluated_weights = partial(share.both, self.sharing.evaluating, self.average.in_model)
+        self.untrained = optimizer_setup.UntrainedParameters(model, self.optimizer)
         self.in_backward = InBackward(self.optimizer) if args.optimizer_in_backward else None
         if args.save_strategy != "no":
             adapters.require_saved(model)
@@ -72,9 +77,9 @@ class TrainingLoop:
         self.spikes = guard.SpikeGuard(args.max_loss_spike)
         self.memory = guard.memory_guard(args)
         user_loader = self.events.train_dataloader if dataloaders.decides_batches(trainer) else None
-        self.loader = loading.build(self.run, user_loader, trainer.data_collator)
+        self.loader = loading.build(self.run, user_loader, self.sync, trainer.data_collator)
         self.started_s = time.time()
-        self.counters = trainer.state = TrainerState(train_batch_size=args.per_device_train_batch_size)
+        self.counters = trainer.state = new_counters(args, self.sync.place)
         self.counters.is_hyper_param_search = trainer.trial is not None
         self.events.control = TrainerControl()
 
@@ -88,10 +93,14 @@ class TrainingLoop:
         """Whether the plan is done, or a callback ends the training."""
         return self.plan_step >= self.run.plan.n_steps or self.sync.stop_early(self.events.control.should_training_stop)
 
-    def train(self, resume: str | bool | None) -> TrainOutput:
+    def train(self, folder: Path | None) -> TrainOutput:
         """Take the remaining steps; return the last step, the mean loss and the metrics."""
-        self.start(resume)
-        self._send("on_train_begin")
+        try:
+            self.start(folder)
+            self._send("on_train_begin")
+        except BaseException:
+            self.sharing.abandon()
+            raise
         try:
             if self.run.args.eval_on_start and self.counters.global_step == 0:
                 self._evaluate({})
@@ -101,22 +110,32 @@ class TrainingLoop:
                 self.take_step()
             self.safe_points.check()
             self.saver.wait()
+            self.sharing.finish()
             guard.require_finite(self.run.model, None, "at the end of the training")
             self.average.finish()
-            best.load(self.run.model, self.run.args, self.counters, self.saver.lineage)
+            self._load_best()
             return self._finish()
+        except stop.Stopped:  # by all ranks
+            self.sharing.finish()
+            raise
+        except LostRankError as lost:
+            raise self.saver.saved_alone(lost) from lost
+        except RuntimeError as error:  # torch's own, from the exchange inside a backward pass
+            lost = self.sync.lost(error)
+            if lost is None:
+                raise
+            raise self.saver.saved_alone(lost) from error
         finally:
+            self.sharing.abandon()
             self._close()
             self._send("on_train_end")
 
     # ---- before the first step ----
 
-    def start(self, resume: str | bool | None) -> None:
-        """Begin at the first step, or resume from the checkpoint that `resume` names."""
+    def start(self, folder: Path | None) -> None:
+        """Begin at the first step, or resume from this checkpoint."""
         args, output_dir, counters = self.run.args, self.run.output_dir, self.counters
-        self._reset_counters()
-        staging.clean_up(output_dir)
-        folder = restore.folder_to_resume(resume, output_dir)
+        reset(counters, self.run.plan)
         self._log_recipe()
         if folder is None:
             self._draw_new_layers()
@@ -124,23 +143,25 @@ class TrainingLoop:
         self._build_parts()
         if folder is not None:
             self.saver.resume(folder)
-            restore.restore(self.run_state, folder, self.saver.lineage, self._parts)
+            restore.restore(self.run_state, folder, self.saver.lineage, self._parts, self.sync)
             self.loader.open()
-        elif args.overwrite_output_dir:
+        elif args.overwrite_output_dir and self.sync.place.is_first:
             on_disk.remove_all(output_dir)
         guard.require_finite(self.run.model, self.optimizer, "before the first step")
-        if args.save_strategy != "no" or args.enable_jit_checkpoint:
+        if self.sync.place.is_first and (args.save_strategy != "no" or args.enable_jit_checkpoint):
             obstacles.require_free_names(output_dir, after=counters.global_step, last=self.run.plan.n_steps)
-        disk_space.check(self.run_state, len(self.saver.folders))
+        if self.sync.place.is_first:
+            disk_space.check(self.run_state, len(self.saver.folders))
+        self.sharing.begin(self.run.model, self.optimizer)
+        self._build_step()
         self._choose_micro_batch()
         self.run.model.train()
 
-    def _reset_counters(self) -> None:
-        counters, plan = self.counters, self.run.plan
-        counters.max_steps, counters.num_train_epochs = plan.n_steps, plan.n_epochs
-        counters.logging_steps = plan.log.every
-        counters.eval_steps, counters.save_steps = plan.evaluate.every, plan.save.every
-        counters.global_step, counters.epoch, counters.total_flos = 0, 0.0, 0.0
+    def _load_best(self) -> None:
+        if self.sync.place.is_first:
+            best.load(self.run.model, self.run.args, self.counters, self.saver.lineage)
+        if self.run.args.load_best_model_at_end:
+            self.sync.copy_from_first(self.run.model)
 
     def _log_recipe(self) -> None:
         if parts := recipes.described(self.run.args):
@@ -150,7 +171,8 @@ class TrainingLoop:
         """Draw the new weights of `reinit_layers`, once for a model: a second training keeps what it has learnt."""
         args, model, done = self.run.args, self.run.model, self.trainer.model_with_new_layers
         if args.reinit_layers and (done is None or done() is not model):
-            logger.info("%s", new_layers.draw(model, args.reinit_layers, args.seed))
+            drawn = new_layers.drawn_by_recipe if recipes.sets(args, "reinit_layers") else new_layers.draw
+            logger.info("%s", drawn(model, args.reinit_layers, args.seed))
             self.trainer.model_with_new_layers = weakref.ref(model)
 
     def _choose_precision(self, folder: Path | None) -> None:
@@ -163,25 +185,29 @@ class TrainingLoop:
             log_compile_speed(subject, dataset, rows, self.trainer.precision)
 
     def _build_parts(self) -> None:
-        """Build the parts that depend on the precision: saving, stopping and the step."""
+        """Build the parts that depend on the precision: saving and stopping."""
         self.run_state = RunState(
             run=self.run, counters=self.counters, meter=self.meter, optimizer=self.optimizer,
             precision=self.trainer.precision, identity=fingerprint.of(self.run, self.optimizer, self.scheduler),
             parts=self._parts, user_save_model=lambda: overrides.user_save_model(self.trainer),
-            weights_to_save=self.average.in_model,
+            to_save=partial(share.both, self.sharing.saving, self.average.in_model),
+            is_shared=lambda: self.sharing.is_on,
         )  # fmt: skip
-        self.saver = Saver(self.run_state, lambda: self._send("on_save"), self.sync.n_ranks)
+        self.sync.begin(self.run.model)
+        self.saver = Saver(self.run_state, lambda: self._send("on_save"), self.sync)
         self.safe_points = SafePoints(self.run_state, self.saver, self.events, self.sync, self.memory)
-        parameters = list(self.run.model.parameters())  # a step skips those without a gradient
+
+    def _build_step(self) -> None:
+        parameters = self.sharing.parameters(self.run.model)  # a step skips those without a gradient
         update = OptimizerUpdate(
             model=self.run.model, parameters=parameters, optimizer=self.optimizer, scheduler=self.scheduler,
             clipping=clipping.choose(self.optimizer, parameters, self.events),
-            untrained=optimizer_setup.UntrainedParameters(self.run.model, self.optimizer), send=self._send,
+            untrained=self.untrained, send=self._send, stepping=self.sharing.stepping,
         )  # fmt: skip
         self.step_parts = build_step.build(
             self.trainer, self.run,
-            update if self.in_backward is None else UpdateInBackward(self.in_backward, update),
-            reject_spike=self.spikes.reject_spike, between=self._between_batches,
+            self.sharing.update(update) if self.in_backward is None else UpdateInBackward(self.in_backward, update),
+            parameters, reject_spike=self.spikes.reject_spike, between=self._between_batches,
         )  # fmt: skip
 
     def _parts(self, changed: Set[str] = frozenset()) -> dict[str, Stateful]:
@@ -198,17 +224,19 @@ class TrainingLoop:
             "loader": self.loader,
             "checkpoints": self.saver,
             "average": self.average,
-            "optimizer": OptimizerPart(self.optimizer, self.run.model, changed),
+            "optimizer": self.sharing.optimizer_part(OptimizerPart(self.optimizer, self.run.model, changed)),
             "schedule": SchedulePart(self.optimizer, self.scheduler, changed),
         }
 
     def _choose_micro_batch(self) -> None:
         trial = Trial(
             self.run, TrialModel.of(self.trainer), self.trainer.precision, self.optimizer,
-            self.trainer.given_optimizers[0] is not None, self.memory, self.safe_points.check_signal,
+            self.trainer.given_optimizers[0] is not None, self.memory,
+            self.safe_points.check_signal if self.sync.n_ranks == 1 else _wait_for_the_trial,
         )  # fmt: skip
         rows = choose_micro_batch(trial)
         self.counters.train_batch_size = self.loader.micro_rows = self.safe_points.micro_rows = rows
+        self.safe_points.check_signal()
 
     # ---- a step ----
 
@@ -216,7 +244,7 @@ class TrainingLoop:
         """Take one optimizer step, then log, evaluate and save if that is due."""
         self.saver.check()
         late_arguments.require_same_run(self.trainer, self.run.args)
-        self._require_same_loss()
+        build_step.require_same_loss(self.trainer, self.run)
         if self.loader.begins_epoch(self.plan_step):
             self._send("on_epoch_begin")
         self._send("on_step_begin")
@@ -225,8 +253,11 @@ class TrainingLoop:
             self._end_of_data()
             return
         learning_rate = float(self.optimizer.param_groups[0]["lr"])
+        counts = counts_of(batches, self.trainer.padded_length)
+        counts = self.sync.total_counts(counts)  # before the weights change: a lost rank ends the run here
         result = step.take_step(self.step_parts, batches, self.counters.global_step)
-        self._count(batches, result, learning_rate)
+        self.meter.add(counts, result, learning_rate)
+        self._count(batches, result, counts[2])
         self.average.add(self.plan_step)
         self._send("on_step_end")
         self._after_step(epoch_ends=self._end_epoch())
@@ -239,29 +270,20 @@ class TrainingLoop:
         self._send("on_substep_end")
         self.safe_points.check()
 
-    def _count(self, batches: list[Batch], result: step.StepResult, learning_rate: float) -> None:
+    def _count(self, batches: list[Batch], result: step.StepResult, n_computed: int) -> None:
         """Count the step; raise NonFiniteError after too many consecutive steps that were not applied."""
-        self.meter.add(batches, result, learning_rate)
         if result.applied and self.meter.n_steps - self.meter.n_skipped == 1:  # the optimizer has its state only now
             logger.info("%s", formats.describe(self.run.model, self.trainer.precision, self.optimizer))
-        self.counters.total_flos += self._flos(batches)
+        self.counters.total_flos += self._flos(batches, n_computed)
         self.counters.global_step += 1
         stop.mark_step_done()
         self.counters.epoch = self.loader.epochs_done(self.plan_step)
         self.spikes.require_progress(result, self.counters.global_step, self.run.args.max_nonfinite_steps)
 
-    def _flos(self, batches: list[Batch]) -> float:
+    def _flos(self, batches: list[Batch], n_computed: int) -> float:
         if overrides.changed(self.trainer, "floating_point_ops"):
             return sum(float(self.trainer.floating_point_ops(dict(batch.inputs))) for batch in batches)
-        return self.flos_per_token * sum(batch.n_computed for batch in batches)
-
-    def _require_same_loss(self) -> None:
-        if self.trainer.objective is not self.run.objective:
-            raise ConfigError(
-                what=f"the loss of {type(self.trainer).__name__} changed while a training ran",
-                why="its methods were replaced, and a training chooses its loss at the start",
-                fix="replace compute_loss and the methods around it before train()",
-            )
+        return self.flos_per_token * n_computed
 
     # ---- between two steps ----
 
@@ -276,7 +298,7 @@ class TrainingLoop:
 
     def _end_epoch(self) -> bool:
         """Return whether this step ends an epoch: the last of the epoch or of the run, or ended by a callback."""
-        if self.events.control.should_epoch_stop:
+        if self.sync.stop_early(self.events.control.should_epoch_stop):
             self.loader.skip_epoch(self.plan_step)
         ends = self.loader.ends_epoch(self.plan_step) or self.finished
         if ends:
@@ -326,13 +348,16 @@ class TrainingLoop:
         """Evaluate with the Trainer's method, which may be overridden; after a signal `due` is done when resuming."""
         trainer = self.trainer
         ignored = {} if trainer.ignore_keys_for_eval is None else {"ignore_keys": trainer.ignore_keys_for_eval}
-        with self.average.in_model():
+        with trainer.evaluated_weights():  # an overridden evaluate may not call whet's
             try:
                 found = trainer.evaluate(**overrides.accepted(trainer.evaluate, **ignored))
-                metrics = dict(found) if isinstance(found, Mapping) else {}
+                metrics = self.sync.of_first(dict(found) if isinstance(found, Mapping) else {})
                 search.report(trainer, metrics)
             except stop.Stopped:
                 self.safe_points.stop_in_evaluation(due)
+            except LostRankError:
+                self.safe_points.pending = due
+                raise
         return metrics
 
     def _log(self) -> None:
@@ -369,3 +394,7 @@ class TrainingLoop:
     def _send(self, event: str) -> None:
         facts = {"meter": self.meter, "optimizer": self.optimizer, "lr_scheduler": self.scheduler}
         self.events.send(event, self.counters, **facts)
+
+
+def _wait_for_the_trial() -> None:
+    """Ranks try batch sizes at their own pace, so they cannot agree on a signal before all are done."""

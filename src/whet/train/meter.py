@@ -21,6 +21,20 @@ _KINDS = {
 }
 
 
+def counts_of(batches: Sequence[Batch], padded_length: int | None = None) -> list[int]:
+    """Return how many rows, real tokens, computed tokens and tokens of a padded run these batches have.
+
+    A padded run pads each row to `padded_length`, or to the longest of its batch if that is longer or there is none.
+    """
+    counted = [
+        (one.n_rows, one.n_tokens, one.n_computed, max(one.n_padded, one.n_rows * (padded_length or 0)))
+        for one in batches
+        if not one.is_extra
+    ]
+    columns = zip(*counted, strict=True)
+    return [sum(column) for column in columns] or [0] * 4
+
+
 @dataclass
 class Meter:
     """Counts of one run in this process; times come from the monotonic clock."""
@@ -47,16 +61,17 @@ class Meter:
     part_windows: dict[str, list[float]] = field(default_factory=dict)
     """Name of a part of the loss -> its values since the last log; empty for most losses."""
 
-    def add(self, batches: Sequence[Batch], result: StepResult, learning_rate: float) -> None:
-        """Count one optimizer step, taken at this learning rate."""
+    def add(self, counts: Sequence[int], result: StepResult, learning_rate: float) -> None:
+        """Count one optimizer step of all ranks, `counts` as `counts_of` returns them, taken at this learning rate."""
         self.learning_rate = learning_rate
         self.n_steps += 1
         self.grad_norm = result.grad_norm
         self.last_loss = result.loss
-        self.n_rows += sum(batch.n_rows for batch in batches)
-        self.n_tokens += sum(batch.n_tokens for batch in batches)
-        self.n_computed += sum(batch.n_computed for batch in batches)
-        self.n_padded += sum(batch.n_padded for batch in batches)
+        n_rows, n_tokens, n_computed, n_padded = counts
+        self.n_rows += n_rows
+        self.n_tokens += n_tokens
+        self.n_computed += n_computed
+        self.n_padded += n_padded
         self.window.append(result.loss)
         for name, part in result.loss_parts.items():
             self.part_windows.setdefault(name, []).append(part)

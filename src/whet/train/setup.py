@@ -28,6 +28,7 @@ from whet.precision import formats, policy
 from whet.train.checkpoint import weights
 from whet.train.compat import collate, constructor, late_arguments, overrides, user_loss
 from whet.train.compat.public import PublicTrainer
+from whet.train.sharding import unfinished
 
 _CAUSAL = ("ForCausalLM", "LMHeadModel")
 
@@ -83,6 +84,7 @@ def _padding(trainer: PublicTrainer) -> Padding:
 
 def apply_changes(trainer: PublicTrainer) -> None:
     """Apply methods and arguments that were replaced since the last call; refuse those that whet cannot honour."""
+    unfinished.require_whole(trainer.model)
     late_arguments.apply(trainer)
     overrides.require_honoured(trainer)
     _require_free_names(trainer)

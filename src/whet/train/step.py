@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -15,6 +16,7 @@ from whet.card import Card
 from whet.data.batch import Batch
 from whet.objectives.base import Objective
 from whet.precision.policy import Precision
+from whet.train.routing import NoExperts, Routing
 from whet.train.sync import OneRank, Sync
 
 CARD = Card(
@@ -114,12 +116,12 @@ class LossParts:
 
     def __init__(self, n_targets: Any) -> None:
         self.means: dict[str, Tensor] = {}
-        self._n_targets = n_targets
+        self.n_targets = n_targets
 
-    def add(self, sums: Mapping[str, Tensor]) -> None:
-        """Add the sums of a micro-batch."""
+    def add(self, sums: Mapping[str, Tensor], share: float = 1.0) -> None:
+        """Add this share of the sums of a micro-batch."""
         for name, part in sums.items():
-            mean = part.detach() / self._n_targets
+            mean = share * part.detach() / self.n_targets
             self.means[name] = self.means[name] + mean if name in self.means else mean
 
 
@@ -134,26 +136,35 @@ class ObjectiveGradients:
     precision: Precision
     seed: int
     sync: Sync = field(default_factory=OneRank)
+    routing: Routing = field(default_factory=NoExperts)
     between: Callable[[], None] = lambda: None
     """Called between two micro-batches."""
 
     def __call__(self, batches: Sequence[Batch], step: int) -> StepLoss:
         objective, precision = self.objective, self.precision
         precision.begin(self.seed, step)
-        n_targets = self.sync.total_targets(sum(objective.count(batch) for batch in batches))
+        n_targets = self.sync.total_targets(sum(objective.count(batch) for batch in batches if not batch.is_extra))
         total, loss_parts = torch.zeros(()), LossParts(n_targets)
+        routing = self.routing.of_step(batches, self.sync)
         for number, batch in enumerate(batches):
             if number:
                 self.between()
-            with precision.forward():
-                output = objective.forward(batch, seed=self.seed, step=step)
-                with record_function("whet::loss"):
-                    loss = objective.loss_sum(output, batch) / max(n_targets, 1)
-                    loss_parts.add(objective.loss_parts(output, batch))
-            precision.backward(loss)
+            self.sync.begin_micro_batch(is_last=number + 1 == len(batches))
+            with precision.forward(), routing.watched(batch):
+                loss = self.sync.forward(partial(self._loss, batch, step, loss_parts, routing))
+            precision.backward(self.sync.before_backward(loss))
             total = total.to(loss.device) + loss.detach()
         total = total if n_targets else total + float("nan")  # without targets the mean is 0 / 0, not 0
-        return StepLoss(total, loss_parts.means)
+        return StepLoss(total, loss_parts.means | routing.parts())
+
+    def _loss(self, batch: Batch, step: int, parts: LossParts, routing: Any) -> Tensor:
+        """Return the share of a micro-batch in the step's loss."""
+        objective = self.objective
+        output = objective.forward(batch, seed=self.seed, step=step)
+        with record_function("whet::loss"):
+            loss = objective.loss_sum(output, batch) / max(parts.n_targets, 1)
+            parts.add(objective.loss_parts(output, batch), 0.0 if batch.is_extra else 1.0)
+            return routing.added_to(loss * 0.0 if batch.is_extra else loss, batch)
 
 
 @record_function("whet::optimizer")

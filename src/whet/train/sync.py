@@ -1,21 +1,76 @@
 """Makes the ranks of a run agree: every decision that must be the same on all ranks goes through here.
 
-With one rank each answer is its own. A version for several ranks exchanges the answers, without a change of the
-training loop. All ranks call each method at the same points of the run.
+With one rank each answer is its own; `many_ranks.py` exchanges the answers. All ranks call each method at the same
+points of the run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
 
 from torch import Tensor, nn
+
+from whet.config.ranks import ALONE, Place
+from whet.dist.group import Group, LostRankError
+
+T = TypeVar("T")
 
 
 class Sync(Protocol):
     """The decisions that the ranks of a run take together."""
 
     n_ranks: int
+    place: Place
+
+    @property
+    def group(self) -> Group | None:
+        """The exchanges between the ranks; None for a rank alone."""
+        ...
+
+    def begin(self, model: nn.Module) -> None:
+        """Prepare to sum the gradients of this model; its weights become those of rank 0."""
+        ...
+
+    def lost(self, error: RuntimeError) -> LostRankError | None:
+        """Return the error of a lost rank that torch's error stands for; None for any other."""
+        ...
+
+    def forward(self, work: Callable[[], T]) -> T:
+        """Return what `work` returns: a forward pass with its loss, with the weights that it needs in their places."""
+        ...
+
+    def begin_micro_batch(self, *, is_last: bool) -> None:
+        """Note that a micro-batch begins, and whether it is the last of its step."""
+        ...
+
+    def before_backward(self, loss: Tensor) -> Tensor:
+        """Return the loss to call backward on: that of the last micro-batch sums the gradients meanwhile."""
+        ...
+
+    def total_counts(self, counts: Sequence[int]) -> list[int]:
+        """Return the sums over the ranks."""
+        ...
+
+    def of_first(self, value: T) -> T:
+        """Return the value of rank 0."""
+        ...
+
+    def gather(self, value: T) -> list[T]:
+        """Return the values of all ranks."""
+        ...
+
+    def in_order(self, own: Sequence[T]) -> list[T]:
+        """Return the results of all ranks in one order, where rank r has computed number r, r + n_ranks and so on."""
+        ...
+
+    def copy_from_first(self, model: nn.Module) -> None:
+        """Overwrite the weights with those of rank 0."""
+        ...
+
+    def wait(self) -> None:
+        """Wait for all ranks."""
+        ...
 
     def total_targets(self, n_targets: Any) -> Any:
         """Return the number of targets of the step, summed over the ranks; an int or a tensor, as given."""
@@ -26,7 +81,7 @@ class Sync(Protocol):
         ...
 
     def reduce_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Sum .grad over the ranks. Called once per step, after the last backward pass."""
+        """Finish the sum of .grad over the ranks. Called once per step, after the last backward pass."""
         ...
 
     def gradient_norm(self, norm: float) -> float:
@@ -74,6 +129,41 @@ class OneRank:
     """The only rank of a run: its own answers count."""
 
     n_ranks = 1
+    place = ALONE
+    group = None
+
+    def begin(self, model: nn.Module) -> None:
+        pass
+
+    def lost(self, error: RuntimeError) -> LostRankError | None:
+        return None
+
+    def forward(self, work: Callable[[], T]) -> T:
+        return work()
+
+    def begin_micro_batch(self, *, is_last: bool) -> None:
+        pass
+
+    def before_backward(self, loss: Tensor) -> Tensor:
+        return loss
+
+    def total_counts(self, counts: Sequence[int]) -> list[int]:
+        return list(counts)
+
+    def of_first(self, value: T) -> T:
+        return value
+
+    def gather(self, value: T) -> list[T]:
+        return [value]
+
+    def in_order(self, own: Sequence[T]) -> list[T]:
+        return list(own)
+
+    def copy_from_first(self, model: nn.Module) -> None:
+        pass
+
+    def wait(self) -> None:
+        pass
 
     def total_targets(self, n_targets: Any) -> Any:
         return n_targets

@@ -5,37 +5,43 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from transformers import TrainerState, set_seed
+from transformers import set_seed
 from transformers.trainer_pt_utils import LabelSmoother
 from transformers.trainer_utils import EvalLoopOutput, PredictionOutput, TrainOutput
 
 from whet.config.arguments import TrainingArguments
 from whet.config.names.translate import Given
-from whet.config.ranks import require_one_process
+from whet.config.ranks import here, require_output_for_restarts, restarted
 from whet.errors import ConfigError, DataError
 from whet.objectives.base import Collate, Objective
 from whet.precision import policy
 from whet.train import evaluate, setup
-from whet.train.callbacks import announce, empty_cache, profile, progress, trackers
+from whet.train.callbacks import announce, empty_cache, profile, progress, trackers, trainjob
 from whet.train.callbacks.events import Events
 from whet.train.checkpoint import weights
-from whet.train.compat import constructor, dataloaders, late_arguments, overrides, search
+from whet.train.compat import constructor, dataloaders, late_arguments, overrides, search, special_tokens
 from whet.train.compat.accelerator import Accelerator
 from whet.train.compat.collate import default_collator
 from whet.train.compat.methods import TransformersMethods
-from whet.train.control import determinism
+from whet.train.control import determinism, earlier_runs
 from whet.train.control.safe_points import guarded
+from whet.train.few_samples import weight_average
 from whet.train.loop import TrainingLoop
+from whet.train.many_ranks import sync_of
 from whet.train.meter import speed
 from whet.train.output import files as output_files
 from whet.train.output import printing, results, run_log
-from whet.train.sync import OneRank, Sync
+from whet.train.resume import other_ranks, restore
+from whet.train.run import new_counters
+from whet.train.sharding import unfinished
+from whet.train.sync import Sync
 from whet.train.trials import precision as precision_trial
 
 Evaluation = Callable[["Trainer", Any], dict[str, float]]
@@ -69,7 +75,7 @@ class Trainer(TransformersMethods):
     clock: Any
     """The clock that times the precisions which `auto` compares."""
     sync: Sync
-    """Makes the ranks of a run agree; whet trains with one rank."""
+    """Makes the ranks of a run agree."""
     callbacks_args: TrainingArguments
     model_args: TrainingArguments
     """The arguments that the Trainer's callbacks and its model were prepared with."""
@@ -101,7 +107,6 @@ class Trainer(TransformersMethods):
         evaluation: Evaluation | None = None,
         padded_length: int | None = None,
     ) -> None:
-        require_one_process()
         overrides.require_honoured(self)
         self.given_args = Given(args)
         self.args = self.callbacks_args = self.given_args.translated
@@ -117,7 +122,9 @@ class Trainer(TransformersMethods):
         self.made_optimizers: tuple[Any, Any] = (None, None)
         """The optimizer and the schedule that the last training made."""
         self.evaluation, self.padded_length = evaluation, padded_length
-        self.clock, self.sync = time.perf_counter, OneRank()
+        self.clock, self.sync = time.perf_counter, sync_of(self.args)
+        self.evaluated_weights: Callable[[], AbstractContextManager[None]] = nullcontext
+        """Puts the weights that are evaluated into the model for a block: their mean, while a training averages."""
         self.model_init, self.announcer = model_init, announce.Announcer(self)
         self.search, self.trial, self.ignore_keys_for_eval = None, None, None
         self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps
@@ -125,7 +132,7 @@ class Trainer(TransformersMethods):
         self.accelerator = Accelerator(self)
         constructor.require_consistent(self, model)
         setup.use_model(self, self._new_model() if model is None else model)
-        self.state = TrainerState(train_batch_size=self.args.per_device_train_batch_size)
+        self.state = new_counters(self.args, self.sync.place)
         own = [*_default_callbacks(self.args, self.device), self.announcer, *(callbacks or ())]
         self.events = Events(self.args, own, model=self.model, processing_class=self.processing_class)
         self.events.optimizer, self.events.lr_scheduler = optimizers
@@ -144,7 +151,7 @@ class Trainer(TransformersMethods):
         ignore_keys_for_eval: list[str] | None = None,
     ) -> TrainOutput:
         """Train; return the last step, the mean loss and the run's figures (also written to the log history)."""
-        require_one_process()
+        self._require_joined()
         late_arguments.translate(self)
         self.trial, self.ignore_keys_for_eval = trial, ignore_keys_for_eval
         search.apply_trial(self, trial)
@@ -159,14 +166,22 @@ class Trainer(TransformersMethods):
                 fix="pass train_dataset, or check --train_file",
             )
         constructor.require_evaluation_set(self)
+        special_tokens.align(self.model, self.processing_class)
+        earlier_runs.free(self.model)
         self.is_in_train = True
         try:
             with guarded(self.args):
-                return TrainingLoop(self).train(resume_from_checkpoint or self.args.resume_from_checkpoint)
+                asked = resume_from_checkpoint or self.args.resume_from_checkpoint or self._after_restart()
+                folder = restore.agreed_folder(asked, Path(self.args.output_dir), self.sync)
+                if folder is not None:
+                    self.use_arguments(other_ranks.with_step_of(folder, self.args, self.sync.n_ranks))
+                    late_arguments.apply(self)
+                return TrainingLoop(self).train(folder)
         finally:
-            self.is_in_train = False
+            self.is_in_train, self.evaluated_weights = False, nullcontext
 
     @determinism.honoured
+    @weight_average.honoured
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
@@ -183,6 +198,7 @@ class Trainer(TransformersMethods):
         started_s = time.perf_counter()
         if self.evaluation is not None:
             dataset = dataloaders.evaluation_set(self, dataset)
+            self._require_joined_results()
             metrics, n_rows = self.evaluation(self, dataset), len(dataset)
         else:
             loader = self.get_eval_dataloader(eval_dataset)
@@ -196,6 +212,7 @@ class Trainer(TransformersMethods):
         return named
 
     @determinism.honoured
+    @weight_average.honoured
     def predict(
         self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"
     ) -> PredictionOutput:
@@ -233,7 +250,7 @@ class Trainer(TransformersMethods):
         n_done, total = 0, len(dataset) if dataloaders.is_sized(dataset) else None
         for batch, output in batches:
             yield batch, output
-            n_done += batch.n_rows
+            n_done = min(n_done + batch.n_rows * self.sync.n_ranks, total or n_done + batch.n_rows)
             self.events.send("on_prediction_step", self.state, n_done=n_done, n_rows=total)
 
     def evaluation_precision(self, dataset: Any) -> policy.Precision:
@@ -254,6 +271,7 @@ class Trainer(TransformersMethods):
 
     def write_model(self, folder: Path) -> None:
         """Write the files of `save_model` to an existing folder; errors of the disk are not translated."""
+        unfinished.require_whole(self.model)
         by_collator = getattr(self.data_collator, "tokenizer", None)
         processing = by_collator if self.processing_class is None else self.processing_class
         weights.save_processing(processing, folder, taken={*weights.FILES, "training_args.json"})
@@ -279,6 +297,31 @@ class Trainer(TransformersMethods):
     def use_arguments(self, args: TrainingArguments) -> None:
         """Continue with other settings, those of a trial of a search."""
         self.args = args
+
+    def _after_restart(self) -> str | None:
+        """Return "auto" in a program that its launcher started again."""
+        require_output_for_restarts(overwrites=self.args.overwrite_output_dir)
+        return "auto" if restarted() else None
+
+    def _require_joined_results(self) -> None:
+        if self.sync.n_ranks > 1 and not getattr(self.evaluation, "joins_ranks", False):
+            raise ConfigError(
+                what="evaluation= does not go with several ranks",
+                got=type(self.evaluation).__name__,
+                why="each rank computes its own batches, and this evaluation would see those of one rank alone",
+                fix="use compute_metrics, which gets the predictions of all ranks; or join what the ranks found with "
+                "trainer.sync.in_order, and give the evaluation an attribute joins_ranks = True",
+            )
+
+    def _require_joined(self) -> None:
+        place = here()
+        if place.n_ranks != self.sync.n_ranks:
+            raise ConfigError(
+                what="the ranks of this process appeared after its Trainer was made",
+                got=f"{place.n_ranks} ranks now, {self.sync.n_ranks} then",
+                why="a Trainer joins the others when it is made",
+                fix="call init_process_group, and set the variables of a launcher, before Trainer(...)",
+            )
 
     def _new_model(self, trial: Any = None) -> nn.Module:
         """Return a model from `model_init`, the same for the same seed."""
@@ -308,8 +351,10 @@ class Trainer(TransformersMethods):
 
 def _default_callbacks(args: TrainingArguments, device: torch.device) -> list[Any]:
     """Return the callbacks that show and record the run."""
+    if not here().is_first:  # rank 0 shows and records for all
+        return empty_cache.build(args, device)
     shown = progress.for_this_output(bar=not args.disable_tqdm, form=args.log_format)
-    return [*profile.build(args), shown, *trackers.build(args), *empty_cache.build(args, device)]
+    return [*profile.build(args), shown, *trackers.build(args), *trainjob.build(), *empty_cache.build(args, device)]
 
 
 overrides.remember_originals(Trainer)

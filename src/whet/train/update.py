@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,8 @@ class OptimizerUpdate:
     untrained: UntrainedParameters
     send: Callable[[str], None]
     """Sends an event to the callbacks."""
+    stepping: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Put around the optimizer's step: ranks that share the optimizer exchange its results there."""
 
     def gradient_norm(self) -> float:
         return gradient_norm([one.grad for one in self.parameters if one.grad is not None])
@@ -36,7 +39,8 @@ class OptimizerUpdate:
         self.clipping.prepare(grad_scale)
         self.send("on_pre_optimizer_step")
         self.untrained.warn()
-        self.optimizer.step()
+        with self.stepping():
+            self.optimizer.step()
         self.send("on_optimizer_step")
 
     def clear(self) -> None:

@@ -42,8 +42,9 @@ class Alias:
 
 
 _Strategy = Literal["no", "steps", "epoch"]
-_ALONE = "whet trains in one process, where it has no effect"
-_ONE_PROCESS = "whet runs one process, and a communication backend is for several"
+_EXACT = "ranks always train the same rows and the same loss as one process"
+_BY_FIRST = "rank 0 alone logs and writes files"
+_BY_LAUNCHER = "the variables of the launcher say it"
 
 
 def _no_difference(kind: Any, why: str, read_as: object = None) -> Alias:
@@ -51,27 +52,25 @@ def _no_difference(kind: Any, why: str, read_as: object = None) -> Alias:
 
 
 _NO_DIFFERENCE: Mapping[str, Alias] = {
-    "average_tokens_across_devices": _no_difference(bool, _ALONE, True),
+    "average_tokens_across_devices": _no_difference(bool, _EXACT, True),
     "dataloader_in_order": _no_difference(bool, "batches always come in the order of train_sampling_strategy", True),
-    "ddp_broadcast_buffers": _no_difference(bool | None, _ALONE),
-    "ddp_bucket_cap_mb": _no_difference(int | None, _ALONE),
-    "ddp_find_unused_parameters": _no_difference(bool | None, _ALONE),
-    "ddp_static_graph": _no_difference(bool | None, _ALONE),
-    "ddp_timeout": _no_difference(int, _ALONE, 1800),
-    "dispatch_batches": _no_difference(bool | None, _ALONE),
+    "ddp_broadcast_buffers": _no_difference(bool | None, "buffers are copied from rank 0 when the training begins"),
+    "ddp_static_graph": _no_difference(bool | None, "the graph is followed in each step"),
+    "dispatch_batches": _no_difference(bool | None, _EXACT),
     "eval_accumulation_steps": _no_difference(
         int | None, "predictions always go to the host's memory after each batch"
     ),
-    "eval_use_gather_object": _no_difference(bool, _ALONE, False),
-    "log_level_replica": _no_difference(str, _ALONE, "warning"),
-    "log_on_each_node": _no_difference(bool, _ALONE, True),
+    "eval_use_gather_object": _no_difference(bool, _EXACT, False),
+    "local_rank": _no_difference(int, _BY_LAUNCHER, -1),
+    "log_level_replica": _no_difference(str, _BY_FIRST, "warning"),
+    "log_on_each_node": _no_difference(bool, _BY_FIRST, True),
     "restore_callback_states_from_checkpoint": _no_difference(
         bool, "the states that callbacks export are restored on every resume", False
     ),
-    "save_on_each_node": _no_difference(bool, _ALONE, False),
-    "split_batches": _no_difference(bool | None, _ALONE),
+    "save_on_each_node": _no_difference(bool, _BY_FIRST, False),
+    "split_batches": _no_difference(bool | None, _EXACT),
 }
-"""Fields of transformers without effect in one process, or whose behaviour whet always has."""
+"""Fields of transformers without effect, or whose behaviour whet always has."""
 
 ALIASES: Mapping[str, Alias] = {
     "no_cuda": Alias(to="use_cpu", kind=bool),
@@ -103,7 +102,6 @@ ALIASES: Mapping[str, Alias] = {
         read_as=False,
         note="losses are logged unfiltered; max_nonfinite_steps controls what happens if they are not finite",
     ),
-    "xpu_backend": Alias(to=None, kind=str | None, note=_ONE_PROCESS),
-    "ddp_backend": Alias(to=None, kind=str | None, note=_ONE_PROCESS),
+    "xpu_backend": Alias(to="ddp_backend", kind=str | None, unset=(None,)),
     **_NO_DIFFERENCE,
 }

@@ -5,13 +5,10 @@ from collections.abc import Mapping
 SEEN_IN = "5.23"
 """The release of transformers that NOT_HONOURED was compared with."""
 
-_ONE_PROCESS = "whet trains in one process, where it has no effect"
 _NO_UPLOAD = "call trainer.push_to_hub() after the run, or huggingface_hub's upload_folder on output_dir"
 _NO_SPACE = "pass Trainer a callback that calls trackio.init with it, in place of --report_to trackio"
 _LIGER = "whet's own fused operators are used for every model that they support"
-_OTHER_SHARDING = (
-    "whet keeps the complete model on one device; --gradient_checkpointing and --optim adamw_whet_8bit save most"
-)
+_OTHER_SHARDING = "use --zero_stage 1, 2 or 3, which share state, gradients and weights between the ranks"
 
 NOT_HONOURED: Mapping[str, str] = {
     # what is computed
@@ -46,10 +43,8 @@ NOT_HONOURED: Mapping[str, str] = {
     # several processes
     "accelerator_config": "whet does not run on accelerate; batches are set by --per_device_train_batch_size and "
     "--gradient_accumulation_steps alone",
-    "local_rank": _ONE_PROCESS,
-    "deepspeed": _OTHER_SHARDING,
-    "fsdp": _OTHER_SHARDING,
-    "fsdp_config": _OTHER_SHARDING,
+    "fsdp_config": "use --fsdp full_shard, or shard_grad_op to keep weights from forward to backward; each block is "
+    "shared by itself",
     "parallelism_config": _OTHER_SHARDING,
 }
 """Fields of transformers' TrainingArguments, as of SEEN_IN, that whet does not carry out -> what to do instead."""

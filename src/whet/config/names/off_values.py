@@ -37,9 +37,6 @@ OFF: Mapping[str, tuple[object, ...]] = {
     "hub_revision": (None,),
     # several processes
     "accelerator_config": (None,),
-    "local_rank": (-1,),
-    "deepspeed": (None,),
-    "fsdp": (False, None, "", ()),
     "fsdp_config": (None,),
     "parallelism_config": (None,),
     # older releases

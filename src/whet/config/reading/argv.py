@@ -28,8 +28,12 @@ class Words:
     problems: list[Problem] = field(default_factory=list)
 
 
-def split(argv: Sequence[str], kind_of: Callable[[str], Any], lone: str | None = None) -> Words:
+def split(
+    argv: Sequence[str], kind_of: Callable[[str], Any], lone: str | None = None, second: str | None = None
+) -> Words:
     """Return the words by name. A word without a name is the value of `lone`: `config`, or an option.
+
+    A second word without a name is the value of the option `second`.
 
     `kind_of` gives the annotation of a name, None for an unknown one. `--a-name`, `--a_name value` and `--a_name=value`
     are all read; the bare `--name` of a switch means true, and its `--no_name` false.
@@ -38,7 +42,9 @@ def split(argv: Sequence[str], kind_of: Callable[[str], Any], lone: str | None =
     if argv[:1] == ["help"]:
         words.wants.add("help")
         argv = argv[1:]
+    first = lone
     for name, text, switch in _pairs(argv, kind_of):
+        lone = second if second is not None and first in words.flags else first
         if name in _ALONE and text is None:
             words.wants.add(name)
         elif text is None:

@@ -32,7 +32,7 @@ class Loaded:
 def load(command: Command, argv: Sequence[str]) -> Loaded:
     """Return the settings for the words after the command's name; raises ConfigError with every problem found."""
     argv, rest = _rest(argv, command)
-    words = split(argv, partial(_kind, Names.of(command.parts)), command.lone)
+    words = split(argv, partial(_kind, Names.of(command.parts)), command.lone, command.second_lone)
     if command.rest is not None and not rest and any(problem.what == STRAY for problem in words.problems):
         raise _without_dashes(command, argv)
     if "help" in words.wants:

@@ -1,6 +1,7 @@
-"""Rules about one number, made from its name: each checks settings and returns the problem, or None."""
+"""Rules made from the names of settings: each checks settings and returns the problem, or None."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import Any
 
 from whet.errors import Problem
@@ -8,6 +9,27 @@ from whet.errors import Problem
 Rule = Callable[..., Problem | None]
 
 _SEEDS = 2**32
+
+
+def only_with(
+    rule_name: str, asked: str, names: Sequence[str], *, why: str, fix: str, is_on: Callable[[Any], bool] | None = None
+) -> Rule:
+    """Return the rule that these settings have their defaults, unless `asked` is set, or `is_on` says that it is on."""
+
+    def rule(settings: Any) -> Problem | None:
+        usual = {one.name: one.default for one in fields(settings) if one.name in names}
+        given = {name: value for name in names if (value := getattr(settings, name)) != usual[name]}
+        if not given or (getattr(settings, asked) is not None if is_on is None else is_on(settings)):
+            return None
+        return Problem(
+            what=f"{' and '.join(given)} would change nothing without {asked}",
+            got=given,
+            why=why,
+            fix=fix,
+        )
+
+    rule.__name__ = rule_name
+    return rule
 
 
 def at_least(name: str, low: float, why: str) -> Rule:

@@ -24,7 +24,7 @@ EVALUATION_FIELDS = ("eval_strategy", "eval_steps", "eval_delay", *METRIC_FIELDS
 
 CURVE_FACTS = (
     "precision", "methods", "data_seed", "rows_per_step", "per_device_train_batch_size", "model", "data",
-    "evaluation_data", "order", "dtype",
+    "evaluation_data", "order", "dtype", "loss",
 )  # fmt: skip
 """Other facts that change the curve and do not follow from a single setting."""
 

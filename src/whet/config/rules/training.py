@@ -214,6 +214,8 @@ TRAINING_RULES: tuple[Rule, ...] = (
     at_least("per_device_train_batch_size", 1, "a forward pass needs at least one row"),
     at_least("per_device_eval_batch_size", 1, "a forward pass needs at least one row"),
     at_least("gradient_accumulation_steps", 1, "an optimizer step needs a batch"),
+    at_least("ddp_timeout", 1, "ranks need time to answer each other"),
+    at_least("ddp_bucket_cap_mb", 1, "a bucket holds something"),
     at_least("learning_rate", 0, "a negative learning rate would increase the loss"),
     at_least("weight_decay", 0, "a negative decay would grow the weights"),
     below_one("adam_beta1"),

@@ -31,6 +31,20 @@ def text_field(row: Mapping[str, Any], name: str) -> str:
     return value
 
 
+def object_of(row: Any, example: str) -> Mapping[str, Any]:
+    """Return a row that is an object with named fields, as `example` is; raises Rejected for any other."""
+    if isinstance(row, Rejected):
+        raise row
+    if not isinstance(row, Mapping):
+        raise Rejected(
+            f"this is {kind(row)}, not an object",
+            got=row,
+            why="a row is a JSON object with named fields",
+            fix=f"write an object here: {example}",
+        )
+    return row
+
+
 def kind(value: object) -> str:
     """Return what this value is, in the words of JSON."""
     if isinstance(value, Unreadable):

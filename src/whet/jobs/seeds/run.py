@@ -17,6 +17,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from whet.config.arguments import TrainingArguments
+from whet.config.ranks import require_one_process
 from whet.errors import WhetError
 from whet.jobs.places import may_hold_files, require_places
 from whet.jobs.seeds import files
@@ -43,6 +44,7 @@ def run_seeds(task: Task, job: Any, args: TrainingArguments, examples: Mapping[s
 
     Raises Stopped if a signal comes; the same command with `--resume_from_checkpoint auto` then resumes.
     """
+    require_one_process("--seeds")
     settings = files.settings_of(job, args)
     chosen_by: tuple[str, bool] | None = None
     folders = {seed: Path(args.output_dir) / f"seed-{seed}" for seed in range(args.seed, args.seed + job.seeds)}

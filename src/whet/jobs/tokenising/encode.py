@@ -55,7 +55,7 @@ def rust_tokenizer(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
             what="the tokenizer is a slow one",
             got=type(tokenizer).__name__,
             why="only tokenizers of the `tokenizers` library report where in the context each token stands",
-            fix="name a model with a tokenizer.json; whet qa also takes a folder with one in --tokenizer_name",
+            fix="name a model with a tokenizer.json, or a folder with one in --tokenizer_name",
         )
     copy = Tokenizer.from_str(cast(Tokenizer, tokenizer.backend_tokenizer).to_str())
     copy.no_truncation()
@@ -94,16 +94,22 @@ def encode_texts(
             return _joined(list(pool.map(encode, batches)))
 
 
-def check_max_length(max_seq_length: int, tokenizer: PreTrainedTokenizerBase, max_positions: int | None = None) -> None:
+def check_max_length(
+    max_seq_length: int,
+    tokenizer: PreTrainedTokenizerBase,
+    max_positions: int | None = None,
+    *,
+    flag: str = "max_seq_length",
+) -> None:
     """Raise ConfigError if rows would be longer than the tokenizer, or the positions of a model, allow."""
     limits = {"tokenizer takes": tokenizer.model_max_length, "model has positions for": max_positions}
     for words, limit in limits.items():
         if limit is not None and max_seq_length > limit:
             raise ConfigError(
                 what=f"rows of {max_seq_length} tokens are longer than the {words}",
-                got=f"max_seq_length {max_seq_length}, limit {limit}",
+                got=f"{flag} {max_seq_length}, limit {limit}",
                 why="the model has learnt no positions behind the limit",
-                fix=f"--max_seq_length {limit} or less",
+                fix=f"--{flag} {limit} or less",
             )
 
 
@@ -120,7 +126,10 @@ def text_batches(texts: Sequence[str]) -> Iterator[list[str]]:
     yield batch
 
 
-def require_memory(texts: Sequence[str], available_bytes: int | None) -> None:
+_SHORTER_CONTEXTS = "cut the text into several contexts, each with its own questions"
+
+
+def require_memory(texts: Sequence[str], available_bytes: int | None, *, fix: str = _SHORTER_CONTEXTS) -> None:
     """Raise DataError for a text whose encoding would not fit into memory."""
     longest = max(texts, key=len, default="")
     if available_bytes is None or len(longest) * _BYTES_PER_CHAR <= available_bytes:
@@ -129,7 +138,7 @@ def require_memory(texts: Sequence[str], available_bytes: int | None) -> None:
         what="a text is too long to be tokenised in this machine's memory",
         got=f"{len(longest):,} characters, which begin with {longest[:60]!r}",
         why=f"the tokens of one text take up to {_BYTES_PER_CHAR} bytes a character, and {available_bytes:,} are free",
-        fix="cut the text into several contexts, each with its own questions",
+        fix=fix,
     )
 
 

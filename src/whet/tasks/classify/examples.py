@@ -8,9 +8,12 @@ from typing import Any
 
 from whet.data.files.bad_rows import BadRows
 from whet.data.files.rejected import Rejected
-from whet.data.files.row_fields import kind, text_field
+from whet.data.files.row_fields import kind, object_of, text_field
 from whet.data.files.table import TableRows
 from whet.jobs.left_out import LeftOut
+
+_EXAMPLE = '{"text": "...", "label": "..."}'
+"""What a row looks like, for messages."""
 
 PAIRS = (
     *(("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"), ("question", "answer")),
@@ -118,7 +121,7 @@ def collect(rows: TableRows, columns: Columns, bad: BadRows, *, need_label: bool
         if n == limit:
             break
         try:
-            row = _mapping(row)
+            row = object_of(row, _EXAMPLE)
             text = _text(row, columns.text, columns.delimiter)
             pair = _text(row, columns.pair, columns.delimiter) if columns.pair else ""
             label = _label(row, columns.label, needed=need_label)
@@ -172,19 +175,6 @@ def _usual_texts(found: Sequence[str], label: str | None) -> tuple[tuple[str, ..
 def _is_text(name: str) -> bool:
     """Return whether this is hardly the name of a column, but the first row of a file without names."""
     return len(str(name).split()) > _MOST_WORDS
-
-
-def _mapping(row: Any) -> Mapping[str, Any]:
-    if isinstance(row, Rejected):
-        raise row
-    if not isinstance(row, Mapping):
-        raise Rejected(
-            f"this is {kind(row)}, not an object",
-            got=row,
-            why="a row is a JSON object with named fields",
-            fix='write an object here: {"text": "...", "label": "..."}',
-        )
-    return row
 
 
 def _text(row: Mapping[str, Any], names: Sequence[str], delimiter: str) -> str:

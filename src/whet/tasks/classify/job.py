@@ -9,8 +9,11 @@ from typing import Any
 from transformers import set_seed
 
 from whet.config.arguments import TrainingArguments
+from whet.jobs.experts import with_experts
 from whet.jobs.job import PREFIX_OF, Job, Part, model_card, trainer_of
+from whet.jobs.lora.adapt import adapted
 from whet.jobs.sources import source_of
+from whet.jobs.teacher import add_teacher
 from whet.jobs.tokenising.cache import Cache
 from whet.jobs.tokenising.encode import check_max_length
 from whet.jobs.tokenising.rows import RowMaker, RowOptions
@@ -44,8 +47,14 @@ def prepare(job: ClassifyArguments, args: TrainingArguments, examples: Mapping[s
     check_max_length(job.max_seq_length, tokenizer, max_positions(model))
     decision = Decision(scheme, job.threshold, job.window_pooling)
     parts = {name: _part(split, decision, args) for name, split in splits.items()}
+    length = job.max_seq_length if job.pad_to_max_length else None
+    trainer = trainer_of(
+        adapted(with_experts(model, job, args), job, SEQUENCE_CLASSIFICATION), args, parts, tokenizer, length
+    )
+    in_pairs = any(split.examples.columns.pair for split in splits.values())
+    add_teacher(trainer, job, SEQUENCE_CLASSIFICATION, tokenizer, pairs=in_pairs)
     return Job(
-        trainer_of(model, args, parts, tokenizer, job.max_seq_length if job.pad_to_max_length else None),
+        trainer,
         args,
         parts,
         card=model_card(job, "text-classification"),

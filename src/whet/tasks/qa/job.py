@@ -10,10 +10,14 @@ from transformers import set_seed
 
 from whet.config.arguments import TrainingArguments
 from whet.errors import ConfigError, WhetError
+from whet.jobs.experts import with_experts
 from whet.jobs.job import PREFIX_OF, Job, Part, model_card, trainer_of
+from whet.jobs.lora.adapt import adapted
 from whet.jobs.sources import source_of
+from whet.jobs.teacher import add_teacher
 from whet.jobs.tokenising.encode import check_max_length
 from whet.models import known
+from whet.models.loading.heads import QUESTION_ANSWERING
 from whet.models.loading.load import load_qa_model, load_tokenizer, max_positions
 from whet.models.packable import family_of
 from whet.tasks.qa.arguments import QaArguments
@@ -37,7 +41,14 @@ def prepare(qa: QaArguments, args: TrainingArguments, questions: Mapping[str, Qu
     model = load_qa_model(source)
     check_max_length(qa.max_seq_length, tokenizer, max_positions(model))
     parts = {name: _part(qa, args, name, split) for name, split in splits.items()}
-    trainer = trainer_of(model, args, parts, tokenizer, qa.max_seq_length if qa.pad_to_max_length else None)
+    trainer = trainer_of(
+        adapted(with_experts(model, qa, args), qa, QUESTION_ANSWERING),
+        args,
+        parts,
+        tokenizer,
+        qa.max_seq_length if qa.pad_to_max_length else None,
+    )
+    add_teacher(trainer, qa, QUESTION_ANSWERING, tokenizer, pairs=True)
     _require_works(trainer, next(iter(splits.values())))
     reading = {"max_seq_length": qa.max_seq_length, "doc_stride": qa.doc_stride}
     reading |= {"version_2_with_negative": qa.version_2_with_negative}

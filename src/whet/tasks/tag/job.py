@@ -9,8 +9,11 @@ from typing import Any
 from transformers import DataCollatorForTokenClassification, set_seed
 
 from whet.config.arguments import TrainingArguments
+from whet.jobs.experts import with_experts
 from whet.jobs.job import Job, Part, model_card, trainer_of
+from whet.jobs.lora.adapt import adapted
 from whet.jobs.sources import source_of
+from whet.jobs.teacher import add_teacher
 from whet.jobs.tokenising.cache import Cache
 from whet.jobs.tokenising.encode import check_max_length
 from whet.jobs.tokenising.words import WordRowMaker
@@ -46,7 +49,7 @@ def prepare(job: TagArguments, args: TrainingArguments, sentences: Mapping[str, 
     }
     parts = {name: _part(job, split, tags, args) for name, split in splits.items()}
     trainer = trainer_of(
-        model,
+        adapted(with_experts(model, job, args), job, TOKEN_CLASSIFICATION),
         args,
         parts,
         tokenizer,
@@ -54,6 +57,7 @@ def prepare(job: TagArguments, args: TrainingArguments, sentences: Mapping[str, 
         data_collator=DataCollatorForTokenClassification(tokenizer),
         preprocess_logits_for_metrics=best_tags if job.doc_stride is None else only_logits,
     )
+    add_teacher(trainer, job, TOKEN_CLASSIFICATION, tokenizer)
     reading: dict[str, Any] = {"task": "tag", "max_seq_length": length, "text_column_name": job.text_column_name}
     reading |= {"doc_stride": job.doc_stride, "window_pooling": job.window_pooling}
     return Job(trainer, args, parts, card=model_card(job, "token-classification"), reading=reading)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from whet.data.files.bad_rows import BadRows
 from whet.data.files.rejected import Rejected
-from whet.data.files.row_fields import kind, text_field
+from whet.data.files.row_fields import kind, object_of, text_field
 from whet.data.files.table import TableRows
 from whet.jobs.left_out import LeftOut
+
+_EXAMPLE = '{"tokens": ["..."], "tags": ["..."]}'
+"""What a row looks like, for messages."""
 
 WORDS = ("tokens", "words", "text", "sentence")
 TAGS = ("ner_tags", "pos_tags", "upos", "tags", "labels", "label")
@@ -102,16 +105,7 @@ def _column(found: Sequence[str], name: str | None, usual: Sequence[str], what: 
 
 
 def _list(row: Any, name: str, what: str) -> list[Any]:
-    if isinstance(row, Rejected):
-        raise row
-    if not isinstance(row, Mapping):
-        raise Rejected(
-            f"this is {kind(row)}, not an object",
-            got=row,
-            why="a row is a JSON object with named fields",
-            fix='write an object here: {"tokens": ["..."], "tags": ["..."]}',
-        )
-    value = row.get(name)
+    value = object_of(row, _EXAMPLE).get(name)
     if isinstance(value, str) and value.lstrip().startswith("["):  # a cell of CSV
         value = _json_list(value)
     if isinstance(value, list):

@@ -40,10 +40,10 @@ class Draws:
             _seed(generator, low | (high >> 1) << 32)
 
     @contextmanager
-    def apart(self, number: int) -> Iterator[None]:
-        """Seed all generators for a batch with this number; give a source that draws its rows its own states back."""
+    def apart(self, number: int, rank: int = 0) -> Iterator[None]:
+        """Seed all generators for a rank's batch with this number; give a source of rows its own states back."""
         kept = random.getstate(), np.random.get_state(), torch.get_rng_state()
-        self.begin(number, 0)
+        self.begin(number, rank)
         try:
             yield
         finally:

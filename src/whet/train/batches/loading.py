@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 
 from whet.config.rules.loading import PREFETCH_FACTOR
-from whet.data import budget
 from whet.data.batch import Batch
 from whet.data.prefetch import Piece, Prefetcher, Source, draws_in_threads
 from whet.log import logger
 from whet.train.batches import plan, streams
 from whet.train.batches.draws import Draws
+from whet.train.batches.pieces import pieces_of
 from whet.train.compat import dataloaders
 from whet.train.compat.public import PublicTrainer
 from whet.train.resume import schema
 from whet.train.run import Run
 from whet.train.state import State
+from whet.train.sync import Sync
 
 
 class Loader(Protocol):
@@ -130,17 +131,14 @@ class PlannedLoader:
 
     def _pieces(self, plan_step: int) -> list[Piece]:
         """Return the micro-batches of a step: rows, position of the first in the step, padded lengths."""
-        args, dataset, rows = self._run.args, self._run.train_dataset, self._order.rows(plan_step)
-        cuts = budget.cuts(dataset, rows, self.micro_rows, args.max_tokens_per_batch)
-        padding = self._run.objective.padding
-        lengths = budget.padded_to(dataset, rows, cuts, args.per_device_train_batch_size, padding)
-        return [(rows[first:last], first, lengths[n]) for n, (first, last) in enumerate(cuts)]
+        return pieces_of(self._run, self._run.train_dataset, self._order.rows(plan_step), self.micro_rows)
 
     def _begin(self, plan_step: int, piece: Piece) -> None:
         self._draws.begin(plan_step, piece[1])
 
-    def _make(self, rows: np.ndarray, first_slot: int, padded_to: np.ndarray | None) -> Batch:
+    def _make(self, rows: np.ndarray, first_slot: int, padded_to: np.ndarray | None, is_extra: bool) -> Batch:
         batch = self._run.objective.batch(self._run.train_dataset, rows, first_slot, padded_to)
+        batch = replace(batch, is_extra=True) if is_extra else batch
         return batch.pinned() if self._pinned else batch
 
     def _end(self, plan_step: int) -> int:
@@ -170,7 +168,7 @@ def make_plan(trainer: PublicTrainer) -> plan.RunPlan:
     return plan.from_order(args, StreamOrder(per_epoch), plan.n_steps_of(args, per_epoch), "as the source gives them")
 
 
-def build(run: Run, user_loader: Any, collator: Any = None) -> Loader:
+def build(run: Run, user_loader: Any, sync: Sync, collator: Any = None) -> Loader:
     """Return the loader of this run; `user_loader` is the user's DataLoader that makes the batches, or None.
 
     The generators that `collator` keeps for itself are seeded before each batch.
@@ -181,7 +179,7 @@ def build(run: Run, user_loader: Any, collator: Any = None) -> Loader:
         return PlannedLoader(run, collator)
     args, micro_rows = run.args, run.args.per_device_train_batch_size
     if user_loader is None:
-        source, per_epoch = streams.RowSource(run, micro_rows, Draws(args.seed, collator)), None
+        source, per_epoch = streams.RowSource(run, micro_rows, Draws(args.seed, collator), sync), None
     else:
         source = streams.LoaderSource(run, user_loader)
         per_epoch = streams.steps_in(user_loader, args.gradient_accumulation_steps)

@@ -98,7 +98,7 @@ def _order(args: TrainingArguments, dataset: Any) -> StepOrder:
     return StepOrder(
         epochs=epochs,
         n_rows=n_rows,
-        rows_per_batch=args.per_device_train_batch_size,
+        rows_per_batch=rows_per_step // batches,
         batches_per_step=batches,
         drop_last=args.dataloader_drop_last,
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Protocol
 
@@ -20,18 +20,19 @@ import xxhash
 from torch import Tensor
 from transformers.trainer_pt_utils import find_batch_size
 
-from whet.data import budget
+from whet.config.ranks import here
 from whet.data.batch import Batch
 from whet.errors import ConfigError, DataError
 from whet.log import logger
 from whet.optional import is_from
 from whet.train.batches.draws import Draws, seed_everything
-from whet.train.compat import overrides, user_loss
-from whet.train.compat.dataloaders import is_sized
+from whet.train.batches.pieces import pieces_of
+from whet.train.compat import dataloaders, overrides, user_loss
 from whet.train.compat.public import PublicTrainer
 from whet.train.resume import schema
 from whet.train.run import Run
 from whet.train.state import State
+from whet.train.sync import Sync
 
 
 class Source(Protocol):
@@ -148,7 +149,7 @@ class StreamLoader:
         else:
             logger.info("reading the data of %d finished steps again, to resume after them", self.step)
             self._steps = self.source.steps(self.epoch, self.step - 1, None)
-            if _digest(next(self._steps, [])) != state["digest"]:
+            if _digest(next(self._steps, [])) != state["digest"] and here().is_first:  # it is of rank 0's rows
                 raise _other_rows()
         self._look_ahead()
 
@@ -174,6 +175,7 @@ class RowSource:
     run: Run
     micro_rows: int
     draws: Draws
+    sync: Sync
 
     def __post_init__(self) -> None:
         dataset = self.run.train_dataset
@@ -192,9 +194,12 @@ class RowSource:
         size = args.train_rows_per_step
         if state is None:
             _skip(rows, skip * size)
-        while taken := list(islice(rows, size)):
+        begun = skip
+        while taken := self._next(rows, size, epoch, skip):
+            if skip == begun:
+                self._require_same_rows(taken)
             skip += 1
-            with self.draws.apart(epoch << 32 | skip):
+            with self.draws.apart(epoch << 32 | skip, self.run.place.rank):
                 batches = self._batches(taken)
             if batches:
                 yield batches
@@ -202,14 +207,29 @@ class RowSource:
     def state(self) -> Any:
         return self._dataset.state_dict() if self._has_state else None
 
+    def _next(self, rows: Iterator[Any], size: int, epoch: int, skip: int) -> list[Any]:
+        """Return the rows of the next step; a source that draws random numbers draws the same on all ranks."""
+        if self.sync.n_ranks > 1:  # the steps before it left each rank's generators in a state of its own
+            seed_everything(self.run.args.seed, epoch, skip + 1)
+        return list(islice(rows, size))
+
+    def _require_same_rows(self, rows: list[Any]) -> None:
+        seen = self.sync.gather(_digest_of_rows(rows)) if self.sync.n_ranks > 1 else [""]
+        if len(set(seen)) > 1:
+            raise ConfigError(
+                what="the training set gives other rows on each rank",
+                got=type(self.run.train_dataset).__name__,
+                why="whet deals the rows of each step to the ranks; one that splits itself would lose rows",
+                fix="let the data set give all rows on every rank, in the same order",
+            )
+
     def _batches(self, rows: list[Any]) -> list[Batch]:
         args, objective = self.run.args, self.run.objective
         numbers = np.arange(len(rows))
-        cuts = budget.cuts(rows, numbers, self.micro_rows, args.max_tokens_per_batch)
         if args.dataloader_drop_last:
-            cuts = [cut for cut in cuts if cut[1] < len(rows) or len(rows) % self.micro_rows == 0]
-        lengths = budget.padded_to(rows, numbers, cuts, args.per_device_train_batch_size, objective.padding)
-        return [objective.batch(rows, numbers[first:last], first, lengths[n]) for n, (first, last) in enumerate(cuts)]
+            numbers = numbers[: len(rows) - len(rows) % (self.micro_rows * self.run.place.n_ranks)]
+        pieces = pieces_of(self.run, rows, numbers, self.micro_rows) if len(numbers) else []
+        return [replace(objective.batch(rows, *piece), is_extra=is_extra) for *piece, is_extra in pieces]
 
 
 @dataclass
@@ -256,6 +276,21 @@ def require_readable(trainer: PublicTrainer) -> None:
         problems.append("dataloader_num_workers: such data is read in one thread")
     if args.auto_find_batch_size:
         problems.append("auto_find_batch_size: it tries the longest rows, which are not known in advance")
+    if trainer.sync.n_ranks > 1 and dataloaders.decides_batches(trainer):
+        raise ConfigError(
+            what="a DataLoader or sampler of your own does not go with several ranks",
+            got=f"{trainer.sync.n_ranks} ranks, and {type(trainer).__name__} with a get_train_dataloader or "
+            "_get_train_sampler",
+            why="whet deals the rows of each step to the ranks, and does not know the rows of these batches",
+            fix="pass train_dataset (an iterable one works) and data_collator instead of these methods",
+        )
+    if trainer.sync.n_ranks > 1 and getattr(trainer.train_dataset, "_distributed", None) is not None:
+        raise ConfigError(
+            what="the training set is split by ranks already",
+            got="a data set of split_dataset_by_node",
+            why="whet deals its rows to the ranks, so most rows would be left out",
+            fix="pass the data set as it was before split_dataset_by_node",
+        )
     if problems:
         raise ConfigError(
             what="these settings do not go with an iterable data set or a DataLoader of your own",
@@ -277,7 +312,7 @@ def require_steps(args: Any) -> None:
 
 def _state_is_exact(dataset: Any) -> bool:
     """Return whether the source can restore its exact position: the content of a shuffle buffer is not saved."""
-    if not (hasattr(dataset, "state_dict") and hasattr(dataset, "load_state_dict")) or is_sized(dataset):
+    if not (hasattr(dataset, "state_dict") and hasattr(dataset, "load_state_dict")) or dataloaders.is_sized(dataset):
         return False
     return not _has_buffer(getattr(dataset, "_ex_iterable", None))
 
@@ -336,6 +371,15 @@ def _digest(batches: Iterable[Batch]) -> str:
                 plain = value.detach().cpu()
                 plain = plain.float() if plain.dtype == torch.bfloat16 else plain
                 digest.update(np.ascontiguousarray(plain.numpy()).tobytes())
+    return digest.hexdigest()
+
+
+def _digest_of_rows(rows: Iterable[Any]) -> str:
+    digest = xxhash.xxh3_128()
+    for row in rows:
+        for name, value in sorted(dict(row).items()) if isinstance(row, Mapping) else [("", row)]:
+            digest.update(name.encode())
+            digest.update(np.asarray(value).tobytes() if not isinstance(value, str) else value.encode())
     return digest.hexdigest()
 
 

@@ -55,13 +55,17 @@ class Lines(TrainerCallback):
         self._last_s = time.perf_counter()
         self._meter: Meter | None = None
         self._trains = False
+        self._losses: list[float] = []
+        """Of the steps since the last line."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, *, meter: Meter | None = None, **_: Any) -> None:
-        self._meter, self._last_s, self._trains = meter, time.perf_counter(), True
+        self._meter, self._last_s, self._trains, self._losses = meter, time.perf_counter(), True, []
 
     def on_step_end(self, args: Any, state: Any, control: Any, *, meter: Meter, **_: Any) -> None:
+        self._losses.append(meter.last_loss)
         if time.perf_counter() - self._last_s >= INTERVAL_S:
-            self._write(step_line(state, _facts(state, meter), console.width()))
+            loss = round(sum(self._losses) / len(self._losses), 4)
+            self._write(step_line(state, _facts(state, meter) | {"loss": loss}, console.width()))
 
     def on_log(self, args: Any, state: Any, control: Any, *, logs: dict[str, Any], **_: Any) -> None:
         if not _in_table(self._trains) and (lines := log_lines(state, logs, self._meter, console.width())):
@@ -77,7 +81,7 @@ class Lines(TrainerCallback):
         self._trains = False
 
     def _write(self, text: str) -> None:
-        self._last_s = time.perf_counter()
+        self._last_s, self._losses = time.perf_counter(), []
         sys.stdout.write(text + "\n")
         sys.stdout.flush()
 

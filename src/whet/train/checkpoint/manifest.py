@@ -85,6 +85,11 @@ def holds_only_model(folder: Path) -> bool:
     return (facts_of(folder) or {}).get(ONLY_MODEL) is True
 
 
+def n_ranks_of(folder: Path) -> int:
+    """Return how many ranks trained the run that wrote this checkpoint."""
+    return int((facts_of(folder) or {}).get("n_ranks", 1))
+
+
 def facts_of(folder: Path) -> dict[str, Any] | None:
     """Return the manifest without its list of files; None if it cannot be read or its checksum is wrong."""
     try:

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from whet.errors import StorageError
+from whet.dist.group import LostRankError
+from whet.errors import StorageError, WhetError
 from whet.log import logger
 from whet.train.checkpoint import finding, manifest, on_disk, snapshot, staging
 from whet.train.checkpoint.lineage import Lineage, new_lineage, read_checkpoints
@@ -18,6 +19,7 @@ from whet.train.control import guard
 from whet.train.output import disk_errors
 from whet.train.resume import compare, schema
 from whet.train.state import State
+from whet.train.sync import OneRank, Sync
 
 
 @dataclass
@@ -49,24 +51,27 @@ class Saver:
     run_state: RunState
     on_saved: Callable[[], None]
     """Called after each checkpoint that was written."""
-    n_ranks: int = 1
+    sync: Sync = field(default_factory=OneRank)
+    """Rank 0 writes; the others learn what became of it."""
     folders: list[Path] = field(default_factory=list)
     lineage: Lineage = field(default_factory=new_lineage)
     """The lineage of its checkpoints."""
     resumed_from: Path | None = None
     _last_s: float = field(default_factory=lambda: time.monotonic())
     _buffers: snapshot.Buffers | None = None
-    _in_progress: tuple[threading.Thread, Write] | None = None
+    _in_progress: tuple[threading.Thread | None, Path, Write | None] | None = None
+    """The write in the background: its thread and the write on rank 0, and the checkpoint."""
 
     def __post_init__(self) -> None:
         self._run, self._counters = self.run_state.run, self.run_state.counters
+        self.lineage = self.sync.of_first(self.lineage)
         if self._run.args.save_async:
             self._buffers = snapshot.Buffers()
 
     def resume(self, folder: Path) -> None:
         """Remember where the run resumes from, and whether it stays in that lineage or begins a new one."""
         self.resumed_from = folder
-        self.lineage = finding.lineage_after_resume(folder, self._run.output_dir)
+        self.lineage = self.sync.of_first(finding.lineage_after_resume(folder, self._run.output_dir))
 
     @property
     def last(self) -> Path | None:
@@ -91,9 +96,9 @@ class Saver:
     def load_state(self, saved: State) -> None:
         """Take over the checkpoints of the run before it stopped; a kill may have left one too many."""
         schema.require_all(saved, {"names": schema.list_of(schema.text)}, "checkpoints")
-        folders = self._own(saved["names"])
+        folders = self._own(saved["names"]) if self.sync.place.is_first else []
         on_disk.rotate(folders, self._run.args.save_total_limit, self._protected())
-        self.folders = [path for path in folders if path.is_dir() and not path.is_symlink()]
+        self.folders = self.sync.of_first([path for path in folders if path.is_dir() and not path.is_symlink()])
 
     def _own(self, names: Sequence[str]) -> list[Path]:
         """Return the run's checkpoints that are still there; none if it resumes in another folder."""
@@ -123,11 +128,11 @@ class Saver:
         A run that `stops` writes a complete checkpoint, even with `save_only_model`.
         """
         self.wait()  # at most one write at a time
-        with self.run_state.weights_to_save():
+        with self.run_state.to_save():
             self._save(done, better=better, stops=stops)
 
     def _save(self, done: int, *, better: bool, stops: bool) -> None:
-        guard.require_finite(self._run.model, self.run_state.optimizer, f"after step {done}")
+        guard.require_finite(self._run.model, self.run_state.optimizer, f"after step {done}", self.sync.gather)
         self._last_s = time.monotonic()
         output_dir, state = self._run.output_dir, self._counters
         before = state.best_model_checkpoint
@@ -136,41 +141,77 @@ class Saver:
             state.best_model_checkpoint = str(target)
         earlier = self.folders
         self.folders = [*(path for path in earlier if path != target), target]  # the checkpoint lists itself too
-        try:
-            write = self._prepare(output_dir, done, only_model=self._run.args.save_only_model and not stops)
-        except BaseException as error:
-            self.folders, state.best_model_checkpoint = earlier, before
+        write, error = None, None
+        if self.sync.place.is_first:
+            try:
+                write = self._prepare(output_dir, done, only_model=self._run.args.save_only_model and not stops)
+            except StorageError as caught:
+                error = caught
+            except BaseException:
+                self.folders, state.best_model_checkpoint = earlier, before
+                raise
+        self.folders = earlier
+        if (error := self._of_first(error)) is not None:
+            state.best_model_checkpoint = before
             self._continue_or_raise(error)
             return
-        self.folders = earlier
         if self._buffers is None:
-            write.run()
-            self._finish_write(write)
+            if write is not None:
+                write.run()
+            self._finish_write(target, write)
             return
-        thread = threading.Thread(target=write.run, name=f"whet-save-{done}")
-        self._in_progress = (thread, write)
-        thread.start()
+        thread = None if write is None else threading.Thread(target=write.run, name=f"whet-save-{done}")
+        self._in_progress = (thread, target, write)
+        if thread is not None:
+            thread.start()
 
     def check(self) -> None:
-        """Finish a background write that has ended; raises its error."""
-        if self._in_progress is not None and not self._in_progress[0].is_alive():
+        """Finish a background write that has ended; raises its error. Several ranks do so before they save again."""
+        thread = None if self._in_progress is None else self._in_progress[0]
+        if self.sync.n_ranks == 1 and thread is not None and not thread.is_alive():
             self.wait()
 
     def wait(self) -> None:
         """Wait for the write in the background; raises StorageError if it failed."""
         if self._in_progress is None:
             return
-        thread, write = self._in_progress
-        thread.join()
+        thread, target, write = self._in_progress
+        if thread is not None:
+            thread.join()
         self._in_progress = None
-        self._finish_write(write)
+        self._finish_write(target, write)
 
     def close(self) -> None:
         """Wait at the end of a run; log an error of the last write, so that it does not hide the error of the run."""
+        if self._in_progress is not None:  # other ranks may be gone, or wait for something else
+            self.sync = OneRank()
+            self._in_progress = self._in_progress if self._in_progress[0] is not None else None
         try:
             self.wait()
         except StorageError as error:
             logger.error("%s", error)
+
+    def saved_alone(self, lost: LostRankError) -> LostRankError:
+        """Save the finished steps on rank 0 after another rank was lost; return the error, with the folder."""
+        done, place = self._counters.global_step, self.sync.place
+        self.sync = OneRank()
+        if not place.is_first:
+            self._in_progress = None
+        target = self._run.output_dir / on_disk.folder_name(done)
+        if not place.is_first or not done or self.has(target) or self._run.args.save_strategy == "no":
+            return lost
+        if self.run_state.is_shared():
+            unsaved = ": nothing is saved, as the other rank had a share of the state"
+            return LostRankError(lost.place, lost.doing, lost.error, unsaved)
+        self.run_state.optimizer.zero_grad(set_to_none=True)
+        try:
+            self.save(done, better=False, stops=True)
+            self.wait()
+        except WhetError as error:
+            logger.error("%s", error)
+        if not self.has(target):
+            return lost
+        return LostRankError(lost.place, lost.doing, lost.error, f": step {done} is saved in {target}")
 
     def _prepare(self, output_dir: Path, done: int, *, only_model: bool) -> Write:
         """Collect the content of the checkpoint, and write its small files to the staging folder."""
@@ -179,7 +220,7 @@ class Saver:
         staged = staging.Staged(output_dir, done, self.lineage)
         staged.put(content.write_texts)
         facts = {
-            "n_ranks": self.n_ranks,
+            "n_ranks": self._run.place.n_ranks,
             "seed": args.seed,
             "n_rows": meter.n_rows_before + meter.n_rows,
             "config_digest": compare.config_digest(args, self.run_state.identity),
@@ -194,22 +235,30 @@ class Saver:
             return None
         return Path(best) if Path(best).parent == self._run.output_dir else None
 
-    def _finish_write(self, write: Write) -> None:
-        target, state = write.staged.target, self._counters
+    def _finish_write(self, target: Path, write: Write | None) -> None:
+        """Note the outcome of a write, which all ranks learn from rank 0."""
+        self.sync.wait()  # for a slow disk
         known = [*(path for path in self.folders if path != target), target]
-        self.folders = sorted((path for path in known if _is_there(path, write)), key=on_disk.step_of)
-        if write.error is not None:
-            if state.best_model_checkpoint == str(target):
-                state.best_model_checkpoint = None
-            self._continue_or_raise(write.error)
+        there = [] if write is None else [path for path in known if _is_there(path, write)]
+        self.folders = self.sync.of_first(sorted(there, key=on_disk.step_of))
+        error = None if write is None else write.error
+        if error is not None and not isinstance(error, StorageError):
+            raise error
+        if (error := self._of_first(error)) is not None:
+            if self._counters.best_model_checkpoint == str(target):
+                self._counters.best_model_checkpoint = None
+            self._continue_or_raise(error)
             return
         logger.info("saved %s", target)
         self.on_saved()
 
-    def _continue_or_raise(self, error: BaseException) -> None:
+    def _of_first(self, error: StorageError | None) -> StorageError | None:
+        """Return the error of rank 0, on every rank."""
+        problems = self.sync.of_first(None if error is None else error.problems)
+        return error if error is not None or problems is None else StorageError.of(problems)  # pyright: ignore
+
+    def _continue_or_raise(self, error: StorageError) -> None:
         """Continue without the checkpoint if `save_error_policy` says so; raise the error otherwise."""
-        if not isinstance(error, StorageError):
-            raise error
         if self._run.args.save_error_policy == "stop":
             raise disk_errors.resumable(error, self.last, self.settings_to_resume()) from error
         logger.warning("training continues without this checkpoint: %s", error)

@@ -90,8 +90,10 @@ class RunState:
     """Returns the parts of the run's state besides the model, in the order in which they are restored."""
     user_save_model: Callable[[], Callable[[Path], None] | None]
     """Returns the overridden `save_model` of the user, or None."""
-    weights_to_save: Callable[[], AbstractContextManager[None]] = nullcontext
-    """Puts the weights that are saved as the model into it, for a block: their average, if the run averages them."""
+    to_save: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Puts what a checkpoint holds in its place, for a block: the averaged weights, and on rank 0 what ranks share."""
+    is_shared: Callable[[], bool] = lambda: False
+    """Whether a rank alone has less than a checkpoint holds."""
 
 
 def take(state: RunState, buffers: Buffers | None = None, *, only_model: bool = False) -> Snapshot:

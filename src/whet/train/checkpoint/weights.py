@@ -14,7 +14,9 @@ from torch import Tensor, nn
 
 from whet.errors import ConfigError
 from whet.models import adapters
+from whet.models.experts import saved
 from whet.models.loading.quiet import quiet
+from whet.models.wrapped import unwrapped
 from whet.paths import utf8_name
 
 WEIGHTS = "model.safetensors"
@@ -25,13 +27,25 @@ FILES = (WEIGHTS, f"{WEIGHTS}.index.json", "optimizer.safetensors", "average.saf
 def save_weights(model: nn.Module, folder: Path, tensors: Mapping[str, Tensor] | None = None) -> None:
     """Write the model: a model of transformers with its configuration, any other module as weights alone.
 
-    `tensors` are written instead of the model's own state.
+    Of a model with adapters these are written, with its configuration: it has the labels. `tensors` are written instead
+    of the model's own state.
     """
     state = dict(model.state_dict() if tensors is None else tensors)
+    if any(type(one).__name__ == "DTensor" for one in state.values()):
+        raise ConfigError(
+            what="the model cannot be saved here",
+            got="a rank that has its share of the weights",
+            why="with zero_stage 2 and 3 the ranks share the weights while they train",
+            fix="set control.should_save in the callback, which writes a checkpoint; or save after train()",
+        )
     with utf8_name(folder) as named:
         if hasattr(model, "save_pretrained"):
             with quiet():
                 model.save_pretrained(named, state_dict=state)  # pyright: ignore[reportCallIssue]
+            config = getattr(unwrapped(model), "config", None)
+            if adapters.names_of(model) and hasattr(config, "to_json_string"):
+                (named / "config.json").write_text(config.to_json_string(), "utf-8")  # pyright: ignore
+            saved.mark(named, config)
         else:
             save_model(_State(state), str(named / WEIGHTS))  # pyright: ignore[reportArgumentType]
 

@@ -1,8 +1,8 @@
-"""The part of `trainer.accelerator` that scripts and overridden methods use, for one process."""
+"""The part of `trainer.accelerator` that scripts and overridden methods use."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from whet.errors import ConfigError
+from whet.train.compat import user_loss
 from whet.train.compat.public import PublicTrainer
 
 
@@ -18,19 +19,22 @@ class MissingAttributeError(ConfigError, AttributeError):
 
 
 class Accelerator:
-    """The part of accelerate's Accelerator that makes sense in one process; anything else raises an error."""
+    """The part of accelerate's Accelerator that Trainers use; anything else raises an error."""
 
-    num_processes, process_index, local_process_index = 1, 0, 0
-    is_main_process = is_local_main_process = is_last_process = sync_gradients = True
-    use_distributed = False
+    sync_gradients = True
 
     def __init__(self, trainer: PublicTrainer) -> None:
         self._trainer = trainer
+        place = trainer.sync.place
+        self.num_processes, self.process_index, self.local_process_index = place.n_ranks, place.rank, place.local_rank
+        self.is_main_process, self.is_local_main_process = place.is_first, place.local_rank == 0
+        self.is_last_process = place.rank == place.n_ranks - 1
+        self.use_distributed = place.n_ranks > 1
 
     def __getattr__(self, name: str) -> Any:
         raise MissingAttributeError(
             what=f"trainer.accelerator has no {name}",
-            why="whet trains in one process and does not run on accelerate",
+            why="whet does not run on accelerate",
             fix="leave it out, or use transformers' own Trainer with whet.optimize(model)",
         )
 
@@ -45,8 +49,8 @@ class Accelerator:
         return {"bf16": "bf16", "fp16": "fp16"}.get(self._trainer.precision.name, "no")
 
     def backward(self, loss: Tensor, **_: Any) -> None:
-        """Add the gradients of the loss, with the loss scale of an fp16 run."""
-        self._trainer.precision.backward(loss)
+        """Add the gradients of the loss, with the loss scale of an fp16 run; those of several ranks are averaged."""
+        user_loss.backward(self._trainer, loss)
 
     def autocast(self, *_: Any, **__: Any) -> AbstractContextManager[object]:
         """Return the context of a forward pass in the run's precision."""
@@ -63,20 +67,35 @@ class Accelerator:
     prepare_model = prepare_data_loader = prepare_optimizer = prepare_scheduler = unwrap_model
 
     def gather(self, tensor: Any) -> Any:
-        """Return the values of all processes: this one's."""
-        return tensor
+        """Return the tensors of all processes, one after the other; tensors in lists and dicts likewise."""
+        return _each(lambda *found: torch.cat([torch.atleast_1d(one) for one in found]), self._of_all(tensor))
 
     def gather_for_metrics(self, values: Any, *_: Any, **__: Any) -> Any:
-        """Return the values of all processes: this one's."""
-        return values
+        """Return the values of all processes; rows are never computed twice, so none is left out."""
+        return self.gather(values)
 
-    def reduce(self, tensor: Any, *_: Any, **__: Any) -> Any:
-        """Return the sum or mean over all processes: this one's value."""
-        return tensor
+    def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
+        """Return the sum or mean over all processes."""
+        if self.num_processes == 1:
+            return tensor
+        share = scale / (self.num_processes if reduction == "mean" else 1)
+        return _each(lambda *found: torch.stack(found).sum(0) * share, self._of_all(tensor))
 
-    def pad_across_processes(self, tensor: Any, *_: Any, **__: Any) -> Any:
-        """Return the tensor: no other process has a longer one."""
-        return tensor
+    def pad_across_processes(self, tensor: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Any:
+        """Return the tensors, filled up along `dim` to the longest of all processes."""
+
+        def padded(*found: Tensor) -> Tensor:
+            own = found[self.process_index]
+            if own.dim() <= dim:
+                return own
+            more = max(one.shape[dim] for one in found) - own.shape[dim]
+            filling = own.new_full([*own.shape[:dim], more, *own.shape[dim + 1 :]], pad_index)
+            return torch.cat([filling, own] if pad_first else [own, filling], dim)
+
+        return _each(padded, self._of_all(tensor))
+
+    def _of_all(self, tensors: Any) -> list[Any]:
+        return self._trainer.sync.gather(tensors) if self.num_processes > 1 else [tensors]
 
     def clip_grad_norm_(self, parameters: Any, max_norm: float, norm_type: float = 2) -> Tensor:
         """Scale gradients down to a norm."""
@@ -87,24 +106,49 @@ class Accelerator:
         return model.state_dict()
 
     def wait_for_everyone(self) -> None:
-        """Return at once: there is one process."""
+        """Wait for the other processes."""
+        self._trainer.sync.wait()
 
     def free_memory(self, *things: Any) -> Any:
         """Return what was given."""
         return things
 
     def print(self, *words: Any, **options: Any) -> None:
-        """Print."""
-        print(*words, **options)
+        """Print, on the main process of each machine."""
+        if self.is_local_main_process:
+            print(*words, **options)
 
     @contextmanager
     def main_process_first(self) -> Iterator[None]:
-        """Run the block: this is the main process."""
-        yield
+        """Run the block on the main process first, then on the others."""
+        with self._in_turn(self.is_main_process):
+            yield
 
-    local_main_process_first = main_process_first
+    @contextmanager
+    def local_main_process_first(self) -> Iterator[None]:
+        """Run the block on the main process of each machine first, then on the others."""
+        with self._in_turn(self.is_local_main_process):
+            yield
+
+    @contextmanager
+    def _in_turn(self, comes_first: bool) -> Iterator[None]:
+        if not comes_first:
+            self._trainer.sync.wait()
+        yield
+        if comes_first:
+            self._trainer.sync.wait()
 
     @contextmanager
     def no_sync(self, model: Any = None) -> Iterator[None]:
-        """Run the block: nothing is synchronised."""
+        """Run the block: gradients are exchanged in the last backward pass of a step only, in any case."""
         yield
+
+
+def _each(work: Callable[..., Any], found: Sequence[Any]) -> Any:
+    """Return `work` of the tensors that are at the same place in each of these tuples, lists and dicts."""
+    first = found[0]
+    if isinstance(first, Mapping):
+        return {name: _each(work, [one[name] for one in found]) for name in first}
+    if isinstance(first, tuple | list):
+        return type(first)(_each(work, column) for column in zip(*found, strict=True))
+    return work(*found) if isinstance(first, Tensor) else first

@@ -27,10 +27,14 @@ class Extras:
         self._inputs: list[np.ndarray] = []
         self._losses: list[np.ndarray] = []
 
-    def add(self, inputs: Any, loss: float | None, n_rows: int) -> None:
-        """Keep what a batch was computed from, padded, and its mean loss, once for each row."""
-        if "inputs" in self.wanted:
-            self._inputs.append(self._input_of(inputs))
+    def of(self, inputs: Any) -> np.ndarray | None:
+        """Return what a batch was computed from, padded; None if nobody asks for it."""
+        return self._input_of(inputs) if "inputs" in self.wanted else None
+
+    def take(self, inputs: np.ndarray | None, loss: float | None, n_rows: int) -> None:
+        """Keep the inputs of a batch, and its mean loss, once for each row."""
+        if inputs is not None:
+            self._inputs.append(inputs)
         if "loss" in self.wanted and loss is not None:
             self._losses.append(np.full(n_rows, loss, dtype=np.float32))
 

@@ -18,7 +18,9 @@ MODEL = (
     "use_cpu", "precision", "bf16", "fp16", "tf32", "attn_implementation", "padding_in_loss", "label_names",
     "label_smoothing_factor", "remove_unused_columns", "max_tokens_per_batch", "gradient_checkpointing",
     "gradient_checkpointing_kwargs", "checkpointing_policy", "activation_offload", "torch_compile",
-    "torch_compile_backend", "torch_compile_mode", "methods", "span_loss", "last_block_tokens",
+    "torch_compile_backend", "torch_compile_mode", "methods", "span_loss", "last_block_tokens", "ddp_backend",
+    "ddp_timeout", "ddp_comm_hook", "ddp_bucket_cap_mb", "ddp_find_unused_parameters",
+    "zero_stage", "fsdp", "deepspeed",
 )  # fmt: skip
 """Fields that are applied when a Trainer gets its model: when it is made, or by `model_init` in each training."""
 _IN_EVALUATIONS = ("per_device_eval_batch_size", "prediction_loss_only", "log_level")

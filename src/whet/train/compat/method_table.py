@@ -28,7 +28,7 @@ class Method:
     """Why a call is refused and what to do instead; empty if the method works."""
 
 
-_ONE_PROCESS = "always 1: whet trains in one process"
+_ONE_PROCESS = "always 1: each rank has the complete model and complete rows"
 _HONOURED, _FIXED = Method("honoured"), Method("refused")
 
 METHODS: Mapping[str, Method] = {
@@ -40,7 +40,7 @@ METHODS: Mapping[str, Method] = {
     ),
     "compute_loss_context_manager": Method("refused", "the context of the run's precision"),
     "create_accelerator_and_postprocess": Method(
-        "refused", refused="whet does not run on accelerate; trainer.accelerator has what one process needs of it"
+        "refused", refused="whet does not run on accelerate; trainer.accelerator has what Trainers use of it"
     ),
     "create_model_card": _HONOURED,
     "create_optimizer": _HONOURED,

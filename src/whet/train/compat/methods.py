@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
+from whet.config.ranks import require_one_process
 from whet.errors import ConfigError
 from whet.train import optimizer_setup
 from whet.train.callbacks.events import Events
@@ -23,7 +24,8 @@ from whet.train.output import hub, results
 if TYPE_CHECKING:
     from transformers import TrainerControl
 
-    from whet.config.arguments import TrainingArguments
+    from whet.config.ranks import require_one_process
+from whet.config.arguments import TrainingArguments
 
 
 class TransformersMethods:
@@ -215,9 +217,10 @@ class TransformersMethods:
         """Return the metrics as a person reads them."""
         return results.formatted(metrics)
 
-    def log_metrics(self, split: str, metrics: Mapping[str, Any]) -> None:
-        """Print the metrics of a split."""
-        results.show(split, metrics)
+    def log_metrics(self: Any, split: str, metrics: Mapping[str, Any]) -> None:
+        """Print the metrics of a split, on rank 0."""
+        if self.is_world_process_zero():
+            results.show(split, metrics)
 
     def save_metrics(self: Any, split: str, metrics: Mapping[str, Any], combined: bool = True) -> None:
         """Write {split}_results.json, and add the metrics to all_results.json."""
@@ -241,13 +244,16 @@ class TransformersMethods:
     ) -> None:  # fmt: skip
         """Write a draft of a model card, README.md, into the output folder."""
         given = {name: value for name, value in locals().items() if name != "self"}
-        hub.write_card(self, given)
+        if self.args.should_save:
+            hub.write_card(self, given)
 
     def push_to_hub(
         self: Any, commit_message: str | None = "End of training", blocking: bool = True, token: str | None = None,
         revision: str | None = None, **facts: Any,
     ) -> Any:  # fmt: skip
         """Save the model with its card, and upload the output folder without its checkpoints."""
+        if not self.args.should_save:
+            return None
         return hub.push(self, commit_message, blocking, token, revision, facts)
 
     # ---- search ----
@@ -257,6 +263,7 @@ class TransformersMethods:
         direction: str | list[str] = "minimize", backend: Any = None, hp_name: Any = None, **options: Any,
     ) -> Any:  # fmt: skip
         """Return the best of n_trials trainings with settings that optuna proposes (transformers' BestRun)."""
+        require_one_process("hyperparameter_search")
         found = search.make_search(self, hp_space, compute_objective, hp_name, backend)
         return search.run(self, found, n_trials, direction, options)
 
@@ -264,15 +271,15 @@ class TransformersMethods:
         """Return a new model from `model_init`."""
         return _called(self.model_init, trial)
 
-    # ---- one process ----
+    # ---- ranks ----
 
-    def is_world_process_zero(self) -> bool:
-        """Return True: whet trains in one process."""
-        return True
+    def is_world_process_zero(self: Any) -> bool:
+        """Return whether this is rank 0, which logs and writes files."""
+        return self.sync.place.is_first
 
-    def is_local_process_zero(self) -> bool:
-        """Return True: whet trains in one process."""
-        return True
+    def is_local_process_zero(self: Any) -> bool:
+        """Return whether this is the first rank of its machine."""
+        return self.sync.place.local_rank == 0
 
     def get_total_train_batch_size(self: Any, args: TrainingArguments | None = None) -> int:
         """Return the rows of one optimizer step."""

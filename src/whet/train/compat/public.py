@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
@@ -34,6 +35,7 @@ class PublicTrainer(Protocol):
     precision: Precision
     why_precision: str
     sync: Sync
+    evaluated_weights: Callable[[], AbstractContextManager[None]]
     clock: Any
     events: Events
     state: TrainerState

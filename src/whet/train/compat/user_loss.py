@@ -145,17 +145,19 @@ def gradients(
 ) -> StepLoss:
     """Leave in .grad the gradient of the losses that `training_step` returns; return their sum.
 
-    Parts of the loss are the means over the micro-batches.
+    Losses are averaged over the ranks; parts of the loss are the means over the micro-batches.
     """
     seed, objective = trainer.args.seed, trainer.objective
     assert isinstance(objective, UserLoss)
     trainer.precision.begin(seed, step)
-    n_items = trainer.sync.total_targets(n_items_in(trainer, [batch.inputs for batch in batches]))
+    n_items = n_items_in(trainer, [batch.inputs for batch in batches])
+    n_items = trainer.sync.total_targets(n_items)
     trainer.current_gradient_accumulation_steps = len(batches)
     total, loss_parts = torch.zeros(()), LossParts(len(batches))
     for number, batch in enumerate(batches):
         if number:
             between()
+        trainer.sync.begin_micro_batch(is_last=number + 1 == len(batches))
         seed_torch(seed, step, batch.first_slot)
         objective.parts = {}
         loss = trainer.training_step(
@@ -164,7 +166,8 @@ def gradients(
         loss = _require_scalar(loss, "training_step", trainer).detach()
         total = total.to(loss.device) + loss
         loss_parts.add(objective.parts)
-    return StepLoss(total, loss_parts.means)
+    n_ranks = trainer.sync.n_ranks
+    return StepLoss(total / n_ranks, {name: part / n_ranks for name, part in loss_parts.means.items()})
 
 
 def training_step(trainer: PublicTrainer, model: nn.Module, inputs: Mapping[str, Any], n_items: Any) -> Tensor:
@@ -177,8 +180,14 @@ def training_step(trainer: PublicTrainer, model: nn.Module, inputs: Mapping[str,
         loss = _require_scalar(trainer.compute_loss(model, inputs, **options), "compute_loss", trainer)
     if not _is_scaled(trainer, n_items if options else None):
         loss = loss / trainer.current_gradient_accumulation_steps
-    trainer.precision.backward(loss)
+    backward(trainer, loss)
     return loss.detach()
+
+
+def backward(trainer: PublicTrainer, loss: Tensor) -> None:
+    """Run the backward pass of a user's loss: as in transformers, the gradients of the ranks are averaged."""
+    n_ranks = trainer.sync.n_ranks
+    trainer.precision.backward(trainer.sync.before_backward(loss / n_ranks if n_ranks > 1 else loss))
 
 
 @contextmanager
@@ -211,6 +220,8 @@ def compute_loss(
         loss = _loss_in(outputs, getattr(trainer.objective, "no_labels", None))
         if isinstance(trainer.objective, UserLoss):
             trainer.objective.parts = loss_parts_of(outputs)
+    if model.training and n_items is not None and (trainer.model_accepts_loss_kwargs or by_user is not None):
+        loss = loss * trainer.sync.n_ranks  # it is divided by the targets of all ranks, and then averaged over them
     return (loss, outputs) if return_outputs else loss
 
 

@@ -169,9 +169,14 @@ def _too_many_not_applied(n_steps: int, step: int, result: StepResult) -> NonFin
     )  # fmt: skip
 
 
-def require_finite(model: Any, optimizer: Any, when: str) -> None:
-    """Raise NonFiniteError (exit 70) if a weight, or its state in the optimizer, is not finite."""
-    if found := finite.not_finite(model, optimizer):
+def require_finite(
+    model: Any, optimizer: Any, when: str, of_all: Callable[[list[str]], list[list[str]]] = lambda found: [found]
+) -> None:
+    """Raise NonFiniteError (exit 70) if a weight, or its state in the optimizer, is not finite.
+
+    `of_all` returns the names that the ranks have found, where each has a share of the state.
+    """
+    if found := [name for names in of_all(finite.not_finite(model, optimizer)) for name in names]:
         raise NonFiniteError(
             what=f"the weights are not finite {when}",
             got=finite.shown(found),

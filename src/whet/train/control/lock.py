@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from whet.config.ranks import here
 from whet.config.rules.training import LOCK_NAME, require_output_dir
 from whet.errors import OutputError
 from whet.log import logger
@@ -33,6 +34,9 @@ def output_folder(path: str | Path, overwrite: bool) -> Iterator[Path]:
     run that has locked it, and what `require_output_dir` raises.
     """
     folder = Path(path)
+    if not here().is_first:
+        yield folder
+        return
     refuse_taken(folder)
     absolute = folder.absolute()
     missing = [place for place in (absolute, *absolute.parents) if not os.path.lexists(place)]
@@ -49,9 +53,9 @@ def output_folder(path: str | Path, overwrite: bool) -> Iterator[Path]:
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Lock the folder for this process within the block; a folder that it has locked already is not locked twice."""
-    folder = folder.absolute()  # the process may change its working directory
+    folder = folder.absolute()  # the process may change its working directory; rank 0 locks it for all ranks
     place = _inode(folder)
-    handle = None if place in _held else _take(folder)
+    handle = None if place in _held or not here().is_first else _take(folder)
     if handle is None:
         yield
         return

@@ -85,7 +85,7 @@ class SafePoints:
             self.pending = (self.pending or {}) | {"stop": True}
         folder = self._state.run.output_dir / on_disk.folder_name(done)
         self._saver.wait()
-        if self.pending or not self._saver.has(folder):
+        if self._sync.save_now(bool(self.pending) or not self._saver.has(folder)):
             self._saver.save(done, better=False, stops=True)
             self._saver.wait()
         saved = self._saver.has(folder)
@@ -95,7 +95,7 @@ class SafePoints:
     def _stop_for_memory(self, shortage: str) -> NoReturn:
         """Stop before the kernel kills the process. A process that completed no step fails: it would fail again."""
         args, meter = self._state.run.args, self._state.meter
-        again = smaller_batches(self.micro_rows, args.train_rows_per_step)
+        again = smaller_batches(self.micro_rows, args.train_rows_per_step // self._sync.n_ranks)
         if again and self._state.run.objective.padding.in_loss != "none":
             # The loss counts padding in batches of per_device_train_batch_size rows, so this number must not change.
             again = dict[str, object](auto_find_batch_size=True)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from whet.errors import ConfigError
+from whet.models.experts.layer import layers_of
 from whet.models.view import ModelView
 
 _SAYS_DONE = "_is_hf_initialized"
@@ -32,6 +33,9 @@ def draw(model: nn.Module, n_blocks: int, seed: int) -> str:
             why="new weights have to be learnt, and a frozen one keeps its random value",
             fix="leave --reinit_layers out, or train these blocks",
         )
+    if any(layers_of(module) for module in modules):
+        why = "experts begin as copies of pretrained weights, and new ones would know nothing"
+        raise _refusal(model, n_blocks, why, "leave --reinit_layers out")
     owner = _owner(model, modules[0])
     with torch.random.fork_rng({weight.device.index for weight in weights if weight.is_cuda}), _not_done(weights):
         torch.manual_seed(seed)
@@ -41,6 +45,16 @@ def draw(model: nn.Module, n_blocks: int, seed: int) -> str:
     blocks = f"the last {n_blocks} of {len(ModelView(model).blocks())} blocks"
     pooler = " and the pooler" if len(modules) > n_blocks else ""
     return f"new weights in {blocks}{pooler}, drawn with seed {seed}"
+
+
+def drawn_by_recipe(model: nn.Module, n_blocks: int, seed: int) -> str:
+    """As `draw`, for a recipe: a model that it does not go with keeps its weights, and the log says why."""
+    try:
+        if type(ModelView(model).model).__name__.endswith(("ForCausalLM", "LMHeadModel")):
+            raise _refusal(model, n_blocks, "it was measured for encoders alone", "leave --reinit_layers out")
+        return draw(model, n_blocks, seed)
+    except ConfigError as error:
+        return f"the recipe's reinit_layers {n_blocks} is left out: {error.problems[0].why}"
 
 
 def _chosen(model: nn.Module, n_blocks: int) -> list[nn.Module]:

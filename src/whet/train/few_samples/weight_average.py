@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from whet.models import finite
 from whet.train.resume import schema
 from whet.train.state import State
 
+_Method = TypeVar("_Method", bound=Callable[..., Any])
 _KINDS = {"n": schema.count, "last": schema.count}
 
 
@@ -100,6 +102,17 @@ class WeightAverage:
                     before - 1, self.begins - 1,
                 )  # fmt: skip
         _put(own, self._weights)
+
+
+def honoured(method: _Method) -> _Method:
+    """Return the method of a Trainer, run with the weights that its training evaluates: the mean, once there is one."""
+
+    @functools.wraps(method)
+    def run(trainer: Any, *given: Any, **named: Any) -> Any:
+        with trainer.evaluated_weights():
+            return method(trainer, *given, **named)
+
+    return cast(_Method, run)
 
 
 def _copies(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -17,6 +17,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
+from whet.config.ranks import here
 from whet.errors import StorageError
 from whet.log import logger
 from whet.paths import follow_umask
@@ -28,7 +29,9 @@ _WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace the file by one with this text, or raise OSError and leave the old one as it was."""
+    """Replace the file by one with this text, or raise OSError and leave the old one as it was; only rank 0 writes."""
+    if not here().is_first:
+        return
     unfinished = path.with_name(f".{path.name}.partial")
     try:
         with suppress(FileNotFoundError):
@@ -56,10 +59,12 @@ def write_json(path: Path, values: Mapping[str, Any], *, indent: int, on_error: 
 def write_model(folder: Path, write: Callable[[Path], None]) -> None:
     """Call `write(staging)`, which writes a model, then move its files to the folder; StorageError if that fails.
 
-    Nothing in the folder changes before the complete model is on the disk. Leftover weights of an earlier model are
-    removed: transformers would read their shards.
+    Only rank 0 of a run writes. Nothing in the folder changes before the complete model is on the disk. Leftover
+    weights of an earlier model are removed: transformers would read their shards.
     """
     staging = folder / on_disk.MODEL_STAGING
+    if not here().is_first:
+        return
     with stored(f"the model cannot be written to {folder}", folder):
         folder.mkdir(parents=True, exist_ok=True)
         _remove(staging)

@@ -85,14 +85,12 @@ def _token(trainer: PublicTrainer, token: str | None) -> str | None:
 
 def _as_transformers_has_it(trainer: PublicTrainer) -> Any:
     """Return an object with the attributes of a Trainer that TrainingSummary reads."""
-    from transformers.training_args import ParallelMode
-
     args = trainer.args
     values = {name: getattr(args, name) for name in args.to_dict()}
     schedule = args.lr_scheduler_type
     facts = {
-        "parallel_mode": ParallelMode.NOT_PARALLEL,
-        "world_size": 1,
+        "parallel_mode": args.parallel_mode,
+        "world_size": args.world_size,
         "train_batch_size": args.per_device_train_batch_size,
         "eval_batch_size": args.per_device_eval_batch_size,
         "lr_scheduler_type": SchedulerType(getattr(schedule, "value", schedule)),

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from whet import log
 from whet.config.arguments import TrainingArguments
+from whet.config.ranks import here
 from whet.train.output import run_log
 
 
@@ -27,7 +28,7 @@ _audience = _Audience()
 
 def configure(args: TrainingArguments) -> None:
     """Set the log level and the text output that these settings ask for."""
-    log.set_level(args.log_level)
+    log.set_level(args.log_level if here().is_first else "error")
     _audience.shows, _audience.by_error = log.speaks_to_people(args.log_level), args.log_format == "json"
 
 
@@ -47,7 +48,7 @@ def table_follows() -> bool:
 
 
 def show(lines: Sequence[str]) -> None:
-    """Print these lines, and write them to run.log."""
+    """Print these lines, and write them to run.log; ranks other than 0 print nothing."""
     run_log.write(lines)
-    if _audience.shows:
+    if _audience.shows and here().is_first:
         print("\n".join(lines), file=sys.stderr if _audience.by_error else sys.stdout, flush=True)

@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from whet import log
+from whet.config.ranks import here
 from whet.config.rules.training import LOG_NAME, OLDER_LOG_NAME
 from whet.errors import WhetError
 from whet.log import Discreet, logger
@@ -114,8 +115,8 @@ def buffered() -> Iterator[None]:
 
 @contextmanager
 def written_to(folder: str | Path) -> Iterator[None]:
-    """Write the messages within the block to the folder's run.log too; an inner block changes nothing."""
-    if _open:
+    """Write the messages within the block to the folder's run.log too, on rank 0; an inner block changes nothing."""
+    if _open or not here().is_first:
         yield
         return
     handler = _RunLog(Path(folder))

@@ -14,8 +14,8 @@ from whet.data.store import RowStore
 from whet.errors import escape_controls
 from whet.hardware import cpu, memory
 from whet.kernels.library import library
-from whet.optim import registry
 from whet.train.compat.public import PublicTrainer
+from whet.train.sharding import planned
 
 _LABEL = 11
 _MOST_SAMPLED = 100_000
@@ -30,7 +30,7 @@ def of_training(trainer: PublicTrainer) -> list[str]:
     micro_rows = state.train_batch_size or args.per_device_train_batch_size
     rows = [
         ("data", [*_rows(trainer, trainer.train_dataset, micro_rows), *_evaluated(trainer)]),
-        ("batch", [_batch(args.train_rows_per_step, micro_rows), *_length(args, state.max_steps)]),
+        ("batch", [_batch(args.train_rows_per_step, micro_rows, args.world_size), *_length(args, state.max_steps)]),
         ("recipe", recipes.described(args)),
         ("memory", _memory(trainer)),
         ("saves", _saves(trainer)),
@@ -113,10 +113,11 @@ def padding_frac(lengths: np.ndarray, rows_per_batch: int, padded_length: int | 
     return 1.0 - float(taken.sum()) / float((padded * sizes).sum())
 
 
-def _batch(rows_per_step: int, micro_rows: int) -> str:
-    n_batches = -(-rows_per_step // micro_rows)
+def _batch(rows_per_step: int, micro_rows: int, n_ranks: int) -> str:
+    n_batches = -(-rows_per_step // (micro_rows * n_ranks))
     each = f"{n_batches} micro-batches of {micro_rows:,}" if n_batches > 1 else "1 micro-batch"
-    return f"{console.plural(rows_per_step, 'row')} a step in {each}"
+    ranks = f" on each of {n_ranks} ranks" if n_ranks > 1 else ""
+    return f"{console.plural(rows_per_step, 'row')} a step in {each}{ranks}"
 
 
 def _length(args: TrainingArguments, n_steps: int) -> list[str]:
@@ -131,16 +132,15 @@ def _length(args: TrainingArguments, n_steps: int) -> list[str]:
 
 def _memory(trainer: PublicTrainer) -> list[str]:
     """Return what weights, gradients and optimizer state will take, and what is free now."""
-    weights = list(trainer.model.parameters())
-    size = sum(p.numel() * p.element_size() for p in weights)
-    trained = sum(p.numel() * p.element_size() for p in weights if p.requires_grad)
-    gradients = 0 if trainer.args.optimizer_in_backward else trained
-    size += 0 if trainer.args.weight_averaging_start is None else trained  # their mean
-    given, _ = trainer.given_optimizers
-    state = registry.model_state_bytes(trainer.model, trainer.args) if given is None else None
-    without = "activations" if state is not None else "optimizer and activations"
+    args, place = trainer.args, trainer.sync.place
+    trained = sum(one.numel() * one.element_size() for one in trainer.model.parameters() if one.requires_grad)
+    found = planned.of_rank(trainer.model, args, trainer.optimizer, place, known=trainer.given_optimizers[0] is None)
+    size = found.weights + found.gradients + (found.state or 0)
+    size += 0 if args.weight_averaging_start is None else trained  # their mean
+    without = "activations" if found.state is not None else "optimizer and activations"
     available = _available(trainer.device)
-    known = f"{console.amount(size + gradients + (state or 0))} without {without}"
+    known = f"{console.amount(size)} without {without}"
+    known += f", by zero_stage {args.zero_stage} on this rank" if args.zero_stage and place.n_ranks > 1 else ""
     return [known, *([f"{available} free"] if available else [])]
 
 

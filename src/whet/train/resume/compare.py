@@ -9,17 +9,19 @@ from typing import Any
 
 from whet.config.arguments import TrainingArguments
 from whet.config.options import options_of
+from whet.config.ranks import here
 from whet.config.rules.saving import CURVE_FIELDS, EVALUATION_FIELDS, METRIC_FIELDS
 from whet.config.rules.schedule import BY_METRIC
 from whet.errors import ConfigError
 from whet.log import logger
 from whet.precision import policy
+from whet.train.checkpoint import manifest
 from whet.train.checkpoint.manifest import digest_of
 from whet.train.resume import fingerprint
 from whet.train.run import Run
 
 ARGUMENTS, FINGERPRINT = "training_args.json", "identity.json"
-OPTIMIZER, _WEIGHTS, _EVALUATION_DATA = "optimizer", "weights", "evaluation_data"
+OPTIMIZER, _WEIGHTS, _EVALUATION_DATA, _LOSS = "optimizer", "weights", "evaluation_data", "loss"
 SCHEDULE = {
     "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "warmup_ratio", "layerwise_lr_decay",
 }  # fmt: skip
@@ -34,7 +36,7 @@ _LEARNED = {"lr", "initial_lr", "betas", "eps", "weight_decay"}
 _MOST_LINES = 6
 _LONGEST_SHOWN = 60
 _MEANT = {
-    "rows_per_step": "per_device_train_batch_size times gradient_accumulation_steps",
+    "rows_per_step": "per_device_train_batch_size times gradient_accumulation_steps times ranks",
     "data_seed": "the order of the rows; without it, seed",
 }
 """Compared names that are not settings themselves -> the settings that they follow from."""
@@ -61,7 +63,7 @@ def config_digest(args: TrainingArguments, identity: Mapping[str, Any]) -> str:
     """Return a checksum of everything that a resume compares."""
     facts = {name: value for name, value in identity.items() if name != "environment"}
     settings = args.to_dict()
-    return digest_of({"settings": _curve(settings) | {"data_seed": _data_seed(settings)}, **facts})
+    return digest_of({"settings": _curve(settings, here().n_ranks) | {"data_seed": _data_seed(settings)}, **facts})
 
 
 def group_settings(changed: set[str], group: Mapping[str, Any]) -> set[str]:
@@ -83,7 +85,7 @@ def _refuse(lines: Mapping[str, str], args: TrainingArguments, folder: Path) -> 
 
 def _settings(args: TrainingArguments, folder: Path) -> Iterator[tuple[str, str]]:
     kept, given = _read(folder / ARGUMENTS), json.loads(args.to_json_string())
-    before, now = _curve(kept), _curve(given)
+    before, now = _curve(kept, manifest.n_ranks_of(folder)), _curve(given, here().n_ranks)
     if kept.get("data_seed") is not None or given["data_seed"] is not None:  # else the order follows seed
         before["data_seed"], now["data_seed"] = _data_seed(kept), _data_seed(given)
     if args.precision == "auto":  # takes what the checkpoint has
@@ -105,7 +107,7 @@ def _facts(now: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, str]:
     found = {}
     if _EVALUATION_DATA not in before:  # written by an earlier version
         before = {**before, _EVALUATION_DATA: now.get(_EVALUATION_DATA)}
-    for kind in ("model", "data", _EVALUATION_DATA, "order", "dtype", _WEIGHTS, OPTIMIZER):
+    for kind in ("model", "data", _EVALUATION_DATA, "order", "dtype", _WEIGHTS, OPTIMIZER, _LOSS):
         lines = list(fingerprint.differences(before.get(kind), now.get(kind), kind))
         if lines:
             more = len(lines) - _MOST_LINES
@@ -129,15 +131,16 @@ def _refusal(folder: Path, refused: Mapping[str, str], allowed: Sequence[str]) -
     )
 
 
-def _curve(values: Mapping[str, Any]) -> dict[str, Any]:
+def _curve(values: Mapping[str, Any], n_ranks: int) -> dict[str, Any]:
     """Return the settings that change the loss curve, without those that have no effect in this run."""
+    rows, batches = values.get("per_device_train_batch_size", 0), values.get("gradient_accumulation_steps", 0)
     options = options_of(TrainingArguments)
     padding = values.get("padding_in_loss", "none")  # checkpoints of earlier versions have no such setting
     found = {name: values.get(name, options[name].default) for name in CURVE_FIELDS} | {
         "padding_in_loss": padding,
         "precision": policy.in_checkpoint(values),
         "methods": ",".join(values.get("methods", ())),
-        "rows_per_step": values.get("per_device_train_batch_size", 0) * values.get("gradient_accumulation_steps", 0),
+        "rows_per_step": rows * batches * n_ranks,
     }
     if padding != "none":
         found["per_device_train_batch_size"] = values.get("per_device_train_batch_size")

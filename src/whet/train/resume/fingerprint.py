@@ -48,8 +48,11 @@ def of(run: Run, optimizer: Optimizer, scheduler: Any) -> dict[str, Any]:
     padding = run.objective.padding
     if padding.in_loss != "none":
         facts["data"]["padded_to"] = padding.length or "the longest row of a batch"
-    if isinstance(run.objective, PackedHead):  # a padded run takes its dropout masks from torch's generator
+    # A padded run takes its dropout masks from torch's generator.
+    if isinstance(getattr(run.objective, "plain", run.objective), PackedHead):
         facts["data"]["padding"] = "not computed"
+    if (loss := getattr(run.objective, "identity", None)) is not None:
+        facts["loss"] = loss
     return json.loads(json.dumps(facts, default=str))
 
 
@@ -82,12 +85,12 @@ def differences(before: Any, now: Any, name: str = "") -> Iterator[str]:
 
 
 def digest_of_rows(rows: Any) -> str | None:
-    """Return a checksum of a data set: of a complete RowStore, or of sampled rows of a list or a datasets.Dataset.
+    """Return a checksum of a data set: of all arrays of a RowStore or its like, or of sampled rows of other sets.
 
-    None for any other kind: reading its rows may be slow or draw random numbers.
+    None for any set but a list or a datasets.Dataset: reading its rows may be slow or draw random numbers.
     """
     digest = xxhash.xxh3_128()
-    if isinstance(rows, RowStore):
+    if isinstance(rows, RowStore) or hasattr(rows, "arrays"):
         for name, column in sorted(rows.arrays().items()):
             digest.update(name.encode())
             digest.update(np.ascontiguousarray(column).data)

@@ -50,11 +50,11 @@ class SchedulePart:
         self._optimizer, self._scheduler, self._changed = optimizer, scheduler, changed
 
     def state(self) -> State:
-        return _without_tensors(schedule.state_of(self._scheduler))
+        return without_tensors(schedule.state_of(self._scheduler))
 
     def load_state(self, saved: State) -> None:
         # The optimizer's groups hold the rates already: a step of the schedule here would be one too many.
-        kept = _alike(saved, self._scheduler.state_dict())
+        kept = alike(saved, self._scheduler.state_dict())
         if self._changed & compare.SCHEDULE:
             kept = {name: kept[name] for name in ("last_epoch", "_step_count", "lr_lambdas") if name in kept}
         schedule.load_state(self._scheduler, kept)
@@ -64,14 +64,14 @@ class SchedulePart:
                 group["lr"] = base * share(self._scheduler.last_epoch)
 
 
-def _without_tensors(value: Any) -> Any:
+def without_tensors(value: Any) -> Any:
     """Return the state with plain numbers instead of tensors; raises ConfigError for values that JSON cannot hold."""
     if isinstance(value, Tensor):
         return value.tolist()
     if isinstance(value, dict):
-        return {str(name): _without_tensors(one) for name, one in value.items()}
+        return {str(name): without_tensors(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
-        return [_without_tensors(one) for one in value]
+        return [without_tensors(one) for one in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise ConfigError(
@@ -82,14 +82,14 @@ def _without_tensors(value: Any) -> Any:
     )
 
 
-def _alike(kept: Any, fresh: Any) -> Any:
+def alike(kept: Any, fresh: Any) -> Any:
     """Return the saved state in the types of a fresh one: JSON has neither tuples nor numbers as keys."""
     if isinstance(fresh, Counter):
         return Counter({int(name): count for name, count in kept.items()})
     if isinstance(fresh, dict):
-        return {name: _alike(value, fresh.get(name)) for name, value in kept.items()}
+        return {name: alike(value, fresh.get(name)) for name, value in kept.items()}
     if isinstance(fresh, Tensor):
         return fresh.new_tensor(kept)
     if isinstance(fresh, list) and isinstance(kept, list) and len(fresh) == len(kept):
-        return [_alike(old, new) for old, new in zip(kept, fresh, strict=True)]
+        return [alike(old, new) for old, new in zip(kept, fresh, strict=True)]
     return tuple(kept) if isinstance(fresh, tuple) else kept

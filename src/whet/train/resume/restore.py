@@ -13,17 +13,20 @@ from torch.optim import Optimizer
 from transformers import TrainerState
 
 from whet.config.arguments import TrainingArguments
+from whet.config.ranks import here
 from whet.config.rules.saving import METRIC_FIELDS
-from whet.errors import StorageError
+from whet.errors import ConfigError, StorageError
 from whet.log import logger
 from whet.precision import policy
-from whet.train.checkpoint import best, content, finding, manifest, on_disk, optimizer_state, weights
+from whet.train.checkpoint import best, content, finding, manifest, on_disk, optimizer_state, staging, weights
 from whet.train.checkpoint.lineage import Lineage
 from whet.train.checkpoint.snapshot import RunState
-from whet.train.resume import compare, form_1, schema
+from whet.train.resume import compare, form_1, other_ranks, schema
 from whet.train.run import Run
 from whet.train.state import State, Stateful, load_states
+from whet.train.sync import OneRank, Sync
 
+ONE_RANK = OneRank()
 _AFTER_WEIGHTS = ("average", "optimizer", "schedule")
 _COUNTERS = (
     "global_step", "epoch", "log_history", "total_flos", "best_metric", "best_global_step",
@@ -43,6 +46,30 @@ def folder_to_resume(asked: str | bool | None, output_dir: Path) -> Path | None:
     return finding.require_complete(found)
 
 
+def agreed_folder(asked: str | bool | None, output_dir: Path, sync: Sync) -> Path | None:
+    """Return the checkpoint that all ranks resume from, as rank 0 finds it; what a kill left behind is cleaned up.
+
+    Raises ConfigError if a rank cannot read it.
+    """
+    found = None
+    if sync.place.is_first:
+        staging.clean_up(output_dir)
+        found = folder_to_resume(asked, output_dir)
+    if sync.n_ranks == 1:
+        return found
+    sync.wait()  # rank 0 may read large files
+    folder = sync.of_first(None if found is None else found.absolute())
+    seen = sync.gather(None if folder is None else manifest.facts_of(folder))
+    if folder is not None and (seen[0] is None or any(one != seen[0] for one in seen)):
+        raise ConfigError(
+            what="not all ranks can read the checkpoint",
+            got=str(folder),
+            why="every rank resumes from the same files",
+            fix="put --output_dir on storage that all machines share, under the same path",
+        )
+    return folder
+
+
 def check_early(args: TrainingArguments) -> None:
     """Refuse settings that a resumed run must not change, before the model and the data are loaded.
 
@@ -56,7 +83,7 @@ def check_early(args: TrainingArguments) -> None:
     if folder is not None:
         finding.require_complete(folder)
         with _refusing_unreadable(folder):
-            compare.require_same_settings(args, folder)
+            compare.require_same_settings(other_ranks.with_step_of(folder, args, here().n_ranks), folder)
 
 
 def precision_of(folder: Path) -> str:
@@ -66,7 +93,11 @@ def precision_of(folder: Path) -> str:
 
 
 def restore(
-    state: RunState, folder: Path, lineage: Lineage, parts: Callable[[Set[str]], Mapping[str, Stateful]]
+    state: RunState,
+    folder: Path,
+    lineage: Lineage,
+    parts: Callable[[Set[str]], Mapping[str, Stateful]],
+    sync: Sync = ONE_RANK,
 ) -> None:
     """Restore what was saved; raises ConfigError if model, data or settings would change the loss curve.
 
@@ -86,7 +117,8 @@ def restore(
         best_folder = trainer_state.best_model_checkpoint
         if changed & {*METRIC_FIELDS}:  # values of another metric cannot be compared
             counters.best_metric, counters.best_global_step, best_folder = None, None, None
-        found = best.restored_folder(run, lineage, best_folder, folder)
+        found = best.restored_folder(run, lineage, best_folder, folder) if sync.place.is_first else None
+        found = sync.of_first(found)
         counters.best_model_checkpoint = str(found) if found else None
     logger.info("resuming after step %d from %s", counters.global_step, folder)
 

@@ -21,11 +21,11 @@ from whet.data import budget
 from whet.data.store import RowStore
 from whet.errors import ConfigError
 from whet.log import logger
-from whet.optim import registry
 from whet.precision import policy
 from whet.precision.policy import Precision
 from whet.train.control.guard import MemoryGuard
 from whet.train.run import Run
+from whet.train.sharding import planned
 from whet.train.trials.memory import GpuMemory, HostMemory, mib
 from whet.train.trials.precision import Passes, TrialModel, preserving_state
 
@@ -192,7 +192,8 @@ def _outcome(found: int, asked: int, per_step: int, measured: str) -> str:
 def _state_bytes_to_allocate(trial: Trial) -> int:
     """Return the bytes that the optimizer has not allocated yet: all of its state, unless the run was resumed."""
     model = trial.run.model
-    size = None if trial.optimizer_given else registry.model_state_bytes(model, trial.run.args)
+    known = not trial.optimizer_given
+    size = planned.of_rank(model, trial.run.args, trial.optimizer, trial.run.place, known=known).state
     if size is None:
         n_trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
         size = _UNKNOWN_STATE_BYTES * n_trained

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from whet.data.batch import Batch
 from whet.objectives.span import SpanObjective
@@ -14,21 +14,29 @@ from whet.tasks.qa.evaluate.metrics import squad_metrics
 from whet.tasks.qa.evaluate.spans import concat, top_spans
 from whet.tasks.qa.splits import Split
 from whet.tasks.qa.types import Predictions
+from whet.train.sync import OneRank, Sync
 from whet.train.trainer import Trainer
+
+ONE_RANK = OneRank()
 
 
 def predict(
-    objective: SpanObjective, outputs: Iterable[tuple[Batch, Any]], split: Split, options: DecodeOptions
+    objective: SpanObjective,
+    outputs: Iterable[tuple[Batch, Any]],
+    split: Split,
+    options: DecodeOptions,
+    sync: Sync = ONE_RANK,
 ) -> Predictions:
     """Return the answers from the model's outputs over the split's rows.
 
-    Of the logits only the best starts and ends of each window are ever kept.
+    The outputs are those of this rank's batches; every rank returns all answers. Of the logits only the best starts and
+    ends of each window are ever kept.
     """
     scores = []
     for batch, output in outputs:
         start, end, cu_seqlens = objective.span_logits(output, batch)
         scores.append(top_spans(start.float(), end.float(), cu_seqlens, options.n_best_size))
-    return decode(split.questions, split.windows, concat(scores), options)
+    return decode(split.questions, split.windows, concat(sync.in_order(scores)), options)
 
 
 @dataclass(frozen=True)
@@ -40,6 +48,8 @@ class Judge:
     folder: Path
     prefix: str
     """Prefix of the files' names: eval, predict."""
+    joins_ranks: ClassVar[bool] = True
+    """It sees the answers of all ranks."""
 
     def follow(self, trainer: Trainer) -> None:
         """Let this judge compute the metrics of the trainer's next evaluations."""
@@ -52,9 +62,10 @@ class Judge:
 
     def __call__(self, trainer: Trainer, _: Any = None) -> dict[str, float]:
         """Write the prediction files, and return the metrics; none for a test set without answers."""
-        assert isinstance(trainer.objective, SpanObjective)
+        objective = getattr(trainer.objective, "plain", trainer.objective)  # a student evaluates what it answers alone
+        assert isinstance(objective, SpanObjective)
         outputs = trainer.forward_batches(self.split.rows)
-        predictions = predict(trainer.objective, outputs, self.split, self.options)
+        predictions = predict(objective, outputs, self.split, self.options, trainer.sync)
         write_predictions(predictions, self.folder, self.prefix, on_error=trainer.args.save_error_policy)
         may_be_empty = self.options.version_2_with_negative and self.prefix == "eval"
         if not may_be_empty and not any(answers.texts for answers in self.split.questions.answers):

@@ -54,7 +54,7 @@ def _find(windows: Windows, context: np.ndarray, begin: np.ndarray, end: np.ndar
         raise ConfigError(
             what="the tokenizer gives tokens out of the order of their characters",
             why="answers are found by searching the tokens of a context in order",
-            fix="name another model; whet qa also takes another tokenizer in --tokenizer_name",
+            fix="name another model, or another tokenizer in --tokenizer_name",
         )
     first = np.searchsorted(begins, context * width + begin, side="right") - 1
     return first, np.searchsorted(ends, context * width + end, side="left")

@@ -1,0 +1,66 @@
+"""The loaders of a loop: what they draw from, and where they stand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from whet.accelerator.settings import accelerate
+from whet.train.state import State
+
+
+def is_loader(thing: Any) -> bool:
+    """Return whether this is a DataLoader of torch that accelerate has not prepared yet."""
+    return isinstance(thing, DataLoader) and not getattr(thing, "_is_accelerate_prepared", False)
+
+
+def give_generator(loader: Any) -> None:
+    """Give a loader without a generator one of its own.
+
+    A loader draws a number whenever it begins an epoch. From torch's own generator, that would shift the dropout masks
+    of a run that resumes within an epoch.
+    """
+    if loader.generator is None:
+        loader.generator = torch.Generator().manual_seed(torch.random.initial_seed() % 2**63)
+
+
+def agree_on_order(inner: Any, loader: Any) -> None:
+    """Let all ranks draw the order of rows from one seed: that of the loader's generator, or torch's on rank 0.
+
+    accelerate takes each rank's own seed, and ranks that were seeded differently would deal out different orders.
+    """
+    own = torch.random.initial_seed() if loader.generator is None else loader.generator.initial_seed()
+    (inner.dataloader_config.data_seed,) = accelerate().utils.broadcast_object_list([own % 2**63])
+
+
+def _sampler_of(loader: Any) -> Any:
+    """Return the sampler of a prepared loader that draws from a seed; None: it has none."""
+    batches = getattr(loader, "batch_sampler", None)
+    while batches is not None:
+        sampler = getattr(batches, "sampler", None)
+        if hasattr(sampler, "initial_seed"):
+            return sampler
+        batches = getattr(batches, "batch_sampler", None)
+    return None
+
+
+def state_of(loader: Any) -> State:
+    """Return in which epoch a prepared loader is, the seed of its order and the state of its generator."""
+    found: State = {"iteration": int(getattr(loader, "iteration", 0))}
+    if (sampler := _sampler_of(loader)) is not None:
+        found["seed"] = int(sampler.initial_seed)
+    generator = getattr(loader, "generator", None)
+    return found if generator is None else found | {"generator": generator.get_state()}
+
+
+def load_state(loader: Any, saved: State) -> None:
+    """Restore what `state_of` returned."""
+    if hasattr(loader, "set_epoch"):
+        loader.set_epoch(int(saved["iteration"]))
+    if (sampler := _sampler_of(loader)) is not None and "seed" in saved:
+        sampler.initial_seed = int(saved["seed"])
+    generator = getattr(loader, "generator", None)
+    if generator is not None and "generator" in saved:
+        generator.set_state(saved["generator"])

@@ -1,0 +1,46 @@
+"""`whet k8s`: training jobs on Kubernetes."""
+
+from collections.abc import Sequence
+from importlib import import_module
+
+from whet.config.command import Command
+from whet.kubernetes.arguments import KubernetesArguments
+
+
+def _run(asked: KubernetesArguments) -> int:
+    from whet.cli.main import COMMANDS, STOPPABLE
+    from whet.kubernetes.command import OwnCommands
+    from whet.kubernetes.run import run_kubernetes
+
+    return run_kubernetes(asked, OwnCommands(names=COMMANDS, resumable=STOPPABLE, settings=_settings))
+
+
+def _settings(name: str, words: Sequence[str]) -> Sequence[object]:
+    """Return the settings of one of whet's commands."""
+    from whet.config.reading.load import load
+
+    return load(import_module(f"whet.cli.{name.replace('-', '_')}").COMMAND, words).settings
+
+
+COMMAND = Command(
+    name="whet k8s",
+    summary=(
+        "Train on Kubernetes: render the manifests of a Kubeflow TrainJob, a PyTorchJob or a plain Indexed Job from one"
+        " plan, with ranks and threads that fit the CPUs of the pods, or submit them, and examine, follow and delete"
+        " the job. An evicted job resumes from its newest checkpoint. The manifests contain no secrets."
+    ),
+    usage="render|submit|status|logs|delete NAME [--OPTION VALUE ...] [-- COMMAND ...]",
+    lone="action",
+    second_lone="name",
+    rest="command",
+    examples=(
+        "whet k8s render squad --image registry.example.org/whet:1 --nodes 2 --cpus 16 --memory 64Gi"
+        " --output_claim runs -- qa --model_name_or_path MODEL --dataset_name squad --do_train"
+        " --output_dir /output/squad",
+        "whet k8s status squad",
+        "whet k8s logs squad",
+        "whet k8s delete squad",
+    ),
+    parts=(KubernetesArguments,),
+    run=_run,
+)

@@ -1,0 +1,173 @@
+"""The rules about what ranks share: the optimizer's state, gradients, weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from whet.config import deepspeed
+from whet.config.fields import TrainingFields
+from whet.config.rules.ranges import Rule
+from whet.errors import Problem
+
+_FSDP: Mapping[str, int] = {"": 0, "false": 0, "true": 3, "full_shard": 3, "shard_grad_op": 2}
+"""Words of transformers' fsdp -> the stage of ZeRO that they mean."""
+_ALWAYS = {"auto_wrap"}
+"""Words for what whet does in any case: the blocks of a model are shared one by one."""
+_BY_ELEMENT = (
+    "auto", "adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_anyprecision", "adamw_whet", "lion_32bit", "rmsprop",
+    "sgd",
+)  # fmt: skip
+"""Optimizers that update each element by itself."""
+
+
+def stage_of(fsdp: str | bool | None) -> int | None:
+    """Return the stage of ZeRO that this value of fsdp means; None if whet does not carry it out."""
+    words = [] if fsdp is None else [word for word in _words(fsdp) if word not in _ALWAYS]
+    return _FSDP.get(words[0] if words else "") if len(words) < 2 else None
+
+
+def resolve_sharing(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the stage that fsdp means, or a configuration of DeepSpeed that whet carries out, if none is given."""
+    meant = stage_of(values["fsdp"]) or 0
+    if values["deepspeed"] is not None and not deepspeed.runs(values["deepspeed"]):
+        meant = meant or deepspeed.stage_of(values["deepspeed"])
+    return {"zero_stage": values["zero_stage"] or meant}
+
+
+def zero_stage_is_known(args: TrainingFields) -> Problem | None:
+    """There are three stages."""
+    if args.zero_stage in (0, 1, 2, 3):
+        return None
+    return Problem(
+        what="zero_stage is no stage of ZeRO",
+        got=args.zero_stage,
+        why="1 shares the optimizer's state between the ranks, 2 the gradients too, 3 the weights too; 0 nothing",
+        fix="use --zero_stage 1, 2 or 3, or leave it out",
+    )
+
+
+def fsdp_is_known(args: TrainingFields) -> Problem | None:
+    """Not every word of transformers' fsdp has a meaning here."""
+    if stage_of(args.fsdp) is not None:
+        return None
+    return Problem(
+        what="fsdp asks for what whet does not carry out",
+        got=args.fsdp,
+        why="whet shares weights among all ranks, and keeps them in the memory of the device that computes",
+        fix="use --fsdp full_shard (or true), which is --zero_stage 3, or --fsdp shard_grad_op, --zero_stage 2",
+    )
+
+
+def fsdp_and_stage_agree(args: TrainingFields) -> Problem | None:
+    """Two words for one thing must not contradict each other."""
+    meant = stage_of(args.fsdp)
+    if not meant or meant == args.zero_stage:
+        return None
+    return Problem(
+        what="fsdp and zero_stage contradict each other",
+        got=f"fsdp={args.fsdp}, which is stage {meant}, and zero_stage={args.zero_stage}",
+        why="both say what the ranks share",
+        fix="keep one of --fsdp and --zero_stage",
+    )
+
+
+def offload_has_somewhere_to_go(args: TrainingFields) -> Problem | None:
+    """On a CPU everything is in the host's memory already."""
+    if args.offload == "none":
+        return None
+    return Problem(
+        what=f"offload {args.offload} has nothing to do, or is not carried out",
+        got=f"offload={args.offload}",
+        why="on a CPU, weights and the optimizer's state are in the host's memory already, so there is nothing to "
+        "offload; for a GPU, whet does not do it yet",
+        fix="leave --offload out; --zero_stage 3 shares weights and state between ranks, and --activation_offload "
+        "moves the activations of a GPU",
+    )
+
+
+def shared_gradients_have_one_sum(args: TrainingFields) -> Problem | None:
+    """What is set for DistributedDataParallel has no counterpart in fully_shard."""
+    set_here = {
+        "ddp_comm_hook": args.ddp_comm_hook != "none",
+        "ddp_bucket_cap_mb": args.ddp_bucket_cap_mb is not None,
+        "ddp_find_unused_parameters": args.ddp_find_unused_parameters is not None,
+    }
+    return _excluded(args, [name for name, given in set_here.items() if given], "ranks sum gradients block by block")
+
+
+def shared_weights_are_moved_by_torch(args: TrainingFields) -> Problem | None:
+    """Some settings need complete weights between two steps, or passes that differ between ranks."""
+    set_here = {
+        "fp16": args.precision == "fp16",
+        "precision int8": args.precision == "int8",
+        "torch_compile": args.torch_compile,
+        "weight_averaging_start": args.weight_averaging_start is not None,
+        "auto_find_batch_size": args.auto_find_batch_size,
+        "activation_offload": args.activation_offload,
+    }
+    why = "it needs complete weights at times when a rank has its part alone"
+    return _excluded(args, [name for name, given in set_here.items() if given], why)
+
+
+def shared_weights_have_an_optimizer_by_element(args: TrainingFields) -> Problem | None:
+    """From stage 2 on an optimizer sees some rows of each weight."""
+    odd = [] if args.optim in _BY_ELEMENT else [f"optim {args.optim}"]
+    return _excluded(args, odd, f"it has to read complete tensors; these do not: {', '.join(_BY_ELEMENT)}")
+
+
+def _excluded(args: TrainingFields, names: list[str], why: str) -> Problem | None:
+    if args.zero_stage < 2 or not names:
+        return None
+    return Problem(
+        what=f"{', '.join(names)} does not go with zero_stage {args.zero_stage}",
+        got=f"zero_stage={args.zero_stage}, {', '.join(names)}",
+        why=why,
+        fix=f"use --zero_stage 1, or leave {' and '.join(name.split()[0] for name in names)} out",
+    )
+
+
+def _words(fsdp: str | bool) -> list[str]:
+    return str(fsdp).lower().replace(",", " ").split()
+
+
+def deepspeed_config_is_honoured(args: TrainingFields) -> Problem | None:
+    """Every key of the configuration is known, and every value agrees with the arguments."""
+    return deepspeed.problem_of(args)
+
+
+def deepspeed_goes_alone(args: TrainingFields) -> Problem | None:
+    """DeepSpeed's engine runs plain steps, at the stage of its configuration."""
+    if args.deepspeed is None:
+        return None
+    stage = deepspeed.stage_of(args.deepspeed)
+    odd = {
+        f"zero_stage {args.zero_stage}": args.zero_stage not in (0, stage),
+        f"precision {args.precision}": args.precision not in ("fp32", "bf16"),
+        "optimizer_in_backward": args.optimizer_in_backward,
+        "auto_find_batch_size": args.auto_find_batch_size,
+        "weight_averaging_start": args.weight_averaging_start is not None,
+        "torch_compile": args.torch_compile,
+        f"optim {args.optim}": args.optim not in _BY_ELEMENT,
+    }
+    if not (found := [name for name, is_set in odd.items() if is_set]):
+        return None
+    return Problem(
+        what=f"{', '.join(found)} does not go with deepspeed",
+        got=f"zero_optimization.stage {stage}, {', '.join(found)}",
+        why="the engine steps over flat parts of the weights, in fp32 or bf16, at the stage of its configuration",
+        fix="use --precision fp32 or bf16, and leave the other settings out",
+    )
+
+
+SHARING_RULES: tuple[Rule, ...] = (
+    zero_stage_is_known,
+    fsdp_is_known,
+    fsdp_and_stage_agree,
+    offload_has_somewhere_to_go,
+    shared_gradients_have_one_sum,
+    shared_weights_are_moved_by_torch,
+    shared_weights_have_an_optimizer_by_element,
+    deepspeed_config_is_honoured,
+    deepspeed_goes_alone,
+)

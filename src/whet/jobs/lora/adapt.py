@@ -1,0 +1,141 @@
+"""LoRA of a run: low-rank pairs next to chosen layers learn, and the model's own weights stay (Hu et al. 2021).
+
+The adapter is peft's own, so that its folder loads anywhere.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from transformers import TrainerCallback
+from transformers.pytorch_utils import Conv1D
+
+from whet import optional
+from whet.errors import ConfigError
+from whet.jobs.fields import JobFields
+from whet.models.experts.layer import layers_of
+from whet.models.loading.heads import Head
+from whet.models.view import ModelView
+
+ALL_LINEAR = "all-linear"
+TASK_TYPES = {
+    "AutoModelForQuestionAnswering": "QUESTION_ANS",
+    "AutoModelForSequenceClassification": "SEQ_CLS",
+    "AutoModelForTokenClassification": "TOKEN_CLS",
+    "AutoModelForCausalLM": "CAUSAL_LM",
+}
+"""The class of transformers that loads a model -> what peft calls its task."""
+
+
+def adapted(model: Any, job: JobFields, head: Head) -> Any:
+    """Return the model with the adapter that the run asks for; without lora_r, the model as it is.
+
+    A head that has its labels from the run is trained completely, next to the adapter; that of a language model is not.
+    New experts are too: as copies of one part they would stay alike.
+    """
+    if job.lora_r is None:
+        return model
+    peft = _peft()
+    targets = _targets(model, job.lora_target_modules)
+    config = peft.LoraConfig(
+        task_type=TASK_TYPES[head.auto],
+        revision=None if job.model_revision == "main" else job.model_revision,
+        r=job.lora_r,
+        lora_alpha=job.lora_alpha,
+        lora_dropout=job.lora_dropout,
+        target_modules=targets,
+        use_rslora=job.use_rslora,
+        use_dora=job.use_dora,
+        fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
+        modules_to_save=_trained_completely(model, job, head) or None,
+    )
+    try:
+        return peft.get_peft_model(model, config)
+    except ValueError as error:
+        raise ConfigError(
+            what="no layer of the model takes LoRA",
+            got=f"lora_target_modules {targets}",
+            why=" ".join(str(error).split())[:300],
+            fix=f"use some of {', '.join(_linear_names(model))} in --lora_target_modules, or {ALL_LINEAR}",
+        ) from error
+
+
+def _trained_completely(model: Any, job: JobFields, head: Head) -> list[str]:
+    """Return the names of the modules that are trained next to the adapter: a new head, and new experts."""
+    heads = [] if head.causal else [name for name, _ in ModelView(model).head()]
+    return heads + ([] if job.moe_experts is None else [name for name, _ in layers_of(model)])
+
+
+def _targets(model: Any, asked: str | None) -> str | list[str]:
+    """Return the layers that get a pair: what is asked for, else peft's usual ones, else all linear layers."""
+    names = [name.strip() for name in (asked or "").split(",") if name.strip()]
+    if names == [ALL_LINEAR]:
+        return ALL_LINEAR
+    missing = [name for name in names if name not in _linear_names(model)]
+    if missing:
+        raise ConfigError(
+            what=f"the model has no layer {' or '.join(missing)}",
+            got=f"lora_target_modules {asked}",
+            why="each name is that of linear layers of the model",
+            fix=f"use some of {', '.join(_linear_names(model))} in --lora_target_modules, or {ALL_LINEAR}",
+        )
+    usual: Any = _peft().utils.constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
+    return names or usual.get(model.config.model_type) or ALL_LINEAR
+
+
+def _linear_names(model: nn.Module) -> list[str]:
+    """Return the last parts of the names of the model's linear layers outside of its head."""
+    view = ModelView(model)
+    heads = tuple(f"{name}." for name, _ in view.head())
+    inside = [name for name, _ in view.linears() if not f"{name}.".startswith(heads)]
+    return list(dict.fromkeys(name.rpartition(".")[2] for name in inside))
+
+
+class EveryGradient(TrainerCallback):
+    """Ends a run in whose first step a weight that is trained got no gradient: it would never learn.
+
+    The experts of a layer are one weight, and those that got no token have a gradient of 0 in it.
+    """
+
+    def __init__(self, *, experts_alone: bool = False) -> None:
+        self._experts_alone = experts_alone
+        self._hooks: list[Any] = []
+        self._without: set[str] = set()
+        self._done = False
+
+    def on_step_begin(self, *_: Any, model: Any = None, **__: Any) -> None:
+        """Look for gradients from here on."""
+        if self._done:
+            return
+        self._done = True
+        inside = tuple(f"{name}." for name, _ in layers_of(model))
+        for name, weight in model.named_parameters():
+            if weight.requires_grad and (name.startswith(inside) or not self._experts_alone):
+                self._without.add(name)
+                self._hooks.append(weight.register_post_accumulate_grad_hook(self._arrived(name)))
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        """Raise ConfigError for weights without a gradient."""
+        if not self._hooks:
+            return
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        if self._without:
+            names = sorted(self._without)
+            raise ConfigError(
+                what="weights that are to be trained got no gradient",
+                got=f"{', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''}",
+                why="the loss of the first step does not depend on them, so that they would never learn",
+                fix="train a model whose loss reads all of its blocks"
+                if self._experts_alone
+                else "leave these layers out of --lora_target_modules",
+            )
+
+    def _arrived(self, name: str) -> Any:
+        return lambda _: self._without.discard(name)
+
+
+def _peft() -> Any:
+    return optional.require("peft", needed_for="--lora_r", install="peft")

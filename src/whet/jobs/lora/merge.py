@@ -1,0 +1,195 @@
+"""`whet merge`: the weights of an adapter added to those of its model, saved as a model like any other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+
+from whet import log, optional
+from whet.errors import ConfigError
+from whet.jobs.lora.adapt import TASK_TYPES
+from whet.jobs.lora.merge_arguments import MergeArguments
+from whet.jobs.predict.trained import NAME
+from whet.models.experts import saved
+from whet.models.experts.settings import KEY, ExpertSettings, parsed
+from whet.models.experts.upcycle import upcycle
+from whet.models.loading import heads
+from whet.models.loading.folder_check import CONFIG, TOKENIZER, TOKENIZER_CONFIG, read_object
+from whet.models.loading.load import Labels, ModelSource, load_model, load_tokenizer
+from whet.train.checkpoint.weights import save_processing
+from whet.train.output import files as output_files
+from whet.train.output import printing
+
+_ADAPTER, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_READ = (
+    *("r", "lora_alpha", "lora_dropout", "target_modules", "exclude_modules", "use_rslora", "use_dora", "task_type"),
+    *("fan_in_fan_out", "bias", "modules_to_save", "layers_to_transform", "layers_pattern", "rank_pattern"),
+    "alpha_pattern",
+)
+"""Settings of an adapter that say how it is computed; others may name code of other packages."""
+_HARMLESS = (
+    *("peft_type", "peft_version", "auto_mapping", "base_model_name_or_path", "revision", "inference_mode"),
+    *("init_lora_weights", "eva_config", "megatron_core", "runtime_config"),
+)
+"""Settings that do not change what a trained adapter adds to its model."""
+_BEGINNINGS = ("gaussian", "eva", "orthogonal")
+"""Ways to begin that leave the model's own weights as they are; others, such as PiSSA, change them too."""
+_WITH_PEFT = "merge it with peft: merge_and_unload, then save_pretrained"
+_HEADS = {head.auto: head for head in (*heads.HEADS.values(), heads.CAUSAL_LM)}
+
+
+def run_merge(asked: MergeArguments) -> int:
+    """Run the command; return its exit code."""
+    log.set_up()
+    folder, output = Path(asked.adapter), Path(asked.output_dir)
+    _require_empty(output)
+    settings = _settings(folder)
+    base = asked.model_name_or_path or settings.get("base_model_name_or_path") or ""
+    source = ModelSource(model=str(base), revision=_revision(settings, str(base)))
+    model = load_model(source, _head(settings, folder), labels=_labels(folder))
+    if (experts := _experts(folder)) is not None:
+        upcycle(model, experts)
+    merged = _with_adapter(model, settings, folder).merge_and_unload()
+    output.mkdir(parents=True, exist_ok=True)
+    merged.save_pretrained(output)
+    saved.mark(output, merged.config)
+    save_processing(load_tokenizer(_of_tokenizer(source, folder)), output)
+    if (reading := _file_of_run(folder, NAME)) is not None:
+        output_files.write_text(output / NAME, reading.read_text("utf-8"))
+    printing.show([f"{base} with the adapter of {folder} is in {output}"])
+    return 0
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    """Return the settings of the adapter in a folder."""
+    if not (folder / _ADAPTER).is_file() or not (folder / _WEIGHTS).is_file():
+        raise ConfigError(
+            what="the folder holds no adapter",
+            got=str(folder),
+            why=f"an adapter is the files {_ADAPTER} and {_WEIGHTS}",
+            fix="name the output folder of a run with --lora_r, or a folder that peft has saved",
+        )
+    settings = read_object(folder / _ADAPTER)
+    if settings.get("peft_type") != "LORA":
+        raise ConfigError(
+            what="the adapter is not a LoRA",
+            got=settings.get("peft_type"),
+            why="whet merge adds low-rank pairs to weights",
+            fix=_WITH_PEFT,
+        )
+    _require_known(settings)
+    return settings
+
+
+def _require_known(settings: dict[str, Any]) -> None:
+    """Refuse an adapter with settings that change what it computes, and that are not read here."""
+    usual = _peft().LoraConfig().to_dict()
+    odd = [
+        name for name, value in settings.items()
+        if name not in (*_READ, *_HARMLESS) and value != usual.get(name) and value not in (None, False, {}, [])
+    ]  # fmt: skip
+    begin = settings.get("init_lora_weights")
+    if isinstance(begin, str) and begin not in _BEGINNINGS:
+        odd.append("init_lora_weights")
+    if odd:
+        raise ConfigError(
+            what="the adapter is of a kind that whet merge does not know",
+            got=", ".join(f"{name}: {settings[name]!r}"[:80] for name in odd),
+            why="such an adapter is not low-rank pairs next to the weights of its model alone",
+            fix=_WITH_PEFT,
+        )
+
+
+def _revision(settings: dict[str, Any], base: str) -> str:
+    """Return the revision of the model that the adapter names."""
+    found = settings.get("revision") if base == settings.get("base_model_name_or_path") else None
+    return found if isinstance(found, str) and found else "main"
+
+
+def _of_tokenizer(source: ModelSource, folder: Path) -> ModelSource:
+    """Return where the tokenizer comes from: the adapter's folder if it has one, as it was trained with it."""
+    if not any((folder / name).exists() for name in (TOKENIZER, TOKENIZER_CONFIG)):
+        return source
+    return ModelSource(
+        model=str(folder), config=source.model, revision=source.revision, flag="--adapter", beside_adapter=True
+    )
+
+
+def _file_of_run(folder: Path, name: str) -> Path | None:
+    """Return this file of the run: a checkpoint's lies in the folder around it, if not next to the adapter."""
+    places = [folder, folder.resolve().parent] if folder.resolve().name.startswith("checkpoint-") else [folder]
+    return next((place / name for place in places if (place / name).exists()), None)
+
+
+def _head(settings: dict[str, Any], folder: Path) -> heads.Head:
+    autos = {task: auto for auto, task in TASK_TYPES.items()}
+    auto = autos.get(str(settings.get("task_type")))
+    if auto is None:
+        raise ConfigError(
+            what="the adapter names no task that whet knows",
+            got=f"{folder}: task_type {settings.get('task_type')}",
+            why="the task says which head the model has",
+            fix=f"use an adapter of {', '.join(autos)}",
+        )
+    return _HEADS[auto]
+
+
+def _labels(folder: Path) -> Labels | None:
+    """Return the labels of the run that has written the adapter."""
+    path = _file_of_run(folder, CONFIG)
+    if path is None:
+        return None
+    config = read_object(path)
+    names = config.get("id2label")
+    if not isinstance(names, dict) or not names:
+        return None
+    ordered = [str(names[key]) for key in sorted(names, key=int)]
+    return Labels(names=ordered, problem_type=config.get("problem_type"), may_replace=True)
+
+
+def _experts(folder: Path) -> ExpertSettings | None:
+    """Return the experts that the run gave the model; the adapter holds their weights."""
+    path = _file_of_run(folder, CONFIG)
+    return None if path is None else parsed(read_object(path).get(KEY))
+
+
+def _with_adapter(model: Any, settings: dict[str, Any], folder: Path) -> Any:
+    """Return the model with the adapter's pairs; raises ConfigError if they are of another model."""
+    peft = _peft()
+    config = peft.LoraConfig(**{name: settings[name] for name in _READ if name in settings})
+    weights = load_file(folder / _WEIGHTS)
+    try:
+        wrapped = peft.get_peft_model(model, config)
+        wanted = set(peft.get_peft_model_state_dict(wrapped))
+        found = peft.set_peft_model_state_dict(wrapped, weights)
+    except (ValueError, RuntimeError) as error:
+        raise _other_model(folder, " ".join(str(error).split())[:300]) from error
+    odd = sorted(set(found.unexpected_keys) | (wanted - set(weights)))
+    if odd:
+        raise _other_model(folder, f"no place, or no weights, for {', '.join(odd[:3])}")
+    return wrapped
+
+
+def _peft() -> Any:
+    return optional.require("peft", needed_for="whet merge", install="peft")
+
+
+def _other_model(folder: Path, why: str) -> ConfigError:
+    return ConfigError(
+        what="the adapter does not fit the model",
+        got=str(folder),
+        why=why,
+        fix="name the model that it was trained on in --model_name_or_path",
+    )
+
+
+def _require_empty(output: Path) -> None:
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise ConfigError(
+            what="output_dir is not empty",
+            got=str(output),
+            why="the merged model would replace files that are there",
+            fix="name a new folder in --output_dir",
+        )

@@ -1,0 +1,123 @@
+"""The teacher of a run: another model, trained for the same task, whose probabilities the run's model learns too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import xxhash
+from torch import nn
+
+from whet.config.methods import MethodSettings
+from whet.errors import ConfigError
+from whet.jobs.fields import JobFields
+from whet.log import logger
+from whet.methods import order
+from whet.models.loading.heads import Head
+from whet.models.loading.load import ModelSource, load_model, load_tokenizer
+from whet.models.packable import why_padded
+from whet.models.proof import prove
+from whet.models.view import ModelView
+from whet.models.wrapped import unwrapped
+from whet.objectives.choose import choose
+from whet.objectives.distilled import Distillation, distilled
+from whet.objectives.packed_head import PackedHead
+from whet.train.trainer import Trainer
+
+_SAMPLED = 256
+_HARD_ALONE = ("regression", "multi_label_classification")
+
+
+def add_teacher(trainer: Trainer, job: JobFields, head: Head, tokenizer: Any, *, pairs: bool = False) -> None:
+    """Let the trainer's model learn from the teacher that the run names; without one, nothing changes.
+
+    `pairs`: rows hold two texts, which models with token types tell apart.
+    """
+    if job.teacher_model is None:
+        return
+    source = ModelSource(
+        model=job.teacher_model, cache_dir=job.cache_dir, token=job.token, flag="--teacher_model"
+    )  # fmt: skip
+    _require_same_words(load_tokenizer(source), tokenizer, job)
+    teacher = load_model(source, head, trained=True).to(trainer.device).eval().requires_grad_(False)
+    student = unwrapped(trainer.model)
+    _require_same_labels(teacher, student, job)
+    _require_types(teacher, student, job, pairs)
+    prove.ensure(teacher)
+    theirs = choose(teacher, None, trainer.collate, trainer.objective.padding)
+    if isinstance(theirs, PackedHead):
+        theirs.needs_logits = False  # only those of targets
+    order.apply(ModelView(teacher), MethodSettings(operators="auto"))
+    how = Distillation(
+        temperature=job.distillation_temperature, alpha=job.distillation_alpha, teacher=_checksum(teacher)
+    )  # fmt: skip
+    found = distilled(trainer.objective, trainer.model, theirs, how)
+    if found is None:
+        raise _not_alike(teacher, student, job)
+    trainer.objective = found
+    share = f"{how.alpha:.0%} of the loss, at temperature {how.temperature:g}"
+    logger.info("teacher: %s of %s, %s", type(teacher).__name__, job.teacher_model, share)
+
+
+def _checksum(model: nn.Module) -> str:
+    """Return a checksum of the first weights of each tensor."""
+    digest = xxhash.xxh3_128()
+    for name, value in model.named_parameters():
+        digest.update(name.encode())
+        digest.update(value.detach().flatten()[:_SAMPLED].float().cpu().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _require_same_words(theirs: Any, ours: Any, job: JobFields) -> None:
+    if theirs.get_vocab() == ours.get_vocab():
+        return
+    odd = dict(sorted({*theirs.get_vocab().items()} ^ {*ours.get_vocab().items()})[:3])
+    raise ConfigError(
+        what="the teacher reads another vocabulary",
+        got=f"{len(theirs):,} and {len(ours):,} tokens; they differ in {odd}",
+        why="both models read the same tokens of each row",
+        fix=f"use a --teacher_model with the tokenizer of {job.model_name_or_path}, or begin with a model that has the"
+        " teacher's",
+    )
+
+
+def _require_same_labels(teacher: Any, student: Any, job: JobFields) -> None:
+    kind = getattr(student.config, "problem_type", None)
+    if kind in _HARD_ALONE:
+        raise ConfigError(
+            what=f"a teacher does not go with {kind}",
+            got=f"teacher_model {job.teacher_model}",
+            why="it teaches by its probabilities of labels of which one is right",
+            fix="leave --teacher_model out, or train with one label for each text",
+        )
+    theirs, ours = (list(model.config.id2label.values()) for model in (teacher, student))
+    is_headless = not hasattr(student, "classifier") and not hasattr(student, "score")
+    if theirs == ours or is_headless:
+        return
+    raise ConfigError(
+        what="the teacher knows other labels, or has them in another order",
+        got=f"teacher {theirs[:6]}, here {ours[:6]}",
+        why="each of its logits is a target for the same logit of the model",
+        fix="train the teacher with the same command on data with the same labels",
+    )
+
+
+def _require_types(teacher: Any, student: Any, job: JobFields, pairs: bool) -> None:
+    reads = [getattr(model.config, "type_vocab_size", 0) > 1 for model in (teacher, student)]
+    if not pairs or reads[0] <= reads[1]:
+        return
+    raise ConfigError(
+        what="the teacher tells the two texts of a row apart by token types, and the model does not",
+        got=f"{type(teacher).__name__} and {type(student).__name__}",
+        why="the rows are made for the model, and without token types the teacher's logits are not its own",
+        fix=f"use a --teacher_model of the architecture of {job.model_name_or_path}",
+    )
+
+
+def _not_alike(teacher: nn.Module, student: nn.Module, job: JobFields) -> ConfigError:
+    reasons = [f"{type(one).__name__}: {why}" for one in (teacher, student) if (why := why_padded(one)) is not None]
+    return ConfigError(
+        what="the teacher and the model do not run in the same way",
+        got="; ".join(reasons) or f"{type(teacher).__name__} and {type(student).__name__}",
+        why="both compute the same packed rows, so that each target has two logits",
+        fix=f"use a --teacher_model of the family of {job.model_name_or_path}, one that whet packs (docs/families.md)",
+    )

@@ -1,0 +1,38 @@
+"""The options of causal language modelling, in the names of transformers' run_clm.py and of TRL's SFTConfig."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from whet.config.names.aliases import Alias
+from whet.config.options import printable
+from whet.config.settings import checked
+from whet.jobs.fields import OFF, REFUSED
+from whet.tasks.lm.fields import LmFields
+from whet.tasks.lm.rules import LM_RULES
+
+_HEADINGS = {"model_name_or_path": "Model", "dataset_name": "Data", "max_length": "Rows and targets"}
+_REFUSED = REFUSED | {
+    "loss_type": "whet has the sigmoid loss of DPO: use --loss dpo, and --label_smoothing for its conservative form",
+    "reference_free": "whet compares with the model before training: leave it out, or use TRL's DPOTrainer",
+}
+_OFF = OFF | {
+    "loss_type": ("sigmoid",),
+    "reference_free": (False, None),
+    "precompute_ref_log_probs": (True, False, None),
+}
+"""The reference is computed once, before training; each value of precompute_ref_log_probs gives the same losses."""
+_ALIASES = {
+    "block_size": Alias(to="max_length", kind=int | None),
+    "max_seq_length": Alias(to="max_length", kind=int | None),
+    "assistant_only_loss": Alias(to="completion_only_loss", kind=bool | None),
+}
+
+
+@checked(headings=_HEADINGS, rules=LM_RULES, refused=_REFUSED, off=_OFF, aliases=_ALIASES)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LmArguments(LmFields):
+    """Which language model learns which texts."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return every field by name, ready for JSON, the token masked."""
+        return printable(self)

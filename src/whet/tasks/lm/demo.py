@@ -1,0 +1,141 @@
+"""`whet demo-lm`: a small decoder learns to write, from scratch and without a download."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from whet import console, log
+from whet.config.arguments import TrainingArguments
+from whet.config.rules.training import NOT_COUNTED
+from whet.errors import ConfigError
+from whet.jobs.summary import show
+from whet.tasks.lm.arguments import LmArguments
+from whet.tasks.lm.demo_arguments import DemoLmArguments
+from whet.tasks.lm.run import SHOWN
+from whet.tasks.lm.splits import read_split
+from whet.train.control import lock
+from whet.train.output import files as output_files
+from whet.train.output import run_log
+
+DATA = Path(str(files("whet.tasks.qa"))) / "demo_data"
+"""Questions about texts; this demo learns the texts."""
+MARKER = "whet_demo_lm.json"
+"""The file that marks the folder of this demo."""
+_VOCABULARY, _POSITIONS, _END = 768, 256, "<|endoftext|>"
+_SIZES = {
+    "hidden_size": 128, "intermediate_size": 320, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": _POSITIONS, "attention_dropout": 0.1,
+}  # fmt: skip
+
+
+def run_demo(demo: DemoLmArguments) -> int:
+    """Make a tokenizer and a model, train it, and print the perplexity before and after and a sample."""
+    log.set_up(logging.WARNING)
+    started_s = time.perf_counter()
+    with lock.output_folder(demo.output_dir, overwrite=True) as folder, run_log.buffered():
+        _require_own(folder)
+        output_files.write_json(folder / MARKER, {"made_by": "whet demo-lm"}, indent=2, on_error="stop")
+        job, args = settings(demo, folder)
+        save_new_model(folder / "new", folder / "train.jsonl", demo.seed)
+        _show_it(job, args, folder, started_s)
+    return 0
+
+
+def settings(demo: DemoLmArguments, folder: Path) -> tuple[LmArguments, TrainingArguments]:
+    """Return the demo as the settings of `whet lm`, its texts written into the folder."""
+    for split in ("train", "validation"):
+        lines = (json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts(split))
+        output_files.write_text(folder / f"{split}.jsonl", "".join(lines))
+    job = LmArguments(
+        model_name_or_path=str(folder / "new"),
+        train_file=str(folder / "train.jsonl"),
+        validation_file=str(folder / "validation.jsonl"),
+        max_length=_POSITIONS,
+    )
+    args = TrainingArguments(
+        output_dir=demo.output_dir,
+        overwrite_output_dir=True,
+        do_train=True,
+        do_eval=True,
+        eval_on_start=True,
+        per_device_train_batch_size=8,
+        learning_rate=3e-3,
+        lr_scheduler_type="cosine",
+        warmup_steps=20,
+        weight_decay=0.1,
+        max_steps=demo.max_steps,
+        seed=demo.seed,
+        logging_steps=25,
+        save_strategy="no",
+    )
+    return job, args
+
+
+def texts(split: str) -> list[str]:
+    """Return the texts of a split of the demo data, each once."""
+    data = json.loads((DATA / f"{split}.json").read_text("utf-8"))["data"]
+    return list(dict.fromkeys(part["context"] for article in data for part in article["paragraphs"]))
+
+
+def save_new_model(folder: Path, data: Path, seed: int) -> None:
+    """Write a decoder with random weights, and a tokenizer that has learnt its vocabulary from the texts."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, set_seed
+
+    from whet.models.loading.quiet import quiet
+
+    raw = Tokenizer(models.BPE())
+    raw.pre_tokenizer, raw.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=_VOCABULARY, special_tokens=[_END], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )  # fmt: skip
+    raw.train_from_iterator([json.loads(line)["text"] for line in data.read_text("utf-8").splitlines()], trainer)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, eos_token=_END, model_max_length=_POSITIONS)
+    set_seed(seed)
+    ids: dict[str, Any] = {"vocab_size": len(tokenizer), "bos_token_id": None, "eos_token_id": 0, "pad_token_id": None}
+    with quiet():
+        LlamaForCausalLM(LlamaConfig(**_SIZES, **ids, tie_word_embeddings=True)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _show_it(job: LmArguments, args: TrainingArguments, folder: Path, started_s: float) -> None:
+    examples = {name: read_split(job, name) for name in ("train", "validation")}
+
+    from transformers import set_seed
+
+    from whet.tasks.lm.generate import Writer
+    from whet.tasks.lm.generate_arguments import GenerateArguments
+    from whet.tasks.lm.job import prepare
+    from whet.tasks.lm.judge import perplexity
+
+    prepared = prepare(job, args, examples)
+    metrics = prepared.run()
+    before = next(entry["eval_loss"] for entry in prepared.trainer.state.log_history if "eval_loss" in entry)
+    print()
+    show(SHOWN, metrics, folder, time.perf_counter() - started_s)
+    print(f"\nperplexity before training {perplexity(before):,.0f}, after {metrics['eval_perplexity']:,.0f}\n")
+    asked = GenerateArguments(model=str(folder), prompt="The", max_new_tokens=80, do_sample=True, temperature=0.8)
+    trainer = prepared.trainer
+    set_seed(args.seed)
+    writer = Writer(trainer.model.eval(), trainer.processing_class, asked)
+    print(console.paragraph(f"The{writer.continued('The')}"))
+    print(f'\nMore:\n  whet generate {folder} --prompt "..." --do_sample')
+
+
+def _require_own(folder: Path) -> None:
+    """Raise ConfigError if the folder contains anything but the files of an earlier demo."""
+    names = set(os.listdir(folder)) - NOT_COUNTED  # noqa: PTH208 - only the names are asked for
+    if names and MARKER not in names:
+        raise ConfigError(
+            what="output_dir is not empty",
+            got=str(folder),
+            why="it holds files that are not of a demo, and the demo would replace some of them",
+            fix="use another --output_dir, or empty this one",
+        )

@@ -1,0 +1,57 @@
+"""Messages of conversations, as chat templates take them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from whet.data.files.rejected import Rejected
+from whet.data.files.row_fields import kind, text_field
+
+
+def checked_messages(found: Any, name: str) -> list[dict[str, Any]]:
+    """Return a list of messages as chat templates take it; raises Rejected and names the message and its field."""
+    if not isinstance(found, list) or not found:
+        raise Rejected(
+            f"{name} is {'empty' if found == [] else kind(found)}, not a list of messages",
+            got=found,
+            why="a conversation is a list of objects with role and content",
+            fix=f'write {name} as [{{"role": "user", "content": "..."}}, {{"role": "assistant", "content": "..."}}]',
+        )
+    return [_message(one, f"{name}[{n}]") for n, one in enumerate(found)]
+
+
+_ROLES = {"human": "user", "gpt": "assistant"}
+"""ShareGPT's names of the roles that have another."""
+
+
+def _usual(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a message under the names of chat templates: ShareGPT has `from` for role and `value` for content."""
+    if "role" in message or not {"from", "value"} <= message.keys():
+        return message
+    others = {name: part for name, part in message.items() if name not in ("from", "value")}
+    return {"role": _ROLES.get(message["from"], message["from"]), "content": message["value"], **others}
+
+
+def _message(found: Any, name: str) -> dict[str, Any]:
+    if not isinstance(found, Mapping):
+        raise Rejected(
+            f"{name} is {kind(found)}, not an object",
+            got=found,
+            why="a message has a role and a content",
+            fix='write it as {"role": "user", "content": "..."}',
+        )
+    found = _usual(found)
+    named = {f"{name}.{part}": found[part] for part in ("role", "content") if part in found}
+    text_field(named, f"{name}.role")
+    if not _may_be_wordless(found):
+        text_field(named, f"{name}.content")
+    return {part: value for part, value in found.items() if value is not None}
+
+
+def _may_be_wordless(message: Mapping[str, Any]) -> bool:
+    """Return whether the message needs no words: it calls a tool, or is an empty one that nobody learns."""
+    content = message.get("content")
+    if isinstance(content, str) and not content.strip():
+        return bool(message.get("tool_calls")) or message["role"] != "assistant"
+    return content is None and bool(message.get("tool_calls"))

@@ -1,0 +1,120 @@
+"""Examples as texts, with the characters that are to be learnt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from whet.data.files.rejected import Rejected
+from whet.errors import ConfigError
+from whet.tasks.lm.examples import Examples
+
+ASSISTANT = "assistant"
+Spans = tuple[tuple[int, int], ...]
+"""First character, and one past the last, of each part that is learnt."""
+Messages = Sequence[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """Texts, and the parts of each that are learnt; None: all of it."""
+
+    texts: Sequence[str]
+    spans: Sequence[Spans | None]
+    with_special: bool
+    """Whether the tokenizer adds its own special tokens: chat templates write theirs."""
+    with_end: bool
+    """Whether each text ends with the end-of-text token."""
+
+
+def rendered(examples: Examples, tokenizer: Any, *, completion_only: bool) -> Rendered:
+    """Return the texts of the examples; raises DataError for a conversation that its template cannot show."""
+    chats = any(_is_chat(value) for value in examples.values)
+    if chats and not getattr(tokenizer, "chat_template", None):
+        raise _no_template(examples)
+    texts, spans = [], []
+    for value, place in zip(examples.values, examples.places, strict=True):
+        try:
+            text, found = _one(value, tokenizer, chats=chats, completion_only=completion_only)
+        except Rejected as problem:
+            raise problem.error(f"{examples.source}: {place}") from None
+        texts.append(text)
+        spans.append(found)
+    with_end = examples.form in ("text", "completion") and not chats
+    return Rendered(texts, spans, with_special=not chats, with_end=with_end)
+
+
+def _is_chat(value: Any) -> bool:
+    return isinstance(value, list) or (isinstance(value, tuple) and isinstance(value[0], list))
+
+
+def _one(value: Any, tokenizer: Any, *, chats: bool, completion_only: bool) -> tuple[str, Spans | None]:
+    if isinstance(value, str):
+        return value, None
+    if chats != _is_chat(value):
+        raise Rejected(
+            "the prompt is a text, and in other rows a list of messages",
+            got=value[0],
+            why="messages become text by a chat template, texts stay as they are",
+            fix="write all rows in the same way",
+        )
+    prompt, completion = value if isinstance(value, tuple) else ([], value)
+    if not chats:
+        return prompt + completion, ((len(prompt), len(prompt) + len(completion)),) if completion_only else None
+    messages = [*prompt, *completion]
+    spans = _turns(messages, len(prompt), tokenizer) if completion_only else None
+    return _shown(messages, tokenizer), spans
+
+
+def _turns(messages: Messages, first: int, tokenizer: Any) -> Spans:
+    """Return where the turns of the assistant from message `first` on stand in a conversation by the model's template.
+
+    A turn is what the template adds when the assistant has answered, after the words that ask it to.
+    """
+    whole, spans = _shown(messages, tokenizer), []
+    for n, message in enumerate(messages):
+        if n < first or message["role"] != ASSISTANT:
+            continue
+        before, after = _shown(messages[:n], tokenizer, ask=True) if n else "", _shown(messages[: n + 1], tokenizer)
+        if not (after.startswith(before) and whole.startswith(after)):
+            raise _unstable(n)
+        spans.append((len(before), len(after)))
+    if not spans:
+        raise Rejected(
+            "the conversation has no turn of the assistant",
+            got=[message["role"] for message in messages],
+            why="these turns are what is learnt",
+            fix='add a message with "role": "assistant", or learn all turns: --completion_only_loss false',
+        )
+    return tuple(spans)
+
+
+def _shown(messages: Messages, tokenizer: Any, *, ask: bool = False) -> str:
+    try:
+        return tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=ask)
+    except Exception as error:  # a template raises what it likes
+        raise Rejected(
+            "the model's chat template refuses the conversation",
+            got=f"{type(error).__name__}: {error}"[:300],
+            why="templates have rules of their own, such as turns of user and assistant by turns",
+            fix="change the conversation, or use a model with another template",
+        ) from None
+
+
+def _unstable(number: int) -> Rejected:
+    return Rejected(
+        f"messages[{number}] is shown differently once more turns follow",
+        why="the chat template changes earlier turns, so that it is not known which characters are the assistant's",
+        fix="give each turn of the assistant a row of its own, with the messages before it, or learn all turns: "
+        "--completion_only_loss false",
+    )
+
+
+def _no_template(examples: Examples) -> ConfigError:
+    return ConfigError(
+        what="the tokenizer has no chat template",
+        got=f"conversations in {examples.source}",
+        why="messages become text by the template that the model was trained with",
+        fix="use a chat model, or rows with prompt and completion as texts",
+    )

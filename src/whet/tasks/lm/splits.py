@@ -1,0 +1,77 @@
+"""The examples of one split, from its file or from a data set of the hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from whet.data.files.bad_rows import BadRows, no_cycle_search
+from whet.data.files.file_bytes import PARQUET, read_bytes, text_of
+from whet.data.files.rejected import Rejected
+from whet.data.files.table import read_table
+from whet.jobs.hub_data import HubSource, load_split, table_rows
+from whet.tasks.lm import preferences
+from whet.tasks.lm.examples import Examples, from_lines, from_table
+from whet.tasks.lm.fields import LmFields
+from whet.train.output import printing
+
+_PLAIN = (".txt", ".text", ".md")
+_TABLES = (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".parquet")
+_WORDS = {
+    "lines": "lines of plain text",
+    "text": "texts",
+    "completion": "prompts with completions",
+    "messages": "conversations",
+    "preference": "pairs of completions",
+}
+
+
+def read_split(job: LmFields, name: str) -> Examples:
+    """Return the examples of the split `train`, `validation` or `test`."""
+    limit = {"train": job.max_train_samples, "validation": job.max_eval_samples, "test": job.max_predict_samples}[name]
+    file = {"train": job.train_file, "validation": job.validation_file, "test": job.test_file}[name]
+    if file is not None:
+        found = read_file(
+            Path(file), job.dataset_text_field, limit=limit, skip_bad=job.skip_bad, pairs=job.loss == "dpo"
+        )
+    else:
+        found = _read_hub(job, name, limit)
+    found.left_out.log(name, "examples")
+    printing.show([f"{name}: {len(found):,} {_WORDS[found.form]}"])
+    return found
+
+
+def read_file(
+    path: Path, text_column: str | None, *, limit: int | None, skip_bad: bool, pairs: bool = False
+) -> Examples:
+    """Return the examples of a file, or its `pairs`; raises DataError with everything that is wrong in it."""
+    bad = BadRows(str(path), skip_bad=skip_bad)
+    try:
+        with no_cycle_search():
+            if _is_plain(path):
+                if pairs:
+                    preferences.form(())  # plain text has no columns
+                return from_lines(text_of(read_bytes(path)), bad, limit)
+            return from_table(read_table(path), text_column, bad, limit, pairs=pairs)
+    except Rejected as problem:
+        raise problem.error(str(path)) from None
+
+
+def _is_plain(path: Path) -> bool:
+    """Return whether the file holds plain text: its name says so, or it is neither a table nor JSON."""
+    suffix = path.suffix.lower()
+    if suffix in (*_PLAIN, *_TABLES):
+        return suffix in _PLAIN
+    data = read_bytes(path)
+    return not data.startswith(PARQUET) and data.lstrip()[:1] not in (b"{", b"[")
+
+
+def _read_hub(job: LmFields, name: str, limit: int | None) -> Examples:
+    split = {"train": job.train_split_name, "validation": job.validation_split_name, "test": job.test_split_name}[name]
+    source = HubSource.of(job)
+    where = source.describe(split)
+    rows = table_rows(load_split(source, split), limit)
+    try:
+        bad = BadRows(where, skip_bad=job.skip_bad)
+        return from_table(rows, job.dataset_text_field, bad, limit, pairs=job.loss == "dpo")
+    except Rejected as problem:
+        raise problem.error(where) from None

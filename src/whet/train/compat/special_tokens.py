@@ -1,0 +1,29 @@
+"""The model's special tokens follow the tokenizer's before it is trained, as in transformers' Trainer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase, ProcessorMixin
+from transformers.trainer_utils import align_special_tokens
+
+from whet.models.packable import family_of
+from whet.models.wrapped import unwrapped
+
+
+def align(model: Any, processing: Any) -> None:
+    """Give the model's configuration, and that of its `generate`, the tokenizer's end, begin and padding tokens.
+
+    A padding token from whose number the model counts positions stays: the weights were trained with it.
+    """
+    if not isinstance(processing, PreTrainedTokenizerBase | ProcessorMixin):
+        return
+    base = unwrapped(model)
+    if not hasattr(getattr(base, "config", None), "get_text_config"):
+        return
+    config, family = base.config.get_text_config(), family_of(model)
+    padding = getattr(config, "pad_token_id", None)
+    first = None if family is None or padding is None else family.first_position(base)
+    align_special_tokens(base, processing)
+    if family is not None and first is not None and family.first_position(base) != first:
+        config.pad_token_id = padding

@@ -1,0 +1,151 @@
+"""An optimizer whose state the ranks share: each has the state of the rows that it keeps (ZeRO).
+
+Rajbhandari et al. 2020, arXiv:1910.02054, section 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from math import prod
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from whet.dist.group import Group
+from whet.dist.shares import Rows, n_rows
+from whet.errors import ConfigError
+from whet.train.checkpoint.optimizer_state import OptimizerState
+from whet.train.sharding.collected import CollectedState
+from whet.train.state import State, join, split
+
+SHARED = "whet_shared"
+"""Attribute of an optimizer that has a share of a run's state."""
+_Forms = Mapping[str, tuple[Any, Mapping[str, tuple[tuple[int, ...], torch.dtype]]]]
+"""Parameter -> its state with references instead of tensors, and shape and dtype of each tensor."""
+
+
+class Weights(Protocol):
+    """The weights that the ranks update together."""
+
+    shapes: Sequence[tuple[int, ...]]
+    """The shapes of the optimizer's parameters, in the order of its groups."""
+    rows: Sequence[Sequence[Rows]]
+    """For each parameter of the optimizer, the rows that each rank updates."""
+    kept: Sequence[nn.Parameter | None]
+    """What this rank updates of each parameter; None: nothing."""
+
+    def take_gradients(self) -> None:
+        """Show the optimizer the gradients of what this rank updates."""
+        ...
+
+    def give(self) -> None:
+        """Let the other ranks have what this rank has updated."""
+        ...
+
+
+class OptimizerShare(CollectedState):
+    """One rank's share of an optimizer, whose groups get `weights.kept` in place of the parameters.
+
+    `names` are those of the parameters, in the order of the groups. `unit` is the number of elements that one number of
+    the state stands for at most.
+    """
+
+    def __init__(
+        self, group: Group, optimizer: Optimizer, names: Sequence[str], weights: Weights, unit: int | None
+    ) -> None:
+        self._group, self._optimizer, self._weights, self._unit = group, optimizer, weights, unit
+        self._names = list(names)
+        self._names_by_group: list[list[str]] = []
+        self._kept_by_group: list[list[Tensor]] = []
+        self._put_into_groups()
+
+    @contextmanager
+    def stepping(self) -> Iterator[None]:
+        """Around the optimizer's step: it gets the gradients of this rank's rows, and all ranks get the result."""
+        self._require_same_groups()
+        self._weights.take_gradients()
+        yield
+        self._weights.give()
+
+    def _require_same_groups(self) -> None:
+        now = [[id(one) for one in group["params"]] for group in self._optimizer.param_groups]
+        if now != [[id(one) for one in kept] for kept in self._kept_by_group]:
+            raise ConfigError(
+                what="the parameters of the optimizer's groups changed while ranks share its state",
+                got=f"groups of {_counts(now)} parameters, on this rank at the start {_counts(self._kept_by_group)}",
+                why="who keeps which parameter is settled when the training begins",
+                fix="give the optimizer all parameters at the start, frozen ones too, or use --zero_stage 0",
+            )
+
+    def _put_into_groups(self) -> None:
+        """Replace the parameters, with their state, by what this rank updates of them."""
+        optimizer, numbers = self._optimizer, iter(range(len(self._names)))
+        states: dict[Tensor, Any] = {}
+        for group in optimizer.param_groups:
+            own = [(next(numbers), parameter) for parameter in group["params"]]
+            self._names_by_group.append([self._names[number] for number, _ in own])
+            group["params"] = []
+            for number, parameter in own:
+                state, kept = optimizer.state.pop(parameter, None), self._weights.kept[number]
+                if kept is None:
+                    continue
+                group["params"].append(kept)
+                if state:
+                    states[kept] = self._cut(state, number)
+            self._kept_by_group.append(list(group["params"]))
+        optimizer.state.update(states)
+
+    def _cut(self, state: Mapping[str, Any], number: int) -> dict[str, Any]:
+        """Return copies of the rows of the state that this rank keeps."""
+        shape, (first, n) = self._weights.shapes[number], self._weights.rows[number][self._group.rank]
+        if (first, n) == (0, n_rows(shape)):
+            return dict(state)
+        assert self._unit is not None
+        width = prod(shape[1:])
+        blocks = (first * width // self._unit, -(-n * width // self._unit))
+
+        def cut(value: Any) -> Any:
+            if not isinstance(value, Tensor) or not value.dim():
+                return value
+            return value.narrow(0, *((first, n) if tuple(value.shape) == shape else blocks)).clone()
+
+        return {name: cut(value) for name, value in state.items()}
+
+    def collect(self) -> State | None:
+        names = [name for name, kept in zip(self._names, self._weights.kept, strict=True) if kept is not None]
+        own = OptimizerState(self._optimizer, names).state()
+        parts = {name: split(values) for name, values in own["state"].items()}
+        of_ranks: list[_Forms] = self._group.gather(
+            {
+                name: (plain, {path: (tuple(one.shape), one.dtype) for path, one in tensors.items()})
+                for name, (plain, tensors) in parts.items()
+            }
+        )
+        state: dict[str, Any] = {}
+        for name in self._names:
+            if any(name in forms for forms in of_ranks):
+                tensors = parts[name][1] if name in parts else {}
+                state[name] = self._joined([forms.get(name) for forms in of_ranks], tensors)
+        groups = [
+            {**group, "params": names} for group, names in zip(own["param_groups"], self._names_by_group, strict=True)
+        ]
+        return {"param_groups": groups, "state": state} if self._group.rank == 0 else None
+
+    def _joined(self, forms: Sequence[Any], own: Mapping[str, Tensor]) -> Any:
+        """Return one parameter's state on rank 0: the rows of all ranks, one after the other."""
+        holders = [rank for rank, form in enumerate(forms) if form is not None]
+        plain, shaped = forms[holders[0]]
+        tensors = {}
+        for path, (shape, _) in shaped.items():
+            senders = holders if shape else holders[:1]  # a tensor without dims is the same on all
+            found = [self._group.to_first(own.get(path), rank, *forms[rank][1][path]) for rank in senders]
+            here = [one.cpu() for one in found if one is not None]
+            tensors[path] = torch.cat(here) if len(here) > 1 else found[0]
+        return join(plain, tensors) if self._group.rank == 0 else None
+
+
+def _counts(groups: Sequence[Sequence[Any]]) -> str:
+    return ", ".join(str(len(group)) for group in groups)
