@@ -7,6 +7,8 @@ PYTHON ?=
 ARGS   ?=
 # Folder with train.json and dev.json of XQuAD, for the benchmarks.
 DATA   ?=
+# Folder with the sources of llm.c, for the benchmark of language models.
+LLM_C  ?=
 
 # One version of torch, installed alone and first: everything after it then takes the build that is there, be it for
 # CPUs or for a GPU. To choose the build, point pip at its index before the first call (PIP_INDEX_URL or pip.conf).
@@ -34,14 +36,17 @@ HAS_PEERS := $(PEERS)/.has-peers
 # Libraries that whet.optimize works inside of, for their tests.
 LIBRARIES     := .venv-libraries
 HAS_LIBRARIES := $(LIBRARIES)/.has-libraries
+# Engines that start the ranks of a training, for their tests.
+ENGINES     := .venv-engines
+HAS_ENGINES := $(ENGINES)/.has-engines
 # The tools that build and check wheels live apart as well; whet itself does not need them. What goes into a wheel:
 WHEEL_ENV := .venv-wheel
 HAS_BUILD := $(WHEEL_ENV)/.has-build-tools
 SHIPPED   := $(NATIVE) pyproject.toml README.md LICENSE $(shell find src/whet -name '*.py')
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-reliability test-planted soak check format bench-cpu bench-encoders clean lint types layers
-.PHONY: wheel test-wheel test-aarch64 test-libraries test-leak test-parity
+.PHONY: help demo demo-lm test test-fast test-reliability test-planted soak check format bench-cpu bench-encoders bench-lm bench-dist clean lint types layers
+.PHONY: wheel test-wheel test-aarch64 test-libraries test-engines test-leak test-parity
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,20 +54,27 @@ help: ## Show this list
 demo: $(HAS_WHET) ## See training work: a small model learns to answer questions, without a GPU
 	@$(BIN)/whet demo $(ARGS)
 
+demo-lm: $(HAS_WHET) ## See a small decoder learn to write, from scratch
+	@$(BIN)/whet demo-lm $(ARGS)
+
 test: lint types layers ## Check the code, then run every test
-	@$(PARALLEL) -m "not reliability" $(ARGS)
+	@$(PARALLEL) -m "not reliability and not gate" $(ARGS)
 
 test-fast: $(HAS_TOOLS) ## Run the tests that are not marked slow
-	@$(PARALLEL) -m "not slow and not reliability" $(ARGS)
+	@$(PARALLEL) -m "not slow and not reliability and not gate" $(ARGS)
 
-test-reliability: $(HAS_TOOLS) ## Stop, kill and starve real runs, and see that nothing is lost: up to 15 minutes; WHET_GATE=1 skips nothing
-	@$(PARALLEL) -m reliability $(ARGS)
+test-reliability: $(HAS_TOOLS) ## Stop, kill and starve real runs, see that nothing is lost; other long tests: 15 minutes; WHET_GATE=1 skips nothing
+	@$(PARALLEL) -m "reliability or gate" $(ARGS)
 
 test-planted: $(HAS_TOOLS) ## See that the tests of reliability turn red where a fault is planted: 4 minutes
 	@$(BIN)/python tests/reliability/planted/run.py $(ARGS)
 
 test-libraries: $(HAS_LIBRARIES) ## Train through sentence-transformers, SetFit, Lightning, spaCy and TRL with whet.optimize: 3 minutes
 	@OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(LIBRARIES)/bin/python -m pytest tests/libraries $(ARGS)
+
+test-engines: $(HAS_ENGINES) ## Train in the workers of Ray Train and by DeepSpeed, and compare the curves: 6 minutes
+	@OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(ENGINES)/bin/python -m pytest tests/engines \
+	  "tests/libraries/test_examples.py::test_example_runs_and_prints_its_result[ray_train]" $(ARGS)
 
 test-leak: $(HAS_TOOLS) ## Change one row of a batch: no other may move, in any family, task or format; peers' results next to it: 4 minutes
 	@OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python tests/leak/leak_table.py $(ARGS)
@@ -87,6 +99,13 @@ bench-cpu: $(HAS_TOOLS) $(HAS_PEERS) ## Measure training on this CPU beside its 
 bench-encoders: $(HAS_TOOLS) $(HAS_PEERS) ## Measure training of encoders beside its peers: DATA=FOLDER_WITH_DATA_SETS
 	@$(BIN)/python benchmarks/encoders/steps.py --data "$(DATA)" --peers $(PEERS)/bin/python $(ARGS)
 
+bench-lm: $(HAS_TOOLS) $(HAS_PEERS) ## Measure training of language models beside its peers: 20 minutes; LLM_C=FOLDER adds llm.c
+	@$(BIN)/python benchmarks/lm/steps.py --peers $(PEERS)/bin/python $(ARGS)
+	@test -z "$(LLM_C)" || $(BIN)/python benchmarks/lm/steps.py --models gpt2 --llm_c "$(LLM_C)" $(ARGS)
+
+bench-dist: $(HAS_TOOLS) ## Measure how training scales to two ranks over a shaped network; needs root, ip and tc: 15 minutes
+	@$(BIN)/python benchmarks/dist/scaling.py $(ARGS)
+
 wheel: dist/.made-x86_64 dist/.made-aarch64 ## Build the wheels in dist/ for x86-64 and aarch64; needs g++-aarch64-linux-gnu
 
 test-wheel: $(HAS_TOOLS) dist/.made-x86_64 ## Install the x86-64 wheel in a fresh environment without a compiler, and train: 3 minutes
@@ -96,7 +115,7 @@ test-aarch64: $(HAS_TOOLS) dist/.made-aarch64 ## Run the kernel tests on an emul
 	@$(BIN)/python tools/wheels/aarch64.py $(ARGS)
 
 clean: ## Remove what make, the build and the tests have written here
-	rm -rf $(VENV) $(PEERS) $(WHEEL_ENV) $(LIBRARIES) .venv-aarch64 build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache whet-demo
+	rm -rf $(VENV) $(PEERS) $(WHEEL_ENV) $(LIBRARIES) $(ENGINES) .venv-aarch64 build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache whet-demo whet-demo-lm
 	rm -f src/whet/kernels/_native.so
 	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -147,6 +166,15 @@ $(HAS_LIBRARIES): pyproject.toml tests/libraries/requirements.txt $(NATIVE)
 	@$(LIBRARIES)/bin/python -m pip install --disable-pip-version-check $(shell test -t 2 || echo -qq) -e '.[dev]' \
 	  -r tests/libraries/requirements.txt
 	@$(LIBRARIES)/bin/python -m pip install --disable-pip-version-check $(shell test -t 2 || echo -qq) --no-deps $(ENCODER)
+	@touch $@
+
+$(HAS_ENGINES): pyproject.toml tests/engines/requirements.txt $(NATIVE)
+	@echo "set-up of the engines' tests: $(TORCH) (a large download), whet and the engines" >&2
+	@PYTHON="$(PYTHON)" sh tools/make-venv $(ENGINES)
+	@$(ENGINES)/bin/python -m pip install --disable-pip-version-check $(shell test -t 2 || echo -qq) $(TORCH)
+	@$(ENGINES)/bin/python -m pip install --disable-pip-version-check $(shell test -t 2 || echo -qq) -e '.[dev]'
+	@DS_BUILD_OPS=0 $(ENGINES)/bin/python -m pip install --disable-pip-version-check $(shell test -t 2 || echo -qq) \
+	  --no-build-isolation -r tests/engines/requirements.txt
 	@touch $@
 
 $(HAS_BUILD): tools/wheels/requirements.txt

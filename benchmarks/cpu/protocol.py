@@ -50,6 +50,16 @@ class Worker:
         self.ready: dict[str, Any] = {}
         """What the worker reported about itself when it was ready."""
 
+    def warm_up(self) -> Worker:
+        """Wait until the worker is ready, and let it take the first step; it is closed if that fails."""
+        try:
+            self.wait_ready()
+            self.ask("step")
+        except BaseException:
+            self.close()
+            raise
+        return self
+
     def wait_ready(self) -> dict[str, Any]:
         """Wait until the worker can take commands; return what it tells of itself."""
         self.ready = self._answer()

@@ -80,14 +80,7 @@ def start(bench: Bench, side: str, head: str, model: Path, batches: Path) -> Wor
     python = sys.executable if side.startswith("whet") else bench.peers
     words = ["--side", side, "--head", head, "--model", model, "--batches", batches, "--folder", bench.folder / side]
     command = [python, str(HERE / "encoder_worker.py"), *map(str, words)]
-    worker = Worker(command, bench.folder / f"{side}.log", n_threads=bench.n_threads, with_whet=side in WHETS)
-    try:
-        worker.wait_ready()
-        worker.ask("step")
-    except BaseException:
-        worker.close()
-        raise
-    return worker
+    return Worker(command, bench.folder / f"{side}.log", n_threads=bench.n_threads, with_whet=side in WHETS).warm_up()
 
 
 def match(bench: Bench, job: str, shape: str, peer: str) -> dict[str, Any]:
