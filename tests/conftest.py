@@ -36,9 +36,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         given = getattr(getattr(item, "callspec", None), "params", {})
         if given.get("operators") != "plain-torch" or "family" not in given:
             return False
-        from tiny import FAMILIES_WITH_OWN_CODE
+        from tiny import DECODERS_WITH_OWN_CODE, FAMILIES_WITH_OWN_CODE
 
-        return given["family"] not in FAMILIES_WITH_OWN_CODE and item.get_closest_marker("every_family") is None
+        own = (*FAMILIES_WITH_OWN_CODE, *DECODERS_WITH_OWN_CODE)
+        return given["family"] not in own and item.get_closest_marker("every_family") is None
 
     left_out = [item for item in items if is_repeated(item)]
     if left_out:

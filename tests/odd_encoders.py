@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import EuroBertConfig, EuroBertModel, LlamaConfig, LlamaModel, MobileBertConfig, MobileBertModel
+from transformers import EuroBertConfig, EuroBertModel, MobileBertConfig, MobileBertModel, OlmoConfig, OlmoModel
 from transformers.models.eurobert.modeling_eurobert import EuroBertAttention
 
 SIZES: dict[str, Any] = {
@@ -156,8 +156,8 @@ class Reaching(EuroBertModel):
         super().__init__(config)
 
 
-def llama() -> LlamaModel:
-    return LlamaModel(LlamaConfig(**SIZES))
+def olmo() -> OlmoModel:
+    return OlmoModel(OlmoConfig(**SIZES))
 
 
 def dynamic_rotary() -> EuroBertModel:

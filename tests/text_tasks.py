@@ -78,3 +78,20 @@ def load(folder: Path, name: str) -> Any:
 def load_lines(path: Path) -> list[Any]:
     """The objects of a file of JSON lines."""
     return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+TAGS = [{"tokens": row["text"].split(), "ner_tags": ["O"] * (len(row["text"].split()) - 1) + ["B-X"]}
+        for row in topic_rows()]  # fmt: skip
+QUESTIONS = [
+    {"id": str(n), "question": "what?", "context": row["text"],
+     "answers": {"text": [row["text"].split()[1]], "answer_start": [row["text"].index(row["text"].split()[1])]}}
+    for n, row in enumerate(topic_rows())
+]  # fmt: skip
+
+
+def examples(command: str, folder: Path) -> Path:
+    """Write the examples of a task."""
+    if command == "classify":
+        return write_csv(folder / "rows.csv", topic_rows())
+    texts = [{"text": row["text"]} for row in topic_rows()]
+    return write_lines(folder / "rows.jsonl", {"tag": TAGS, "qa": QUESTIONS, "lm": texts}[command])

@@ -31,6 +31,7 @@ def words(folder: Path, *more: str) -> list[str]:
     ]  # fmt: skip
 
 
+@pytest.mark.gate
 @pytest.mark.slow
 def test_the_table_is_printed_written_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(words(tmp_path, "--only", "accumulation,tf32,activation_offload,attention_flash")) == EXIT_OK

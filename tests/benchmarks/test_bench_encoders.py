@@ -52,6 +52,7 @@ def _labels(row: dict) -> list[int]:
     return found if isinstance(found, list) else [found]
 
 
+@pytest.mark.gate
 @pytest.mark.slow
 def test_all_sides_take_steps(data: Path, tmp_path: Path, minilm_dir: Path) -> None:
     bench = steps.Bench(data, tmp_path, sys.executable, n_threads=1, rounds=2)

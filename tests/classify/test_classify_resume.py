@@ -32,6 +32,7 @@ def _wait_for(folder: Path, process: subprocess.Popen[bytes], log: Path) -> None
         time.sleep(0.05)
 
 
+@pytest.mark.reliability
 @pytest.mark.slow
 @pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGTERM])
 def test_a_killed_run_resumes_bitwise(sentence_encoder: Path, tmp_path: Path, kill: signal.Signals) -> None:

@@ -106,6 +106,7 @@ def test_tagger_keeps_the_best_of_two_seeds(sentence_encoder: Path, tmp_path: Pa
     )
 
 
+@pytest.mark.reliability
 @pytest.mark.slow
 @pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGTERM])
 def test_stopped_seeds_resume_bitwise_without_repeating_a_finished_one(

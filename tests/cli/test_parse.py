@@ -26,7 +26,16 @@ _RUN_QA_DEFAULTS = {
 """As read in the guides' run_qa.py."""
 
 
-_OWN = {"skip_bad": False, "seeds": 1}
+_LORA = {
+    "lora_r": None, "lora_alpha": 32, "lora_dropout": 0.05, "lora_target_modules": None, "use_rslora": False,
+    "use_dora": False,
+}  # fmt: skip
+_EXPERTS = {
+    "moe_experts": None, "moe_top_k": 1, "moe_every": 2, "moe_capacity_factor": None, "moe_aux_loss_coef": 0.01,
+    "moe_z_loss_coef": 0.001,
+}  # fmt: skip
+_TEACHER = {"teacher_model": None, "distillation_temperature": 2.0, "distillation_alpha": 0.5}
+_OWN = {"skip_bad": False, "seeds": 1, **_LORA, **_EXPERTS, **_TEACHER}
 
 
 def test_the_options_and_defaults_of_run_qa() -> None:

@@ -281,9 +281,9 @@ def test_name_of_another_program_suggests_whets(name: str, meant: str) -> None:
 
 
 def test_refused_name_consumes_its_value() -> None:
-    """`full_shard` is no config file."""
-    (said,) = _problems(*_WORK, "--fsdp", "full_shard")
-    assert "does not honour --fsdp" in said
+    """`simple` is no config file."""
+    (said,) = _problems(*_WORK, "--sharded_ddp", "simple")
+    assert "does not honour --sharded_ddp" in said
 
 
 @pytest.mark.parametrize("words", [("--optim", "adamw_torch_fusd"), ("--max_train_samples", "0")])

@@ -10,6 +10,7 @@ import pytest
 from whet import ConfigError, TrainingArguments
 from whet.config.options import MASK, options_of
 from whet.config.rules.saving import SAVING_RULES
+from whet.config.rules.sharing import SHARING_RULES
 from whet.config.rules.training import TRAINING_RULES, check_output_dir, require_output_dir
 from whet.config.settings import draft
 from whet.errors import OutputError, Problem
@@ -23,6 +24,8 @@ _TRAINING = {
     "per_device_train_batch_size_at_least_1": {"per_device_train_batch_size": 0},
     "per_device_eval_batch_size_at_least_1": {"per_device_eval_batch_size": 0},
     "gradient_accumulation_steps_at_least_1": {"gradient_accumulation_steps": 0},
+    "ddp_timeout_at_least_1": {"ddp_timeout": 0},
+    "ddp_bucket_cap_mb_at_least_1": {"ddp_bucket_cap_mb": 0},
     "learning_rate_at_least_0": {"learning_rate": -1e-9},
     "weight_decay_at_least_0": {"weight_decay": -0.1},
     "adam_beta1_below_one": {"adam_beta1": 1.0},
@@ -76,6 +79,18 @@ _QA = {
     "max_predict_samples_at_least_1": {"max_predict_samples": 0},
     "preprocessing_num_workers_at_least_1": {"preprocessing_num_workers": 0},
     "seeds_at_least_1": {"seeds": 0},
+    "lora_r_at_least_1": {"lora_r": 0},
+    "lora_alpha_at_least_1": {"lora_r": 8, "lora_alpha": 0},
+    "lora_dropout_is_a_probability": {"lora_r": 8, "lora_dropout": 1.0},
+    "lora_is_on": {"use_dora": True},
+    "distillation_temperature_above_0": {"teacher_model": "teacher", "distillation_temperature": 0.0},
+    "alpha_is_a_share": {"teacher_model": "teacher", "distillation_alpha": 1.5},
+    "teacher_is_there": {"distillation_alpha": 0.9},
+    "moe_experts_at_least_2": {"moe_experts": 1},
+    "moe_every_at_least_1": {"moe_experts": 8, "moe_every": 0},
+    "top_k_is_1_or_2": {"moe_experts": 8, "moe_top_k": 3},
+    "factors_are_numbers": {"moe_experts": 8, "moe_capacity_factor": 0.0},
+    "experts_are_asked_for": {"moe_top_k": 2},
     "max_seq_length_at_least_1": {"max_seq_length": 0, "doc_stride": -1},
     "doc_stride_at_least_0": {"doc_stride": -1},
     "windows_move_on": {"doc_stride": 384},
@@ -96,6 +111,17 @@ _DEMO = {
     "num_train_epochs_above_0": {"num_train_epochs": 0.0},
     "seed_is_a_seed": {"seed": -1},
 }
+_SHARING = {
+    "zero_stage_is_known": {"zero_stage": 4},
+    "fsdp_is_known": {"fsdp": "hybrid_shard"},
+    "fsdp_and_stage_agree": {"fsdp": "full_shard", "zero_stage": 2},
+    "offload_has_somewhere_to_go": {"offload": "params"},
+    "shared_gradients_have_one_sum": {"zero_stage": 3, "ddp_comm_hook": "bf16"},
+    "shared_weights_are_moved_by_torch": {"zero_stage": 2, "auto_find_batch_size": True},
+    "shared_weights_have_an_optimizer_by_element": {"zero_stage": 3, "optim": "adafactor"},
+    "deepspeed_config_is_honoured": {"precision": "fp32", "deepspeed": {"zero_optimization": {"stage": 1}, "amp": {}}},
+    "deepspeed_goes_alone": {"precision": "fp16", "deepspeed": {"zero_optimization": {"stage": 1}}},
+}
 _FILES = {"dataset_name": None}
 _RUN = {
     "does_something": ({}, {}),
@@ -106,6 +132,11 @@ _RUN = {
     "best_metric_is_known": ({}, {"metric_for_best_model": "rouge"}),
     "answers_are_not_smoothed": ({}, {"do_train": True, "label_smoothing_factor": 0.1}),
     "profile_has_steps": ({}, {"do_eval": True, "profile": True}),
+    "lora_trains": ({"lora_r": 8}, {"do_eval": True}),
+    "teacher_teaches": ({"teacher_model": "teacher"}, {"do_eval": True}),
+    "experts_are_trained": ({"moe_experts": 8}, {"do_eval": True}),
+    "experts_keep_their_blocks": ({"moe_experts": 8}, {"do_train": True, "reinit_layers": 1}),
+    "experts_are_not_compiled": ({"moe_experts": 8}, {"do_train": True, "torch_compile": True}),
     "seeds_are_compared": ({"seeds": 2}, {"do_train": True}),
     "seeds_resume_together": (
         {"seeds": 2},
@@ -114,6 +145,7 @@ _RUN = {
 }
 _SINGLE = [
     *((TrainingArguments, {}, rule, _TRAINING) for rule in TRAINING_RULES + SAVING_RULES),
+    *((TrainingArguments, {}, rule, _SHARING) for rule in SHARING_RULES),
     *((QaArguments, _GOOD_QA, rule, _QA) for rule in QA_RULES),
     *((AskArguments, _GOOD_ASK, rule, _ASK) for rule in ASK_RULES),
     *((DemoArguments, {}, rule, _DEMO) for rule in DEMO_RULES),

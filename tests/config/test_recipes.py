@@ -52,6 +52,23 @@ def test_a_setting_that_decides_the_same_wins(given: dict[str, Any], left_out: d
     assert values(made(**given)) == FEW | {name: value for name, value in given.items() if name in FEW} | left_out
 
 
+@pytest.mark.parametrize(
+    ("given", "start"),
+    [
+        ({"zero_stage": 0}, 0.5),
+        ({"zero_stage": 1}, 0.5),
+        ({"zero_stage": 3}, None),
+        ({"fsdp": ""}, 0.5),
+        ({"fsdp": False}, 0.5),
+        ({"fsdp": "shard_grad_op"}, None),
+        ({"fsdp": True}, None),
+    ],
+    ids=str,
+)
+def test_the_average_is_left_out_only_where_ranks_share_weights(given: dict[str, Any], start: float | None) -> None:
+    assert made(**given).weight_averaging_start == start
+
+
 def test_flags_and_files_win_over_the_recipe(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("recipe: few_samples\nwarmup_steps: 5\n", "utf-8")

@@ -22,6 +22,7 @@ _OTHER_DEFAULTS = {
     "fp16": "theirs is False, which does not tell whether it was given; as precision says",
     "dataloader_pin_memory": "theirs is True, which does not tell whether it was given",
     "gradient_checkpointing": "theirs is None, for its newer name activation_checkpointing, which is False",
+    "ddp_timeout": "theirs is 1800: half an hour until a rank that hangs is noticed",
     "enable_jit_checkpoint": "theirs is False; ours is on for the command line, off for a library",
 }
 _OLDER = {"overwrite_output_dir", "warmup_ratio", "logging_dir"}
@@ -31,7 +32,7 @@ _OWN = {
     "optimizer_in_backward", "max_nonfinite_steps", "max_loss_spike", "memory_limit_gb", "methods",
     "resume_allow_changes", "save_interval_s", "save_async", "save_error_policy", "padding_in_loss", "log_format",
     "recipe", "min_steps", "layerwise_lr_decay", "reinit_layers", "weight_averaging_start", "span_loss",
-    "last_block_tokens",
+    "last_block_tokens", "ddp_comm_hook", "zero_stage", "offload",
 }  # fmt: skip
 """Fields that transformers does not have."""
 
@@ -188,7 +189,7 @@ def test_older_names_are_accepted_and_logged(caplog: pytest.LogCaptureFixture) -
     assert said[0] == "no_cuda is an older name of use_cpu, and was taken as true"
     assert said[1] == "evaluation_strategy is an older name of eval_strategy, and was taken as epoch"
     assert said[2].startswith("use_ipex has no effect: Intel's extension for PyTorch is archived")
-    assert said[3].startswith("xpu_backend has no effect: whet runs one process")
+    assert said[3] == "xpu_backend is an older name of ddp_backend, and was taken as ccl"
 
 
 def _transformers_class() -> type:

@@ -13,8 +13,8 @@ from transformers import (
     AutoModelForSequenceClassification,
     EuroBertConfig,
     EuroBertForTokenClassification,
-    LlamaConfig,
-    LlamaModel,
+    OlmoConfig,
+    OlmoModel,
 )
 
 import whet
@@ -51,7 +51,7 @@ def test_an_unknown_family_is_proven(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_a_model_that_needs_its_padding_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = json.loads(asked(tmp_path, LlamaModel(LlamaConfig(**_SIZES)), capsys, "--json"))
+    found = json.loads(asked(tmp_path, OlmoModel(OlmoConfig(**_SIZES)), capsys, "--json"))
     assert not found["packed"]
     assert "causal" in found["how"]
     assert found["fused"] == {}

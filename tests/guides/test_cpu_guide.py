@@ -32,7 +32,7 @@ _WORKER = """--model_name_or_path distilbert/distilbert-base-uncased --dataset_n
     [
         (_OLD, 2, {"--use_ipex has no effect", "--no_cuda is an older name"}),
         (_NEW, 2, set()),
-        (_CLUSTER, 1, {"--no_cuda is an older name", "--xpu_backend has no effect"}),
+        (_CLUSTER, 1, {"--no_cuda is an older name", "--xpu_backend is an older name"}),
         (_WORKER, 2, set()),
     ],
     ids=["old", "new", "cluster", "kubernetes_worker"],

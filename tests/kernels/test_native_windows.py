@@ -61,6 +61,17 @@ def test_windows_match_the_reference(lengths, window, dtype, causal, p):
 
 
 @quick
+@given(lengths=LENGTHS, window=WINDOWS, group=st.integers(1, 4), dtype=DTYPES, p=st.sampled_from([0.0, 0.2]))
+def test_grouped_heads_in_a_causal_window_match_the_reference(lengths, window, group, dtype, p):
+    """As decoders have them: several query heads share a key and a value head."""
+    spec = spec_of(lengths, p=p, causal=True, window=window)
+    q, k, v = tensors(lengths, 2 * group, 32, dtype)[0].unbind(1)
+    inputs = [q, k[:, ::group], v[:, ::group]]
+    run, textbook = (lambda *x: fused_attention.attend(*x, spec)), (lambda *x: reference.attend(*x, spec))
+    assert_near_float64(run, textbook, inputs, n_roundings=3 * group)  # keys' gradients are sums over their heads
+
+
+@quick
 @given(
     lengths=LENGTHS,
     window=WINDOWS,

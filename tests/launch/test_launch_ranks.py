@@ -218,7 +218,7 @@ time.sleep(600)
     process = launched(tmp_path, "--nproc_per_node", "2")
     pids(tmp_path, 4)
     process.send_signal(signal.SIGINT)
-    time.sleep(0.5)
+    time.sleep(1.2)
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
     assert ended(process, 10)[0] == 128 + signal.SIGKILL
@@ -281,8 +281,11 @@ def test_a_command_without_the_two_dashes_is_named(tmp_path: Path) -> None:
     ("options", "command", "words"),
     [
         ((), (), "there is nothing to launch"),
+        (("--hosts", "h1,h2"), (), "there is nothing to launch"),
+        (("--nnodes", "2", "--master_addr", "127.0.0.1"), (), "there is nothing to launch"),
         ((), ("no-such-program",), "what is to be launched does not exist"),
-        (("--nproc_per_node", "2"), ("qa", "--do_train"), "whet's own commands run in one process"),
+        (("--nproc_per_node", "2"), ("demo",), "whet demo runs in one process"),
+        (("--hosts", "h1,h2"), ("predict",), "whet predict runs in one process"),
         (("--nproc_per_node", "two"), ("train.py",), "nproc_per_node is neither auto nor a number"),
         (("--nproc_per_node", "4096"), ("train.py",), "4096 ranks do not fit on this machine"),
     ],
@@ -301,3 +304,54 @@ def test_a_command_of_whet_runs_as_one_rank(tmp_path: Path) -> None:
     code, out, err = ended(launched(tmp_path, command=("qa", "--help")), 120)
     assert code == 0, err
     assert "--do_train" in out
+
+
+def test_the_master_port_can_be_chosen(tmp_path: Path) -> None:
+    script(tmp_path, "print(os.environ['MASTER_ADDR'], os.environ['MASTER_PORT'], os.environ['GLOO_SOCKET_IFNAME'])")
+    options = ("--nproc_per_node", "2", "--master_addr", "localhost", "--master_port", "23458")
+    code, out, err = ended(launched(tmp_path, *options))
+    assert (code, out) == (0, "localhost 23458 lo\n"), err
+
+
+def test_a_rank_that_is_killed_has_shown_what_it_printed(tmp_path: Path) -> None:
+    script(tmp_path, """
+print("the last words of rank", rank)
+if rank:
+    time.sleep(2)
+    os.kill(os.getpid(), 9)
+time.sleep(600)
+""")  # fmt: skip
+    code, out, err = ended(launched(tmp_path, "--nproc_per_node", "2"))
+    assert code == 128 + signal.SIGKILL
+    assert out == "the last words of rank 0\n"
+    assert "  | the last words of rank 1" in err
+
+
+def test_a_closed_terminal_ends_nothing_under_nohup(tmp_path: Path) -> None:
+    script(tmp_path, "open(f'pid-{rank}-ready', 'w').write(str(os.getpid()))\ntime.sleep(3)\nprint('done')")
+    words = ["nohup", sys.executable, "-m", "whet", "launch", "--nproc_per_node", "1", "--", "train.py"]
+    process = subprocess.Popen(
+        words, cwd=tmp_path, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    pids(tmp_path, 2)
+    process.send_signal(signal.SIGHUP)
+    code, out, err = ended(process)
+    assert (code, out) == (0, "done\n"), err
+
+
+@pytest.mark.parametrize("words", [("--overwrite_output_dir",), ("--overwrite-output-dir", "true")])
+def test_restarts_do_not_go_with_a_folder_to_overwrite(words: tuple[str, ...], tmp_path: Path) -> None:
+    qa = ("qa", "--output_dir", "out", *words)
+    process = launched(tmp_path, "--nproc_per_node", "1", "--max_restarts", "1", command=qa)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 78, err
+    assert "overwrite_output_dir does not fit a command that is started again" in err
+
+
+def test_job_that_torchrun_may_start_again_does_not_overwrite(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "whet", "qa", "--do_train", "--overwrite_output_dir", "--output_dir", "out",
+             "--model_name_or_path", "model", "--train_file", "train.json"]  # fmt: skip
+    where = os.environ | {"TORCHELASTIC_MAX_RESTARTS": "3"}
+    done = subprocess.run(words, cwd=tmp_path, env=where, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 78, done.stderr
+    assert "--overwrite_output_dir with up to 3 restarts" in done.stderr

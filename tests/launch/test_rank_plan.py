@@ -9,8 +9,8 @@ import pytest
 import whet
 from machines import MACHINES
 from whet.hardware import cpu, topology
+from whet.hardware.rank_plan import RankPlan, plan_ranks
 from whet.launch.picture import drawn
-from whet.launch.plan import RankPlan, plan_ranks
 
 AUTO = {
     "laptop, hybrid": (1, 14),

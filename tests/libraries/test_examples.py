@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from saved_decoder import save_decoder
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 _ANSWER = r"Can I bring my book back on Sunday\? -> \w.+\."
 _EXPECTED = {
@@ -21,10 +23,14 @@ _EXPECTED = {
     "spacy_textcat": ("spacy_curated_transformers", r"\d+ of 16 questions get the right topic"),
     "reward_model": ("trl", r"share of pairs in the right order, last steps: \d\.\d+"),
     "lightning_module": ("lightning", r"mean loss of the last epoch: \d\.\d+"),
+    "own_loop": ("accelerate", r"epoch 3: mean loss \d\.\d+"),
+    "own_loop_accelerate": ("accelerate", r"epoch 3: mean loss \d\.\d+"),
+    "ray_train": ("ray", r"loss after 10 steps: \d\.\d+"),
     "plain_loop": ("torch", r"epoch 3: mean loss \d\.\d+"),
     "trainer_subclass": ("torch", r"accuracy on unseen questions: \d\.\d+"),
 }
 """Script -> the library that it needs, and the last line that it prints."""
+_WITH_DECODER = ("own_loop", "own_loop_accelerate")
 _LONGEST_S = 300
 
 
@@ -36,14 +42,19 @@ def test_every_example_is_tried_and_listed() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.reliability
 @pytest.mark.parametrize("script", sorted(_EXPECTED))
 def test_example_runs_and_prints_its_result(encoder_folder: Path, tmp_path: Path, script: str) -> None:
     library, last = _EXPECTED[script]
     if importlib.util.find_spec(library) is None:
         pytest.skip(f"needs {library}: make test-libraries installs it")
+    model = encoder_folder
+    if script in _WITH_DECODER:
+        model = tmp_path / "decoder"
+        save_decoder(model)
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
     found = subprocess.run(
-        [sys.executable, str(EXAMPLES / f"{script}.py"), str(encoder_folder)],
+        [sys.executable, str(EXAMPLES / f"{script}.py"), str(model)],
         cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=_LONGEST_S, check=False,
     )  # fmt: skip
     assert found.returncode == 0, found.stderr[-3000:]

@@ -273,6 +273,7 @@ def test_inductor_without_a_compiler_is_refused(tmp_path: Path) -> None:
         whet.Trainer(model=tiny_model("bert"), args=arguments(tmp_path, torch_compile=True))
 
 
+@pytest.mark.gate
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
 @pytest.mark.parametrize("family", ["bert", "squeezebert"])

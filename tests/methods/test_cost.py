@@ -66,7 +66,9 @@ def activations(cost: Cost) -> float:
 @pytest.mark.skipif(not counts_memory(), reason="counts by glibc's mallinfo2")
 @pytest.mark.parametrize("policy", ["blocks", "selective"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("family", ["albert", "bert", "distilbert"])
+@pytest.mark.parametrize(
+    "family", ["bert", *(pytest.param(name, marks=pytest.mark.gate) for name in ("albert", "distilbert"))]
+)
 def test_checkpointing_saves_the_activations_that_it_says(family: str, precision: str, policy: Any) -> None:
     settings = partial(FUSED, precision=precision)
     without = kept(family, settings())

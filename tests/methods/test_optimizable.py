@@ -95,8 +95,15 @@ def test_an_object_that_holds_a_model_has_it_changed() -> None:
 
 
 def test_a_module_without_an_encoder_is_refused_by_what_it_holds() -> None:
-    model = nn.Sequential(AutoModel.from_config(AutoConfig.for_model("gpt2", n_embd=8, n_layer=1, n_head=1)))
-    with pytest.raises(whet.ConfigError, match=r"GPT2Model: its attention \(GPT2Attention\) is causal"):
+    sizes = {
+        "vocab_size": 50,
+        "hidden_size": 8,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+    }
+    model = nn.Sequential(AutoModel.from_config(AutoConfig.for_model("olmo", **sizes)))
+    with pytest.raises(whet.ConfigError, match=r"OlmoModel: its attention \(OlmoAttention\) is causal"):
         whet.optimize(model)
     with pytest.raises(whet.ConfigError, match="no model of transformers inside"):
         whet.optimize(nn.Linear(2, 2))

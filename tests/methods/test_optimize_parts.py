@@ -14,7 +14,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import Checkpoi
 from torch.utils.checkpoint import checkpoint
 
 import whet
-from tiny import arguments, tiny_model, tiny_rows
+from tiny import FAMILIES, arguments, tiny_model, tiny_rows
 from whet.models.known import known
 
 BATCH = inputs(9, 14, 3)
@@ -137,7 +137,7 @@ def options_of(model: Any, part: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("family", "part"),
-    [(family, part) for family in known() for part in ("embeddings", "block")] + [("bert", "output")],
+    [(family, part) for family in FAMILIES for part in ("embeddings", "block")] + [("bert", "output")],
 )
 def test_a_part_that_a_hook_calls_with_other_tokens_runs_as_outside(operators: None, family: str, part: str) -> None:
     """Only its first row ran, with the rows and masks of the pass; where those were longer, the process crashed."""
@@ -158,7 +158,7 @@ def test_a_part_that_a_hook_calls_with_other_tokens_runs_as_outside(operators: N
     torch.testing.assert_close(again, alone, rtol=0, atol=5e-6)  # a module with a hook is called, and rounds apart
 
 
-@pytest.mark.parametrize("family", known())
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_block_that_a_hook_calls_with_other_tokens_drops_without_the_pass(operators: None, family: str) -> None:
     changes = {"pad_token_id": 0} if known()[family].skips_padding else {}
     model = whet.optimize(tiny_model(family, dropout=0.3, **changes)).train()

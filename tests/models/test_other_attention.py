@@ -45,12 +45,13 @@ def _moe() -> Any:
     )  # fmt: skip
 
 
-def test_a_mixture_of_experts_gets_a_fix_that_works(tmp_path: Path) -> None:
-    """Its batches run padded whatever is left out, so leaving something out is no fix."""
+def test_a_mixture_of_experts_trains_packed_and_takes_optimize(tmp_path: Path) -> None:
     rows = [{"input_ids": [1, 2, 3, 4], "labels": [1, 2, 3, 4]}] * 4
-    with pytest.raises(ConfigError) as found:
-        whet.Trainer(_moe(), arguments(tmp_path, precision="int8"), train_dataset=rows)
-    assert "--attn_implementation" not in str(found.value)
-    with pytest.raises(ConfigError, match=r"or with whet\.Trainer, which runs other models"):
-        whet.optimize(_moe())
-    whet.Trainer(_moe(), arguments(tmp_path, precision="auto", max_steps=1), train_dataset=rows).train()
+    ids = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])
+    model = _moe().eval()
+    with torch.no_grad():
+        before = model(ids, labels=ids).loss
+        assert torch.allclose(whet.optimize(model)(ids, labels=ids).loss, before, rtol=1e-5)  # fp32 sums
+    trainer = whet.Trainer(_moe(), arguments(tmp_path, precision="auto", max_steps=1), train_dataset=rows)
+    assert trainer.objective.packed
+    trainer.train()

@@ -21,7 +21,9 @@ from torch.nn import functional
 
 import whet
 from proven_models import PROVEN, proven_config
-from tiny import FAMILIES, Pad, has_segments, padded, tiny_config, tiny_rows
+from tiny import DECODERS, FAMILIES, Pad, has_segments, padded, tiny_config, tiny_rows
+from tiny_decoders import collate as collate_tokens
+from tiny_decoders import tiny_decoder, token_rows
 from trained_heads import HEADS, Head, collator, rows_for
 
 N_STEPS, N_ROWS, ROWS_PER_BATCH = 50, 60, 8
@@ -29,7 +31,7 @@ N_STEPS, N_ROWS, ROWS_PER_BATCH = 50, 60, 8
 TOLERANCE = 1e-4
 """Relative, of each loss: 50 steps of float32 sums in another order. Another token in one sum moves a loss by 1e-3."""
 WAYS = ("whet.Trainer", "whet.optimize")
-EVERY = (*FAMILIES, *PROVEN)
+EVERY = (*FAMILIES, *DECODERS, *PROVEN)
 """Families with a file, and some that run packed by proof."""
 _RUN: dict[str, Any] = {
     "max_steps": N_STEPS, "per_device_train_batch_size": ROWS_PER_BATCH, "learning_rate": 5e-4, "warmup_steps": 5,
@@ -139,6 +141,12 @@ def _collate_two(family: str) -> Collate:
     return collate
 
 
+def _next_tokens(_: str) -> Rows:
+    """Return rows whose first token has no label: nothing predicts it, but transformers counts it for GPT-2."""
+    rows = token_rows(N_ROWS)
+    return [row | {"labels": [-100, *row["labels"][1:]]} for row in rows]
+
+
 TASKS: dict[str, Task] = {
     "answers": Task(
         model=lambda family: _new(transformers.AutoModelForQuestionAnswering, family),
@@ -154,12 +162,20 @@ TASKS: dict[str, Task] = {
         collate=_collate_pairs,
         auto=transformers.AutoModelForSequenceClassification,
     ),
+    "next tokens": Task(
+        model=tiny_decoder,
+        rows=_next_tokens,
+        collate=lambda _: collate_tokens,
+        auto=transformers.AutoModelForCausalLM,
+    ),
     "embeddings": Task(model=Embedder, rows=_two_texts, collate=_collate_two, auto=transformers.AutoModel),
 }
 
 
 def has_task(family: str, task: str) -> bool:
-    """Return whether transformers has this head for the family."""
+    """Return whether transformers has this head for the family, and whet packs it."""
+    if (task == "next tokens") != (family in DECODERS):
+        return False
     return type(transformers.AutoConfig.for_model(family)) in TASKS[task].auto._model_mapping
 
 

@@ -22,6 +22,7 @@ _SHORT = {
     "regression": "number",
     "tokens": "tags",
     "masked words": "words",
+    "next tokens": "next",
     "embeddings": "embed",
 }
 """Tasks whose names are wider than a column."""

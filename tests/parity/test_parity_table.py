@@ -6,7 +6,7 @@ import pytest
 from padded_peers import HAS_ACCELERATE
 from parity_runs import TASKS, TOLERANCE, has_task, worst
 
-from tiny import FAMILIES
+from tiny import DECODERS, FAMILIES
 
 pytestmark = pytest.mark.skipif(not HAS_ACCELERATE, reason="transformers' Trainer needs accelerate")
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(not HAS_ACCELERATE, reason="transformers' Traine
 def _some() -> list[tuple[str, str]]:
     """Return a task for each family, and a family for each task: tasks in turn."""
     tasks, found = list(TASKS), []
-    for number, family in enumerate(FAMILIES):
+    for number, family in enumerate((*FAMILIES, *DECODERS)):
         turned = [*tasks[number % len(tasks) :], *tasks[: number % len(tasks)]]
         found.append((family, next(task for task in turned if has_task(family, task))))
     missing = set(tasks) - {task for _, task in found}

@@ -112,6 +112,7 @@ def test_bf16_weights_would_break_the_bound(tmp_path: Path, fp32: whet.Trainer) 
         assert sum(gaps) / len(gaps) > 2 * WITHIN
 
 
+@pytest.mark.gate
 @pytest.mark.slow
 def test_bf16_curve_of_a_pretrained_encoder_follows_fp32(
     minilm_dir: Path, xquad_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -80,6 +80,7 @@ def test_int8_curve_follows_fp32(tmp_path: Path, family: str) -> None:
     assert losses(runs[0])[-1] < losses(runs[0])[0]
 
 
+@pytest.mark.gate
 @needs_vnni
 def test_int8_curve_of_a_pretrained_encoder_follows_fp32(
     minilm_dir: Path, xquad_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

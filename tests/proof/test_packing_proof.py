@@ -42,7 +42,7 @@ REFUSED = {
     "Experts": "experts",
     "Convolved": "holds a Conv1d",
     "Reaching": "more than a proof runs",
-    "llama": "causal",
+    "olmo": "causal",
     "dynamic_rotary": "longest row of a batch",
     "mobilebert": "join neighbouring tokens",
 }

@@ -81,6 +81,7 @@ def test_demo_keeps_the_files_of_another_run(minilm_dir: Path, tmp_path: Path, n
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.gate
 @pytest.mark.slow
 def test_demo_runs_again_in_its_folder(minilm_dir: Path, tmp_path: Path) -> None:
     """With other epochs too; and where one was interrupted before it had saved a model."""

@@ -43,9 +43,10 @@ class Block:
 
     @property
     def file_name(self) -> str | None:
-        """The file that the block shows, where its first line is a comment that names one: `# run.yaml`."""
+        """The file that the block shows: its first line is a comment that names it, or a word after the fence does."""
         found = re.match(r"# ([\w.-]+\.\w+)$", self.text.partition("\n")[0])
-        return found[1] if found else None
+        named = [word for word in self.info[1:] if re.fullmatch(r"[\w-]+\.\w+", word)]
+        return found[1] if found else named[0] if named else None
 
     def __str__(self) -> str:
         return f"{self.page.name}:{self.line}"

@@ -21,6 +21,7 @@ def write_stand_ins(folder: Path) -> None:
     """Put models, data sets, data files and a text to ask about (notes.txt) into the folder."""
     for name in MODELS:
         _write_model(folder / name, distilled=name.startswith("distil"))
+    _write_decoder(folder / "gpt2")
     for name in DATA_SETS:
         _write_data_set(folder / name)
     for name in FILES:
@@ -39,6 +40,18 @@ def _write_model(folder: Path, *, distilled: bool) -> None:
         model = BertModel(BertConfig(vocab_size=len(pieces), **shape))
     model.save_pretrained(folder)
     BertTokenizer(vocab={piece: at for at, piece in enumerate(pieces)}).save_pretrained(folder)
+
+
+def _write_decoder(folder: Path) -> None:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+    pieces = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "<|endoftext|>"]
+    raw = Tokenizer(models.BPE(vocab={piece: at for at, piece in enumerate(pieces)}, merges=[]))
+    raw.pre_tokenizer, raw.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    shape = {"n_layer": 2, "n_head": 2, "n_embd": 16, "n_positions": 64, "bos_token_id": 256, "eos_token_id": 256}
+    GPT2LMHeadModel(GPT2Config(vocab_size=len(pieces), **shape)).save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<|endoftext|>").save_pretrained(folder)
 
 
 def _questions() -> list[dict[str, Any]]:

@@ -32,8 +32,8 @@ def of_language(language: str, page: Path | None = None) -> list[Block]:
 
 
 def write_files(page: Path, folder: Path) -> None:
-    """Write the files that the page's YAML blocks show into the folder."""
-    for block in of_language("yaml", page):
+    """Write the files that the page's YAML and JSON blocks show into the folder."""
+    for block in (*of_language("yaml", page), *of_language("json", page)):
         if block.file_name:
             (folder / block.file_name).write_text(block.text, "utf-8")
 
@@ -118,7 +118,8 @@ def test_an_example_that_whet_refuses_is_an_error(tmp_path: Path, warm: Path) ->
 def environment(folder: Path, *programs: Path) -> dict[str, str]:
     """Return the environment of an example: these and this environment's programs first, and no network."""
     path = os.pathsep.join([*map(str, programs), str(Path(sys.executable).parent), os.environ["PATH"]])
-    return os.environ | {"HF_HUB_OFFLINE": "1", "PIP_NO_INDEX": "1", "HF_HOME": str(folder / ".cache"), "PATH": path}
+    own = os.environ | {"OMP_WAIT_POLICY": "passive"}  # on a busy machine threads that spin keep each other waiting
+    return own | {"HF_HUB_OFFLINE": "1", "PIP_NO_INDEX": "1", "HF_HOME": str(folder / ".cache"), "PATH": path}
 
 
 def check_output(block: Block, printed: str) -> None:

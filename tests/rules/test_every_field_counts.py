@@ -107,6 +107,7 @@ CASES = {
         given={"max_loss_spike": 1.01}, base={"num_train_epochs": 5, "learning_rate": 1e-5}, sees="weights"
     ),
     "memory_limit_gb": Case(given={"memory_limit_gb": 0.001}, sees="error"),
+    "offload": Case(given={"offload": "params"}, sees="error"),
     "eval_strategy": Case(given={"eval_strategy": "epoch"}, sees="events"),
     "eval_steps": Case(given={"eval_steps": 2}, base={"eval_strategy": "steps"}, sees="events"),
     "eval_on_start": Case(given={"eval_on_start": True}, sees="events"),
@@ -150,6 +151,9 @@ _BY_COMMAND = {
     "do_predict": ("--do_predict", "predict_results.json"),
 }
 """Fields that `whet qa` reads: the flag, and the file that comes of it and of no other."""
+_NEEDS_RANKS = {"ddp_backend", "ddp_timeout", "ddp_comm_hook", "ddp_bucket_cap_mb", "ddp_find_unused_parameters",
+                "zero_stage", "fsdp", "deepspeed"}  # fmt: skip
+"""Fields that count with several ranks: tests/ranks."""
 _SHOWN_APART = {"use_cpu", "run_name", "disable_tqdm", "profile", "remove_unused_columns", "label_names",
                 "log_format", "include_for_metrics", "eval_do_concat_batches"}  # fmt: skip
 """Fields with a test of their own: below, the last two in tests/train/test_trainer_metrics_inputs.py."""
@@ -157,7 +161,7 @@ _SHOWN_APART = {"use_cpu", "run_name", "disable_tqdm", "profile", "remove_unused
 
 def test_every_field_is_shown_to_count() -> None:
     fields = {field.name for field in dataclasses.fields(whet.TrainingArguments)}
-    assert fields == {*CASES, *_NEEDS_GPU, *_NEEDS_TENSORBOARD, *_BY_COMMAND, *_SHOWN_APART}
+    assert fields == {*CASES, *_NEEDS_GPU, *_NEEDS_TENSORBOARD, *_BY_COMMAND, *_NEEDS_RANKS, *_SHOWN_APART}
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -17,7 +17,7 @@ _DESIGN = {"torch", "transformers", "tokenizers", "datasets", "safetensors", "pe
 _COME_WITH_THEM = {"numpy", "pyyaml", "pyarrow", "huggingface-hub"}
 """Imported by name, and needed by those of the design anyhow: torch, jsonargparse, datasets, transformers."""
 _OPTIONAL = {"bitsandbytes", "torchao", "kubernetes", "matplotlib", "tensorboard", "wandb", "mlflow", "optuna",
-             "trackio", "seqeval"}  # fmt: skip
+             "trackio", "seqeval", "accelerate"}  # fmt: skip
 _FLOORS = {"torch": "2.11", "safetensors": "0.8", "transformers": "5.17", "sentencepiece": "0.2.1"}
 
 

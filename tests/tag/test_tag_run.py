@@ -131,6 +131,7 @@ def test_without_seqeval_accuracy_alone_is_reported(monkeypatch: pytest.MonkeyPa
     assert "pip install 'whet[tag]'" in caplog.text
 
 
+@pytest.mark.reliability
 @pytest.mark.slow
 def test_a_killed_tagging_run_resumes_bitwise(word_encoder: Path, things: Path, tmp_path: Path) -> None:
     def line(folder: Path) -> list[str]:

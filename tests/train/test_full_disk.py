@@ -30,6 +30,7 @@ def refused(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {"folder": folder} | json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.reliability
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_a_checkpoint_that_does_not_fit(refused: dict[str, Any], name: str) -> None:
@@ -42,6 +43,7 @@ def test_a_checkpoint_that_does_not_fit(refused: dict[str, Any], name: str) -> N
     assert {path.name for path in folder.iterdir()} - {"run.log"} == {"checkpoint-00000001"}
 
 
+@pytest.mark.reliability
 @pytest.mark.slow
 def test_a_model_that_does_not_fit(refused: dict[str, Any]) -> None:
     """The last save of a run, outside of any checkpoint, fails as a user's error too."""

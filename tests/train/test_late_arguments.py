@@ -21,6 +21,13 @@ from whet.train.compat import late_arguments
 
 CHANGES: dict[str, Any] = {
     "use_cpu": {"use_cpu": False},
+    "ddp_backend": {"ddp_backend": "gloo"},
+    "ddp_timeout": {"ddp_timeout": 5},
+    "ddp_comm_hook": {"ddp_comm_hook": "bf16"},
+    "ddp_bucket_cap_mb": {"ddp_bucket_cap_mb": 5},
+    "ddp_find_unused_parameters": {"ddp_find_unused_parameters": False},
+    "zero_stage": {"zero_stage": 1},
+    "fsdp": {"fsdp": "full_shard"},
     "precision": {"precision": "bf16"},
     "bf16": {"bf16": True},
     "fp16": {"fp16": False},
@@ -45,6 +52,7 @@ CHANGES: dict[str, Any] = {
     "log_format": {"log_format": "json"},
     "profile": {"profile": True},
     "report_to": {"report_to": ["tensorboard"]},
+    "deepspeed": {"deepspeed": {"zero_optimization": {"stage": 1}}},
     "torch_empty_cache_steps": {"torch_empty_cache_steps": 2},
 }
 """Field -> a change of it, with what it needs."""

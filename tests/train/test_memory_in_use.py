@@ -43,6 +43,7 @@ class _Watch(TrainerCallback):
         self.held[state.global_step] = _in_use()
 
 
+@pytest.mark.gate
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="this C library does not say what is in use")
 def test_steps_of_other_lengths_leave_nothing_behind(tmp_path: Path) -> None:

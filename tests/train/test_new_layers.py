@@ -13,6 +13,7 @@ from transformers import BertForQuestionAnswering, BertForSequenceClassification
 
 import whet
 from tiny import FAMILIES, arguments, tiny_model, tiny_rows, weights_of
+from tiny_decoders import collate, tiny_decoder, token_rows
 from whet.models.view import ModelView
 
 ONE_STACK = [family for family in FAMILIES if family != "albert"]
@@ -135,6 +136,26 @@ def test_an_evaluation_draws_nothing(tmp_path: Path) -> None:
 def test_what_has_no_last_block_is_refused(model: Any, layers: int, message: str, tmp_path: Path) -> None:
     with pytest.raises(whet.ConfigError, match=f"(?s)reinit_layers does not go with this model.*{message}"):
         begun(tmp_path, model(), reinit_layers=layers)
+
+
+@pytest.mark.parametrize("name", ["albert", "decoder", "frozen"])
+def test_a_recipe_leaves_them_out_where_they_do_not_fit(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "whet")
+    model = tiny_decoder("llama") if name == "decoder" else tiny_model("albert" if name == "albert" else "bert")
+    for weight in model.base_model.parameters() if name == "frozen" else ():
+        weight.requires_grad_(False)
+    rows = token_rows(8) if name == "decoder" else tiny_rows(8)
+    before = weights_of(model)
+    first = First()
+    settings: dict[str, Any] = {"recipe": "few_samples", "max_steps": 2}
+    args = arguments(tmp_path, **settings)
+    collator = {"data_collator": collate} if name == "decoder" else {}
+    whet.Trainer(model, args, train_dataset=rows, callbacks=[first], **collator).train()
+    assert first.weights is not None
+    assert all(torch.equal(before[one], first.weights[one]) for one in before)
+    assert "reinit_layers 1 is left out" in caplog.text
 
 
 def test_frozen_blocks_are_refused(tmp_path: Path) -> None:

@@ -44,6 +44,7 @@ def test_each_reason_has_a_fix_of_its_own(tmp_path: Path, name: str) -> None:
     assert not any(re.search(pattern, told) for pattern in others)
 
 
+@pytest.mark.reliability
 def test_a_full_disk_names_the_checkpoint_and_prints_the_command_that_works(tmp_path: Path) -> None:
     """The files of step 2 do not fit, as their log is longer; then the limit is lifted and the command is run."""
     out = tmp_path / "my out"

@@ -87,7 +87,10 @@ def test_a_seed_of_the_order_that_is_set_is_compared(tmp_path: Path) -> None:
 def test_rows_of_a_step_say_what_they_are_made_of(tmp_path: Path) -> None:
     _first(tmp_path)
     told = _refusal(tmp_path, gradient_accumulation_steps=2)
-    assert "4 in the checkpoint -> 8 now (per_device_train_batch_size times gradient_accumulation_steps)" in told.got
+    assert (
+        "4 in the checkpoint -> 8 now (per_device_train_batch_size times gradient_accumulation_steps times ranks)"
+        in told.got
+    )
 
 
 def test_padding_is_one_difference(tmp_path: Path) -> None:

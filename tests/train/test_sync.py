@@ -21,7 +21,8 @@ from whet.train.control.stop import Stopped
 from whet.train.sync import OneRank
 from whet.train.trainer import Trainer
 
-_DECISIONS = {name for name in vars(OneRank) if not name.startswith("_")} - {"n_ranks"}
+_FACTS, _OF_ACCELERATOR = {"n_ranks", "place", "group", "lost"}, {"gather"}
+_DECISIONS = {name for name in vars(OneRank) if not name.startswith("_")} - _FACTS - _OF_ACCELERATOR
 _RUN: dict[str, Any] = {
     "num_train_epochs": 2, "eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2,
     "load_best_model_at_end": True, "metric_for_best_model": "loss",
@@ -40,10 +41,10 @@ class Recording(OneRank):
         if name not in _DECISIONS:
             return found
 
-        def answer(own: Any) -> Any:
+        def answer(*own: Any, **options: Any) -> Any:
             self.asked.append(name)
             planted = self._answers.get(name)
-            return found(own) if planted is None else planted(own)
+            return found(*own, **options) if planted is None else planted(*own)
 
         return answer
 

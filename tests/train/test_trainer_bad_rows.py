@@ -12,10 +12,13 @@ from transformers import (
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
+    AutoTokenizer,
 )
 
 import whet
+from saved_decoder import save_decoder
 from tiny import arguments, tiny_config
+from tiny_decoders import tiny_decoder
 
 CLASSES, TAGS = AutoModelForSequenceClassification, AutoModelForTokenClassification
 WORDS, SPANS = AutoModelForMaskedLM, AutoModelForQuestionAnswering
@@ -101,6 +104,25 @@ def test_an_optimised_model_names_a_sequence_that_is_too_long(family: str) -> No
     assert "truncation=True" in fix
     with pytest.raises(IndexError):  # what torch raises; loops that catch it go on working
         model(torch.full((2, 100), 5))
+
+
+def test_next_words_without_labels_name_the_collator_that_makes_them(tmp_path: Path) -> None:
+    for model, masked in ((tiny_decoder("llama"), False), (new(WORDS), True)):
+        trainer = whet.Trainer(model, arguments(tmp_path), train_dataset=[{"input_ids": IDS}] * 8)
+        text, fix = refusal(trainer.train)
+        assert "rows have no labels" in text
+        assert f"DataCollatorForLanguageModeling(tokenizer, mlm={masked})" in fix
+
+
+def test_labels_that_no_collator_pads_name_one_that_does(tmp_path: Path) -> None:
+    save_decoder(tmp_path / "decoder")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "decoder")
+    tokenizer.pad_token = tokenizer.eos_token
+    rows = [{"input_ids": IDS[:n], "labels": IDS[:n]} for n in (2, 3, 4, 2)] * 2
+    trainer = whet.Trainer(tiny_decoder("llama"), arguments(tmp_path), train_dataset=rows, processing_class=tokenizer)
+    text, fix = refusal(trainer.train)
+    assert "different lengths" in text
+    assert "DataCollatorForSeq2Seq" in fix
 
 
 def test_the_errors_of_a_users_own_code_come_through(tmp_path: Path) -> None:

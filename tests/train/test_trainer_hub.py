@@ -32,6 +32,7 @@ def _push(folder: Path, endpoint: str) -> str:
     return done.stdout
 
 
+@pytest.mark.gate
 @pytest.mark.slow
 def test_a_trained_model_is_pushed_with_its_card(tmp_path: Path) -> None:
     with hub_server.running() as hub:
@@ -46,6 +47,7 @@ def test_a_trained_model_is_pushed_with_its_card(tmp_path: Path) -> None:
     assert "Bearer hf_token_of_the_test" in hub.tokens
 
 
+@pytest.mark.gate
 @pytest.mark.slow
 def test_a_hub_that_is_not_there_is_reported_and_the_model_is_kept(tmp_path: Path) -> None:
     with hub_server.running() as hub:

@@ -88,6 +88,20 @@ def test_evaluations_and_checkpoints_have_the_mean(uninterrupted: Run) -> None:
         assert same(saved(folder, step), weigher.evaluated[step])
 
 
+def test_an_evaluation_that_a_callback_asks_for_has_the_mean(uninterrupted: Run, tmp_path: Path) -> None:
+    class Evaluates(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step == N_STEPS - 1:
+                found.append(trainer.evaluate()["eval_loss"])
+
+    found: list[float] = []
+    trainer = averaged(tmp_path, callbacks=[Evaluates()], eval_strategy="steps", eval_steps=N_STEPS - 1)
+    trainer.train()
+    of_loop = [one["eval_loss"] for one in trainer.state.log_history if "eval_loss" in one]
+    assert found == of_loop[:1] == of_loop[1:2]
+
+
+@pytest.mark.reliability
 def test_a_run_that_is_killed_while_it_averages_resumes_bitwise(uninterrupted: Run, tmp_path: Path) -> None:
     words = [sys.executable, str(Path(__file__).with_name("averaged_run.py")), str(tmp_path)]
     path = [str(Path(__file__).parents[1]), *sys.path]

@@ -1,0 +1,186 @@
+"""States of `whet.Accelerator`: complete, exact, without code, refused where they are not those of the loop."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import accelerate
+import pytest
+import torch
+from own_loops import Loop, fresh, made
+
+import whet
+
+DROPOUT = 0.1
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    with fresh():
+        yield
+
+
+def complete() -> Loop:
+    """Return a loop that has trained two epochs in one go, with dropout."""
+    with fresh():
+        loop = Loop(made("whet", gradient_accumulation_steps=2), dropout=DROPOUT)
+        for number in range(2):
+            loop.epoch(number)
+    return loop
+
+
+@pytest.mark.parametrize("stop", [None, 4])
+def test_resumed_loop_is_bitwise_the_one_that_was_never_stopped(tmp_path: Path, stop: int | None) -> None:
+    """With dropout and shuffled rows, between epochs and within one."""
+    straight = complete()
+    with fresh():
+        before = Loop(made("whet", gradient_accumulation_steps=2), dropout=DROPOUT)
+        before.epoch(0, last=stop)
+        before.accelerator.save_state(tmp_path / "state")
+    torch.manual_seed(99)  # what the process did before does not matter
+    after = Loop(made("whet", gradient_accumulation_steps=2), dropout=DROPOUT)
+    after.accelerator.load_state(tmp_path / "state")
+    if stop is not None:
+        after.epoch(0, first=stop)
+    after.epoch(1)
+    assert before.losses + after.losses == straight.losses
+    wanted = straight.model.state_dict()
+    assert all(torch.equal(value, wanted[name]) for name, value in after.model.state_dict().items())
+
+
+def test_state_holds_no_pickle_and_names_every_file(tmp_path: Path) -> None:
+    loop = Loop(made("whet"))
+    loop.epoch(0, last=2)
+    place = Path(loop.accelerator.save_state(tmp_path / "state"))
+    assert {path.suffix for path in place.iterdir()} == {".safetensors", ".json"}
+    listed = json.loads((place / "MANIFEST.json").read_text("utf-8"))["files"]
+    assert listed.keys() == {path.name for path in place.iterdir()} - {"MANIFEST.json"}
+    assert [path.name for path in tmp_path.iterdir()] == ["state"]
+
+
+class Counter:
+    """Something of a user's own that is saved with the state."""
+
+    def __init__(self) -> None:
+        self.n, self.mean = 0, torch.zeros(2)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is saved."""
+        return {"n": self.n, "mean": self.mean}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Restore it."""
+        self.n, self.mean = saved["n"], saved["mean"]
+
+
+def test_registered_objects_are_saved_and_restored(tmp_path: Path) -> None:
+    accelerator, counter = Loop(made("whet")).accelerator, Counter()
+    accelerator.register_for_checkpointing(counter)
+    counter.n, counter.mean = 7, torch.ones(2)
+    accelerator.save_state(tmp_path / "state")
+    counter.n, counter.mean = 0, torch.zeros(2)
+    accelerator.load_state(tmp_path / "state")
+    assert (counter.n, counter.mean.tolist()) == (7, [1.0, 1.0])
+    with pytest.raises(whet.ConfigError, match="without a state"):
+        accelerator.register_for_checkpointing(object())
+
+
+def test_registered_object_whose_names_would_change_is_refused(tmp_path: Path) -> None:
+    accelerator = Loop(made("whet")).accelerator
+    accelerator.register_for_checkpointing(torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))]))
+    accelerator._kept[0].param_groups[0]["params"][0].grad = torch.ones(1)
+    accelerator._kept[0].step()
+    with pytest.raises(whet.ConfigError, match="names that are no texts"):
+        accelerator.save_state(tmp_path / "state")
+
+
+def test_schedule_with_milestones_goes_on_decaying(tmp_path: Path) -> None:
+    def prepared() -> tuple[Any, Any, Any]:
+        accelerator, model = made("whet"), torch.nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones=[2, 4])
+        return accelerator, *accelerator.prepare(optimizer, schedule)
+
+    accelerator, optimizer, schedule = prepared()
+    for _ in range(3):
+        optimizer.step()
+        schedule.step()
+    accelerator.save_state(tmp_path / "state")
+    with fresh():
+        accelerator, optimizer, schedule = prepared()
+        accelerator.load_state(tmp_path / "state")
+        optimizer.step()
+        schedule.step()
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.01)
+
+
+def test_order_of_rows_is_that_of_the_state_whatever_the_seed(tmp_path: Path) -> None:
+    loop = Loop(made("whet"))
+    loop.accelerator.save_state(tmp_path / "state")
+    wanted = [batch["labels"].tolist() for batch in loop.loader]
+    with fresh():
+        other = Loop(made("whet"), seed=99)
+        other.accelerator.load_state(tmp_path / "state")
+        assert [batch["labels"].tolist() for batch in other.loader] == wanted
+
+
+def test_state_is_replaced_by_a_later_one_and_other_files_never(tmp_path: Path) -> None:
+    loop = Loop(made("whet"))
+    loop.accelerator.save_state(tmp_path / "state")
+    first = (tmp_path / "state" / "model.safetensors").read_bytes()
+    loop.epoch(0, last=2)
+    loop.accelerator.save_state(tmp_path / "state")
+    assert (tmp_path / "state" / "model.safetensors").read_bytes() != first
+    for folder in (tmp_path / "mine", tmp_path / "state"):
+        folder.mkdir(exist_ok=True)
+        (folder / "notes.txt").write_text("mine")
+        with pytest.raises(whet.ConfigError, match="other files"):
+            loop.accelerator.save_state(folder)
+        assert (folder / "notes.txt").read_text() == "mine"
+
+
+def test_damaged_state_is_refused_before_anything_changes(tmp_path: Path) -> None:
+    loop = Loop(made("whet"))
+    place = Path(loop.accelerator.save_state(tmp_path / "state"))
+    data = bytearray((place / "model.safetensors").read_bytes())
+    data[-1] ^= 1
+    (place / "model.safetensors").write_bytes(data)
+    before = loop.model.state_dict()["classifier.bias"].clone()
+    with pytest.raises(whet.WhetError, match="damaged"):
+        loop.accelerator.load_state(place)
+    assert torch.equal(loop.model.state_dict()["classifier.bias"], before)
+
+
+def test_state_of_accelerate_is_refused_for_its_pickle(tmp_path: Path) -> None:
+    theirs = Loop(made("accelerate"))
+    theirs.accelerator.save_state(str(tmp_path / "theirs"))
+    with fresh(), pytest.raises(whet.WhetError, match="pickle"):
+        Loop(made("whet")).accelerator.load_state(tmp_path / "theirs")
+
+
+def test_state_of_another_loop_is_refused(tmp_path: Path) -> None:
+    loop = Loop(made("whet"))
+    loop.accelerator.save_state(tmp_path / "state")
+    accelerator = Loop(made("whet")).accelerator
+    accelerator.register_for_checkpointing(Counter())
+    with pytest.raises(whet.WhetError, match="does not fit"):
+        accelerator.load_state(tmp_path / "state")
+
+
+def test_state_within_a_step_is_refused_as_it_would_lose_gradients(tmp_path: Path) -> None:
+    loop = Loop(made("whet", gradient_accumulation_steps=2))
+    loop.epoch(0, last=1)
+    with pytest.raises(whet.ConfigError, match="between two micro-batches"):
+        loop.accelerator.save_state(tmp_path / "state")
+
+
+@pytest.mark.parametrize("call", ["save_state", "save_model"])
+def test_unsafe_form_is_refused(tmp_path: Path, call: str) -> None:
+    loop = Loop(made("whet"))
+    given = (tmp_path / "x",) if call == "save_state" else (loop.model, tmp_path / "x")
+    with pytest.raises(whet.ConfigError, match="safe_serialization"):
+        getattr(loop.accelerator, call)(*given, safe_serialization=False)
+    assert accelerate.__version__

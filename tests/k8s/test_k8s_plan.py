@@ -1,0 +1,183 @@
+"""What the pods of a plan get: ranks, threads, amounts, protection, and how they continue after an eviction."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from plans import QA, pod_of, rendered, variables_of
+
+from machines import MACHINES
+from whet.hardware import topology
+from whet.hardware.rank_plan import plan_ranks
+
+KINDS = ("trainjob", "pytorchjob", "job")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("options", "n_threads"),
+    [
+        ({"cpus": "16"}, 16),
+        ({"cpus": "16", "nodes": 2}, 15),
+        ({"cpus": "16", "nproc_per_node": 2}, 7),
+        ({"cpus": "15", "nproc_per_node": 2}, 7),  # 7 cores each, of which none can be spared
+        ({"cpus": "4", "nodes": 4}, 4),
+        ({"cpus": "240", "nproc_per_node": 2, "nodes": 4}, 119),
+        ({"cpus": "240", "nproc_per_node": 2, "cpus_per_core": 2}, 59),
+        ({"cpus": "16", "nodes": 2, "kept_free_cores": 4}, 12),
+        ({"cpus": "8000m"}, 8),
+    ],
+)
+def test_threads_follow_from_the_cpus(
+    kind: str, options: dict[str, Any], n_threads: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert variables_of(rendered(capfd, kind=kind, **options))["OMP_NUM_THREADS"] == str(n_threads)
+
+
+def test_threads_are_those_of_whet_launch(tmp_path: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    """56 cores in two nodes: the launcher on such a machine and the plan of such a pod agree."""
+    machine = topology.read(MACHINES["two sockets"]().write(tmp_path))
+    launched = {rank.n_threads for rank in plan_ranks(machine)}
+    manifests = rendered(capfd, cpus=str(len(machine.cores)), nproc_per_node=len(machine.nodes))
+    assert {int(variables_of(manifests)["OMP_NUM_THREADS"])} == launched
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pods_are_guaranteed_and_the_count_of_ranks_is_explicit(kind: str, capfd: pytest.CaptureFixture[str]) -> None:
+    manifests = rendered(capfd, kind=kind, nodes=2, nproc_per_node=2, cpus="16")
+    pod = pod_of(manifests)
+    amounts = pod["containers"][0]["resources"]
+    assert amounts["requests"] == amounts["limits"] == {"cpu": "16", "memory": "64Gi"}
+    assert len(pod["containers"]) == 1
+    assert "initContainers" not in pod
+    assert "--nproc_per_node=2" in pod["containers"][0]["command"]
+    assert "'auto'" not in str(manifests).replace("'--resume_from_checkpoint', 'auto'", "")
+    spec = manifests[-1]["spec"]
+    assert spec.get("nprocPerNode", spec.get("trainer", {}).get("numProcPerNode")) == {
+        "trainjob": 2,
+        "pytorchjob": "2",
+    }.get(kind)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pods_may_do_little_and_write_to_their_volumes_only(kind: str, capfd: pytest.CaptureFixture[str]) -> None:
+    pod = pod_of(rendered(capfd, kind=kind, data_claim="data", cache_claim="models", shared_memory="2Gi"))
+    container = pod["containers"][0]
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
+    }  # fmt: skip
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["runAsUser"] == 1000
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert pod["automountServiceAccountToken"] is False
+    mounts = {one["mountPath"]: one for one in container["volumeMounts"]}
+    volumes = {one["name"]: one for one in pod["volumes"]}
+    sources = {path: volumes[mount["name"]] for path, mount in mounts.items()}
+    assert sources["/dev/shm"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "2Gi"}
+    claims = {
+        path: one["persistentVolumeClaim"]["claimName"]
+        for path, one in sources.items()
+        if len(path) > 4 and "persistentVolumeClaim" in one
+    }
+    assert claims == {"/output": "runs", "/data": "data", "/cache": "models"}
+    assert mounts["/data"]["readOnly"] is True
+    assert sources["/data"]["persistentVolumeClaim"]["readOnly"] is True
+    variables = variables_of(rendered(capfd, kind=kind))
+    assert all(
+        variables[name].startswith(("/tmp", "/cache")) for name in ("HOME", "TMPDIR", "HF_HOME", "XDG_CACHE_HOME")
+    )
+    assert container["workingDir"] == "/output"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_evicted_pod_has_time_to_save_and_the_next_one_resumes(kind: str, capfd: pytest.CaptureFixture[str]) -> None:
+    manifests = rendered(capfd, kind=kind, nodes=2, grace_period_s=600)
+    pod = pod_of(manifests)
+    assert pod["terminationGracePeriodSeconds"] == 600
+    assert int(variables_of(manifests)["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) in range(500, 600)
+    assert pod["containers"][0]["command"][-2:] == ["--resume_from_checkpoint", "auto"]
+    if kind != "pytorchjob":
+        owner = (
+            manifests[-1]["spec"]
+            if kind == "job"
+            else manifests[0]["spec"]["template"]["spec"]["replicatedJobs"][0]["template"]["spec"]
+        )
+        first = owner["podFailurePolicy"]["rules"][0]
+        assert (first["action"], first["onPodConditions"][0]["type"]) == ("Ignore", "DisruptionTarget")
+        assert pod["restartPolicy"] == "Never"
+    else:
+        assert manifests[-1]["spec"]["pytorchReplicaSpecs"]["Worker"]["restartPolicy"] == "OnFailure"
+
+
+def test_a_command_that_says_how_it_resumes_keeps_that(capfd: pytest.CaptureFixture[str]) -> None:
+    for given in (("--resume_from_checkpoint", "/output/run/checkpoint-8"), ("--resume_from_checkpoint=auto",)):
+        command = pod_of(rendered(capfd, *QA, *given))["containers"][0]["command"]
+        assert sum("resume" in word for word in command) == 1
+
+
+def test_one_rank_runs_without_torchrun_so_that_its_exit_code_counts(capfd: pytest.CaptureFixture[str]) -> None:
+    manifests = rendered(capfd, kind="job")
+    assert [one["kind"] for one in manifests] == ["Job"]
+    container = pod_of(manifests)["containers"][0]
+    assert container["command"][:4] == ["python", "-m", "whet", "qa"]
+    ends = manifests[0]["spec"]["podFailurePolicy"]["rules"][1]
+    assert (ends["action"], ends["onExitCodes"]["values"]) == ("FailJob", [65, 78])
+    assert ends["onExitCodes"]["containerName"] == container["name"]
+    assert "GLOO_SOCKET_IFNAME" not in variables_of(manifests)
+
+
+def test_pods_of_a_job_find_each_other_through_their_service(capfd: pytest.CaptureFixture[str]) -> None:
+    service, job = rendered(capfd, kind="job", nodes=3, namespace="ml")
+    template = job["spec"]["template"]
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["publishNotReadyAddresses"] is True
+    assert service["spec"]["selector"].items() <= template["metadata"]["labels"].items()
+    assert template["spec"]["subdomain"] == service["metadata"]["name"]
+    assert (job["spec"]["completions"], job["spec"]["parallelism"], job["spec"]["completionMode"]) == (3, 3, "Indexed")
+    variables = variables_of([service, job])
+    assert variables["PET_MASTER_ADDR"] == "squad-0.squad"
+    assert variables["PET_NNODES"] == "3"
+    assert variables["GLOO_SOCKET_IFNAME"] == "eth0"
+    rank = next(one for one in template["spec"]["containers"][0]["env"] if one["name"] == "PET_NODE_RANK")
+    assert "job-completion-index" in rank["valueFrom"]["fieldRef"]["fieldPath"]
+    assert {one["metadata"]["namespace"] for one in (service, job)} == {"ml"}
+
+
+def test_a_job_with_c10d_meets_at_its_first_pod(capfd: pytest.CaptureFixture[str]) -> None:
+    variables = variables_of(rendered(capfd, kind="job", nodes=2, rdzv_backend="c10d", network_interface="net1"))
+    assert variables["PET_RDZV_ENDPOINT"] == "squad-0.squad:29500"
+    assert variables["PET_RDZV_BACKEND"] == "c10d"
+    assert variables["GLOO_SOCKET_IFNAME"] == "net1"
+    assert "PET_MASTER_ADDR" not in variables
+
+
+def test_a_pytorchjob_is_elastic_between_its_limits(capfd: pytest.CaptureFixture[str]) -> None:
+    (job,) = rendered(capfd, kind="pytorchjob", nodes=2, min_nodes=1, max_nodes=4, max_restarts=10)
+    policy = job["spec"]["elasticPolicy"]
+    assert (policy["minReplicas"], policy["maxReplicas"], policy["maxRestarts"]) == (1, 4, 10)
+    assert policy["rdzvBackend"] == "c10d"
+    assert job["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"] == 2
+    assert "--max_restarts=10" in pod_of([job])["containers"][0]["command"]
+    assert "nProcPerNode" not in policy  # the webhook refuses it next to nprocPerNode
+
+
+def test_secrets_are_references(capfd: pytest.CaptureFixture[str]) -> None:
+    pod = pod_of(rendered(capfd, env_from_secret=("HF_TOKEN=hub", "WANDB_API_KEY=trackers/wandb")))
+    env = {one["name"]: one.get("valueFrom") for one in pod["containers"][0]["env"]}
+    assert env["HF_TOKEN"] == {"secretKeyRef": {"name": "hub", "key": "HF_TOKEN"}}
+    assert env["WANDB_API_KEY"] == {"secretKeyRef": {"name": "trackers", "key": "wandb"}}
+
+
+def test_scripts_and_modules_run_as_they_are(capfd: pytest.CaptureFixture[str]) -> None:
+    script = pod_of(rendered(capfd, "/app/train.py", "--epochs", "2", nodes=2))["containers"][0]["command"]
+    assert script[0] == "torchrun"
+    assert script[-3:] == ["/app/train.py", "--epochs", "2"]
+    module = pod_of(rendered(capfd, "-m", "my.package"))["containers"][0]["command"]
+    assert module == ["python", "-m", "my.package"]
+
+
+def test_settings_files_of_the_image_are_not_read_here(capfd: pytest.CaptureFixture[str]) -> None:
+    for command in (("qa", "--config", "/data/run.yaml"), ("qa", "/data/run.yaml")):
+        found = pod_of(rendered(capfd, *command))["containers"][0]["command"]
+        assert found[-2:] == ["--resume_from_checkpoint", "auto"]

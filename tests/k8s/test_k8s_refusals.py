@@ -1,0 +1,180 @@
+"""Plans that a cluster would refuse, or run badly, are refused here, each with the way that works."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from plans import QA, refused, rendered, words
+
+from whet.cli.main import run
+
+CASES: dict[str, tuple[dict[str, Any], str]] = {
+    "a part of a CPU": ({"cpus": "7500m"}, "--cpus 7"),
+    "half a CPU": ({"cpus": "0.5"}, "--cpus 1"),
+    "no number of CPUs": ({"cpus": "auto"}, "--cpus 16"),
+    "no CPUs": ({"cpus": None}, "--cpus 16"),
+    "more ranks than CPUs": ({"cpus": "2", "nproc_per_node": 4}, "--cpus 4"),
+    "memory without a unit": ({"memory": "64"}, "--memory 64Gi"),
+    "memory with a space": ({"memory": "128 Gi"}, "--memory 128Gi"),
+    "memory of another spelling": ({"memory": "64GB"}, "--memory 64Gi"),
+    "no memory": ({"memory": None}, "--memory 64Gi"),
+    "shared memory without a unit": ({"shared_memory": "2gb"}, "--shared_memory 2Gi"),
+    "shared memory of the pod's size": ({"shared_memory": "64Gi"}, "half of 64Gi"),
+    "an upper-case name": ({"name": "Squad"}, "--name squad-1"),
+    "a name that begins with a digit": ({"name": "1squad"}, "--name squad-1"),
+    "a name with a dot": ({"name": "squad.v1"}, "--name squad-1"),
+    "no name": ({"name": None}, "--name squad-1"),
+    "a name of 64 letters": ({"name": "a" * 64}, "--name squad-1"),
+    "a name too long for its pods": ({"name": "a" * 49}, "at most 48 characters"),
+    "the same for ten pods more": ({"name": "a" * 48, "nodes": 11}, "at most 47 characters"),
+    "the same for a PyTorchJob": ({"name": "a" * 60, "kind": "pytorchjob", "max_nodes": 11}, "at most 53 characters"),
+    "the same for a Job": ({"name": "a" * 62, "kind": "job"}, "at most 61 characters"),
+    "no pods": ({"nodes": 0}, "--nodes 1"),
+    "no ranks": ({"nproc_per_node": 0}, "--nproc_per_node 1"),
+    "ranks by guess": ({"nproc_per_node": "auto"}, "nproc_per_node"),
+    "an elastic TrainJob": ({"min_nodes": 1, "max_nodes": 4}, "--kind pytorchjob"),
+    "an elastic Job": ({"kind": "job", "max_nodes": 4}, "--kind pytorchjob"),
+    "more pods than the most": ({"kind": "pytorchjob", "nodes": 8, "max_nodes": 4}, "--nodes 4"),
+    "c10d in a TrainJob": ({"rdzv_backend": "c10d"}, "--kind job"),
+    "a static PyTorchJob": ({"kind": "pytorchjob", "rdzv_backend": "static"}, "--kind job"),
+    "root": ({"run_as_user": 0}, "--run_as_user 1000"),
+    "a claim that cannot be": ({"output_claim": "My_Claim"}, "--output_claim NAME"),
+    "no claim for the output": ({"output_claim": None}, "--output_claim CLAIM"),
+    "no image": ({"image": None}, "--image REGISTRY/NAME:TAG"),
+    "an image with a scheme": ({"image": "https://example.org/whet"}, "--image REGISTRY/NAME:TAG"),
+    "a selector without a value": ({"node_selector": "gnr"}, "--node_selector disktype=ssd"),
+    "a label of whet's own": ({"label": "app.kubernetes.io/instance=x"}, "without app.kubernetes.io/"),
+    "no time to save": ({"grace_period_s": 5}, "--grace_period_s 30"),
+    "a variable without a value": ({"env": "LOGLEVEL"}, "--env LOGLEVEL=INFO"),
+    "threads by hand": ({"env": "OMP_NUM_THREADS=64"}, "leave OMP_NUM_THREADS out"),
+    "the controller's variables": ({"env": "PET_NNODES=4"}, "leave PET_NNODES out"),
+    "a variable twice": ({"env": ("A=1", "A=2")}, "keep one --env"),
+    "a secret without a Secret": ({"env_from_secret": "HF_TOKEN"}, "--env_from_secret HF_TOKEN=hub/HF_TOKEN"),
+    "an option of another action": ({"follow": "false"}, "leave follow out"),
+    "another option of another action": ({"context": "prod"}, "leave context out"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_plan_is_refused_with_a_way_that_works(case: str, capfd: pytest.CaptureFixture[str]) -> None:
+    options, fix = CASES[case]
+    assert fix in " ".join(refused(capfd, **options).split())
+
+
+@pytest.mark.parametrize("action", ["status", "logs", "delete"])
+def test_an_action_refuses_options_of_a_plan(action: str, capfd: pytest.CaptureFixture[str]) -> None:
+    said = refused(capfd, *QA, action=action)
+    assert f"whet k8s {action} does not read image, cpus, memory, output_claim, command" in " ".join(said.split())
+
+
+SECRET = "hf_" + "a1B2" * 8
+IN_CLEAR: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
+    "a token in env": (QA, {"env": f"HF_TOKEN={SECRET}"}),
+    "a token under another name": (QA, {"env": f"MODEL_ACCESS={SECRET}"}),
+    "a key": (QA, {"env": "WANDB_API_KEY=0123456789abcdef0123456789abcdef01234567"}),
+    "a password": (QA, {"env": "DB_PASSWORD=hunter2"}),
+    "a URL with a password": (QA, {"env": "HTTPS_PROXY=http://me:hunter2@proxy.example.org"}),
+    "a flag": ((*QA, "--hub_token", "secret-of-mine"), {}),
+    "a flag with =": ((*QA, "--token=secret-of-mine"), {}),
+    "a flag with dashes": ((*QA, "--hub-token", "secret-of-mine"), {}),
+    "a token anywhere": (("train.py", SECRET), {}),
+    "a token in a script's flag": (("train.py", "--access", SECRET), {}),
+    "a token as a Secret's name": (QA, {"env_from_secret": f"HF_TOKEN={SECRET.lower()}"}),
+    "a cloud's key": (("train.py", "--id", "AKIA" + "ABCD" * 4), {}),
+    "a web token": (("train.py", "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.abc"), {}),
+}
+
+
+@pytest.mark.parametrize("case", IN_CLEAR)
+def test_a_secret_in_clear_is_refused_and_not_repeated(case: str, capfd: pytest.CaptureFixture[str]) -> None:
+    command, options = IN_CLEAR[case]
+    said = refused(capfd, *command, **options)
+    assert "--env_from_secret" in said
+    for secret in (SECRET, SECRET.lower(), "hunter2", "secret-of-mine", "0123456789abcdef", "AKIAABCD", "eyJhbGci"):
+        assert secret not in said
+
+
+def test_words_that_are_no_secrets_pass(capfd: pytest.CaptureFixture[str]) -> None:
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    command = (*QA, "--model_revision", commit, "--tokenizer_name", "t")
+    rendered(capfd, *command, env=("TOKENIZERS_PARALLELISM=false", "SSH_AUTH=false"))
+
+
+ORDINARY = (
+    ("--pad_token", "<pad>"), ("--eos-token", "</s>"), ("--unk_token=[UNK]",), ("--bos_token", "<|endoftext|>"),
+    ("--sort_key", "length"), ("--text_key=body.text",), ("--group_key", "user_name"), ("--end_token", "."),
+    ("--image_token", "32000"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("flags", ORDINARY, ids=" ".join)
+def test_tokens_of_a_tokenizer_and_names_of_columns_pass(
+    flags: tuple[str, ...], capfd: pytest.CaptureFixture[str]
+) -> None:
+    rendered(capfd, "train.py", *flags)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [("--wandb_key", "0123456789abcdef0123456789abcdef"), ("--comet_token", "aB3xZ9qLmN0pR7tY"), ("--api_key", "word"),
+     ("--token", "word"), ("--hf_token", "word")],
+    ids=" ".join,
+)  # fmt: skip
+def test_keys_and_tokens_of_services_stay_refused(flags: tuple[str, ...], capfd: pytest.CaptureFixture[str]) -> None:
+    assert "--env_from_secret" in refused(capfd, "train.py", *flags)
+
+
+QA_FILE = ("qa", "--model_name_or_path", "m", "--do_train", "--output_dir", "/output/run", "--train_file")
+BAD_COMMANDS: dict[str, tuple[tuple[str, ...], str]] = {
+    "an unknown flag": ((*QA, "--no_such_flag", "3"), "no_such_flag"),
+    "a value of the wrong type": ((*QA, "--num_train_epochs", "many"), "num_train_epochs"),
+    "an output outside of the claim": ((*QA[:-1], "/data/out"), "--output_dir /output/out"),
+    "an output above the claim": ((*QA[:-1], "../out"), "--output_dir /output/out"),
+    "an output that is replaced": ((*QA, "--overwrite_output_dir"), "leave --overwrite_output_dir out"),
+    "a file without its claim": ((*QA_FILE, "/data/a.json"), "add --data_claim CLAIM"),
+    "a file without the claim of the cache": ((*QA_FILE, "/cache/a.json"), "add --cache_claim CLAIM"),
+    "a model without its claim": ((*QA, "--model_name_or_path", "/data/model"), "add --data_claim CLAIM"),
+    "a file of this machine": ((*QA_FILE, "a.json"), "--train_file /data/a.json with --data_claim"),
+    "a file below this folder": ((*QA_FILE, "sub/a.json"), "--train_file /output/a.json if it is on --output_claim"),
+    "a model of this machine": ((*QA, "--tokenizer_name", "./model"), "--tokenizer_name /data/model"),
+    "a model at home": ((*QA, "--tokenizer_name", "~/model"), "--tokenizer_name /data/model"),
+    "a program of this machine": (("bash", "-c", "whet qa"), "a script in the image"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_COMMANDS)
+def test_a_command_that_would_fail_in_the_pod_is_refused_here(case: str, capfd: pytest.CaptureFixture[str]) -> None:
+    command, fix = BAD_COMMANDS[case]
+    assert fix in " ".join(refused(capfd, *command).split())
+
+
+@pytest.mark.parametrize(
+    ("file", "options"),
+    [
+        ("/data/a.json", {"data_claim": "data"}),
+        ("/cache/a.json", {"cache_claim": "models"}),
+        ("/output/a.json", {}),
+        ("/app/a.json", {}),
+    ],
+)
+def test_a_file_that_the_pods_have_passes(
+    file: str, options: dict[str, str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    rendered(capfd, *QA_FILE, file, "--cache_dir", "/cache/hub", **options)
+
+
+def test_a_command_is_needed(capfd: pytest.CaptureFixture[str]) -> None:
+    assert (
+        run(["k8s", "render", "--name", "a", "--image", "i", "--cpus", "2", "--memory", "4Gi", "--output_claim", "c"])
+        == 78
+    )
+    assert "-- qa --do_train" in " ".join(capfd.readouterr().err.split())
+
+
+def test_the_job_may_be_named_without_its_flag(capfd: pytest.CaptureFixture[str]) -> None:
+    with_flag = words()
+    at = with_flag.index("--name")
+    assert run([*with_flag[:at], *with_flag[at + 1 :]]) == 0
+    assert capfd.readouterr().out.count("name: squad") == 3
+    assert run(["k8s", "status", "squad", "more"]) == 78

@@ -1,0 +1,140 @@
+"""Rendered manifests satisfy the definitions of Kubeflow; the check itself finds planted faults."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from crd_schema import NEWER, OLDER, findings
+from plans import rendered
+
+Manifests = list[dict[str, Any]]
+
+MATRIX = {
+    "one pod, one rank": {},
+    "one pod, two ranks": {"nproc_per_node": 2},
+    "four pods": {"nodes": 4, "nproc_per_node": 2},
+    "namespace and accounts": {
+        "namespace": "ml", "service_account": "trainer", "image_pull_secrets": ("one", "two"),
+        "image_pull_policy": "Always",
+    },
+    "claims and nodes": {
+        "data_claim": "data", "cache_claim": "cache", "node_selector": ("node-type=gnr", "zone=a"),
+        "label": ("kueue.x-k8s.io/queue-name=team",), "nodes": 2,
+    },
+    "variables and secrets": {
+        "env": ("LOGLEVEL=INFO", "HF_HUB_CACHE=/cache/hub"),
+        "env_from_secret": ("HF_TOKEN=hub", "WANDB_API_KEY=trackers/wandb"),
+    },
+    "amounts": {"cpus": "240", "memory": "128Gi", "shared_memory": "16Gi", "kept_free_cores": 2, "cpus_per_core": 2},
+    "times": {"grace_period_s": 1800, "max_restarts": 0, "run_as_user": 65532},
+}  # fmt: skip
+OF_KIND = {
+    "trainjob": [],
+    "pytorchjob": [{"min_nodes": 1, "max_nodes": 4}, {"nodes": 2, "max_nodes": 8, "max_restarts": 10}],
+    "job": [{"nodes": 2, "rdzv_backend": "c10d"}, {"nodes": 2, "rdzv_backend": "static"}],
+}
+PLANS = [
+    pytest.param(options | {"kind": kind}, id=f"{kind}: {name}")
+    for kind, more in OF_KIND.items()
+    for name, options in itertools.chain(MATRIX.items(), ((str(one), one) for one in more))
+]
+
+
+@pytest.mark.parametrize("options", PLANS)
+def test_manifests_satisfy_the_definitions(options: dict[str, Any], capfd: pytest.CaptureFixture[str]) -> None:
+    manifests = rendered(capfd, **options)
+    for files in ({}, NEWER, OLDER):
+        assert [found for one in manifests if one["kind"] != "Service" for found in findings(one, files)] == []
+
+
+@pytest.mark.parametrize("options", PLANS)
+def test_objects_are_of_the_typed_client(options: dict[str, Any], capfd: pytest.CaptureFixture[str]) -> None:
+    """Every field of a Service and of a Job is one that the official client knows."""
+    models = pytest.importorskip("kubernetes").client.models
+    for one in rendered(capfd, **options):
+        if one["kind"] in ("Service", "Job"):
+            assert unknown_fields(one, getattr(models, f"V1{one['kind']}"), models) == []
+
+
+def unknown_fields(value: Any, model: Any, models: Any, path: str = "$") -> list[str]:
+    """Return the fields of an object that a model of the client does not have."""
+    fields = {name: model.openapi_types[field] for field, name in model.attribute_map.items()}
+    found = [f"{path}.{name}" for name in value if name not in fields]
+    for name, child in value.items():
+        kind = fields.get(name, "").removeprefix("list[").removesuffix("]")
+        inner = getattr(models, kind, None)
+        for one in child if isinstance(child, list) else [child]:
+            found += (
+                []
+                if inner is None or not isinstance(one, dict)
+                else unknown_fields(one, inner, models, f"{path}.{name}")
+            )
+    return found
+
+
+def _trainer(manifests: Manifests) -> dict[str, Any]:
+    return manifests[-1]["spec"]["trainer"]
+
+
+def _pod(manifests: Manifests) -> dict[str, Any]:
+    last = manifests[-1]["spec"]
+    if "template" in last:
+        return last["template"]["spec"]
+    if "pytorchReplicaSpecs" in last:
+        return last["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    return manifests[0]["spec"]["template"]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+
+
+def _amounts(manifests: Manifests) -> dict[str, Any]:
+    if manifests[-1]["kind"] == "TrainJob":
+        return _trainer(manifests)["resourcesPerNode"]
+    return _pod(manifests)["containers"][0]["resources"]
+
+
+def _variables(manifests: Manifests) -> list[dict[str, Any]]:
+    return (
+        _trainer(manifests)["env"] if manifests[-1]["kind"] == "TrainJob" else _pod(manifests)["containers"][0]["env"]
+    )
+
+
+def _count_as_text(manifests: Manifests) -> None:
+    spec = manifests[-1]["spec"]
+    if manifests[-1]["kind"] == "TrainJob":
+        spec["trainer"]["numNodes"] = "2"
+    elif manifests[-1]["kind"] == "PyTorchJob":
+        spec["pytorchReplicaSpecs"]["Worker"]["replicas"] = "2"
+    else:
+        spec["completions"] = "2"
+
+
+def _auto_ranks(manifests: Manifests) -> None:
+    spec = manifests[-1]["spec"]
+    if manifests[-1]["kind"] == "TrainJob":
+        spec["trainer"]["numProcPerNode"] = "auto"
+    elif manifests[-1]["kind"] == "PyTorchJob":
+        spec["nprocPerNode"] = 2
+    else:
+        spec["parallelism"] = "auto"
+
+
+FAULTS: dict[str, Callable[[Manifests], Any]] = {
+    "an unknown field": lambda found: found[-1]["spec"].update(trainer2={}),
+    "a count as text": _count_as_text,
+    "a variable that is a number": lambda found: _variables(found)[0].update(value=15),
+    "an amount with a space": lambda found: _amounts(found)["limits"].update(memory="128 Gi"),
+    "a misspelled mount": lambda found: _pod(found)["containers"][0]["volumeMounts"][0].update(mountpath="/x"),
+    "a mount without its path": lambda found: _pod(found)["containers"][0]["volumeMounts"][0].pop("mountPath"),
+    "ranks of the wrong type": _auto_ranks,
+    "two variables of one name": lambda found: _variables(found).append(dict(_variables(found)[0])),
+}
+
+
+@pytest.mark.parametrize("kind", OF_KIND)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_planted_faults_are_found(fault: str, kind: str, capfd: pytest.CaptureFixture[str]) -> None:
+    manifests = rendered(capfd, kind=kind, nodes=2)
+    FAULTS[fault](manifests)
+    assert [found for one in manifests if one["kind"] != "Service" for found in findings(one)]

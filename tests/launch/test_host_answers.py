@@ -1,0 +1,92 @@
+"""Hosts that answer late, in the words of another version, or under two names; the launcher's own machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from whet.errors import ConfigError
+from whet.launch.agent.facts import Facts
+from whet.launch.hosts import checks, ssh
+from whet.launch.hosts.member import Member, close_all, opened
+from whet.launch.hosts.preflight import prepare
+from whet.version import __version__
+
+AGENT = """
+import json, sys, time
+facts = json.loads(sys.argv[1])
+for line in sys.stdin:
+    asked = json.loads(line.partition(": ")[2])
+    answer = {"find": {"facts": facts}, "clock": {"time": time.time()}, "show": {"picture": []}}.get(asked.get("ask"))
+    if answer is not None:
+        time.sleep(2.5 if asked["ask"] == "clock" else 0)  # the launcher waits for 2 s
+        print("whet-launch:", json.dumps(answer | {"question": asked.get("question")}), flush=True)
+"""
+
+
+@pytest.fixture
+def members() -> Iterator[list[Member]]:
+    found: list[Member] = []
+    yield found
+    close_all(found)
+
+
+def answering(name: str, **facts: Any) -> Member:
+    """Return a host that is real to the launcher: a process at the other end of two pipes."""
+    own = {"name": name, "whet": __version__, "python": "3.12.1", "torch": "2.9", "n_ranks": 1, "port": 29500} | facts
+    return opened(name, [sys.executable, "-c", AGENT, json.dumps(own)])
+
+
+def prepared(members: Sequence[Member]) -> Any:
+    return prepare(members, lambda _: {}, None, 10)
+
+
+def test_a_late_answer_is_not_taken_for_that_of_the_next_question(members: list[Member]) -> None:
+    members.append(answering("h1"))
+    assert prepared(members).shown["h1"]["picture"] == []
+
+
+def test_another_version_is_named_whatever_else_it_says(members: list[Member]) -> None:
+    members += [answering("h1"), answering("h2", whet="9.0", cores=[1, 2], problems=[{"what": "odd", "color": 3}])]
+    with pytest.raises(ConfigError, match="h2: another version of whet"):
+        prepared(members)
+
+
+def test_a_machine_under_two_names_is_refused(members: list[Member]) -> None:
+    here = {"10.0.0.1": "eth0", "172.17.0.1": "docker0"}
+    there = {"10.0.0.2": "eth0", "172.17.0.1": "docker0"}
+    for name, addresses in (("a", here), ("b", there), ("c", here)):
+        members.append(answering(name))
+        members[-1].facts = Facts.of({"name": name, "whet": __version__, "addresses": addresses})
+    assert [problem.what for problem in checks.problems(members)] == ["c is the same machine as a"]
+
+
+@pytest.mark.parametrize(
+    ("own", "name", "same"),
+    [
+        ("node1.cluster.invalid", "node1", True),
+        ("node1", "node1.cluster.invalid", True),
+        ("Node1.cluster.invalid", "node1", True),
+        ("node1.cluster.invalid", "node1.other.invalid", False),
+        ("node1", "node11", False),
+        ("node1.cluster.invalid", "node", False),
+    ],
+)
+def test_the_machine_of_the_launcher_is_known_with_and_without_its_domain(
+    own: str, name: str, same: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    uname = os.uname()
+    monkeypatch.setattr(os, "uname", lambda: os.uname_result((uname[0], own, *uname[2:])))
+    (tmp_path / "config").touch()
+    assert ssh.is_this_machine(name, f"ssh -F {tmp_path / 'config'}") is same
+
+
+def test_ssh_waits_as_long_as_the_launcher() -> None:
+    words = ssh.agent_command("no-such-host.invalid", "ssh", "python3", 60.0)
+    assert "-oConnectTimeout=59" in words

@@ -1,0 +1,248 @@
+"""Examples become rows of tokens: what is learnt of each, against a mask made the slow way, token by token."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from text_tasks import SAILING, write_lines
+from whet.errors import ConfigError, DataError
+from whet.jobs.tokenising.cache import Cache
+from whet.tasks.lm.rows import RowMaker, collate
+from whet.tasks.lm.splits import read_file
+
+CHAT = [
+    {"role": "system", "content": "be brief"},
+    {"role": "user", "content": "what broke over the bow?"},
+    {"role": "assistant", "content": "a wave"},
+    {"role": "user", "content": "and where did the boat lie? ÄÖ"},
+    {"role": "assistant", "content": "in the harbour, ü"},
+]
+
+
+def made(decoder: Path, file: Path, *, max_length: int = 64, **options: Any) -> list[dict[str, Any]]:
+    """The rows of a file."""
+    tokenizer = AutoTokenizer.from_pretrained(decoder)
+    maker = RowMaker(tokenizer, max_length, Cache(rows="rows", folder=file.parent / "cache"), **options)
+    rows = maker.rows("train", read_file(file, None, limit=None, skip_bad=False))
+    return [rows[n] for n in range(len(rows))]
+
+
+def labels_of(row: dict[str, Any]) -> list[int]:
+    """The tokens that are learnt."""
+    return [label for label in row["labels"] if label != -100]
+
+
+def learnt_by_hand(tokenizer: Any, parts: list[tuple[str, bool]]) -> tuple[list[int], list[int]]:
+    """Tokens and labels of parts that are tokenised one after the other: special tokens part them."""
+    ids: list[int] = []
+    labels: list[int] = []
+    for text, learnt in parts:
+        found = tokenizer(text, add_special_tokens=False)["input_ids"]
+        ids += found
+        labels += found if learnt else [-100] * len(found)
+    return ids, labels
+
+
+def test_conversation_learns_the_turns_of_the_assistant(decoder: Path, tmp_path: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(decoder)
+    parts = []
+    for message in CHAT:
+        is_answer = message["role"] == "assistant"
+        parts += [(f"<|{message['role']}|>", False), (f"{message['content']}<|end|>\n", is_answer)]
+    ids, labels = learnt_by_hand(tokenizer, parts)
+    (row,) = made(decoder, write_lines(tmp_path / "chats.jsonl", [{"messages": CHAT}]), max_length=200)
+    assert row["input_ids"] == ids == tokenizer.apply_chat_template(CHAT, return_dict=False)
+    assert row["labels"] == labels
+    (whole,) = made(decoder, tmp_path / "chats.jsonl", max_length=200, completion_only=False)
+    assert whole["labels"] == ids
+
+
+@pytest.mark.parametrize(
+    ("prompt", "completion"),
+    [("the boat lay", " in the harbour"), ("the boat lay ", "in the harbour"), ("ü", "äö lay"), ("no", "body")],
+)
+def test_completion_is_each_token_with_a_character_of_it(
+    decoder: Path, tmp_path: Path, prompt: str, completion: str
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(decoder)
+    (row,) = made(decoder, write_lines(tmp_path / "p.jsonl", [{"prompt": prompt, "completion": completion}]))
+    found = tokenizer(prompt + completion, return_offsets_mapping=True)
+    wanted = [
+        token if end > len(prompt) else -100
+        for token, (_, end) in zip(found["input_ids"], found["offset_mapping"], strict=True)
+    ]
+    assert row["input_ids"] == [*found["input_ids"], 1]
+    assert row["labels"] == [*wanted, 1]
+    assert row["labels"][0] == -100
+    (whole,) = made(decoder, tmp_path / "p.jsonl", completion_only=False)
+    assert whole["labels"] == whole["input_ids"]
+
+
+def test_prompt_of_messages_is_a_conversation_with_one_answer(decoder: Path, tmp_path: Path) -> None:
+    """Earlier turns of the assistant belong to the prompt."""
+    pair = {"prompt": CHAT[:4], "completion": CHAT[4:]}
+    (row,) = made(decoder, write_lines(tmp_path / "p.jsonl", [pair]), max_length=200)
+    tokenizer = AutoTokenizer.from_pretrained(decoder)
+    assert row["input_ids"] == tokenizer.apply_chat_template(CHAT, return_dict=False)
+    assert labels_of(row) == tokenizer("in the harbour, ü<|end|>\n", add_special_tokens=False)["input_ids"]
+
+
+def test_texts_are_documents_with_an_end(decoder: Path, tmp_path: Path) -> None:
+    file = write_lines(tmp_path / "t.jsonl", [{"text": text} for text in SAILING])
+    tokenizer = AutoTokenizer.from_pretrained(decoder)
+    rows = made(decoder, file)
+    assert [row["input_ids"] for row in rows] == [[*tokenizer(text)["input_ids"], 1] for text in SAILING]
+    assert all(row["labels"] == row["input_ids"] for row in rows)
+
+
+def test_long_text_becomes_several_rows_and_nothing_is_lost(decoder: Path, tmp_path: Path) -> None:
+    text = " ".join(SAILING * 3)
+    file = write_lines(tmp_path / "t.jsonl", [{"text": text}, {"text": SAILING[0]}])
+    tokenizer = AutoTokenizer.from_pretrained(decoder)
+    rows = made(decoder, file, max_length=16)
+    wanted = [[*tokenizer(one)["input_ids"], 1] for one in (text, SAILING[0])]
+    assert [token for row in rows for token in row["input_ids"]] == wanted[0] + wanted[1]
+    assert max(len(row["input_ids"]) for row in rows) == 16
+    blocks = made(decoder, file, max_length=16, packing=True)
+    assert [token for row in blocks for token in row["input_ids"]] == wanted[0] + wanted[1]
+    assert {len(row["input_ids"]) for row in blocks[:-1]} == {16}
+
+
+def test_plain_text_is_one_document_in_blocks_or_one_for_each_line(decoder: Path, tmp_path: Path) -> None:
+    text = "\n".join([*SAILING, "", "the end"]) + "\n"
+    file = tmp_path / "book.txt"
+    file.write_text(text, "utf-8")
+    tokenizer = AutoTokenizer.from_pretrained(decoder)
+    rows = made(decoder, file, max_length=16)
+    joined = [token for row in rows for token in row["input_ids"]]
+    assert joined[0] == 0
+    assert joined[-1] == 1
+    assert tokenizer.decode(joined[1:-1]) == text
+    lines = made(decoder, file, packing=False)
+    assert [row["input_ids"] for row in lines] == [[*tokenizer(one)["input_ids"], 1] for one in [*SAILING, "the end"]]
+
+
+def test_row_without_a_target_is_left_out_and_counted(
+    decoder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first prompt fills its row."""
+    pairs = [{"prompt": " ".join(SAILING), "completion": "yes"}, {"prompt": "the", "completion": " boat"}]
+    rows = made(decoder, write_lines(tmp_path / "p.jsonl", pairs), max_length=12)
+    assert len(rows) == 1
+    assert "1 row longer than max_length 12, and cut" in caplog.text
+    assert "1 row without a token to learn, left out" in caplog.text
+    with pytest.raises(DataError, match="no row has a token to learn"):
+        made(decoder, write_lines(tmp_path / "q.jsonl", pairs[:1]), max_length=12)
+
+
+BAD = {
+    '{"messages": "hello"}': "line 1: messages is a text, not a list of messages",
+    '{"messages": []}': "line 1: messages is empty",
+    '{"messages": ["hello"]}': r"line 1: messages\[0\] is a text, not an object",
+    '{"messages": [{"role": "user"}]}': r"line 1: messages\[0\].content is missing",
+    '{"messages": [{"role": "user", "content": 3}]}': r"line 1: messages\[0\].content is a whole number, not a text",
+    '{"messages": [{"role": "assistant", "content": ""}]}': r"line 1: messages\[0\].content is empty",
+    '{"messages": [{"role": "user", "content": "a"}], "tools": [{"name": "f"}]}': "line 1: tools are not shown",
+    '{"prompt": [{"role": "user", "content": "a"}], "completion": [{"role": "assistant", "content": "a"}], '
+    '"tools": "[1]"}': "line 1: tools are not shown",
+    '{"prompt": "a", "completion": ""}': "line 1: completion is empty",
+    '{"prompt": "a", "completion": null}': "line 1: completion is null, not a text",
+    '{"text": "a\\u0000b"}': "line 1: text holds the character",
+    '{"a": "x", "b": "y"}': "it is not known which column holds the text",
+}
+
+
+@pytest.mark.parametrize("line", BAD)
+def test_bad_row_is_named_by_line_and_field(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "bad.jsonl"
+    file.write_text(line + "\n", "utf-8")
+    with pytest.raises(DataError, match=BAD[line]):
+        read_file(file, None, limit=None, skip_bad=False)
+
+
+def test_messages_without_words_are_read_where_nobody_learns_them(tmp_path: Path) -> None:
+    call = {"role": "assistant", "content": "", "tool_calls": [{"name": "f"}]}
+    chats = [[{"role": "system", "content": ""}, {"role": "user", "content": " "}, CHAT[2]], [CHAT[1], call]]
+    rows = [{"messages": chat, "tools": None} for chat in chats]
+    assert read_file(write_lines(tmp_path / "c.jsonl", rows), None, limit=None, skip_bad=False).values == chats
+
+
+def test_bad_rows_can_be_skipped(tmp_path: Path) -> None:
+    rows = [{"text": "one"}, {"text": ""}, {"text": 4}, {"text": "two"}]
+    found = read_file(write_lines(tmp_path / "t.jsonl", rows), None, limit=None, skip_bad=True)
+    assert found.values == ["one", "two"]
+    assert found.left_out.n_rows == 2
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{"messages": CHAT}, {"messages": CHAT[:2]}], "line 2: the conversation has no turn of the assistant"),
+        ([{"prompt": "a", "completion": "b"}, {"prompt": CHAT[:4], "completion": CHAT[4:]}], "line 1: the prompt is"),
+    ],
+)
+def test_conversation_that_cannot_be_learnt_is_named_by_line(
+    decoder: Path, tmp_path: Path, rows: list[Any], message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        made(decoder, write_lines(tmp_path / "bad.jsonl", rows))
+
+
+def test_template_that_changes_earlier_turns_is_refused(decoder: Path, tmp_path: Path) -> None:
+    """Such as one that shows the thoughts of the last turn alone."""
+    tokenizer = AutoTokenizer.from_pretrained(decoder)
+    tokenizer.chat_template = (
+        "{% for m in messages %}<|{{ m['role'] }}|>{% if loop.last %}!{% endif %}{{ m['content'] }}{% endfor %}"
+    )
+    maker = RowMaker(tokenizer, 64, Cache(rows="rows", folder=tmp_path / "cache"))
+    found = read_file(write_lines(tmp_path / "c.jsonl", [{"messages": CHAT}]), None, limit=None, skip_bad=False)
+    with pytest.raises(DataError, match=r"messages\[2\] is shown differently once more turns follow"):
+        maker.rows("train", found)
+    tokenizer.chat_template = None
+    with pytest.raises(ConfigError, match="no chat template"):
+        maker.rows("train", found)
+
+
+def test_collated_rows_are_padded_with_a_mask() -> None:
+    batch = collate([{"input_ids": [5, 6, 7], "labels": [-100, 6, 7]}, {"input_ids": [8], "labels": [8]}])
+    assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0]]
+    assert batch["labels"].tolist() == [[-100, 6, 7], [8, -100, -100]]
+
+
+def test_line_ends_of_windows_are_those_of_others(decoder: Path, tmp_path: Path) -> None:
+    text = b"the boat lay in the harbour\nand a wave broke over the bow\n"
+    files = [tmp_path / "lf.txt", tmp_path / "crlf.txt"]
+    for file, content in zip(files, (text, text.replace(b"\n", b"\r\n")), strict=True):
+        file.write_bytes(content)
+    first, second = (made(decoder, file) for file in files)
+    assert [row["input_ids"] for row in first] == [row["input_ids"] for row in second]
+
+
+def test_conversations_of_sharegpt_are_messages(decoder: Path, tmp_path: Path) -> None:
+    names = {"user": "human", "assistant": "gpt"}
+    shared = [{"from": names.get(one["role"], one["role"]), "value": one["content"]} for one in CHAT]
+    found = [
+        made(decoder, write_lines(tmp_path / f"{column}.jsonl", [{column: value}]))[0]
+        for column, value in (("messages", CHAT), ("conversations", shared))
+    ]
+    assert found[0]["labels"] == found[1]["labels"]
+
+
+@pytest.mark.parametrize(("prompt", "answer"), [("instruction", "output"), ("prompt", "response")])
+def test_answers_under_another_name_are_not_taken_for_the_text(prompt: str, answer: str, tmp_path: Path) -> None:
+    file = write_lines(tmp_path / "a.jsonl", [{prompt: "where?", answer: "there"}])
+    with pytest.raises(DataError, match=f"{answer} to completion"):
+        read_file(file, None, limit=None, skip_bad=False)
+
+
+def test_tokenizer_without_an_end_is_reported(decoder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = tmp_path / "endless"
+    tokenizer = AutoTokenizer.from_pretrained(decoder)
+    tokenizer.eos_token = None
+    tokenizer.save_pretrained(folder)
+    made(folder, write_lines(tmp_path / "a.jsonl", [{"text": SAILING[0]}]))
+    assert "has no eos_token" in caplog.text

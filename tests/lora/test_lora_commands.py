@@ -1,0 +1,248 @@
+"""`--lora_r` for every task, and `whet merge`: what is trained, what is saved, and the model that comes of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+
+import whet
+from text_tasks import examples, load, save_encoder, words
+from tiny_decoders import collate, tiny_decoder, token_rows, trainer_of
+from whet.cli.main import run
+from whet.errors import EXIT_BAD_CONFIG, ConfigError
+from whet.jobs.lora.adapt import EveryGradient
+
+peft = pytest.importorskip("peft")
+pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
+
+CLOSE = 1e-4
+"""Relative, of a loss: float32 rounding of weights that were added."""
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("encoder")
+    save_encoder(folder)
+    return folder
+
+
+def trained(command: str, model: Path, folder: Path, *flags: str, **options: Any) -> Path:
+    """Run a command with LoRA, and return its output folder."""
+    file = examples(command, folder)
+    usual: dict[str, Any] = {"train_file": file, "validation_file": file, "num_train_epochs": 8, "lora_r": 4}
+    if command == "qa":
+        usual |= {"doc_stride": 8}
+    asked = words(command, model, folder / "out", "--do_train", "--do_eval", *flags, **(usual | options))
+    assert run(asked) == 0
+    return folder / "out"
+
+
+@pytest.mark.parametrize("command", ["qa", "classify", "tag", "lm"])
+def test_adapter_of_every_task_merges_into_a_model_with_the_same_loss(
+    command: str, encoder: Path, small_decoder: Path, tmp_path: Path
+) -> None:
+    """The output folder holds the adapter alone; merged, any command reads it."""
+    model = small_decoder if command == "lm" else encoder
+    out = trained(command, model, tmp_path)
+    assert (out / "adapter_model.safetensors").exists()
+    assert not (out / "model.safetensors").exists()
+    merged = tmp_path / "merged"
+    assert run(["merge", str(out), "--output_dir", str(merged)]) == 0
+    again: dict[str, Any] = {"validation_file": examples(command, tmp_path), "doc_stride": 8}
+    again = {name: value for name, value in again.items() if name != "doc_stride" or command == "qa"}
+    assert run(words(command, merged, tmp_path / "eval", "--do_eval", **again)) == 0
+    found, wanted = load(tmp_path / "eval", "eval_results.json"), load(out, "eval_results.json")
+    score = "eval_f1" if command == "qa" else "eval_loss"
+    assert found[score] == pytest.approx(wanted[score], rel=CLOSE)
+    before, after = (load_file(folder / "model.safetensors") for folder in (model, merged))
+    inside = {name.removeprefix("bert."): value for name, value in after.items()}
+    assert any(not torch.equal(inside[name], value) for name, value in before.items() if name in inside)
+
+
+@pytest.mark.parametrize("kind", ["use_rslora", "use_dora"])
+def test_kinds_of_lora_are_those_of_peft(kind: str, small_decoder: Path, tmp_path: Path) -> None:
+    out = trained(
+        "lm", small_decoder, tmp_path, f"--{kind}", lora_target_modules="q_proj,v_proj,gate_proj", lora_alpha=8
+    )
+    settings = json.loads((out / "adapter_config.json").read_text())
+    assert settings[kind]
+    assert settings["lora_alpha"] == 8
+    assert set(settings["target_modules"]) == {"q_proj", "v_proj", "gate_proj"}
+    loaded = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(small_decoder), out)
+    assert run(["merge", str(out), "--output_dir", str(tmp_path / "merged")]) == 0
+    ours = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
+    ids = torch.tensor([[0, 20, 30, 40]])
+    with torch.no_grad():
+        torch.testing.assert_close(ours(ids).logits, loaded.eval()(ids).logits, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("adapter", [".", "checkpoint-00000002"])
+def test_merged_classifier_keeps_its_labels(adapter: str, encoder: Path, tmp_path: Path) -> None:
+    """Also from a checkpoint of a run that has not ended: the output folder holds nothing else then."""
+    options = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
+    out = trained("classify", encoder, tmp_path, lora_target_modules="all-linear", **options)
+    moved = (out / adapter).rename(tmp_path / "moved" if adapter == "." else tmp_path / adapter)
+    assert run(["merge", str(moved), "--output_dir", str(tmp_path / "merged")]) == 0
+    config = AutoModelForSequenceClassification.from_pretrained(tmp_path / "merged").config
+    assert sorted(config.id2label.values()) == ["baking", "garden", "sailing"]
+
+
+def saved_adapter(model: Path, folder: Path, **changes: Any) -> Path:
+    """Save a new adapter of the model, and change its settings."""
+    wrapped = peft.get_peft_model(
+        AutoModelForCausalLM.from_pretrained(model), peft.LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"])
+    )
+    wrapped.save_pretrained(folder)
+    file = folder / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    return folder
+
+
+def test_merge_takes_the_tokenizer_next_to_the_adapter(small_decoder: Path, tmp_path: Path) -> None:
+    """It may have a chat template, or an end token, that the model's own has not."""
+    folder = saved_adapter(small_decoder, tmp_path / "adapter")
+    tokenizer = AutoTokenizer.from_pretrained(small_decoder)
+    tokenizer.chat_template, tokenizer.eos_token = "of the run", "<|end|>"
+    tokenizer.save_pretrained(folder)
+    assert run(["merge", str(folder), "--output_dir", str(tmp_path / "merged")]) == 0
+    found = AutoTokenizer.from_pretrained(tmp_path / "merged")
+    assert (found.chat_template, found.eos_token) == ("of the run", "<|end|>")
+
+
+OTHER_KINDS: tuple[dict[str, Any], ...] = (
+    {"init_lora_weights": "pissa"},
+    {"init_lora_weights": "olora"},
+    {"init_lora_weights": "loftq", "loftq_config": {"loftq_bits": 4}},
+    {"alora_invocation_tokens": [5, 6]},
+    {"layer_replication": [[0, 1], [0, 2]]},
+    {"a_setting_of_tomorrow": 3},
+)
+
+
+@pytest.mark.parametrize("changes", OTHER_KINDS)
+def test_merge_refuses_adapters_that_change_more_than_it_adds(
+    changes: dict[str, Any], small_decoder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """PiSSA's pairs belong to weights that it has changed, for one."""
+    folder = saved_adapter(small_decoder, tmp_path / "adapter", **changes)
+    assert run(["merge", str(folder), "--output_dir", str(tmp_path / "merged")]) == EXIT_BAD_CONFIG
+    assert next(iter(changes)) in capfd.readouterr().err
+    assert not (tmp_path / "merged").exists()
+
+
+@pytest.mark.parametrize("begin", [True, False, "gaussian", "eva", "orthogonal"])
+def test_merge_takes_adapters_however_their_pairs_began(begin: Any, small_decoder: Path, tmp_path: Path) -> None:
+    folder = saved_adapter(small_decoder, tmp_path / "adapter", init_lora_weights=begin)
+    assert run(["merge", str(folder), "--output_dir", str(tmp_path / "merged")]) == 0
+
+
+def test_merge_reads_the_revision_that_the_run_named(small_decoder: Path, tmp_path: Path) -> None:
+    """The cache of the hub holds that one alone."""
+    stored, commit = tmp_path / "hub" / "models--someone--tiny", "0" * 40
+    shutil.copytree(small_decoder, stored / "snapshots" / commit)
+    (stored / "refs").mkdir()
+    (stored / "refs" / "old").write_text(commit)
+    asked = words("lm", Path("someone/tiny"), tmp_path / "out", "--do_train", train_file=examples("lm", tmp_path),
+                  lora_r=2, max_steps=1, model_revision="old")  # fmt: skip
+    merge = ["merge", str(tmp_path / "out"), "--output_dir", str(tmp_path / "merged")]
+    both = f"from whet.cli.main import run\nassert run({asked!r}) == 0\nassert run({merge!r}) == 0"
+    where = os.environ | {"HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run([sys.executable, "-c", both], env=where, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "merged" / "model.safetensors").exists()
+
+
+STOPPED = """
+import os, signal
+from whet.cli.main import main
+from whet.train.trainer import Trainer
+Trainer.create_model_card = lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM)
+main()
+"""
+
+
+@pytest.mark.reliability
+@pytest.mark.parametrize("saves", [False, True])
+def test_run_stopped_after_its_training_continues_with_the_adapter(
+    saves: bool, small_decoder: Path, tmp_path: Path
+) -> None:
+    """No command reads the output folder as a model: it continues from a checkpoint, if there is one."""
+    file = examples("lm", tmp_path)
+    options = {"lora_r": 2, "max_steps": 2, "save_strategy": "steps" if saves else "no", "save_steps": 2}
+    options |= {"train_file": file, "validation_file": file}
+    asked = words("lm", small_decoder, tmp_path / "out", "--do_train", "--do_eval", **options)
+    done = subprocess.run([sys.executable, "-c", STOPPED, *asked], capture_output=True, text=True, check=False)
+    assert "stopped by SIGTERM: the trained model is in" in done.stderr
+    assert ("continue with" in done.stderr) == saves
+    if saves:
+        again = next(line for line in done.stderr.splitlines() if line.startswith("whet lm"))
+        assert run(shlex.split(again)[1:]) == 0
+        assert load(tmp_path / "out", "eval_results.json")["eval_loss"] > 0
+
+
+REFUSED = {
+    "lora_alpha would change nothing without lora_r": {"lora_alpha": 8},
+    "the model has no layer q_projj": {"lora_r": 4, "lora_target_modules": "q_projj"},
+    "lora_dropout is not a probability": {"lora_r": 4, "lora_dropout": 1.5},
+}
+
+
+@pytest.mark.parametrize("says", REFUSED)
+def test_settings_of_lora_that_cannot_work_are_refused(
+    says: str, small_decoder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    asked = words("lm", small_decoder, tmp_path / "out", "--do_train", train_file=examples("lm", tmp_path),
+                  **REFUSED[says])  # fmt: skip
+    assert run(asked) == EXIT_BAD_CONFIG
+    assert says in " ".join(capfd.readouterr().err.split())
+
+
+def test_run_on_an_adapter_names_merge(small_decoder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    out = trained("lm", small_decoder, tmp_path)
+    assert run(["generate", str(out), "--prompt", "the"]) == EXIT_BAD_CONFIG
+    assert "whet merge" in " ".join(capfd.readouterr().err.split())
+
+
+def test_weight_without_a_gradient_ends_the_first_step(tmp_path: Path) -> None:
+    """Such as a pair next to a layer that the loss does not read."""
+    model = tiny_decoder("llama")
+    model.model.unread = nn.Linear(4, 4)
+    wrapped = peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj", "unread"], r=2))
+    trainer = trainer_of(tmp_path, wrapped, token_rows(8), max_steps=2)
+    trainer.add_callback(EveryGradient())
+    with pytest.raises(ConfigError, match=r"unread\.lora_A"):
+        trainer.train()
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("adapter", [False, True])
+def test_every_weight_that_is_trained_has_a_gradient(
+    tmp_path: Path, checkpointing: bool, packed: bool, adapter: bool
+) -> None:
+    model: Any = tiny_decoder("qwen3")
+    if adapter:
+        model = peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj", "down_proj"], r=2))
+    settings: dict[str, Any] = {"max_steps": 1, "gradient_checkpointing": checkpointing}
+    if packed:
+        trainer = trainer_of(tmp_path, model, token_rows(8), **settings)
+    else:
+        from tiny import arguments
+
+        args = arguments(tmp_path, attn_implementation="sdpa", **settings)
+        trainer = whet.Trainer(model=model, args=args, train_dataset=token_rows(8), data_collator=collate)
+        assert not trainer.objective.packed
+    trainer.add_callback(EveryGradient())
+    trainer.train()

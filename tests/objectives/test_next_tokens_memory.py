@@ -1,0 +1,57 @@
+"""The loss of a causal language model never holds all logits at once, in training and in evaluation."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from whet.kernels.library import library
+
+TESTS = Path(__file__).parents[1]
+_VOCABULARY, _TOKENS = 60_000, 3_000
+_ALL_LOGITS_BYTES = _VOCABULARY * _TOKENS * 4
+_MEASURE = """
+import re, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import torch
+from tiny_decoders import tiny_decoder, token_rows, trainer_of
+torch.set_num_threads(1)
+
+def status(name):
+    return int(re.search(name + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
+
+vocabulary, n_tokens, folder, training = int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]), sys.argv[5] == "train"
+rows = token_rows(n_tokens // 60, lengths=(60, 60), labelled=1.0)
+trainer = trainer_of(folder, tiny_decoder("llama", vocab_size=vocabulary), rows)
+objective = trainer.objective
+trainer.model.train(training)
+objective.needs_logits = False
+
+def run(n):
+    batch = objective.batch(rows, range(n), 0)
+    with torch.set_grad_enabled(training):
+        loss = objective.loss_sum(objective.forward(batch, seed=0, step=0), batch)
+    if training:
+        loss.backward()
+
+run(2)
+held = status("VmRSS")
+Path("/proc/self/clear_refs").write_text("5")
+run(len(rows))
+print(status("VmHWM") - held)
+"""
+
+
+@pytest.mark.skipif(library() is None, reason="the native operators are not built here")
+@pytest.mark.parametrize("mode", ["train", "evaluate"])
+def test_loss_holds_a_tenth_of_all_logits_at_most(tmp_path: Path, mode: str) -> None:
+    """transformers holds all of them several times: 720 MB each here."""
+    command = [sys.executable, "-c", _MEASURE, str(TESTS), str(_VOCABULARY), str(_TOKENS), str(tmp_path), mode]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    weights = 4 * _VOCABULARY * 32 * 3  # gradients of the head: kept, scaled, and added to .grad
+    assert int(done.stdout.split()[-1]) < 0.1 * _ALL_LOGITS_BYTES + weights

@@ -1,0 +1,46 @@
+"""Which optimizers work on the share of a rank (ZeRO): those whose updates of a tensor read no other one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.optim import Optimizer
+from transformers.optimization import Adafactor
+
+import whet
+from whet.config.optimizer_names import OPTIONS
+from whet.errors import ConfigError
+from whet.optim import divisible, registry
+
+_OTHER_MACHINES = {"adamw_apex_fused"}
+
+
+class _ScheduleFree(torch.optim.AdamW):
+    """An optimizer that whet does not know, however it is called."""
+
+
+def _model() -> torch.nn.Module:
+    return torch.nn.Linear(8, 4)
+
+
+@pytest.mark.parametrize("name", [name for name in OPTIONS if name not in _OTHER_MACHINES])
+def test_each_optimizer_of_whet_can_be_shared_out(name: str) -> None:
+    try:
+        optimizer = registry.build(_model(), whet.TrainingArguments(optim=name, report_to=[]))
+    except whet.WhetError as error:
+        pytest.skip(str(error))
+    divisible.require_known(optimizer)
+
+
+@pytest.mark.parametrize("cls", [torch.optim.Adagrad, torch.optim.NAdam, torch.optim.Adafactor, Adafactor])
+def test_optimizers_of_a_tensor_can_be_shared_out(cls: Any) -> None:
+    divisible.require_known(cls(_model().parameters()))
+
+
+@pytest.mark.parametrize("cls", [torch.optim.LBFGS, _ScheduleFree])
+def test_an_optimizer_that_may_read_all_tensors_is_refused_by_name(cls: type[Optimizer]) -> None:
+    with pytest.raises(ConfigError, match=cls.__name__) as refused:
+        divisible.require_known(cls(_model().parameters()))  # pyright: ignore[reportCallIssue]
+    assert "--zero_stage 0" in str(refused.value)

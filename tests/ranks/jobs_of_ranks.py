@@ -1,0 +1,389 @@
+"""What ranks do in the tests: each function gets its job and the rank, and returns what is compared."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import accelerate
+import numpy as np
+import torch
+from tiny_runs import Toy, toy_rows
+from torch.utils.data import IterableDataset
+from transformers import TrainerCallback
+
+import whet
+from tiny import tiny_model, tiny_rows
+from tiny_decoders import collate, tiny_decoder, token_rows
+from whet.models.experts.settings import ExpertSettings
+from whet.models.experts.upcycle import upcycle
+from whet.train.control import stop
+from whet.train.sharding import planned
+
+_USUAL: dict[str, Any] = {
+    "learning_rate": 1e-2, "max_steps": 6, "logging_steps": 1, "save_strategy": "no", "precision": "fp32",
+    "report_to": [], "ddp_timeout": 20,
+}  # fmt: skip
+
+
+def _arguments(job: dict[str, Any]) -> whet.TrainingArguments:
+    given = _USUAL | {"output_dir": str(Path(job["folder"]).parent / "out")} | job.get("args", {})
+    rows = given.pop("rows_per_step", 8) // job["n_ranks"] // given.get("gradient_accumulation_steps", 1)
+    return whet.TrainingArguments(**({"per_device_train_batch_size": job.get("rows", rows)} | given))
+
+
+def _found(trainer: whet.Trainer, **more: Any) -> dict[str, Any]:
+    """Return what a run left in this rank."""
+    held = trainer.model.state_dict()
+    digest = hashlib.sha256(b"".join(one.numpy().tobytes() for one in held.values())).hexdigest()
+    history = trainer.state.log_history
+    return {
+        "losses": [entry["loss"] for entry in history if "loss" in entry],
+        "norms": [entry["grad_norm"] for entry in history if "grad_norm" in entry],
+        "parts": {name: [entry[name] for entry in history if name in entry]
+                  for name in ("task_loss", "moe_balance_loss", "moe_z_loss", "moe_dropped")},
+        "steps": trainer.state.global_step,
+        "rows": next((entry["train_samples_per_second"] * entry["train_runtime"] for entry in history
+                      if "train_runtime" in entry), None),
+        "digest": digest,
+    } | more  # fmt: skip
+
+
+def _questions(job: dict[str, Any], cls: type[whet.Trainer] = whet.Trainer, **more: Any) -> whet.Trainer:
+    rows = tiny_rows(job.get("n_rows", 20), job.get("family", "bert"))
+    model = tiny_model(job.get("family", "bert"), dropout=job.get("dropout", 0.1))
+    if "experts" in job:
+        upcycle(model, ExpertSettings(**job["experts"]))
+    return cls(model, _arguments(job), train_dataset=rows, eval_dataset=rows, **more)
+
+
+def questions(job: dict[str, Any], rank: int) -> dict[str, Any]:
+    """Train a packed question answering model, and evaluate it."""
+    trainer = _questions(job)
+    if job.get("all_die_at") is not None:
+        trainer.add_callback(_AllDie(job["all_die_at"]))
+    trainer.train(resume_from_checkpoint=job.get("resume"))
+    counts = {name: value for name, value in trainer.evaluate().items() if name in ("eval_loss",)}
+    predicted = trainer.predict(trainer.eval_dataset)
+    return _found(trainer, evaluated=counts, predicted=[np.asarray(one).shape for one in predicted.predictions])
+
+
+class _Weighs(TrainerCallback):
+    """Counts the bytes of the optimizer's state, and of all tensors of this rank just before an update."""
+
+    state_bytes = tensor_bytes = 0
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        gc.collect()
+        found = [one for one in gc.get_objects() if isinstance(one, torch.Tensor) and type(one).__name__ != "DTensor"]
+        found += [one.grad for one in found if one.is_leaf and one.grad is not None]
+        memories = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in found}
+        self.tensor_bytes = sum(memories.values())
+
+    def on_step_end(self, args: Any, state: Any, control: Any, *, optimizer: Any = None, **_: Any) -> None:
+        held = (value for values in optimizer.state.values() for value in values.values())
+        self.state_bytes = sum(one.numel() * one.element_size() for one in held if isinstance(one, torch.Tensor))
+
+
+def shared(job: dict[str, Any], rank: int) -> dict[str, Any]:
+    """Train a packed model whose optimizer, gradients or weights the ranks share; count what this rank holds."""
+    trainer, scale = _questions(job), _Weighs()
+    trainer.add_callback(scale)
+    if job.get("all_die_at") is not None:
+        trainer.add_callback(_AllDie(job["all_die_at"]))
+    trainer.train(resume_from_checkpoint=job.get("resume"))
+    plan = planned.of_rank(trainer.model, trainer.args, trainer.optimizer, trainer.sync.place)
+    total = plan.weights + plan.gradients + (plan.state or 0)
+    found = {"state": [scale.state_bytes, plan.state], "total": [scale.tensor_bytes, total]}
+    return _found(trainer, **found, evaluated=trainer.evaluate()["eval_loss"])
+
+
+def words(job: dict[str, Any], rank: int) -> dict[str, Any]:
+    """Train a decoder, whose loss reads its head without a call of the model."""
+    rows: Any = token_rows(20)
+    trainer = whet.Trainer(tiny_decoder("llama"), _arguments(job), data_collator=collate, train_dataset=rows)
+    trainer.train()
+    return _found(trainer)
+
+
+class _OwnLoss(whet.Trainer):
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        outputs = model(**inputs)
+        return (outputs["loss"], outputs) if return_outputs else outputs["loss"]
+
+
+class _PlainBackward(whet.Trainer):
+    """Calls backward itself, as scripts do that never ran on several processes."""
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        model.train()
+        loss = self.compute_loss(model, inputs)
+        loss.backward()
+        return loss.detach()
+
+
+class _TwoBackwards(whet.Trainer):
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        for _ in range(2):
+            loss = self.compute_loss(model, inputs)
+            self.accelerator.backward(loss)
+        return loss.detach()
+
+
+class _OwnSampler(whet.Trainer):
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        return torch.utils.data.SequentialSampler(toy_rows(32))
+
+
+class _ReadsAnything(Toy):
+    """Accepts any option, as the models of transformers do that divide their loss by num_items_in_batch."""
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None, **_: Any) -> Any:
+        return super().forward(x, labels)
+
+
+class _OwnMean(whet.Trainer):
+    """Returns a plain mean, whatever the number of targets."""
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        logits = model(x=inputs["x"])["logits"]
+        loss = ((logits - inputs["labels"]) ** 2).mean()
+        return (loss, {"logits": logits}) if return_outputs else loss
+
+
+class _InfiniteLoss(_OwnLoss):
+    """Has a loss that is not finite on rank 1 in step 2."""
+
+    def compute_loss(self, *args: Any, **options: Any) -> Any:
+        loss = super().compute_loss(*args, **options)
+        bad = self.model.training and self.state.global_step == 2 and os.environ.get("RANK") == "1"
+        return loss * float("inf") if bad else loss
+
+
+class _SplitsItself(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        yield from toy_rows(32)[int(os.environ.get("RANK", "0")) :: int(os.environ.get("WORLD_SIZE", "1"))]
+
+
+class _Stream(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        yield from toy_rows(32)
+
+
+_TOYS: dict[str, type[whet.Trainer]] = {
+    "whet": whet.Trainer, "compute_loss": _OwnLoss, "plain_backward": _PlainBackward, "two_backwards": _TwoBackwards,
+    "own_sampler": _OwnSampler, "own_mean": _OwnMean, "infinite": _InfiniteLoss,
+}  # fmt: skip
+
+
+def toy(job: dict[str, Any], rank: int) -> dict[str, Any]:
+    """Train a module that returns the mean loss of its rows."""
+    rows: Any = toy_rows(job.get("n_rows", 32))
+    rows = {None: rows, "all": _Stream(), "own part": _SplitsItself()}[job.get("stream")]
+    callbacks = [_CALLBACKS[name](rank) for name in job.get("callbacks", ())]
+    metrics = {"compute_metrics": lambda found: {"sum": float(np.sum(found.predictions))}}
+    cls = _TOYS[job.get("trainer", "whet")]
+    model = _ReadsAnything() if job.get("reads_anything") else Toy()
+    trainer = cls(model, _arguments(job), train_dataset=rows, eval_dataset=toy_rows(11), callbacks=callbacks, **metrics)
+    if job.get("signal_at") is not None:
+        trainer.add_callback(_Signal(rank, job["signal_at"]))
+    if job.get("nan_at") is not None:
+        trainer.add_callback(_Poison(rank, job["nan_at"], trainer))
+    if job.get("shortage_at") is not None and rank == 1:
+        _run_out_of_memory(job["shortage_at"], trainer)
+    if job.get("dies_in_forward") is not None:
+        _die_in_forward(rank, job["dies_in_forward"], trainer)
+    for name, cls_of in (("dies_at", _Dies), ("hangs_at", _Hangs)):
+        if job.get(name) is not None:
+            trainer.add_callback(cls_of(rank, job[name]))
+    try:
+        trainer.train(resume_from_checkpoint=job.get("resume"))
+    except stop.Stopped as stopped:
+        return _found(trainer, stopped=str(stopped))
+    return _found(trainer, evaluated=trainer.evaluate(), events=[getattr(one, "seen", None) for one in callbacks])
+
+
+class _On(TrainerCallback):
+    """Does something on rank 1 alone, after step 3."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank, self.seen = rank, []
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.rank == 1 and state.global_step == 3:
+            self.act(control)
+
+    def act(self, control: Any) -> None:
+        raise NotImplementedError
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.seen.append(["evaluate", state.global_step])
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.seen.append(["save", state.global_step])
+
+
+class _Stops(_On):
+    def act(self, control: Any) -> None:
+        control.should_training_stop = True
+
+
+class _Evaluates(_On):
+    def act(self, control: Any) -> None:
+        control.should_evaluate = True
+
+
+class _Saves(_On):
+    def act(self, control: Any) -> None:
+        control.should_save = True
+
+
+class _EndsEpoch(_On):
+    def act(self, control: Any) -> None:
+        control.should_epoch_stop = True
+
+
+class _ChangesWeight(_On):
+    def on_step_end(self, args: Any, state: Any, control: Any, *, model: Any = None, **_: Any) -> None:
+        if self.rank == 1 and state.global_step == 2:
+            with torch.no_grad():
+                for one in model.parameters():
+                    one.mul_(1.01)
+
+
+class _Fails(_On):
+    def act(self, control: Any) -> None:
+        raise ValueError("the callback of rank 1 fails")
+
+
+_CALLBACKS = {"stops": _Stops, "evaluates": _Evaluates, "saves": _Saves, "fails": _Fails, "ends_epoch": _EndsEpoch,
+              "changes_weight": _ChangesWeight}  # fmt: skip
+
+
+class _Signal(TrainerCallback):
+    def __init__(self, rank: int, step: int) -> None:
+        self.rank, self.step = rank, step
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.rank == 1 and state.global_step == self.step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+class _Dies(_Signal):
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.rank == 1 and state.global_step == self.step:
+            os._exit(9)
+
+
+class _Hangs(_Signal):
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == self.step:
+            Path(args.output_dir).with_name("hung").write_text(str(time.time()), "utf-8")
+            if self.rank == 1:
+                os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _die_in_forward(rank: int, step: int, trainer: whet.Trainer) -> None:
+    """End rank 1 while the other one computes gradients."""
+
+    def end(*_: Any) -> None:
+        if rank == 1 and trainer.state.global_step == step and trainer.model.training:
+            os._exit(9)
+
+    trainer.model.register_forward_hook(end)
+
+
+class _AllDie(TrainerCallback):
+    """Ends this process without a trace when a step begins, as a power cut does."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == self.step:
+            os._exit(9)
+
+
+class _Poison(TrainerCallback):
+    """Makes the gradient of rank 1 infinite in one step, after its last micro-batch."""
+
+    def __init__(self, rank: int, step: int, trainer: whet.Trainer) -> None:
+        self.rank, self.step, self.hook = rank, step, None
+        self.parameter = next(trainer.model.parameters())
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.rank == 1 and state.global_step == self.step:
+            self.hook = self.parameter.register_hook(lambda gradient: gradient * float("inf"))
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.hook is not None:
+            self.hook.remove()
+            self.hook = None
+
+
+def _run_out_of_memory(step: int, trainer: whet.Trainer) -> None:
+    """Let this rank find too little memory at a step."""
+    from whet.train.control import guard
+
+    found = guard.MemoryGuard.shortage
+    guard.MemoryGuard.shortage = lambda self: "too little left" if trainer.state.global_step == step else found(self)
+
+
+def writes(job: dict[str, Any], rank: int) -> dict[str, Any]:
+    """Train with everything that writes files switched on, in the working folder of the rank."""
+    trainer = _questions(job)
+    trainer.train()
+    trainer.save_model()
+    trainer.save_state()
+    trainer.save_metrics("train", {"a": 1.0})
+    trainer.log_metrics("train", {"a": 1.0})
+    trainer.create_model_card()
+    place = [trainer.is_world_process_zero(), trainer.args.should_save, trainer.accelerator.is_main_process]
+    gathered = trainer.accelerator.gather(torch.tensor([rank])).tolist()
+    return _found(trainer, place=place, gathered=gathered)
+
+
+def own_loop(job: dict[str, Any], rank: int) -> dict[str, Any]:
+    """Train with a loop of one's own, through torch's DistributedDataParallel or accelerate, as `job` says."""
+    model, losses = tiny_model("bert"), []
+    if job["optimized"]:
+        whet.optimize(model, padding="all")  # the softmax over padding too, as transformers computes it
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    if job["by"] == "accelerate":
+        accelerator = accelerate.Accelerator(cpu=True)
+        wrapped, optimizer = accelerator.prepare(model, optimizer)
+        backward = accelerator.backward
+    else:
+        torch.distributed.init_process_group("gloo")
+        wrapped, backward = torch.nn.parallel.DistributedDataParallel(model), torch.Tensor.backward
+    for step in range(4):
+        own = tiny_rows(8, seed=step).take(range(rank, 8, 2))
+        inputs = _padded(own)
+        loss = wrapped(**inputs).loss
+        backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss))
+    held = [one.detach() for one in model.parameters()]
+    return {"losses": losses, "weights": [one.flatten()[:: max(one.numel() // 7, 1)].tolist() for one in held],
+            "digest": hashlib.sha256(b"".join(one.numpy().tobytes() for one in held)).hexdigest()}  # fmt: skip
+
+
+def _padded(rows: Any) -> dict[str, torch.Tensor]:
+    lengths = rows.lengths
+    longest = int(lengths.max())
+    found = {name: np.zeros((len(rows), longest), dtype=np.int64) for name in (*rows.tokens, "attention_mask")}
+    for n, (first, last) in enumerate(zip(rows.cu_seqlens[:-1], rows.cu_seqlens[1:], strict=True)):
+        for name, column in rows.tokens.items():
+            found[name][n, : last - first] = column[first:last]
+        found["attention_mask"][n, : last - first] = 1
+    return {name: torch.from_numpy(one) for name, one in (found | dict(rows.labels)).items()}

@@ -1,0 +1,70 @@
+"""What ranks that share state or weights are refused: each function gets its job and the rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from tiny_runs import Toy, toy_rows
+from transformers import TrainerCallback
+
+import whet
+
+
+class _CommonStep(torch.optim.SGD):
+    """Takes its step size from the gradients of all parameters, as Prodigy does."""
+
+    def step(self, closure: Any = None) -> Any:
+        gradients = [one.grad for group in self.param_groups for one in group["params"] if one.grad is not None]
+        for group in self.param_groups:
+            group["lr"] = 1e-2 / float(1 + sum(one.norm() for one in gradients))
+        return super().step(closure)
+
+
+class _Hooks(TrainerCallback):
+    """Halves the gradient of the weights that have one row: rank 1 has nothing of them."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, *, model: Any = None, **_: Any) -> None:
+        for one in model.parameters():
+            if len(one) == 1:
+                one.register_hook(lambda gradient: gradient / 2)
+
+
+class _Appends(TrainerCallback):
+    def on_step_end(self, args: Any, state: Any, control: Any, *, optimizer: Any = None, **_: Any) -> None:
+        optimizer.param_groups[0]["params"].append(torch.nn.Parameter(torch.zeros(3)))
+
+
+def refusals(job: dict[str, Any], rank: int) -> dict[str, Any]:
+    """Return the text of each refusal; all of them come on both ranks at the same time."""
+    hooked = _trainer(job, 3, _Hooks())
+    found = {"hook": _text(hooked.train)}
+    out = str(Path(job["folder"]) / f"saved-{rank}")
+    later: dict[str, Callable[[], Any]] = {
+        "evaluate": hooked.evaluate, "save": lambda: hooked.save_model(out), "train again": hooked.train,
+    }  # fmt: skip
+    found |= {name: _text(call) for name, call in later.items()}
+    found["appended"] = _text(_trainer(job, 1, _Appends()).train)
+    model = Toy()
+    own = {"optimizers": (_CommonStep(model.parameters(), lr=1e-2), None)}
+    found["optimizer"] = _text(_trainer(job, 1, model=model, **own).train)
+    return found
+
+
+def _trainer(job: dict[str, Any], stage: int, *callbacks: Any, model: Any = None, **more: Any) -> whet.Trainer:
+    args = whet.TrainingArguments(
+        output_dir=str(Path(job["folder"]).parent / "out"), zero_stage=stage, max_steps=3, learning_rate=1e-2,
+        per_device_train_batch_size=4, save_strategy="no", precision="fp32", report_to=[], ddp_timeout=20,
+    )  # fmt: skip
+    rows: Any = toy_rows(16)
+    return whet.Trainer(model or Toy(), args, train_dataset=rows, eval_dataset=rows, callbacks=list(callbacks), **more)
+
+
+def _text(call: Callable[[], Any]) -> str:
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing was refused"

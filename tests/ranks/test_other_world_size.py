@@ -1,0 +1,64 @@
+"""R7: a run resumes with another number of ranks, and ends as one that nothing interrupted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from many import Jobs
+
+pytestmark = pytest.mark.reliability
+
+_STEPS, _EVERY = 12, 3
+_PATHS = {"1 2 4 1": (1, 2, 4, 1), "2 1 2 4": (2, 1, 2, 4), "2 2 2 2": (2, 2, 2, 2), "same flags": (2, 4, 1, 2)}
+"""The numbers of ranks, one after the other; each but the last is killed one step after its save."""
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
+    jobs = Jobs(tmp_path_factory.mktemp("ranks"))
+    for name, path in _PATHS.items():
+        output = str(tmp_path_factory.mktemp("out") / "run")
+        for n, n_ranks in enumerate(path):
+            more: dict[str, Any] = {"resume": "auto" if n else None}
+            if name == "same flags":  # as torchrun restarts a command with the machines that are left
+                more["rows"] = 4
+            if n + 1 < len(path):
+                more["all_die_at"] = (n + 1) * _EVERY + 1
+            jobs.add(f"{name} part {n}", "questions", n_ranks, args=_arguments(output), **more)
+    for n_ranks in (1, 2):
+        jobs.add("whole", "questions", n_ranks, args=_arguments(str(tmp_path_factory.mktemp("out") / "run")))
+    return jobs.run()
+
+
+def _arguments(output: str) -> dict[str, Any]:
+    return {"output_dir": output, "max_steps": _STEPS, "save_strategy": "steps", "save_steps": _EVERY}
+
+
+@pytest.mark.parametrize("name", _PATHS)
+def test_resumed_with_other_numbers_of_ranks_is_the_run_of_one(found: Jobs, name: str) -> None:
+    (alone,) = found["whole", 1]
+    for rank in found[f"{name} part 3", _PATHS[name][-1]]:
+        assert rank["steps"] == _STEPS
+        assert rank["losses"] == pytest.approx(alone["losses"], rel=1e-5)  # sums in another order, for 12 steps
+        assert rank["evaluated"] == pytest.approx(alone["evaluated"], rel=1e-4)
+
+
+def test_resumed_with_the_same_number_of_ranks_has_the_same_bits(found: Jobs) -> None:
+    assert found["2 2 2 2 part 3", 2][0]["digest"] == found["whole", 2][0]["digest"]
+
+
+def test_killed_parts_left_nothing_but_their_checkpoints(found: Jobs) -> None:
+    for name, path in _PATHS.items():
+        for n, n_ranks in enumerate(path[:-1]):
+            assert found[f"{name} part {n}", n_ranks] == []
+
+
+def test_checkpoints_name_the_number_of_their_ranks(found: Jobs, tmp_path: Path) -> None:
+    import json
+
+    listed = json.loads((found.folder("whole", 2).parents[1] / "jobs.json").read_text("utf-8"))
+    folder = next(job["args"]["output_dir"] for job in listed if job["folder"] == str(found.folder("whole", 2)))
+    manifest = json.loads((Path(folder) / "checkpoint-00000012" / "MANIFEST.json").read_text("utf-8"))
+    assert manifest["facts"]["n_ranks"] == 2 if "facts" in manifest else manifest["n_ranks"] == 2

@@ -1,0 +1,79 @@
+"""torchrun or `whet launch` starts `whet qa`: after a death the ranks start again, with the same result."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from many import free_port, losses, qa
+
+pytestmark = [pytest.mark.reliability, pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")]
+
+_FLAGS = ("--max_steps", "8", "--save_steps", "2", "--per_device_train_batch_size", "4")
+
+
+@pytest.fixture(scope="module")
+def questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    import tiny_qa
+
+    path = tmp_path_factory.mktemp("data") / "questions.json"
+    path.write_text(json.dumps(tiny_qa.squad()), "utf-8")
+    return path
+
+
+_LAUNCHERS = {"torchrun": (["torch.distributed.run"], ["-m", "whet"]), "whet launch": (["whet", "launch"], ["--"])}
+
+
+def _launched(launcher: str, folder: Path, encoder: Path, questions: Path, *flags: str) -> subprocess.Popen[str]:
+    program, whet = _LAUNCHERS[launcher]
+    words = [
+        sys.executable, "-m", *program, "--nproc_per_node", "2", "--max_restarts", "2",
+        "--master_port", str(free_port()), *whet, "qa", "--model_name_or_path", str(encoder),
+        "--train_file", str(questions), "--do_train", "--max_seq_length", "40", "--doc_stride", "12",
+        "--output_dir", str(folder), "--learning_rate", "1e-3", "--logging_steps", "1", "--precision", "fp32", *flags,
+    ]  # fmt: skip
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        words, cwd=folder.parent, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def _rank(agent: int, rank: int) -> int | None:
+    """Return the process of this rank, a child of the agent."""
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int(path.joinpath("stat").read_text().rpartition(")")[2].split()[1])
+            if parent == agent and f"\0RANK={rank}\0" in f"\0{path.joinpath('environ').read_text()}":
+                return int(path.name)
+        except (OSError, ValueError):
+            continue
+    return None
+
+
+@pytest.mark.parametrize(("launcher", "killed"), [("torchrun", 0), ("torchrun", 1), ("whet launch", 1)])
+def test_killed_rank_is_started_again_with_the_same_result(
+    launcher: str, killed: int, tmp_path: Path, encoder: Path, questions: Path
+) -> None:
+    whole = qa(2, tmp_path / "whole", encoder, questions, *_FLAGS)
+    assert [rank.code for rank in whole] == [0, 0], whole[0].err
+    run = _launched(launcher, tmp_path / "killed", encoder, questions, *_FLAGS)
+    try:
+        until = time.monotonic() + 90
+        while not (tmp_path / "killed" / "checkpoint-00000002").exists() and time.monotonic() < until:
+            time.sleep(0.005)
+        process = _rank(run.pid, killed)
+        assert process is not None
+        os.kill(process, signal.SIGKILL)
+        out, _ = run.communicate(timeout=150)
+    finally:
+        run.kill()
+    assert run.returncode == 0, out
+    assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
+    same = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("killed", "whole")]
+    assert same[0] == same[1]
