@@ -22,7 +22,6 @@ class Row:
 
 
 _R, _S = "reliability", "security"
-_ONE_PROCESS = "whet trains in one process so far"
 _TWICE = "twice_is_the_same"
 _BATCHES = "train/test_batch_size.py"
 _FEWER_ROWS = ("fewer_rows_where_memory_ends_and_the_same_curve", "not_even_one_row")
@@ -48,8 +47,28 @@ ROWS = (
         (f"{_R}/test_signals.py", f"{_R}/test_signals_library.py"),
         counted=("signals while importing, tokenising, training, evaluating, saving: no step lost", "test_(in|while)_"),
     ),
-    Row("R7", "another number of ranks on resume", missing=_ONE_PROCESS),
-    Row("R8", "death of a worker under a launcher", missing=_ONE_PROCESS),
+    Row(
+        "R7",
+        "another number of ranks on resume",
+        ("ranks/test_other_world_size.py", "ranks/test_zero.py"),
+        "world_size or other_numbers",
+        counted=(
+            "paths of ranks (1, 2, 4), shared or not, killed in between: the curve of one process",
+            "numbers_of_ranks",
+        ),
+    ),
+    Row(
+        "R8",
+        "death of a worker under a launcher",
+        (
+            "ranks/test_torchrun.py",
+            "ranks/test_shared_decisions.py",
+            "reliability/test_hosts_faults.py",
+            "reliability/test_hosts_restart.py",
+        ),
+        "torchrun or hosts or dies or hangs or lost or error_of or signal",
+        counted=("deaths, hangs, cut links: an error in time, no process left, no step lost", "."),
+    ),
     Row(
         "R9",
         "steps that are not finite, and loss spikes, are not applied",

@@ -13,6 +13,8 @@ pytestmark = pytest.mark.reliability
 _STEPS, _EVERY = 12, 3
 _PATHS = {"1 2 4 1": (1, 2, 4, 1), "2 1 2 4": (2, 1, 2, 4), "2 2 2 2": (2, 2, 2, 2), "same flags": (2, 4, 1, 2)}
 """The numbers of ranks, one after the other; each but the last is killed one step after its save."""
+_NOT_KILLED = "1 2 4 1"
+"""The path that runs once more, each part of it ending after its save."""
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +29,10 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
             if n + 1 < len(path):
                 more["all_die_at"] = (n + 1) * _EVERY + 1
             jobs.add(f"{name} part {n}", "questions", n_ranks, args=_arguments(output), **more)
+    output = str(tmp_path_factory.mktemp("out") / "run")
+    for n, n_ranks in enumerate(_PATHS[_NOT_KILLED]):
+        part = {"resume": "auto" if n else None, "all_stop_at": (n + 1) * _EVERY}
+        jobs.add(f"not killed part {n}", "questions", n_ranks, args=_arguments(output), **part)
     for n_ranks in (1, 2):
         jobs.add("whole", "questions", n_ranks, args=_arguments(str(tmp_path_factory.mktemp("out") / "run")))
     return jobs.run()
@@ -43,6 +49,12 @@ def test_resumed_with_other_numbers_of_ranks_is_the_run_of_one(found: Jobs, name
         assert rank["steps"] == _STEPS
         assert rank["losses"] == pytest.approx(alone["losses"], rel=1e-5)  # sums in another order, for 12 steps
         assert rank["evaluated"] == pytest.approx(alone["evaluated"], rel=1e-4)
+
+
+def test_kills_change_no_weight_of_a_schedule_of_ranks(found: Jobs) -> None:
+    killed, not_killed = found[f"{_NOT_KILLED} part 3", 1][0], found["not killed part 3", 1][0]
+    assert (killed["steps"], not_killed["steps"]) == (_STEPS, _STEPS)
+    assert killed["digest"] == not_killed["digest"]
 
 
 def test_resumed_with_the_same_number_of_ranks_has_the_same_bits(found: Jobs) -> None:

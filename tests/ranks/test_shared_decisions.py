@@ -37,6 +37,16 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
     jobs = Jobs(tmp_path_factory.mktemp("ranks"))
     for name, job in _JOBS.items():
         jobs.add(name, "toy", 2, **job)
+    saves = {"save_strategy": "steps", "save_steps": 2}
+    jobs.add("dies in save", "toy", 2, args=saves, dies_in_save=2)
+    jobs.add(
+        "dies in save, goes on",
+        "toy",
+        2,
+        args=saves | {"output_dir": str(jobs.folder("dies in save", 2).parent / "out")},
+        resume="auto",
+    )
+    jobs.add("saves alone", "toy", 2, args=saves)
     jobs.add("writes", "writes", 2, args={"save_strategy": "steps", "save_steps": 2, "save_async": True})
     return jobs.run()
 
@@ -98,6 +108,20 @@ def test_rank_0_saves_the_finished_steps_when_another_is_lost(found: Jobs) -> No
     (first,) = found["dies and rank 0 saves", 2]
     assert "step 3 is saved in" in first["text"]
     assert "checkpoint-00000003" in _folder(found, "dies and rank 0 saves")
+
+
+def test_rank_that_dies_during_a_save_costs_no_step(found: Jobs) -> None:
+    """Rank 0 finishes the checkpoint that it writes, says that a rank is lost, and the ranks continue from there."""
+    (first,) = found["dies in save", 2]
+    assert first["error"] == "LostRankError", first
+    assert "checkpoint-00000004" in _folder(found, "dies in save")
+    again, alone = found["dies in save, goes on", 2], found["saves alone", 2]
+    assert [rank["digest"] for rank in again] == [rank["digest"] for rank in alone]
+    assert not [
+        name
+        for name in _folder(found, "dies in save")
+        if not name.startswith("checkpoint-0") and name not in ("run.log", "trainer_state.json")
+    ]
 
 
 def test_rank_that_hangs_ends_the_others_after_the_timeout(found: Jobs) -> None:

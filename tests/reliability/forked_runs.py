@@ -27,7 +27,7 @@ SOAK = os.environ.get("WHET_SOAK") == "1"
 """Whether the night size was asked for."""
 LIMIT_S = 300.0
 """A child that lives longer hangs, on however busy a machine."""
-_HEAVY = ("whet.tasks.qa.job", "whet.jobs.summary", "transformers.models.bert.modeling_bert")
+HEAVY = ("whet.tasks.qa.job", "whet.jobs.summary", "transformers.models.bert.modeling_bert")
 
 
 @dataclass
@@ -99,7 +99,7 @@ class Child:
 
 def fork(work: Callable[[], Any], log: Path, prepare: Callable[[Callable[[], None]], None] | None = None) -> Child:
     """Do the work in a child, whose exit code is that of the SystemExit it raises; `prepare(tell)` comes before."""
-    for name in _HEAVY:
+    for name in HEAVY:
         import_module(name)
     reading, writing = os.pipe()
     pid = os.fork()

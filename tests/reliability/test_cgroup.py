@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from forked_runs import Corpus, assert_equal_runs, corpus, finish, qa, whole
-from memory_leak import MIB, leak
+from forked_runs import Corpus, assert_equal_runs, corpus, finish, whole
+from memory_leak import MIB, leaking_run
 
 from not_shown import not_shown
 from whet.hardware.cgroup import ROOT, folders
@@ -29,10 +29,6 @@ class Cgroup:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-
-    def join(self, _: Callable[[], None]) -> None:
-        """Move the process that calls this into the cgroup."""
-        (self.folder / "cgroup.procs").write_text(str(os.getpid()), "utf-8")
 
     @property
     def n_killed(self) -> int:
@@ -71,18 +67,10 @@ def _write(path: Path, text: str) -> bool:
     return True
 
 
-def _growing(cgroup: Cgroup) -> Callable[[Callable[[], None]], None]:
-    def prepare(tell: Callable[[], None]) -> None:
-        cgroup.join(tell)
-        leak(LEAK_MIB)(tell)
-
-    return prepare
-
-
 def test_the_guard_leaves_before_the_kernel_kills(corpus: Corpus, whole: Path, tmp_path: Path, cgroup: Cgroup) -> None:
     """No limit is given: it is found where the kernel keeps it."""
     words = corpus.words(tmp_path / "out")
-    child = qa(words, tmp_path / "log", _growing(cgroup))
+    child = leaking_run(words, tmp_path / "log", LEAK_MIB, cgroup=cgroup.folder)
     assert child.wait() == 75, child.text()
     assert cgroup.n_killed == 0
     assert "no completed step is lost" in child.text()
@@ -94,7 +82,8 @@ def test_the_guard_leaves_before_the_kernel_kills(corpus: Corpus, whole: Path, t
 def test_a_run_that_the_kernel_killed_goes_on(corpus: Corpus, whole: Path, tmp_path: Path, cgroup: Cgroup) -> None:
     """Without the guard: what was saved before is whole, and leads to the end of the run that nobody killed."""
     words = corpus.words(tmp_path / "out", save_steps=2)
-    child = qa([*words, "--memory_limit_gb", "0"], tmp_path / "log", _growing(cgroup))
+    words_without = [*words, "--memory_limit_gb", "0"]
+    child = leaking_run(words_without, tmp_path / "log", LEAK_MIB, cgroup=cgroup.folder)
     assert child.wait() == -signal.SIGKILL, child.text()
     assert cgroup.n_killed == 1
     assert list((tmp_path / "out").glob("checkpoint-*")), "it was killed before its first save: too early to tell"

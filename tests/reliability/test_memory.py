@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from forked_runs import Corpus, assert_equal_runs, corpus, finish, fork, qa, whole
-from memory_leak import MIB, leak
+from forked_runs import Corpus, assert_equal_runs, corpus, finish, qa, whole
+from memory_leak import MIB, leaking_run, limit_bytes, peak_bytes
 
 from whet.config.arguments import TrainingArguments
 from whet.hardware import memory
@@ -19,18 +17,10 @@ from whet.train.control import guard
 __all__ = ["corpus", "whole"]  # fixtures
 
 
-def _limit_gb(folder: Path, room_mib: int) -> float:
-    """The memory of a forked process that has done nothing, and so much more."""
-    child = fork(lambda: print(memory.resident_bytes()), folder / "resident")
-    assert child.wait() == 0
-    return (int(child.text()) + room_mib * MIB) / 2**30
-
-
 @pytest.mark.reliability
 def test_a_run_that_grows_saves_and_leaves_and_goes_on(corpus: Corpus, whole: Path, tmp_path: Path) -> None:
-    limit = _limit_gb(tmp_path, 500)
-    words = corpus.words(tmp_path / "out", memory_limit_gb=limit)
-    child = qa(words, tmp_path / "log", leak(16))
+    words = corpus.words(tmp_path / "out")
+    child = leaking_run(words, tmp_path / "log", 16, room_mib=500)
     assert child.wait() == 75, child.text()
     said = child.text()
     assert said.count("memory is getting scarce") == 1
@@ -44,29 +34,17 @@ def test_a_run_that_grows_saves_and_leaves_and_goes_on(corpus: Corpus, whole: Pa
 @pytest.mark.reliability
 def test_the_guard_comes_before_the_limit(corpus: Corpus, tmp_path: Path) -> None:
     """The process must never have held more than the limit: a kernel would have ended it there."""
-    limit = _limit_gb(tmp_path, 500)
-
-    def prepare(tell: Callable[[], None]) -> None:
-        leak(4)(tell)
-        leave = os._exit
-
-        def last(code: int) -> None:
-            print("peak", memory.peak_bytes(), flush=True)
-            leave(code)
-
-        os._exit = last  # type: ignore[assignment]
-
-    words = corpus.words(tmp_path / "out", memory_limit_gb=limit, num_train_epochs=40, max_steps=-1)
-    child = qa(words, tmp_path / "log", prepare)
+    words = corpus.words(tmp_path / "out", num_train_epochs=40, max_steps=-1)
+    child = leaking_run(words, tmp_path / "log", 4, room_mib=500)
     assert child.wait() == 75, child.text()
-    peak = int(child.text().rpartition("peak ")[2])
-    assert 0.8 * limit * 2**30 < peak < limit * 2**30
+    limit, peak = limit_bytes(child.text()), peak_bytes(child.text())
+    assert 0.8 * limit < peak < limit
 
 
 @pytest.mark.reliability
 def test_without_the_guard_it_runs_on(corpus: Corpus, tmp_path: Path) -> None:
     """What the two tests above see is the guard's doing."""
-    child = qa(corpus.words(tmp_path / "out", memory_limit_gb=0, max_steps=6), tmp_path / "log", leak(16))
+    child = leaking_run(corpus.words(tmp_path / "out", memory_limit_gb=0, max_steps=6), tmp_path / "log", 16)
     assert child.wait() == 0, child.text()
 
 
