@@ -29,7 +29,8 @@ _OLDER = {"overwrite_output_dir", "warmup_ratio", "logging_dir"}
 """Fields of transformers 4 that whet keeps."""
 _OWN = {
     "profile", "precision", "max_tokens_per_batch", "checkpointing_policy", "activation_offload", "attn_implementation",
-    "optimizer_in_backward", "max_nonfinite_steps", "max_loss_spike", "memory_limit_gb", "methods",
+    "freeze_layers", "cache_frozen_trunk", "optimizer_in_backward",
+    "max_nonfinite_steps", "max_loss_spike", "memory_limit_gb", "methods",
     "resume_allow_changes", "save_interval_s", "save_async", "save_error_policy", "padding_in_loss", "log_format",
     "recipe", "min_steps", "layerwise_lr_decay", "reinit_layers", "weight_averaging_start", "span_loss",
     "last_block_tokens", "ddp_comm_hook", "zero_stage", "offload",

@@ -59,6 +59,10 @@ CASES = {
         given={"checkpointing_policy": "selective"}, base={"gradient_checkpointing": True}, sees="messages"
     ),
     "methods": Case(given={"methods": ["freeze_tables"]}, sees="weights"),
+    "freeze_layers": Case(given={"freeze_layers": 1}, sees="weights"),
+    "cache_frozen_trunk": Case(  # tests/train/test_frozen_trunk.py has its curves
+        given={"cache_frozen_trunk": True}, base={"freeze_layers": 1}, sees="error"
+    ),
     "torch_empty_cache_steps": Case(given={"torch_empty_cache_steps": 1}, sees="messages"),
     "attn_implementation": Case(given={"attn_implementation": "eager"}, sees="messages"),
     "num_train_epochs": Case(given={"num_train_epochs": 2}, sees="steps"),

@@ -43,6 +43,7 @@ CHANGES: dict[str, Any] = {
     "checkpointing_policy": {"gradient_checkpointing": True, "checkpointing_policy": "selective"},
     "activation_offload": {"activation_offload": True},
     "methods": {"methods": ("freeze_tables",)},
+    "freeze_layers": {"freeze_layers": 1},
     "span_loss": {"span_loss": "compound"},
     "last_block_tokens": {"last_block_tokens": "all"},
     "torch_compile": {"torch_compile": True},

@@ -119,6 +119,12 @@ class TrainingFields:
     methods: Sequence[str] = field(default=(), metadata={"kind": tuple[str, ...]})
     """Methods without a setting of their own that change the model before training, by name and with commas between
     them, such as freeze_tables (no training of the embedding tables). An unknown name is refused with the list."""
+    freeze_layers: int | None = None
+    """Do not train the embeddings and this many blocks, counted from the input: they keep their weights, without
+    dropout. With lora_r these blocks get no pairs. 0: the embeddings alone. null: train all layers."""
+    cache_frozen_trunk: bool = False
+    """With freeze_layers: run the frozen layers once for each row, and keep the hidden states behind them in a file in
+    output_dir, which is removed with the run. Later epochs read them. For packed batches on a CPU."""
     torch_empty_cache_steps: int | None = None
     """Every this many optimizer steps, return unused memory: the GPU's cache, or on a CPU freed memory to the system.
     run.log ends with the time that it took. null: never."""

@@ -45,6 +45,8 @@ class MethodSettings:
     """Whether a block has its weights only while it computes, forward or backward (zero_stage 3)."""
     names: tuple[str, ...] = ()
     """The methods that are asked for by name."""
+    freeze_layers: int | None = None
+    """How many blocks are not trained, from the first on, with the embeddings; None: all are trained."""
     offload: bool = False
     """Whether activations wait in the host's memory for backward."""
 
@@ -61,5 +63,6 @@ def method_settings(args: TrainingArguments, *, operators: Literal["auto"] | Non
         precision=args.precision,
         compile=CompileSettings(backend=backend, mode=mode) if args.torch_compile else None,
         checkpointing=args.checkpointing_policy if args.gradient_checkpointing else None,
+        freeze_layers=args.freeze_layers,
         offload=args.activation_offload,
     )

@@ -47,6 +47,8 @@ class Batch:
     columns: Tensor | None = None
     """Where in the flattened padded `inputs` each token (n_computed,) comes from, where these are packed later."""
 
+    rows: np.ndarray | None = None
+    """The indices (rows,) of its rows in the training data; None: it is no batch of a run whose rows have one."""
     is_extra: bool = False
     """Whether its rows count nothing: a rank without rows of its own computes them, as all make the same exchanges."""
 

@@ -7,6 +7,7 @@ from whet.config.rules.ranges import Rule, at_least, only_with
 from whet.errors import MASK, Problem
 from whet.jobs.expert_rules import EXPERT_RULES, EXPERT_RUN_RULES
 from whet.jobs.fields import JobFields
+from whet.jobs.lora.rules import LORA_RULES, LORA_RUN_RULES
 from whet.jobs.teacher_rules import TEACHER_RULES, TEACHER_RUN_RULES
 
 
@@ -238,6 +239,7 @@ JOB_RULES: tuple[Rule, ...] = (
         why="they say how an adapter learns, and no adapter is asked for",
         fix="add --lora_r 16, or leave them out",
     ),
+    *LORA_RULES,
     *EXPERT_RULES,
     *TEACHER_RULES,
     at_least("max_train_samples", 1, "training on no row is no training"),
@@ -248,6 +250,7 @@ JOB_RULES: tuple[Rule, ...] = (
 JOB_RUN_RULES: tuple[Rule, ...] = (
     does_something,
     lora_trains,
+    *LORA_RUN_RULES,
     *EXPERT_RUN_RULES,
     *TEACHER_RUN_RULES,
     metrics_are_the_tasks,

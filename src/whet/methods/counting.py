@@ -7,6 +7,7 @@ other models, what is kept is a lower bound: torch's operators keep masks of dro
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from torch import nn
@@ -109,7 +110,7 @@ class _Keeping:
 
 def _block(view: ModelView, named: Named, uses: int) -> Block:
     inside: list[Any] = [linear.module for linear in view.linears() if _is_in(linear, named)]
-    sizes = [(layer.weight.numel(), *_features(layer)) for layer in inside]
+    sizes = [(prod(features), *features) for features in map(_features, inside)]
     joined = [layer for part in _attentions(view, named.module) for layer in _linears(part)[:3]]
     shared = [_features(layer) for layer in joined]
     return Block(
@@ -121,7 +122,7 @@ def _block(view: ModelView, named: Named, uses: int) -> Block:
         heads=getattr(getattr(view.model, "config", None), "num_attention_heads", 0) if joined else 0,
         norms=sum(_is_in(norm, named) for norm in view.norms()),
         weights=sum(n_weights for n_weights, _, _ in sizes),
-        projections=sum(layer.weight.numel() for layer in joined),
+        projections=sum(prod(_features(layer)) for layer in joined),
         products=_products(inside, joined),
         last=sizes[-1][0] if sizes else 0,
     )
@@ -140,7 +141,9 @@ def _is_in(part: Named, block: Named) -> bool:
 
 def _features(layer: Any) -> tuple[int, int]:
     """Return the sizes of a linear layer's input and output; Conv1D has its weight the other way round."""
-    n_out, n_in = layer.weight.shape if isinstance(layer, nn.Linear) else reversed(layer.weight.shape)
+    if isinstance(layer, nn.Linear):  # one of 8 bits computes its weight at each read
+        return layer.in_features, layer.out_features
+    n_in, n_out = layer.weight.shape
     return n_in, n_out
 
 

@@ -14,6 +14,7 @@ from whet.train.compat.public import PublicTrainer
 from whet.train.routing import require_whets_loss, routing_of
 from whet.train.run import Run
 from whet.train.step import Gradients, ObjectiveGradients, StepLoss, StepParts, StepResult, Update
+from whet.train.trunk.choose import trunk_of
 
 
 @dataclass(frozen=True)
@@ -55,10 +56,11 @@ def require_same_loss(trainer: PublicTrainer, run: Run) -> None:
 
 
 def _gradients(trainer: PublicTrainer, run: Run, between: Callable[[], None]) -> Gradients:
+    trunk = trunk_of(trainer, run)
     if trainer.user_loss:
         require_whets_loss(run.model)
         return UserGradients(trainer, between)
     return ObjectiveGradients(
         objective=run.objective, precision=trainer.precision, seed=run.args.seed, sync=trainer.sync,
-        routing=routing_of(run.model), between=between,
+        routing=routing_of(run.model), trunk=trunk, between=between,
     )  # fmt: skip

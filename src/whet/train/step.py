@@ -18,6 +18,7 @@ from whet.objectives.base import Objective
 from whet.precision.policy import Precision
 from whet.train.routing import NoExperts, Routing
 from whet.train.sync import OneRank, Sync
+from whet.train.trunk.computed import Computed, StepTrunk
 
 CARD = Card(
     name="accumulation",
@@ -137,6 +138,7 @@ class ObjectiveGradients:
     seed: int
     sync: Sync = field(default_factory=OneRank)
     routing: Routing = field(default_factory=NoExperts)
+    trunk: StepTrunk = field(default_factory=Computed)
     between: Callable[[], None] = lambda: None
     """Called between two micro-batches."""
 
@@ -160,7 +162,8 @@ class ObjectiveGradients:
     def _loss(self, batch: Batch, step: int, parts: LossParts, routing: Any) -> Tensor:
         """Return the share of a micro-batch in the step's loss."""
         objective = self.objective
-        output = objective.forward(batch, seed=self.seed, step=step)
+        with self.trunk.of(batch):
+            output = objective.forward(batch, seed=self.seed, step=step)
         with record_function("whet::loss"):
             loss = objective.loss_sum(output, batch) / max(parts.n_targets, 1)
             parts.add(objective.loss_parts(output, batch), 0.0 if batch.is_extra else 1.0)

@@ -12,11 +12,15 @@ from transformers import TrainerCallback
 from transformers.pytorch_utils import Conv1D
 
 from whet import optional
+from whet.config.arguments import TrainingArguments
 from whet.errors import ConfigError
 from whet.jobs.fields import JobFields
+from whet.log import logger
 from whet.models.experts.layer import layers_of
 from whet.models.loading.heads import Head
+from whet.models.quantised import quantise
 from whet.models.view import ModelView
+from whet.train.checkpoint import weights
 
 ALL_LINEAR = "all-linear"
 TASK_TYPES = {
@@ -28,16 +32,19 @@ TASK_TYPES = {
 """The class of transformers that loads a model -> what peft calls its task."""
 
 
-def adapted(model: Any, job: JobFields, head: Head) -> Any:
+def adapted(model: Any, job: JobFields, args: TrainingArguments, head: Head) -> Any:
     """Return the model with the adapter that the run asks for; without lora_r, the model as it is.
 
     A head that has its labels from the run is trained completely, next to the adapter; that of a language model is not.
-    New experts are too: as copies of one part they would stay alike.
+    New experts are too: as copies of one part they would stay alike. With load_in_8bit, frozen weights are rounded.
     """
     if job.lora_r is None:
         return model
     peft = _peft()
     targets = _targets(model, job.lora_target_modules)
+    above = _above(model, args.freeze_layers) if args.freeze_layers else {}
+    if above and targets == ALL_LINEAR:
+        targets = _linear_names(model)  # peft takes numbers of layers with names alone
     config = peft.LoraConfig(
         task_type=TASK_TYPES[head.auto],
         revision=None if job.model_revision == "main" else job.model_revision,
@@ -49,9 +56,10 @@ def adapted(model: Any, job: JobFields, head: Head) -> Any:
         use_dora=job.use_dora,
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
         modules_to_save=_trained_completely(model, job, head) or None,
+        **above,
     )
     try:
-        return peft.get_peft_model(model, config)
+        wrapped = peft.get_peft_model(model, config)
     except ValueError as error:
         raise ConfigError(
             what="no layer of the model takes LoRA",
@@ -59,6 +67,35 @@ def adapted(model: Any, job: JobFields, head: Head) -> Any:
             why=" ".join(str(error).split())[:300],
             fix=f"use some of {', '.join(_linear_names(model))} in --lora_target_modules, or {ALL_LINEAR}",
         ) from error
+    if job.load_in_8bit:
+        _require_cpu(args)
+        logger.info("%s", quantise(wrapped))
+    return wrapped
+
+
+def _above(model: Any, n_frozen: int) -> dict[str, Any]:
+    """Return peft's settings for pairs in the blocks above these alone."""
+    blocks = [name for name, _ in ModelView(model).blocks()]
+    if n_frozen >= len(blocks):
+        raise ConfigError(
+            what="freeze_layers leaves no block for lora_r",
+            got=f"freeze_layers {n_frozen} of {len(blocks)} blocks",
+            why="frozen blocks get no pairs",
+            fix=f"use a --freeze_layers below {len(blocks)}, or leave --lora_r out to train the head alone",
+        )
+    stack = blocks[0].rpartition(".")[0].rpartition(".")[2]
+    return {"layers_to_transform": list(range(n_frozen, len(blocks))), "layers_pattern": [stack]}
+
+
+def _require_cpu(args: TrainingArguments) -> None:
+    device = weights.device_of(args.use_cpu)
+    if device.type != "cpu":
+        raise ConfigError(
+            what="load_in_8bit is asked for on a GPU",
+            got=f"the {device.type.upper()}",
+            why="whet's products with weights of 8 bits have been tested on CPUs alone",
+            fix="add --use_cpu, or leave --load_in_8bit out: --bf16 and --gradient_checkpointing save memory on a GPU",
+        )
 
 
 def _trained_completely(model: Any, job: JobFields, head: Head) -> list[str]:

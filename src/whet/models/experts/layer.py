@@ -152,6 +152,11 @@ class _Returned(Function):
         return grads[0].index_select(0, ctx.order.uses), None
 
 
+def has_experts(model: nn.Module) -> bool:
+    """Return whether the model has sparse layers: whet's, or experts of transformers' own."""
+    return bool(layers_of(model)) or any(hasattr(type(module), "_apply_gate") for module in model.modules())
+
+
 def layers_of(model: nn.Module) -> list[tuple[str, SparseFeedForward]]:
     """Return the sparse layers of a model with their names, each once."""
     return [(name, one) for name, one in model.named_modules() if isinstance(one, SparseFeedForward)]

@@ -49,7 +49,7 @@ def prepare(job: ClassifyArguments, args: TrainingArguments, examples: Mapping[s
     parts = {name: _part(split, decision, args) for name, split in splits.items()}
     length = job.max_seq_length if job.pad_to_max_length else None
     trainer = trainer_of(
-        adapted(with_experts(model, job, args), job, SEQUENCE_CLASSIFICATION), args, parts, tokenizer, length
+        adapted(with_experts(model, job, args), job, args, SEQUENCE_CLASSIFICATION), args, parts, tokenizer, length
     )
     in_pairs = any(split.examples.columns.pair for split in splits.values())
     add_teacher(trainer, job, SEQUENCE_CLASSIFICATION, tokenizer, pairs=in_pairs)

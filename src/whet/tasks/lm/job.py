@@ -44,7 +44,8 @@ def prepare(job: LmArguments, args: TrainingArguments, examples: Mapping[str, Ex
     for name, found in examples.items():
         rows = pairs.pair_rows(maker, name, found) if by_preference else maker.rows(name, found)
         parts[name] = Part(rows, LmJudge(rows), len(rows), found.left_out)
-    model, made = adapted(with_experts(model, job, args), job, CAUSAL_LM), pairs.collate if by_preference else collate
+    model = adapted(with_experts(model, job, args), job, args, CAUSAL_LM)
+    made = pairs.collate if by_preference else collate
     trainer = trainer_of(model, args, parts, tokenizer, None, data_collator=made)
     add_teacher(trainer, job, CAUSAL_LM, tokenizer)
     if by_preference:

@@ -42,7 +42,7 @@ def prepare(qa: QaArguments, args: TrainingArguments, questions: Mapping[str, Qu
     check_max_length(qa.max_seq_length, tokenizer, max_positions(model))
     parts = {name: _part(qa, args, name, split) for name, split in splits.items()}
     trainer = trainer_of(
-        adapted(with_experts(model, qa, args), qa, QUESTION_ANSWERING),
+        adapted(with_experts(model, qa, args), qa, args, QUESTION_ANSWERING),
         args,
         parts,
         tokenizer,

@@ -49,7 +49,7 @@ def prepare(job: TagArguments, args: TrainingArguments, sentences: Mapping[str, 
     }
     parts = {name: _part(job, split, tags, args) for name, split in splits.items()}
     trainer = trainer_of(
-        adapted(with_experts(model, job, args), job, TOKEN_CLASSIFICATION),
+        adapted(with_experts(model, job, args), job, args, TOKEN_CLASSIFICATION),
         args,
         parts,
         tokenizer,

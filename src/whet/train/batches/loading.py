@@ -138,7 +138,7 @@ class PlannedLoader:
 
     def _make(self, rows: np.ndarray, first_slot: int, padded_to: np.ndarray | None, is_extra: bool) -> Batch:
         batch = self._run.objective.batch(self._run.train_dataset, rows, first_slot, padded_to)
-        batch = replace(batch, is_extra=True) if is_extra else batch
+        batch = replace(batch, rows=rows, is_extra=is_extra)
         return batch.pinned() if self._pinned else batch
 
     def _end(self, plan_step: int) -> int:

@@ -1,0 +1,110 @@
+"""Linear layers whose weight is kept in 8 bits and is not trained: products of floating-point numbers with it.
+
+Each output channel has a scale: its largest magnitude divided by 127 (absmax quantisation by rows; Dettmers et al.
+2022, arXiv:2208.07339). Both passes multiply by the dequantised weight, a piece of the output channels at a time, so a
+large weight never exists in full. Activations are neither quantised nor kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from whet.kernels.first_derivative import once_differentiable
+from whet.kernels.products.linear import input_gradient, product_of
+
+MOST = 127
+"""The largest code."""
+_LEAST = 1e-30
+"""A row without a larger magnitude is all zeros: the inverse of its scale would not be finite."""
+PIECE = 1 << 22
+"""Numbers of a weight that are dequantised at a time: 16 MiB in float32."""
+
+
+@dataclass(frozen=True)
+class Codes8:
+    """A weight (M, K) as whole numbers of 8 bits, and the scale of each of its rows."""
+
+    codes: Tensor
+    """(M, K) int8, from -127 to 127."""
+    scales: Tensor
+    """(M,) float32."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The shape (M, K) of the weight."""
+        return self.codes.shape[0], self.codes.shape[1]
+
+    def rows(self, first: int, end: int, dtype: torch.dtype) -> Tensor:
+        """Return these rows of the weight (end - first, K), rounded once to dtype."""
+        return (self.codes[first:end] * self.scales[first:end, None]).to(dtype)
+
+
+def rounded(weight: Tensor) -> Codes8:
+    """Return a finite weight (M, K) rounded to the nearest code: no number moves by more than half its row's scale."""
+    wide = weight.detach().float()
+    largest = wide.abs().amax(1)
+    there = largest >= _LEAST
+    scales, inverse = (torch.where(there, one, torch.zeros_like(largest)) for one in (largest / MOST, MOST / largest))
+    codes = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
+    step = _rows_in_a_piece(weight.shape[1])
+    for first in range(0, len(wide), step):
+        piece = slice(first, first + step)
+        codes[piece] = (wide[piece] * inverse[piece, None]).round_().clamp_(-MOST, MOST)
+    return Codes8(codes, scales)
+
+
+def linear(x: Tensor, weight: Codes8, bias: Tensor | None = None) -> Tensor:
+    """Return x (..., K) @ weight (M, K) transposed + bias (M,), in x's format or that of autocast.
+
+    x and the bias get gradients, the weight none.
+    """
+    if torch.is_autocast_enabled(x.device.type):
+        x = x.to(torch.get_autocast_dtype(x.device.type))
+    if bias is None:
+        return _Linear.apply(x, weight, None)
+    bias = bias.to(x.dtype)
+    return _Linear.apply(x, weight, None) + bias if bias.requires_grad else _Linear.apply(x, weight, bias)
+
+
+def _pieces(weight: Codes8, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
+    """Yield the weight in pieces of its rows, each with its place."""
+    n_rows, width = weight.shape
+    step = _rows_in_a_piece(width)
+    for first in range(0, n_rows, step):
+        end = min(first + step, n_rows)
+        yield slice(first, end), weight.rows(first, end, dtype)
+
+
+def _rows_in_a_piece(width: int) -> int:
+    return max(1, PIECE // width)
+
+
+class _Linear(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Codes8, bias: Tensor | None) -> Tensor:
+        ctx.weight, ctx.shape = weight, x.shape  # no tensor of the graph is kept
+        rows = x.flatten(0, -2)
+        if weight.shape[0] <= _rows_in_a_piece(weight.shape[1]):
+            found = product_of(rows, weight.rows(0, weight.shape[0], x.dtype), bias)
+        else:
+            found = x.new_empty(len(rows), weight.shape[0])
+            for place, piece in _pieces(weight, x.dtype):
+                found[:, place] = product_of(rows, piece, None if bias is None else bias[place])
+        return found.view(*x.shape[:-1], -1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        grad = grads[0].flatten(0, -2)
+        total: Tensor | None = None
+        for place, piece in _pieces(ctx.weight, grad.dtype):
+            found = input_gradient(grad[:, place].contiguous(), piece)
+            total = found.float() if total is None else total.add_(found)
+        assert total is not None
+        return total.to(grad.dtype).view(ctx.shape), None, None
