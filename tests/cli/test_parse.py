@@ -28,7 +28,7 @@ _RUN_QA_DEFAULTS = {
 
 _LORA = {
     "lora_r": None, "lora_alpha": 32, "lora_dropout": 0.05, "lora_target_modules": None, "use_rslora": False,
-    "use_dora": False, "load_in_8bit": False,
+    "use_dora": False, "load_in_8bit": False, "load_in_4bit": False,
 }  # fmt: skip
 _EXPERTS = {
     "moe_experts": None, "moe_top_k": 1, "moe_every": 2, "moe_capacity_factor": None, "moe_aux_loss_coef": 0.01,

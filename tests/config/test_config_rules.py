@@ -83,6 +83,7 @@ _QA = {
     "lora_alpha_at_least_1": {"lora_r": 8, "lora_alpha": 0},
     "lora_dropout_is_a_probability": {"lora_r": 8, "lora_dropout": 1.0},
     "lora_is_on": {"use_dora": True},
+    "one_number_of_bits": {"lora_r": 8, "load_in_8bit": True, "load_in_4bit": True},
     "rounded_weights_are_frozen": {"load_in_8bit": True},
     "rounded_weights_stay_as_they_are": {"lora_r": 8, "load_in_8bit": True, "use_dora": True},
     "distillation_temperature_above_0": {"teacher_model": "teacher", "distillation_temperature": 0.0},

@@ -1,4 +1,4 @@
-"""`--load_in_8bit`: what is written, merged, resumed and refused; `--load_in_4bit` is refused with a way that works."""
+"""`--load_in_8bit` and `--load_in_4bit`: what is written, merged, resumed and refused."""
 
 from __future__ import annotations
 
@@ -120,15 +120,22 @@ def test_what_weights_of_8_bits_cannot_do_is_refused(
 
 
 @pytest.mark.parametrize("command", ["lm", "classify"])
-def test_4_bits_are_refused_with_a_way_that_works(
-    command: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+def test_weights_of_4_bits_train_resume_and_merge(
+    command: str, encoder: Path, small_decoder: Path, tmp_path: Path
 ) -> None:
-    given = [command, "--model_name_or_path", "gpt2", "--output_dir", str(tmp_path / "out"), "--lora_r", "4"]
-    assert run([*given, "--load_in_4bit"]) == EXIT_BAD_CONFIG
-    said = capfd.readouterr().err
-    assert "--load_in_8bit" in said
-    run([*given, "--load_in_4bit", "false"])
-    assert "load_in_4bit" not in capfd.readouterr().err
+    model, straight, cut = small_decoder if command == "lm" else encoder, tmp_path / "straight", tmp_path / "cut"
+
+    def words_of(out: Path, *flags: str) -> list[str]:
+        given = asked(command, model, out, *flags, **SAVING)
+        return ["--load_in_4bit" if one == "--load_in_8bit" else one for one in given]
+
+    assert run(words_of(straight)) == 0
+    assert "linear layers in 4 bits:" in (straight / "run.log").read_text()
+    shutil.copytree(straight / "checkpoint-00000003", cut / "checkpoint-00000003")
+    assert run(words_of(cut, "--resume_from_checkpoint")) == 0
+    found, wanted = (load_file(folder / "adapter_model.safetensors") for folder in (cut, straight))
+    assert all(torch.equal(found[name], value) for name, value in wanted.items())
+    assert run(["merge", str(straight), "--output_dir", str(tmp_path / "merged")]) == 0
 
 
 @pytest.mark.parametrize("command", ["qa", "classify", "tag", "lm"])

@@ -93,16 +93,38 @@ def test_no_weight_moves_by_more_than_half_a_scale() -> None:
     assert not again[3].any()
 
 
+def test_codes_of_4_bits_are_the_nearest_of_normal_float() -> None:
+    """At the ends of the range too, and where a row does not fill its last block."""
+    torch.manual_seed(0)
+    weight = torch.randn(5, 150) * torch.tensor([1e-20, 1.0, 1e20, 0.0, 1.0])[:, None]
+    stored = weight_only.rounded_4(weight)
+    assert (stored.codes.dtype, tuple(stored.codes.shape), tuple(stored.scales.shape)) == (torch.uint8, (5, 96), (5, 3))
+    scales = stored.scales.repeat_interleave(64, 1)[:, :150]
+    levels = torch.tensor(weight_only.NF4)
+    distances = (weight[..., None] - levels * scales[..., None]).abs()
+    again = stored.rows(0, 5, torch.float32)
+    torch.testing.assert_close((weight - again).abs(), distances.amin(-1), rtol=1e-5, atol=0)
+    assert not again[3].any()
+
+
+def test_normal_float_is_that_of_bitsandbytes() -> None:
+    functional = pytest.importorskip("bitsandbytes").functional
+    torch.testing.assert_close(
+        torch.tensor(weight_only.NF4), functional.get_4bit_type("nf4", device="cpu"), rtol=0, atol=1e-7
+    )
+
+
+@pytest.mark.parametrize("n_bits", [8, 4])
 @pytest.mark.parametrize("piece", [1 << 22, 24, 1])
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_product_and_gradients_are_those_of_the_dequantised_weight(
-    piece: int, has_bias: bool, monkeypatch: pytest.MonkeyPatch
+    piece: int, has_bias: bool, n_bits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(weight_only, "PIECE", piece)
     torch.manual_seed(0)
     x, weight = torch.randn(3, 7, 8, requires_grad=True), torch.randn(10, 8)
     bias = torch.randn(10, requires_grad=True) if has_bias else None
-    layer = QuantisedLinear(weight, None if bias is None else nn.Parameter(bias.detach().clone()))
+    layer = QuantisedLinear(weight, None if bias is None else nn.Parameter(bias.detach().clone()), n_bits)
     wanted = nn.functional.linear(x, layer.weight, bias)
     found = layer(x)
     torch.testing.assert_close(found, wanted)
@@ -146,17 +168,25 @@ def test_layers_that_are_not_frozen_weights_alone_stay(monkeypatch: pytest.Monke
     assert kept == {*layers, "qa_outputs.modules_to_save.default"}
 
 
-@pytest.mark.parametrize("family", FAMILIES_WITH_OWN_CODE + DECODERS_WITH_OWN_CODE)
-def test_training_is_that_of_the_dequantised_weights(family: str, tmp_path: Path, operators: None) -> None:
+@pytest.mark.parametrize(
+    ("family", "n_bits"),
+    [
+        *((family, 8) for family in FAMILIES_WITH_OWN_CODE + DECODERS_WITH_OWN_CODE),
+        ("bert", 4),
+        ("gpt2", 4),
+        ("llama", 4),
+    ],
+)
+def test_training_is_that_of_the_dequantised_weights(family: str, n_bits: int, tmp_path: Path, operators: None) -> None:
     model = model_of(family)
     if family in SPARSE:
         with pytest.raises(ConfigError, match="experts"):
             quantise(model)
         return
-    assert quantise(model).n_layers >= 7  # of ALBERT, whose blocks are one
+    assert quantise(model, n_bits).n_layers >= 7  # of ALBERT, whose blocks are one
     plain = with_plain_layers(model)
     assert not any(type(one) is Conv1D for one in plain.modules())
-    codes = {name: one.clone() for name, one in model.named_parameters() if one.dtype is torch.int8}
+    codes = {name: one.clone() for name, one in model.named_parameters() if name.endswith(".codes")}
     found, wanted = (losses(trained(tmp_path, one, family)) for one in (model, plain))
     assert found == pytest.approx(wanted, rel=ROUNDING)
     assert all(torch.equal(one, codes[name]) for name, one in model.named_parameters() if name in codes)

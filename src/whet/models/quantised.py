@@ -1,4 +1,4 @@
-"""Linear layers of a model whose frozen weights are kept in 8 bits, and which layers of a model can be."""
+"""Linear layers of a model whose frozen weights are kept in 8 or 4 bits, and which layers of a model can be."""
 
 from __future__ import annotations
 
@@ -11,19 +11,23 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from whet.errors import ConfigError
-from whet.kernels.products.weight_only import Codes8, linear, rounded
+from whet.kernels.products.weight_only import Codes, Codes4, Codes8, linear, rounded, rounded_4
 from whet.models.experts.layer import has_experts
 from whet.models.standard import why_called
 from whet.models.view import ModelView, Named
 
+FLAGS = {8: "--load_in_8bit", 4: "--load_in_4bit"}
+"""What asks for weights of so many bits."""
+
 
 class QuantisedLinear(nn.Linear):
-    """A linear layer whose weight (M, K) is frozen: a code of 8 bits for each number, and a scale for each row."""
+    """A linear layer whose weight (M, K) is frozen: codes of 8 bits and a scale for each row, or as in `Codes4`."""
 
-    def __init__(self, weight: Tensor, bias: nn.Parameter | None) -> None:
+    def __init__(self, weight: Tensor, bias: nn.Parameter | None, n_bits: int = 8) -> None:
         nn.Module.__init__(self)  # that of nn.Linear would make a weight in float32
         self.out_features, self.in_features = weight.shape
-        stored = rounded(weight)
+        self.n_bits = n_bits
+        stored = rounded(weight) if n_bits == 8 else rounded_4(weight)
         self.codes = nn.Parameter(stored.codes, requires_grad=False)
         self.scales: Tensor
         self.register_buffer("scales", stored.scales)
@@ -44,14 +48,17 @@ class QuantisedLinear(nn.Linear):
         return sum(one.numel() * one.element_size() for one in (self.codes, self.scales))
 
     @property
-    def _stored(self) -> Codes8:
-        return Codes8(self.codes, self.scales)
+    def _stored(self) -> Codes:
+        if self.n_bits == 8:
+            return Codes8(self.codes, self.scales)
+        return Codes4(self.codes, self.scales, self.in_features)
 
 
 @dataclass(frozen=True)
 class Quantised:
     """What `quantise` did to a model."""
 
+    n_bits: int
     n_layers: int
     before_bytes: int
     """Of the weights of these layers, in float32."""
@@ -60,11 +67,11 @@ class Quantised:
 
     def __str__(self) -> str:
         sizes = f"{self.after_bytes / 1e6:,.4g} MB instead of {self.before_bytes / 1e6:,.4g} MB"
-        return f"frozen weights of {self.n_layers} linear layers in 8 bits: {sizes}"
+        return f"frozen weights of {self.n_layers} linear layers in {self.n_bits} bits: {sizes}"
 
 
-def quantise(model: nn.Module) -> Quantised:
-    """Replace the frozen linear layers of the model, its head left out, by ones of 8 bits, and return what it did.
+def quantise(model: nn.Module, n_bits: int = 8) -> Quantised:
+    """Replace the frozen linear layers of the model, its head left out, by ones of 8 or 4 bits, and return what it did.
 
     Layers that a hook, a parametrization or another quantisation has changed stay as they are, and so do weights that
     another module shares. Raises ConfigError if no layer is left, or if the model has experts.
@@ -72,19 +79,19 @@ def quantise(model: nn.Module) -> Quantised:
     found = _frozen(model)
     if (why := _why_not(model, found)) is not None:
         raise ConfigError(
-            what="the frozen weights cannot be kept in 8 bits",
+            what=f"the frozen weights cannot be kept in {n_bits} bits",
             got=type(ModelView(model).model).__name__,
             why=why,
-            fix="leave --load_in_8bit out; --gradient_checkpointing saves memory with any model",
+            fix=f"leave {FLAGS[n_bits]} out; --gradient_checkpointing saves memory with any model",
         )
     inside, before, after = ModelView(model).model, 0, 0
     for name, layer in found:
         own: Any = layer
         weight: Tensor = own.weight.t() if isinstance(layer, Conv1D) else own.weight
-        new = QuantisedLinear(weight, own.bias).train(layer.training)
+        new = QuantisedLinear(weight, own.bias, n_bits).train(layer.training)
         before, after = before + weight.numel() * weight.element_size(), after + new.stored_bytes
         inside.set_submodule(name, new)
-    return Quantised(len(found), before, after)
+    return Quantised(n_bits, len(found), before, after)
 
 
 def _frozen(model: nn.Module) -> list[Named]:

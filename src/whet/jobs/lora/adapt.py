@@ -18,7 +18,7 @@ from whet.jobs.fields import JobFields
 from whet.log import logger
 from whet.models.experts.layer import layers_of
 from whet.models.loading.heads import Head
-from whet.models.quantised import quantise
+from whet.models.quantised import FLAGS, quantise
 from whet.models.view import ModelView
 from whet.train.checkpoint import weights
 
@@ -36,7 +36,7 @@ def adapted(model: Any, job: JobFields, args: TrainingArguments, head: Head) -> 
     """Return the model with the adapter that the run asks for; without lora_r, the model as it is.
 
     A head that has its labels from the run is trained completely, next to the adapter; that of a language model is not.
-    New experts are too: as copies of one part they would stay alike. With load_in_8bit, frozen weights are rounded.
+    New experts are too: as copies of one part they would stay alike. With load_in_8bit or 4bit, the others are rounded.
     """
     if job.lora_r is None:
         return model
@@ -67,9 +67,10 @@ def adapted(model: Any, job: JobFields, args: TrainingArguments, head: Head) -> 
             why=" ".join(str(error).split())[:300],
             fix=f"use some of {', '.join(_linear_names(model))} in --lora_target_modules, or {ALL_LINEAR}",
         ) from error
-    if job.load_in_8bit:
-        _require_cpu(args)
-        logger.info("%s", quantise(wrapped))
+    if job.load_in_8bit or job.load_in_4bit:
+        n_bits = 8 if job.load_in_8bit else 4
+        _require_cpu(args, n_bits)
+        logger.info("%s", quantise(wrapped, n_bits))
     return wrapped
 
 
@@ -87,14 +88,14 @@ def _above(model: Any, n_frozen: int) -> dict[str, Any]:
     return {"layers_to_transform": list(range(n_frozen, len(blocks))), "layers_pattern": [stack]}
 
 
-def _require_cpu(args: TrainingArguments) -> None:
+def _require_cpu(args: TrainingArguments, n_bits: int) -> None:
     device = weights.device_of(args.use_cpu)
     if device.type != "cpu":
         raise ConfigError(
-            what="load_in_8bit is asked for on a GPU",
+            what=f"load_in_{n_bits}bit is asked for on a GPU",
             got=f"the {device.type.upper()}",
-            why="whet's products with weights of 8 bits have been tested on CPUs alone",
-            fix="add --use_cpu, or leave --load_in_8bit out: --bf16 and --gradient_checkpointing save memory on a GPU",
+            why=f"whet's products with weights of {n_bits} bits have been tested on CPUs alone",
+            fix=f"add --use_cpu, or leave {FLAGS[n_bits]} out: --gradient_checkpointing saves memory on a GPU",
         )
 
 
