@@ -149,6 +149,9 @@ BAD = {
     '{"messages": [{"role": "user", "content": "a"}], "tools": [{"name": "f"}]}': "line 1: tools are not shown",
     '{"prompt": [{"role": "user", "content": "a"}], "completion": [{"role": "assistant", "content": "a"}], '
     '"tools": "[1]"}': "line 1: tools are not shown",
+    '{"conversations": [{"from": ["human"], "value": "hi"}]}': r"line 1: conversations\[0\].role is a list, not a text",
+    '{"messages": [{"role": "assistant", "content": "", "tool_calls": 3}]}': r"line 1: messages\[0\].tool_calls is a",
+    '{"messages": [{"role": "assistant", "content": "", "tool_calls": [3]}]}': r"messages\[0\].tool_calls\[0\] is a",
     '{"prompt": "a", "completion": ""}': "line 1: completion is empty",
     '{"prompt": "a", "completion": null}': "line 1: completion is null, not a text",
     '{"text": "a\\u0000b"}': "line 1: text holds the character",
@@ -176,6 +179,35 @@ def test_bad_rows_can_be_skipped(tmp_path: Path) -> None:
     found = read_file(write_lines(tmp_path / "t.jsonl", rows), None, limit=None, skip_bad=True)
     assert found.values == ["one", "two"]
     assert found.left_out.n_rows == 2
+
+
+ODD: tuple[Any, ...] = (
+    3, 2.5, True, [], {}, [3], [None], ["x"], [[]], [{}], {"a": [1]}, "", "\0", "\ud800",
+    [{"role": 3, "content": "x"}], [{"role": ["user"], "content": "x"}], [{"role": "user", "content": {"a": 1}}],
+    [{"from": ["human"], "value": "hi"}], [{"from": {"a": 1}, "value": "hi"}], [{"from": None, "value": "hi"}],
+    [{"from": "human", "value": [1]}], [{"role": "user", "content": [{"type": "text", "text": "a"}]}],
+    [{"role": "assistant", "content": None, "tool_calls": "x"}],
+)  # fmt: skip
+GOOD = (
+    {"messages": CHAT[1:3]},
+    {"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "ho"}]},
+    {"prompt": "a", "completion": "b"},
+    {"prompt": CHAT[1:2], "completion": CHAT[2:3]},
+    {"prompt": "a", "chosen": "b", "rejected": "c"},
+    {"prompt": CHAT[1:2], "chosen": CHAT[2:3], "rejected": CHAT[4:]},
+    {"prompt": "a", "chosen": CHAT[2:3], "rejected": CHAT[4:]},
+)
+
+
+@pytest.mark.parametrize("row", GOOD, ids=lambda row: " ".join(f"{name}-{type(row[name]).__name__}" for name in row))
+def test_odd_types_in_any_field_are_named_by_line_and_can_be_skipped(tmp_path: Path, row: dict[str, Any]) -> None:
+    for name in row:
+        for odd in ODD:
+            file = write_lines(tmp_path / "odd.jsonl", [row, row | {name: odd}])
+            with pytest.raises(DataError, match=f"line 2: .*{name}"):
+                read_file(file, None, limit=None, skip_bad=False, pairs="chosen" in row)
+            found = read_file(file, None, limit=None, skip_bad=True, pairs="chosen" in row)
+            assert (len(found), found.left_out.n_rows) == (1, 1)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from dpo_runs import CHOSEN, MARGIN, PAIRS, by_formula, without_dropout
 from text_tasks import load, words, write_lines
 from whet.cli.main import run
 from whet.errors import EXIT_BAD_CONFIG, EXIT_BAD_DATA
+from whet.tasks.lm import preferences
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft's
 CLOSE = 1e-5
@@ -127,6 +128,14 @@ FORMS = {
         {"prompt": row["prompt"], "chosen": _chat(row["prompt"], row["chosen"]),
          "rejected": _chat(row["prompt"], row["rejected"])} for row in PAIRS
     ],
+    "messages of the prompt that both completions repeat": [
+        {"prompt": _chat(row["prompt"], "")[:1], "chosen": _chat(row["prompt"], row["chosen"]),
+         "rejected": _chat(row["prompt"], row["rejected"])} for row in PAIRS
+    ],
+    "the prompt as a text next to answers": [
+        {"prompt": row["prompt"], "chosen": _chat("", row["chosen"])[1:],
+         "rejected": _chat("", row["rejected"])[1:]} for row in PAIRS
+    ],
 }  # fmt: skip
 
 
@@ -148,13 +157,29 @@ def test_texts_that_repeat_the_prompt_give_the_same_run(plain: Path, data: Path,
     assert logged(tmp_path / "whole")[1]["loss"] == pytest.approx(logged(tmp_path / "repeated")[1]["loss"], abs=CLOSE)
 
 
+def test_prompt_that_both_completions_repeat_is_read_once() -> None:
+    row = {"prompt": "Q? ", "chosen": "Q? yes", "rejected": "Q? no"}
+    assert preferences.value(row) == ("Q? ", "yes", "no")
+    assert preferences.value(row | {"rejected": "no"}) == ("Q? ", "Q? yes", "no")  # one that echoes it keeps its words
+
+
+def test_text_of_a_prompt_is_a_turn_of_the_user_after_the_systems() -> None:
+    system = {"role": "system", "content": "be brief"}
+    row = {"prompt": "Q?", "chosen": [system, *_chat("", "yes")[1:]], "rejected": [system, *_chat("", "no")[1:]]}
+    asked = [system, {"role": "user", "content": "Q?"}]
+    assert preferences.value(row) == (asked, _chat("", "yes")[1:], _chat("", "no")[1:])
+
+
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
         ([{"prompt": "a?", "completion": " b"}], "no column chosen or rejected"),
         ([{"prompt": "a?", "chosen": " b", "rejected": ""}], "rejected"),
         ([{"prompt": "a?", "chosen": " b"}], "no column rejected"),
-        ([{"chosen": "the same", "rejected": "the same"}], "do not differ"),
+        ([{"chosen": "the same", "rejected": "the same"}], "is empty after the prompt"),
+        ([{"prompt": "a?", "chosen": "a?", "rejected": "a? b"}], "is empty after the prompt"),
+        ([{"prompt": 3, "chosen": _chat("a", "b"), "rejected": _chat("a", "c")}], "prompt is a whole number"),
+        ([{"prompt": "else", "chosen": _chat("a", "b"), "rejected": _chat("a", "c")}], "no message repeats"),
         ([{"prompt": "a?", "chosen": _chat("a", "b"), "rejected": "text"}], "chosen"),
     ],
 )
@@ -175,6 +200,7 @@ def test_bad_pairs_are_named(
         {"label_smoothing_factor": 0.1},
         {"beta": 0},
         {"loss_type": "ipo"},
+        {"dataset_text_field": "body"},
         {"loss": "next_tokens", "beta": 0.3},
     ],
 )

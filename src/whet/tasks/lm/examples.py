@@ -12,7 +12,7 @@ from whet.data.files.row_fields import object_of, text_field
 from whet.data.files.table import TableRows
 from whet.jobs.left_out import LeftOut
 from whet.tasks.lm import preferences
-from whet.tasks.lm.messages import checked_messages
+from whet.tasks.lm.messages import are_messages, checked_messages
 
 _EXAMPLE = '{"text": "..."}'
 """What a row looks like, for messages."""
@@ -127,7 +127,7 @@ def _value(row: Mapping[str, Any], form: Form, columns: Sequence[str]) -> Any:
     if form == "messages":
         return checked_messages(row.get(columns[0]), columns[0])
     prompt, completion = row.get(PROMPT), row.get(COMPLETION)
-    if isinstance(prompt, list) and isinstance(completion, list):
+    if are_messages(row, PROMPT, COMPLETION):
         return checked_messages(prompt, PROMPT), checked_messages(completion, COMPLETION)
     return text_field(row, PROMPT), text_field(row, COMPLETION)
 

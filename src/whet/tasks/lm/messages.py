@@ -21,6 +21,19 @@ def checked_messages(found: Any, name: str) -> list[dict[str, Any]]:
     return [_message(one, f"{name}[{n}]") for n, one in enumerate(found)]
 
 
+def are_messages(row: Mapping[str, Any], first: str, second: str) -> bool:
+    """Return whether both fields of a row are lists; raises Rejected if only one of them is."""
+    one, other = row.get(first), row.get(second)
+    if isinstance(one, list) != isinstance(other, list):
+        raise Rejected(
+            f"{first} is {kind(one)}, and {second} is {kind(other)}",
+            got=[one, other],
+            why="both are texts, or both are lists of messages",
+            fix="write both in the same way",
+        )
+    return isinstance(one, list)
+
+
 _ROLES = {"human": "user", "gpt": "assistant"}
 """ShareGPT's names of the roles that have another."""
 
@@ -30,7 +43,9 @@ def _usual(message: Mapping[str, Any]) -> Mapping[str, Any]:
     if "role" in message or not {"from", "value"} <= message.keys():
         return message
     others = {name: part for name, part in message.items() if name not in ("from", "value")}
-    return {"role": _ROLES.get(message["from"], message["from"]), "content": message["value"], **others}
+    speaker = message["from"]
+    role = _ROLES.get(speaker, speaker) if isinstance(speaker, str) else speaker  # a list has no hash
+    return {"role": role, "content": message["value"], **others}
 
 
 def _message(found: Any, name: str) -> dict[str, Any]:
@@ -46,6 +61,7 @@ def _message(found: Any, name: str) -> dict[str, Any]:
     text_field(named, f"{name}.role")
     if not _may_be_wordless(found):
         text_field(named, f"{name}.content")
+    _check_calls(found.get("tool_calls"), f"{name}.tool_calls")
     return {part: value for part, value in found.items() if value is not None}
 
 
@@ -55,3 +71,18 @@ def _may_be_wordless(message: Mapping[str, Any]) -> bool:
     if isinstance(content, str) and not content.strip():
         return bool(message.get("tool_calls")) or message["role"] != "assistant"
     return content is None and bool(message.get("tool_calls"))
+
+
+def _check_calls(found: Any, name: str) -> None:
+    """Refuse calls that are no list of objects: a template would fail on them, or show nothing."""
+    if found is None or (isinstance(found, list) and all(isinstance(one, Mapping) for one in found)):
+        return
+    odd = (
+        next((n for n, one in enumerate(found) if not isinstance(one, Mapping)), 0) if isinstance(found, list) else None
+    )
+    raise Rejected(
+        f"{name} is {kind(found)}, not a list of objects" if odd is None else f"{name}[{odd}] is {kind(found[odd])}",
+        got=found,
+        why="a chat template shows each call as an object with a name and arguments",
+        fix=f'write {name} as [{{"type": "function", "function": {{"name": "...", "arguments": {{}}}}}}]',
+    )

@@ -7,9 +7,10 @@ from typing import Any, Literal
 
 from whet.data.files.rejected import Rejected
 from whet.data.files.row_fields import text_field
-from whet.tasks.lm.messages import checked_messages
+from whet.tasks.lm.messages import are_messages, checked_messages
 
 PROMPT, CHOSEN, REJECTED = "prompt", "chosen", "rejected"
+_USER = "user"
 _EXAMPLE = '{"prompt": "...", "chosen": "...", "rejected": "..."}'
 
 
@@ -30,14 +31,14 @@ def form(found: Sequence[str]) -> tuple[Literal["preference"], list[str]]:
 def value(row: Mapping[str, Any]) -> tuple[Any, Any, Any]:
     """Return prompt, chosen and rejected completion of a row: texts, or lists of messages.
 
-    Without a prompt, or if the completions are conversations that repeat it, the prompt is what both begin with.
+    Completions that both repeat the prompt lose it. Without a prompt, it is what both begin with.
     """
     chosen, rejected = row.get(CHOSEN), row.get(REJECTED)
-    if isinstance(chosen, list) and isinstance(rejected, list):
+    if are_messages(row, CHOSEN, REJECTED):
         return _of_messages(row, checked_messages(chosen, CHOSEN), checked_messages(rejected, REJECTED))
     chosen, rejected = text_field(row, CHOSEN), text_field(row, REJECTED)
     if row.get(PROMPT) is not None:
-        return text_field(row, PROMPT), chosen, rejected
+        return _after(text_field(row, PROMPT), chosen, rejected)
     n = _common(chosen, rejected)
     n -= n > 0 and chosen[n - 1] == " "  # the space belongs to the word after it
     return _split(chosen[:n], chosen[n:], rejected[n:])
@@ -54,20 +55,47 @@ def not_asked_for(found: Sequence[str]) -> Rejected:
 
 
 def _of_messages(row: Mapping[str, Any], chosen: Any, rejected: Any) -> tuple[Any, Any, Any]:
-    prompt = row.get(PROMPT)
+    prompt, n = row.get(PROMPT), _common(chosen, rejected)
     if isinstance(prompt, list):
-        return checked_messages(prompt, PROMPT), chosen, rejected
-    n = _common(chosen, rejected)
-    return _split(chosen[:n], chosen[n:], rejected[n:])
+        return _after(checked_messages(prompt, PROMPT), chosen, rejected)
+    if prompt is None:
+        return _split(chosen[:n], chosen[n:], rejected[n:])
+    text, shared = text_field(row, PROMPT), chosen[:n]
+    if any(message["role"] == _USER for message in shared):
+        _require_said(text, shared)
+        return _split(shared, chosen[n:], rejected[n:])
+    n_system = next((at for at, message in enumerate(shared) if message["role"] != "system"), n)
+    asked = [*shared[:n_system], {"role": _USER, "content": text}]
+    return _split(asked, chosen[n_system:], rejected[n_system:])
+
+
+def _after(prompt: Any, chosen: Any, rejected: Any) -> tuple[Any, Any, Any]:
+    """Return a prompt and its completions, without the prompt if both completions repeat it."""
+    n = len(prompt)
+    if chosen[:n] == prompt and rejected[:n] == prompt:
+        chosen, rejected = chosen[n:], rejected[n:]
+    return _split(prompt, chosen, rejected)
+
+
+def _require_said(text: str, shared: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse a prompt as text that is none of the messages that both completions begin with."""
+    if text.strip() not in [str(message.get("content", "")).strip() for message in shared]:
+        raise Rejected(
+            "the prompt is a text that no message repeats, and the completions begin with another turn of the user",
+            got=text,
+            why="it is not known which of the two the completions answer",
+            fix="leave the column prompt out, if the messages hold all of it, or leave these turns out of chosen and "
+            "rejected",
+        )
 
 
 def _split(prompt: Any, chosen: Any, rejected: Any) -> tuple[Any, Any, Any]:
     if not chosen or not rejected:
         raise Rejected(
-            "the chosen and the rejected completion do not differ after what they begin with",
+            "the chosen or the rejected completion is empty after the prompt that both begin with",
             got=prompt,
-            why="what both begin with is the prompt, and each needs a completion of its own",
-            fix=f"write the prompt in a column of its own: {_EXAMPLE}",
+            why="each needs words of its own after it; what both begin with is the prompt if the row names none",
+            fix=f"write the prompt in a column of its own, and words into each completion: {_EXAMPLE}",
         )
     return prompt, chosen, rejected
 
