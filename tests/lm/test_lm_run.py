@@ -86,6 +86,24 @@ def test_chat_answers_each_line_of_standard_input(
     monkeypatch.setattr(sys, "stdin", io.StringIO("the anchor?\n"))
     assert run(["generate", str(tmp_path / "out"), "--chat", "--max_new_tokens", "30"]) == 0
     assert "held fast" in capfd.readouterr().out
+    monkeypatch.setattr(sys, "stdin", io.StringIO("the anchor?\n" * 12))
+    assert run(["generate", str(tmp_path / "out"), "--chat", "--max_new_tokens", "30"]) == 0  # more than fits
+    found = capfd.readouterr()
+    assert len(found.out.splitlines()) == 12
+    assert found.out.splitlines()[-1].strip() == found.out.splitlines()[0].strip()
+    assert "oldest 2 turns are left out" in found.err
+    assert run(["generate", str(tmp_path / "out"), "--chat", "--prompt", "the anchor?", "--max_new_tokens", "1"]) == 0
+    assert "cut after 1 tokens, by --max_new_tokens" in capfd.readouterr().err
+    monkeypatch.setattr(sys, "stdin", io.StringIO("the anchor?\n" + "the boat " * 80 + "\n"))
+    assert run(["generate", str(tmp_path / "out"), "--chat"]) == EXIT_BAD_CONFIG
+    assert "say it in fewer words" in capfd.readouterr().err
+
+
+def test_continuation_that_fills_the_positions_is_marked(decoder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    model = AutoModelForCausalLM.from_pretrained(decoder)
+    assert model.config.max_position_embeddings == 64
+    assert run(["generate", str(decoder), "--prompt", "the boat lay", "--max_new_tokens", "100"]) == 0
+    assert "it fills the model's positions" in capfd.readouterr().err
 
 
 def test_second_run_reads_cached_rows(decoder: Path, texts: Path, tmp_path: Path, monkeypatch: Any) -> None:

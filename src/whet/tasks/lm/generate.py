@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from transformers import set_seed
 
 from whet import console, log
 from whet.errors import ConfigError, escape_controls
+from whet.log import logger
 from whet.models.loading.heads import CAUSAL_LM
 from whet.models.loading.load import ModelSource, load_model, load_tokenizer, max_positions
 from whet.tasks.lm.generate_arguments import GenerateArguments
@@ -31,13 +32,39 @@ class Writer:
     def continued(self, text: str) -> str:
         """Return the continuation of a text."""
         ids = self.tokenizer(text, return_tensors="pt")["input_ids"]
-        return self._shown(ids, self._written(ids))
+        written, is_cut = self._written(ids)
+        n_new = len(written) - ids.shape[1]
+        if is_cut and n_new < self.asked.max_new_tokens:
+            logger.warning("the continuation is cut after %d tokens: it fills the model's positions", n_new)
+        return self._shown(ids, written)
 
     def answer(self, turns: Turns) -> str:
-        """Return the assistant's next turn."""
+        """Return the assistant's next turn; the oldest turns are removed from `turns` if the conversation is full."""
+        ids = self._fitting(turns)
+        written, is_cut = self._written(ids, ends=end_of_turn(self.tokenizer))
+        new = written[ids.shape[1] :]
+        if is_cut:
+            why = "--max_new_tokens" if len(new) == self.asked.max_new_tokens else "the model's positions"
+            logger.warning("the answer is cut after %d tokens, by %s", len(new), why)
+        return self._text(new)
+
+    def _fitting(self, turns: Turns) -> torch.Tensor:
+        """Return the ids (1, T) of the turns that leave room for an answer; remove the oldest from `turns`."""
+        limit, ids, n_left_out = max_positions(self.model), self._asked(turns), 0
+        room = 0 if limit is None else min(self.asked.max_new_tokens, limit // 2)
+        while limit is not None and ids.shape[1] + room > limit and len(turns) > 2:
+            del turns[:2]  # a question and its answer
+            ids, n_left_out = self._asked(turns), n_left_out + 2
+        if n_left_out:
+            logger.warning(
+                "the conversation fills the model's %d positions: its oldest %d turns are left out from here on",
+                limit, n_left_out,
+            )  # fmt: skip
+        return ids
+
+    def _asked(self, turns: Turns) -> torch.Tensor:
         text = self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-        ids = self.tokenizer(text, return_tensors="pt", add_special_tokens=False)["input_ids"]
-        return self._text(self._written(ids, ends=end_of_turn(self.tokenizer))[ids.shape[1] :])
+        return self.tokenizer(text, return_tensors="pt", add_special_tokens=False)["input_ids"]
 
     def _shown(self, ids: torch.Tensor, written: torch.Tensor) -> str:
         """Return the text behind the prompt's; a tokenizer may leave out the space that a text begins with."""
@@ -47,17 +74,22 @@ class Writer:
     def _text(self, ids: torch.Tensor) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=True)
 
-    def _written(self, ids: torch.Tensor, *, ends: int | None = None) -> torch.Tensor:
-        """Return the ids (1, T) with those that follow (T + N,); `ends` is a token that ends them too."""
+    def _written(self, ids: torch.Tensor, *, ends: int | None = None) -> tuple[torch.Tensor, bool]:
+        """Return the ids (1, T) with those that follow (T + N,), and whether these were cut.
+
+        `ends` is a token that ends them, next to the model's own.
+        """
         asked, limit = self.asked, max_positions(self.model)
         room = asked.max_new_tokens if limit is None else min(asked.max_new_tokens, limit - ids.shape[1])
         if not ids.shape[1] or room < 1:
-            raise _no_room(ids.shape[1], limit)
+            raise _no_room(ids.shape[1], limit, chat=asked.chat)
         chosen: dict[str, Any] = {"do_sample": asked.do_sample, "repetition_penalty": asked.repetition_penalty}
         if asked.do_sample:
             chosen |= {"temperature": asked.temperature, "top_k": asked.top_k, "top_p": asked.top_p}
+        stops = _ids(self.model.generation_config.eos_token_id)
         if ends is not None:
-            chosen["eos_token_id"] = sorted({ends, *_ids(self.model.generation_config.eos_token_id)})
+            stops = sorted({ends, *stops})
+            chosen["eos_token_id"] = stops
         mask = torch.ones_like(ids)
         end = self.tokenizer.eos_token_id
         padding = end if self.tokenizer.pad_token_id is None else self.tokenizer.pad_token_id
@@ -65,7 +97,7 @@ class Writer:
             found = self.model.generate(
                 input_ids=ids, attention_mask=mask, max_new_tokens=room, pad_token_id=padding, **chosen
             )
-        return found[0]
+        return found[0], len(found[0]) == ids.shape[1] + room and int(found[0][-1]) not in stops
 
 
 def end_of_turn(tokenizer: Any) -> int | None:
@@ -96,17 +128,33 @@ def run_generate(asked: GenerateArguments) -> int:
             _show(prompt + writer.continued(prompt))
         return 0
     _require_template(writer)
-    turns: Turns = []
-    for said in asked.prompts or _lines():
-        turns.append({"role": "user", "content": said})
-        turns.append({"role": "assistant", "content": writer.answer(turns)})
-        _show(turns[-1]["content"])
+    _talk(writer, asked.prompts or _lines(), at_a_terminal=not asked.prompts and _asks())
     return 0
+
+
+def _talk(writer: Writer, said: Iterable[str], *, at_a_terminal: bool) -> None:
+    """Answer each turn of the user; at a terminal, a turn that is too long does not end the conversation."""
+    turns: Turns = []
+    for one in said:
+        turns.append({"role": "user", "content": one})
+        try:
+            turns.append({"role": "assistant", "content": writer.answer(turns)})
+        except ConfigError as problem:
+            if not at_a_terminal:
+                raise
+            turns.pop()
+            logger.warning("%s", problem)
+            continue
+        _show(turns[-1]["content"])
+
+
+def _asks() -> bool:
+    return console.is_terminal(sys.stdin) and console.is_terminal(sys.stdout)
 
 
 def _lines() -> Iterator[str]:
     """Yield what the user says, a line a turn."""
-    asks = console.is_terminal(sys.stdin) and console.is_terminal(sys.stdout)
+    asks = _asks()
     while True:
         if asks:
             print("> ", end="", flush=True)
@@ -131,10 +179,11 @@ def _require_template(writer: Writer) -> None:
         )
 
 
-def _no_room(n_tokens: int, limit: int | None) -> ConfigError:
+def _no_room(n_tokens: int, limit: int | None, *, chat: bool) -> ConfigError:
+    text = "turn" if chat else "prompt"
     return ConfigError(
-        what="the prompt leaves no room for a continuation" if n_tokens else "the prompt has no token",
+        what=f"the {text} leaves no room for what follows" if n_tokens else f"the {text} has no token",
         got=f"{n_tokens} tokens" + ("" if limit is None else f", {limit} positions"),
         why="the model continues a text of at least one token within its positions",
-        fix="use a shorter --prompt" if n_tokens else "use another --prompt",
+        fix=("say it in fewer words" if chat else "use a shorter --prompt") if n_tokens else "use another --prompt",
     )

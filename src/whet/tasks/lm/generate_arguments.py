@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from whet.config.rules.ranges import Rule, at_least
+from whet.config.rules.ranges import Rule, at_least, only_with
 from whet.config.settings import checked
 from whet.errors import Problem
 
@@ -21,7 +21,7 @@ class GenerateFields:
     max_new_tokens: int = 128
     """Longest continuation in tokens; it ends sooner at the end-of-text token."""
     do_sample: bool = False
-    """Draw each token by its probability. false: take the most probable one."""
+    """Draw each token by its probability. false: take the most probable one, also if the model's own settings draw."""
     temperature: float = 1.0
     """With do_sample: below 1 prefers probable tokens more, above 1 less."""
     top_k: int = 50
@@ -31,7 +31,7 @@ class GenerateFields:
     repetition_penalty: float = 1.0
     """Above 1 makes tokens that the text already holds less probable."""
     seed: int = 42
-    """Random seed of do_sample."""
+    """With do_sample: random seed of what is drawn."""
 
 
 def has_a_model(asked: GenerateFields) -> Problem | None:
@@ -94,6 +94,14 @@ GENERATE_RULES: tuple[Rule, ...] = (
     positive("temperature", "scores are divided by it"),
     positive("repetition_penalty", "scores are divided by it"),
     top_p_is_a_probability,
+    only_with(
+        "draws_are_asked_for",
+        "do_sample",
+        ("temperature", "top_k", "top_p", "seed"),
+        is_on=lambda asked: asked.do_sample,
+        why="without it the most probable token is taken, which these do not change",
+        fix="add --do_sample, or leave them out",
+    ),
 )
 
 

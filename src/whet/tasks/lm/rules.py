@@ -79,6 +79,18 @@ def check_run(job: LmFields, args: TrainingArguments) -> list[Problem]:
     return broken(RUN_RULES, job, args)
 
 
+def pairs_have_no_text_column(job: LmFields) -> Problem | None:
+    """Their columns are prompt, chosen and rejected."""
+    if job.loss != "dpo" or job.dataset_text_field is None:
+        return None
+    return Problem(
+        what="dataset_text_field would change nothing with loss dpo",
+        got=job.dataset_text_field,
+        why="the columns of a pair are prompt, chosen and rejected",
+        fix="rename the columns to these, and leave --dataset_text_field out",
+    )
+
+
 _REWARDS = ("rewards/accuracies", "rewards/margins", "rewards/chosen", "rewards/rejected")
 _NOT_WITH_DPO = {"packing": True, "completion_only_loss": False}
 LM_RULES: tuple[Rule, ...] = (
@@ -95,6 +107,14 @@ LM_RULES: tuple[Rule, ...] = (
         fix="add --loss dpo, or leave them out; --label_smoothing_factor smooths the labels of texts",
     ),
     pairs_are_complete,
+    pairs_have_no_text_column,
+    only_with(
+        "splits_are_of_a_dataset",
+        "dataset_name",
+        ("train_split_name", "validation_split_name", "test_split_name"),
+        why="they name the splits of a dataset of the hub, and files have none",
+        fix="add --dataset_name, or leave them out",
+    ),
 )
 RUN_RULES: tuple[Rule, ...] = (
     *JOB_RUN_RULES,

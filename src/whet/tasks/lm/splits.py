@@ -8,6 +8,7 @@ from whet.data.files.bad_rows import BadRows, no_cycle_search
 from whet.data.files.file_bytes import PARQUET, read_bytes, text_of
 from whet.data.files.rejected import Rejected
 from whet.data.files.table import read_table
+from whet.errors import ConfigError
 from whet.jobs.hub_data import HubSource, load_split, table_rows
 from whet.tasks.lm import preferences
 from whet.tasks.lm.examples import Examples, from_lines, from_table
@@ -35,6 +36,7 @@ def read_split(job: LmFields, name: str) -> Examples:
         )
     else:
         found = _read_hub(job, name, limit)
+    _require_completions(job, found)
     found.left_out.log(name, "examples")
     printing.show([f"{name}: {len(found):,} {_WORDS[found.form]}"])
     return found
@@ -50,10 +52,33 @@ def read_file(
             if _is_plain(path):
                 if pairs:
                     preferences.form(())  # plain text has no columns
+                if text_column is not None:
+                    raise _no_columns(path, text_column)
                 return from_lines(text_of(read_bytes(path)), bad, limit)
             return from_table(read_table(path), text_column, bad, limit, pairs=pairs)
     except Rejected as problem:
         raise problem.error(str(path)) from None
+
+
+def _no_columns(path: Path, text_column: str) -> ConfigError:
+    return ConfigError(
+        what=f"dataset_text_field would change nothing with {path}",
+        got=text_column,
+        why="it names a column, and a file of plain text has none: all of it is learnt",
+        fix="leave --dataset_text_field out, or name a file of rows (JSON lines, Parquet or CSV)",
+    )
+
+
+def _require_completions(job: LmFields, found: Examples) -> None:
+    """Refuse completion_only_loss for texts: without it they are learnt completely, which the user did not want."""
+    if job.completion_only_loss and found.form in ("lines", "text"):
+        raise ConfigError(
+            what=f"completion_only_loss has no completions in {found.source}",
+            got=_WORDS[found.form],
+            why="a text is learnt completely: nothing says which part of it is an answer",
+            fix="write rows with prompt and completion, or with messages; or leave --completion_only_loss "
+            "(--assistant_only_loss) out to learn the texts completely",
+        )
 
 
 def _is_plain(path: Path) -> bool:
