@@ -70,8 +70,9 @@ _UNREADABLE = {"{": "is no JSON", "[]": "holds no object", '{"aio": {}, "aio": {
 def test_deepspeed_file_that_cannot_be_read_is_refused(tmp_path: Path, text: str, words: str) -> None:
     file = tmp_path / "ds_config.json"
     file.write_text(text, "utf-8")
-    with pytest.raises(whet.ConfigError, match=words):
+    with pytest.raises(whet.ConfigError, match=words) as caught:
         whet.TrainingArguments(deepspeed=str(file), **_USUAL)
+    assert "or the file" in caught.value.problems[0].fix
 
 
 def test_deepspeed_file_that_is_missing_is_refused(tmp_path: Path) -> None:

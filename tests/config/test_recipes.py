@@ -62,6 +62,7 @@ def test_a_setting_that_decides_the_same_wins(given: dict[str, Any], left_out: d
         ({"fsdp": False}, 0.5),
         ({"fsdp": "shard_grad_op"}, None),
         ({"fsdp": True}, None),
+        ({"deepspeed": {"zero_optimization": {"stage": 1}}, "precision": "fp32"}, None),
     ],
     ids=str,
 )

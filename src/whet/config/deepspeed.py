@@ -86,14 +86,21 @@ def problem_of(args: TrainingFields) -> Problem | None:
     try:
         _, wrong = _completed(args)
     except (OSError, ValueError) as error:
-        wrong = [str(error)]
+        return Problem(
+            what="the configuration of DeepSpeed cannot be read",
+            got=str(error),
+            why="--deepspeed names a file that holds one JSON object, in which no key is given twice",
+            fix="correct the path in --deepspeed, or the file: python -m json.tool FILE shows where it is no JSON",
+        )
     if not wrong:
         return None
     return Problem(
         what="the configuration of DeepSpeed cannot be honoured",
         got="; ".join(wrong),
         why="every value has to agree with the arguments, and a key that whet left out would change the run in silence",
-        fix='in the file of --deepspeed, write "auto" for what arguments set, and remove the other keys that are named',
+        fix='in the file of --deepspeed, write "auto" for what arguments set, write 1, 2 or 3 as '
+        "zero_optimization.stage, and remove the other keys that are named, or the section of an optimizer of another "
+        "type",
     )
 
 

@@ -72,8 +72,8 @@ def _is_decided(name: str, given: Mapping[str, Any]) -> bool:
 
 
 def _shares_weights(given: Mapping[str, Any]) -> bool:
-    """Return whether ranks have a part of the weights alone, of which there is no average (stages 2 and 3 of ZeRO)."""
-    return (given.get("zero_stage") or stage_of(given.get("fsdp")) or 0) >= 2
+    """Return whether ranks have a part of the weights alone, of which there is no average: ZeRO 2 and 3, DeepSpeed."""
+    return given.get("deepspeed") is not None or (given.get("zero_stage") or stage_of(given.get("fsdp")) or 0) >= 2
 
 
 def _written(value: object) -> str:

@@ -8,6 +8,9 @@ SEEN_IN = "5.23"
 _NO_UPLOAD = "call trainer.push_to_hub() after the run, or huggingface_hub's upload_folder on output_dir"
 _NO_SPACE = "pass Trainer a callback that calls trackio.init with it, in place of --report_to trackio"
 _LIGER = "whet's own fused operators are used for every model that they support"
+_FSDP = (
+    "use --fsdp full_shard, or shard_grad_op to keep weights from forward to backward; each block is shared by itself"
+)
 _OTHER_SHARDING = "use --zero_stage 1, 2 or 3, which share state, gradients and weights between the ranks"
 
 NOT_HONOURED: Mapping[str, str] = {
@@ -43,8 +46,7 @@ NOT_HONOURED: Mapping[str, str] = {
     # several processes
     "accelerator_config": "whet does not run on accelerate; batches are set by --per_device_train_batch_size and "
     "--gradient_accumulation_steps alone",
-    "fsdp_config": "use --fsdp full_shard, or shard_grad_op to keep weights from forward to backward; each block is "
-    "shared by itself",
+    "fsdp_config": _FSDP,
     "parallelism_config": _OTHER_SHARDING,
 }
 """Fields of transformers' TrainingArguments, as of SEEN_IN, that whet does not carry out -> what to do instead."""
@@ -66,8 +68,8 @@ NOT_HONOURED_OLD: Mapping[str, str] = {
     "push_to_hub_model_id": _NO_UPLOAD,
     "push_to_hub_organization": _NO_UPLOAD,
     "push_to_hub_token": _NO_UPLOAD,
-    "fsdp_min_num_params": _OTHER_SHARDING,
-    "fsdp_transformer_layer_cls_to_wrap": _OTHER_SHARDING,
+    "fsdp_min_num_params": _FSDP,
+    "fsdp_transformer_layer_cls_to_wrap": _FSDP,
     "sharded_ddp": _OTHER_SHARDING,
     "mp_parameters": _OTHER_SHARDING,
 }

@@ -35,6 +35,13 @@ def resolve_sharing(values: Mapping[str, Any]) -> dict[str, Any]:
     return {"zero_stage": values["zero_stage"] or meant}
 
 
+def instead(args: TrainingFields) -> str:
+    """Return the words for what --zero_stage takes the place of: the other settings that ask for a stage."""
+    given = {"--fsdp": bool(stage_of(args.fsdp)), "--deepspeed": args.deepspeed is not None}
+    found = [flag for flag, is_given in given.items() if is_given]
+    return f" in place of {' and '.join(found)}" if found else ""
+
+
 def zero_stage_is_known(args: TrainingFields) -> Problem | None:
     """There are three stages."""
     if args.zero_stage in (0, 1, 2, 3):
@@ -123,12 +130,20 @@ def _excluded(args: TrainingFields, names: list[str], why: str) -> Problem | Non
         what=f"{', '.join(names)} does not go with zero_stage {args.zero_stage}",
         got=f"zero_stage={args.zero_stage}, {', '.join(names)}",
         why=why,
-        fix=f"use --zero_stage 1, or leave {' and '.join(name.split()[0] for name in names)} out",
+        fix=f"use --zero_stage 1{instead(args)}, or leave {' and '.join(_flag(name) for name in names)} out",
     )
+
+
+def _flag(name: str) -> str:
+    return "--fp16 or --precision fp16" if name == "fp16" else f"--{name.split()[0]}"
 
 
 def _words(fsdp: str | bool) -> list[str]:
     return str(fsdp).lower().replace(",", " ").split()
+
+
+def _asked_stage(args: TrainingFields) -> str:
+    return f"fsdp {args.fsdp}" if stage_of(args.fsdp) else f"zero_stage {args.zero_stage}"
 
 
 def deepspeed_config_is_honoured(args: TrainingFields) -> Problem | None:
@@ -142,7 +157,7 @@ def deepspeed_goes_alone(args: TrainingFields) -> Problem | None:
         return None
     stage = deepspeed.stage_of(args.deepspeed)
     odd = {
-        f"zero_stage {args.zero_stage}": args.zero_stage not in (0, stage),
+        _asked_stage(args): args.zero_stage not in (0, stage),
         f"precision {args.precision}": args.precision not in ("fp32", "bf16"),
         "optimizer_in_backward": args.optimizer_in_backward,
         "auto_find_batch_size": args.auto_find_batch_size,

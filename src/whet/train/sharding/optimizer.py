@@ -77,7 +77,8 @@ class OptimizerShare(CollectedState):
                 what="the parameters of the optimizer's groups changed while ranks share its state",
                 got=f"groups of {_counts(now)} parameters, on this rank at the start {_counts(self._kept_by_group)}",
                 why="who keeps which parameter is settled when the training begins",
-                fix="give the optimizer all parameters at the start, frozen ones too, or use --zero_stage 0",
+                fix="give the optimizer all parameters at the start, frozen ones too, or leave --zero_stage, --fsdp "
+                "and --deepspeed out",
             )
 
     def _put_into_groups(self) -> None:

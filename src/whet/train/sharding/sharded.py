@@ -71,6 +71,6 @@ def _unseen(what: str, got: str) -> ConfigError:
         what=f"{what} while ranks share the weights",
         got=got,
         why="torch's fully_shard puts tensors of its own in the place of parameters when the training begins",
-        fix="use --zero_stage 1, which leaves parameters as they are; or freeze weights before train(), and change "
-        "gradients in the loss",
+        fix="use --zero_stage 1, which leaves parameters as they are, without --fsdp and --deepspeed; or freeze "
+        "weights before train(), and change gradients in the loss",
     )

@@ -244,7 +244,7 @@ def _require_shareable(model: nn.Module, trained: Sequence[nn.Parameter], unit: 
                 what=f"zero_stage {stage} does not go with this model and optimizer",
                 got=type(model).__name__,
                 why=why,
-                fix="use --zero_stage 1, which shares the optimizer's state",
+                fix="use --zero_stage 1, which shares the optimizer's state, without --fsdp and --deepspeed",
             )
 
 
@@ -258,8 +258,8 @@ def _require_complete(optimizer: Optimizer) -> None:
         raise ConfigError(
             what="the optimizer has only this rank's share of an earlier training",
             got=type(optimizer).__name__,
-            why="with zero_stage each rank keeps the state of a part of the weights",
-            fix="pass a new optimizer to each training, or set zero_stage=0",
+            why="with zero_stage, fsdp or deepspeed each rank keeps the state of a part of the weights",
+            fix="pass a new optimizer to each training, or train without zero_stage, fsdp and deepspeed",
         )
 
 
