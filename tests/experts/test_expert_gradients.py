@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -88,12 +90,17 @@ def test_loss_that_would_leave_the_balance_out_is_refused(tmp_path: Path) -> Non
     """A Trainer with a loss of its own, and a loop outside of whet; without balance both train."""
     rows, args = tiny_rows(8), arguments(tmp_path, max_steps=1)
     collator = lambda taken: padded(taken, 0)  # noqa: E731
-    with pytest.raises(ConfigError, match="balance loss of experts"):
+    with pytest.raises(ConfigError, match="balance loss of experts") as refused:
         _OwnLoss(sparse_model("bert"), args, train_dataset=rows, data_collator=collator).train()
+    model = sparse_model("bert")
+    call = re.search(r"whet\.upcycle\(model, whet\.ExpertSettings\(([^)]*)\)\)", refused.value.problems[0].fix)
+    assert call is not None
+    given = {name: json.loads(value) for name, value in (pair.split("=") for pair in call[1].split(", "))}
+    whet.upcycle(model, ExpertSettings(**given))
     with pytest.raises(ConfigError, match="does not train the routers"):
         whet.optimize(sparse_model("bert"))
     free = {"aux_loss_coef": 0.0, "z_loss_coef": 0.0}
-    _OwnLoss(sparse_model("bert", **free), args, train_dataset=rows, data_collator=collator).train()
+    _OwnLoss(model, args, train_dataset=rows, data_collator=collator).train()
     assert whet.changes(whet.optimize(sparse_model("bert", **free)))
 
 

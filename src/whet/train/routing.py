@@ -97,7 +97,7 @@ class SparseStep:
         if not self._seen or batch.is_extra:
             return loss
         rows = rows_of_tokens(batch)
-        _require_all(self._seen, rows)
+        _require_all(self._seen, rows, self._settings)
         found = sums(self._seen, rows)
         self._n_layers, self._seen = len(self._seen), []
         self._task = self._task + loss.detach()
@@ -150,7 +150,7 @@ def routing_of(model: nn.Module) -> Routing:
     return ExpertRouting(settings, layers) if learns else NoExperts()
 
 
-def _require_all(seen: Sequence[Routes], rows: Tensor) -> None:
+def _require_all(seen: Sequence[Routes], rows: Tensor, settings: ExpertSettings) -> None:
     """Raise ConfigError if the sparse layers have seen other tokens than those of the batch."""
     odd = [len(one.logits) for one in seen if len(one.logits) != len(rows)]
     if odd:
@@ -159,7 +159,7 @@ def _require_all(seen: Sequence[Routes], rows: Tensor) -> None:
             got=f"{odd[0]} tokens in a layer, {len(rows)} in the batch",
             why="the balance of the experts is that of the tokens of each row",
             fix="use --attn_implementation sdpa, which computes the batch as it is; or train without balance: "
-            "--moe_aux_loss_coef 0 --moe_z_loss_coef 0",
+            f"{_without_balance(settings)}",
         )
 
 
@@ -173,5 +173,9 @@ def require_whets_loss(model: nn.Module) -> None:
         got=f"aux_loss_coef {settings.aux_loss_coef}, z_loss_coef {settings.z_loss_coef}, and compute_loss, "
         "training_step or label_smoothing_factor changed",
         why="whet adds the losses of the routers to its own loss",
-        fix="leave the other loss out; or train without balance: --moe_aux_loss_coef 0 --moe_z_loss_coef 0",
+        fix=f"leave the other loss out; or train without balance: {_without_balance(settings)}",
     )
+
+
+def _without_balance(settings: ExpertSettings) -> str:
+    return kept.with_factors(settings, aux_loss_coef=0.0, z_loss_coef=0.0)

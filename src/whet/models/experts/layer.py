@@ -113,7 +113,9 @@ def _no_rows(factor: float | None) -> ConfigError:
         what="the capacity of experts does not go with this training",
         got=f"capacity_factor {factor}, and tokens of which whet does not know the rows",
         why="each sequence has a capacity of its own, and whet knows sequences only where it runs the model",
-        fix="leave --moe_capacity_factor out; or use the loss and the training of whet.Trainer, unchanged",
+        fix="use the loss and the training of whet.Trainer, unchanged; or leave the capacity out: --moe_experts, "
+        "--moe_every and --moe_top_k of whet_experts in config.json without --moe_capacity_factor, or in Python "
+        "whet.upcycle with whet.ExpertSettings of these values",
     )
 
 

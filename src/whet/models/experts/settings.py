@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from whet.errors import ConfigError
@@ -80,3 +80,18 @@ def parsed(entry: Any) -> ExpertSettings | None:
 def keep(config: Any, settings: ExpertSettings) -> None:
     """Write the settings into a model's configuration."""
     setattr(config, KEY, asdict(settings))
+
+
+def with_factors(settings: ExpertSettings, **factors: float) -> str:
+    """Return how a model gets its experts again with these factors: the options of a command, and a call in Python."""
+    new = replace(settings, **factors)
+    usual = ExpertSettings(experts=new.experts)
+    named = {
+        name: value
+        for name, value in asdict(new).items()
+        if name in ("experts", "top_k", "every") or value != getattr(usual, name)
+    }
+    flags = {f"moe_{name}": value for name, value in named.items()}
+    options = " ".join(f"--{name} {value}" for name, value in flags.items())
+    arguments = ", ".join(f"{name}={value}" for name, value in named.items())
+    return f"{options} (in Python: whet.upcycle(model, whet.ExpertSettings({arguments})))"

@@ -76,7 +76,8 @@ def _again(model: Any, before: ExpertSettings, settings: ExpertSettings) -> Any:
             got=f"{settings.experts} experts in every {settings.every} blocks asked for, {before.experts} in every "
             f"{before.every} there",
             why="its weights are those of its own experts",
-            fix=f"use --moe_experts {before.experts} --moe_every {before.every}, or name the dense model",
+            fix=f"use --moe_experts {before.experts} --moe_every {before.every}, or name the dense model in "
+            "--model_name_or_path",
         )
     for _, layer in layers_of(model):
         layer.top_k, layer.capacity_factor = settings.top_k, settings.capacity_factor
