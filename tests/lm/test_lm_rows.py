@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
+from following import followed, problems, ways
 from text_tasks import SAILING, write_lines
+from whet.cli.lm import COMMAND
 from whet.errors import ConfigError, DataError
 from whet.jobs.tokenising.cache import Cache
 from whet.tasks.lm.rows import RowMaker, collate
@@ -232,8 +234,12 @@ def test_template_that_changes_earlier_turns_is_refused(decoder: Path, tmp_path:
     )
     maker = RowMaker(tokenizer, 64, Cache(rows="rows", folder=tmp_path / "cache"))
     found = read_file(write_lines(tmp_path / "c.jsonl", [{"messages": CHAT}]), None, limit=None, skip_bad=False)
-    with pytest.raises(DataError, match=r"messages\[2\] is shown differently once more turns follow"):
+    with pytest.raises(DataError, match=r"messages\[2\] is shown differently once more turns follow") as refused:
         maker.rows("train", found)
+    (all_turns,) = ways(refused.value.problems[0].fix)
+    for loss in ("next_tokens", "dpo"):
+        asked = ["--model_name_or_path", "m", "--train_file", "t", "--do_train", "--loss", loss]
+        assert problems(COMMAND, followed(asked, all_turns)) == []
     tokenizer.chat_template = None
     with pytest.raises(ConfigError, match="no chat template"):
         maker.rows("train", found)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from whet.errors import DataError
-from whet.jobs.hub_data import HubSource
+from whet.jobs.hub_data import HubSource, load_split
 from whet.tasks.qa.read.hub import read_hub
 from whet.tasks.qa.types import Answers
 
@@ -73,6 +73,18 @@ def test_missing_dataset_is_named(kind, split, folder):
         read_hub(_source(folder, kind), split)
     assert kind in str(caught.value)
     assert split in str(caught.value)
+
+
+def test_split_that_is_missing_is_named_with_the_option_for_it(folder):
+    """qa and tag have no option for it: there the way is to read files."""
+    source = _source(folder, "tables")
+    with pytest.raises(DataError, match=r"Unknown split \"test\"") as caught:
+        load_split(source, "test", flag="--test_split_name")
+    assert caught.value.problems[0].fix.startswith("name another in --test_split_name; or leave --dataset_name out")
+    with pytest.raises(DataError) as caught:
+        load_split(source, "test")
+    assert "splits train, validation and test; or leave --dataset_name out" in caught.value.problems[0].fix
+    assert len(load_split(source, "validation", flag="--validation_split_name")) == 2
 
 
 def test_dataset_with_code_is_refused_and_not_run(folder):

@@ -46,7 +46,7 @@ def test_texts_are_classified_as_they_were_read_in_training(classifier: Path, tm
     assert lines[3]["row"] == "line 4"
 
 
-def test_words_are_tagged(word_encoder: Path, tmp_path: Path) -> None:
+def test_words_are_tagged(word_encoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [{"tokens": row["text"].split(), "tags": ["DET" if one == "the" else "X" for one in row["text"].split()]}
             for row in topic_rows()]  # fmt: skip
     train = write_lines(tmp_path / "train.jsonl", rows)
@@ -60,6 +60,13 @@ def test_words_are_tagged(word_encoder: Path, tmp_path: Path) -> None:
     assert (first["tokens"], first["tags"]) == (["the", "boat"], ["DET", "X"])
     assert (second["tags"], second["row"]) == (["X", "X", "DET"], "line 4")
     assert all(0 < score <= 1 for score in second["scores"])
+    capsys.readouterr()
+    asked = ["predict", str(tmp_path / "out"), "--file", str(file), "--output", str(tmp_path / "again.jsonl")]
+    assert run([*asked, "--text_column_names", "form"]) == EXIT_BAD_DATA
+    said = capsys.readouterr().err
+    assert "write a number, such as --text_column_names 0" in said
+    assert "--label_column_name" not in said
+    assert run([*asked, "--text_column_names", "0"]) == 0
 
 
 def test_questions_are_answered(encoder: Path, tmp_path: Path) -> None:

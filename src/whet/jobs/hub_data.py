@@ -17,6 +17,9 @@ from whet.models.loading.hub_reach import unreachable
 if TYPE_CHECKING:
     from datasets import Dataset
 
+_NO_SPLIT = "Unknown split"
+"""What `datasets` says of a split that the data set does not have; the splits that it has follow."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class HubSource:
@@ -45,8 +48,11 @@ class HubSource:
         return f"data set {self.dataset_name!r}, split {split!r}"
 
 
-def load_split(source: HubSource, split: str) -> Dataset:
-    """Return one split; no code of the data set runs. Raises DataError if `datasets` cannot load it."""
+def load_split(source: HubSource, split: str, *, flag: str | None = None) -> Dataset:
+    """Return one split; no code of the data set runs. Raises DataError if `datasets` cannot load it.
+
+    `flag` is the option that names the split, if the task has one.
+    """
     from datasets import load_dataset
     from datasets.exceptions import DatasetsError
 
@@ -65,8 +71,16 @@ def load_split(source: HubSource, split: str) -> Dataset:
             what=f"{source.describe(split)}: cannot be loaded",
             got=f"{type(error).__name__}: {error}",
             why="`datasets.load_dataset` refused",
-            fix="check --dataset_name, --dataset_config_name and the network; or use --train_file",
+            fix=f"{_other_name(str(error), flag)}; or leave --dataset_name out and use --train_file, --validation_file "
+            "and --test_file",
         ) from error
+
+
+def _other_name(said: str, flag: str | None) -> str:
+    """Return which option to correct, by what `datasets` said."""
+    if _NO_SPLIT not in said:
+        return "check --dataset_name, --dataset_config_name and the network"
+    return "this command reads the splits train, validation and test" if flag is None else f"name another in {flag}"
 
 
 @contextmanager

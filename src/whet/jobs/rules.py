@@ -79,7 +79,9 @@ def config_of_a_dataset(job: JobFields) -> Problem | None:
         what="dataset_config_name is given without a dataset",
         got=job.dataset_config_name,
         why="it chooses among the configurations of a dataset of the hub",
-        fix="add --dataset_name, or leave --dataset_config_name out",
+        fix="leave --dataset_config_name out"
+        if _files(job)
+        else "add --dataset_name, or leave --dataset_config_name out",
     )
 
 

@@ -50,15 +50,18 @@ def sentences(text: str) -> Iterator[ColumnSentence]:
         yield ColumnSentence(lines)
 
 
-def cell(cells: list[str], column: int, what: str, number: int) -> str:
-    """Return one cell of a line; raises Rejected with the line's number where it is missing or empty."""
+def cell(cells: list[str], column: int, what: str, number: int, flag: str | None) -> str:
+    """Return one cell of a line; raises Rejected with the line's number where it is missing or empty.
+
+    `flag` is the option that names the column; None: there is none.
+    """
     if -len(cells) <= column < len(cells) and cells[column]:
         return cells[column]
     raise Rejected(
         f"line {number}: the {what} is missing",
         got=" ".join(cells),
         why=f"the line has {len(cells)} columns, and it was looked for in {_name(column)}",
-        fix="write it, or name another column: --text_column_name, --label_column_name (numbers from 0)",
+        fix="write it" if flag is None else f"write it, or name another column: {flag} NUMBER, counted from 0",
     )
 
 

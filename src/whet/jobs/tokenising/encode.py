@@ -55,7 +55,8 @@ def rust_tokenizer(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
             what="the tokenizer is a slow one",
             got=type(tokenizer).__name__,
             why="only tokenizers of the `tokenizers` library report where in the context each token stands",
-            fix="name a model with a tokenizer.json, or a folder with one in --tokenizer_name",
+            fix="name a model with a tokenizer.json; commands that train also take the tokenizer of another one in "
+            "--tokenizer_name",
         )
     copy = Tokenizer.from_str(cast(Tokenizer, tokenizer.backend_tokenizer).to_str())
     copy.no_truncation()

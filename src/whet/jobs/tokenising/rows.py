@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
     from transformers import PreTrainedTokenizerBase
 
+_SHORTER_TEXTS = "cut the text into several rows, or leave the row out"
 _LAYOUT = 1
 """Raise this when the same input shall give other rows, or the file looks different."""
 
@@ -98,7 +99,7 @@ def make_rows(
         direction=tokenizer.truncation_side,
     )
     whole = texts if pairs is None else [first + second for first, second in zip(texts, pairs, strict=True)]
-    require_memory(whole, memory.available_bytes())
+    require_memory(whole, memory.available_bytes(), fix=_SHORTER_TEXTS)
     batches = _batches(texts, pairs)
     with_windows = options.doc_stride is not None
 
@@ -122,6 +123,7 @@ def _check_room(rust: Tokenizer, texts: Sequence[str], pairs: Sequence[str] | No
     room, needed = options.max_seq_length - n_special, 1 if pairs is None else 2
     shared = options.doc_stride or 0
     if pairs is not None and options.doc_stride is not None:
+        require_memory(texts, memory.available_bytes(), fix=_SHORTER_TEXTS)
         lengths = encode_texts(rust, texts).lengths
         longest = int(lengths.argmax())
         room, needed = room - int(lengths[longest]), 1

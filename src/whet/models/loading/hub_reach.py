@@ -20,13 +20,12 @@ def hub_problem(name: str, flag: str, kind: str, cache_dir: str | None = None) -
     reason = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else unreachable()
     if reason is None:
         return None
-    here = f"name its folder in {flag}" if kind == "model" else "name a file of it in --train_file"
     first = "unset HF_HUB_OFFLINE" if constants.HF_HUB_OFFLINE else "connect to the network (a mirror: HF_ENDPOINT)"
     return Problem(
         what=f"{flag} names a {kind} of the hub, and the hub cannot be reached",
         got=name,
         why=f"{reason}, and nothing of this name is on this machine",
-        fix=f"{first}; or download it elsewhere, copy it here and {here}",
+        fix=f"{first}; or download it elsewhere, copy it here and name its folder in {flag}",
     )
 
 

@@ -80,7 +80,8 @@ class Scheme:
         assert examples.labels is not None
         shown = ", ".join(self.names[:_SHOWN_NAMES]) + (", ..." if len(self.names) > _SHOWN_NAMES else "")
         if self.kind == "regression":
-            rule, fix = "regression learns numbers", "correct the value; if labels are classes: --do_regression false"
+            rule = "regression learns numbers"
+            fix = "correct the value; if labels are classes: --do_regression false, without --problem_type regression"
         else:
             rule, fix = f"the model knows {len(self.names)} labels: {shown}", "correct the label, or train with it"
         return Problem(

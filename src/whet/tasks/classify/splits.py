@@ -53,7 +53,7 @@ def _read(job: ClassifyFields, name: str, limit: int | None) -> Examples:
                          skip_bad=job.skip_bad)  # fmt: skip
     split = {"train": job.train_split_name, "validation": job.validation_split_name, "test": job.test_split_name}[name]
     source = HubSource.of(job)
-    dataset = load_split(source, split)
+    dataset = load_split(source, split, flag=f"--{name}_split_name")
     where = source.describe(split)
     try:
         bad = BadRows(where, skip_bad=job.skip_bad)

@@ -85,7 +85,8 @@ def _turns(messages: Messages, first: int, tokenizer: Any) -> Spans:
             "the conversation has no turn of the assistant",
             got=[message["role"] for message in messages],
             why="these turns are what is learnt",
-            fix='add a message with "role": "assistant", or learn all turns: --completion_only_loss false',
+            fix='add a message with "role": "assistant"; or, without --loss dpo, learn all turns: '
+            "--completion_only_loss false",
         )
     return tuple(spans)
 
@@ -106,8 +107,8 @@ def _unstable(number: int) -> Rejected:
     return Rejected(
         f"messages[{number}] is shown differently once more turns follow",
         why="the chat template changes earlier turns, so that it is not known which characters are the assistant's",
-        fix="give each turn of the assistant a row of its own, with the messages before it, or learn all turns: "
-        "--completion_only_loss false",
+        fix="give each turn of the assistant a row of its own, with the messages before it; or, without --loss dpo, "
+        "learn all turns: --completion_only_loss false",
     )
 
 

@@ -200,5 +200,6 @@ def _nothing_to_learn(name: str, examples: Examples, max_length: int) -> DataErr
         what=f"{examples.source}: no row has a token to learn",
         got=f"{len(examples)} examples, rows of up to {max_length} tokens",
         why=f"the loss of {name} is a mean over tokens that follow another one",
-        fix="use longer texts, a larger --max_length if prompts fill it, or --completion_only_loss false",
+        fix="use longer texts, a larger --max_length if prompts fill it, or, without --loss dpo, "
+        "--completion_only_loss false",
     )

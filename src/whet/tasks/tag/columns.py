@@ -44,11 +44,11 @@ def from_columns(text: str, named: Named, bad: BadRows, *, need_tags: bool, limi
         alone = not need_tags and named.tags is None and all(len(cells) == 1 for _, cells in sentence.lines)
         try:
             if named.tags is None:
-                _require_columns(table, sentence.lines, at_least=2 if need_tags else 1)
-            given = [conll.cell(cells, words, "word", number) for number, cells in sentence.lines]
+                _require_columns(table, sentence.lines, named, at_least=2 if need_tags else 1)
+            given = [conll.cell(cells, words, "word", number, named.words_flag) for number, cells in sentence.lines]
             labels = None
             if tags is not None and not alone:
-                labels = [conll.cell(cells, tags, "tag", number) for number, cells in sentence.lines]
+                labels = [conll.cell(cells, tags, "tag", number, named.tags_flag) for number, cells in sentence.lines]
         except Rejected as problem:
             bad.add(problem, lambda begin=begin: f"the sentence that begins in line {begin}")
             continue
@@ -88,9 +88,9 @@ def _columns(table: _Table, named: Named, *, need_tags: bool) -> tuple[int, int 
     conllu = bool(table.sentences) and table.sentences[0].is_conllu
     names = [name.lower() for name in table.names]
     usual = next((at for at, name in enumerate(names) if name in _WORD_HEADINGS), 0)
-    words = _number(named.words, table, conll.CONLLU_WORD if conllu else usual)
+    words = _number(named.words, table, conll.CONLLU_WORD if conllu else usual, named.words_flag)
     if named.tags is not None:
-        return words, _number(named.tags, table, -1)
+        return words, _number(named.tags, table, conll.CONLLU_TAG, named.tags_flag)
     if conllu or not names:
         return words, conll.CONLLU_TAG if conllu else -1
     task = (f"{named.task}_tags", named.task)
@@ -106,8 +106,8 @@ def _columns(table: _Table, named: Named, *, need_tags: bool) -> tuple[int, int 
     return words, found
 
 
-def _number(name: str | None, table: _Table, usual: int) -> int:
-    """Return the column that a user named, by its heading or its number."""
+def _number(name: str | None, table: _Table, usual: int, flag: str | None) -> int:
+    """Return the column that a user named with this option, by its heading or its number."""
     if name is None:
         return usual
     names = [one.lower() for one in table.names]
@@ -120,13 +120,13 @@ def _number(name: str | None, table: _Table, usual: int) -> int:
             f"the column {name} is missing",
             got=f"columns found: {', '.join(table.names)}",
             why="the options name it",
-            fix="correct --text_column_name or --label_column_name",
+            fix=f"correct {flag}",
         )
     raise Rejected(
         "the columns of this file have no names",
         got=name,
         why="its first line is a word, so they are counted from 0",
-        fix="write a number, such as --text_column_name 0 --label_column_name 3",
+        fix=f"write a number, such as {flag} {max(usual, 0)}",
     )
 
 
@@ -152,7 +152,7 @@ def _column_name(table: _Table, tags: int | None) -> str:
     return f"column {tags}" if tags is not None and tags >= 0 else "the last column"
 
 
-def _require_columns(table: _Table, lines: Sequence[tuple[int, list[str]]], at_least: int) -> None:
+def _require_columns(table: _Table, lines: Sequence[tuple[int, list[str]]], named: Named, at_least: int) -> None:
     """Raise Rejected for a line without a tag, and for lines of a text that is not in columns."""
     width = len(table.names) or len(lines[0][1])
     other = "the header" if table.names else "the line before"
@@ -175,7 +175,7 @@ def _require_columns(table: _Table, lines: Sequence[tuple[int, list[str]]], at_l
                 why="a line holds one word with its columns; a blank line ends the sentence",
                 fix=f'put a word that holds {table.mark!r} into quotes: "{table.mark}"'
                 if quotes
-                else "write one word a line, or name the columns: --text_column_name 0 --label_column_name 1",
+                else f"write one word a line, or name the columns: {named.by_number(0, 1)}",
             )
 
 

@@ -22,7 +22,11 @@ from whet.tasks.tag.word_tags import best_tags, only_logits, words_of
 def predict(asked: PredictFields) -> int:
     """Write the tags and scores of every word in the file; return the exit code."""
     known = outputs.reading_of(asked, "tag")
-    named = Named(words=asked.text_column_names or known.get("text_column_name"))
+    named = Named(
+        words=asked.text_column_names or known.get("text_column_name"),
+        words_flag="--text_column_names",
+        tags_flag=None,
+    )
     sentences = read_file(
         Path(asked.file), named, need_tags=False, limit=asked.max_predict_samples, skip_bad=asked.skip_bad
     )

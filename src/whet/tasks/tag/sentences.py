@@ -27,6 +27,15 @@ class Named:
     words: str | None = None
     tags: str | None = None
     task: str = "ner"
+    words_flag: str = "--text_column_name"
+    """The option that names the column of the words."""
+    tags_flag: str | None = "--label_column_name"
+    """The option that names the column of the tags; None: the command has none."""
+
+    def by_number(self, words: int, tags: int) -> str:
+        """Return how these columns are named by their numbers."""
+        own = f"{self.words_flag} {words}"
+        return own if self.tags_flag is None else f"{own} {self.tags_flag} {tags}"
 
 
 @dataclass(frozen=True)
@@ -71,7 +80,7 @@ class Collected:
 
 def from_rows(rows: TableRows, named: Named, bad: BadRows, *, need_tags: bool, limit: int | None) -> Sentences:
     """Return the sentences of a table whose rows hold lists of words and of tags."""
-    words = _column(rows.columns, named.words, WORDS, "words", "--text_column_name")
+    words = _column(rows.columns, named.words, WORDS, "words", named.words_flag)
     usual = (f"{named.task}_tags", named.task, *TAGS)
     tags = next((name for name in usual if name in rows.columns), None)
     if named.tags or (need_tags and tags is None):
