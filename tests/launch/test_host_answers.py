@@ -58,6 +58,38 @@ def test_another_version_is_named_whatever_else_it_says(members: list[Member]) -
         prepared(members)
 
 
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_another_build_of_torch_is_installed_where_it_lacks(members: list[Member], by_hand: bool) -> None:
+    """A build's name after + is none that pip finds; launchers that were started by hand have no --python."""
+    members += [answering("h1", torch="2.13.0+cpu"), answering("h2", torch="2.9.0"), answering("h3", torch="")]
+    for member in members:
+        member.by_hand = by_hand
+    with pytest.raises(ConfigError) as refused:
+        prepared(members)
+    fixes = {problem.what: problem.fix for problem in refused.value.problems}
+    for name in ("h2", "h3"):
+        fix = fixes[f"{name}: another version of torch"]
+        assert f"install it on {name} (pip install torch==2.13.0, from PyTorch's index for cpu)" in fix
+        assert ("--python" in fix) is not by_hand
+
+
+def test_torch_that_the_first_host_lacks_is_installed_there(members: list[Member]) -> None:
+    members += [answering("h1", torch=""), answering("h2")]
+    with pytest.raises(ConfigError, match=r"install it on h1 \(pip install torch==2\.9\)"):
+        prepared(members)
+
+
+def test_a_node_that_never_answers_is_not_reached_by_ssh(members: list[Member]) -> None:
+    """--connect_timeout_s and ssh are for hosts that the launcher reaches itself."""
+    members.append(opened("node 1 (h2)", [sys.executable, "-c", "import sys; sys.exit('No module named whet')"]))
+    members[0].by_hand = True
+    with pytest.raises(ConfigError) as refused:
+        prepared(members)
+    (problem,) = refused.value.problems
+    assert problem.what == "node 1 (h2) does not answer"
+    assert "what its launcher prints" in problem.fix
+
+
 def test_a_machine_under_two_names_is_refused(members: list[Member]) -> None:
     here = {"10.0.0.1": "eth0", "172.17.0.1": "docker0"}
     there = {"10.0.0.2": "eth0", "172.17.0.1": "docker0"}

@@ -44,7 +44,7 @@ class LostRankError(WhetError):
             got=str(error).splitlines()[0] if str(error) else type(error).__name__,
             why="a rank that fails or hangs stops all: no rank can finish the step alone",
             fix="read the messages of the other ranks for the cause, then start again with "
-            "--resume_from_checkpoint auto",
+            "--resume_from_checkpoint auto, in Python trainer.train(resume_from_checkpoint=True)",
         )
         self.place, self.doing, self.error = place, doing, error
 
@@ -194,7 +194,7 @@ def _backend(asked: str | None, *, on_gpu: bool) -> str:
             what="ddp_backend names a backend that this build of torch does not have",
             got=name,
             why=_why_missing(name),
-            fix="leave --ddp_backend out: gloo is part of every build of torch and needs nothing else",
+            fix="use --ddp_backend gloo, which is part of every build of torch and needs nothing else",
         )
     return name
 

@@ -85,7 +85,8 @@ def _require_enough(count: int, n_usable: int, topology: Topology, quota_cores: 
         what=f"{count} ranks do not fit on this machine",
         got=f"{len(topology.cores)} physical cores that this process may use{quota}",
         why="each rank needs a physical core of its own: two ranks on one core take its time from each other",
-        fix=f"use --nproc_per_node auto, or a number from 1 to {n_usable}",
+        fix=f"use --nproc_per_node auto, or a number from 1 to {n_usable}; a host of --hosts or --hostfile that has a "
+        f"number of its own: NAME:{n_usable}",
     )
 
 

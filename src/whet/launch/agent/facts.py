@@ -142,7 +142,8 @@ def _enter(folder: str | None) -> None:
             what="the working folder is missing",
             got=f"{folder}: {error.strerror}",
             why="ranks start in the same folder on every host",
-            fix=f"create it or mount it there, or name another with --working_dir: {folder} is only the default",
+            fix="create it or mount it there, or name a folder that all hosts have: --working_dir FOLDER (without it, "
+            "the launcher's own)",
         ) from error
 
 

@@ -60,7 +60,7 @@ def options_have_an_effect(asked: "HostsArguments") -> Problem | None:
                 what=f"{name} has no effect here",
                 got=f"--{name} {getattr(asked, name)}",
                 why=f"it is for {needs}",
-                fix=f"add {needs}, or leave --{name} out",
+                fix=f"leave --{name} out" if asked.several else f"add {needs}, or leave --{name} out",
             )
     return None
 

@@ -82,13 +82,22 @@ def _minor(version: str) -> str:
 
 
 def _differs(member: Member, what: str, got: str, wanted: str, of: str) -> Problem:
-    install = f"{what} {wanted}" if what == "Python" else f"pip install {what}=={wanted}"
+    where, version = (member.name, wanted) if wanted else (of, got)
+    other = "start the launcher there with another Python" if member.by_hand else "name another Python with --python"
     return Problem(
         what=f"{member.name}: another version of {what}",
         got=f"{got or 'none'}; {of} has {wanted or 'none'}",
         why="ranks that compute with different versions do not train the same model",
-        fix=f"install it on {member.name} ({install}), or name another Python with --python",
+        fix=f"install it on {where} ({_install(what, version)}), or {other}",
     )
+
+
+def _install(what: str, version: str) -> str:
+    """Return how a version is installed; builds such as 2.13.0+cpu are in an index of PyTorch's own."""
+    public, _, build = version.partition("+")
+    if what == "Python":
+        return f"Python {version}"
+    return f"pip install {what}=={public}" + (f", from PyTorch's index for {build}" if build else "")
 
 
 def _commands(members: Sequence[Member]) -> list[Problem]:
@@ -146,9 +155,11 @@ def _memory(members: Sequence[Member]) -> list[str]:
     if len(free) < 2:
         return []
     usual = statistics.median_high(free.values())
+    by_hand = members[0].by_hand
     return [
         f"{name}: {amount(own)} of memory free for each rank, others have {amount(usual)}. "
-        f"fix: end what else runs there, or give it fewer ranks (--hosts {name}:1)"
+        "fix: end what else runs there, or give it fewer ranks "
+        f"({'--nproc_per_node 1 there' if by_hand else f'--hosts {name}:1'})"
         for name, own in free.items()
         if own < _FREE_FRAC * usual
     ]

@@ -83,6 +83,7 @@ def _gather(job: Job, server: socket.socket, members: list[Member]) -> None:
     """Fill in the members in the order of their numbers; raises ConfigError if some do not come in time."""
     own = f"node 0 ({os.uname().nodename})"
     members.append(opened(own, ssh.local_agent(sys.executable)))
+    members[0].by_hand = True
     found: dict[int, Member] = {}
     until, say_at = time.monotonic() + job.hosts.join_timeout_s, time.monotonic() + 1
     server.settimeout(_TRIES_EVERY_S)
@@ -121,7 +122,7 @@ def _admit(job: Job, server: socket.socket, found: dict[int, Member]) -> None:
     elif number in found and not found[number].channel.ended.is_set():
         refusal = f"{found[number].name} has joined already: every node has a --node_rank of its own"
     else:
-        found[number] = Member(name, channel)
+        found[number] = Member(name, channel, by_hand=True)
         return
     say(f"{name} at {peer[0]} is refused: {refusal}")
     channel.send(ask="over", code=EXIT_BAD_CONFIG, again=False, said=refusal)

@@ -38,6 +38,8 @@ class Member:
     first_rank: int = 0
     over: bool = False
     """Whether its ranks have ended, or it is lost."""
+    by_hand: bool = False
+    """Whether its launcher was started by hand, with --nnodes."""
 
     def close(self) -> None:
         """End the connection; the agent then ends, and so do its ranks."""

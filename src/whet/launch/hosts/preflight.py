@@ -107,9 +107,21 @@ def _found(members: Sequence[Member], spec_of: Callable[[Member], Mapping[str, A
         if member.name in answers:
             member.facts = Facts.of(answers[member.name]["facts"])
         else:
-            code = None if member.process is None else member.process.poll()
-            problems.append(ssh.problem(member.name, code, [*member.channel.noise[-5:], *member.said]))
+            problems.append(_silent(member))
     return problems
+
+
+def _silent(member: Member) -> Problem:
+    """Return the problem of a host that has never answered."""
+    code, said = None if member.process is None else member.process.poll(), [*member.channel.noise[-5:], *member.said]
+    if not member.by_hand:
+        return ssh.problem(member.name, code, said)
+    return Problem(
+        what=f"{member.name} does not answer",
+        got=" ".join(said)[-300:] or ("no answer in time" if code is None else f"exit code {code}"),
+        why="each node looks at its own cores and software before ranks start, and says what it has found",
+        fix="look at the load of that node and at what its launcher prints, then start all launchers again",
+    )
 
 
 def _compare_clocks(members: Sequence[Member]) -> None:
@@ -181,5 +193,7 @@ def _lost(member: Member) -> Problem:
         what=f"{member.name} does not answer any more",
         got=said,
         why="the connection ended during the pre-flight, or the host is very slow",
-        fix=f"look at the host's load and its network: ssh {member.name} uptime",
+        fix="look at the load and the network of that node, and at what its launcher prints"
+        if member.by_hand
+        else f"look at the host's load and its network: ssh {member.name} uptime",
     )
