@@ -15,6 +15,7 @@ from api_server import Cluster, pod, set_state
 from kubeconfigs import kubeconfig
 from plans import BASE, pod_of, words
 
+from following import followed, ways
 from whet.cli.main import run
 
 pytest.importorskip("kubernetes")
@@ -273,7 +274,10 @@ def test_a_job_that_is_not_there(cluster: Cluster, capfd: pytest.CaptureFixture[
 
 def test_a_claim_that_is_missing_or_too_narrow(cluster: Cluster, capfd: pytest.CaptureFixture[str]) -> None:
     assert run(words(action="submit", output_claim="nowhere")) == 78
-    assert "there is no PersistentVolumeClaim nowhere" in capfd.readouterr().err
+    said = " ".join(capfd.readouterr().err.split())
+    assert "there is no claim nowhere in namespace ml" in said
+    assert "kubectl get pvc -n ml" in said
+    assert "--output_claim, --data_claim or --cache_claim" in said
     assert run(words(action="submit", output_claim="single", nodes=2)) == 78
     assert "ReadWriteMany" in capfd.readouterr().err
     assert names(cluster) == set()
@@ -283,6 +287,15 @@ def test_a_claim_that_is_missing_or_too_narrow(cluster: Cluster, capfd: pytest.C
     assert "cannot be written to" in capfd.readouterr().err
     submitted(capfd, output_claim="single", data_claim="single")
     submitted(capfd, name="other", nodes=2, data_claim="frozen")
+
+
+def test_an_elastic_job_on_a_claim_of_one_node_has_a_way(cluster: Cluster, capfd: pytest.CaptureFixture[str]) -> None:
+    elastic = words(action="submit", kind="pytorchjob", output_claim="single", nodes=2, min_nodes=1, max_nodes=4)
+    assert run(elastic) == 78
+    _, _, fix = " ".join(capfd.readouterr().err.split()).partition("fix: ")
+    (one_pod,) = [way for way in ways(fix) if "--nodes" in way]
+    assert run(followed(elastic, one_pod)) == 0
+    assert names(cluster) == {("pytorchjobs", "squad")}
 
 
 @pytest.mark.parametrize("text", [None, "not: [yaml", "apiVersion: v1\nkind: Config\n", "- a list"])

@@ -18,6 +18,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "memory without a unit": ({"memory": "64"}, "--memory 64Gi"),
     "memory with a space": ({"memory": "128 Gi"}, "--memory 128Gi"),
     "memory of another spelling": ({"memory": "64GB"}, "--memory 64Gi"),
+    "megabytes of another spelling": ({"memory": "65536MiB"}, "--memory 65536Mi"),
     "no memory": ({"memory": None}, "--memory 64Gi"),
     "shared memory without a unit": ({"shared_memory": "2gb"}, "--shared_memory 2Gi"),
     "shared memory of the pod's size": ({"shared_memory": "64Gi"}, "half of 64Gi"),
@@ -93,6 +94,16 @@ def test_a_secret_in_clear_is_refused_and_not_repeated(case: str, capfd: pytest.
     assert "--env_from_secret" in said
     for secret in (SECRET, SECRET.lower(), "hunter2", "secret-of-mine", "0123456789abcdef", "AKIAABCD", "eyJhbGci"):
         assert secret not in said
+
+
+def test_a_secret_in_the_name_of_an_image_becomes_one_of_the_registry(capfd: pytest.CaptureFixture[str]) -> None:
+    said = refused(capfd, image=f"registry.example.org/{SECRET}/whet:1.0")
+    assert "--image_pull_secrets" in said
+    assert "--env_from_secret" not in said
+    both = refused(capfd, image=f"registry.example.org/{SECRET}/whet:1.0", env=f"HF_TOKEN={SECRET}")
+    assert "--image_pull_secrets" in both
+    assert "--env_from_secret" in both
+    assert SECRET not in said + both
 
 
 def test_words_that_are_no_secrets_pass(capfd: pytest.CaptureFixture[str]) -> None:

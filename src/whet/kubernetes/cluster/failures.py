@@ -9,7 +9,7 @@ from typing import Any
 
 from whet.errors import EXIT_IO, ConfigError, StorageError, WhetError
 from whet.kubernetes.cluster.client import Cluster
-from whet.kubernetes.cluster.kinds import ApiKind
+from whet.kubernetes.cluster.kinds import CLAIM, ApiKind
 
 _OPERATOR = {
     "trainer.kubeflow.org": "Kubeflow Trainer v2 (kubeflow.org/docs/components/trainer)",
@@ -95,6 +95,8 @@ def _forbidden(message: str, asked: _Asked) -> WhetError:
 
 
 def _no_object(message: str, asked: _Asked) -> WhetError:
+    if asked.kind == CLAIM:
+        return _no_claim(message, asked)
     return ConfigError(
         what=f"there is no {asked.kind.kind} {asked.name} in namespace {asked.namespace} (404)",
         got=message,
@@ -104,13 +106,24 @@ def _no_object(message: str, asked: _Asked) -> WhetError:
     )
 
 
+def _no_claim(message: str, asked: _Asked) -> WhetError:
+    return ConfigError(
+        what=f"there is no claim {asked.name} in namespace {asked.namespace} (404)",
+        got=message,
+        why="the pods mount it, and whet creates no volumes",
+        fix=f"create it, or see which claims are there, run: kubectl get pvc -n {asked.namespace}{asked.access}; then "
+        "name one in --output_claim, --data_claim or --cache_claim",
+    )
+
+
 def _no_definition(message: str, asked: _Asked) -> WhetError:
     operator = _OPERATOR.get(asked.kind.group, "this version of the API")
     return ConfigError(
         what=f"the cluster does not know the kind {asked.kind.kind} (404)",
         got=message,
         why=f"{operator} is not installed there",
-        fix="use --kind job, which needs nothing else; or have the cluster's administrator install it",
+        fix="use --kind job without --min_nodes and --max_nodes, which needs nothing else; or have the cluster's "
+        "administrator install it",
     )
 
 
@@ -119,7 +132,8 @@ def _refused(message: str, asked: _Asked) -> WhetError:
         what=f"the cluster refused to {asked}",
         got=message,
         why="the object breaks a rule of the cluster: its definition, its operator's webhook or a policy",
-        fix="change the option that the answer names; whet k8s render with the same options shows the object",
+        fix="change the option that the answer names; whet k8s render with the same options, without --kubeconfig and "
+        "--context, shows the object",
     )
 
 
@@ -128,7 +142,8 @@ def _not_now(status: int, message: str, asked: _Asked) -> WhetError:
         what=f"the cluster could not {asked} ({status})",
         got=message,
         why="a part of it does not answer: if the answer names a webhook, its operator is not running",
-        fix="try again; for a webhook, ask the cluster's administrator for the operator's pods, or use --kind job",
+        fix="try again; for a webhook, ask the cluster's administrator for the operator's pods, or use --kind job "
+        "without --min_nodes and --max_nodes",
     )
 
 

@@ -84,7 +84,7 @@ def _require_modes(name: str, modes: list[str], *, n_pods: int, writes: bool) ->
             what=f"the claim {name} can be mounted on one node only",
             got=f"access modes {', '.join(modes)}, and a job of {n_pods} pods",
             why="pods on other nodes would wait for it forever",
-            fix=f"use a claim with the access mode {needed}, or --nodes 1",
+            fix=f"use a claim with the access mode {needed}, or --nodes 1 without --min_nodes and --max_nodes",
         )
     if writes and set(modes) == {"ReadOnlyMany"}:
         raise ConfigError(

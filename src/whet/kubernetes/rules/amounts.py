@@ -1,5 +1,6 @@
 """Rules about CPUs, memory and time: what a pod asks for must fit what its ranks do."""
 
+import re
 from decimal import Decimal
 
 from whet.config.rules.ranges import Rule, at_least
@@ -9,6 +10,10 @@ from whet.kubernetes.fields import KubernetesFields
 
 _LEAST_MEMORY = 2**28
 """Bytes below which a text such as 64 is meant to be 64Gi."""
+_MOST_MEMORY = 2**50
+"""Bytes that no pod has: such a number without a unit is not meant in Gi."""
+_SPELLED = re.compile(r"0*(\d+(?:\.\d+)?)\s*(?:([kmgt])i?b?)?", re.IGNORECASE)
+"""How amounts are written elsewhere: 64, 64 GB, 1.5gib."""
 _LEAST_GRACE_S = 30
 """Seconds: a step and a save of a small model, on a network volume."""
 
@@ -48,12 +53,12 @@ def memory_is_an_amount(asked: KubernetesFields) -> Problem | None:
     for name in ("memory", "shared_memory"):
         text = getattr(asked, name)
         amount = _amount(text)
-        if text is not None and (amount is None or (name == "memory" and amount < _LEAST_MEMORY) or amount <= 0):
+        if text is not None and not _is_enough(name, amount):
             return Problem(
                 what=f"{name} is no amount of memory",
                 got=text,
                 why="Kubernetes counts bytes unless a unit follows, without a space: Mi, Gi, Ti, or M, G, T",
-                fix=f"use --{name} {_with_unit(text)}",
+                fix=f"use --{name} {_with_unit(name, text)}",
             )
     return None
 
@@ -88,9 +93,18 @@ def _amount(text: str | None) -> Decimal | None:
     return None if text is None else quantity.read(text)
 
 
-def _with_unit(text: str) -> str:
-    digits = "".join(char for char in text if char.isdigit())
-    return f"{digits.lstrip('0') or '1'}Gi"
+def _is_enough(name: str, amount: Decimal | None) -> bool:
+    return amount is not None and amount > 0 and (name != "memory" or amount >= _LEAST_MEMORY)
+
+
+def _with_unit(name: str, text: str) -> str:
+    """Return the amount that is meant, as Kubernetes writes it; an example if that cannot be known."""
+    found = _SPELLED.fullmatch(text.strip())
+    meant = f"{found[1]}{(found[2] or 'G').upper()}i" if found else ""
+    amount = _amount(meant)
+    if amount is not None and amount <= _MOST_MEMORY and _is_enough(name, amount):
+        return meant
+    return "64Gi" if name == "memory" else "1Gi"
 
 
 AMOUNT_RULES: tuple[Rule, ...] = (

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from whet.config.rules.ranges import Rule
 from whet.errors import Problem
-from whet.kubernetes import names
+from whet.kubernetes import names, secrets
 from whet.kubernetes.fields import KubernetesFields
 
 _OBJECTS = ("namespace", "service_account", "output_claim", "data_claim", "cache_claim")
@@ -56,8 +56,8 @@ def other_objects_have_valid_names(asked: KubernetesFields) -> Problem | None:
 
 
 def the_image_is_one(asked: KubernetesFields) -> Problem | None:
-    """The image is a name that a container engine understands."""
-    if asked.image is None or names.is_image(asked.image):
+    """The image is a name that a container engine understands; one with a secret is refused without showing it."""
+    if asked.image is None or names.is_image(asked.image) or secrets.in_text(asked.image):
         return None
     return Problem(
         what="image is no name of a container image",

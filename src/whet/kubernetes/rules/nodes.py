@@ -22,12 +22,24 @@ def the_range_contains_nodes(asked: KubernetesFields) -> Problem | None:
     low, high = asked.min_nodes or 1, asked.max_nodes or max(asked.nodes, asked.min_nodes or 1)
     if low <= asked.nodes <= high:
         return None
+    if low > high:
+        return _no_range(asked, low, high)
     fits = min(max(asked.nodes, low), high)
     return Problem(
         what="nodes is not between min_nodes and max_nodes",
         got=" ".join(f"--{name} {getattr(asked, name)}" for name in ("nodes", "min_nodes", "max_nodes")),
         why="the job is created with this many pods, and may shrink and grow from there",
         fix=f"use --nodes {fits}, or another --min_nodes or --max_nodes",
+    )
+
+
+def _no_range(asked: KubernetesFields, low: int, high: int) -> Problem:
+    least, most = max(1, min(asked.nodes, high)), max(asked.nodes, low)
+    return Problem(
+        what="min_nodes is above max_nodes",
+        got=f"--min_nodes {asked.min_nodes} --max_nodes {asked.max_nodes}",
+        why="the job shrinks to the first number of pods and grows to the second",
+        fix=f"use --min_nodes {least} --max_nodes {most}",
     )
 
 

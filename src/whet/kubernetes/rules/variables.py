@@ -51,20 +51,30 @@ def secret_reference(pair: str) -> tuple[str, str, str] | None:
     return (name, secret, key or name) if good and not secrets.in_text(pair) else None
 
 
+_IN_VARIABLES = (
+    "make a Secret from a file that holds only the value, run: kubectl create secret generic hub --from-file=HF_TOKEN; "
+    "then use --env_from_secret HF_TOKEN=hub/HF_TOKEN in its place (whet reads HF_TOKEN by itself)"
+)
+_IN_IMAGE = (
+    "write --image without it, and let nodes log in to the registry with a Secret: kubectl create secret "
+    "docker-registry pull --from-file=config.json (docker's own); then add --image_pull_secrets pull"
+)
+
+
 def no_secret_is_in_clear(asked: KubernetesFields) -> Problem | None:
     """A manifest contains references to secrets, never their values."""
     found = [f"--env {name}" for name in secrets.in_variables(asked.env)]
     found += [f"{flag} of the command" for flag in secrets.in_command(asked.command)]
-    found += ["--image"] if secrets.in_text(asked.image or "") else []
+    fixes = [_IN_VARIABLES] if found else []
+    if secrets.in_text(asked.image or ""):
+        found, fixes = [*found, "--image"], [*fixes, _IN_IMAGE]
     if not found:
         return None
     return Problem(
         what="a manifest would contain a secret in clear",
         got=", ".join(f"{one} {MASK}" for one in found),
         why="everyone who may read the job, its pods or the file could read it, and clusters keep it for long",
-        fix="make a Secret from a file that holds only the value, run: kubectl create secret generic hub "
-        "--from-file=HF_TOKEN; then use --env_from_secret HF_TOKEN=hub/HF_TOKEN in its place (whet reads HF_TOKEN by "
-        "itself)",
+        fix="; ".join(fixes),
     )
 
 
