@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -21,7 +22,7 @@ import whet
 from text_tasks import examples, load, save_encoder, words
 from tiny_decoders import collate, tiny_decoder, token_rows, trainer_of
 from whet.cli.main import run
-from whet.errors import EXIT_BAD_CONFIG, ConfigError
+from whet.errors import EXIT_BAD_CONFIG, EXIT_IO, ConfigError
 from whet.jobs.lora.adapt import EveryGradient
 
 peft = pytest.importorskip("peft")
@@ -213,6 +214,22 @@ def test_run_on_an_adapter_names_merge(small_decoder: Path, tmp_path: Path, capf
     out = trained("lm", small_decoder, tmp_path)
     assert run(["generate", str(out), "--prompt", "the"]) == EXIT_BAD_CONFIG
     assert "whet merge" in " ".join(capfd.readouterr().err.split())
+
+
+def test_checkpoint_of_an_adapter_by_transformers_names_merge(
+    small_decoder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its folder is no model: whoever starts from its weights has to merge them first."""
+    folder = saved_adapter(small_decoder, tmp_path / "checkpoint-2")
+    (folder / "trainer_state.json").write_text("{}")
+    options: dict[str, Any] = {"train_file": examples("lm", tmp_path), "max_steps": 1, "save_strategy": "no"}
+    asked = words("lm", small_decoder, tmp_path / "out", "--do_train", **options, resume_from_checkpoint=folder)
+    assert run(asked) == EXIT_IO
+    said = " ".join(capfd.readouterr().err.split())
+    found = re.search(r"run: whet (merge \S+ --output_dir) MERGED; then --model_name_or_path MERGED", said)
+    assert found is not None
+    assert run([*shlex.split(found[1]), str(tmp_path / "merged")]) == 0
+    assert run(words("lm", tmp_path / "merged", tmp_path / "out", "--do_train", **options)) == 0
 
 
 def test_weight_without_a_gradient_ends_the_first_step(tmp_path: Path) -> None:

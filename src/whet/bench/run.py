@@ -94,5 +94,6 @@ def _plain_failed(why: str) -> WhetError:
         what="the plain run failed",
         got=why,
         why="every technique is compared with it",
-        fix="run whet qa --do_train with the same options; it reports more",
+        fix="run whet qa --do_train with the same options but those of the measurement, such as --steps and --only; it "
+        "reports more",
     )

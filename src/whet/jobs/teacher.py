@@ -119,5 +119,6 @@ def _not_alike(teacher: nn.Module, student: nn.Module, job: JobFields) -> Config
         what="the teacher and the model do not run in the same way",
         got="; ".join(reasons) or f"{type(teacher).__name__} and {type(student).__name__}",
         why="both compute the same packed rows, so that each target has two logits",
-        fix=f"use a --teacher_model of the family of {job.model_name_or_path}, one that whet packs (docs/families.md)",
+        fix=f"leave --attn_implementation out, and use a --teacher_model of the family of {job.model_name_or_path}, "
+        "one that whet packs (docs/families.md)",
     )

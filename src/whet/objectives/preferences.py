@@ -119,7 +119,8 @@ def _no_packing(model: nn.Module) -> ConfigError:
         what="the DPO loss needs a model that runs without padding",
         got=type(model).__name__,
         why="the two completions of a pair lie end to end, and each keeps to itself",
-        fix="use a model of a family that whet packs (docs/families.md), or TRL's DPOTrainer",
+        fix="leave --attn_implementation out, and use a model of a family that whet packs (docs/families.md); or use "
+        "TRL's DPOTrainer",
     )
 
 

@@ -76,7 +76,9 @@ def best_model_is_evaluated(args: TrainingFields) -> Problem | None:
         what="the best model is asked for, but nothing is evaluated",
         got=f"eval_strategy={args.eval_strategy}",
         why="the best model is the one with the best evaluation during training",
-        fix="use --eval_strategy steps or --eval_strategy epoch",
+        fix="use --eval_strategy epoch, or --eval_strategy steps"
+        if args.save_strategy == "best"
+        else "use --eval_strategy epoch --save_strategy epoch, or steps for both",
     )
 
 
@@ -122,7 +124,7 @@ def best_needs_a_metric(args: TrainingFields) -> Problem | None:
         what="save_strategy best has no metric",
         got=f"metric_for_best_model={args.metric_for_best_model}",
         why="it needs the number of the evaluation that defines the best model",
-        fix="name it: --metric_for_best_model f1, for example",
+        fix="name it: --metric_for_best_model loss, for example, or f1 in whet qa",
     )
 
 
@@ -176,7 +178,8 @@ def check_output_dir(path: str | Path, overwrite: bool) -> Problem | None:
         what="output_dir is not empty",
         got=str(folder),
         why="a run would mix its files with those of another",
-        fix="use another --output_dir, add --overwrite_output_dir, or resume with --resume_from_checkpoint auto",
+        fix="use another --output_dir, add --overwrite_output_dir (not with --max_restarts), or resume with "
+        "--resume_from_checkpoint auto",
     )
 
 

@@ -19,15 +19,21 @@ _ALL = tuple(dict.fromkeys(name for names in METRICS.values() for name in names)
 
 def metric_is_known(job: ClassifyFields) -> Problem | None:
     """Reported before the training, not at its first evaluation."""
-    known = METRICS[job.problem_type] if job.problem_type else _ALL
+    known = _known(job)
     if job.metric_name is None or job.metric_name in (*known, "loss"):
         return None
     return Problem(
         what="metric_name names no metric",
         got=job.metric_name,
         why=f"an evaluation computes {', '.join(known)}",
-        fix="use one of these in --metric_name, such as accuracy",
+        fix=f"use one of these in --metric_name, such as {known[0]}",
     )
+
+
+def _known(job: ClassifyFields) -> tuple[str, ...]:
+    """Return the metrics of this run's evaluations, or those of all if only the data says what labels are."""
+    kind = job.problem_type or ("regression" if job.do_regression else None)
+    return METRICS[kind] if kind else _ALL
 
 
 def labels_are_one_thing(job: ClassifyFields) -> Problem | None:
@@ -69,15 +75,15 @@ def threshold_is_a_probability(job: ClassifyFields) -> Problem | None:
 
 
 def best_metric_is_known(job: ClassifyFields, args: TrainingArguments) -> Problem | None:
-    """Reported before the training, not at its first evaluation."""
-    wanted = args.metric_for_best_model
-    if wanted is None or wanted.removeprefix("eval_") in (*_ALL, "loss"):
+    """Reported before the training, not at its first evaluation; one from metric_name is checked there."""
+    wanted, known = args.metric_for_best_model, _known(job)
+    if wanted is None or wanted == job.metric_name or wanted.removeprefix("eval_") in (*known, "loss"):
         return None
     return Problem(
         what="metric_for_best_model names no metric",
         got=wanted,
-        why=f"an evaluation computes {', '.join(_ALL)} and loss",
-        fix="use one of these in --metric_for_best_model, such as accuracy",
+        why=f"an evaluation computes {', '.join(known)} and loss",
+        fix=f"use one of these in --metric_for_best_model, such as {known[0]}",
     )
 
 

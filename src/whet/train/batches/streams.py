@@ -306,7 +306,7 @@ def require_steps(args: Any) -> None:
         raise ConfigError(
             what="the training set has no length, and max_steps is not set",
             why="the learning rate and the end of the run follow from the number of steps",
-            fix="set --max_steps",
+            fix="set --max_steps, and leave --min_steps out",
         )
 
 

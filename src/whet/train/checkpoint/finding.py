@@ -44,7 +44,7 @@ def newest(output_dir: Path) -> Path | None:
         + "; ".join(f"{folder.name}: {on_disk.problems_of(folder)[0]}" for folder in folders[: -_MOST_NAMED - 1 : -1]),
         why="a run that should resume never starts from the beginning by itself",
         fix="put a complete checkpoint back; or start a new run: leave --resume_from_checkpoint out and use another "
-        "--output_dir (or --overwrite_output_dir, which deletes these checkpoints)",
+        "--output_dir (or, without --max_restarts, --overwrite_output_dir, which deletes these checkpoints)",
     )
 
 

@@ -81,5 +81,5 @@ def require_evaluation_set(trainer: PublicTrainer) -> None:
             what="there is no data set to evaluate on",
             got=f"eval_strategy={trainer.args.eval_strategy}",
             why="evaluation was asked for",
-            fix="pass eval_dataset, or --validation_file; or use --eval_strategy no",
+            fix="pass eval_dataset to Trainer, or use --eval_strategy no",
         )

@@ -83,7 +83,7 @@ def evaluation_set(trainer: PublicTrainer, given: Any) -> Any:
     dataset = _named_set(trainer, given) if isinstance(given, str) else given
     dataset = trainer.eval_dataset if dataset is None else dataset
     if dataset is None:
-        raise no_data("evaluate on", "pass eval_dataset, or --validation_file; or use --eval_strategy no")
+        raise no_data("evaluate on", "pass eval_dataset to Trainer, or use --eval_strategy no")
     return dataset
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from whet.errors import StorageError
 from whet.train.checkpoint.manifest import MANIFEST
 
-_STATE, _CONFIG = "trainer_state.json", "config.json"
+_STATE, _CONFIG, _ADAPTER = "trainer_state.json", "config.json", "adapter_config.json"
 _OF_WHET = ("state.json", "meter.json")
 """Files that only whet's checkpoints hold, of form 2 and form 1."""
 _OF_TRANSFORMERS = re.compile(r"checkpoint-(\d{1,18})")
@@ -73,8 +73,10 @@ def _of_transformers(folder: Path) -> StorageError:
 
 
 def _from_weights(folder: Path) -> str:
-    name = shlex.quote(str(folder))
-    return f"start from its weights: --model_name_or_path {name}, another --output_dir, no --resume_from_checkpoint"
+    name, run = shlex.quote(str(folder)), "another --output_dir, no --resume_from_checkpoint"
+    if (folder / _ADAPTER).is_file():
+        return f"merge its adapter, run: whet merge {name} --output_dir MERGED; then --model_name_or_path MERGED, {run}"
+    return f"start from its weights: --model_name_or_path {name}, {run}"
 
 
 def _never_sealed(folder: Path, use: str | None) -> StorageError:
@@ -82,7 +84,7 @@ def _never_sealed(folder: Path, use: str | None) -> StorageError:
         return _of_transformers(folder)
     if use is not None:
         fix = f"use {use}"
-    elif (folder / _CONFIG).is_file():
+    elif (folder / _CONFIG).is_file() or (folder / _ADAPTER).is_file():
         fix = _from_weights(folder)
     else:
         fix = f"name a folder checkpoint-STEP of a run; or {_NEW_RUN}"
