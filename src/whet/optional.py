@@ -13,21 +13,29 @@ from types import ModuleType
 from whet.errors import ConfigError
 
 
-def require(module: str, *, needed_for: str, install: str) -> ModuleType:
-    """Return the imported module, or raise a ConfigError that names what to install."""
+def require(module: str, *, needed_for: str, install: str, environment: str = "") -> ModuleType:
+    """Return the imported module, or raise a ConfigError that names what to install.
+
+    `install` are the words after pip install, `environment` the variables before it.
+    """
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ConfigError(
-            what=f"the package {module!r} is missing",
-            got=str(error),
-            why=f"{needed_for} needs it",
-            fix=f"run: pip install {install}",
-        ) from error
+        package = module.partition(".")[0]
+        if not is_installed(package):
+            what, fix = f"the package {module!r} is missing", f"run: {environment}pip install {install}"
+        else:
+            what = f"the package {module!r} is installed, and cannot be imported"
+            again = package if install.startswith("'whet[") else install
+            fix = "install what it misses; or, if it is damaged, run: "
+            fix += f"{environment}pip install --force-reinstall --no-deps {again}"
+        raise ConfigError(what=what, got=str(error), why=f"{needed_for} needs it", fix=fix) from error
 
 
 def is_installed(package: str) -> bool:
     """Return whether the package could be imported, without importing it."""
+    if package in sys.modules:
+        return sys.modules[package] is not None
     return find_spec(package) is not None
 
 

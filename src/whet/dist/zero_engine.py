@@ -162,8 +162,9 @@ def _library() -> Any:
     """
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    deepspeed = require("deepspeed", needed_for="the engine that --deepspeed names", install="deepspeed")
-    accelerator = require("deepspeed.accelerator", needed_for="--deepspeed", install="deepspeed").get_accelerator()
+    how = {"install": "--no-build-isolation deepspeed", "environment": "DS_BUILD_OPS=0 "}
+    deepspeed = require("deepspeed", needed_for="the engine that --deepspeed names", **how)
+    accelerator = require("deepspeed.accelerator", needed_for="--deepspeed", **how).get_accelerator()
     builder = accelerator.create_op_builder("ShareMemCommBuilder")
     if builder is not None:
         deepspeed.ops.__compatible_ops__[builder.NAME] = False
