@@ -100,8 +100,10 @@ def test_columns_that_are_missing_or_unclear_are_refused_with_the_flag(tmp_path:
     path = write_csv(tmp_path / "data.csv", [{"a": "x", "b": "y", "c": "z"}])
     with pytest.raises(DataError, match="--text_column_names"):
         _read(path)
-    with pytest.raises(DataError, match="the column d is missing"):
+    with pytest.raises(DataError, match=r"(?s)the column d is missing.*fix: correct --label_column_name, or"):
         _read(path, Named(text="a", label="d"))
+    with pytest.raises(DataError, match=r"(?s)the column d is missing.*fix: correct --text_column_names, or"):
+        _read(path, Named(text="d"))
     with pytest.raises(DataError, match="--label_column_name"):
         _read(path, Named(text="a"))
 

@@ -68,7 +68,7 @@ def _refuse_too_large(n_bytes: int, available_bytes: int | None) -> None:
             "the file is too large for this machine's memory",
             got=f"{n_bytes:,} bytes; {available_bytes:,} bytes of memory are free",
             why=f"reading takes up to {_TIMES_IN_MEMORY} times the size of the file",
-            fix="split the file and train on one part after the other: the --output_dir of one run is the "
+            fix="split the file; to train on one part after the other, the --output_dir of one run is the "
             "--model_name_or_path of the next",
         )
 

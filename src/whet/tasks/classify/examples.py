@@ -93,8 +93,10 @@ class Named:
 def choose_columns(found: Sequence[str], named: Named, *, need_label: bool) -> Columns:
     """Return which columns of a table are read; raises Rejected if a named one is missing or none can be chosen."""
     label = named.label or _usual(found, LABELS)
-    given = [*_split(named.text), *_split(named.pair)]
-    missing = [name for name in (*given, *([named.label] if need_label and named.label else [])) if name not in found]
+    given = {"--text_column_names": _split(named.text), "--text_pair_column_names": _split(named.pair)}
+    if need_label and named.label:
+        given["--label_column_name"] = (named.label,)
+    missing = {flag: gone for flag, names in given.items() if (gone := [name for name in names if name not in found])}
     if missing:
         raise _missing(missing, found)
     text, pair = _split(named.text), _split(named.pair)
@@ -209,13 +211,15 @@ def _label(row: Mapping[str, Any], name: str | None, *, needed: bool) -> Any:
     )
 
 
-def _missing(names: Sequence[str], found: Sequence[str]) -> Rejected:
+def _missing(missing: Mapping[str, Sequence[str]], found: Sequence[str]) -> Rejected:
+    """Return the error for columns that these options name, and that the data does not have."""
+    names = [name for named in missing.values() for name in named]
     many = len(names) > 1
     return Rejected(
         f"the column{'s' if many else ''} {', '.join(names)} {'are' if many else 'is'} missing",
         got=f"columns found: {', '.join(map(str, found)) or 'none'}",
         why="the options name it",
-        fix="correct --text_column_names, --text_pair_column_names or --label_column_name, or --csv_delimiter",
+        fix=f"correct {' and '.join(missing)}, or --csv_delimiter",
     )
 
 
