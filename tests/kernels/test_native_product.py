@@ -45,6 +45,16 @@ def test_weight_gradient_is_exact_at_block_edges(shape: tuple[int, int, int]) ->
     torch.testing.assert_close(dbias, grad.double().sum(0).float(), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("rows", [0, 5, 500])
+def test_weight_gradient_is_added_to_what_is_there(rows: int) -> None:
+    torch.manual_seed(0)
+    grad, x, dweight, dbias = torch.randn(rows, 40), torch.randn(rows, 70), torch.randn(40, 70), torch.randn(40)
+    wanted = dweight.double() + grad.double().t() @ x.double(), dbias.double() + grad.double().sum(0)
+    product.weight_gradient_into(dweight, dbias, grad, x, add=True)
+    for found, exact in zip((dweight, dbias), wanted, strict=True):
+        torch.testing.assert_close(found.double(), exact, rtol=1e-4, atol=1e-4)  # fp32 sums of 500 products
+
+
 def test_weight_gradient_does_not_depend_on_threads() -> None:
     grad, x = torch.randn(700, 60), torch.randn(700, 800)
     before = torch.get_num_threads()

@@ -248,7 +248,10 @@ def _gaussian(targets: list[str]) -> Any:
 
 
 def test_what_is_not_fused_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    model = whet.optimize(model_of("bert"))
+    plain = whet.changes(whet.optimize(model_of("bert")))
+    assert plain is not None
+    assert not plain.called  # plain pairs are part of the product
+    model = whet.optimize(model_of("bert", use_dora=True))
     changes = whet.changes(model)
     assert changes is not None
     names = [f"bert.encoder.layer.{n}.attention.self.{name}" for n in range(2) for name in ("query", "value")]
@@ -257,6 +260,51 @@ def test_what_is_not_fused_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixt
     model.get_base_model().bert.embeddings.LayerNorm.register_forward_hook(lambda *_: None)
     assert whet.changes(model).called["bert.embeddings.LayerNorm"] == "has hooks"
     assert whet.changes(whet.restore(model)) is None
+
+
+def _two_adapters(model: Any) -> None:
+    config = peft.LoraConfig(task_type="QUESTION_ANS", target_modules=["query"], r=2, init_lora_weights=False)
+    model.add_adapter("second", config)
+    _layer(model).set_adapter(["default", "second"])
+
+
+def _hook(model: Any) -> None:
+    _layer(model).register_forward_hook(lambda _, __, found: found * 1.5)
+
+
+def _hook_of_the_pair(model: Any) -> None:
+    _layer(model).lora_A["default"].register_forward_hook(lambda _, __, found: found * 1.5)
+
+
+def _own_forward(model: Any) -> None:
+    _layer(model).forward = lambda x: 0 * x
+
+
+def _disabled(model: Any) -> None:
+    model.base_model.disable_adapter_layers()
+
+
+def _layer(model: Any) -> Any:
+    return model.get_base_model().bert.encoder.layer[0].attention.self.query
+
+
+@pytest.mark.parametrize("change", [_two_adapters, _hook, _hook_of_the_pair, _own_forward, _disabled])
+def test_a_pair_that_is_more_than_its_class_is_called(change: Any) -> None:
+    """What comes after whet.optimize counts in the next pass."""
+    torch.manual_seed(7)
+    model, exact = (model_of("bert", init_lora_weights=False).eval() for _ in range(2))
+    exact.load_state_dict(model.state_dict())
+    whet.optimize(model)
+    batch, results = Pad()(tiny_rows(6, "bert")), []
+    for one in (exact, model):
+        torch.manual_seed(8)
+        before = one(**batch).start_logits[batch["attention_mask"].bool()]
+        change(one)
+        after = one(**batch).start_logits[batch["attention_mask"].bool()]
+        assert not torch.allclose(before, after)
+        results.append((before, after))
+    for found, wanted in zip(results[1], results[0], strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)  # fp32 sums in another order
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

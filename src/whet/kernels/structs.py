@@ -34,7 +34,7 @@ class Dropout(ctypes.Structure):
 class WeightGradient(ctypes.Structure):
     """Arguments of `whet_weight_gradient`."""
 
-    _fields_ = _fields(("rows width out", c_int64), ("dy x dweight dbias", c_void_p))
+    _fields_ = _fields(("rows width out add", c_int64), ("dy x dweight dbias", c_void_p))
 
 
 class Int8Support(ctypes.Structure):

@@ -9,6 +9,7 @@ from torch.autograd import Function
 from whet.kernels import structs
 from whet.kernels.first_derivative import once_differentiable
 from whet.kernels.native_call import DTYPES, call, native_for, ptr
+from whet.kernels.products.linear import by_onednn, input_gradient, product_of, weight_gradient_into
 from whet.kernels.reference import layers as reference
 
 _CHUNK_BYTES = 32 * 2**20  # logits at a time: a few hundred rows of a common vocabulary, enough for full-speed products
@@ -80,19 +81,19 @@ class _LinearCrossEntropy(Function):
         wanted = ctx.needs_input_grad[:2]
         losses = torch.empty(hidden.shape[0], dtype=torch.float32)
         dhidden = torch.empty_like(hidden) if wanted[0] else None
-        dweight = torch.zeros_like(weight) if wanted[1] else None
+        dweight = _gradient_of(weight, len(hidden)) if wanted[1] else None
         n_rows, labels = chunk_rows(weight), labels.contiguous()
         with torch.autocast("cpu", enabled=False):
             x, w = hidden.to(dtype), weight.to(dtype)
-            logits = x.new_empty(min(n_rows, len(x)), len(w))
             for first in range(0, hidden.shape[0], n_rows):
                 part = slice(first, first + n_rows)
-                found = torch.mm(x[part], w.T, out=logits[: len(x[part])])
+                found = product_of(x[part], w, None)
                 grad = _losses_and_gradient(found, labels[part], losses[part], differentiate=any(wanted))
                 if dhidden is not None:
-                    dhidden[part] = grad @ w
+                    dhidden[part] = input_gradient(grad, w)
                 if dweight is not None:
-                    _add_product(dweight, grad.T, x[part])
+                    _add_product(dweight, grad, x[part], first=first == 0)
+                del found, grad  # before the next chunk is computed
         ctx.save_for_backward(dhidden, dweight)
         return losses.double().sum().float()
 
@@ -103,12 +104,21 @@ class _LinearCrossEntropy(Function):
         return dhidden, dweight, None, None
 
 
-def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """Add a @ b to the total, which may be in a wider format."""
-    if total.dtype == a.dtype:
-        total.addmm_(a, b)
+def _gradient_of(weight: Tensor, n_rows: int) -> Tensor:
+    """Return what the first chunk writes to, or zeros if there is none."""
+    return torch.empty_like(weight) if n_rows else torch.zeros_like(weight)
+
+
+def _add_product(total: Tensor, grad: Tensor, x: Tensor, *, first: bool) -> None:
+    """Add grad (N, V)' @ x (N, D) to the total (V, D), which may be in a wider format; the first chunk sets it."""
+    if by_onednn() and total.dtype == grad.dtype == torch.float32 and total.is_contiguous():
+        weight_gradient_into(total, None, grad, x, add=not first)
+    elif total.dtype == grad.dtype and not first:
+        total.addmm_(grad.T, x)
+    elif first:
+        total.copy_(grad.T @ x)
     else:
-        total.add_(a @ b)
+        total.add_(grad.T @ x)
 
 
 def _losses_and_gradient(logits: Tensor, labels: Tensor, losses: Tensor, *, differentiate: bool) -> Tensor:

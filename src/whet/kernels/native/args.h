@@ -19,9 +19,10 @@ struct Mask {
   const int32_t* position;  // (rows,)
 };
 
-// dweight = dy' x, dbias = the sum of dy's rows; all fp32, rows tokens of `out` and of `width`.
+// dweight = dy' x, dbias = the sum of dy's rows; all fp32, rows tokens of `out` and of `width`. With `add` both are
+// added to what is there.
 struct WeightGradient {
-  int64_t rows, width, out;
+  int64_t rows, width, out, add;
   const float* dy;
   const float* x;
   float* dweight;

@@ -55,6 +55,11 @@ def multiplied_by(way: Linear | None) -> Iterator[None]:
         _FORMAT.reset(token)
 
 
+def is_reformatted() -> bool:
+    """Return whether linear layers now multiply in another format, by a product of their own."""
+    return _FORMAT.get() is not None
+
+
 @cache
 def by_onednn() -> bool:
     """Return whether fp32 products of linear layers run in oneDNN in this process."""
@@ -120,15 +125,17 @@ def weight_gradient(grad: Tensor, x: Tensor, *, bias: bool) -> tuple[Tensor, Ten
     return dweight, dbias
 
 
-def weight_gradient_into(dweight: Tensor, dbias: Tensor | None, grad: Tensor, x: Tensor) -> None:
-    """Write what `weight_gradient` returns to contiguous tensors of that shape."""
+def weight_gradient_into(dweight: Tensor, dbias: Tensor | None, grad: Tensor, x: Tensor, *, add: bool = False) -> None:
+    """Write what `weight_gradient` returns to contiguous tensors of that shape, or add it to what they hold."""
     if native_for(grad, x) is None or grad.dtype != torch.float32:
-        torch.mm(grad.t(), x, out=dweight)
+        torch.addmm(dweight, grad.t(), x, out=dweight) if add else torch.mm(grad.t(), x, out=dweight)
         if dbias is not None:
-            torch.sum(grad, 0, out=dbias)
+            dbias.add_(grad.sum(0)) if add else torch.sum(grad, 0, out=dbias)
         return
     grad, x = grad.contiguous(), x.contiguous()
-    args = structs.WeightGradient(x.shape[0], x.shape[1], grad.shape[1], ptr(grad), ptr(x), ptr(dweight), ptr(dbias))
+    args = structs.WeightGradient(
+        x.shape[0], x.shape[1], grad.shape[1], add, ptr(grad), ptr(x), ptr(dweight), ptr(dbias)
+    )
     call("weight_gradient", args)
 
 

@@ -4,6 +4,7 @@ from torch import nn
 
 from whet.models.binding import bound
 from whet.models.family import Part
+from whet.models.fused.low_rank import layer_of
 from whet.models.known import owner_of
 from whet.models.standard import learn, why_called
 
@@ -36,11 +37,10 @@ def called(module: nn.Module) -> dict[str, str]:
     part, found = _declared(module), {}
     assert part is not None
     for path, standard in part.slots.items():
-        try:
-            slot = module.get_submodule(path)
-        except AttributeError:
+        slot = _slot(module, path)
+        if slot is None:
             continue
-        if (why := why_called(slot, standard)) is not None:
+        if (why := why_called(slot, standard)) is not None and layer_of(slot) is None:
             found[path] = why
     return found
 
@@ -50,8 +50,15 @@ def has_products(module: nn.Module) -> bool:
     part = _declared(module)
     if part is None or not is_fused(module):
         return False
-    kept = called(module)
-    return any(standard is nn.Linear and path not in kept for path, standard in part.slots.items())
+    slots = ((_slot(module, path), standard) for path, standard in part.slots.items() if standard is nn.Linear)
+    return any(slot is not None and why_called(slot, standard) is None for slot, standard in slots)
+
+
+def _slot(module: nn.Module, path: str) -> nn.Module | None:
+    try:
+        return module.get_submodule(path)
+    except AttributeError:
+        return None
 
 
 def _declared(module: nn.Module) -> Part | None:

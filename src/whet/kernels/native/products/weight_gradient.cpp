@@ -112,6 +112,7 @@ void run(const WeightGradient& a, Part part) {
   float* const strips = right + kDepth * panels * kWide;
   for (int64_t t = 0; t < a.rows; t += kDepth) {
     const int64_t tokens = std::min(kDepth, a.rows - t);
+    const bool add = a.add || t > 0;
     for (int64_t p = 0; p < panels; ++p) {
       const int64_t column = part.first + p * kWide;
       const int n = static_cast<int>(std::min<int64_t>(kWide, part.end - column));
@@ -123,11 +124,11 @@ void run(const WeightGradient& a, Part part) {
       if (strip == 0)
         pack_strips(a.dy + t * a.out + row, a.out, tokens, std::min<int64_t>(kStrips * kRows, ahead), strips);
       const float* const left = strips + strip * kDepth * kRows;
-      if (a.dbias && part.first == 0) add_columns(left, tokens, n, t > 0, a.dbias + row);
+      if (a.dbias && part.first == 0) add_columns(left, tokens, n, add, a.dbias + row);
       for (int64_t p = 0; p < panels; ++p) {
         const int64_t column = part.first + p * kWide;
         const int columns = static_cast<int>(std::min<int64_t>(kWide, part.end - column));
-        multiply(left, right + p * kDepth * kWide, tokens, {a.dweight + row * a.width + column, a.width, n, columns}, t > 0);
+        multiply(left, right + p * kDepth * kWide, tokens, {a.dweight + row * a.width + column, a.width, n, columns}, add);
       }
     }
   }
@@ -144,6 +145,7 @@ int64_t threads() {
 }  // namespace
 
 void weight_gradient(const WeightGradient& a) {
+  if (a.rows == 0 && a.add) return;
   if (a.rows == 0) {
     std::fill(a.dweight, a.dweight + a.out * a.width, 0.0f);
     if (a.dbias) std::fill(a.dbias, a.dbias + a.out, 0.0f);

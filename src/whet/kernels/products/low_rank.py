@@ -1,0 +1,99 @@
+"""Products of a frozen linear layer with its low-rank pair (LoRA: Hu et al. 2021, arXiv:2106.09685, equation 3).
+
+x W' + s (x A') B' is one product of (x, x A') and (W, s B). The copies that this takes are
+linear in the sizes of x and W; in return the result is written once, where two products, a factor and a sum write it
+four times. The gradient of x is one product in the same way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.nn import functional
+
+from whet.kernels.first_derivative import once_differentiable
+from whet.kernels.native_call import is_followed
+from whet.kernels.products.linear import input_gradient, is_reformatted, product_of, weight_gradient
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """The pair of a layer: `down` A (R, K), `up` B (M, R), and the factor s of their product."""
+
+    down: Tensor
+    up: Tensor
+    scale: float
+
+
+def is_joined(x: Tensor) -> bool:
+    """Return whether `low_rank_linear` serves x: on a CPU, without a compiler, and no product in another format."""
+    return x.device.type == "cpu" and not is_followed() and not is_reformatted()
+
+
+def low_rank_linear(x: Tensor, dropped: Tensor | None, weight: Tensor, bias: Tensor | None, pair: LowRank) -> Tensor:
+    """Return x (..., K) @ weight (M, K)' + bias (M,) + s * (dropped (..., K) @ A') @ B', shape (..., M).
+
+    `dropped` is what the pair reads in place of x, where it has a dropout; None: x. Under autocast the products are in
+    its format, and so is the result.
+    """
+    dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
+    return _LowRank.apply(x, dropped, weight, bias, pair.down, pair.up, pair.scale, dtype)
+
+
+class _LowRank(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, dropped: Tensor | None, weight: Tensor, bias: Tensor | None, down: Tensor, up: Tensor,
+        scale: float, dtype: torch.dtype,
+    ) -> Tensor:  # fmt: skip
+        rows = x.flatten(0, -2).to(dtype)
+        read = rows if dropped is None else dropped.flatten(0, -2).to(dtype)
+        with torch.autocast("cpu", enabled=False):
+            inner = product_of(read, down.to(dtype), None)
+            joint = _side_by_side(weight, up * scale, dtype)
+            result = product_of(torch.cat([rows, inner], 1), joint, None if bias is None else bias.to(dtype))
+        ctx.save_for_backward(rows if weight.requires_grad else None, read, weight, down, up, inner)
+        ctx.scale, ctx.dropped, ctx.shape = scale, dropped is not None, x.shape
+        ctx.dtypes = x.dtype, None if dropped is None else dropped.dtype
+        return result.view(*x.shape[:-1], -1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        rows, read, weight, down, up, inner = ctx.saved_tensors
+        grad = grads[0].flatten(0, -2)
+        need = ctx.needs_input_grad
+        of_inner = input_gradient(grad, (up * ctx.scale).to(grad.dtype))
+        dx = ddropped = None
+        if need[0] and not ctx.dropped:
+            joint = torch.cat([weight.to(grad.dtype), down.to(grad.dtype)])
+            dx = input_gradient(torch.cat([grad, of_inner], 1), joint)
+        elif need[0]:
+            dx = input_gradient(grad, weight.to(grad.dtype))
+        if need[1]:
+            ddropped = input_gradient(of_inner, down.to(grad.dtype)).view(ctx.shape).to(ctx.dtypes[1])
+        dweight = weight_gradient(grad, rows, bias=False)[0].to(weight.dtype) if need[2] else None
+        dbias = grad.sum(0) if need[3] else None
+        ddown = weight_gradient(of_inner, read, bias=False)[0].to(down.dtype) if need[4] else None
+        dup = (weight_gradient(grad, inner, bias=False)[0] * ctx.scale).to(up.dtype) if need[5] else None
+        dx = None if dx is None else dx.view(ctx.shape).to(ctx.dtypes[0])
+        return dx, ddropped, dweight, dbias, ddown, dup, None, None
+
+
+def _side_by_side(weight: Tensor, more: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return (weight (M, K), more (M, R)) as one tensor (M, K + R) of this format, in one pass."""
+    joint = weight.new_empty(weight.shape[0], weight.shape[1] + more.shape[1], dtype=dtype)
+    joint[:, : weight.shape[1]] = weight
+    joint[:, weight.shape[1] :] = more
+    return joint
+
+
+def plain(x: Tensor, dropped: Tensor | None, weight: Tensor, bias: Tensor | None, pair: LowRank) -> Tensor:
+    """Compute the same as `low_rank_linear` step by step: the reference."""
+    read = x if dropped is None else dropped
+    low = functional.linear(functional.linear(read, pair.down), pair.up)
+    return functional.linear(x, weight, bias) + low * pair.scale
