@@ -6,7 +6,6 @@ import gc
 import hashlib
 import os
 import signal
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import accelerate
 import numpy as np
 import torch
+from ends_of_ranks import AllDie, AllStop, die_in_save
 from tiny_runs import Toy, toy_rows
 from torch.utils.data import IterableDataset
 from transformers import TrainerCallback
@@ -23,7 +23,6 @@ from tiny import tiny_model, tiny_rows
 from tiny_decoders import collate, tiny_decoder, token_rows
 from whet.models.experts.settings import ExpertSettings
 from whet.models.experts.upcycle import upcycle
-from whet.train.checkpoint import content
 from whet.train.control import stop
 from whet.train.sharding import planned
 
@@ -68,9 +67,9 @@ def questions(job: dict[str, Any], rank: int) -> dict[str, Any]:
     """Train a packed question answering model, and evaluate it."""
     trainer = _questions(job)
     if job.get("all_die_at") is not None:
-        trainer.add_callback(_AllDie(job["all_die_at"]))
+        trainer.add_callback(AllDie(job["all_die_at"]))
     if job.get("all_stop_at") is not None:
-        trainer.add_callback(_AllStop(job["all_stop_at"]))
+        trainer.add_callback(AllStop(job["all_stop_at"]))
     trainer.train(resume_from_checkpoint=job.get("resume"))
     counts = {name: value for name, value in trainer.evaluate().items() if name in ("eval_loss",)}
     predicted = trainer.predict(trainer.eval_dataset)
@@ -99,7 +98,7 @@ def shared(job: dict[str, Any], rank: int) -> dict[str, Any]:
     trainer, scale = _questions(job), _Weighs()
     trainer.add_callback(scale)
     if job.get("all_die_at") is not None:
-        trainer.add_callback(_AllDie(job["all_die_at"]))
+        trainer.add_callback(AllDie(job["all_die_at"]))
     trainer.train(resume_from_checkpoint=job.get("resume"))
     plan = planned.of_rank(trainer.model, trainer.args, trainer.optimizer, trainer.sync.place)
     total = plan.weights + plan.gradients + (plan.state or 0)
@@ -207,7 +206,7 @@ def toy(job: dict[str, Any], rank: int) -> dict[str, Any]:
     if job.get("dies_in_forward") is not None:
         _die_in_forward(rank, job["dies_in_forward"], trainer)
     if job.get("dies_in_save") is not None:
-        _die_in_save(rank, job["dies_in_save"], Path(trainer.args.output_dir))
+        die_in_save(rank, job["dies_in_save"], Path(trainer.args.output_dir))
     for name, cls_of in (("dies_at", _Dies), ("hangs_at", _Hangs)):
         if job.get(name) is not None:
             trainer.add_callback(cls_of(rank, job[name]))
@@ -298,32 +297,6 @@ class _Hangs(_Signal):
                 os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def _die_in_save(rank: int, save: int, output: Path) -> None:
-    """End rank 1 while rank 0 writes the files of this save (from 1), which then takes a second longer."""
-    begun = output.with_name("save has begun")
-    if rank == 1:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        threading.Thread(target=_end_when_there, args=(begun,), daemon=True).start()
-        return
-    real, count = content.write_tensors, 0
-
-    def slow(*given: Any) -> None:
-        nonlocal count
-        count += 1
-        if count == save:
-            begun.touch()
-            time.sleep(1)
-        real(*given)
-
-    content.write_tensors = slow
-
-
-def _end_when_there(path: Path) -> None:
-    while not path.exists():
-        time.sleep(0.001)
-    os._exit(9)
-
-
 def _die_in_forward(rank: int, step: int, trainer: whet.Trainer) -> None:
     """End rank 1 while the other one computes gradients."""
 
@@ -332,28 +305,6 @@ def _die_in_forward(rank: int, step: int, trainer: whet.Trainer) -> None:
             os._exit(9)
 
     trainer.model.register_forward_hook(end)
-
-
-class _AllStop(TrainerCallback):
-    """Ends training after a step on all ranks."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if state.global_step == self.step:
-            control.should_training_stop = True
-
-
-class _AllDie(TrainerCallback):
-    """Ends this process without a trace when a step begins, as a power cut does."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if state.global_step == self.step:
-            os._exit(9)
 
 
 class _Poison(TrainerCallback):

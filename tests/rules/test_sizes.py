@@ -10,6 +10,7 @@ MOST_FUNCTION_LINES = 50
 MOST_PARAMETERS = 6
 VAGUE_WORDS = {"util", "utils", "helper", "helpers", "common", "misc"}
 WIDE_ON_PURPOSE = {
+    "src/whet/kernels/products/low_rank.py: _LowRank.forward": "a Function of torch takes its tensors one by one",
     "src/whet/kernels/torch_ops/norm.py: add_norm": "an operator of torch takes no objects",
     "src/whet/kernels/torch_ops/norm.py: add_norm_backward": "an operator of torch takes no objects",
     "src/whet/kernels/torch_ops/attention.py: _spec": "an operator of torch takes no objects",

@@ -17,6 +17,9 @@ _LEAST_ROWS = (
     256  # of a vocabulary of 128,000: with fewer, adding to the weight's gradient takes longer than the product
 )
 
+_BLOCK = 4096
+"""Entries of the vocabulary whose logits oneDNN computes at a time; it has no way to write to memory that is there."""
+
 
 def linear_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
     """Return the summed cross entropy () of the logits hidden (N, D) @ weight (V, D)'; negative labels are ignored.
@@ -85,15 +88,15 @@ class _LinearCrossEntropy(Function):
         n_rows, labels = chunk_rows(weight), labels.contiguous()
         with torch.autocast("cpu", enabled=False):
             x, w = hidden.to(dtype), weight.to(dtype)
+            logits = x.new_empty(min(n_rows, len(x)), len(w))
             for first in range(0, hidden.shape[0], n_rows):
                 part = slice(first, first + n_rows)
-                found = product_of(x[part], w, None)
+                found = _product_into(logits[: len(x[part])], x[part], w)
                 grad = _losses_and_gradient(found, labels[part], losses[part], differentiate=any(wanted))
                 if dhidden is not None:
                     dhidden[part] = input_gradient(grad, w)
                 if dweight is not None:
                     _add_product(dweight, grad, x[part], first=first == 0)
-                del found, grad  # before the next chunk is computed
         ctx.save_for_backward(dhidden, dweight)
         return losses.double().sum().float()
 
@@ -102,6 +105,16 @@ class _LinearCrossEntropy(Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         dhidden, dweight = (None if grad is None else grad * grads[0].to(grad.dtype) for grad in ctx.saved_tensors)
         return dhidden, dweight, None, None
+
+
+def _product_into(logits: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    """Write x (N, D) @ weight (V, D)' to the logits (N, V) and return them: in the memory of the chunk before."""
+    if not by_onednn() or x.dtype != torch.float32:
+        return torch.mm(x, weight.T, out=logits)
+    for first in range(0, len(weight), _BLOCK):
+        block = slice(first, first + _BLOCK)
+        logits[:, block] = product_of(x, weight[block], None)
+    return logits
 
 
 def _gradient_of(weight: Tensor, n_rows: int) -> Tensor:

@@ -1,0 +1,61 @@
+"""Ways for the ranks of a test to end: all at once, with and without a trace, or one during a save."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback
+
+from whet.train.checkpoint import content
+
+
+def die_in_save(rank: int, save: int, output: Path) -> None:
+    """End rank 1 while rank 0 writes the files of this save (from 1), which then takes a second longer."""
+    begun = output.with_name("save has begun")
+    if rank == 1:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        threading.Thread(target=_end_when_there, args=(begun,), daemon=True).start()
+        return
+    real, count = content.write_tensors, 0
+
+    def slow(*given: Any) -> None:
+        nonlocal count
+        count += 1
+        if count == save:
+            begun.touch()
+            time.sleep(1)
+        real(*given)
+
+    content.write_tensors = slow
+
+
+def _end_when_there(path: Path) -> None:
+    while not path.exists():
+        time.sleep(0.001)
+    os._exit(9)
+
+
+class AllStop(TrainerCallback):
+    """Ends training after a step on all ranks."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == self.step:
+            control.should_training_stop = True
+
+
+class AllDie(TrainerCallback):
+    """Ends this process without a trace when a step begins, as a power cut does."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == self.step:
+            os._exit(9)
