@@ -13,6 +13,7 @@ import pytest
 from distilled_runs import by_formula
 from tiny_qa import command, squad
 from torch import Tensor
+from transformers import AutoTokenizer, XLNetConfig, XLNetModel
 
 import whet
 from saved_decoder import save_decoder
@@ -21,6 +22,7 @@ from tiny import Pad, arguments, losses, tiny_model, tiny_rows
 from tiny_decoders import collate, tiny_decoder, token_rows
 from whet.cli.main import run
 from whet.errors import EXIT_BAD_CONFIG
+from whet.jobs.tokenising.cache import Cache
 from whet.objectives.choose import choose
 from whet.objectives.distilled import Distillation, distilled
 
@@ -133,6 +135,16 @@ def test_tags_and_texts_take_a_teacher(tmp_path: Path) -> None:
     assert run(words("tag", tmp_path / "encoder", tmp_path / "tagged", "--do_train", **taught)) == 0
 
 
+def test_padded_language_models_as_student_and_teacher_are_refused(tmp_path: Path) -> None:
+    """Their logits stand one place before their labels, and nothing would move them."""
+    models = [tiny_decoder("gemma2", attn_logit_softcapping=50.0, seed=seed) for seed in (0, 5)]
+    settings = arguments(tmp_path, max_steps=1)
+    trainer = whet.Trainer(model=models[0], args=settings, train_dataset=token_rows(4), data_collator=collate)
+    assert not trainer.objective.packed
+    how = Distillation(temperature=TEMPERATURE, alpha=ALPHA, teacher="")
+    assert distilled(trainer.objective, models[0], choose(models[1].eval(), None, collate), how) is None
+
+
 def _other_labels(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text("utf-8"))
     names = list(config["id2label"].values())[::-1]
@@ -157,6 +169,43 @@ def test_teacher_of_other_labels_or_words_is_refused(
     options = {"train_file": models["topics.csv"], "teacher_model": tmp_path / "teacher"}
     assert run(words("classify", models["student"], tmp_path / "out", "--do_train", **options)) == EXIT_BAD_CONFIG
     assert said in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("task", ["classify", "lm"])
+def test_teacher_with_fewer_positions_than_the_rows_is_refused_before_anything_is_tokenised(
+    task: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = save_encoder if task == "classify" else save_decoder
+    save(tmp_path / "model")
+    save(tmp_path / "small", positions=16)
+    AutoTokenizer.from_pretrained(tmp_path / "model").save_pretrained(tmp_path / "small")  # trained words differ
+    file = write_lines(tmp_path / "rows.jsonl", topic_rows())
+    options: dict[str, Any] = {"train_file": file, "max_steps": 1}
+    short = words(task, tmp_path / "small", tmp_path / "teacher", "--do_train", **options, max_seq_length=16)
+    assert run(short) == 0
+    options |= {"teacher_model": tmp_path / "teacher", "max_seq_length": 16}
+    assert run(words(task, tmp_path / "model", tmp_path / "fits", "--do_train", **options)) == 0
+    capfd.readouterr()
+    monkeypatch.setattr(Cache, "take", None)
+    asked = words(task, tmp_path / "model", tmp_path / "out", "--do_train", **(options | {"max_seq_length": 17}))
+    assert run(asked) == EXIT_BAD_CONFIG
+    assert "fewer positions than the rows" in " ".join(capfd.readouterr().err.split())
+
+
+def test_labels_of_a_head_with_an_unusual_name_are_compared(
+    models: dict[str, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """XLNet's head is its `logits_proj`; other models have a `classifier` or a `score`."""
+    tokenizer = AutoTokenizer.from_pretrained(models["student"])
+    sizes = {"d_model": 32, "n_layer": 1, "n_head": 2, "d_inner": 32}
+    XLNetModel(XLNetConfig(vocab_size=len(tokenizer), **sizes)).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    options = {"train_file": models["topics.csv"], "max_steps": 1}
+    assert run(words("classify", tmp_path / "model", tmp_path / "teacher", "--do_train", **options)) == 0
+    options |= {"teacher_model": tmp_path / "teacher"}
+    _other_labels(tmp_path / "teacher")
+    assert run(words("classify", tmp_path / "model", tmp_path / "out", "--do_train", **options)) == EXIT_BAD_CONFIG
+    assert "other labels" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

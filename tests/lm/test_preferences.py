@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from dpo_runs import CHOSEN, MARGIN, PAIRS, by_formula, without_dropout
+from transformers import AutoModelForCausalLM
 
 from text_tasks import load, words, write_lines
 from whet.cli.main import run
 from whet.errors import EXIT_BAD_CONFIG, EXIT_BAD_DATA
 from whet.tasks.lm import preferences
+from whet.train.trials import precision
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft's
 CLOSE = 1e-5
@@ -109,6 +112,40 @@ def test_resumed_run_keeps_the_reference_and_refuses_another_beta(
     other = line(decoder, tmp_path / "other", "--do_train", **options, resume_from_checkpoint=place, beta=0.2)
     assert run(other) == EXIT_BAD_CONFIG
     assert "loss.beta: 0.1 in the checkpoint -> 0.2 now" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("options", [{}, {"lora_r": 2}], ids=["complete", "adapter"])
+def test_run_that_resumes_with_another_reference_is_refused(
+    decoder: Path, data: Path, tmp_path: Path, options: dict[str, Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Another folder in --model_name_or_path, of the same architecture: the checkpoint has all trained weights."""
+    options = options | {"train_file": data, "save_strategy": "steps", "save_steps": 1, "max_steps": 2}
+    assert run(line(decoder, tmp_path / "out", "--do_train", **options)) == 0
+    model = AutoModelForCausalLM.from_pretrained(decoder)
+    with torch.no_grad():
+        model.model.layers[0].self_attn.q_proj.weight.mul_(1.1)
+    shutil.copytree(decoder, tmp_path / "other")
+    model.save_pretrained(tmp_path / "other")
+    place = tmp_path / "out" / "checkpoint-00000001"
+    for folder, code in ((decoder, 0), (tmp_path / "other", EXIT_BAD_CONFIG)):
+        capfd.readouterr()
+        again = line(folder, tmp_path / folder.name, "--do_train", **options, resume_from_checkpoint=place)
+        assert run(again) == code
+    said = " ".join(capfd.readouterr().err.split())
+    assert "weights under the adapter" in said if "lora_r" in options else "loss.model_name_or_path: weights" in said
+
+
+def test_reference_is_computed_in_the_precision_of_the_training(
+    plain: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if bf16 were faster in training alone: the model is then still its own reference in the first step."""
+    fastest = {precision._FORWARD: "fp32", precision._FORWARD_AND_BACKWARD: "bf16"}
+    monkeypatch.setattr(precision, "_choose", lambda _, __, flop: fastest[flop])
+    options = {"precision": "auto", "max_steps": 1, "per_device_eval_batch_size": len(PAIRS), "train_file": data}
+    assert run(line(plain, tmp_path / "out", "--do_train", **options)) == 0
+    (first,) = logged(tmp_path / "out")
+    assert first["loss"] == pytest.approx(math.log(2), abs=1e-6)
+    assert first[CHOSEN] == pytest.approx(0.0, abs=1e-6)
 
 
 def _chat(prompt: str, answer: str) -> list[dict[str, str]]:

@@ -86,4 +86,6 @@ def _parts(command_name: str) -> tuple[type, ...]:
 
 
 def _text(value: object) -> str:
+    if value is None:
+        return "null"
     return str(value).lower() if isinstance(value, bool) else str(value)

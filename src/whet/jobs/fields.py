@@ -17,6 +17,11 @@ OFF: dict[str, tuple[object, ...]] = {
     "use_auth_token": (False, None),
 }
 """Their values without effect, which are accepted."""
+OF_TRAINING = (
+    "moe_experts", "moe_top_k", "moe_every", "moe_capacity_factor", "moe_aux_loss_coef", "moe_z_loss_coef",
+    "teacher_model", "distillation_temperature", "distillation_alpha",
+)  # fmt: skip
+"""Fields that a run without training must not set."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

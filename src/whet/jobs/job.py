@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from whet.config.arguments import TrainingArguments
-from whet.jobs.fields import JobFields
+from whet.jobs.fields import OF_TRAINING, JobFields
 from whet.jobs.judging import Judge
 from whet.jobs.left_out import LeftOut
 from whet.jobs.lora.adapt import EveryGradient
@@ -49,6 +49,10 @@ class Job:
     """What the model card says."""
     reading: Mapping[str, Any]
     """How the trained model reads its input: kept next to it, for `whet predict`."""
+    asked: JobFields
+    """What the task was asked for."""
+    compares_with_start: bool = False
+    """Whether an evaluation needs the weights before the training, which the trained model's folder has not."""
     metrics: dict[str, float] = field(default_factory=dict)
 
     def run(self) -> dict[str, float]:
@@ -81,11 +85,17 @@ class Job:
         stop.record_progress(f"the trained model is in {folder}", **self._settings_after_training())
 
     def _settings_after_training(self) -> dict[str, Any]:
-        """Return the settings of a command that evaluates the trained model; an adapter is read from a checkpoint."""
+        """Return the settings of a command that evaluates the trained model, in which training alone has no settings.
+
+        An adapter, and what is compared with the weights before the training, is read from a checkpoint.
+        """
         folder = self.args.output_dir
-        if not adapters.names_of(self.trainer.model):
-            return {"do_train": False, "model_name_or_path": folder}
-        return {} if finding.would_resume(Path(folder)) is None else {"resume_from_checkpoint": "auto"}
+        if self.compares_with_start or adapters.names_of(self.trainer.model):
+            return {} if finding.would_resume(Path(folder)) is None else {"resume_from_checkpoint": "auto"}
+        usual = {one.name: one.default for one in fields(self.asked) if one.name in OF_TRAINING}
+        off = {name: value for name, value in usual.items() if getattr(self.asked, name) != value}
+        off |= {"profile": False} if self.args.profile else {}
+        return {"do_train": False, "model_name_or_path": folder, **off}
 
     def _judge(self, prefix: str) -> None:
         self._record(prefix, self.parts[SPLIT_OF[prefix]].judge.judge(self.trainer, prefix))

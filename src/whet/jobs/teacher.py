@@ -12,8 +12,8 @@ from whet.errors import ConfigError
 from whet.jobs.fields import JobFields
 from whet.log import logger
 from whet.methods import order
-from whet.models.loading.heads import Head
-from whet.models.loading.load import ModelSource, load_model, load_tokenizer
+from whet.models.loading.heads import SEQUENCE_CLASSIFICATION, TOKEN_CLASSIFICATION, Head
+from whet.models.loading.load import ModelSource, load_config, load_model, load_tokenizer, positions_of
 from whet.models.packable import why_padded
 from whet.models.proof import prove
 from whet.models.view import ModelView
@@ -27,20 +27,35 @@ _SAMPLED = 256
 _HARD_ALONE = ("regression", "multi_label_classification")
 
 
-def add_teacher(trainer: Trainer, job: JobFields, head: Head, tokenizer: Any, *, pairs: bool = False) -> None:
+def require_reads(job: JobFields, tokenizer: Any, length: int, *, flag: str = "max_seq_length") -> None:
+    """Raise ConfigError if the teacher cannot read the run's rows of up to `length` tokens; without one, do nothing.
+
+    Needs its tokenizer and its configuration alone: it is called before anything is tokenised.
+    """
+    if job.teacher_model is None:
+        return
+    source = _source(job)
+    _require_same_words(load_tokenizer(source), tokenizer, job)
+    positions = positions_of(load_config(source))
+    if positions is not None and length > positions:
+        raise ConfigError(
+            what="the teacher has fewer positions than the rows may have tokens",
+            got=f"rows of up to {length} tokens ({flag}), {positions} positions in {job.teacher_model}",
+            why="both models read the same rows, and the teacher has learnt nothing behind its last position",
+            fix=f"--{flag} {positions} or less, or a --teacher_model with more positions",
+        )
+
+
+def add_teacher(trainer: Trainer, job: JobFields, head: Head, *, pairs: bool = False) -> None:
     """Let the trainer's model learn from the teacher that the run names; without one, nothing changes.
 
     `pairs`: rows hold two texts, which models with token types tell apart.
     """
     if job.teacher_model is None:
         return
-    source = ModelSource(
-        model=job.teacher_model, cache_dir=job.cache_dir, token=job.token, flag="--teacher_model"
-    )  # fmt: skip
-    _require_same_words(load_tokenizer(source), tokenizer, job)
-    teacher = load_model(source, head, trained=True).to(trainer.device).eval().requires_grad_(False)
+    teacher = load_model(_source(job), head, trained=True).to(trainer.device).eval().requires_grad_(False)
     student = unwrapped(trainer.model)
-    _require_same_labels(teacher, student, job)
+    _require_same_labels(teacher, student, job, head)
     _require_types(teacher, student, job, pairs)
     prove.ensure(teacher)
     theirs = choose(teacher, None, trainer.collate, trainer.objective.padding)
@@ -56,6 +71,11 @@ def add_teacher(trainer: Trainer, job: JobFields, head: Head, tokenizer: Any, *,
     trainer.objective = found
     share = f"{how.alpha:.0%} of the loss, at temperature {how.temperature:g}"
     logger.info("teacher: %s of %s, %s", type(teacher).__name__, job.teacher_model, share)
+
+
+def _source(job: JobFields) -> ModelSource:
+    assert job.teacher_model is not None
+    return ModelSource(model=job.teacher_model, cache_dir=job.cache_dir, token=job.token, flag="--teacher_model")
 
 
 def _checksum(model: nn.Module) -> str:
@@ -80,7 +100,7 @@ def _require_same_words(theirs: Any, ours: Any, job: JobFields) -> None:
     )
 
 
-def _require_same_labels(teacher: Any, student: Any, job: JobFields) -> None:
+def _require_same_labels(teacher: Any, student: Any, job: JobFields, head: Head) -> None:
     kind = getattr(student.config, "problem_type", None)
     if kind in _HARD_ALONE:
         raise ConfigError(
@@ -90,8 +110,7 @@ def _require_same_labels(teacher: Any, student: Any, job: JobFields) -> None:
             fix="leave --teacher_model out, or train with one label for each text",
         )
     theirs, ours = (list(model.config.id2label.values()) for model in (teacher, student))
-    is_headless = not hasattr(student, "classifier") and not hasattr(student, "score")
-    if theirs == ours or is_headless:
+    if theirs == ours or head not in (SEQUENCE_CLASSIFICATION, TOKEN_CLASSIFICATION):
         return
     raise ConfigError(
         what="the teacher knows other labels, or has them in another order",

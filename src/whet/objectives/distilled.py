@@ -22,6 +22,7 @@ from whet.data.padding import Padding
 from whet.kernels.layers.cross_entropy import chunk_rows
 from whet.kernels.reference.layers import to_rows
 from whet.models.experts.routing import unwatched
+from whet.models.packable import predicts_next_tokens
 from whet.models.packed import PackedModel
 from whet.objectives import router_loss
 from whet.objectives.base import IGNORED, Objective, Rows
@@ -155,7 +156,7 @@ class DistilledNextTokens(PackedNextTokens):
         return self._how.mixed(output) if _is_mixed(output) else super().loss_sum(output, batch)
 
     def loss_parts(self, output: Any, batch: Batch) -> dict[str, Tensor]:
-        return _detached(output) if _is_mixed(output) else {}
+        return _detached(output) if _is_mixed(output) else super().loss_parts(output, batch)
 
     def _mixed(self, theirs: Tensor, states: Tensor, _: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """Return the sums of both parts for hidden states (M, D) and those of the teacher (M, E)."""
@@ -218,6 +219,8 @@ def distilled(plain: Any, student: nn.Module, teacher: Any, how: Distillation) -
     if isinstance(plain, PackedNextTokens) or isinstance(teacher, PackedNextTokens):
         both = type(plain) is type(teacher) is PackedNextTokens
         return DistilledNextTokens(plain, teacher, how) if both else None
+    if predicts_next_tokens(student):  # the logits of padded rows would have to be moved by one
+        return None
     spans = [isinstance(one, SpanObjective) for one in (plain, teacher)]
     if any(spans) and type(plain) is not type(teacher):
         return None

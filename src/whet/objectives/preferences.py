@@ -34,6 +34,8 @@ class Preference:
     """The weight of staying near the reference model: a small one lets the model move away from it."""
     label_smoothing: float = 0.0
     """The share of pairs whose preference is assumed to be wrong."""
+    reference: str | None = None
+    """A checksum of the weights of the reference model, once it has computed its log-probabilities."""
 
 
 class PackedPreferences(PackedNextTokens):
@@ -51,7 +53,9 @@ class PackedPreferences(PackedNextTokens):
     @property
     def identity(self) -> dict[str, Any]:
         """What a resumed run must have in common with the checkpoint."""
-        return {"kind": "dpo", "beta": self.preference.beta, "label_smoothing": self.preference.label_smoothing}
+        how = self.preference
+        facts = {"kind": "dpo", "beta": how.beta, "label_smoothing": how.label_smoothing}
+        return facts | {"model_name_or_path": f"weights {how.reference}"}
 
     def batch(self, dataset: Any, rows: Rows, first_slot: int, padded_to: np.ndarray | None = None) -> Batch:
         batch = super().batch(dataset, rows, first_slot, padded_to)
@@ -97,8 +101,12 @@ class PackedPreferences(PackedNextTokens):
         return (output["log_probs"].detach().float().cpu().numpy(),)
 
     def _rewards(self, found: Tensor, batch: Batch) -> Tensor:
-        """Return beta times the log-ratio of the model to the reference, (pairs, 2)."""
-        return self.preference.beta * (found - batch.inputs[REFERENCE].to(found))
+        """Return beta times the log-ratio of the model to the reference, (pairs, 2).
+
+        Passes that are timed before the training begins have no reference yet: there, the model is its own.
+        """
+        is_known = self.preference.reference is not None
+        return self.preference.beta * (found - (batch.inputs[REFERENCE].to(found) if is_known else found.detach()))
 
 
 def log_probs(model: Any, batch: Batch, states: Tensor, places: Tensor, targets: Tensor) -> Tensor:

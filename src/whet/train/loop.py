@@ -136,10 +136,12 @@ class TrainingLoop:
         """Begin at the first step, or resume from this checkpoint."""
         args, output_dir, counters = self.run.args, self.run.output_dir, self.counters
         reset(counters, self.run.plan)
-        self._log_recipe()
+        if parts := recipes.described(args):
+            logger.info("recipe %s", ", ".join(parts))
+        self._choose_precision(folder)
+        self.trainer.before_steps()
         if folder is None:
             self._draw_new_layers()
-        self._choose_precision(folder)
         self._build_parts()
         if folder is not None:
             self.saver.resume(folder)
@@ -162,10 +164,6 @@ class TrainingLoop:
             best.load(self.run.model, self.run.args, self.counters, self.saver.lineage)
         if self.run.args.load_best_model_at_end:
             self.sync.copy_from_first(self.run.model)
-
-    def _log_recipe(self) -> None:
-        if parts := recipes.described(self.run.args):
-            logger.info("recipe %s", ", ".join(parts))
 
     def _draw_new_layers(self) -> None:
         """Draw the new weights of `reinit_layers`, once for a model: a second training keeps what it has learnt."""

@@ -115,9 +115,8 @@ class Trainer(TransformersMethods):
         self.processing_class = constructor.processing_class(processing_class, tokenizer)
         self.collator_given = data_collator is not None
         self.data_collator = default_collator(self.processing_class) if data_collator is None else data_collator
-        self.compute_metrics, self.compute_loss_func = compute_metrics, compute_loss_func
-        self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
-        self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
+        self.compute_metrics, self.preprocess_logits_for_metrics = compute_metrics, preprocess_logits_for_metrics
+        self.compute_loss_func, self.optimizer_cls_and_kwargs = compute_loss_func, optimizer_cls_and_kwargs
         self.optimizer, self.lr_scheduler = self.given_optimizers = optimizers
         self.made_optimizers: tuple[Any, Any] = (None, None)
         """The optimizer and the schedule that the last training made."""
@@ -125,6 +124,7 @@ class Trainer(TransformersMethods):
         self.clock, self.sync = time.perf_counter, sync_of(self.args)
         self.evaluated_weights: Callable[[], AbstractContextManager[None]] = nullcontext
         """Puts the weights that are evaluated into the model for a block: their mean, while a training averages."""
+        self.before_steps: Callable[[], None] = _nothing  # called in a training, with the weights before its steps
         self.model_init, self.announcer = model_init, announce.Announcer(self)
         self.search, self.trial, self.ignore_keys_for_eval = None, None, None
         self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps
@@ -347,6 +347,10 @@ class Trainer(TransformersMethods):
 
     def _n_eval_batches(self, n_rows: int) -> int:
         return -(-n_rows // self.args.per_device_eval_batch_size)
+
+
+def _nothing() -> None:
+    pass
 
 
 def _default_callbacks(args: TrainingArguments, device: torch.device) -> list[Any]:

@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from whet.errors import ConfigError, WhetError
@@ -202,6 +203,14 @@ def max_positions(model: Any) -> int | None:
         return None
     family = family_of(model)
     return table if table is None or family is None else table - family.first_position(model)
+
+
+def positions_of(config: Any) -> int | None:
+    """Return the same for a model of this configuration that is not loaded."""
+    table, family = getattr(config, "max_position_embeddings", None), known.known().get(config.model_type)
+    if table is None or table <= 0:
+        return None
+    return table if family is None else table - family.first_position(SimpleNamespace(config=config))  # pyright: ignore
 
 
 def _config(folder: Path, name: str) -> Any:

@@ -13,7 +13,7 @@ from whet.jobs.experts import with_experts
 from whet.jobs.job import PREFIX_OF, Job, Part, model_card, trainer_of
 from whet.jobs.lora.adapt import adapted
 from whet.jobs.sources import source_of
-from whet.jobs.teacher import add_teacher
+from whet.jobs.teacher import add_teacher, require_reads
 from whet.jobs.tokenising.cache import Cache
 from whet.jobs.tokenising.encode import check_max_length
 from whet.jobs.tokenising.rows import RowMaker, RowOptions
@@ -35,6 +35,7 @@ def prepare(job: ClassifyArguments, args: TrainingArguments, examples: Mapping[s
     source = source_of(job)
     scheme = _scheme(job, examples, load_config(source))
     tokenizer = load_tokenizer(source)
+    require_reads(job, tokenizer, job.max_seq_length)
     options = RowOptions(max_seq_length=job.max_seq_length, doc_stride=job.doc_stride)
     maker = RowMaker(
         tokenizer, options, Cache(rows="rows", overwrite=job.overwrite_cache), job.preprocessing_num_workers
@@ -52,13 +53,14 @@ def prepare(job: ClassifyArguments, args: TrainingArguments, examples: Mapping[s
         adapted(with_experts(model, job, args), job, args, SEQUENCE_CLASSIFICATION), args, parts, tokenizer, length
     )
     in_pairs = any(split.examples.columns.pair for split in splits.values())
-    add_teacher(trainer, job, SEQUENCE_CLASSIFICATION, tokenizer, pairs=in_pairs)
+    add_teacher(trainer, job, SEQUENCE_CLASSIFICATION, pairs=in_pairs)
     return Job(
         trainer,
         args,
         parts,
         card=model_card(job, "text-classification"),
         reading={"task": "classify"} | (_reading(job, splits["train"]) if "train" in splits else {}),
+        asked=job,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from transformers import set_seed
@@ -12,7 +13,7 @@ from whet.jobs.experts import with_experts
 from whet.jobs.job import Job, Part, model_card, trainer_of
 from whet.jobs.lora.adapt import adapted
 from whet.jobs.sources import source_of
-from whet.jobs.teacher import add_teacher
+from whet.jobs.teacher import add_teacher, require_reads
 from whet.jobs.tokenising.cache import Cache
 from whet.jobs.tokenising.encode import check_max_length
 from whet.models.loading.heads import CAUSAL_LM
@@ -37,6 +38,7 @@ def prepare(job: LmArguments, args: TrainingArguments, examples: Mapping[str, Ex
     set_seed(args.seed)
     model = load_model(source, CAUSAL_LM, trained=not args.do_train)
     length = row_length(job.max_length, tokenizer, model)
+    require_reads(job, tokenizer, length, flag="max_length")
     completion_only, cache = job.completion_only_loss is not False, Cache(rows="rows", overwrite=job.overwrite_cache)
     by_preference = job.loss == "dpo"
     maker = RowMaker(tokenizer, length, cache, job.packing, completion_only, group=2 if by_preference else 1)
@@ -47,19 +49,25 @@ def prepare(job: LmArguments, args: TrainingArguments, examples: Mapping[str, Ex
     model = adapted(with_experts(model, job, args), job, args, CAUSAL_LM)
     made = pairs.collate if by_preference else collate
     trainer = trainer_of(model, args, parts, tokenizer, None, data_collator=made)
-    add_teacher(trainer, job, CAUSAL_LM, tokenizer)
+    add_teacher(trainer, job, CAUSAL_LM)
     if by_preference:
         _learn_preferences(trainer, job, [part.rows for part in parts.values()])
     reading: dict[str, Any] = {"task": "lm", "max_length": length}
-    return Job(trainer, args, parts, card=model_card(job, "text-generation"), reading=reading)
+    card = model_card(job, "text-generation")
+    return Job(trainer, args, parts, card=card, reading=reading, asked=job, compares_with_start=by_preference)
 
 
 def _learn_preferences(trainer: Trainer, job: LmArguments, data: Sequence[pairs.PairRows]) -> None:
-    """Give the trainer the DPO loss, and each pair the log-probabilities of the model before training."""
+    """Give the trainer the DPO loss; before its first step, each pair gets the log-probabilities of the model."""
     preference = Preference(beta=job.beta, label_smoothing=job.label_smoothing)
-    trainer.objective = preferences(trainer.objective, preference)
-    for rows in data:
-        pairs.add_reference(trainer, rows)
+    trainer.objective = objective = preferences(trainer.objective, preference)
+
+    def add_references() -> None:
+        for rows in data:
+            pairs.add_reference(trainer, rows)
+        objective.preference = replace(preference, reference=pairs.weights_of_reference(trainer.model))
+
+    trainer.before_steps = add_references
 
 
 def row_length(asked: int | None, tokenizer: Any, model: Any) -> int:

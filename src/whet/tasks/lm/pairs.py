@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from whet.data.store import RowStore
@@ -18,6 +18,7 @@ from whet.models import adapters
 from whet.objectives.base import IGNORED
 from whet.tasks.lm.examples import Examples
 from whet.tasks.lm.rows import RowMaker
+from whet.train.resume import fingerprint
 from whet.train.trainer import Trainer
 
 LENGTH = "length"
@@ -73,7 +74,8 @@ def collate(pairs: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
 def add_reference(trainer: Trainer, pairs: PairRows) -> None:
     """Compute the log-probabilities by the model as it is before training, without its new adapter.
 
-    One pass over the pairs replaces a reference model in every step; ranks share it.
+    One pass over the pairs replaces a reference model in every step; ranks share it. It computes in the precision of
+    the training, so that the rewards of the first step are 0.
     """
     started_s = time.perf_counter()
     wrapped = adapters.names_of(trainer.model) and hasattr(trainer.model, "disable_adapter")
@@ -83,3 +85,8 @@ def add_reference(trainer: Trainer, pairs: PairRows) -> None:
     pairs.reference = np.concatenate(trainer.sync.in_order(found))
     seconds = time.perf_counter() - started_s
     logger.info("reference log-probabilities of %d pairs: %.1f s", len(pairs), seconds)
+
+
+def weights_of_reference(model: nn.Module) -> str:
+    """Return a checksum of the weights that the reference computes with: all of them, or those under an adapter."""
+    return fingerprint.frozen_under_adapters(model) or fingerprint.digest_of_weights(model.named_parameters())

@@ -14,7 +14,7 @@ from whet.jobs.experts import with_experts
 from whet.jobs.job import PREFIX_OF, Job, Part, model_card, trainer_of
 from whet.jobs.lora.adapt import adapted
 from whet.jobs.sources import source_of
-from whet.jobs.teacher import add_teacher
+from whet.jobs.teacher import add_teacher, require_reads
 from whet.jobs.tokenising.encode import check_max_length
 from whet.models import known
 from whet.models.loading.heads import QUESTION_ANSWERING
@@ -34,6 +34,7 @@ def prepare(qa: QaArguments, args: TrainingArguments, questions: Mapping[str, Qu
     resume.check_early(args)
     source = source_of(qa)
     tokenizer = load_tokenizer(source)
+    require_reads(qa, tokenizer, qa.max_seq_length)
     splits = {name: cut(asked, tokenizer, qa, with_labels=name == "train") for name, asked in questions.items()}
     for name, split in splits.items():
         describe(name, split, qa.max_seq_length)
@@ -48,11 +49,12 @@ def prepare(qa: QaArguments, args: TrainingArguments, questions: Mapping[str, Qu
         tokenizer,
         qa.max_seq_length if qa.pad_to_max_length else None,
     )
-    add_teacher(trainer, qa, QUESTION_ANSWERING, tokenizer, pairs=True)
+    add_teacher(trainer, qa, QUESTION_ANSWERING, pairs=True)
     _require_works(trainer, next(iter(splits.values())))
     reading = {"max_seq_length": qa.max_seq_length, "doc_stride": qa.doc_stride}
     reading |= {"version_2_with_negative": qa.version_2_with_negative}
-    return Job(trainer, args, parts, card=model_card(qa, "question-answering"), reading={"task": "qa"} | reading)
+    card = model_card(qa, "question-answering")
+    return Job(trainer, args, parts, card=card, reading={"task": "qa"} | reading, asked=qa)
 
 
 def decode_options(qa: QaArguments) -> DecodeOptions:

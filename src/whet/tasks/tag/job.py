@@ -13,7 +13,7 @@ from whet.jobs.experts import with_experts
 from whet.jobs.job import Job, Part, model_card, trainer_of
 from whet.jobs.lora.adapt import adapted
 from whet.jobs.sources import source_of
-from whet.jobs.teacher import add_teacher
+from whet.jobs.teacher import add_teacher, require_reads
 from whet.jobs.tokenising.cache import Cache
 from whet.jobs.tokenising.encode import check_max_length
 from whet.jobs.tokenising.words import WordRowMaker
@@ -43,6 +43,7 @@ def prepare(job: TagArguments, args: TrainingArguments, sentences: Mapping[str, 
     labels = Labels(names=tags.names, may_replace=job.ignore_mismatched_sizes)
     model = load_model(source, TOKEN_CLASSIFICATION, trained=not args.do_train, labels=labels)
     length = row_length(job.max_seq_length, tokenizer, model)
+    require_reads(job, tokenizer, length)
     maker = WordRowMaker(tokenizer, length, Cache(rows="rows", overwrite=job.overwrite_cache), job.doc_stride)
     splits = {
         name: tokenised(name, found, tags, maker, all_pieces=job.label_all_tokens) for name, found in sentences.items()
@@ -57,10 +58,10 @@ def prepare(job: TagArguments, args: TrainingArguments, sentences: Mapping[str, 
         data_collator=DataCollatorForTokenClassification(tokenizer),
         preprocess_logits_for_metrics=best_tags if job.doc_stride is None else only_logits,
     )
-    add_teacher(trainer, job, TOKEN_CLASSIFICATION, tokenizer)
+    add_teacher(trainer, job, TOKEN_CLASSIFICATION)
     reading: dict[str, Any] = {"task": "tag", "max_seq_length": length, "text_column_name": job.text_column_name}
     reading |= {"doc_stride": job.doc_stride, "window_pooling": job.window_pooling}
-    return Job(trainer, args, parts, card=model_card(job, "token-classification"), reading=reading)
+    return Job(trainer, args, parts, card=model_card(job, "token-classification"), reading=reading, asked=job)
 
 
 def row_length(asked: int | None, tokenizer: Any, model: Any) -> int:

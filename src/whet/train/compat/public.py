@@ -36,6 +36,7 @@ class PublicTrainer(Protocol):
     why_precision: str
     sync: Sync
     evaluated_weights: Callable[[], AbstractContextManager[None]]
+    before_steps: Callable[[], None]
     clock: Any
     events: Events
     state: TrainerState

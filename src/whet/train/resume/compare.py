@@ -107,6 +107,8 @@ def _facts(now: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, str]:
     found = {}
     if _EVALUATION_DATA not in before:  # written by an earlier version
         before = {**before, _EVALUATION_DATA: now.get(_EVALUATION_DATA)}
+    under = {name: one for name, one in now["model"].items() if name == fingerprint.UNDER_ADAPTERS}
+    before = {**before, "model": under | before["model"]}  # so are those without it
     for kind in ("model", "data", _EVALUATION_DATA, "order", "dtype", _WEIGHTS, OPTIMIZER, _LOSS):
         lines = list(fingerprint.differences(before.get(kind), now.get(kind), kind))
         if lines:

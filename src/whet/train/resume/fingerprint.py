@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from whet.data.store import RowStore
 from whet.kernels.library import library
+from whet.models import adapters
 from whet.objectives.packed_head import PackedHead
 from whet.optim import schedule
 from whet.optim.optimizers.native import WhetAdamW
@@ -29,7 +30,10 @@ _PASSING = {
     "_experts_implementation",
 }  # fmt: skip
 """Entries of a model's configuration that do not change its result: where it comes from, how it is run."""
+UNDER_ADAPTERS = "weights under the adapter"
+"""A fact of the model of a run with adapters."""
 _SAMPLED_ROWS = 64
+_SAMPLED_NUMBERS = 256
 
 
 def of(run: Run, optimizer: Optimizer, scheduler: Any) -> dict[str, Any]:
@@ -51,6 +55,8 @@ def of(run: Run, optimizer: Optimizer, scheduler: Any) -> dict[str, Any]:
     # A padded run takes its dropout masks from torch's generator.
     if isinstance(getattr(run.objective, "plain", run.objective), PackedHead):
         facts["data"]["padding"] = "not computed"
+    if (under := frozen_under_adapters(run.model)) is not None:
+        facts["model"][UNDER_ADAPTERS] = under
     if (loss := getattr(run.objective, "identity", None)) is not None:
         facts["loss"] = loss
     return json.loads(json.dumps(facts, default=str))
@@ -102,6 +108,24 @@ def digest_of_rows(rows: Any) -> str | None:
         for part in _parts(rows[int(row)]):
             digest.update(part)
     return digest.hexdigest()
+
+
+def digest_of_weights(weights: Iterable[tuple[str, Tensor]]) -> str:
+    """Return a checksum of named weights, of some numbers of each."""
+    digest = xxhash.xxh3_128()
+    for name, weight in weights:
+        digest.update(f"{name}{tuple(weight.shape)}".encode())
+        numbers = weight.detach().flatten()
+        some = numbers[:: max(1, len(numbers) // _SAMPLED_NUMBERS)]
+        digest.update(some.float().cpu().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def frozen_under_adapters(model: nn.Module) -> str | None:
+    """Return a checksum of the weights under a model's adapters, which no checkpoint holds; None: it has none."""
+    if not adapters.names_of(model):
+        return None
+    return digest_of_weights((name, one) for name, one in model.named_parameters() if not one.requires_grad)
 
 
 def _parts(value: Any) -> Iterator[bytes]:
