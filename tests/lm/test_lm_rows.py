@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,12 @@ import pytest
 from transformers import AutoTokenizer
 
 from following import followed, problems, ways
+from saved_decoder import TEMPLATE
 from text_tasks import SAILING, write_lines
 from whet.cli.lm import COMMAND
 from whet.errors import ConfigError, DataError
 from whet.jobs.tokenising.cache import Cache
+from whet.tasks.lm.render import rendered
 from whet.tasks.lm.rows import RowMaker, collate
 from whet.tasks.lm.splits import read_file
 
@@ -148,12 +151,12 @@ BAD = {
     '{"messages": [{"role": "user"}]}': r"line 1: messages\[0\].content is missing",
     '{"messages": [{"role": "user", "content": 3}]}': r"line 1: messages\[0\].content is a whole number, not a text",
     '{"messages": [{"role": "assistant", "content": ""}]}': r"line 1: messages\[0\].content is empty",
-    '{"messages": [{"role": "user", "content": "a"}], "tools": [{"name": "f"}]}': "line 1: tools are not shown",
-    '{"prompt": [{"role": "user", "content": "a"}], "completion": [{"role": "assistant", "content": "a"}], '
-    '"tools": "[1]"}': "line 1: tools are not shown",
     '{"conversations": [{"from": ["human"], "value": "hi"}]}': r"line 1: conversations\[0\].role is a list, not a text",
     '{"messages": [{"role": "assistant", "content": "", "tool_calls": 3}]}': r"line 1: messages\[0\].tool_calls is a",
     '{"messages": [{"role": "assistant", "content": "", "tool_calls": [3]}]}': r"messages\[0\].tool_calls\[0\] is a",
+    '{"messages": [{"role": "user", "content": "a"}], "tools": "f"}': "line 1: tools is a text, not a list of objects",
+    '{"messages": [{"role": "user", "content": "a"}], "tools": "[1]"}': r"line 1: tools\[0\] is a whole number, not an",
+    '{"prompt": "a", "completion": "b", "tools": [{"name": "f"}]}': "line 1: tools stand next to texts",
     '{"prompt": "a", "completion": ""}': "line 1: completion is empty",
     '{"prompt": "a", "completion": null}': "line 1: completion is null, not a text",
     '{"text": "a\\u0000b"}': "line 1: text holds the character",
@@ -167,6 +170,35 @@ def test_bad_row_is_named_by_line_and_field(tmp_path: Path, line: str) -> None:
     file.write_text(line + "\n", "utf-8")
     with pytest.raises(DataError, match=BAD[line]):
         read_file(file, None, limit=None, skip_bad=False)
+
+
+TOOL: dict[str, Any] = {"type": "function", "function": {"name": "tide", "parameters": {"port": {"type": "string"}}}}
+SHOWS_TOOLS = "{% if tools %}<|tools|>{{ tools | map(attribute='function.name') | join }}<|end|>{% endif %}" + TEMPLATE
+
+
+@pytest.mark.parametrize("given", [[TOOL], json.dumps([TOOL]), [TOOL | {"strict": None}]], ids=["list", "text", "null"])
+def test_tools_of_a_row_are_shown_by_the_template_and_not_learnt(decoder: Path, tmp_path: Path, given: Any) -> None:
+    """Of messages, of prompts with completions, and of rows without tools among them."""
+    tokenizer = AutoTokenizer.from_pretrained(decoder)
+    tokenizer.chat_template = SHOWS_TOOLS
+    rows: list[dict[str, Any]] = [{"messages": CHAT[1:3], "tools": given}, {"messages": CHAT[1:3], "tools": None}]
+    examples = read_file(write_lines(tmp_path / "c.jsonl", rows), None, limit=None, skip_bad=False)
+    found = rendered(examples, tokenizer, completion_only=True)
+    assert found.texts == ["<|tools|>tide<|end|>" + found.texts[1], found.texts[1]]
+    (learnt,), (alone,) = found.spans[0] or (), found.spans[1] or ()
+    assert found.texts[0][slice(*learnt)] == found.texts[1][slice(*alone)]
+    pair = [{"prompt": CHAT[1:2], "completion": CHAT[2:3], "tools": given}]
+    examples = read_file(write_lines(tmp_path / "p.jsonl", pair), None, limit=None, skip_bad=False)
+    assert rendered(examples, tokenizer, completion_only=True).texts == found.texts[:1]
+    wanted = tokenizer.apply_chat_template(CHAT[1:3], tokenize=False, tools=[TOOL])
+    assert wanted == found.texts[0]
+
+
+def test_tools_that_the_template_leaves_out_are_refused(decoder: Path, tmp_path: Path) -> None:
+    rows = [{"messages": CHAT[1:3]}, {"messages": CHAT[1:3], "tools": [TOOL]}]
+    examples = read_file(write_lines(tmp_path / "c.jsonl", rows), None, limit=None, skip_bad=False)
+    with pytest.raises(DataError, match="line 2: the model's chat template does not show tools"):
+        rendered(examples, AutoTokenizer.from_pretrained(decoder), completion_only=True)
 
 
 def test_messages_without_words_are_read_where_nobody_learns_them(tmp_path: Path) -> None:

@@ -52,19 +52,29 @@ def test_run_writes_a_model_its_metrics_and_its_card(decoder: Path, texts: Path,
     assert found["eval_perplexity"] == found["predict_perplexity"] < 4 < 100 < before
 
 
-def test_perplexity_is_that_of_transformers_token_by_token(trained: Path, texts: Path, tmp_path: Path) -> None:
-    """A mean over all tokens that follow another one, not a mean of means of rows."""
+@pytest.mark.parametrize("attention", [None, "sdpa"], ids=["packed", "padded"])
+def test_perplexity_and_accuracy_are_those_of_transformers_token_by_token(
+    attention: str | None, decoder: Path, texts: Path, tmp_path: Path
+) -> None:
+    """Means over all tokens that follow another one, not means of means of rows."""
+    options = {"train_file": texts, "max_steps": 4, "per_device_train_batch_size": 4}
+    assert run(line(decoder, tmp_path / "trained", "--do_train", **options)) == 0
+    trained = tmp_path / "trained"
     tokenizer, model = AutoTokenizer.from_pretrained(trained), AutoModelForCausalLM.from_pretrained(trained).eval()
-    losses = []
+    losses, hits = [], []
     for text in SAILING:
         ids = torch.tensor([[*tokenizer(text)["input_ids"], tokenizer.eos_token_id]])
         with torch.no_grad():
             logits = model(ids).logits[0, :-1]
         losses += torch.nn.functional.cross_entropy(logits, ids[0, 1:], reduction="none").tolist()
+        hits += (logits.argmax(-1) == ids[0, 1:]).tolist()
     options = {"validation_file": texts, "per_device_eval_batch_size": 3}
+    options |= {} if attention is None else {"attn_implementation": attention}
     assert run(line(trained, tmp_path / "eval", "--do_eval", **options)) == 0
-    found = load(tmp_path / "eval", "eval_results.json")["eval_perplexity"]
-    assert found == pytest.approx(math.exp(sum(losses) / len(losses)), rel=CLOSE)
+    found = load(tmp_path / "eval", "eval_results.json")
+    assert found["eval_perplexity"] == pytest.approx(math.exp(sum(losses) / len(losses)), rel=CLOSE)
+    assert found["eval_mean_token_accuracy"] == pytest.approx(sum(hits) / len(hits))
+    assert 0.1 < sum(hits) / len(hits) < 0.9
 
 
 def test_trained_model_continues_a_text_it_has_learnt(trained: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -61,6 +61,9 @@ class PackedNextTokens(PackedHead):
             return OwnLoss.loss_sum(self, output, batch)
         return output["loss_sum"]
 
+    def hits(self, output: Any, batch: Batch) -> Tensor:
+        return super().hits(output, batch) if batch.columns is None else output["hits"]
+
     def _why_padded(self, inputs: Mapping[str, Any]) -> str | None:
         why, labels, mask = super()._why_padded(inputs), inputs.get("labels"), inputs.get("attention_mask")
         if why is not None or not isinstance(labels, Tensor) or mask is None:
@@ -87,7 +90,11 @@ class PackedNextTokens(PackedHead):
     def _output(self, batch: Batch, states: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """Return the summed loss, and the logits (1, N, V) if an evaluation reads them."""
         head, cap = head_of(self._packed.module)
-        found = {} if batch.inputs.get("labels") is None else {"loss_sum": loss_sum(states, targets, head, cap)}
+        found: dict[str, Tensor] = {}
+        if batch.inputs.get("labels") is not None and self.counts_hits and not self.model.training:
+            found["loss_sum"], found["hits"] = loss_and_hits(states, targets, head, cap)
+        elif batch.inputs.get("labels") is not None:
+            found["loss_sum"] = loss_sum(states, targets, head, cap)
         if self.needs_logits and not self.model.training:
             found["logits"] = logits_of(states, head, cap)[None]
         return found
@@ -118,6 +125,18 @@ def loss_sum(states: Tensor, targets: Tensor, head: Any, cap: float | None = Non
     for part, labels in zip(states.split(n_rows), targets.split(n_rows), strict=True):
         total = total + checkpoint(_chunk_loss, part, labels, head, cap, use_reentrant=False)
     return total
+
+
+def loss_and_hits(states: Tensor, targets: Tensor, head: Any, cap: float | None = None) -> tuple[Tensor, Tensor]:
+    """Return the summed cross entropy () of the targets, and how many have the largest logit (), without gradients."""
+    total, hits = states.new_zeros((), dtype=torch.float64), targets.new_zeros(())
+    n_rows = chunk_rows(head.weight)
+    with torch.no_grad():
+        for part, labels in zip(states.split(n_rows), targets.split(n_rows), strict=True):
+            logits = logits_of(part, head, cap).float()
+            total += nn.functional.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="none").double().sum()
+            hits += (logits.argmax(-1) == labels).sum()
+    return total.float(), hits
 
 
 def token_losses(states: Tensor, targets: Tensor, head: Any, cap: float | None = None) -> Tensor:

@@ -17,6 +17,8 @@ from whet.models.wrapped import unwrapped
 from whet.objectives.base import IGNORED, Collate, Rows
 from whet.objectives.collated import collated, run_seeded
 
+ACCURACY = "mean_token_accuracy"
+"""TRL's name for the share of a language model's targets that it finds most likely."""
 _NEXT_WORD_HEADS = ("ForCausalLM", "LMHeadModel")
 
 
@@ -30,6 +32,8 @@ class OwnLoss:
     def __init__(self, model: nn.Module, collate: Collate) -> None:
         self.model = model
         self.collate = collate
+        self.counts_hits = False
+        """Whether evaluations of a language model count the tokens that it finds most likely."""
         self.no_labels: DataError | None = None
         """Why the last batch that had no labels has none."""
 
@@ -60,7 +64,14 @@ class OwnLoss:
 
     def loss_parts(self, output: Any, batch: Batch) -> dict[str, Tensor]:
         count = self.count(batch)
-        return {name: part * count if count else part.new_zeros(()) for name, part in loss_parts_of(output).items()}
+        found = {name: part * count if count else part.new_zeros(()) for name, part in loss_parts_of(output).items()}
+        if self.counts_hits and not self.model.training:
+            found[ACCURACY] = self.hits(output, batch).float()
+        return found
+
+    def hits(self, output: Any, batch: Batch) -> Tensor:
+        """Return how many labels are the token that the model finds most likely in their place, ()."""
+        return (output["logits"][:, :-1].argmax(-1) == batch.inputs["labels"][:, 1:]).sum()
 
     def logits(self, output: Any, batch: Batch) -> tuple[np.ndarray, ...]:
         if isinstance(output, Mapping):

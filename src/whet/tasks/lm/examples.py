@@ -12,7 +12,7 @@ from whet.data.files.row_fields import object_of, text_field
 from whet.data.files.table import TableRows
 from whet.jobs.left_out import LeftOut
 from whet.tasks.lm import preferences
-from whet.tasks.lm.messages import are_messages, checked_messages
+from whet.tasks.lm.messages import TOOLS, Tools, are_messages, checked_messages, checked_tools
 
 _EXAMPLE = '{"text": "..."}'
 """What a row looks like, for messages."""
@@ -21,7 +21,7 @@ Form = Literal["lines", "text", "completion", "messages", "preference"]
 """lines: of a plain text file, with their line ends. completion: pairs of a prompt and its completion. preference: a
 prompt, the completion that was chosen, and the one that was rejected."""
 TEXTS = ("text", "content", "document", "sentence", "story", "body")
-MESSAGES, PROMPT, COMPLETION, TOOLS = "messages", "prompt", "completion", "tools"
+MESSAGES, PROMPT, COMPLETION = "messages", "prompt", "completion"
 CONVERSATIONS = "conversations"
 """Messages with other names for the same: ShareGPT's."""
 PROMPTS, ANSWERS = (PROMPT, "instruction", "question", "query"), (COMPLETION, "response", "output", "answer")
@@ -37,6 +37,8 @@ class Examples:
     """Texts, tuples of texts, or lists of messages, by the form."""
     places: Sequence[str]
     left_out: LeftOut = field(default_factory=LeftOut)
+    tools: Sequence[Tools] = ()
+    """What each conversation may call, for the chat template; empty: none of them has any."""
 
     def __len__(self) -> int:
         return len(self.values)
@@ -61,18 +63,20 @@ def from_table(
 ) -> Examples:
     """Return the examples of a table, or its `pairs` of completions; raises one DataError that reports all bad rows."""
     form, columns = preferences.form(rows.columns) if pairs else choose_form(rows.columns, text_column)
-    values, places = [], []
+    found: list[tuple[Any, Tools]] = []
+    places = []
     for n, (place, row) in enumerate(rows.take(columns)):
         if n == limit:
             break
         try:
-            values.append(_value(object_of(row, _EXAMPLE), form, columns))
+            found.append(_value_and_tools(object_of(row, _EXAMPLE), form, columns))
         except Rejected as problem:
             bad.add(problem, lambda place=place: place)
             continue
         places.append(place)
-    bad.refuse(len(values), "example")
-    return Examples(bad.source, form, values, places, LeftOut.of(bad))
+    bad.refuse(len(found), "example")
+    values, tools = [value for value, _ in found], [one for _, one in found]
+    return Examples(bad.source, form, values, places, LeftOut.of(bad), tools if any(tools) else ())
 
 
 def choose_form(found: Sequence[str], text_column: str | None) -> tuple[Form, list[str]]:
@@ -117,11 +121,26 @@ def _renamed(found: Sequence[str]) -> str | None:
     return f"rename {names}, so that the answer alone is learnt; put a column that belongs to the prompt into it"
 
 
+def _value_and_tools(row: Mapping[str, Any], form: Form, columns: Sequence[str]) -> tuple[Any, Tools]:
+    value, tools = _value(row, form, columns), None if form == "text" else checked_tools(row.get(TOOLS))
+    if tools and not is_chat(value):
+        raise Rejected(
+            f"{TOOLS} stand next to texts",
+            got=tools,
+            why="the chat template shows tools, and a text that is no conversation has none",
+            fix=f"write the row as messages, or leave {TOOLS} out",
+        )
+    return value, tools
+
+
+def is_chat(value: Any) -> bool:
+    """Return whether an example is a conversation, or a prompt with completions that are."""
+    return isinstance(value, list) or (isinstance(value, tuple) and isinstance(value[0], list))
+
+
 def _value(row: Mapping[str, Any], form: Form, columns: Sequence[str]) -> Any:
     if form == "text":
         return text_field(row, columns[0])
-    if row.get(TOOLS):
-        raise _with_tools(row[TOOLS])
     if form == "preference":
         return preferences.value(row)
     if form == "messages":
@@ -130,15 +149,6 @@ def _value(row: Mapping[str, Any], form: Form, columns: Sequence[str]) -> Any:
     if are_messages(row, PROMPT, COMPLETION):
         return checked_messages(prompt, PROMPT), checked_messages(completion, COMPLETION)
     return text_field(row, PROMPT), text_field(row, COMPLETION)
-
-
-def _with_tools(found: Any) -> Rejected:
-    return Rejected(
-        f"{TOOLS} are not shown to the model",
-        got=found,
-        why="whet lm gives the chat template the messages alone, and the model would learn to call tools it never saw",
-        fix=f'describe the tools in a first message with "role": "system", and leave the column {TOOLS} out',
-    )
 
 
 def _null_character(line: str) -> Rejected:

@@ -8,6 +8,7 @@ from typing import Any
 
 from whet.data.store import RowStore
 from whet.objectives import router_loss
+from whet.objectives.own_loss import OwnLoss
 from whet.train.trainer import Trainer
 
 
@@ -19,8 +20,10 @@ class LmJudge:
     """A RowStore, or pairs of completions."""
 
     def follow(self, trainer: Trainer) -> None:
-        """Leave the trainer's next evaluations to the loss: nobody reads logits."""
+        """Leave the trainer's next evaluations to the loss and the targets it finds: nobody reads all logits."""
         trainer.compute_metrics = None
+        if isinstance(trainer.objective, OwnLoss):
+            trainer.objective.counts_hits = isinstance(self.rows, RowStore)
 
     def judge(self, trainer: Trainer, prefix: str) -> dict[str, float]:
         """Return the metrics of the trainer's model on the split."""

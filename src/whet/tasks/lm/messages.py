@@ -5,8 +5,45 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from whet import strict_json
 from whet.data.files.rejected import Rejected
 from whet.data.files.row_fields import kind, text_field
+
+TOOLS = "tools"
+Tools = list[dict[str, Any]] | None
+"""Functions by their JSON schemas, as chat templates take them."""
+
+
+def checked_tools(found: Any) -> Tools:
+    """Return the tools of a row: a list of objects, or JSON with one; None for none. Raises Rejected for others."""
+    tools = _parsed(found) if isinstance(found, str) else found
+    if not tools:
+        return None
+    odd = [n for n, one in enumerate(tools) if not isinstance(one, Mapping)] if isinstance(tools, list) else []
+    if odd or not isinstance(tools, list):
+        what = f"{TOOLS}[{odd[0]}] is {kind(tools[odd[0]])}" if odd else f"{TOOLS} is {kind(tools)}"
+        raise Rejected(
+            f"{what}, not {'an object' if odd else 'a list of objects'}",
+            got=found,
+            why="a chat template shows each tool by its name, description and parameters",
+            fix=f'write {TOOLS} as [{{"type": "function", "function": {{"name": "...", "parameters": {{...}}}}}}]',
+        )
+    return [_without_nulls(one) for one in tools]
+
+
+def _parsed(text: str) -> Any:
+    """Return the value of a JSON text, and the text itself if it is none."""
+    try:
+        return strict_json.parse_document(text) if text.strip() else None
+    except strict_json.BadJson:
+        return text
+
+
+def _without_nulls(found: Any) -> Any:
+    """Return the value without the fields that are null: a table gives each row the fields of all."""
+    if isinstance(found, Mapping):
+        return {name: _without_nulls(one) for name, one in found.items() if one is not None}
+    return [_without_nulls(one) for one in found] if isinstance(found, list) else found
 
 
 def checked_messages(found: Any, name: str) -> list[dict[str, Any]]:

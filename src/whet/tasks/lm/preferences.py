@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from whet.data.files.rejected import Rejected
 from whet.data.files.row_fields import text_field
-from whet.tasks.lm.messages import are_messages, checked_messages
+from whet.tasks.lm.messages import TOOLS, are_messages, checked_messages
 
 PROMPT, CHOSEN, REJECTED = "prompt", "chosen", "rejected"
 _USER = "user"
@@ -24,8 +24,7 @@ def form(found: Sequence[str]) -> tuple[Literal["preference"], list[str]]:
             why="--loss dpo learns from a prompt, the completion that was chosen and the one that was rejected",
             fix=f"write rows as {_EXAMPLE}, or leave --loss dpo out",
         )
-    tools = [name for name in ("tools",) if name in found]
-    return "preference", [*([PROMPT] if PROMPT in found else []), CHOSEN, REJECTED, *tools]
+    return "preference", [*(name for name in (PROMPT, TOOLS) if name in found), CHOSEN, REJECTED]
 
 
 def value(row: Mapping[str, Any]) -> tuple[Any, Any, Any]:

@@ -8,7 +8,8 @@ from typing import Any
 
 from whet.data.files.rejected import Rejected
 from whet.errors import ConfigError
-from whet.tasks.lm.examples import Examples
+from whet.tasks.lm.examples import Examples, is_chat
+from whet.tasks.lm.messages import Tools
 
 ASSISTANT = "assistant"
 Spans = tuple[tuple[int, int], ...]
@@ -30,13 +31,15 @@ class Rendered:
 
 def rendered(examples: Examples, tokenizer: Any, *, completion_only: bool) -> Rendered:
     """Return the texts of the examples; raises DataError for a conversation that its template cannot show."""
-    chats = any(_is_chat(value) for value in examples.values)
+    chats = any(is_chat(value) for value in examples.values)
     if chats and not getattr(tokenizer, "chat_template", None):
         raise _no_template(examples)
     texts, spans = [], []
-    for value, place in zip(examples.values, examples.places, strict=True):
+    all_tools = examples.tools or [None] * len(examples)
+    for value, place, tools in zip(examples.values, examples.places, all_tools, strict=True):
         try:
-            text, found = _one(value, tokenizer, chats=chats, completion_only=completion_only)
+            template = Template(tokenizer, tools)
+            text, found = _one(value, template, chats=chats, completion_only=completion_only)
         except Rejected as problem:
             raise problem.error(f"{examples.source}: {place}") from None
         texts.append(text)
@@ -45,14 +48,43 @@ def rendered(examples: Examples, tokenizer: Any, *, completion_only: bool) -> Re
     return Rendered(texts, spans, with_special=not chats, with_end=with_end)
 
 
-def _is_chat(value: Any) -> bool:
-    return isinstance(value, list) or (isinstance(value, tuple) and isinstance(value[0], list))
+@dataclass(frozen=True)
+class Template:
+    """The model's chat template, and the tools that a conversation may call."""
+
+    tokenizer: Any
+    tools: Tools = None
+
+    def shown(self, messages: Messages, *, ask: bool = False) -> str:
+        """Return the conversation as text; with `ask`, up to the words after which the assistant answers."""
+        try:
+            return self.tokenizer.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=ask, tools=self.tools
+            )
+        except Exception as error:  # a template raises what it likes
+            raise Rejected(
+                "the model's chat template refuses the conversation",
+                got=f"{type(error).__name__}: {error}"[:300],
+                why="templates have rules of their own, such as turns of user and assistant by turns",
+                fix="change the conversation, or use a model with another template",
+            ) from None
+
+    def require_shows_tools(self, messages: Messages) -> None:
+        """Raise Rejected if the text is the same without the tools: nobody can learn to call what it never sees."""
+        if self.tools and self.shown(messages) == Template(self.tokenizer).shown(messages):
+            raise Rejected(
+                "the model's chat template does not show tools",
+                got=self.tools,
+                why="the model would learn to call tools that it never saw",
+                fix="use a model whose template has tools, or describe them in a first message with role system and "
+                "leave the column out",
+            )
 
 
-def _one(value: Any, tokenizer: Any, *, chats: bool, completion_only: bool) -> tuple[str, Spans | None]:
+def _one(value: Any, template: Template, *, chats: bool, completion_only: bool) -> tuple[str, Spans | None]:
     if isinstance(value, str):
         return value, None
-    if chats != _is_chat(value):
+    if chats != is_chat(value):
         raise Rejected(
             "the prompt is a text, and in other rows a list of messages",
             got=value[0],
@@ -63,20 +95,21 @@ def _one(value: Any, tokenizer: Any, *, chats: bool, completion_only: bool) -> t
     if not chats:
         return prompt + completion, ((len(prompt), len(prompt) + len(completion)),) if completion_only else None
     messages = [*prompt, *completion]
-    spans = _turns(messages, len(prompt), tokenizer) if completion_only else None
-    return _shown(messages, tokenizer), spans
+    template.require_shows_tools(messages)
+    spans = _turns(messages, len(prompt), template) if completion_only else None
+    return template.shown(messages), spans
 
 
-def _turns(messages: Messages, first: int, tokenizer: Any) -> Spans:
+def _turns(messages: Messages, first: int, template: Template) -> Spans:
     """Return where the turns of the assistant from message `first` on stand in a conversation by the model's template.
 
     A turn is what the template adds when the assistant has answered, after the words that ask it to.
     """
-    whole, spans = _shown(messages, tokenizer), []
+    whole, spans = template.shown(messages), []
     for n, message in enumerate(messages):
         if n < first or message["role"] != ASSISTANT:
             continue
-        before, after = _shown(messages[:n], tokenizer, ask=True) if n else "", _shown(messages[: n + 1], tokenizer)
+        before, after = template.shown(messages[:n], ask=True) if n else "", template.shown(messages[: n + 1])
         if not (after.startswith(before) and whole.startswith(after)):
             raise _unstable(n)
         spans.append((len(before), len(after)))
@@ -89,18 +122,6 @@ def _turns(messages: Messages, first: int, tokenizer: Any) -> Spans:
             "--completion_only_loss false",
         )
     return tuple(spans)
-
-
-def _shown(messages: Messages, tokenizer: Any, *, ask: bool = False) -> str:
-    try:
-        return tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=ask)
-    except Exception as error:  # a template raises what it likes
-        raise Rejected(
-            "the model's chat template refuses the conversation",
-            got=f"{type(error).__name__}: {error}"[:300],
-            why="templates have rules of their own, such as turns of user and assistant by turns",
-            fix="change the conversation, or use a model with another template",
-        ) from None
 
 
 def _unstable(number: int) -> Rejected:

@@ -11,7 +11,7 @@ from whet.tasks.lm.fields import LmFields
 def best_metric_is_known(job: LmFields, args: TrainingArguments) -> Problem | None:
     """Reported before the training, not at its first evaluation."""
     wanted = args.metric_for_best_model
-    known = ("loss", *(_REWARDS if job.loss == "dpo" else ()))
+    known = ("loss", *(_REWARDS if job.loss == "dpo" else (_ACCURACY,)))
     if wanted is None or wanted.removeprefix("eval_") in known:
         return None
     return Problem(
@@ -91,6 +91,7 @@ def pairs_have_no_text_column(job: LmFields) -> Problem | None:
     )
 
 
+_ACCURACY = "mean_token_accuracy"
 _REWARDS = ("rewards/accuracies", "rewards/margins", "rewards/chosen", "rewards/rejected")
 _NOT_WITH_DPO = {"packing": True, "completion_only_loss": False}
 LM_RULES: tuple[Rule, ...] = (

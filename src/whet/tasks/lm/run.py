@@ -26,7 +26,9 @@ SHOWN = {
     "eval_rewards/accuracies": ("chosen preferred", "{:.1%}"),
     "eval_rewards/margins": ("reward margin", "{:.4f}"),
     "eval_perplexity": ("perplexity", "{:,.2f}"),
+    "eval_mean_token_accuracy": ("token accuracy", "{:.1%}"),
     "predict_perplexity": ("perplexity, test", "{:,.2f}"),
+    "predict_mean_token_accuracy": ("token accuracy, test", "{:.1%}"),
 }
 
 
