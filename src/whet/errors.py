@@ -6,8 +6,9 @@ import os
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Any
 
 MASK = "***"
 """Printed in place of a secret."""
@@ -68,6 +69,11 @@ class WhetError(Exception):
         error.problems = tuple(problems)
         error.args = ("\n".join(str(problem) for problem in problems),)
         return error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Travel to another process by kind and texts: the values in `got` may be of any class."""
+        shown = [replace(one, got=None if one.got is None else _short(one.got, _LONGEST_GOT)) for one in self.problems]
+        return type(self).of, (shown,)
 
 
 class ConfigError(WhetError):

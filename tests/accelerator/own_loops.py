@@ -62,20 +62,25 @@ def collate(rows: Sequence[int]) -> dict[str, Tensor]:
 class Loop:
     """A loop over two epochs: micro-batches of 4 rows, clipping, a schedule, and the losses of all ranks."""
 
-    def __init__(self, accelerator: Any, *, dropout: float = 0.0, shuffle: bool = True, seed: int = 3) -> None:
-        self.accelerator, self.losses = accelerator, []
+    def __init__(
+        self, accelerator: Any, *, dropout: float = 0.0, seed: int = 3, rows: Any = None, sets_epoch: bool = True,
+        **options: Any,
+    ) -> None:  # fmt: skip
+        self.accelerator, self.losses, self.sets_epoch = accelerator, [], sets_epoch
         torch.manual_seed(3)
         model = tiny_bert(dropout)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         torch.manual_seed(seed)
-        loader = DataLoader(range(N_ROWS), 4, shuffle=shuffle, collate_fn=collate)
+        usual = {"collate_fn": collate} | ({"shuffle": True} if rows is None else {})
+        loader = DataLoader(range(N_ROWS) if rows is None else rows, 4, **(usual | options))
         schedule = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=10)
         self.model, self.optimizer, self.loader, self.schedule = accelerator.prepare(model, optimizer, loader, schedule)
         self.model.train()
 
     def epoch(self, number: int, *, first: int = 0, last: int | None = None) -> None:
         """Train on the batches from `first` on, and stop after `last`."""
-        self.loader.set_epoch(number)
+        if self.sets_epoch:
+            self.loader.set_epoch(number)
         batches = self.accelerator.skip_first_batches(self.loader, first) if first else self.loader
         for done, batch in enumerate(batches, start=first + 1):
             self.step(batch)

@@ -83,6 +83,18 @@ def test_decoder_trains_in_the_loop(kind: str, request: pytest.FixtureRequest) -
     assert losses[kind] == pytest.approx(losses["accelerate"], rel=CLOSE)
 
 
+def test_checkpointing_recomputes_the_modules_that_have_blocks(caplog: pytest.LogCaptureFixture) -> None:
+    """Next to a critic of one layer, prepared with the model or after it; alone, the critic is refused."""
+    caplog.set_level("INFO")
+    accelerator = made("whet", gradient_checkpointing=True)
+    model, _ = accelerator.prepare(tiny_bert(), torch.nn.Linear(2, 1))
+    accelerator.prepare(torch.nn.Linear(3, 1))
+    assert caplog.text.count("Linear has no blocks, and keeps its activations") == 2
+    assert all("whet_inner_forward" in vars(block) for block in model.bert.encoder.layer)
+    with fresh(), pytest.raises(whet.ConfigError, match="finds no blocks"):
+        made("whet", gradient_checkpointing=True).prepare(torch.nn.Linear(2, 1), torch.nn.Linear(2, 1))
+
+
 def test_gathered_rows_are_each_there_once() -> None:
     assert Loop(made("whet")).labels_seen() == N_ROWS
 

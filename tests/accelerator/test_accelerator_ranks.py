@@ -16,15 +16,20 @@ CLOSE = 1e-5
 """Relative: float32 rounding."""
 
 
-def on_two_ranks(kind: str, folder: Path) -> dict[str, Any]:
-    """Return what the first of two ranks prints."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(LOOP)]
+def printed(script: Path, *words: str) -> list[str]:
+    """Return the lines that two ranks of a script print."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     done = subprocess.run(
-        [*command, kind, str(folder)], env=environment, capture_output=True, text=True, timeout=300, check=False
+        [*command, *words], env=environment, capture_output=True, text=True, timeout=120, check=False
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.strip().splitlines()[-1])
+    return done.stdout.strip().splitlines()
+
+
+def on_two_ranks(kind: str, folder: Path) -> dict[str, Any]:
+    """Return what the first of two ranks prints."""
+    return json.loads(printed(LOOP, kind, str(folder))[-1])
 
 
 @pytest.mark.reliability
@@ -36,3 +41,16 @@ def test_two_ranks_have_the_losses_of_accelerate_and_resume_bitwise(tmp_path: Pa
     assert ours["labels"] == theirs["labels"] == 38  # rows that fill the last batch are gathered once
     resumed = on_two_ranks("whet", tmp_path / "state")
     assert resumed["losses"] == ours["losses"][len(ours["losses"]) // 2 :]
+
+
+@pytest.mark.reliability
+def test_ranks_fail_together_if_one_cannot_save_or_load_its_state(tmp_path: Path) -> None:
+    """None waits for the others; the error of a user's object is that of its rank, and the others name it."""
+    lines = printed(LOOP.with_name("failing_states.py"), str(tmp_path / "state"))
+    said = {rank: [line.partition(": ")[2] for line in lines if line.startswith(f"rank {rank} ")] for rank in "01"}
+    for ends in said.values():
+        assert [one == "done" for one in ends] == [False, True, False, True]
+    for failed, other, number in (("0", "1", 0), ("1", "0", 2)):
+        assert said[failed][number] == "LookupError: no state today"
+        assert said[other][number].startswith("StorageError: the state in")
+        assert f"got: rank {failed}: LookupError: no state today" in said[other][number]

@@ -97,6 +97,25 @@ def test_registered_object_whose_names_would_change_is_refused(tmp_path: Path) -
         accelerator.save_state(tmp_path / "state")
 
 
+class Failing(Counter):
+    """Something whose state cannot be read."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Fail as a user's code does."""
+        raise LookupError("no state today")
+
+
+def test_error_of_a_registered_object_leaves_the_state_before_it(tmp_path: Path) -> None:
+    accelerator = Loop(made("whet")).accelerator
+    accelerator.save_state(tmp_path / "state")
+    before = (tmp_path / "state" / "MANIFEST.json").read_bytes()
+    accelerator.register_for_checkpointing(Failing())
+    with pytest.raises(LookupError, match="no state today"):
+        accelerator.save_state(tmp_path / "state")
+    assert [path.name for path in tmp_path.iterdir()] == ["state"]
+    assert (tmp_path / "state" / "MANIFEST.json").read_bytes() == before
+
+
 def test_schedule_with_milestones_goes_on_decaying(tmp_path: Path) -> None:
     def prepared() -> tuple[Any, Any, Any]:
         accelerator, model = made("whet"), torch.nn.Linear(2, 2)

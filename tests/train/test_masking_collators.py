@@ -119,6 +119,13 @@ def test_a_resumed_run_over_a_stream_draws_the_same_masks(
 
 
 @pytest.mark.parametrize("name", COLLATORS)
+def test_each_epoch_of_a_stream_has_masks_of_its_own(name: str, tmp_path: Path, tokenizer: Any) -> None:
+    one_step = {"per_device_train_batch_size": 8, "max_steps": 3}
+    _, masks = trained(tmp_path, COLLATORS[name](tokenizer), data=Plain(rows(8)), **one_step)
+    assert masks[0] != masks[1] != masks[2] != masks[0]
+
+
+@pytest.mark.parametrize("name", COLLATORS)
 def test_masks_are_not_drawn_by_threads(name: str, tmp_path: Path, tokenizer: Any) -> None:
     """Their order would be that of the threads."""
     with pytest.raises(ConfigError, match="dataloader_num_workers"):

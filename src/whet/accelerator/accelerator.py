@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from whet.accelerator import loaders, settings, state
+from whet.accelerator import loaders, replay, settings, state
 from whet.config.methods import MethodSettings
 from whet.errors import ConfigError
 from whet.log import logger
@@ -29,7 +30,7 @@ _SAME = frozenset({
     "on_last_process", "on_local_main_process", "on_local_process", "on_main_process", "on_process",
     "optimizer_step_was_skipped", "pad_across_processes", "prepare_optimizer", "prepare_scheduler", "print",
     "process_index", "profile", "project_configuration", "project_dir", "reduce", "scaler", "set_trigger",
-    "skip_first_batches", "split_batches", "split_between_processes", "state", "trackers", "unscale_gradients",
+    "split_batches", "split_between_processes", "state", "trackers", "unscale_gradients",
     "unwrap_model", "use_distributed", "use_seedable_sampler", "wait_for_everyone", *_SETTABLE,
 })  # fmt: skip
 """What accelerate's own Accelerator does here as ever."""
@@ -62,6 +63,7 @@ class Accelerator:
             )
         self._checkpointing: Checkpointing | None = policy
         self._kept: list[Any] = []
+        self._has_blocks = False
         self._inner = settings.made(mixed_precision, gradient_accumulation_steps, cpu, more)
 
     def __getattr__(self, name: str) -> Any:
@@ -87,9 +89,11 @@ class Accelerator:
 
     def prepare(self, *things: Any, device_placement: list[bool] | None = None) -> Any:
         """Return models, optimizers, loaders and schedules ready for the loop, in the order given."""
-        for one in things:
-            self._change(one)
-        return self._inner.prepare(*things, device_placement=device_placement)
+        seeds = self._change(*things)
+        found = self._inner.prepare(*things, device_placement=device_placement)
+        for number, seed in seeds.items():
+            replay.replay(found[number] if len(things) > 1 else found, seed)
+        return found
 
     def prepare_model(self, model: nn.Module, device_placement: bool | None = None, **options: Any) -> Any:
         """Return one model ready for the loop; `evaluation_mode=True` leaves it without gradients."""
@@ -98,8 +102,17 @@ class Accelerator:
 
     def prepare_data_loader(self, data_loader: Any, device_placement: bool | None = None, **options: Any) -> Any:
         """Return one loader ready for the loop."""
-        self._change(data_loader)
-        return self._inner.prepare_data_loader(data_loader, device_placement=device_placement, **options)
+        seeds = self._change(data_loader)
+        found = self._inner.prepare_data_loader(data_loader, device_placement=device_placement, **options)
+        for seed in seeds.values():
+            replay.replay(found, seed)
+        return found
+
+    def skip_first_batches(self, dataloader: Any, num_batches: int = 0) -> Any:
+        """Return a loader for the rest of an epoch; its batches are those that the complete epoch would have."""
+        found = self._inner.skip_first_batches(dataloader, num_batches)
+        replay.replay_rest(found, dataloader, num_batches)
+        return found
 
     def backward(self, loss: Tensor, **options: Any) -> None:
         """Add the gradients of the loss, divided by the number of micro-batches of a step."""
@@ -130,30 +143,49 @@ class Accelerator:
 
     def free_memory(self, *things: Any) -> Any:
         """Forget everything that was prepared; return as many Nones as things were given."""
-        self._kept = []
+        self._kept, self._has_blocks = [], False
         return self._inner.free_memory(*things)
 
     clear = free_memory
 
-    def _change(self, one: Any) -> None:
-        """Change a model so that it runs without padding, and a loader so that its order can be resumed."""
-        if loaders.is_loader(one):
-            loaders.agree_on_order(self._inner, one)
-            loaders.give_generator(one)
-        if isinstance(one, nn.Module) and not getattr(one, "_is_accelerate_prepared", False):
-            self._optimize(one)
+    def _change(self, *things: Any) -> dict[int, int]:
+        """Change models so that they run without padding, and loaders so that their order can be resumed.
 
-    def _optimize(self, model: nn.Module) -> None:
-        inside.prove_in(model)
-        found = [encoder.model for encoder in inside.encoders_in(model)]
-        why = _why_unchanged(found)
-        if why is not None:
-            logger.warning("%s trains as it is, with its padding: %s", type(model).__name__, why)
-        elif changes(model) is None:
-            optimize(model)
-        if self._checkpointing is not None:
-            for one in [model] if why is not None else found:
-                order.apply(ModelView(one), MethodSettings(checkpointing=self._checkpointing))
+        Returns the seed of each loader, by its place among the things.
+        """
+        seeds, models = {}, []
+        for number, one in enumerate(things):
+            if loaders.is_loader(one):
+                seeds[number] = loaders.agree_on_order(self._inner, one)
+                loaders.give_generator(one)
+            if isinstance(one, nn.Module) and not getattr(one, "_is_accelerate_prepared", False):
+                models += _optimized(one)
+        if self._checkpointing is not None and models:
+            self._checkpoint_blocks(models, MethodSettings(checkpointing=self._checkpointing))
+        return seeds
+
+    def _checkpoint_blocks(self, models: Sequence[nn.Module], settings: MethodSettings) -> None:
+        """Let the models that have blocks recompute them; raises ConfigError if none prepared so far has any."""
+        with_blocks = [one for one in models if ModelView(one).blocks()]
+        for one in with_blocks or ([] if self._has_blocks else models):
+            order.apply(ModelView(one), settings)
+        self._has_blocks = True
+        for one in models:
+            if one not in with_blocks:
+                logger.info("gradient_checkpointing: %s has no blocks, and keeps its activations", type(one).__name__)
+
+
+def _optimized(model: nn.Module) -> list[nn.Module]:
+    """Let the model run without padding; return the parts of it that may recompute their activations."""
+    inside.prove_in(model)
+    found = [encoder.model for encoder in inside.encoders_in(model)]
+    why = _why_unchanged(found)
+    if why is not None:
+        logger.warning("%s trains as it is, with its padding: %s", type(model).__name__, why)
+        return [model]
+    if changes(model) is None:
+        optimize(model)
+    return found
 
 
 def _why_unchanged(encoders: list[nn.Module]) -> str | None:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from whet.accelerator.replay import place_of
 from whet.accelerator.settings import accelerate
 from whet.train.state import State
 
@@ -26,13 +27,17 @@ def give_generator(loader: Any) -> None:
         loader.generator = torch.Generator().manual_seed(torch.random.initial_seed() % 2**63)
 
 
-def agree_on_order(inner: Any, loader: Any) -> None:
+def agree_on_order(inner: Any, loader: Any) -> int:
     """Let all ranks draw the order of rows from one seed: that of the loader's generator, or torch's on rank 0.
+
+    Returns the seed.
 
     accelerate takes each rank's own seed, and ranks that were seeded differently would deal out different orders.
     """
     own = torch.random.initial_seed() if loader.generator is None else loader.generator.initial_seed()
-    (inner.dataloader_config.data_seed,) = accelerate().utils.broadcast_object_list([own % 2**63])
+    (seed,) = accelerate().utils.broadcast_object_list([own % 2**63])
+    inner.dataloader_config.data_seed = seed
+    return seed
 
 
 def _sampler_of(loader: Any) -> Any:
@@ -51,6 +56,9 @@ def state_of(loader: Any) -> State:
     found: State = {"iteration": int(getattr(loader, "iteration", 0))}
     if (sampler := _sampler_of(loader)) is not None:
         found["seed"] = int(sampler.initial_seed)
+    if (place := place_of(loader)) is not None:
+        epoch, digest = place.first
+        found["draws"] = {"seed": place.draws.seed, "epoch": epoch, "first": digest}
     generator = getattr(loader, "generator", None)
     return found if generator is None else found | {"generator": generator.get_state()}
 
@@ -61,6 +69,10 @@ def load_state(loader: Any, saved: State) -> None:
         loader.set_epoch(int(saved["iteration"]))
     if (sampler := _sampler_of(loader)) is not None and "seed" in saved:
         sampler.initial_seed = int(saved["seed"])
+    if (place := place_of(loader)) is not None and "draws" in saved:
+        place.draws.seed = int(saved["draws"]["seed"])
+        if accelerate().PartialState().is_main_process:  # the checksum is of its batch
+            place.first = (int(saved["draws"]["epoch"]), saved["draws"]["first"])
     generator = getattr(loader, "generator", None)
     if generator is not None and "generator" in saved:
         generator.set_state(saved["generator"])

@@ -41,22 +41,47 @@ def save(inner: Any, kept: Sequence[Any], folder: str | Path | None) -> Path:
     target = _named(folder, "save_state")
     _require_no_gradients(inner)
     randoms = accelerate().utils.gather_object([_random_state(inner.device)])
-    found: list[WhetError | None] = [None]
+    own: BaseException | None = None
     if inner.is_main_process:
         try:
             parts = _collected(inner, kept) | {"random": {str(rank): one for rank, one in enumerate(randoms)}}
             publish(target, lambda place: _write(inner, parts, place), {"n_ranks": inner.num_processes})
-        except WhetError as error:
-            found = [error]
-    (problem,) = accelerate().utils.broadcast_object_list(found)
-    if problem is not None:
-        raise problem
+        except BaseException as error:  # such as one of a user's state_dict: the other ranks wait for this one
+            own = error
+    _fail_together(own, f"the state in {target} was not saved")
     return target
 
 
 def load(inner: Any, kept: Sequence[Any], folder: str | Path | None) -> None:
     """Restore the state from the folder, on every rank; raises StorageError if it is not that of this loop."""
     place = _named(folder, "load_state")
+    own: BaseException | None = None
+    try:
+        _load(inner, kept, place)
+    except BaseException as error:
+        own = error
+    _fail_together(own, f"the state in {place} was not loaded")
+
+
+def _fail_together(own: BaseException | None, what: str) -> None:
+    """Raise this rank's error; where only others have one, raise the first of theirs, so that none of them waits."""
+    found: Any = own if own is None or isinstance(own, WhetError) else f"{type(own).__name__}: {own}"[:300]
+    seen = accelerate().utils.gather_object([found])
+    if own is not None:
+        raise own
+    rank, error = next(((rank, one) for rank, one in enumerate(seen) if one is not None), (0, None))
+    if isinstance(error, WhetError):
+        raise error
+    if error is not None:
+        raise StorageError(
+            what=what,
+            got=f"rank {rank}: {error}",
+            why="ranks save and load together, so that none waits for one that has failed",
+            fix=f"fix what rank {rank} reports",
+        )
+
+
+def _load(inner: Any, kept: Sequence[Any], place: Path) -> None:
     facts = require_intact(place)
     if facts.get("n_ranks") != inner.num_processes:
         raise ConfigError(

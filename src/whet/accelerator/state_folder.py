@@ -40,6 +40,10 @@ def publish(target: Path, write: Callable[[Path], None], facts: Mapping[str, Any
             why="a state counts only when all of it is on the disk; an earlier one there is untouched",
             fix=disk_errors.fix(error, target.parent),
         ) from error
+    except BaseException:
+        on_disk.remove_leftover(partial)
+        staging.finish_replacement(target)
+        raise
 
 
 def require_intact(folder: Path) -> dict[str, Any]:

@@ -19,7 +19,8 @@ _MASK64 = 0xFFFFFFFFFFFFFFFF
 
 def stream_key(seed: int, step: int, site: int) -> tuple[int, int]:
     """Return the two 32-bit key words of one operator's stream in one optimizer step."""
-    key = _mix(_mix(_mix(seed & _MASK64) ^ step) ^ site)
+    beyond = step >> 64  # some callers put an epoch in front of the step
+    key = _mix(_mix(_mix(seed & _MASK64) ^ step ^ (_mix(beyond) if beyond else 0)) ^ site)
     return key & _MASK32, key >> 32
 
 

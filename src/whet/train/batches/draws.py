@@ -27,14 +27,15 @@ _KINDS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Ra
 class Draws:
     """The generators behind a run's batches."""
 
-    def __init__(self, seed: int, collator: Any) -> None:
-        self._seed = seed
-        self.own = [(generator, _first_seed(holder, generator)) for holder, generator in _generators_of(collator)]
-        """The collator's own generators, each with the seed that it began with."""
+    def __init__(self, seed: int, *holders: Any) -> None:
+        self.seed = seed
+        found = [one for part in holders for one in _generators_of(part)]
+        self.own = [(generator, _first_seed(holder, generator)) for holder, generator in found]
+        """The own generators of the holders, such as a collator, each with the seed that it began with."""
 
     def begin(self, plan_step: int, first_slot: int) -> None:
         """Seed all generators for the batch of this step that begins with this row."""
-        seed_everything(self._seed, plan_step, first_slot)
+        seed_everything(self.seed, plan_step, first_slot)
         for number, (generator, own_seed) in enumerate(self.own):
             low, high = stream_key(own_seed, plan_step << 32 | first_slot, _OWN_SITE + number)
             _seed(generator, low | (high >> 1) << 32)
@@ -43,6 +44,7 @@ class Draws:
     def apart(self, number: int, rank: int = 0) -> Iterator[None]:
         """Seed all generators for a rank's batch with this number; give a source of rows its own states back."""
         kept = random.getstate(), np.random.get_state(), torch.get_rng_state()
+        on_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
         self.begin(number, rank)
         try:
             yield
@@ -50,6 +52,7 @@ class Draws:
             random.setstate(kept[0])
             np.random.set_state(kept[1])
             torch.set_rng_state(kept[2])
+            torch.cuda.set_rng_state_all(on_gpus)
 
 
 def seed_everything(seed: int, epoch: int, number: int) -> None:
