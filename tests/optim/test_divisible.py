@@ -39,6 +39,16 @@ def test_optimizers_of_a_tensor_can_be_shared_out(cls: Any) -> None:
     divisible.require_known(cls(_model().parameters()))
 
 
+@pytest.mark.parametrize(("reads", "unit"), [("element", 1), ("tensor", None)])
+def test_an_optimizer_of_others_says_what_its_updates_read(reads: str, unit: int | None) -> None:
+    class Plugged(torch.optim.AdamW):
+        whet_reads = reads
+
+    optimizer = Plugged(_model().parameters())
+    divisible.require_known(optimizer)
+    assert divisible.unit_of(optimizer) == unit
+
+
 @pytest.mark.parametrize("cls", [torch.optim.LBFGS, _ScheduleFree])
 def test_an_optimizer_that_may_read_all_tensors_is_refused_by_name(cls: type[Optimizer]) -> None:
     with pytest.raises(ConfigError, match=cls.__name__) as refused:

@@ -77,3 +77,14 @@ def test_killed_rank_is_started_again_with_the_same_result(
     assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
     same = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("killed", "whole")]
     assert same[0] == same[1]
+
+
+def test_ranks_that_resume_with_powersgd_say_that_its_memory_begins_again(
+    encoder: Path, questions: Path, tmp_path: Path
+) -> None:
+    hook = ("--ddp_comm_hook", "powersgd", "--max_steps", "4", "--save_steps", "2")
+    assert [one.code for one in qa(2, tmp_path / "out", encoder, questions, *hook)] == [0, 0]
+    place = tmp_path / "out" / "checkpoint-00000002"
+    again = qa(2, tmp_path / "again", encoder, questions, *hook, "--resume_from_checkpoint", str(place))
+    assert [one.code for one in again] == [0, 0]
+    assert "powersgd keeps what it has not sent yet in no checkpoint" in " ".join(again[0].err.split())

@@ -29,11 +29,13 @@ _BY_TENSOR_ELSEWHERE = (
     ("transformers.optimization", "Adafactor"),
 )  # fmt: skip
 """Beginning of the module and name of classes that need not be installed; an empty name stands for each."""
+READS = "whet_reads"
+"""Attribute by which an optimizer of others says what its updates read: "element" or "tensor"."""
 
 
 def unit_of(optimizer: Optimizer) -> int | None:
     """Return how many elements must stay together when a tensor is cut; None: all of them."""
-    if type(optimizer) in _BY_ELEMENT:
+    if type(optimizer) in _BY_ELEMENT or getattr(optimizer, READS, None) == "element":
         return 1
     return BLOCK if type(optimizer) is WhetAdamW8bit else None
 
@@ -42,12 +44,13 @@ def require_known(optimizer: Optimizer) -> None:
     """Raise ConfigError for an optimizer that may read all tensors for an update, as nobody has said otherwise."""
     kind = type(optimizer)
     elsewhere = any(kind.__module__.startswith(m) and name in ("", kind.__name__) for m, name in _BY_TENSOR_ELSEWHERE)
-    if kind in _BY_ELEMENT or kind in _BY_TENSOR or elsewhere:
+    says = getattr(optimizer, READS, None) in ("element", "tensor")
+    if kind in _BY_ELEMENT or kind in _BY_TENSOR or elsewhere or says:
         return
     raise ConfigError(
         what="zero_stage does not go with this optimizer",
         got=f"{kind.__module__}.{kind.__qualname__}",
         why="each rank would give it some of the weights, and whet does not know whether its updates need all of them",
-        fix="leave --zero_stage, --fsdp and --deepspeed out, or use one of whet's own --optim names, such as "
-        "adamw_whet",
+        fix="use --zero_stage 0, or one of whet's own --optim names, such as adamw_whet; an optimizer of your own says"
+        f' {READS} = "element" (it reads the element that it updates, and its state) or "tensor" (that tensor)',
     )

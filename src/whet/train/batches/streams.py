@@ -30,16 +30,29 @@ from whet.train.batches.pieces import pieces_of
 from whet.train.compat import dataloaders, overrides, user_loss
 from whet.train.compat.public import PublicTrainer
 from whet.train.resume import schema
+from whet.train.resume.fingerprint import digest_of_rows
 from whet.train.run import Run
 from whet.train.state import State
 from whet.train.sync import Sync
 
 
+@dataclass(frozen=True)
+class Step:
+    """The batches of this rank in a step, and the rows that all ranks share, if they are known."""
+
+    batches: list[Batch]
+    rows: list[Any] | None = None
+
+    def digest(self) -> str | None:
+        """Return a checksum of the rows, which any number of ranks shares, or else of the batches."""
+        return _digest(self.batches) if self.rows is None else digest_of_rows(self.rows)
+
+
 class Source(Protocol):
     """Where the steps of an epoch come from."""
 
-    def steps(self, epoch: int, skip: int, state: Any) -> Iterator[list[Batch]]:
-        """Yield the batches of each step of the epoch, after the first `skip` ones or from `state` on."""
+    def steps(self, epoch: int, skip: int, state: Any) -> Iterator[Step]:
+        """Yield the steps of the epoch, after the first `skip` ones or from `state` on."""
         ...
 
     def state(self) -> Any:
@@ -64,9 +77,9 @@ class StreamLoader:
         self.epoch, self.step = 0, 0
         """The epoch that is being read, and its finished steps."""
         self.epoch_ended = True
-        self._steps: Iterator[list[Batch]] | None = None
-        self._ahead: list[Batch] | None = None
-        self._last: list[Batch] = []
+        self._steps: Iterator[Step] | None = None
+        self._ahead: Step | None = None
+        self._last = Step([])
         self._state: Any = None
         self._saved: State | None = None
         self.n_left_out = 0
@@ -75,23 +88,23 @@ class StreamLoader:
         """Return the batches of the next step; none if the source has no more rows."""
         if self._steps is None:
             self._begin()
-        batches, self._last = self._ahead or [], self._ahead or []
+        found = self._last = self._ahead or Step([])
         self._state = self.source.state()
         self.step += 1
         self._look_ahead()
-        return batches
+        return found.batches
 
     def sample(self, plan_step: int) -> Batch:
         """Return the first of the batches that `take` returns next."""
         if self._steps is None:
             self._begin()
-        if not self._ahead:
+        if self._ahead is None:
             raise DataError(
                 what="the training set is empty",
                 why="there is nothing to learn from",
                 fix="pass a train_dataset, or a DataLoader, that gives rows",
             )
-        return self._ahead[0]
+        return self._ahead.batches[0]
 
     def begins_epoch(self, plan_step: int) -> bool:
         """Return whether the next step is the first of an epoch."""
@@ -120,7 +133,7 @@ class StreamLoader:
         position = {"epoch": self.epoch, "n_left_out": self.n_left_out}
         if self.epoch_ended:
             return {**position, "step": 0, "rows": None, "digest": None}
-        return {**position, "step": self.step, "rows": self._state, "digest": _digest(self._last)}
+        return {**position, "step": self.step, "rows": self._state, "digest": self._last.digest()}
 
     def load_state(self, saved: State) -> None:
         """Keep the saved position; `open` reads up to it."""
@@ -149,7 +162,7 @@ class StreamLoader:
         else:
             logger.info("reading the data of %d finished steps again, to resume after them", self.step)
             self._steps = self.source.steps(self.epoch, self.step - 1, None)
-            if _digest(next(self._steps, [])) != state["digest"] and here().is_first:  # it is of rank 0's rows
+            if next(self._steps, Step([])).digest() != state["digest"] and here().is_first:  # it is rank 0's
                 raise _other_rows()
         self._look_ahead()
 
@@ -183,7 +196,7 @@ class RowSource:
         self._dataset = copy.copy(dataset) if is_from(dataset, "datasets", "IterableDataset") else dataset
         self._has_state = _state_is_exact(dataset)
 
-    def steps(self, epoch: int, skip: int, state: Any) -> Iterator[list[Batch]]:
+    def steps(self, epoch: int, skip: int, state: Any) -> Iterator[Step]:
         dataset, args = self._dataset, self.run.args
         if hasattr(dataset, "set_epoch"):
             dataset.set_epoch(epoch)
@@ -202,7 +215,7 @@ class RowSource:
             with self.draws.apart(epoch << 32 | skip, self.run.place.rank):
                 batches = self._batches(taken)
             if batches:
-                yield batches
+                yield Step(batches, taken)
 
     def state(self) -> Any:
         return self._dataset.state_dict() if self._has_state else None
@@ -214,7 +227,7 @@ class RowSource:
         return list(islice(rows, size))
 
     def _require_same_rows(self, rows: list[Any]) -> None:
-        seen = self.sync.gather(_digest_of_rows(rows)) if self.sync.n_ranks > 1 else [""]
+        seen = self.sync.gather(digest_of_rows(rows)) if self.sync.n_ranks > 1 else [""]
         if len(set(seen)) > 1:
             raise ConfigError(
                 what="the training set gives other rows on each rank",
@@ -239,7 +252,7 @@ class LoaderSource:
     run: Run
     loader: Any
 
-    def steps(self, epoch: int, skip: int, state: Any) -> Iterator[list[Batch]]:
+    def steps(self, epoch: int, skip: int, state: Any) -> Iterator[Step]:
         _set_epoch(self.loader, epoch)
         seed = self.run.args.seed
         seed_everything(seed, epoch, 0)
@@ -252,7 +265,7 @@ class LoaderSource:
                 batch = _as_batch(found, sum(batch.n_rows for batch in batches))
                 batches.append(user_loss.with_computed_tokens(batch, self.run.objective.packed_model))
             if batches and (found is None or len(batches) == n_micro):
-                yield batches
+                yield Step(batches)
                 batches = []
             if found is None:
                 return
@@ -371,15 +384,6 @@ def _digest(batches: Iterable[Batch]) -> str:
                 plain = value.detach().cpu()
                 plain = plain.float() if plain.dtype == torch.bfloat16 else plain
                 digest.update(np.ascontiguousarray(plain.numpy()).tobytes())
-    return digest.hexdigest()
-
-
-def _digest_of_rows(rows: Iterable[Any]) -> str:
-    digest = xxhash.xxh3_128()
-    for row in rows:
-        for name, value in sorted(dict(row).items()) if isinstance(row, Mapping) else [("", row)]:
-            digest.update(name.encode())
-            digest.update(np.asarray(value).tobytes() if not isinstance(value, str) else value.encode())
     return digest.hexdigest()
 
 

@@ -121,6 +121,11 @@ def restore(
         found = sync.of_first(found)
         counters.best_model_checkpoint = str(found) if found else None
     logger.info("resuming after step %d from %s", counters.global_step, folder)
+    if run.args.ddp_comm_hook == "powersgd" and sync.n_ranks > 1:
+        logger.warning(
+            "ddp_comm_hook powersgd keeps what it has not sent yet in no checkpoint: it begins with complete gradients "
+            "again, so the curve is near that of a run without a stop, and not bitwise the same"
+        )
 
 
 def _saved_parts(folder: Path, run: Run, optimizer: Optimizer) -> dict[str, State]:
