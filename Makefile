@@ -69,7 +69,7 @@ test-reliability: $(HAS_TOOLS) ## Stop, kill and starve real runs, see that noth
 test-planted: $(HAS_TOOLS) ## See that the tests of reliability turn red where a fault is planted: 4 minutes
 	@$(BIN)/python tests/reliability/planted/run.py $(ARGS)
 
-test-libraries: $(HAS_LIBRARIES) ## Train through sentence-transformers, SetFit, Lightning, spaCy and TRL with whet.optimize: 3 minutes
+test-libraries: $(HAS_LIBRARIES) ## Train through sentence-transformers, SetFit, Lightning, spaCy and TRL, and compare the curves: 5 minutes
 	@OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(LIBRARIES)/bin/python -m pytest tests/libraries $(ARGS)
 
 test-engines: $(HAS_ENGINES) ## Train in the workers of Ray Train and by DeepSpeed, and compare the curves: 6 minutes
