@@ -185,7 +185,7 @@ def test_tools_of_a_row_are_shown_by_the_template_and_not_learnt(decoder: Path, 
     examples = read_file(write_lines(tmp_path / "c.jsonl", rows), None, limit=None, skip_bad=False)
     found = rendered(examples, tokenizer, completion_only=True)
     assert found.texts == ["<|tools|>tide<|end|>" + found.texts[1], found.texts[1]]
-    (learnt,), (alone,) = found.spans[0] or (), found.spans[1] or ()
+    learnt, alone = (found.spans[0] or ())[0], (found.spans[1] or ())[0]
     assert found.texts[0][slice(*learnt)] == found.texts[1][slice(*alone)]
     pair = [{"prompt": CHAT[1:2], "completion": CHAT[2:3], "tools": given}]
     examples = read_file(write_lines(tmp_path / "p.jsonl", pair), None, limit=None, skip_bad=False)

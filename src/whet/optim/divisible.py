@@ -51,6 +51,7 @@ def require_known(optimizer: Optimizer) -> None:
         what="zero_stage does not go with this optimizer",
         got=f"{kind.__module__}.{kind.__qualname__}",
         why="each rank would give it some of the weights, and whet does not know whether its updates need all of them",
-        fix="use --zero_stage 0, or one of whet's own --optim names, such as adamw_whet; an optimizer of your own says"
+        fix="leave --zero_stage, --fsdp and --deepspeed out, or use one of whet's own --optim names, such as "
+        "adamw_whet; an optimizer of your own says"
         f' {READS} = "element" (it reads the element that it updates, and its state) or "tensor" (that tensor)',
     )
