@@ -8,9 +8,13 @@ from typing import Any
 
 import torch
 from tiny_runs import Toy, toy_rows
+from torch import nn
 from transformers import TrainerCallback
 
 import whet
+from tiny_decoders import collate, tiny_decoder, token_rows
+from whet.cli.main import run
+from whet.jobs.lora.adapt import EveryGradient
 
 
 class _CommonStep(torch.optim.SGD):
@@ -51,6 +55,27 @@ def refusals(job: dict[str, Any], rank: int) -> dict[str, Any]:
     own = {"optimizers": (_CommonStep(model.parameters(), lr=1e-2), None)}
     found["optimizer"] = _text(_trainer(job, 1, model=model, **own).train)
     return found
+
+
+def command(job: dict[str, Any], rank: int) -> dict[str, Any]:
+    """Run a command of whet as one of its ranks."""
+    return {"code": run(job["words"])}
+
+
+def unread(job: dict[str, Any], rank: int) -> dict[str, Any]:
+    """Train low-rank pairs, one of them next to a layer that the loss does not read."""
+    import peft
+
+    model = tiny_decoder("llama")
+    model.model.unread = nn.Linear(4, 4)
+    wrapped: Any = peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj", "unread"], r=2))
+    args = whet.TrainingArguments(
+        output_dir=str(Path(job["folder"]).parent / "out"), max_steps=2, per_device_train_batch_size=4,
+        save_strategy="no", precision="fp32", report_to=[], ddp_timeout=20, **job["args"],
+    )  # fmt: skip
+    rows: Any = token_rows(16)
+    whet.Trainer(wrapped, args, collate, rows, callbacks=[EveryGradient()]).train()
+    return {}
 
 
 def _trainer(job: dict[str, Any], stage: int, *callbacks: Any, model: Any = None, **more: Any) -> whet.Trainer:

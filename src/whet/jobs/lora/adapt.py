@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from transformers import TrainerCallback
 from transformers.pytorch_utils import Conv1D
 
@@ -133,16 +133,18 @@ def _linear_names(model: nn.Module) -> list[str]:
 class EveryGradient(TrainerCallback):
     """Ends a run in whose first step a weight that is trained got no gradient: it would never learn.
 
-    The experts of a layer are one weight, and those that got no token have a gradient of 0 in it.
+    The experts of a layer are one weight, and those that got no token have a gradient of 0 in it. Gradients of weights
+    that ranks share are read before the first update, after the exchange: torch calls no hooks of such weights.
     """
 
     def __init__(self, *, experts_alone: bool = False) -> None:
         self._experts_alone = experts_alone
         self._hooks: list[Any] = []
+        self._shares: dict[str, Tensor] = {}
         self._without: set[str] = set()
         self._done = False
 
-    def on_step_begin(self, *_: Any, model: Any = None, **__: Any) -> None:
+    def on_step_begin(self, *_: Any, model: Any = None, optimizer: Any = None, **__: Any) -> None:
         """Look for gradients from here on."""
         if self._done:
             return
@@ -151,11 +153,16 @@ class EveryGradient(TrainerCallback):
         for name, weight in model.named_parameters():
             if weight.requires_grad and (name.startswith(inside) or not self._experts_alone):
                 self._without.add(name)
-                self._hooks.append(weight.register_post_accumulate_grad_hook(self._arrived(name)))
+                if _is_share(weight):
+                    self._shares[name] = weight
+                else:
+                    self._hooks.append(weight.register_post_accumulate_grad_hook(self._arrived(name)))
+        if self._shares:
+            self._hooks.append(optimizer.register_step_pre_hook(self._read_shares))
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        """Raise ConfigError for weights without a gradient."""
-        if not self._hooks:
+        """Raise ConfigError for weights without a gradient; wait if their first update was left out."""
+        if not self._hooks or self._shares:
             return
         for hook in self._hooks:
             hook.remove()
@@ -171,8 +178,17 @@ class EveryGradient(TrainerCallback):
                 else "leave these layers out of --lora_target_modules",
             )
 
+    def _read_shares(self, *_: Any) -> None:
+        self._without -= {name for name, share in self._shares.items() if share.grad is not None}
+        self._shares = {}
+
     def _arrived(self, name: str) -> Any:
         return lambda _: self._without.discard(name)
+
+
+def _is_share(weight: Tensor) -> bool:
+    """Return whether ranks share this weight, so that this one has some of its rows."""
+    return type(weight).__name__ == "DTensor"  # importing the class takes long
 
 
 def _peft() -> Any:
