@@ -120,6 +120,11 @@ _SHARING = {
     "fsdp_and_stage_agree": {"fsdp": "full_shard", "zero_stage": 2},
     "offload_has_somewhere_to_go": {"offload": "params"},
     "shared_gradients_have_one_sum": {"zero_stage": 3, "ddp_comm_hook": "bf16"},
+    "deepspeed_sums_gradients_itself": {
+        "precision": "fp32",
+        "deepspeed": {"zero_optimization": {"stage": 1}},
+        "ddp_bucket_cap_mb": 8,
+    },
     "shared_weights_are_moved_by_torch": {"zero_stage": 2, "auto_find_batch_size": True},
     "shared_weights_have_an_optimizer_by_element": {"zero_stage": 3, "optim": "adafactor"},
     "deepspeed_config_is_honoured": {"precision": "fp32", "deepspeed": {"zero_optimization": {"stage": 1}, "amp": {}}},
@@ -175,7 +180,10 @@ def _says_everything(problem: Problem | None) -> None:
 @pytest.mark.parametrize(
     ("cls", "good", "rule", "broken"), _SINGLE, ids=[f"{cls.__name__}-{rule.__name__}" for cls, _, rule, _ in _SINGLE]
 )
-def test_broken_rule_has_four_parts_and_names_a_flag(cls: type, good: dict, rule: Any, broken: dict) -> None:
+def test_broken_rule_has_four_parts_and_names_a_flag(
+    cls: type, good: dict, rule: Any, broken: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("whet.config.deepspeed.is_installed", lambda _: True)
     assert rule(draft(cls, good)) is None
     values = {**good, **broken[rule.__name__]}
     _says_everything(rule(draft(cls, values)))

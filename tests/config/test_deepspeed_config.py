@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,65 @@ _REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no stage": ({"zero_optimization": {"stage": 4}}, "zero_optimization.stage is 4"),
     "precision": ({"bf16": {"enabled": True}}, "bf16.enabled is True, and precision gives False"),
 }
+
+
+_SECTIONS = ("optimizer", "optimizer.params", "bf16", "fp16", "zero_optimization", "aio",
+             "zero_optimization.offload_optimizer", "zero_optimization.offload_param")  # fmt: skip
+
+
+@pytest.mark.parametrize("value", [None, [], ["a"], "auto", "cpu", 3, 0.5, True], ids=repr)
+@pytest.mark.parametrize("section", _SECTIONS)
+def test_deepspeed_section_that_is_no_object_is_refused_by_its_path(section: str, value: Any) -> None:
+    config = copy.deepcopy(_FULL)
+    *parents, name = section.split(".")
+    part = config
+    for parent in parents:
+        part = part[parent]
+    part[name] = value
+    with pytest.raises(whet.ConfigError, match=rf"{section} is no section"):
+        whet.TrainingArguments(deepspeed=config, **_USUAL)
+
+
+@pytest.mark.parametrize("value", [None, [], {}, "two"], ids=repr)
+@pytest.mark.parametrize("key", ["gradient_clipping", "train_batch_size", "optimizer.type", "zero_optimization.stage",
+                                 "bf16.enabled", "optimizer.params.betas"])  # fmt: skip
+def test_deepspeed_value_of_another_type_is_refused_by_its_path(key: str, value: Any) -> None:
+    config = copy.deepcopy(_FULL)
+    *parents, name = key.split(".")
+    part = config
+    for parent in parents:
+        part = part[parent]
+    part[name] = value
+    with pytest.raises(whet.ConfigError, match=rf"{key} is "):
+        whet.TrainingArguments(deepspeed=config, **_USUAL)
+
+
+_DDP: dict[str, Any] = {
+    "ddp_comm_hook": "bf16", "ddp_bucket_cap_mb": 8, "ddp_find_unused_parameters": False, "ddp_backend": "gloo",
+    "ddp_timeout": 60,
+}  # fmt: skip
+_ENGINE_HONOURS = {"ddp_backend", "ddp_timeout"}
+"""The engine exchanges through the process group that whet has opened."""
+
+
+def test_settings_of_the_exchange_are_honoured_or_refused_with_deepspeed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new ddp setting has to be listed here."""
+    monkeypatch.setattr(deepspeed, "is_installed", lambda _: True)
+    assert {one.name for one in fields(whet.TrainingArguments) if one.name.startswith("ddp_")} == set(_DDP)
+    for stage in (1, 2, 3):
+        config = _FULL | {"zero_optimization": {"stage": stage}}
+        for name, value in _DDP.items():
+            if name in _ENGINE_HONOURS:
+                whet.TrainingArguments(deepspeed=config, **_USUAL, **{name: value})
+                continue
+            with pytest.raises(whet.ConfigError, match=rf"{name}.* does not go with deepspeed"):
+                whet.TrainingArguments(deepspeed=config, **_USUAL, **{name: value})
+
+
+def test_ddp_settings_hold_where_whet_carries_out_the_first_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deepspeed, "is_installed", lambda _: False)
+    config = _FULL | {"zero_optimization": {"stage": 1}}
+    assert whet.TrainingArguments(deepspeed=config, **_USUAL, ddp_bucket_cap_mb=8).ddp_bucket_cap_mb == 8
 
 
 def test_deepspeed_config_takes_auto_from_the_arguments(tmp_path: Path) -> None:

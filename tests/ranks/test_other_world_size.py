@@ -45,7 +45,41 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
             jobs.add(f"stream {first} {then} {name}", "toy", n_ranks, args=steady | {"max_steps": n_steps}, **more)
     whole = {"lr_scheduler_type": "constant", "max_steps": 7, "save_strategy": "no"}
     jobs.add("stream whole", "toy", 1, args=whole, stream="all")
+    output = str(tmp_path_factory.mktemp("out") / "run")
+    for n, (name, n_ranks) in enumerate(_CONFIGURED):
+        part = {"resume": "auto" if n else None, "all_stop_at": 3 * (n + 1) if n < 3 else None}
+        jobs.add(name, "questions", n_ranks, args=_arguments(output) | _CONFIGURED[name, n_ranks], rows=4, **part)
     return jobs.run()
+
+
+def _configured(rows: int | str, steps: int | str, **more: Any) -> dict[str, Any]:
+    sizes = {"train_micro_batch_size_per_gpu": rows, "gradient_accumulation_steps": steps}
+    return {"deepspeed": {"zero_optimization": {"stage": 1}} | sizes} | more
+
+
+_CONFIGURED = {
+    ("numbers", 2): _configured(4, 1), ("numbers resumed", 1): _configured(4, 1),
+    ("auto resumed", 1): _configured("auto", "auto"),
+    ("other numbers resumed", 1): _configured(4, 2, gradient_accumulation_steps=2),
+}  # fmt: skip
+"""(Name, ranks) -> the sizes of a batch in the configuration of DeepSpeed, one run after the other."""
+
+
+def test_sizes_in_the_configuration_of_deepspeed_that_do_not_fit_other_ranks_are_named(found: Jobs) -> None:
+    (refused,) = found["numbers resumed", 1]
+    assert refused["error"] == "ConfigError"
+    for words in (
+        "the number of ranks changed", "2 ranks then, 1 now; gradient_accumulation_steps 1", '"auto"',
+        "--per_device_train_batch_size 4 --gradient_accumulation_steps 2",
+    ):  # fmt: skip
+        assert words in refused["text"]
+    assert "per_device_train_batch_size gives" not in refused["text"]
+
+
+@pytest.mark.parametrize(("name", "steps"), [("auto resumed", 9), ("other numbers resumed", 12)])
+def test_sizes_that_the_refusal_names_let_the_run_resume(found: Jobs, name: str, steps: int) -> None:
+    (resumed,) = found[name, 1]
+    assert resumed.get("steps") == steps, resumed
 
 
 def _arguments(output: str) -> dict[str, Any]:

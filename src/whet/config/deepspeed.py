@@ -43,6 +43,10 @@ _ADAM = {
     "eps": "adam_epsilon",
     "weight_decay": "weight_decay",
 }
+_SIZES = {
+    "train_micro_batch_size_per_gpu": "per_device_train_batch_size",
+    "gradient_accumulation_steps": "gradient_accumulation_steps",
+}
 _NOT_MEANT = {"torch_adam", "adam_w_mode", "bias_correction"}
 """Settings of DeepSpeed's own Adam that agree with whet's AdamW if they are true."""
 
@@ -76,7 +80,15 @@ class _Reader:
             self.found[path] = {}
             return
         prefix = f"{path}." if path else ""
-        self.wrong += [f"{prefix}{name} is not known" for name in sorted(set(part) - names)]
+        self.wrong += [f"{prefix}{name} is not known" for name in sorted(set(part) - names, key=str)]
+
+    def section(self, parent: Config, name: str, path: str) -> Config:
+        """Return a section within another one, empty if it is left out; report it if it is not an object."""
+        part = parent.get(name, {})
+        if isinstance(part, dict):
+            return part
+        self.wrong.append(f"{path} is no section")
+        return {}
 
 
 def problem_of(args: TrainingFields) -> Problem | None:
@@ -133,6 +145,12 @@ def runs(given: Any) -> bool:
     return given is not None and is_installed("deepspeed")
 
 
+def fixed_sizes(given: Any) -> dict[str, tuple[str, Any]]:
+    """Return the keys for sizes of a batch that are not "auto", each with the name of its argument and its value."""
+    found = {} if given is None else _read(given)
+    return {key: (name, found[key]) for key, name in _SIZES.items() if found.get(key, AUTO) != AUTO}
+
+
 def stage_of(given: Any) -> int:
     """Return the stage of ZeRO that a configuration asks for; 0 if it cannot be read, which `problem_of` reports."""
     try:
@@ -144,11 +162,12 @@ def stage_of(given: Any) -> int:
 
 def _completed(args: TrainingFields) -> tuple[Config, list[str]]:
     reader = _Reader(args, _read(args.deepspeed))
-    rows, steps = args.per_device_train_batch_size, args.gradient_accumulation_steps
+    rows, steps, n_ranks = args.per_device_train_batch_size, args.gradient_accumulation_steps, here().n_ranks
+    product = f"per_device_train_batch_size x gradient_accumulation_steps x ranks ({rows} x {steps} x {n_ranks})"
     for path, expected, argument in (
         ("train_micro_batch_size_per_gpu", rows, "per_device_train_batch_size"),
         ("gradient_accumulation_steps", steps, "gradient_accumulation_steps"),
-        ("train_batch_size", rows * steps * here().n_ranks, "per_device_train_batch_size x steps x ranks"),
+        ("train_batch_size", rows * steps * n_ranks, product),
         ("gradient_clipping", args.max_grad_norm, "max_grad_norm"),
         ("optimizer.params.lr", args.learning_rate, "learning_rate"),
         ("optimizer.params.betas", [args.adam_beta1, args.adam_beta2], "adam_beta1, adam_beta2"),
@@ -172,14 +191,15 @@ def _check_sections(reader: _Reader) -> None:
     reader.known("zero_optimization", _OF_ZERO)
     reader.known("bf16", {"enabled"})
     reader.known("fp16", _OF_FP16)
+    reader.section(found, "aio", "aio")
     if found.get("fp16", {}).get("enabled") is True:
         reader.wrong.append("fp16.enabled is true, and whet runs DeepSpeed in fp32 and bf16")
     stage = found.setdefault("zero_optimization", {}).get("stage")
     if stage not in (1, 2, 3):
         reader.wrong.append(f"zero_optimization.stage is {stage}, and whet runs DeepSpeed for stages 1, 2 and 3")
     for name in ("offload_optimizer", "offload_param"):
-        section = found["zero_optimization"].get(name)
-        if isinstance(section, dict) and section.get("device", "none") != "none":
+        section = reader.section(found["zero_optimization"], name, f"zero_optimization.{name}")
+        if section.get("device", "none") != "none":
             reader.wrong.append(
                 f"zero_optimization.{name}.device is {section['device']}, and whet runs DeepSpeed without"
             )
@@ -187,16 +207,14 @@ def _check_sections(reader: _Reader) -> None:
 
 
 def _check_optimizer(reader: _Reader) -> None:
-    section = reader.found.get("optimizer")
-    if section is None:
-        return
+    section = reader.found.get("optimizer", {})
     reader.known("optimizer", {"type", "params"})
-    if not isinstance(section, dict):
+    if not isinstance(section, dict) or "optimizer" not in reader.found:
         return
     if str(section.get("type")).lower() not in _OPTIMIZERS or not reader.args.optim.startswith(("adamw", "auto")):
         reader.wrong.append(f"optimizer.type is {section.get('type')}, and optim is {reader.args.optim}")
-    params = section.get("params", {})
-    for name in sorted(set(params) - set(_ADAM)):
+    params = reader.section(section, "params", "optimizer.params")
+    for name in sorted(set(params) - set(_ADAM), key=str):
         if name not in _NOT_MEANT or params[name] is not True:
             reader.wrong.append(f"optimizer.params.{name} is not known")
 

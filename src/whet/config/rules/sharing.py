@@ -95,12 +95,31 @@ def offload_has_somewhere_to_go(args: TrainingFields) -> Problem | None:
 
 def shared_gradients_have_one_sum(args: TrainingFields) -> Problem | None:
     """What is set for DistributedDataParallel has no counterpart in fully_shard."""
+    return _excluded(args, _set_for_ddp(args), "ranks sum gradients block by block")
+
+
+def deepspeed_sums_gradients_itself(args: TrainingFields) -> Problem | None:
+    """The engine has an exchange of its own, at every stage."""
+    names = _set_for_ddp(args) if deepspeed.runs(args.deepspeed) else []
+    if not names:
+        return None
+    flags = " and ".join(f"--{name}" for name in names)
+    return Problem(
+        what=f"{', '.join(names)} does not go with deepspeed",
+        got=", ".join(f"{name}={getattr(args, name)}" for name in names),
+        why="these are settings of torch's exchange of gradients, and DeepSpeed's engine sums gradients itself",
+        fix=f"leave {flags} out; keys of the engine's configuration set its own exchange, such as "
+        "communication_data_type and zero_optimization.reduce_bucket_size",
+    )
+
+
+def _set_for_ddp(args: TrainingFields) -> list[str]:
     set_here = {
         "ddp_comm_hook": args.ddp_comm_hook != "none",
         "ddp_bucket_cap_mb": args.ddp_bucket_cap_mb is not None,
         "ddp_find_unused_parameters": args.ddp_find_unused_parameters is not None,
     }
-    return _excluded(args, [name for name, given in set_here.items() if given], "ranks sum gradients block by block")
+    return [name for name, given in set_here.items() if given]
 
 
 def shared_weights_are_moved_by_torch(args: TrainingFields) -> Problem | None:
@@ -181,6 +200,7 @@ SHARING_RULES: tuple[Rule, ...] = (
     fsdp_and_stage_agree,
     offload_has_somewhere_to_go,
     shared_gradients_have_one_sum,
+    deepspeed_sums_gradients_itself,
     shared_weights_are_moved_by_torch,
     shared_weights_have_an_optimizer_by_element,
     deepspeed_config_is_honoured,
