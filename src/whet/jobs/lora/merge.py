@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from whet import log, optional
-from whet.errors import ConfigError
+from whet.errors import ConfigError, StorageError
 from whet.jobs.lora.adapt import TASK_TYPES
 from whet.jobs.lora.merge_arguments import MergeArguments
 from whet.jobs.predict.trained import NAME
-from whet.models.experts import saved
 from whet.models.experts.settings import KEY, ExpertSettings, parsed
 from whet.models.experts.upcycle import upcycle
 from whet.models.loading import heads
 from whet.models.loading.folder_check import CONFIG, TOKENIZER, TOKENIZER_CONFIG, read_object
 from whet.models.loading.load import Labels, ModelSource, load_model, load_tokenizer
-from whet.train.checkpoint.weights import save_processing
+from whet.train.checkpoint.weights import save_processing, save_weights
 from whet.train.output import files as output_files
 from whet.train.output import printing
 
@@ -36,6 +39,8 @@ _HARMLESS = (
 """Settings that do not change what a trained adapter adds to its model."""
 _BEGINNINGS = ("gaussian", "eva", "orthogonal")
 """Ways to begin that leave the model's own weights as they are; others, such as PiSSA, change them too."""
+_UNFINISHED = ".merge.partial"
+"""Lies in the output folder while the model is written to it."""
 _WITH_PEFT = "merge it with peft: merge_and_unload, then save_pretrained"
 _HEADS = {head.auto: head for head in (*heads.HEADS.values(), heads.CAUSAL_LM)}
 
@@ -52,14 +57,34 @@ def run_merge(asked: MergeArguments) -> int:
     if (experts := _experts(folder)) is not None:
         upcycle(model, experts)
     merged = _with_adapter(model, settings, folder).merge_and_unload()
-    output.mkdir(parents=True, exist_ok=True)
-    merged.save_pretrained(output)
-    saved.mark(output, merged.config)
-    save_processing(load_tokenizer(_of_tokenizer(source, folder)), output)
-    if (reading := _file_of_run(folder, NAME)) is not None:
-        output_files.write_text(output / NAME, reading.read_text("utf-8"))
+    tokenizer, reading = load_tokenizer(_of_tokenizer(source, folder)), _file_of_run(folder, NAME)
+
+    def fill(staging: Path) -> None:
+        save_weights(merged, staging)
+        save_processing(tokenizer, staging)
+        if reading is not None:
+            shutil.copyfile(reading, staging / NAME)
+
+    _write(output, fill)
     printing.show([f"{base} with the adapter of {folder} is in {output}"])
     return 0
+
+
+def _write(output: Path, fill: Callable[[Path], None]) -> None:
+    """Write the model that `fill` puts into a folder; a merge that is killed in the middle can be repeated."""
+    mark = output / _UNFINISHED
+    with output_files.stored(f"the model cannot be written to {output}", output):
+        output.mkdir(parents=True, exist_ok=True)
+        mark.touch()
+    try:
+        output_files.write_model(output, fill)
+    except StorageError:
+        with suppress(OSError):
+            if [*output.iterdir()] == [mark]:
+                mark.unlink()
+        raise
+    with output_files.stored(f"{mark} cannot be removed", output):
+        mark.unlink()
 
 
 def _settings(folder: Path) -> dict[str, Any]:
@@ -159,7 +184,15 @@ def _with_adapter(model: Any, settings: dict[str, Any], folder: Path) -> Any:
     """Return the model with the adapter's pairs; raises ConfigError if they are of another model."""
     peft = _peft()
     config = peft.LoraConfig(**{name: settings[name] for name in _READ if name in settings})
-    weights = load_file(folder / _WEIGHTS)
+    try:
+        weights = load_file(folder / _WEIGHTS)
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(
+            what=f"the weights of the adapter cannot be read: {folder / _WEIGHTS}",
+            got=str(error),
+            why="the file is damaged, or was copied in part",
+            fix="copy the adapter again, or name another checkpoint of its run",
+        ) from error
     try:
         wrapped = peft.get_peft_model(model, config)
         wanted = set(peft.get_peft_model_state_dict(wrapped))
@@ -186,7 +219,8 @@ def _other_model(folder: Path, why: str) -> ConfigError:
 
 
 def _require_empty(output: Path) -> None:
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+    """Refuse a folder with files, except for those of a merge that was killed in the middle."""
+    if output.exists() and (not output.is_dir() or any(output.iterdir())) and not (output / _UNFINISHED).is_file():
         raise ConfigError(
             what="output_dir is not empty",
             got=str(output),
