@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from whet.accelerator.replay import place_of
 from whet.accelerator.settings import accelerate
+from whet.errors import ConfigError
 from whet.train.state import State
 
 
@@ -34,6 +35,13 @@ def agree_on_order(inner: Any, loader: Any) -> int:
 
     accelerate takes each rank's own seed, and ranks that were seeded differently would deal out different orders.
     """
+    if loader.batch_sampler is None and not isinstance(loader.dataset, IterableDataset):
+        raise ConfigError(
+            what="the loader has batch_size=None, and accelerate cannot prepare it",
+            got=f"sampler {type(loader.sampler).__name__}",
+            why="accelerate deals out the batches of a batch sampler",
+            fix="give the sampler of batches as batch_sampler=, or a batch_size",
+        )
     own = torch.random.initial_seed() if loader.generator is None else loader.generator.initial_seed()
     (seed,) = accelerate().utils.broadcast_object_list([own % 2**63])
     inner.dataloader_config.data_seed = seed
@@ -59,6 +67,7 @@ def state_of(loader: Any) -> State:
     if (place := place_of(loader)) is not None:
         epoch, digest = place.first
         found["draws"] = {"seed": place.draws.seed, "epoch": epoch, "first": digest}
+        found["order"] = place.order.state()
     generator = getattr(loader, "generator", None)
     return found if generator is None else found | {"generator": generator.get_state()}
 
@@ -69,6 +78,8 @@ def load_state(loader: Any, saved: State) -> None:
         loader.set_epoch(int(saved["iteration"]))
     if (sampler := _sampler_of(loader)) is not None and "seed" in saved:
         sampler.initial_seed = int(saved["seed"])
+    if (place := place_of(loader)) is not None and "order" in saved:
+        place.order.load_state(saved["order"])
     if (place := place_of(loader)) is not None and "draws" in saved:
         place.draws.seed = int(saved["draws"]["seed"])
         if accelerate().PartialState().is_main_process:  # the checksum is of its batch

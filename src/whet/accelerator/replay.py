@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from whet.accelerator.order import Indices, Order
 from whet.errors import DataError
 from whet.train.batches.draws import Draws
 from whet.train.resume.fingerprint import digest_of_rows
@@ -25,6 +26,7 @@ class Place:
     owner: Any
     """The prepared loader, which knows its epoch."""
     draws: Draws
+    order: Order
     n_skipped: int = 0
     """Batches of the epoch that are never read; rows of a stream are read, and then dropped."""
     origin: Any = None
@@ -70,6 +72,12 @@ class Replayed(DataLoader[Any]):
 
     whet_place: Place
 
+    @property
+    def _index_sampler(self) -> Any:
+        """What torch's iterators read row numbers from."""
+        sampler = super()._index_sampler
+        return sampler if isinstance(self.dataset, IterableDataset) else Indices(sampler, self.whet_place)
+
     def __iter__(self) -> Any:
         """Return the batches of the present epoch."""
         return self.whet_place.batches(self, super().__iter__)
@@ -80,7 +88,8 @@ def replay(prepared: Any, seed: int) -> None:
     inside = prepared.base_dataloader
     rows = inside.dataset
     holders = (inside.collate_fn, rows, getattr(rows, "dataset", None))  # accelerate may have wrapped the rows
-    _give(inside, Place(prepared, Draws(seed, *holders)))
+    sampler = None if isinstance(rows, IterableDataset) else inside._index_sampler
+    _give(inside, Place(prepared, Draws(seed, *holders), Order(seed, sampler)))
 
 
 def replay_rest(skipping: Any, prepared: Any, n_batches: int) -> None:
@@ -90,7 +99,7 @@ def replay_rest(skipping: Any, prepared: Any, n_batches: int) -> None:
         return
     inside = skipping.base_dataloader
     n_skipped = 0 if isinstance(inside.dataset, IterableDataset) else n_batches
-    _give(inside, Place(skipping, place.draws, n_skipped, prepared, place.first))
+    _give(inside, Place(skipping, place.draws, place.order, n_skipped, prepared, place.first))
 
 
 def place_of(prepared: Any) -> Place | None:
