@@ -115,6 +115,8 @@ _DEMO = {
     "seed_is_a_seed": {"seed": -1},
 }
 _SHARING = {
+    "local_sgd_steps_at_least_0": {"local_sgd_steps": -1},
+    "steps_alone_have_complete_weights": {"local_sgd_steps": 4, "zero_stage": 1},
     "zero_stage_is_known": {"zero_stage": 4},
     "fsdp_is_known": {"fsdp": "hybrid_shard"},
     "fsdp_and_stage_agree": {"fsdp": "full_shard", "zero_stage": 2},

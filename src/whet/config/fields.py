@@ -56,6 +56,10 @@ class TrainingFields:
     """Size in MiB of the buckets in which gradients travel while the backward pass computes others. null: 25."""
     ddp_find_unused_parameters: bool | None = None
     """Whether weights may have no gradient in a step of several ranks. false saves a walk over the graph. null: yes."""
+    local_sgd_steps: int = 0
+    """Steps that each rank takes alone between two averages of all weights (local SGD), for slow networks: gradients do
+    not travel. The curve changes. Evaluations and checkpoints average first. 0: ranks sum their gradients in each step.
+    With one process it has no effect."""
     zero_stage: int = 0
     """What the ranks of a run share, so that each needs less memory (ZeRO). 1: the state of the optimizer. 2: gradients
     too. 3: weights too, collected for each block when it computes. 0: nothing. The curve stays the same. With one

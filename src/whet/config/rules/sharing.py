@@ -7,7 +7,7 @@ from typing import Any
 
 from whet.config import deepspeed
 from whet.config.fields import TrainingFields
-from whet.config.rules.ranges import Rule
+from whet.config.rules.ranges import Rule, at_least
 from whet.errors import Problem
 
 _FSDP: Mapping[str, int] = {"": 0, "false": 0, "true": 3, "full_shard": 3, "shard_grad_op": 2}
@@ -194,6 +194,33 @@ def deepspeed_goes_alone(args: TrainingFields) -> Problem | None:
     )
 
 
+def steps_alone_have_complete_weights(args: TrainingFields) -> Problem | None:
+    """Ranks that step alone exchange complete weights, and nothing else between two averages."""
+    if not args.local_sgd_steps:
+        return None
+    odd = {
+        f"zero_stage {args.zero_stage}": args.zero_stage > 0,
+        "deepspeed": args.deepspeed is not None,
+        f"ddp_comm_hook {args.ddp_comm_hook}": args.ddp_comm_hook != "none",
+        "ddp_bucket_cap_mb": args.ddp_bucket_cap_mb is not None,
+        "ddp_find_unused_parameters": args.ddp_find_unused_parameters is not None,
+        "weight_averaging_start": args.weight_averaging_start is not None,
+        "optimizer_in_backward": args.optimizer_in_backward,
+        "precision fp16": args.precision == "fp16",
+        "save_strategy time": args.save_strategy == "time",
+        f"optim {args.optim}": args.optim not in _BY_ELEMENT,
+    }
+    if not (found := [name for name, is_set in odd.items() if is_set]):
+        return None
+    return Problem(
+        what=f"{', '.join(found)} does not go with local_sgd_steps",
+        got=f"local_sgd_steps={args.local_sgd_steps}, {', '.join(found)}",
+        why="ranks that step alone have complete weights and states that can be averaged, exchange no gradients, and "
+        "average at steps that the settings fix",
+        fix=f"leave {' and '.join(name.split()[0] for name in found)} out, or leave --local_sgd_steps out",
+    )
+
+
 SHARING_RULES: tuple[Rule, ...] = (
     zero_stage_is_known,
     fsdp_is_known,
@@ -205,4 +232,6 @@ SHARING_RULES: tuple[Rule, ...] = (
     shared_weights_have_an_optimizer_by_element,
     deepspeed_config_is_honoured,
     deepspeed_goes_alone,
+    at_least("local_sgd_steps", 0, "it is a number of steps"),
+    steps_alone_have_complete_weights,
 )

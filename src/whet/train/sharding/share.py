@@ -20,6 +20,7 @@ from whet.optim import divisible
 from whet.train.checkpoint.optimizer_state import names_in, parameters_of
 from whet.train.compat.public import PublicTrainer
 from whet.train.sharding import unfinished
+from whet.train.sharding.local_steps import LocalSteps
 from whet.train.sharding.optimizer import SHARED, OptimizerShare
 from whet.train.sharding.replicated import ReplicatedWeights
 from whet.train.sharding.sharded import ShardedWeights
@@ -32,8 +33,10 @@ from whet.train.update import OptimizerUpdate
 class Sharing(Protocol):
     """How the ranks share what a run holds."""
 
-    is_on: bool
-    """Whether a rank alone has less than a checkpoint holds."""
+    @property
+    def is_on(self) -> bool:
+        """Whether a rank alone has less than a checkpoint holds."""
+        ...
 
     def begin(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Share from now on. Model and optimizer are complete until then, and restored."""
@@ -189,6 +192,8 @@ def build(trainer: PublicTrainer, optimizer: Optimizer) -> Sharing:
     """Return how the ranks of this run share what it holds, as `zero_stage` says."""
     _require_complete(optimizer)
     args, sync = trainer.args, trainer.sync
+    if args.local_sgd_steps and sync.n_ranks > 1:
+        return LocalSteps(sync, args.local_sgd_steps)
     by_engine = deepspeed.runs(args.deepspeed)
     stage = deepspeed.stage_of(args.deepspeed) if by_engine else args.zero_stage
     if stage and sync.n_ranks == 1:
