@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jobs_of_ranks
 import torch
 from tiny_runs import Toy, toy_rows
 from torch import nn
@@ -14,6 +16,7 @@ from transformers import TrainerCallback
 import whet
 from tiny_decoders import collate, tiny_decoder, token_rows
 from whet.cli.main import run
+from whet.dist.sharded_model import ShardedModel
 from whet.jobs.lora.adapt import EveryGradient
 
 
@@ -76,6 +79,21 @@ def unread(job: dict[str, Any], rank: int) -> dict[str, Any]:
     rows: Any = token_rows(16)
     whet.Trainer(wrapped, args, collate, rows, callbacks=[EveryGradient()]).train()
     return {}
+
+
+def dies_in_collect(job: dict[str, Any], rank: int) -> dict[str, Any]:
+    """Train as `toy` does; rank 1 ends in the second save, before rank 0 has its rows."""
+    real, count = ShardedModel._collect, 0
+
+    def collect(self: ShardedModel, *, everywhere: bool) -> None:
+        nonlocal count
+        count += not everywhere
+        if rank == 1 and count == 2:
+            os._exit(9)
+        real(self, everywhere=everywhere)
+
+    ShardedModel._collect = collect
+    return jobs_of_ranks.toy(job, rank)
 
 
 class _Saves(TrainerCallback):

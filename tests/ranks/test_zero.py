@@ -44,6 +44,11 @@ _OTHERS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "signal to one rank": ("toy", {"signal_at": 3}),
 }
 """Name -> kind and job: what else calls a model, and decisions that all ranks take."""
+_LOST: Mapping[str, tuple[str, dict[str, Any], int]] = {
+    "lost while it gives its rows": ("dies_in_collect", {}, 2),
+    "lost while rank 0 writes": ("toy", {"dies_in_save": 2}, 4),
+}
+"""When rank 1 ends in the second save of stage 3 -> kind, job, and the step that the run resumes after."""
 _CASES = [(name, stage) for name, (stages, _) in RUNS.items() for stage in stages]
 _CHAIN = ((2, 1), (1, 0), (2, 3), (3, 2))
 """(ranks, stage) of runs that follow each other; each but the last is killed one step behind its save."""
@@ -68,6 +73,12 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
             saves = {"save_strategy": "steps", "enable_jit_checkpoint": True} if "signal_at" in job else {}
             jobs.add(f"{name} {stage}", kind, 2, **job, args={"zero_stage": stage, **saves})
     jobs.add("refused", "refusals", 2)
+    saves = {"save_strategy": "steps", "save_steps": 2, "zero_stage": 3}
+    jobs.add("saves", "toy", 2, args=saves)
+    for name, (kind, job, _) in _LOST.items():
+        jobs.add(name, kind, 2, args=saves, **job)
+        output = str(jobs.folder(name, 2).parent / "out")
+        jobs.add(f"{name}, resumed", "toy", 2, args=saves | {"output_dir": output}, resume="auto")
     jobs.add("unbroken", "shared", 1, args=_saving(str(tmp_path_factory.mktemp("out") / "run")))
     return jobs.run()
 
@@ -171,3 +182,16 @@ def test_zero_resumes_at_other_numbers_of_ranks_and_stages(found: Jobs) -> None:
     for rank in ranks:
         assert rank["steps"] == _STEPS
         assert rank["losses"] == pytest.approx(alone["losses"], rel=1e-5)  # sums in another order, for 12 steps
+
+
+@pytest.mark.parametrize("name", _LOST)
+def test_rank_lost_in_a_save_of_stage_3_leaves_complete_checkpoints(found: Jobs, name: str) -> None:
+    """A run that resumes from them ends with the weights of one that lost no rank."""
+    (first,) = found[name, 2]
+    assert first["error"] == "LostRankError", first
+    log = (found.folder(name, 2).parent / "out" / "run.log").read_text("utf-8")
+    assert f"resuming after step {_LOST[name][2]}" in log
+    resumed, unbroken = found[f"{name}, resumed", 2], found["saves", 2]
+    assert [one.get("digest") for one in resumed] == [one["digest"] for one in unbroken], resumed
+    output = Path(found.folder(name, 2).parent / "out")
+    assert not [path.name for path in output.iterdir() if path.name.startswith(".") or "partial" in path.name]
