@@ -14,6 +14,8 @@ pytestmark = pytest.mark.reliability
 
 _CURVE = 1e-6
 """Of the issue. An optimizer that works on single elements gives the same bits; the others too, as they get tensors."""
+_CURVE_BF16 = 1e-4
+"""A last bit of an fp32 weight can round to another bf16 number, 2^-9 away: a few in a mean of hundreds."""
 _STEPS, _EVERY = 12, 3
 _ALL, _FIRST = (1, 2, 3), (1,)
 RUNS: Mapping[str, tuple[tuple[int, ...], dict[str, Any]]] = {
@@ -98,10 +100,11 @@ def _saving(output: str) -> dict[str, Any]:
 def test_zero_trains_the_curve_of_ranks_that_share_nothing(found: Jobs, name: str, stage: int) -> None:
     plain, shared = found[f"{name} 0", 2], found[f"{name} {stage}", 2]
     assert len(shared) == 2
+    within = _CURVE_BF16 if "bf16" in name else _CURVE
     for rank in shared:
-        assert rank["losses"] == pytest.approx(plain[0]["losses"], rel=_CURVE)
-        assert rank["norms"] == pytest.approx(plain[0]["norms"], rel=_CURVE)
-        assert rank["evaluated"] == pytest.approx(plain[0]["evaluated"], rel=_CURVE)
+        assert rank["losses"] == pytest.approx(plain[0]["losses"], rel=within)
+        assert rank["norms"] == pytest.approx(plain[0]["norms"], rel=within)
+        assert rank["evaluated"] == pytest.approx(plain[0]["evaluated"], rel=within)
     assert len({rank["digest"] for rank in shared}) == 1
 
 
