@@ -19,9 +19,14 @@ _MASK64 = 0xFFFFFFFFFFFFFFFF
 
 def stream_key(seed: int, step: int, site: int) -> tuple[int, int]:
     """Return the two 32-bit key words of one operator's stream in one optimizer step."""
-    beyond = step >> 64  # some callers put an epoch in front of the step
-    key = _mix(_mix(_mix(seed & _MASK64) ^ step ^ (_mix(beyond) if beyond else 0)) ^ site)
+    key = _mix(_mix(_mix(seed & _MASK64) ^ step) ^ site)
     return key & _MASK32, key >> 32
+
+
+def within_64_bits(number: int) -> int:
+    """Return a step for `stream_key` that depends on all bits of a longer number; a shorter one is itself."""
+    beyond = number >> 64
+    return (number ^ _mix(beyond)) & _MASK64 if beyond else number
 
 
 def seed_torch(key: tuple[int, int]) -> None:

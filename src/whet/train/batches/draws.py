@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from whet.kernels.random import seed_torch, stream_key
+from whet.kernels.random import seed_torch, stream_key, within_64_bits
 
 _SITE = 0x57EA
 """Makes the random numbers of the data differ from those of the dropout masks."""
@@ -37,7 +37,7 @@ class Draws:
         """Seed all generators for the batch of this step that begins with this row."""
         seed_everything(self.seed, plan_step, first_slot)
         for number, (generator, own_seed) in enumerate(self.own):
-            low, high = stream_key(own_seed, plan_step << 32 | first_slot, _OWN_SITE + number)
+            low, high = stream_key(own_seed, within_64_bits(plan_step << 32 | first_slot), _OWN_SITE + number)
             _seed(generator, low | (high >> 1) << 32)
 
     @contextmanager
@@ -57,7 +57,7 @@ class Draws:
 
 def seed_everything(seed: int, epoch: int, number: int) -> None:
     """Seed the global random number generators from the position in the data."""
-    low, high = key = stream_key(seed, epoch << 32 | number, _SITE)
+    low, high = key = stream_key(seed, within_64_bits(epoch << 32 | number), _SITE)
     seed_torch(key)
     random.seed(low | high << 32)
     np.random.seed(low)

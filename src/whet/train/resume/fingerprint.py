@@ -13,6 +13,7 @@ import transformers
 import xxhash
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from whet.data.store import RowStore
 from whet.kernels.library import library
@@ -115,10 +116,20 @@ def digest_of_weights(weights: Iterable[tuple[str, Tensor]]) -> str:
     digest = xxhash.xxh3_128()
     for name, weight in weights:
         digest.update(f"{name}{tuple(weight.shape)}".encode())
-        numbers = weight.detach().flatten()
-        some = numbers[:: max(1, len(numbers) // _SAMPLED_NUMBERS)]
-        digest.update(some.float().cpu().numpy().tobytes())
+        for numbers in (part.detach().flatten() for part in _plain_parts(weight)):
+            some = numbers[:: max(1, len(numbers) // _SAMPLED_NUMBERS)]
+            digest.update(some.float().cpu().numpy().tobytes())
     return digest.hexdigest()
+
+
+def _plain_parts(weight: Tensor) -> Iterator[Tensor]:
+    """Yield the tensors that a weight is made of: of a quantised one its codes and scales, otherwise itself."""
+    if not is_traceable_wrapper_subclass(weight):
+        yield weight
+        return
+    names, _ = weight.__tensor_flatten__()
+    for name in names:
+        yield from _plain_parts(getattr(weight, name))
 
 
 def frozen_under_adapters(model: nn.Module) -> str | None:
