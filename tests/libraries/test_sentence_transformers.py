@@ -154,11 +154,18 @@ def test_cross_encoder_trainer_has_the_same_curve(encoder_folder: Path, tmp_path
 
 
 def test_optimize_refuses_a_sentence_transformer_without_a_known_encoder(tmp_path: Path, encoder_folder: Path) -> None:
-    from transformers import AutoTokenizer, GPT2Config, GPT2Model
+    from transformers import AutoTokenizer, OPTConfig, OPTModel
 
-    folder = tmp_path / "gpt2"
-    GPT2Model(GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=500)).save_pretrained(folder)
+    folder = tmp_path / "opt"
+    sizes = {
+        "hidden_size": 32,
+        "word_embed_proj_dim": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "ffn_dim": 64,
+    }
+    OPTModel(OPTConfig(vocab_size=500, **sizes)).save_pretrained(folder)
     AutoTokenizer.from_pretrained(encoder_folder).save_pretrained(folder)
-    with pytest.raises(ConfigError, match="GPT2Model") as refused:
+    with pytest.raises(ConfigError, match="OPTModel") as refused:
         whet.optimize(embedder(folder))
     assert "SentenceTransformer" in str(refused.value)
