@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from own_loops import Loop, made
+from own_loops import Loop, leave, made
 
 
 class Registered:
@@ -52,3 +52,4 @@ def main(folder: Path) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
+    leave()

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from accelerate import DataLoaderConfiguration
-from own_loops import fresh, made
+from own_loops import fresh, leave, made
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 import whet
@@ -154,6 +154,7 @@ def main(folder: str) -> None:
     torch.distributed.all_gather_object(gathered, facts)
     if os.environ["RANK"] == "0":
         Path(folder, "facts.json").write_text(json.dumps(gathered), "utf-8")
+    leave()
 
 
 if __name__ == "__main__":
