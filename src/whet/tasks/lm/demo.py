@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import time
 from importlib.resources import files
 from pathlib import Path
@@ -12,8 +11,7 @@ from typing import Any
 
 from whet import console, log
 from whet.config.arguments import TrainingArguments
-from whet.config.rules.training import NOT_COUNTED
-from whet.errors import ConfigError
+from whet.jobs.demo_folder import require_own
 from whet.jobs.summary import show
 from whet.tasks.lm.arguments import LmArguments
 from whet.tasks.lm.demo_arguments import DemoLmArguments
@@ -27,6 +25,8 @@ DATA = Path(str(files("whet.tasks.qa"))) / "demo_data"
 """Questions about texts; this demo learns the texts."""
 MARKER = "whet_demo_lm.json"
 """The file that marks the folder of this demo."""
+_FIXED = ("per_device_train_batch_size", "learning_rate", "warmup_steps", "logging_steps", "save_strategy")
+"""Settings that every demo has."""
 _VOCABULARY, _POSITIONS, _END = 768, 256, "<|endoftext|>"
 _SIZES = {
     "hidden_size": 128, "intermediate_size": 320, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -39,19 +39,24 @@ def run_demo(demo: DemoLmArguments) -> int:
     log.set_up(logging.WARNING)
     started_s = time.perf_counter()
     with lock.output_folder(demo.output_dir, overwrite=True) as folder, run_log.buffered():
-        _require_own(folder)
-        output_files.write_json(folder / MARKER, {"made_by": "whet demo-lm"}, indent=2, on_error="stop")
         job, args = settings(demo, folder)
+        require_own(folder, MARKER, args, _FIXED)
+        output_files.write_json(folder / MARKER, {"made_by": "whet demo-lm"}, indent=2, on_error="stop")
+        write_texts(folder)
         save_new_model(folder / "new", folder / "train.jsonl", demo.seed)
         _show_it(job, args, folder, started_s)
     return 0
 
 
-def settings(demo: DemoLmArguments, folder: Path) -> tuple[LmArguments, TrainingArguments]:
-    """Return the demo as the settings of `whet lm`, its texts written into the folder."""
+def write_texts(folder: Path) -> None:
+    """Write the texts that the demo trains on and is judged by."""
     for split in ("train", "validation"):
         lines = (json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts(split))
         output_files.write_text(folder / f"{split}.jsonl", "".join(lines))
+
+
+def settings(demo: DemoLmArguments, folder: Path) -> tuple[LmArguments, TrainingArguments]:
+    """Return the demo as the settings of `whet lm`, with its texts and its new model in the folder."""
     job = LmArguments(
         model_name_or_path=str(folder / "new"),
         train_file=str(folder / "train.jsonl"),
@@ -127,15 +132,3 @@ def _show_it(job: LmArguments, args: TrainingArguments, folder: Path, started_s:
     writer = Writer(trainer.model.eval(), trainer.processing_class, asked)
     print(console.paragraph(f"The{writer.continued('The')}"))
     print(f'\nMore:\n  whet generate {folder} --prompt "..." --do_sample')
-
-
-def _require_own(folder: Path) -> None:
-    """Raise ConfigError if the folder contains anything but the files of an earlier demo."""
-    names = set(os.listdir(folder)) - NOT_COUNTED  # noqa: PTH208 - only the names are asked for
-    if names and MARKER not in names:
-        raise ConfigError(
-            what="output_dir is not empty",
-            got=str(folder),
-            why="it holds files that are not of a demo, and the demo would replace some of them",
-            fix="use another --output_dir, or empty this one",
-        )

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 from whet import console, log
 from whet.config.arguments import TrainingArguments
-from whet.config.rules.training import NOT_COUNTED
-from whet.errors import ConfigError
+from whet.jobs.demo_folder import require_own
 from whet.jobs.summary import show
 from whet.optional import require
 from whet.tasks.qa.arguments import DemoArguments, QaArguments
@@ -97,34 +96,10 @@ def run_demo(demo: DemoArguments) -> int:
     started_s = time.perf_counter()
     qa, args = settings(demo)
     with lock.output_folder(args.output_dir, overwrite=True) as folder, run_log.buffered():
-        _require_own(folder, args)
+        require_own(folder, MARKER, args, _FIXED)
         output_files.write_json(folder / MARKER, {"made_by": "whet demo"}, indent=2, on_error="stop")
         _show_it(qa, args, folder, started_s)
     return 0
-
-
-def _require_own(folder: Path, args: TrainingArguments) -> None:
-    """Raise ConfigError if the folder contains anything but the files of an earlier demo."""
-    names = set(os.listdir(folder)) - NOT_COUNTED  # noqa: PTH208 - only the names are asked for
-    has_checkpoints = any(name.startswith(("checkpoint-", "abandoned-")) for name in names)
-    if names and (MARKER not in names or has_checkpoints or not _trained_here(folder / "training_args.json", args)):
-        raise ConfigError(
-            what="output_dir is not empty",
-            got=str(folder),
-            why="it holds files that are not of a demo, and the demo would replace some of them",
-            fix="use another --output_dir, or empty this one",
-        )
-
-
-def _trained_here(path: Path, args: TrainingArguments) -> bool:
-    """Return whether the last training in the folder, if one came to its end, had the settings of a demo."""
-    if not path.exists():
-        return True
-    try:
-        kept = json.loads(path.read_text("utf-8"))
-        return all(kept[name] == getattr(args, name) for name in _FIXED)
-    except (OSError, ValueError, TypeError, KeyError):
-        return False
 
 
 def _show_it(qa: QaArguments, args: TrainingArguments, folder: Path, started_s: float) -> None:
