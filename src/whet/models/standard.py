@@ -119,15 +119,23 @@ def is_trusted(cls: type) -> bool:
 
 def learn(cls: type[nn.Module]) -> bool:
     """Return whether this is a trusted class whose forward is as its source has it, inherited or not; remember that."""
-    home = next(one for one in cls.__mro__ if "forward" in vars(one))
-    source = sys.modules.get(home.__module__)
-    if source is None or not (is_trusted(cls) and is_trusted(home)):
-        return False
-    code = getattr(_without_theirs(cls.forward), "__code__", None)
-    if code is None or code.co_filename != source.__file__ or code.co_qualname != f"{home.__qualname__}.forward":
+    if not (is_trusted(cls) and is_trusted(_home_of(cls)) and is_as_in_source(cls)):
         return False
     _TRUSTED[cls] = cls.forward
     return True
+
+
+def is_as_in_source(cls: type[nn.Module]) -> bool:
+    """Return whether the forward of the class, inherited or not, is the one that its source file has."""
+    home = _home_of(cls)
+    source, code = sys.modules.get(home.__module__), getattr(_without_theirs(cls.forward), "__code__", None)
+    if source is None or code is None:
+        return False
+    return code.co_filename == source.__file__ and code.co_qualname == f"{home.__qualname__}.forward"
+
+
+def _home_of(cls: type[nn.Module]) -> type:
+    return next(one for one in cls.__mro__ if "forward" in vars(one))
 
 
 def _without_theirs(forward: Any) -> Any:

@@ -1,8 +1,8 @@
 """Products of a frozen linear layer with its low-rank pair (LoRA: Hu et al. 2021, arXiv:2106.09685, equation 3).
 
-x W' + s (x A') B' is one product of (x, x A') and (W, s B). The copies that this takes are
-linear in the sizes of x and W; in return the result is written once, where two products, a factor and a sum write it
-four times. The gradient of x is one product in the same way.
+x W' + s (x A') B' is one product of (x, x A') and (W, s B). The copies that this takes are linear in the sizes of x
+and W; in return the result is written once, where two products, a factor and a sum write it four times. The gradient of
+x is one product in the same way.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.nn import functional
 
 from whet.kernels.first_derivative import once_differentiable
 from whet.kernels.native_call import is_followed
@@ -54,7 +53,7 @@ class _LowRank(Function):
         read = rows if dropped is None else dropped.flatten(0, -2).to(dtype)
         with torch.autocast("cpu", enabled=False):
             inner = product_of(read, down.to(dtype), None)
-            joint = _side_by_side(weight, up * scale, dtype)
+            joint = _joined(weight, up * scale, 1, dtype)
             result = product_of(torch.cat([rows, inner], 1), joint, None if bias is None else bias.to(dtype))
         ctx.save_for_backward(rows if weight.requires_grad else None, read, weight, down, up, inner)
         ctx.scale, ctx.dropped, ctx.shape = scale, dropped is not None, x.shape
@@ -70,8 +69,7 @@ class _LowRank(Function):
         of_inner = input_gradient(grad, (up * ctx.scale).to(grad.dtype))
         dx = ddropped = None
         if need[0] and not ctx.dropped:
-            joint = torch.cat([weight.to(grad.dtype), down.to(grad.dtype)])
-            dx = input_gradient(torch.cat([grad, of_inner], 1), joint)
+            dx = input_gradient(torch.cat([grad, of_inner], 1), _joined(weight, down, 0, grad.dtype))
         elif need[0]:
             dx = input_gradient(grad, weight.to(grad.dtype))
         if need[1]:
@@ -84,16 +82,6 @@ class _LowRank(Function):
         return dx, ddropped, dweight, dbias, ddown, dup, None, None
 
 
-def _side_by_side(weight: Tensor, more: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return (weight (M, K), more (M, R)) as one tensor (M, K + R) of this format, in one pass."""
-    joint = weight.new_empty(weight.shape[0], weight.shape[1] + more.shape[1], dtype=dtype)
-    joint[:, : weight.shape[1]] = weight
-    joint[:, weight.shape[1] :] = more
-    return joint
-
-
-def plain(x: Tensor, dropped: Tensor | None, weight: Tensor, bias: Tensor | None, pair: LowRank) -> Tensor:
-    """Compute the same as `low_rank_linear` step by step: the reference."""
-    read = x if dropped is None else dropped
-    low = functional.linear(functional.linear(read, pair.down), pair.up)
-    return functional.linear(x, weight, bias) + low * pair.scale
+def _joined(weight: Tensor, more: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+    """Return both matrices as one of this format, joined along a dimension, in one pass over them."""
+    return torch.cat([weight, more], dim, out=weight.new_empty(0, dtype=dtype))

@@ -15,7 +15,7 @@ from whet.models.family import Family, FeedForward, Part
 from whet.models.fused.attention import spec_of
 from whet.models.fused.dropout import PlacedDropout
 from whet.models.fused.layers import Product, is_plain, normalised, pass_position, residual_and_norm
-from whet.models.fused.low_rank import called
+from whet.models.fused.low_rank import result_of
 from whet.models.standard import ACTIVATIONS, why_called
 
 
@@ -74,7 +74,7 @@ def _attended(attn: Any, x: Tensor) -> Tensor:
 def _product(x: Tensor, layer: Any) -> Product:
     """Return the product, and the bias that is still to be added; a layer that must be called adds its own."""
     if type(layer) is not Conv1D or why_called(layer, Conv1D) is not None:
-        return called(x, layer), None
+        return result_of(x, layer), None
     return linear(x, layer.weight.t(), None, [layer.weight]), layer.bias
 
 

@@ -15,6 +15,7 @@ from whet.models.fused import decoder
 from whet.models.fused.layers import is_plain, normalised, pass_position, product, residual_and_norm, with_bias
 
 _SAME = nn.Identity()
+_WINDOW_IN_CONFIG = ("MistralAttention", "MixtralAttention", "Phi3Attention")
 
 
 def attention(
@@ -57,8 +58,9 @@ def block(
         found = product(_attended(attn, x, position_embeddings), attn.o_proj)
     else:
         found = attn(hidden_states=x, **given)[0], None
-    x, total = residual_and_norm(found, hidden_states, self.post_attention_layernorm, _SAME)
-    return total + self.mlp(x)
+    drop = getattr(self, "resid_attn_dropout", _SAME)  # of Phi-3, as the other one
+    x, total = residual_and_norm(found, hidden_states, self.post_attention_layernorm, drop)
+    return total + getattr(self, "resid_mlp_dropout", _SAME)(self.mlp(x))
 
 
 def in_training_pass(module: Any, x: Tensor, position_embeddings: Any, past_key_values: Any) -> bool:
@@ -69,7 +71,7 @@ def in_training_pass(module: Any, x: Tensor, position_embeddings: Any, past_key_
 
 
 def _attended(attn: Any, x: Tensor, position_embeddings: decoder.Angles) -> Tensor:
-    holder = attn.config if type(attn).__name__ in ("MistralAttention", "MixtralAttention") else attn
+    holder = attn.config if type(attn).__name__ in _WINDOW_IN_CONFIG else attn
     angles = position_embeddings if getattr(attn, "use_rope", True) else None  # SmolLM3 rotates in some blocks only
     return decoder.attended(attn, x, angles, getattr(holder, "sliding_window", None))
 

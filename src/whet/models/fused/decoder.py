@@ -26,19 +26,22 @@ def attended(attn: Any, x: Tensor, angles: Angles | None, window: int | None) ->
 
     `window` is the number of keys that a query sees, itself included, as transformers counts them; None: all before it.
     """
-    projected = (with_bias(x, getattr(attn, name))[0] for name in ("q_proj", "k_proj", "v_proj"))
-    q, k, v = (one.unflatten(-1, (-1, attn.head_dim)) for one in projected)
+    q, k, v = _projected(attn, x)
     q, k = (_norm_of_heads(attn, name, one) for name, one in (("q_norm", q), ("k_norm", k)))
-    return attended_heads(attn, (q, k, v), angles, window)
-
-
-def attended_heads(attn: Any, qkv: tuple[Tensor, Tensor, Tensor], angles: Angles | None, window: int | None) -> Tensor:
-    """Return the same of query (N, H, K), key and value (N, G, K)."""
-    q, k, v = qkv
     if angles is not None:
         q, k = (rotate(one, angles[0][0], angles[1][0]) for one in (q, k))
     spec = spec_of(attn, attn.scaling, attn.attention_dropout, None if window is None else window - 1)
     return attend(q.to(v.dtype), k.to(v.dtype), v, spec).flatten(1)[None]
+
+
+def _projected(attn: Any, x: Tensor) -> tuple[Tensor, ...]:
+    """Return query (N, H, K), key and value (N, G, K) of three projections, or of the joined one of Phi-3."""
+    if hasattr(attn, "qkv_proj"):
+        heads, groups = attn.config.num_attention_heads, attn.num_key_value_heads
+        joined = with_bias(x, attn.qkv_proj)[0].unflatten(-1, (-1, attn.head_dim))
+        return joined.split([heads, groups, groups], dim=1)
+    projected = (with_bias(x, getattr(attn, name))[0] for name in ("q_proj", "k_proj", "v_proj"))
+    return tuple(one.unflatten(-1, (-1, attn.head_dim)) for one in projected)
 
 
 def gated(mlp: Any, x: Tensor) -> Tensor:

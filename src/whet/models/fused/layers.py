@@ -18,7 +18,7 @@ from whet.models.binding import bound
 from whet.models.fused.chosen import residual_for
 from whet.models.fused.dropout import PlacedDropout, drop_of
 from whet.models.fused.ending import Ending, end
-from whet.models.fused.low_rank import called
+from whet.models.fused.low_rank import result_of
 from whet.models.standard import ACTIVATIONS, LAYER_NORMS, has_hooks, is_unchanged, rms_norm_of, why_called
 
 PLACEMENT = "whet_placement"
@@ -39,14 +39,14 @@ def pass_position(module: Any, x: Tensor) -> BatchPosition | None:
 def product(x: Tensor, dense: nn.Linear) -> Product:
     """Return the product, and the bias that is still to be added; a layer that must be called adds its own."""
     if why_called(dense, nn.Linear) is not None:
-        return called(x, dense), None
+        return result_of(x, dense), None
     return linear(x, dense.weight), dense.bias
 
 
 def with_bias(x: Tensor, dense: nn.Linear) -> Tensor:
     """Return dense(x)."""
     if why_called(dense, nn.Linear) is not None:
-        return called(x, dense)
+        return result_of(x, dense)
     return linear(x, dense.weight, dense.bias)
 
 

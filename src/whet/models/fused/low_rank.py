@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from whet.kernels.products.low_rank import LowRank, is_joined, low_rank_linear
-from whet.models.standard import has_hooks, why_called
+from whet.models.standard import has_hooks, is_as_in_source, why_called
 
 _HOME = "peft.tuners.lora.layer"
 
@@ -30,7 +30,7 @@ class LowRankLayer:
     dropout: Any
 
 
-def called(x: Tensor, dense: Any) -> Tensor:
+def result_of(x: Tensor, dense: Any) -> Tensor:
     """Return dense(x) of a layer that is more than its class; with the pair of a LoRA layer in the same product."""
     layer = layer_of(dense)
     if layer is None or not is_joined(x) or not _in_one_format(x, layer):
@@ -44,7 +44,7 @@ def layer_of(dense: Any) -> LowRankLayer | None:
     home = sys.modules.get(_HOME)
     if home is None or type(dense) is not home.Linear or "forward" in dense.__dict__ or has_hooks(dense):
         return None
-    if not _is_unchanged(type(dense), home) or dense.disable_adapters or dense.merged:
+    if not is_as_in_source(type(dense)) or dense.disable_adapters or dense.merged:
         return None
     active = [name for name in dense.active_adapters if name in dense.lora_A]
     if len(active) != 1 or active[0] in dense.lora_variant:
@@ -58,11 +58,6 @@ def layer_of(dense: Any) -> LowRankLayer | None:
     weight = base.weight.t() if kind is Conv1D else base.weight
     pair = LowRank(down.weight, up.weight, dense.scaling[active[0]])
     return LowRankLayer(weight, base.bias, pair, dense.lora_dropout[active[0]])
-
-
-def _is_unchanged(cls: type, home: Any) -> bool:
-    code = getattr(cls.forward, "__code__", None)  # pyright: ignore[reportAttributeAccessIssue]
-    return code is not None and code.co_filename == home.__file__ and code.co_qualname == "Linear.forward"
 
 
 def _in_one_format(x: Tensor, layer: LowRankLayer) -> bool:
