@@ -78,9 +78,8 @@ def load_state(loader: Any, saved: State) -> None:
         loader.set_epoch(int(saved["iteration"]))
     if (sampler := _sampler_of(loader)) is not None and "seed" in saved:
         sampler.initial_seed = int(saved["seed"])
-    if (place := place_of(loader)) is not None and "order" in saved:
-        place.order.load_state(saved["order"])
     if (place := place_of(loader)) is not None and "draws" in saved:
+        place.order.load_state(saved["order"])
         place.draws.seed = int(saved["draws"]["seed"])
         if accelerate().PartialState().is_main_process:  # the checksum is of its batch
             place.first = (int(saved["draws"]["epoch"]), saved["draws"]["first"])

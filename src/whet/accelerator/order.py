@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 
 from whet.accelerator.settings import accelerate
+from whet.kernels.random import generators_kept
 from whet.train.batches.draws import Draws
 from whet.train.state import State
 
@@ -51,7 +51,7 @@ class Order:
                 one.set_epoch(epoch)
         found, states, end = iter(sampler), None, object()
         while True:
-            with _shared_states_kept():
+            with generators_kept():
                 if states is None:
                     self._draws.begin(epoch, _SITE)
                 else:
@@ -103,14 +103,3 @@ def _set_states(states: Any) -> None:
     random.setstate(states[0])
     np.random.set_state(states[1])
     torch.set_rng_state(states[2])
-
-
-@contextmanager
-def _shared_states_kept() -> Iterator[None]:
-    kept = _states()
-    on_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-    try:
-        yield
-    finally:
-        _set_states(kept)
-        torch.cuda.set_rng_state_all(on_gpus)

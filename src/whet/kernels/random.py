@@ -5,8 +5,12 @@ draws. A recomputed block gets the mask of its first pass, and a resumed run nee
 Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011, section 3.2.
 """
 
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -40,6 +44,20 @@ def seed_torch(key: tuple[int, int]) -> None:
         torch.manual_seed(seed)
     else:
         torch.default_generator.manual_seed(seed)
+
+
+@contextmanager
+def generators_kept() -> Iterator[None]:
+    """Run the block, then restore the generators that everybody shares: Python's, numpy's and torch's."""
+    python, of_numpy, of_torch = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    on_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(of_numpy)
+        torch.set_rng_state(of_torch)
+        torch.cuda.set_rng_state_all(on_gpus)
 
 
 @cache

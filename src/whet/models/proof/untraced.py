@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from whet.kernels.random import generators_kept
+
 
 def generator_states() -> tuple[Any, ...]:
     """Return the states of the generators that a forward pass may draw from."""
@@ -20,11 +22,10 @@ def generator_states() -> tuple[Any, ...]:
 @contextmanager
 def untraced() -> Iterator[None]:
     """Run the block in float32 with gradients, and restore all generators and modes after it."""
-    python, of_numpy = random.getstate(), np.random.get_state()
     dtype = torch.get_default_dtype()
     try:
         with (
-            torch.random.fork_rng(devices=[]),
+            generators_kept(),
             torch.inference_mode(mode=False),
             torch.enable_grad(),
             torch.autocast("cpu", enabled=False),
@@ -34,5 +35,3 @@ def untraced() -> Iterator[None]:
             yield
     finally:
         torch.set_default_dtype(dtype)
-        random.setstate(python)
-        np.random.set_state(of_numpy)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from whet.kernels.random import seed_torch, stream_key, within_64_bits
+from whet.kernels.random import generators_kept, seed_torch, stream_key, within_64_bits
 
 _SITE = 0x57EA
 """Makes the random numbers of the data differ from those of the dropout masks."""
@@ -43,16 +43,9 @@ class Draws:
     @contextmanager
     def apart(self, number: int, rank: int = 0) -> Iterator[None]:
         """Seed all generators for a rank's batch with this number; give a source of rows its own states back."""
-        kept = random.getstate(), np.random.get_state(), torch.get_rng_state()
-        on_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-        self.begin(number, rank)
-        try:
+        with generators_kept():
+            self.begin(number, rank)
             yield
-        finally:
-            random.setstate(kept[0])
-            np.random.set_state(kept[1])
-            torch.set_rng_state(kept[2])
-            torch.cuda.set_rng_state_all(on_gpus)
 
 
 def seed_everything(seed: int, epoch: int, number: int) -> None:

@@ -143,7 +143,7 @@ def _largest(trial: Trial, asked: int) -> int:
     """Return the most rows, up to those asked for, that fit; ConfigError if not even one does."""
     run = trial.run
     most = min(asked, len(run.train_dataset))
-    with preserving_state(run.model, run.device):
+    with preserving_state(run.model):
         passes = _LongestRowPasses(trial, _longest(run.train_dataset, most))
         find = _on_gpu if run.device.type == "cuda" else _on_host
         found, measured = find(trial, passes, _state_bytes_to_allocate(trial), most)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from torch.func import functional_call
 from whet.config.arguments import TrainingArguments
 from whet.data.batch import Batch
 from whet.kernels.layers.embedding import RowGradient
+from whet.kernels.random import generators_kept
 from whet.log import logger
 from whet.methods.compiling import method as compiling
 from whet.models.fused.embeddings import GRADIENT
@@ -105,7 +105,7 @@ def log_compile_speed(subject: TrialModel, dataset: Any, rows: np.ndarray | Batc
     """Time passes with and without torch.compile on a CPU, and log how they compare; compiled blocks stay."""
     if subject.device.type != "cpu" or not compiling.is_on(subject.model):
         return
-    with preserving_state(subject.model, subject.device):
+    with preserving_state(subject.model):
         batch = _training_batch(subject, dataset, rows)
         run = partial(Passes(subject, [batch]).run, precision)
 
@@ -126,7 +126,7 @@ def measure(subject: TrialModel, dataset: Any, rows: np.ndarray | Batch, other: 
     """Time passes over the first of these rows in fp32 and in the other format; None if products are too small."""
     if _flop(subject) < compare.LEAST_FLOP:
         return None
-    with preserving_state(subject.model, subject.device):
+    with preserving_state(subject.model):
         batch = _training_batch(subject, dataset, rows)
         passes = Passes(subject, [batch])
         fp32, half = (partial(passes.run, policy.make(name, subject.device)) for name in ("fp32", other))
@@ -167,7 +167,7 @@ def measure_evaluation(subject: TrialModel, dataset: Any, rows: range) -> Timing
     """Time forward passes over the first of these rows in fp32 and in bf16; None if products are too small."""
     if _flop(subject, _FORWARD) < compare.LEAST_FLOP:
         return None
-    with preserving_state(subject.model, subject.device), torch.no_grad():
+    with preserving_state(subject.model), torch.no_grad():
         subject.model.eval()
         batch = _batch(subject, dataset, rows)
 
@@ -275,17 +275,13 @@ def _synchronize(device: torch.device) -> None:
 
 
 @contextmanager
-def preserving_state(model: nn.Module, device: torch.device) -> Iterator[None]:
+def preserving_state(model: nn.Module) -> Iterator[None]:
     """Run the block with the model in training mode; restore modes and random number generators after it."""
     modes = [(module, module.training) for module in model.modules()]
-    python, numpy = random.getstate(), np.random.get_state()
-    devices = [device] if device.type == "cuda" else []
     try:
-        with torch.random.fork_rng(devices):
+        with generators_kept():
             model.train()
             yield
     finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
         for module, training in modes:
             module.training = training

@@ -60,7 +60,7 @@ class Cached:
 
     def _fill(self, group: int) -> None:
         """Compute the states of a group of neighbouring rows."""
-        rows = np.flatnonzero(self._group_of == group)
+        rows = np.arange(*np.searchsorted(self._group_of, [group, group + 1]))
         batch = self._objective.batch(self._rows, rows, 0)
         if batch.cu_seqlens is None:
             raise _padded()
