@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
+
+from namespaces import Cluster, cluster
 
 PRELUDE = """
 import json, os, signal, socket, subprocess, sys, time
@@ -21,6 +26,20 @@ dist.destroy_process_group()
 """
 SLEEP = "time.sleep(600)"
 STUBBORN = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(600)"
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Two hosts for all tests of a module."""
+    with cluster(tmp_path_factory.mktemp("hosts")) as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(hosts: Cluster) -> Iterator[None]:
+    """No process is left on a host after a test."""
+    yield
+    assert hosts.empty(2) == ""
 
 
 def script(folder: Path, text: str) -> None:

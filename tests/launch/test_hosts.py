@@ -5,28 +5,17 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from host_runs import ALL_REDUCE, SLEEP, STUBBORN, ended, script, started
+from host_runs import ALL_REDUCE, SLEEP, STUBBORN, ended, hosts, nothing_left, script, started
 
-from namespaces import Cluster, cluster, missing
+from namespaces import Cluster, missing
+
+__all__ = ["hosts", "nothing_left"]  # fixtures
 
 pytestmark = [pytest.mark.reliability, pytest.mark.skipif(missing() is not None, reason=str(missing()))]
-
-
-@pytest.fixture(scope="module")
-def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with cluster(tmp_path_factory.mktemp("hosts")) as made:
-        yield made
-
-
-@pytest.fixture(autouse=True)
-def nothing_left(hosts: Cluster) -> Iterator[None]:
-    yield
-    assert hosts.empty(2) == ""
 
 
 def test_ranks_of_two_hosts_compute_together(hosts: Cluster, tmp_path: Path) -> None:

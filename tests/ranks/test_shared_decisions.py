@@ -40,7 +40,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
     saves = {"save_strategy": "steps", "save_steps": 2}
     jobs.add("dies in save", "toy", 2, args=saves, dies_in_save=2)
     jobs.add(
-        "dies in save, goes on",
+        "dies in save, resumed",
         "toy",
         2,
         args=saves | {"output_dir": str(jobs.folder("dies in save", 2).parent / "out")},
@@ -115,7 +115,7 @@ def test_rank_that_dies_during_a_save_costs_no_step(found: Jobs) -> None:
     (first,) = found["dies in save", 2]
     assert first["error"] == "LostRankError", first
     assert "checkpoint-00000004" in _folder(found, "dies in save")
-    again, alone = found["dies in save, goes on", 2], found["saves alone", 2]
+    again, alone = found["dies in save, resumed", 2], found["saves alone", 2]
     assert [rank["digest"] for rank in again] == [rank["digest"] for rank in alone]
     assert not [
         name

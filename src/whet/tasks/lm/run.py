@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from whet.config.arguments import TrainingArguments
+from whet.jobs.summary import OF_TRAINING
 from whet.jobs.task import Task
 from whet.tasks.lm.arguments import LmArguments
 from whet.tasks.lm.examples import Examples
@@ -16,12 +17,7 @@ if TYPE_CHECKING:
     from whet.jobs.job import Job
 
 SHOWN = {
-    "train_runtime": ("training", "{:,.1f} s"),
-    "train_samples_per_second": ("rows a second", "{:,.2f}"),
-    "train_tokens_per_second": ("real tokens a second", "{:,.0f}"),
-    "train_padding_avoided": ("padding avoided", "{:.0%}"),
-    "train_loss": ("mean training loss", "{:.4f}"),
-    "eval_runtime": ("evaluation", "{:,.1f} s"),
+    **OF_TRAINING,
     "eval_loss": ("loss", "{:.4f}"),
     "eval_rewards/accuracies": ("chosen preferred", "{:.1%}"),
     "eval_rewards/margins": ("reward margin", "{:.4f}"),

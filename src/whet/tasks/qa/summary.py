@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+from whet.jobs.summary import OF_TRAINING
+
 SHOWN = {
-    "train_runtime": ("training", "{:,.1f} s"),
+    **OF_TRAINING,
     "train_samples_per_second": ("windows a second", "{:,.2f}"),
-    "train_tokens_per_second": ("real tokens a second", "{:,.0f}"),
-    "train_padding_avoided": ("padding avoided", "{:.0%}"),
-    "train_loss": ("mean training loss", "{:.4f}"),
-    "eval_runtime": ("evaluation", "{:,.1f} s"),
     "eval_exact_match": ("exact match", "{:.2f}"),
     "eval_exact": ("exact match", "{:.2f}"),
     "eval_f1": ("F1", "{:.2f}"),

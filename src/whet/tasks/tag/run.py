@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from whet.config.arguments import TrainingArguments
+from whet.jobs.summary import OF_TRAINING
 from whet.jobs.task import Task
 from whet.tasks.tag.arguments import TagArguments
 from whet.tasks.tag.rules import check_run
@@ -16,12 +17,8 @@ if TYPE_CHECKING:
     from whet.jobs.job import Job
 
 _SHOWN = {
-    "train_runtime": ("training", "{:,.1f} s"),
+    **OF_TRAINING,
     "train_samples_per_second": ("sentences a second", "{:,.2f}"),
-    "train_tokens_per_second": ("real tokens a second", "{:,.0f}"),
-    "train_padding_avoided": ("padding avoided", "{:.0%}"),
-    "train_loss": ("mean training loss", "{:.4f}"),
-    "eval_runtime": ("evaluation", "{:,.1f} s"),
     "eval_loss": ("loss", "{:.4f}"),
     "eval_accuracy": ("accuracy of words", "{:.2%}"),
     "eval_precision": ("precision of entities", "{:.4f}"),
