@@ -122,3 +122,34 @@ def test_the_machine_of_the_launcher_is_known_with_and_without_its_domain(
 def test_ssh_waits_as_long_as_the_launcher() -> None:
     words = ssh.agent_command("no-such-host.invalid", "ssh", "python3", 60.0)
     assert "-oConnectTimeout=59" in words
+
+
+@pytest.mark.parametrize(
+    ("gbit_per_s", "reported"),
+    [
+        ((9.0, 0.05, 9.0), "h2"),
+        ((0.3, 0.05, 9.0), "h2"),
+        ((0.05, 0.05, 9.0), "h2"),
+        ((9.0, 0.05, 0.05, 9.0, 8.0), "h3"),
+        ((1.0, 1.0, 20.0, 1.0), ""),
+        ((9.0, 4.0, 9.0), ""),
+        ((9.0, 9.0, 0.0), "h3"),
+    ],
+    ids=[
+        "sends slowly",
+        "its answers slow its sender",
+        "both ways",
+        "both ways of five",
+        "two on one machine",
+        "busy",
+        "dead",
+    ],
+)
+def test_the_host_with_the_slow_link_is_named_and_not_its_neighbour(
+    members: list[Member], gbit_per_s: Sequence[float], reported: str
+) -> None:
+    """Speeds are those from each host to the next, the last one's to the first."""
+    members += [answering(f"h{n + 1}") for n in range(len(gbit_per_s))]
+    speeds = {member.name: 1e9 / 8 * speed for member, speed in zip(members, gbit_per_s, strict=True)}
+    lines = checks.remarks(members, speeds)
+    assert [line.partition(":")[0] for line in lines] == [reported] * bool(reported)

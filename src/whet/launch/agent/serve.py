@@ -48,6 +48,7 @@ class Agent:
             "clock": lambda _: {"time": facts.clock()},
             "greet": self._greet,
             "mesh": self._mesh,
+            "link": self._link,
             "show": self._show,
         }
         silence = Silence(self._channel)
@@ -80,14 +81,15 @@ class Agent:
         }
 
     def _mesh(self, message: Message) -> dict[str, Any]:
-        """Try to connect to every other host, as gloo will, and measure the link to the next one."""
-        word, peers = self._spec["word"], message["peers"]
-        found = network.greet_all(peers, word, message["source"])
-        speed = 0.0
-        if message["next"] and not any(one.error for one in found.values()):
-            address, port = peers[message["next"]]
-            speed = network.greet(address, port, word, source=message["source"], measure=True).bytes_per_s
-        return {"greetings": {name: asdict(one) for name, one in found.items()}, "bytes_per_s": speed}
+        """Try to connect to every other host, as gloo will."""
+        found = network.greet_all(message["peers"], self._spec["word"], message["source"])
+        return {"greetings": {name: asdict(one) for name, one in found.items()}}
+
+    def _link(self, message: Message) -> dict[str, Any]:
+        """Measure the link to another host."""
+        address, port = message["to"]
+        met = network.greet(address, port, self._spec["word"], source=message["source"], measure=True)
+        return {"bytes_per_s": met.bytes_per_s}
 
     def _show(self, message: Message) -> dict[str, Any]:
         """Return the picture of this host's plan, and the variables that each rank gets."""

@@ -134,15 +134,23 @@ def _clocks(members: Sequence[Member]) -> list[str]:
 
 
 def _links(members: Sequence[Member], bytes_per_s: Mapping[str, float]) -> list[str]:
-    if len(bytes_per_s) < 3:
+    """Return a line for each host that sends slowly.
+
+    Usual is the median over hosts of the faster of a host's two links: one bad host slows the link to it as well as its
+    own, which are two of three. Such a link to a slow host is not reported: its sender is in order.
+    """
+    n_hosts = len(members)
+    if n_hosts < 3 or len(bytes_per_s) < n_hosts:
         return []
-    usual = statistics.median(bytes_per_s.values())
+    own = [bytes_per_s[member.name] for member in members]
+    usual = statistics.median_low(max(own[n], own[n - 1]) for n in range(n_hosts))
+    slow = [speed < _SLOW_FRAC * usual for speed in own]
     return [
-        f"{member.name}: only {8e-9 * own:.2f} Gbit/s to {members[(n + 1) % len(members)].name}, the others have "
+        f"{member.name}: only {8e-9 * own[n]:.2f} Gbit/s to {members[(n + 1) % n_hosts].name}, usual here is "
         f"{8e-9 * usual:.1f}; all ranks wait for the slowest link. fix: look at the interface {member.interface} there "
         f"(ethtool {member.interface}), or choose another network with --master_addr"
         for n, member in enumerate(members)
-        if (own := bytes_per_s.get(member.name, usual)) < _SLOW_FRAC * usual
+        if slow[n] and (slow[n - 1] or not slow[(n + 1) % n_hosts])
     ]
 
 

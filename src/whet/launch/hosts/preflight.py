@@ -160,11 +160,10 @@ def _connected(members: Sequence[Member], master_addr: str | None) -> tuple[str,
 def _meshed(members: Sequence[Member]) -> tuple[dict[str, float], list[Problem]]:
     """Return the speed of the link from each host to the next, and which hosts do not reach which."""
     targets = {member.name: (member.address, member.facts.port if member.facts else 0) for member in members}
-    following = {member.name: members[(n + 1) % len(members)].name for n, member in enumerate(members)}
 
     def peers(member: Member) -> dict[str, Any]:
         others = {name: target for name, target in targets.items() if name != member.name}
-        return {"peers": others, "source": member.address, "next": following[member.name]}
+        return {"peers": others, "source": member.address}
 
     answers = _asked(members, _MESH_S, "mesh", peers)
     problems = [_lost(member) for member in members if member.name not in answers]
@@ -173,7 +172,22 @@ def _meshed(members: Sequence[Member]) -> tuple[dict[str, float], list[Problem]]
         refused = {name: one["error"] for name, one in greetings.items() if one["error"] or one["answer"] != name}
         if refused:
             problems.append(_unreached(member, targets, refused))
-    return {name: float(answer["bytes_per_s"]) for name, answer in answers.items()}, problems
+    return ({}, problems) if problems else _speeds(members, targets)
+
+
+def _speeds(
+    members: Sequence[Member], targets: Mapping[str, tuple[str, int]]
+) -> tuple[dict[str, float], list[Problem]]:
+    """Measure the link from each host to the next, in two or three turns so that no host sends while it receives."""
+    following = {member.name: members[(n + 1) % len(members)].name for n, member in enumerate(members)}
+    even = len(members) // 2 * 2
+    found: dict[str, Message] = {}
+    for turn in (members[:even:2], members[1:even:2], members[even:]):
+        found |= _asked(
+            turn, _MESH_S, "link", lambda member: {"to": targets[following[member.name]], "source": member.address}
+        )
+    problems = [_lost(member) for member in members if member.name not in found]
+    return {name: float(answer["bytes_per_s"]) for name, answer in found.items()}, problems
 
 
 def _unreached(member: Member, targets: Mapping[str, tuple[str, int]], refused: Mapping[str, str]) -> Problem:
