@@ -20,7 +20,6 @@ TEXT, BOOK = "text.jsonl", "book.txt"
         (BOOK, ["--completion_only_loss", "true"], "with prompt and completion"),
         (TEXT, ["--completion_only_loss", "true"], "with prompt and completion"),
         (TEXT, ["--assistant_only_loss", "true"], "with prompt and completion"),
-        (TEXT, ["--train_split_name", "test"], "add --dataset_name"),
     ],
 )
 def test_setting_without_effect_on_texts_is_refused(
@@ -42,3 +41,21 @@ def test_setting_of_draws_is_refused_without_do_sample(
     assert run(given) == EXIT_BAD_CONFIG
     assert "add --do_sample" in capfd.readouterr().err
     assert run([*given, "--do_sample"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--validation_split_percentage", "5"], "--train_split_name 'train[5%:]'"),
+        (["--streaming"], "whet.Trainer takes iterable data sets"),
+        (["--torch_dtype", "bfloat16"], "--precision bf16"),
+        (["--model_type", "gpt2"], "save_pretrained"),
+    ],
+)
+def test_flags_of_run_clm_that_are_refused_name_the_way_on(
+    decoder: Path, tmp_path: Path, flags: list[str], said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = write_lines(tmp_path / TEXT, [{"text": text} for text in SAILING])
+    asked = words("lm", decoder, tmp_path / "out", "--do_train", train_file=file)
+    assert run([*asked, *flags]) == EXIT_BAD_CONFIG
+    assert said in " ".join(capfd.readouterr().err.split())

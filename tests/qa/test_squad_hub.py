@@ -43,13 +43,14 @@ def folder(tmp_path) -> Path:
     return tmp_path
 
 
-def _source(folder: Path, kind: str) -> HubSource:
-    return HubSource(dataset_name=str(folder / kind), cache_dir=folder / "cache")
+def _source(folder: Path, kind: str, split: str = "train") -> HubSource:
+    name = str(folder / kind)
+    return HubSource(dataset_name=name, split=split, flag=f"--{split}_split_name", cache_dir=folder / "cache")
 
 
 @pytest.mark.parametrize("kind", ["lines", "tables"])
 def test_local_folder_is_read(kind, folder):
-    questions = read_hub(_source(folder, kind), "train")
+    questions = read_hub(_source(folder, kind))
     assert list(questions.ids) == ["t0", "t1", "t2", "t3", "t4"]
     assert list(questions.contexts) == [_CONTEXT]
     assert list(questions.answers) == [Answers(("bats",), (13,))] * 5
@@ -57,34 +58,28 @@ def test_local_folder_is_read(kind, folder):
 
 
 def test_split_and_limit_are_honoured(folder):
-    assert list(read_hub(_source(folder, "tables"), "validation").ids) == ["v0", "v1"]
-    assert list(read_hub(_source(folder, "tables"), "train", 2).ids) == ["t0", "t1"]
-    assert list(read_hub(_source(folder, "tables"), "train", 99).ids) == ["t0", "t1", "t2", "t3", "t4"]
+    assert list(read_hub(_source(folder, "tables", "validation")).ids) == ["v0", "v1"]
+    assert list(read_hub(_source(folder, "tables"), 2).ids) == ["t0", "t1"]
+    assert list(read_hub(_source(folder, "tables"), 99).ids) == ["t0", "t1", "t2", "t3", "t4"]
 
 
 def test_other_columns_are_refused_and_listed(folder):
     with pytest.raises(DataError, match=r"columns id, context, question, answers are missing\n.*sentence, label"):
-        read_hub(_source(folder, "other"), "train")
+        read_hub(_source(folder, "other"))
 
 
 @pytest.mark.parametrize(("kind", "split"), [("tables", "test"), ("nowhere", "train")])
 def test_missing_dataset_is_named(kind, split, folder):
     with pytest.raises(DataError, match="cannot be loaded") as caught:
-        read_hub(_source(folder, kind), split)
+        read_hub(_source(folder, kind, split))
     assert kind in str(caught.value)
     assert split in str(caught.value)
 
 
 def test_split_that_is_missing_is_named_with_the_option_for_it(folder):
-    """qa and tag have no option for it: there the way is to read files."""
-    source = _source(folder, "tables")
     with pytest.raises(DataError, match=r"Unknown split \"test\"") as caught:
-        load_split(source, "test", flag="--test_split_name")
+        load_split(_source(folder, "tables", "test"))
     assert caught.value.problems[0].fix.startswith("name another in --test_split_name; or leave --dataset_name out")
-    with pytest.raises(DataError) as caught:
-        load_split(source, "test")
-    assert "splits train, validation and test; or leave --dataset_name out" in caught.value.problems[0].fix
-    assert len(load_split(source, "validation", flag="--validation_split_name")) == 2
 
 
 def test_dataset_with_code_is_refused_and_not_run(folder):
@@ -93,9 +88,9 @@ def test_dataset_with_code_is_refused_and_not_run(folder):
     marker = folder / "marker"
     (folder / "scripted" / "scripted.py").write_text(f"open({str(marker)!r}, 'w').close()\n")
     with pytest.raises(DataError, match="cannot be loaded"):
-        read_hub(_source(folder, "scripted"), "train")
+        read_hub(_source(folder, "scripted"))
     assert not marker.exists()
 
 
 def test_hub_token_is_not_shown():
-    assert "hf_secret" not in repr(HubSource(dataset_name="squad", token="hf_secret"))
+    assert "hf_secret" not in repr(HubSource(dataset_name="squad", split="train", flag="", token="hf_secret"))

@@ -48,6 +48,12 @@ class JobFields:
     """Dataset of the hub, such as squad or imdb. Use this or files, not both."""
     dataset_config_name: str | None = None
     """Configuration of that dataset, if it has several."""
+    train_split_name: str = "train"
+    """Split of the dataset to train on: its name, or a part of it such as train[:90%]."""
+    validation_split_name: str = "validation"
+    """Split of the dataset to evaluate on: its name, or a part of one such as train[90%:]."""
+    test_split_name: str = "test"
+    """Split of the dataset that do_predict reads."""
     train_file: str | None = None
     """File with the examples to train on: CSV, JSON lines, JSON or Parquet."""
     validation_file: str | None = None

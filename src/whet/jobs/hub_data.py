@@ -23,36 +23,39 @@ _NO_SPLIT = "Unknown split"
 
 @dataclass(frozen=True, kw_only=True)
 class HubSource:
-    """Which data set `datasets.load_dataset` shall load."""
+    """Which split of which data set `datasets.load_dataset` shall load."""
 
     dataset_name: str
     """A name on the hub, or a local folder that holds Parquet, JSON lines or CSV files."""
+    split: str
+    """Its name, or a part of it in the notation of `datasets`: train[:90%]."""
+    flag: str
+    """The option that names the split."""
     dataset_config_name: str | None = None
     cache_dir: Path | None = None
     token: str | bool | None = field(default=None, repr=False)
     """The hub's token; True takes the one that `hf auth login` stored."""
 
     @classmethod
-    def of(cls, job: JobFields) -> HubSource:
-        """Return the data set that a command line names."""
+    def of(cls, job: JobFields, name: str) -> HubSource:
+        """Return what a command line names as its split `train`, `validation` or `test`."""
         assert job.dataset_name is not None
         return cls(
             dataset_name=job.dataset_name,
+            split=getattr(job, f"{name}_split_name"),
+            flag=f"--{name}_split_name",
             dataset_config_name=job.dataset_config_name,
             cache_dir=None if job.cache_dir is None else Path(job.cache_dir),
             token=job.token,
         )
 
-    def describe(self, split: str) -> str:
-        """Return how messages name a split of it."""
-        return f"data set {self.dataset_name!r}, split {split!r}"
+    def describe(self) -> str:
+        """Return how messages name the split."""
+        return f"data set {self.dataset_name!r}, split {self.split!r}"
 
 
-def load_split(source: HubSource, split: str, *, flag: str | None = None) -> Dataset:
-    """Return one split; no code of the data set runs. Raises DataError if `datasets` cannot load it.
-
-    `flag` is the option that names the split, if the task has one.
-    """
+def load_split(source: HubSource) -> Dataset:
+    """Return the split; no code of the data set runs. Raises DataError if `datasets` cannot load it."""
     from datasets import load_dataset
     from datasets.exceptions import DatasetsError
 
@@ -61,26 +64,26 @@ def load_split(source: HubSource, split: str, *, flag: str | None = None) -> Dat
             return load_dataset(
                 source.dataset_name,
                 source.dataset_config_name,
-                split=split,
+                split=source.split,
                 cache_dir=None if source.cache_dir is None else str(source.cache_dir),
                 token=source.token,
             )
     # RuntimeError: the data set wants to run a script of its own, which `datasets` refuses
     except (DatasetsError, OSError, ValueError, RuntimeError) as error:
         raise DataError(
-            what=f"{source.describe(split)}: cannot be loaded",
+            what=f"{source.describe()}: cannot be loaded",
             got=f"{type(error).__name__}: {error}",
             why="`datasets.load_dataset` refused",
-            fix=f"{_other_name(str(error), flag)}; or leave --dataset_name out and use --train_file, --validation_file "
-            "and --test_file",
+            fix=f"{_other_name(str(error), source.flag)}; or leave --dataset_name out and use --train_file, "
+            "--validation_file and --test_file",
         ) from error
 
 
-def _other_name(said: str, flag: str | None) -> str:
+def _other_name(said: str, flag: str) -> str:
     """Return which option to correct, by what `datasets` said."""
-    if _NO_SPLIT not in said:
-        return "check --dataset_name, --dataset_config_name and the network"
-    return "this command reads the splits train, validation and test" if flag is None else f"name another in {flag}"
+    if _NO_SPLIT in said:
+        return f"name another in {flag}"
+    return "check --dataset_name, --dataset_config_name and the network"
 
 
 @contextmanager

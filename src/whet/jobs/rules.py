@@ -231,6 +231,13 @@ JOB_RULES: tuple[Rule, ...] = (
     has_data,
     data_from_one_place,
     config_of_a_dataset,
+    only_with(
+        "splits_are_of_a_dataset",
+        "dataset_name",
+        ("train_split_name", "validation_split_name", "test_split_name"),
+        why="they name the splits of a dataset of the hub, and files have none",
+        fix="add --dataset_name, or leave them out",
+    ),
     at_least("lora_r", 1, "a pair of matrices of rank 0 is nothing"),
     at_least("lora_alpha", 1, "the pairs' results are multiplied by it"),
     lora_dropout_is_a_probability,

@@ -24,12 +24,6 @@ class ClassifyFields(JobFields):
     """Column that holds the label. null: label, labels, category or another usual name."""
     csv_delimiter: str | None = None
     """Character between the columns of CSV files. null: the one that cuts the header into most columns."""
-    train_split_name: str = "train"
-    """Split of the dataset to train on."""
-    validation_split_name: str = "validation"
-    """Split of the dataset to evaluate on."""
-    test_split_name: str = "test"
-    """Split of the dataset to predict."""
     shuffle_train_dataset: bool = False
     """Shuffle the training examples before max_train_samples cuts them. Training takes them in random order anyway."""
     shuffle_seed: int = 42

@@ -51,10 +51,9 @@ def _read(job: ClassifyFields, name: str, limit: int | None) -> Examples:
     if file is not None:
         return read_file(Path(file), named, delimiter=job.csv_delimiter, need_label=need_label, limit=limit,
                          skip_bad=job.skip_bad)  # fmt: skip
-    split = {"train": job.train_split_name, "validation": job.validation_split_name, "test": job.test_split_name}[name]
-    source = HubSource.of(job)
-    dataset = load_split(source, split, flag=f"--{name}_split_name")
-    where = source.describe(split)
+    source = HubSource.of(job, name)
+    dataset = load_split(source)
+    where = source.describe()
     try:
         bad = BadRows(where, skip_bad=job.skip_bad)
         found = _examples(table_rows(dataset, limit), named, bad, need_label=need_label, limit=limit)

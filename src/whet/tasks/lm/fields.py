@@ -21,12 +21,6 @@ class LmFields(JobFields):
     """File that do_predict computes the perplexity on, in any format of train_file."""
     dataset_text_field: str | None = None
     """Column that holds the text. null: text, content or another usual name, or the only column."""
-    train_split_name: str = "train"
-    """Split of the dataset to train on."""
-    validation_split_name: str = "validation"
-    """Split of the dataset to evaluate on."""
-    test_split_name: str = "test"
-    """Split of the dataset for do_predict."""
 
     max_length: int | None = None
     """Longest row in tokens. Longer texts become several rows; longer conversations and completions are cut, and the

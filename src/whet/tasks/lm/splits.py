@@ -91,10 +91,9 @@ def _is_plain(path: Path) -> bool:
 
 
 def _read_hub(job: LmFields, name: str, limit: int | None) -> Examples:
-    split = {"train": job.train_split_name, "validation": job.validation_split_name, "test": job.test_split_name}[name]
-    source = HubSource.of(job)
-    where = source.describe(split)
-    rows = table_rows(load_split(source, split, flag=f"--{name}_split_name"), limit)
+    source = HubSource.of(job, name)
+    where = source.describe()
+    rows = table_rows(load_split(source), limit)
     try:
         bad = BadRows(where, skip_bad=job.skip_bad)
         return from_table(rows, job.dataset_text_field, bad, limit, pairs=job.loss == "dpo")

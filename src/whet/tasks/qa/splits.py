@@ -37,7 +37,7 @@ def read_split(qa: QaArguments, name: str) -> Questions:
     need = name != "test"
     if file is not None:
         return _logged(name, read_questions(Path(file), limit=limit, require_answers=need, skip_bad=qa.skip_bad))
-    return _logged(name, read_hub(HubSource.of(qa), name, limit, require_answers=need, skip_bad=qa.skip_bad))
+    return _logged(name, read_hub(HubSource.of(qa, name), limit, require_answers=need, skip_bad=qa.skip_bad))
 
 
 def _logged(name: str, questions: Questions) -> Questions:

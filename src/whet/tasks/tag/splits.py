@@ -67,9 +67,9 @@ def _is_columns(text: str) -> bool:
 
 
 def _read_hub(job: TagFields, name: str, named: Named, limit: int | None) -> Sentences:
-    source = HubSource.of(job)
-    dataset = load_split(source, name)
-    where = source.describe(name)
+    source = HubSource.of(job, name)
+    dataset = load_split(source)
+    where = source.describe()
     bad = BadRows(where, skip_bad=job.skip_bad)
     try:
         found = from_rows(table_rows(dataset, limit), named, bad, need_tags=name != "test", limit=limit)

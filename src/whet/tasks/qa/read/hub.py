@@ -11,12 +11,12 @@ from whet.tasks.qa.types import Questions
 
 
 def read_hub(
-    source: HubSource, split: str, limit: int | None = None, *, require_answers: bool = True, skip_bad: bool = False
+    source: HubSource, limit: int | None = None, *, require_answers: bool = True, skip_bad: bool = False
 ) -> Questions:
     """Return the questions of one split, checked as `read_questions` checks a file. No code of the data set is run."""
-    name = source.describe(split)
+    name = source.describe()
     collector = Collector(name, limit=limit, require_answers=require_answers, skip_bad=skip_bad)
-    dataset = load_split(source, split)
+    dataset = load_split(source)
     rows = len(dataset) if limit is None else min(limit, len(dataset))
     try:
         with no_cycle_search():
