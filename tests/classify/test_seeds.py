@@ -56,6 +56,19 @@ def test_seeds_are_normal_runs_and_the_best_one_is_kept(
     assert run(["predict", str(out), "--file", str(topics), "--output", str(tmp_path / "found.jsonl")]) == 0
 
 
+def test_metrics_of_test_data_have_a_mean_over_the_seeds(sentence_encoder: Path, topics: Path, tmp_path: Path) -> None:
+    """The predictions in the output folder are those of the best seed."""
+    out, files = tmp_path / "out", dict.fromkeys(("train_file", "validation_file", "test_file"), topics)
+    assert run(words("classify", sentence_encoder, out, *_BOTH, "--do_predict", **files, max_steps=4, seeds=2)) == 0
+    found, each = load(out, "all_results.json"), load(out, "seeds.json")["metrics"]
+    reached = [each[seed]["predict_loss"] for seed in ("seed-42", "seed-43")]
+    assert reached[0] != reached[1]
+    assert found["predict_loss_mean"] == pytest.approx(statistics.fmean(reached))
+    assert found["predict_loss_std"] == pytest.approx(statistics.stdev(reached))
+    best = out / f"seed-{found['best_seed']}"
+    assert (out / "predict_predictions.jsonl").read_bytes() == (best / "predict_predictions.jsonl").read_bytes()
+
+
 def test_seeds_without_an_evaluation_are_refused(
     sentence_encoder: Path, topics: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

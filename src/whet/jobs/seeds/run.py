@@ -100,12 +100,12 @@ def _finish(args: TrainingArguments, best_by: tuple[str, bool], results: Sequenc
 
 
 def _judged(results: Sequence[Result]) -> list[str]:
-    """Return the metrics of the evaluation that are no speeds or counts."""
+    """Return the metrics of evaluation and prediction that are no speeds or counts."""
     speeds = ("runtime", "per_second", "samples", "left_out")
     return [
         name
         for name, value in results[0].metrics.items()
-        if name.startswith("eval_") and not name.endswith(speeds) and isinstance(value, int | float)
+        if name.startswith(("eval_", "predict_")) and not name.endswith(speeds) and isinstance(value, int | float)
         and all(name in one.metrics for one in results)
     ]  # fmt: skip
 
