@@ -74,6 +74,7 @@ _QA = {
     "has_data": {"dataset_name": None},
     "data_from_one_place": {"train_file": "t.json"},
     "config_of_a_dataset": {"dataset_name": None, "dataset_config_name": "c", "train_file": "t.json"},
+    "splits_are_of_a_dataset": {"dataset_name": None, "train_file": "t.json", "train_split_name": "dev"},
     "max_train_samples_at_least_1": {"max_train_samples": 0},
     "max_eval_samples_at_least_1": {"max_eval_samples": 0},
     "max_predict_samples_at_least_1": {"max_predict_samples": 0},
@@ -151,6 +152,10 @@ _RUN = {
     "experts_are_trained": ({"moe_experts": 8}, {"do_eval": True}),
     "experts_keep_their_blocks": ({"moe_experts": 8}, {"do_train": True, "reinit_layers": 1}),
     "experts_are_not_compiled": ({"moe_experts": 8}, {"do_train": True, "torch_compile": True}),
+    "experts_see_all_tokens": (
+        {"moe_experts": 8},
+        {"do_train": True, "freeze_layers": 1, "cache_frozen_trunk": True},
+    ),
     "seeds_are_compared": ({"seeds": 2}, {"do_train": True}),
     "seeds_resume_together": (
         {"seeds": 2},

@@ -90,6 +90,11 @@ WAYS: dict[str, dict[str, Any]] = {
     "workers": {"dataloader_num_workers": 2},
     "random order": {"train_sampling_strategy": "random"},
     "bf16": {"precision": "bf16"},
+    "averaged": {"weight_averaging_start": 0.3},
+    "in backward": {"optimizer_in_backward": True, "max_grad_norm": 0.0},
+    "rates of layers": {"layerwise_lr_decay": 0.5},
+    "new layers": {"reinit_layers": 1},
+    "stage of one rank": {"zero_stage": 3},
 }
 
 
@@ -220,6 +225,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "without freeze_layers of 1 or more ": {"freeze_layers": 0},
     "torch_compile": {"torch_compile": True},
     "padding_in_loss": {"padding_in_loss": "sampled"},
+    "label_smoothing_factor": {"label_smoothing_factor": 0.1},
     "whose batches run padded": {"attn_implementation": "sdpa"},
 }
 

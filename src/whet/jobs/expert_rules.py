@@ -74,6 +74,18 @@ def experts_are_not_compiled(job: JobFields, args: TrainingArguments) -> Problem
     )
 
 
+def experts_see_all_tokens(job: JobFields, args: TrainingArguments) -> Problem | None:
+    """Reported before anything is tokenised; a folder that has experts is found when it is loaded."""
+    if job.moe_experts is None or not args.cache_frozen_trunk:
+        return None
+    return Problem(
+        what="cache_frozen_trunk does not go with moe_experts",
+        got=f"cache_frozen_trunk=True, moe_experts={job.moe_experts}",
+        why="the balance of experts is that of all tokens in all blocks, and frozen blocks would not run",
+        fix="leave --cache_frozen_trunk or --moe_experts out",
+    )
+
+
 EXPERT_RULES: tuple[Rule, ...] = (
     at_least("moe_experts", 2, "a token is routed to its best experts of several"),
     at_least("moe_every", 1, "blocks are counted from 1"),
@@ -87,4 +99,9 @@ EXPERT_RULES: tuple[Rule, ...] = (
         fix="add --moe_experts 8, or leave them out",
     ),
 )
-EXPERT_RUN_RULES: tuple[Rule, ...] = (experts_are_trained, experts_keep_their_blocks, experts_are_not_compiled)
+EXPERT_RUN_RULES: tuple[Rule, ...] = (
+    experts_are_trained,
+    experts_keep_their_blocks,
+    experts_are_not_compiled,
+    experts_see_all_tokens,
+)

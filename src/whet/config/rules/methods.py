@@ -32,6 +32,7 @@ def kept_states_are_those_of_passes(args: TrainingFields) -> Problem | None:
         "torch_compile": args.torch_compile or None,
         "precision": args.precision if args.precision == "int8" else None,
         "padding_in_loss": args.padding_in_loss if args.padding_in_loss != "none" else None,
+        "label_smoothing_factor": args.label_smoothing_factor or None,
         "deepspeed": args.deepspeed,
     }
     given = {name: value for name, value in odd.items() if value}

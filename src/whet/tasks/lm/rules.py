@@ -74,6 +74,18 @@ def loss_is_one(job: LmFields, args: TrainingArguments) -> Problem | None:
     )
 
 
+def pairs_are_computed(job: LmFields, args: TrainingArguments) -> Problem | None:
+    """Reported before the reference is computed."""
+    if job.loss != "dpo" or not args.cache_frozen_trunk:
+        return None
+    return Problem(
+        what="cache_frozen_trunk does not go with loss dpo",
+        got="cache_frozen_trunk=True, loss=dpo",
+        why="it keeps the hidden states of rows, and a pair is two rows that one pass reads together",
+        fix="leave --cache_frozen_trunk out: --freeze_layers alone saves the backward pass of these layers",
+    )
+
+
 def check_run(job: LmFields, args: TrainingArguments) -> list[Problem]:
     """Return what is wrong between the options of the task and those of the training."""
     return broken(RUN_RULES, job, args)
@@ -109,13 +121,6 @@ LM_RULES: tuple[Rule, ...] = (
     ),
     pairs_are_complete,
     pairs_have_no_text_column,
-    only_with(
-        "splits_are_of_a_dataset",
-        "dataset_name",
-        ("train_split_name", "validation_split_name", "test_split_name"),
-        why="they name the splits of a dataset of the hub, and files have none",
-        fix="add --dataset_name, or leave them out",
-    ),
 )
 RUN_RULES: tuple[Rule, ...] = (
     *JOB_RUN_RULES,
@@ -123,4 +128,5 @@ RUN_RULES: tuple[Rule, ...] = (
     spans_are_of_answers,
     preferences_are_trained,
     loss_is_one,
+    pairs_are_computed,
 )

@@ -131,9 +131,11 @@ def is_used(trainer: PublicTrainer) -> bool:
 def build(trainer: PublicTrainer, collate: Collate) -> UserLoss:
     """Return the objective; the model is changed so that it computes padded batches without their padding."""
     if trainer.args.max_tokens_per_batch is not None:
+        smoothed = trainer.args.label_smoothing_factor
+        asked = "label_smoothing_factor" if smoothed else "a loss of your own"
         raise ConfigError(
-            what="max_tokens_per_batch does not go with a loss of your own",
-            got=type(trainer).__name__,
+            what=f"max_tokens_per_batch does not go with {asked}",
+            got=f"label_smoothing_factor={smoothed}" if smoothed else type(trainer).__name__,
             why="the loss gets complete batches: splitting one would change a mean over its rows",
             fix="leave --max_tokens_per_batch out, and lower --per_device_train_batch_size instead",
         )
