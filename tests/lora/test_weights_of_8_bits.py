@@ -207,13 +207,18 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize(
-    ("family", "way"),
-    [(family, way) for family in ("bert", "llama") for way in WAYS if (family, way) != ("bert", "padded")],
+    ("family", "n_bits", "way"),
+    [
+        (family, n_bits, way)
+        for family, n_bits in (("bert", 8), ("llama", 8), ("llama", 4))
+        for way in WAYS
+        if (family, way) != ("bert", "padded")
+    ],
 )
-def test_ways_to_train_have_one_curve(family: str, way: str, tmp_path: Path) -> None:
+def test_ways_to_train_have_one_curve(family: str, n_bits: int, way: str, tmp_path: Path) -> None:
     """With dropout on, but for padded batches, whose masks are torch's; BERT's own loss of these counts padding."""
     model = model_of(family, dropout=0.0 if way == "padded" else 0.1)
-    quantise(model)
+    quantise(model, n_bits)
     usual = {"precision": "fp32", "max_grad_norm": 0.0 if way == "in backward" else 1.0}
     wanted = losses(trained(tmp_path, deepcopy(model), family, **usual))
     found = losses(trained(tmp_path, model, family, **(usual | WAYS[way])))
@@ -237,6 +242,27 @@ def test_loss_moves_by_no_more_than_the_rounding_of_its_weights() -> None:
     quantise(model)
     small: dict[str, Any] = dict(ModelView(model).linears())
     variance = sum(float((gradients[n] * small[n].scales[:, None]).square().sum()) / 12 for n in gradients)
+    with torch.no_grad():
+        moved = abs(float(model(**batch).loss - loss))
+    assert 0 < moved < 1.1 * 6 * variance**0.5
+    assert 6 * variance**0.5 < 0.05 * float(loss.detach())  # a bound that says something
+
+
+def test_loss_with_4_bits_moves_by_no_more_than_the_rounding_of_its_weights() -> None:
+    """As with 8 bits; codes lie at unequal distances, so that the rounding is measured: g times it, with any signs."""
+    model = model_of("llama").eval()
+    batch = {"input_ids": torch.arange(10, 70).view(2, 30), "labels": torch.arange(11, 71).view(2, 30)}
+    layers: dict[str, Any] = {n: one for n, one in ModelView(model).linears() if not n.startswith("lm_head")}
+    exact = {name: one.weight.detach().clone() for name, one in layers.items()}
+    for one in layers.values():
+        one.weight.requires_grad_(True)
+    loss = model(**batch).loss
+    gradients = dict(zip(layers, torch.autograd.grad(loss, [one.weight for one in layers.values()]), strict=True))
+    for one in layers.values():
+        one.weight.requires_grad_(False)
+    quantise(model, 4)
+    small: dict[str, Any] = dict(ModelView(model).linears())
+    variance = sum(float((gradients[n] * (small[n].weight - exact[n])).square().sum()) for n in exact)
     with torch.no_grad():
         moved = abs(float(model(**batch).loss - loss))
     assert 0 < moved < 1.1 * 6 * variance**0.5
