@@ -64,6 +64,7 @@ def test_a_file_gets_lines_for_people(
     assert sum("eval_f1" in line for line in lines) == 2, "the last evaluation is in the table"
     assert re.fullmatch(r"precision +fp32 \(auto: .+\)", lines[2])
     assert lines[-1] == f"  files in{'':16}{tmp_path / 'out'}" or "..." in lines[-1]
+    assert re.fullmatch(r"  peak memory \(process\) +[\d.,]+ [MG]B", lines[-2])
 
 
 def test_the_log_of_a_run_holds_the_rest_and_grows_when_it_resumes(
