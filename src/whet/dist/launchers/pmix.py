@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import ctypes.util
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 _STRING, _GLOBAL = 3, 3
 """PMIX_STRING and PMIX_GLOBAL of pmix_common.h."""
@@ -52,13 +54,28 @@ def _get(library: ctypes.CDLL, process: _Process) -> str:
 
 
 def _library() -> ctypes.CDLL:
-    for name in ("libpmix.so.2", ctypes.util.find_library("pmix")):
+    for name in (*_of_launcher(), "libpmix.so.2", ctypes.util.find_library("pmix")):
         if name is not None:
             try:
                 return ctypes.CDLL(name)
             except OSError:
                 continue
-    raise PMIxError("the library libpmix.so.2 is not installed on this machine")
+    raise PMIxError("neither the launcher nor this machine has the library libpmix.so.2")
+
+
+def _of_launcher() -> Iterator[str]:
+    """Yield the library that the nearest parent process uses: Open MPI 5 brings one that the linker does not find."""
+    pid = os.getppid()
+    while pid > 1:
+        try:
+            maps, stat = (Path(f"/proc/{pid}/{name}").read_text("utf-8", "replace") for name in ("maps", "stat"))
+        except OSError:
+            return
+        for line in maps.splitlines():
+            if Path(path := line[line.find("/") :]).name.startswith("libpmix.so"):
+                yield path
+                return
+        pid = int(stat.rpartition(")")[2].split()[1])
 
 
 def _check(code: int, call: str) -> None:
