@@ -225,3 +225,13 @@ def test_setting_that_a_teacher_cannot_honour_is_refused(
     given = {name: value for name, value in given.items() if value is not None}
     assert run(words("classify", models["student"], tmp_path / "out", "--do_train", **given)) == EXIT_BAD_CONFIG
     assert "fix:" in capfd.readouterr().err
+
+
+def test_teacher_that_is_nowhere_is_named_before_the_data_is_read(
+    models: dict[str, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    options = {"train_file": models["topics.csv"], "teacher_model": tmp_path / "nowhere"}
+    assert run(words("classify", models["student"], tmp_path / "out", "--do_train", **options)) == EXIT_BAD_CONFIG
+    said = capfd.readouterr()
+    assert "--teacher_model: no such folder" in said.err
+    assert "examples" not in said.out

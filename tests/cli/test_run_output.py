@@ -184,3 +184,14 @@ def test_ctrl_c_while_the_results_are_printed_changes_nothing() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "the table\n", "")
+
+
+def test_evaluation_alone_says_which_precision_it_runs_in(
+    encoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Measuring takes longer than so few batches."""
+    data = write_json(tmp_path / "data.json", squad())
+    assert run(command(encoder, tmp_path / "trained", "--do_train", train_file=data, max_steps=1)) == 0
+    capsys.readouterr()
+    assert run(command(tmp_path / "trained", tmp_path / "out", "--do_eval", validation_file=data)) == 0
+    assert "precision  fp32 (auto: too few batches to measure)" in capsys.readouterr().out

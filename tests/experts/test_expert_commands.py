@@ -16,7 +16,6 @@ from text_tasks import examples, load, words
 from whet.cli.main import run
 from whet.errors import EXIT_BAD_CONFIG
 
-pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
 SAME = 1e-6
 """Relative, of a loss: an evaluation of the same weights, in float32."""
 MERGED = 1e-4

@@ -19,7 +19,6 @@ from whet.errors import EXIT_BAD_CONFIG, EXIT_BAD_DATA
 from whet.tasks.lm import preferences
 from whet.train.trials import precision
 
-pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft's
 CLOSE = 1e-5
 """Of a loss near 0.7: float32 sums in another order, over fifty steps."""
 BOTH_ALIKE = 1e-4
@@ -83,6 +82,15 @@ def test_accumulation_and_dropout_give_one_curve(decoder: Path, data: Path, tmp_
         assert run(line(decoder, tmp_path / str(n), "--do_train", train_file=data, **options)) == 0
         curves.append([step["loss"] for step in logged(tmp_path / str(n))])
     assert curves[0] == pytest.approx(curves[1], abs=CLOSE)
+
+
+def test_pass_of_the_reference_prints_no_lines_of_its_own(
+    decoder: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those of the training follow at once, and say the same."""
+    assert run(line(decoder, tmp_path / "out", "--do_train", train_file=data, max_steps=1)) == 0
+    shown = [one.split()[0] for one in capsys.readouterr().out.splitlines()]
+    assert [shown.count(label) for label in ("model", "data", "precision")] == [1, 1, 1]
 
 
 def test_adapter_learns_against_the_model_without_it(plain: Path, data: Path, tmp_path: Path) -> None:
@@ -214,6 +222,11 @@ def test_text_of_a_prompt_is_a_turn_of_the_user_after_the_systems() -> None:
         ([{"prompt": "a?", "chosen": " b", "rejected": ""}], "rejected"),
         ([{"prompt": "a?", "chosen": " b"}], "no column rejected"),
         ([{"chosen": "the same", "rejected": "the same"}], "is empty after the prompt"),
+        ([{"prompt": "a?", "chosen": " b", "rejected": " b"}], "completion are the same"),
+        (
+            [{"prompt": "a?", **dict.fromkeys(("chosen", "rejected"), _chat("", "b")[1:])}],
+            "completion are the same",
+        ),
         ([{"prompt": "a?", "chosen": "a?", "rejected": "a? b"}], "is empty after the prompt"),
         ([{"prompt": 3, "chosen": _chat("a", "b"), "rejected": _chat("a", "c")}], "prompt is a whole number"),
         ([{"prompt": "else", "chosen": _chat("a", "b"), "rejected": _chat("a", "c")}], "no message repeats"),

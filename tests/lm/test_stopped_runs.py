@@ -19,7 +19,6 @@ from whet.train.control import stop
 from whet.train.loop import TrainingLoop
 from whet.train.trainer import Trainer
 
-pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft's
 TRAINED, LAST = "once the model is saved", "in the last evaluation"
 STAGES = {
     "before the first step": (Trainer, "train", 1),

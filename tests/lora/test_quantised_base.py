@@ -17,7 +17,6 @@ from whet.cli.main import run
 from whet.errors import EXIT_BAD_CONFIG
 
 peft = pytest.importorskip("peft")
-pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
 
 ROUNDED = 2e-2
 """Relative, of a loss: the weights of a layer move by less than 1 % of their size, at random."""
@@ -65,6 +64,7 @@ def test_adapter_merges_into_the_exact_model(command: str, encoder: Path, small_
         assert found["eval_loss"] == pytest.approx(wanted["eval_loss"], rel=ROUNDED)
 
 
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
 def test_peft_loads_the_adapter(small_decoder: Path, tmp_path: Path) -> None:
     assert run(asked("lm", small_decoder, tmp_path / "out")) == 0
     loaded = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(small_decoder), tmp_path / "out")

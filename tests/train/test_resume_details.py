@@ -100,3 +100,14 @@ def test_padding_is_one_difference(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="other settings: padding_in_loss, data") as caught:
         whet.Trainer(tiny_bert(), changed, train_dataset=span_rows()).train(resume_from_checkpoint=True)
     assert "per_device_train_batch_size" not in str(caught.value)
+
+
+def test_run_that_is_shorter_than_its_checkpoint_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    toy_trainer(tmp_path, max_steps=4, **_SAVED).train()
+    trainer = toy_trainer(tmp_path, max_steps=4, **_SAVED)
+    trainer.train(resume_from_checkpoint=True)
+    assert "nothing is trained" not in caplog.text  # the same command again
+    trainer = toy_trainer(tmp_path, max_steps=2, **_SAVED)
+    trainer.train(resume_from_checkpoint=True)
+    assert "checkpoint-00000004 is of step 4, and this run ends after step 2: nothing is trained" in caplog.text
+    assert trainer.state.global_step == 4

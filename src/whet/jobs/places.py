@@ -16,6 +16,8 @@ from whet.train.available import missing
 from whet.train.checkpoint import finding, manifest
 from whet.train.output import obstacles
 
+_MODELS = ("model_name_or_path", "config_name", "tokenizer_name", "teacher_model")
+"""Options that name a folder, or a model on the hub."""
 _NO_CHECKPOINT = (None, "auto", "no")
 
 
@@ -38,7 +40,7 @@ def may_hold_files(args: TrainingArguments) -> bool:
 
 def _errors(job: JobFields, args: TrainingArguments) -> Iterator[WhetError]:
     """Yield what is wrong: the configuration first, then the place for the output, then what is read."""
-    for flag in ("model_name_or_path", "config_name", "tokenizer_name"):
+    for flag in _MODELS:
         name = getattr(job, flag)
         if name and name.strip() and (problem := missing_folder(name, f"--{flag}")):
             yield ConfigError.of([problem])
@@ -55,7 +57,7 @@ def _errors(job: JobFields, args: TrainingArguments) -> Iterator[WhetError]:
 
 def _hub_errors(job: JobFields) -> Iterator[WhetError]:
     """Yield what is to come from a hub that cannot be reached; asked last, as the answer may take seconds."""
-    for flag in ("model_name_or_path", "config_name", "tokenizer_name", "dataset_name"):
+    for flag in (*_MODELS, "dataset_name"):
         kind = "dataset" if flag == "dataset_name" else "model"
         name = getattr(job, flag)
         if name and (problem := hub_problem(name, f"--{flag}", kind, job.cache_dir)):

@@ -258,7 +258,9 @@ class Trainer(TransformersMethods):
         if self.precision.name != "auto":
             return self.precision
         subject = precision_trial.TrialModel.of(self)
-        if self._precision_before_training is None and not precision_trial.too_few_batches(subject, dataset):
+        if precision_trial.too_few_batches(subject, dataset):
+            self.why_precision = self.why_precision or "fp32 (auto: too few batches to measure)"
+        elif self._precision_before_training is None:
             self._precision_before_training = precision_trial.choose_evaluation_precision(subject, dataset)
         return self._precision_before_training or self.precision
 

@@ -5,6 +5,9 @@ The adapter is peft's own, so that its folder loads anywhere.
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
@@ -18,6 +21,7 @@ from whet.jobs.fields import JobFields
 from whet.log import logger
 from whet.models.experts.layer import layers_of
 from whet.models.loading.heads import Head
+from whet.models.loading.quiet import quiet
 from whet.models.quantised import FLAGS, quantise
 from whet.models.view import ModelView
 from whet.train.checkpoint import weights
@@ -59,7 +63,8 @@ def adapted(model: Any, job: JobFields, args: TrainingArguments, head: Head) -> 
         **above,
     )
     try:
-        wrapped = peft.get_peft_model(model, config)
+        with quiet_peft():
+            wrapped = peft.get_peft_model(model, config)
     except ValueError as error:
         raise ConfigError(
             what="no layer of the model takes LoRA",
@@ -72,6 +77,14 @@ def adapted(model: Any, job: JobFields, args: TrainingArguments, head: Head) -> 
         _require_cpu(args, n_bits)
         logger.info("%s", quantise(wrapped, n_bits))
     return wrapped
+
+
+@contextmanager
+def quiet_peft() -> Iterator[None]:
+    """Run the block without what transformers says to peft: its users can do nothing about it."""
+    with quiet(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*is_gradient_checkpointing.*", FutureWarning)
+        yield
 
 
 def _above(model: Any, n_frozen: int) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from whet import log, optional
 from whet.errors import ConfigError, StorageError
-from whet.jobs.lora.adapt import TASK_TYPES
+from whet.jobs.lora.adapt import TASK_TYPES, quiet_peft
 from whet.jobs.lora.merge_arguments import MergeArguments
 from whet.jobs.predict.trained import NAME
 from whet.models.experts.settings import KEY, ExpertSettings, parsed
@@ -194,9 +194,10 @@ def _with_adapter(model: Any, settings: dict[str, Any], folder: Path) -> Any:
             fix="copy the adapter again, or name another checkpoint of its run",
         ) from error
     try:
-        wrapped = peft.get_peft_model(model, config)
-        wanted = set(peft.get_peft_model_state_dict(wrapped))
-        found = peft.set_peft_model_state_dict(wrapped, weights)
+        with quiet_peft():
+            wrapped = peft.get_peft_model(model, config)
+            wanted = set(peft.get_peft_model_state_dict(wrapped))
+            found = peft.set_peft_model_state_dict(wrapped, weights)
     except (ValueError, RuntimeError) as error:
         raise _other_model(folder, " ".join(str(error).split())[:300]) from error
     odd = sorted(set(found.unexpected_keys) | (wanted - set(weights)))

@@ -96,6 +96,13 @@ def _split(prompt: Any, chosen: Any, rejected: Any) -> tuple[Any, Any, Any]:
             why="each needs words of its own after it; what both begin with is the prompt if the row names none",
             fix=f"write the prompt in a column of its own, and words into each completion: {_EXAMPLE}",
         )
+    if chosen == rejected:
+        raise Rejected(
+            "the chosen and the rejected completion are the same",
+            got=chosen,
+            why="nothing can be preferred to itself: such a pair teaches nothing",
+            fix="remove the row, or add --skip_bad, which leaves out such rows and counts them",
+        )
     return prompt, chosen, rejected
 
 

@@ -38,6 +38,10 @@ class Announcer(TrainerCallback):
             )
         self._results = {}
 
+    def expect_training(self) -> None:
+        """Print no lines of a pass before the first step: a training follows, which prints its own."""
+        self._evaluates = True
+
     def announce_evaluation(self, dataset: Any) -> None:
         """Print the lines of an evaluation or prediction, once, unless a training printed its own."""
         trainer = self._trainer()

@@ -114,6 +114,11 @@ def restore(
         load_states({name: part_of[name] for name in _AFTER_WEIGHTS}, saved)
         for name in _COUNTERS:
             setattr(counters, name, getattr(trainer_state, name))
+        if counters.global_step > run.plan.n_steps:
+            logger.warning(
+                "%s is of step %d, and this run ends after step %d: nothing is trained, and the model stays that of the"
+                " longer training", folder.name, counters.global_step, run.plan.n_steps,
+            )  # fmt: skip
         best_folder = trainer_state.best_model_checkpoint
         if changed & {*METRIC_FIELDS}:  # values of another metric cannot be compared
             counters.best_metric, counters.best_global_step, best_folder = None, None, None
