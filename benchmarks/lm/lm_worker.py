@@ -1,7 +1,7 @@
 """A worker that trains a decoder with transformers' Trainer, TRL's or whet's, a step each time it is asked.
 
-The rows are given in a file, in the order in which they are trained; TRL packs them into blocks itself. After each step
-the worker says how many real tokens the step had.
+The rows are given in a file, in the order in which they are trained; TRL packs them into blocks itself, so its worker
+says how many real tokens each step had.
 """
 
 from __future__ import annotations
@@ -34,25 +34,19 @@ SIDES: dict[str, dict[str, Any]] = {
 """What each side's settings have besides those that all have."""
 
 
-class Padded:
-    """Pads a batch to its longest row, and notes how many tokens each batch has."""
+def padded(batch: list[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
+    """Pad a batch to its longest row."""
+    lengths = [len(row["input_ids"]) for row in batch]
+    longest = max(lengths)
 
-    def __init__(self) -> None:
-        self.n_tokens: list[int] = []
+    def filled(name: str, filler: int) -> torch.Tensor:
+        return torch.tensor([[*row[name], *[filler] * (longest - len(row[name]))] for row in batch])
 
-    def __call__(self, batch: list[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
-        lengths = [len(row["input_ids"]) for row in batch]
-        longest = max(lengths)
-        self.n_tokens.append(sum(lengths))
-
-        def filled(name: str, filler: int) -> torch.Tensor:
-            return torch.tensor([[*row[name], *[filler] * (longest - len(row[name]))] for row in batch])
-
-        mask = torch.tensor([[1] * length + [0] * (longest - length) for length in lengths])
-        return {"input_ids": filled("input_ids", 0), "labels": filled("labels", -100), "attention_mask": mask}
+    mask = torch.tensor([[1] * length + [0] * (longest - length) for length in lengths])
+    return {"input_ids": filled("input_ids", 0), "labels": filled("labels", -100), "attention_mask": mask}
 
 
-def build(options: argparse.Namespace, rows: list[Any], collate: Padded) -> Any:
+def build(options: argparse.Namespace, rows: list[Any]) -> Any:
     """Return the side's Trainer."""
     transformers.set_seed(SEED)
     usual: dict[str, Any] = {
@@ -73,7 +67,7 @@ def build(options: argparse.Namespace, rows: list[Any], collate: Padded) -> Any:
     else:
         library = transformers
     return library.Trainer(
-        model=model, args=library.TrainingArguments(**settings), train_dataset=rows, data_collator=collate
+        model=model, args=library.TrainingArguments(**settings), train_dataset=rows, data_collator=padded
     )
 
 
@@ -128,13 +122,14 @@ def main() -> None:
     parser.add_argument("--rows", type=Path, required=True)
     parser.add_argument("--batch", type=int, required=True)
     parser.add_argument("--folder", required=True)
-    options, channel, collate = parser.parse_args(), Channel(), Padded()
-    trainer = build(options, json.loads(options.rows.read_text("utf-8")), collate)
+    options, channel = parser.parse_args(), Channel()
+    trainer = build(options, json.loads(options.rows.read_text("utf-8")))
+    made: list[int] = []
     if options.side.startswith("trl"):
-        count_trl(trainer, collate.n_tokens)
-    made = iter(range(10**9))
+        count_trl(trainer, made)
+    step = iter(range(10**9))
     trainer.add_callback(
-        Gate(channel, lambda: about(trainer), lambda _: None, lambda _: {"step": next(made), "made": collate.n_tokens})
+        Gate(channel, lambda: about(trainer), lambda _: None, lambda _: {"step": next(step), "made": made})
     )
     trainer.train()
 
