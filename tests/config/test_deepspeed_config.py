@@ -12,6 +12,8 @@ import pytest
 
 import whet
 from whet.config import deepspeed
+from whet.config import deepspeed_keys as keys
+from whet.config.rules.sharing import stage_of_run
 from whet.optional import is_installed
 
 _USUAL: dict[str, Any] = {"precision": "fp32", "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
@@ -73,6 +75,109 @@ def test_deepspeed_value_of_another_type_is_refused_by_its_path(key: str, value:
         whet.TrainingArguments(deepspeed=config, **_USUAL)
 
 
+_TYPES: dict[str, Any] = {
+    "zero_optimization.stage": True, "gradient_accumulation_steps": True, "train_micro_batch_size_per_gpu": 4.5,
+    "gradient_clipping": True, "bf16.enabled": 0, "fp16.enabled": 0, "fp16.loss_scale": "0", "steps_per_print": -1,
+    "zero_optimization.overlap_comm": 0, "zero_optimization.reduce_bucket_size": "5e8",
+    "zero_optimization.sub_group_size": float("inf"), "wall_clock_breakdown": "false",
+    "communication_data_type": "half", "gradient_predivide_factor": False,
+    "zero_optimization.offload_param.pin_memory": 1, "zero_optimization.offload_optimizer.device": None,
+}  # fmt: skip
+"""Path -> a value of a type that the key does not take; in Python some of them are equal to one that it takes."""
+
+
+@pytest.mark.parametrize("has_engine", [False, True])
+@pytest.mark.parametrize("path", _TYPES)
+def test_deepspeed_value_is_taken_by_its_type_of_json(
+    path: str, has_engine: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deepspeed, "is_installed", lambda _: has_engine)
+    usual = {"precision": "fp32", "per_device_train_batch_size": 4, "gradient_accumulation_steps": 1}
+    config = _with(_FULL | {"zero_optimization": {"stage": 1}}, path, _TYPES[path])
+    with pytest.raises(whet.ConfigError, match=rf"{path} is .*, and ") as caught:
+        whet.TrainingArguments(deepspeed=config, **usual)
+    assert str(caught.value).count(f"{path} is ") == 1
+
+
+_NEED_ENGINE: dict[str, Any] = {
+    "communication_data_type": "fp16", "prescale_gradients": True, "gradient_predivide_factor": 2.0,
+    "wall_clock_breakdown": True, "dump_state": True, "disable_allgather": True,
+    "zero_optimization.load_from_fp32_weights": False, "zero_optimization.ignore_unused_parameters": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", _NEED_ENGINE)
+def test_deepspeed_key_that_its_engine_alone_honours_is_refused_without_it(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = _with(_FULL, path, _NEED_ENGINE[path])
+    monkeypatch.setattr(deepspeed, "is_installed", lambda _: True)
+    whet.TrainingArguments(deepspeed=config, **_USUAL)
+    monkeypatch.setattr(deepspeed, "is_installed", lambda _: False)
+    with pytest.raises(whet.ConfigError, match=rf"(?s){path} is .*, and without DeepSpeed it is .*pip install"):
+        whet.TrainingArguments(deepspeed=config, **_USUAL)
+
+
+def test_every_known_deepspeed_key_is_compared_refused_or_named_as_a_setting_of_the_engine() -> None:
+    """A new key has to be in one of these."""
+    sizes = {"train_batch_size", *deepspeed._SIZES, "gradient_clipping"}
+    compared = sizes | {"zero_optimization.stage", *(f"zero_optimization.{name}" for name in keys.OFFLOADS)}
+    known = {**keys.OF_ENGINE, **{f"zero_optimization.{name}": key for name, key in keys.OF_ZERO.items()}}
+    honoured = {path for path, key in known.items() if key.same is not None}
+    config = {**dict.fromkeys(keys.OF_ENGINE, 1), "zero_optimization": dict.fromkeys(keys.OF_ZERO, 1)}
+    tunes = set(keys.tunes_engine(config))
+    assert tunes | honoured | compared == {*known, *sizes}
+    assert not tunes & honoured
+    assert set(_NEED_ENGINE) | {"zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer"} == honoured
+
+
+def test_deepspeed_number_format_of_the_exchange_agrees_with_the_hook(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deepspeed, "is_installed", lambda _: False)
+    config = _FULL | {"zero_optimization": {"stage": 1}}
+    for hook, name in {"none": "fp32", "bf16": "bfp16", "fp16": "fp16"}.items():
+        whet.TrainingArguments(deepspeed=config | {"communication_data_type": name}, **_USUAL, ddp_comm_hook=hook)
+        other = "fp32" if name != "fp32" else "fp16"
+        with pytest.raises(whet.ConfigError, match=f"communication_data_type is '{other}'"):
+            whet.TrainingArguments(deepspeed=config | {"communication_data_type": other}, **_USUAL, ddp_comm_hook=hook)
+
+
+@pytest.mark.parametrize("name", ["zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer"])
+def test_deepspeed_key_that_whet_sets_itself_is_not_overwritten_in_silence(name: str) -> None:
+    same = keys.OF_ENGINE[name].same
+    whet.TrainingArguments(deepspeed=_FULL | {name: same}, **_USUAL)
+    with pytest.raises(whet.ConfigError, match=f"{name} is {not same}, and the optimizer is whet's"):
+        whet.TrainingArguments(deepspeed=_FULL | {name: not same}, **_USUAL)
+
+
+def test_deepspeed_offload_to_a_cpu_is_where_a_cpu_has_everything() -> None:
+    config = _with(_FULL, "zero_optimization.offload_param.device", "cpu")
+    args = whet.TrainingArguments(deepspeed=config, use_cpu=True, **_USUAL)
+    assert "offload_param" not in deepspeed.engine_config(args, hidden_size=32)["zero_optimization"]
+
+
+@pytest.mark.parametrize("has_engine", [False, True])
+@pytest.mark.parametrize(
+    "given", [{"zero_stage": 0}, {"zero_stage": 1}, {"fsdp": "shard_grad_op"}, {"fsdp": "full_shard"}], ids=str
+)
+def test_settings_of_the_stage_next_to_deepspeed_agree_or_are_refused(
+    given: dict[str, Any], has_engine: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deepspeed, "is_installed", lambda _: has_engine)
+    with pytest.raises(whet.ConfigError, match=rf"{next(iter(given))} .* does not go with deepspeed"):
+        whet.TrainingArguments(deepspeed=_FULL, **_USUAL, **given)
+    whet.TrainingArguments(deepspeed=_FULL, **_USUAL, zero_stage=2)
+
+
+def _with(config: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    """Return a copy of the configuration with this value; sections on the way are made."""
+    made = copy.deepcopy(config)
+    part, (*parents, name) = made, path.split(".")
+    for parent in parents:
+        part = part.setdefault(parent, {})
+    part[name] = value
+    return made
+
+
 _DDP: dict[str, Any] = {
     "ddp_comm_hook": "bf16", "ddp_bucket_cap_mb": 8, "ddp_find_unused_parameters": False, "ddp_backend": "gloo",
     "ddp_timeout": 60,
@@ -113,7 +218,7 @@ def test_deepspeed_config_takes_auto_from_the_arguments(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(is_installed("deepspeed"), reason="shows what happens without DeepSpeed")
 def test_deepspeed_config_is_carried_out_by_whet_without_deepspeed() -> None:
-    assert whet.TrainingArguments(deepspeed=_FULL, **_USUAL).zero_stage == 2
+    assert stage_of_run(whet.TrainingArguments(deepspeed=_FULL, **_USUAL)) == 2
 
 
 @pytest.mark.parametrize("case", _REFUSED)

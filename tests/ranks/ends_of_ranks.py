@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from transformers import TrainerCallback
 
 from whet.train.checkpoint import content
 
+_held: list[IO[str]] = []
+"""Files whose locks this process holds to its end."""
+
 
 def die_in_save(rank: int, save: int, output: Path) -> None:
-    """End rank 1 while rank 0 writes the files of this save (from 1), which then takes a second longer."""
-    begun = output.with_name("save has begun")
+    """End rank 1 while rank 0 writes the files of this save (from 1), which waits for the end of rank 1."""
+    begun, alive = output.with_name("save has begun"), output.with_name("rank 1 is alive")
     if rank == 1:
         output.parent.mkdir(parents=True, exist_ok=True)
+        _held.append(alive.open("w"))
+        fcntl.flock(_held[0], fcntl.LOCK_EX)  # until this process ends
         threading.Thread(target=_end_when_there, args=(begun,), daemon=True).start()
         return
     real, count = content.write_tensors, 0
@@ -27,7 +33,8 @@ def die_in_save(rank: int, save: int, output: Path) -> None:
         count += 1
         if count == save:
             begun.touch()
-            time.sleep(1)
+            with alive.open("r") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
         real(*given)
 
     content.write_tensors = slow

@@ -18,6 +18,7 @@ from tiny_decoders import collate, tiny_decoder, token_rows
 from whet.cli.main import run
 from whet.dist.sharded_model import ShardedModel
 from whet.jobs.lora.adapt import EveryGradient
+from whet.train.sharding import share
 
 
 class _CommonStep(torch.optim.SGD):
@@ -94,6 +95,12 @@ def dies_in_collect(job: dict[str, Any], rank: int) -> dict[str, Any]:
 
     ShardedModel._collect = collect
     return jobs_of_ranks.toy(job, rank)
+
+
+def offloaded(job: dict[str, Any], rank: int) -> dict[str, Any]:
+    """Train as `questions` does, with the calls of an offload from a GPU: on a CPU they move nothing."""
+    share._offloads = lambda *_, **__: True
+    return jobs_of_ranks.questions(job, rank)
 
 
 class _Saves(TrainerCallback):

@@ -24,7 +24,7 @@ from whet.config.rules.precision import PRECISION_RULES, resolve_precision
 from whet.config.rules.recipes import RECIPE_RULES
 from whet.config.rules.saving import SAVING_RULES
 from whet.config.rules.schedule import BY_METRIC
-from whet.config.rules.sharing import SHARING_RULES, resolve_sharing
+from whet.config.rules.sharing import SHARING_RULES
 from whet.config.rules.training import TRAINING_RULES
 from whet.config.settings import checked
 from whet.errors import ConfigError
@@ -57,7 +57,7 @@ def _resolve_defaults(values: dict[str, Any]) -> dict[str, Any]:
     values["methods"] = tuple(dict.fromkeys(name for words in values["methods"] for name in words.split(",")))
     values["resume_from_checkpoint"] = _checkpoint(values["resume_from_checkpoint"])
     values["report_to"] = _trackers(tuple(values["report_to"]))
-    return values | resolve_precision(values) | resolve_compile(values) | resolve_sharing(values)
+    return values | resolve_precision(values) | resolve_compile(values)
 
 
 def _checkpoint(asked: str | bool | None) -> str | None:

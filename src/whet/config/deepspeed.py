@@ -7,35 +7,18 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from whet.config import deepspeed_keys as keys
+from whet.config.deepspeed_keys import AUTO
 from whet.config.fields import TrainingFields
 from whet.config.ranks import here
 from whet.errors import ConfigError, Problem
 from whet.optional import is_installed
 
 Config = dict[str, Any]
-AUTO = "auto"
-_OF_ENGINE = {
-    "steps_per_print", "wall_clock_breakdown", "prescale_gradients", "gradient_predivide_factor",
-    "communication_data_type", "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "dump_state",
-    "disable_allgather", "aio",
-}  # fmt: skip
-"""Keys that the engine takes as they are."""
-_OF_ZERO = {
-    "stage", "contiguous_gradients", "reduce_scatter", "reduce_bucket_size", "use_multi_rank_bucket_allreduce",
-    "allgather_partitions", "allgather_bucket_size", "overlap_comm", "load_from_fp32_weights", "sub_group_size",
-    "round_robin_gradients", "ignore_unused_parameters", "stage3_max_live_parameters", "stage3_max_reuse_distance",
-    "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold", "stage3_model_persistence_threshold",
-    "stage3_gather_16bit_weights_on_model_save", "stage3_module_granularity_threshold", "offload_optimizer",
-    "offload_param",
-}  # fmt: skip
-_OF_FP16 = {
-    "enabled", "auto_cast", "loss_scale", "loss_scale_window", "initial_scale_power", "hysteresis", "min_loss_scale",
-    "consecutive_hysteresis",
-}  # fmt: skip
 _OPTIMIZERS = {"adam", "adamw"}
 _ADAM = {
     "lr": "learning_rate",
@@ -57,38 +40,36 @@ class _Reader:
     def __init__(self, args: TrainingFields, given: Mapping[str, Any]) -> None:
         self.args, self.found, self.wrong = args, copy.deepcopy(dict(given)), list[str]()
 
+    def section(self, path: str) -> Config:
+        """Return a section, empty if it is left out; one that is not an object is reported, and emptied."""
+        part, names = self.found, path.split(".") if path else []
+        for number, name in enumerate(names, start=1):
+            held = part.get(name, {})
+            if not isinstance(held, dict):
+                self.wrong.append(f"{'.'.join(names[:number])} is no section")
+                held = part[name] = {}
+            part = held
+        return part
+
     def match(self, path: str, expected: Any, argument: str) -> None:
         """Fill "auto" in, or compare with the value of an argument."""
-        *parents, name = path.split(".")
-        part: Any = self.found
-        for parent in parents:
-            part = part.get(parent)
-            if not isinstance(part, dict):
-                return
-        if name not in part:
+        above, _, name = path.rpartition(".")
+        part = self.section(above)
+        if name not in part or self.is_odd(path):
             return
         if part[name] == AUTO:
             part[name] = expected
-        elif part[name] != expected:
+        elif not _same(part[name], expected):
             self.wrong.append(f"{path} is {part[name]}, and {argument} gives {expected}")
 
-    def known(self, path: str, names: set[str]) -> None:
-        """Report every key of a section that is not one of these."""
-        part = self.found.get(path, {}) if path else self.found
-        if not isinstance(part, dict):
-            self.wrong.append(f"{path} is no section")
-            self.found[path] = {}
-            return
-        prefix = f"{path}." if path else ""
-        self.wrong += [f"{prefix}{name} is not known" for name in sorted(set(part) - names, key=str)]
+    def is_odd(self, path: str) -> bool:
+        """Return whether this value was reported already."""
+        return any(one.startswith(f"{path} is ") for one in self.wrong)
 
-    def section(self, parent: Config, name: str, path: str) -> Config:
-        """Return a section within another one, empty if it is left out; report it if it is not an object."""
-        part = parent.get(name, {})
-        if isinstance(part, dict):
-            return part
-        self.wrong.append(f"{path} is no section")
-        return {}
+    def known(self, path: str, names: Collection[str]) -> None:
+        """Report every key of a section that is not one of these."""
+        prefix = f"{path}." if path else ""
+        self.wrong += [f"{prefix}{name} is not known" for name in sorted(set(self.section(path)) - {*names}, key=str)]
 
 
 def problem_of(args: TrainingFields) -> Problem | None:
@@ -112,7 +93,8 @@ def problem_of(args: TrainingFields) -> Problem | None:
         why="every value has to agree with the arguments, and a key that whet left out would change the run in silence",
         fix='in the file of --deepspeed, write "auto" for what arguments set, write 1, 2 or 3 as '
         "zero_optimization.stage, and remove the other keys that are named, or the section of an optimizer of another "
-        "type",
+        "type; where DeepSpeed is missing, its engine may honour them: DS_BUILD_OPS=0 pip install "
+        "--no-build-isolation deepspeed",
     )
 
 
@@ -120,6 +102,8 @@ def engine_config(args: TrainingFields, hidden_size: int | None) -> Config:
     """Return the configuration for the engine, with every "auto" replaced; the optimizer and precision are whet's."""
     found, _ = _completed(args)
     zero = found["zero_optimization"]
+    for name in keys.OFFLOADS:  # to nowhere, or on a CPU to where everything is
+        zero.pop(name, None)
     if hidden_size is not None:
         sizes = {
             "reduce_bucket_size": hidden_size**2, "stage3_prefetch_bucket_size": int(0.9 * hidden_size**2),
@@ -132,7 +116,7 @@ def engine_config(args: TrainingFields, hidden_size: int | None) -> Config:
             what='the configuration of DeepSpeed has "auto" where nothing sets the value',
             got=", ".join(left), why="the arguments and the model do not say it", fix="write a number there",
         )  # fmt: skip
-    kept = {name: value for name, value in found.items() if name in _OF_ENGINE or name == "zero_optimization"}
+    kept = {name: value for name, value in found.items() if name in keys.OF_ENGINE or name == "zero_optimization"}
     return kept | {
         "train_micro_batch_size_per_gpu": args.per_device_train_batch_size, "gradient_accumulation_steps": 1,
         "gradient_clipping": args.max_grad_norm, "zero_allow_untested_optimizer": True,
@@ -157,11 +141,26 @@ def stage_of(given: Any) -> int:
         stage = _read(given).get("zero_optimization", {}).get("stage", 0)
     except (OSError, ValueError, AttributeError):
         return 0
-    return stage if stage in (1, 2, 3) else 0
+    return int(stage) if stage in (1, 2, 3) and not isinstance(stage, bool) else 0
+
+
+def tunes_engine(given: Any) -> list[str]:
+    """Return the paths in a configuration that tune DeepSpeed's engine, and have no effect without it."""
+    return list(keys.tunes_engine(_read(given)))
+
+
+def offloads(given: Any) -> bool:
+    """Return whether a configuration asks for state or weights in the memory of a CPU."""
+    try:
+        zero = _read(given).get("zero_optimization", {})
+        return any(zero.get(name, {}).get("device") == "cpu" for name in keys.OFFLOADS)
+    except (OSError, ValueError, AttributeError):
+        return False
 
 
 def _completed(args: TrainingFields) -> tuple[Config, list[str]]:
     reader = _Reader(args, _read(args.deepspeed))
+    _check_sections(reader)
     rows, steps, n_ranks = args.per_device_train_batch_size, args.gradient_accumulation_steps, here().n_ranks
     product = f"per_device_train_batch_size x gradient_accumulation_steps x ranks ({rows} x {steps} x {n_ranks})"
     for path, expected, argument in (
@@ -177,46 +176,56 @@ def _completed(args: TrainingFields) -> tuple[Config, list[str]]:
         ("fp16.enabled", args.precision == "fp16", "precision"),
     ):
         reader.match(path, expected, argument)
-    _check_sections(reader)
+    _check_values(reader)
     return reader.found, reader.wrong
 
 
 def _check_sections(reader: _Reader) -> None:
-    found = reader.found
-    known = {
-        "zero_optimization", "optimizer", "bf16", "fp16", "train_batch_size", "train_micro_batch_size_per_gpu",
-        "gradient_accumulation_steps", "gradient_clipping",
-    }  # fmt: skip
-    reader.known("", known | _OF_ENGINE)
-    reader.known("zero_optimization", _OF_ZERO)
-    reader.known("bf16", {"enabled"})
-    reader.known("fp16", _OF_FP16)
-    reader.section(found, "aio", "aio")
-    if found.get("fp16", {}).get("enabled") is True:
+    """Report sections that are no objects, unknown keys, and values of another type."""
+    sections = {"zero_optimization", "optimizer", "bf16", "fp16"}
+    for path, known in keys.SECTIONS.items():
+        reader.known(path, known if path else {*known, *sections})
+    reader.section("aio")
+    reader.wrong += keys.wrong_types(reader.found)
+
+
+def _check_values(reader: _Reader) -> None:
+    found, zero = reader.found, reader.section("zero_optimization")
+    if reader.section("fp16").get("enabled") is True:
         reader.wrong.append("fp16.enabled is true, and whet runs DeepSpeed in fp32 and bf16")
-    stage = found.setdefault("zero_optimization", {}).get("stage")
-    if stage not in (1, 2, 3):
+    stage = zero.get("stage")
+    if not reader.is_odd("zero_optimization.stage") and stage not in (1, 2, 3):
         reader.wrong.append(f"zero_optimization.stage is {stage}, and whet runs DeepSpeed for stages 1, 2 and 3")
-    for name in ("offload_optimizer", "offload_param"):
-        section = reader.section(found["zero_optimization"], name, f"zero_optimization.{name}")
-        if section.get("device", "none") != "none":
-            reader.wrong.append(
-                f"zero_optimization.{name}.device is {section['device']}, and whet runs DeepSpeed without"
-            )
+    for name in keys.OFFLOADS:
+        path = f"zero_optimization.{name}"
+        device = reader.section(path).get("device", "none")
+        if device not in ("none", "cpu") and not reader.is_odd(f"{path}.device"):
+            reader.wrong.append(f"{path}.device is {device}, and whet offloads to the memory of a cpu alone")
+    others = list(keys.fixed_otherwise(found))
+    if not runs(reader.args.deepspeed):
+        others += keys.need_engine(found, reader.args.ddp_comm_hook)
+    reader.wrong += [one for one in others if not reader.is_odd(one.partition(" is ")[0])]
     _check_optimizer(reader)
 
 
 def _check_optimizer(reader: _Reader) -> None:
-    section = reader.found.get("optimizer", {})
-    reader.known("optimizer", {"type", "params"})
-    if not isinstance(section, dict) or "optimizer" not in reader.found:
+    if "optimizer" not in reader.found:
         return
-    if str(section.get("type")).lower() not in _OPTIMIZERS or not reader.args.optim.startswith(("adamw", "auto")):
-        reader.wrong.append(f"optimizer.type is {section.get('type')}, and optim is {reader.args.optim}")
-    params = reader.section(section, "params", "optimizer.params")
+    reader.known("optimizer", {"type", "params"})
+    section, optim = reader.section("optimizer"), reader.args.optim
+    if str(section.get("type")).lower() not in _OPTIMIZERS or not optim.startswith(("adamw", "auto")):
+        reader.wrong.append(f"optimizer.type is {section.get('type')}, and optim is {optim}")
+    params = reader.section("optimizer.params")
     for name in sorted(set(params) - set(_ADAM), key=str):
         if name not in _NOT_MEANT or params[name] is not True:
             reader.wrong.append(f"optimizer.params.{name} is not known")
+
+
+def _same(given: Any, expected: Any) -> bool:
+    """Return whether a value of JSON is this one: true is not 1."""
+    if isinstance(given, list) and isinstance(expected, list):
+        return len(given) == len(expected) and all(map(_same, given, expected))
+    return isinstance(given, bool) == isinstance(expected, bool) and given == expected
 
 
 def _read(given: Any) -> Config:

@@ -60,16 +60,17 @@ class TrainingFields:
     """Steps that each rank takes alone between two averages of all weights (local SGD), for slow networks: gradients do
     not travel. The curve changes. Evaluations and checkpoints average first. 0: ranks sum their gradients in each step.
     With one process it has no effect."""
-    zero_stage: int = 0
+    zero_stage: int | None = None
     """What the ranks of a run share, so that each needs less memory (ZeRO). 1: the state of the optimizer. 2: gradients
-    too. 3: weights too, collected for each block when it computes. 0: nothing. The curve stays the same. With one
-    process it has no effect."""
+    too. 3: weights too, collected for each block when it computes. 0: nothing. null: what fsdp or deepspeed ask for.
+    The curve stays the same. With one process it has no effect."""
     fsdp: str | bool | None = None
     """The same in the words of transformers: true or full_shard is zero_stage 3, shard_grad_op is zero_stage 2; they
     may be followed by auto_wrap."""
     offload: Literal["none", "optimizer", "params"] = "none"
-    """What waits in the host's memory while a GPU does not need it. On a CPU there is nothing to offload, and it is
-    refused."""
+    """What waits in the host's memory while a GPU does not need it, with zero_stage 2 or 3 on several ranks: PyTorch
+    moves weights, gradients and the optimizer's state together, and the optimizer then updates them on the CPU.
+    optimizer and params therefore do the same. Without a GPU there is nothing to offload, and it is refused."""
     deepspeed: str | dict[str, Any] | None = None
     """Configuration of DeepSpeed, a JSON file or a dict. If DeepSpeed is installed, its engine sums gradients and
     shares what ranks hold; if not, zero_stage does, at the stage of the configuration. "auto" takes the value of the

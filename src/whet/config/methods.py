@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from whet.config.fields import LastBlockTokens, PaddingInLoss
 from whet.config.rules.compile import DEFAULT_BACKEND
+from whet.config.rules.sharing import stage_of_run
 
 if TYPE_CHECKING:
     import torch
@@ -57,7 +58,7 @@ def method_settings(args: TrainingArguments, *, operators: Literal["auto"] | Non
     return MethodSettings(
         operators=operators,
         row_gradients=True,
-        weights_come_and_go=args.zero_stage == 3 and args.world_size > 1,
+        weights_come_and_go=stage_of_run(args) == 3 and args.world_size > 1,
         names=tuple(args.methods),
         last_block=args.last_block_tokens,
         precision=args.precision,

@@ -16,7 +16,7 @@ from torch.distributed import _composable_state as composable
 from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import _get_default_group
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 
 from whet.dist.group import Group
 
@@ -45,8 +45,13 @@ class _Computation(nn.Module):
 class ShardedModel:
     """Weights of `model` that the ranks share. `blocks` are modules that are called, with parameters of their own."""
 
-    def __init__(self, group: Group, model: nn.Module, blocks: Sequence[nn.Module], *, keeps: bool) -> None:
-        """Share the weights from now on. `keeps`: blocks keep their weights from forward to backward."""
+    def __init__(
+        self, group: Group, model: nn.Module, blocks: Sequence[nn.Module], *, keeps: bool, offloads: bool = False
+    ) -> None:
+        """Share the weights from now on. `keeps`: blocks keep their weights from forward to backward.
+
+        `offloads`: this rank's rows, and the sums of their gradients, are in the host's memory, for a model on a GPU.
+        """
         self._group, self.model = group, model
         self._places = [
             _Place(module, name, parameter)
@@ -60,10 +65,14 @@ class ShardedModel:
             one.data = one.data.contiguous()
         self._computation, self._inside = _Computation(model), False
         self._units = [*blocks, self._computation]
-        mesh = DeviceMesh.from_group(_get_default_group(), self.parameters[0].device.type)
+        self._device = self.parameters[0].device
+        mesh = DeviceMesh.from_group(_get_default_group(), self._device.type)
+        pins = self._device.type == "cuda"
+        where = CPUOffloadPolicy(pin_memory=pins) if offloads else OffloadPolicy()
         for unit in self._units:
             kind = type(unit)
-            sharded: Any = fully_shard(unit, mesh=mesh, reshard_after_forward=not (keeps or unit is self._computation))
+            keeps_unit = keeps or unit is self._computation
+            sharded: Any = fully_shard(unit, mesh=mesh, reshard_after_forward=not keeps_unit, offload_policy=where)
             sharded.set_gradient_divide_factor(1.0)  # losses are divided by the targets of all ranks
             sharded.set_force_sum_reduction_for_comms(True)  # gloo can add alone
             unit.__class__ = kind  # torch gives it a class of its own, which whet's operators would not know
@@ -128,7 +137,7 @@ class ShardedModel:
         wanted = everywhere or self._group.rank == 0
         with self._group.noticing("collected the weights"), torch.no_grad():
             for one in self.parameters:
-                found = self._share(one).detach().full_tensor()
+                found = self._share(one).detach().to(self._device).full_tensor()
                 if wanted:  # of a tensor that does not divide evenly, torch returns a part of a larger one
                     is_part = found.untyped_storage().nbytes() != found.numel() * found.element_size()
                     one.data = found.clone() if is_part else found

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from whet.config import deepspeed, ranks
 from whet.config.arguments import TrainingArguments
 from whet.config.ranks import Place
+from whet.config.rules.sharing import stage_of_run
 from whet.dist.gradients import GradientSum, ReduceOptions
 from whet.dist.group import Group, LostRankError
 from whet.dist.tables import TableSum
@@ -261,5 +262,5 @@ def sync_of(args: TrainingArguments) -> Any:
     options = ReduceOptions(
         comm_hook=args.ddp_comm_hook, bucket_mb=args.ddp_bucket_cap_mb, find_unused=args.ddp_find_unused_parameters
     )
-    shares_weights = args.zero_stage > 1 or deepspeed.runs(args.deepspeed)
+    shares_weights = stage_of_run(args) > 1 or deepspeed.runs(args.deepspeed)
     return ManyRanks(group, options, shares_weights=shares_weights, steps_alone=args.local_sgd_steps > 0)

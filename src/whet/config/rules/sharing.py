@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from whet.config import deepspeed
+from whet.config.derived import DerivedSettings
 from whet.config.fields import TrainingFields
 from whet.config.rules.ranges import Rule, at_least
 from whet.errors import Problem
@@ -27,12 +27,17 @@ def stage_of(fsdp: str | bool | None) -> int | None:
     return _FSDP.get(words[0] if words else "") if len(words) < 2 else None
 
 
-def resolve_sharing(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the stage that fsdp means, or a configuration of DeepSpeed that whet carries out, if none is given."""
-    meant = stage_of(values["fsdp"]) or 0
-    if values["deepspeed"] is not None and not deepspeed.runs(values["deepspeed"]):
-        meant = meant or deepspeed.stage_of(values["deepspeed"])
-    return {"zero_stage": values["zero_stage"] or meant}
+def stage_of_run(args: TrainingFields) -> int:
+    """Return the stage of ZeRO that whet itself carries out; 0 if ranks share nothing, or DeepSpeed's engine does it.
+
+    It is zero_stage, or what fsdp means, or the configuration of DeepSpeed where its engine is missing.
+    """
+    if args.zero_stage is not None:
+        return args.zero_stage
+    meant = stage_of(args.fsdp) or 0
+    if meant or args.deepspeed is None or deepspeed.runs(args.deepspeed):
+        return meant
+    return deepspeed.stage_of(args.deepspeed)
 
 
 def instead(args: TrainingFields) -> str:
@@ -44,7 +49,7 @@ def instead(args: TrainingFields) -> str:
 
 def zero_stage_is_known(args: TrainingFields) -> Problem | None:
     """There are three stages."""
-    if args.zero_stage in (0, 1, 2, 3):
+    if args.zero_stage in (None, 0, 1, 2, 3):
         return None
     return Problem(
         what="zero_stage is no stage of ZeRO",
@@ -69,28 +74,42 @@ def fsdp_is_known(args: TrainingFields) -> Problem | None:
 def fsdp_and_stage_agree(args: TrainingFields) -> Problem | None:
     """Two words for one thing must not contradict each other."""
     meant = stage_of(args.fsdp)
-    if not meant or meant == args.zero_stage:
+    if not meant or args.zero_stage in (None, meant):
         return None
     return Problem(
         what="fsdp and zero_stage contradict each other",
         got=f"fsdp={args.fsdp}, which is stage {meant}, and zero_stage={args.zero_stage}",
         why="both say what the ranks share",
-        fix="keep one of --fsdp and --zero_stage",
+        fix="leave --zero_stage out, or leave --fsdp out",
     )
 
 
 def offload_has_somewhere_to_go(args: TrainingFields) -> Problem | None:
-    """On a CPU everything is in the host's memory already."""
+    """On a CPU everything is in the host's memory already; on GPUs fully_shard moves what the ranks share."""
     if args.offload == "none":
         return None
+    on_gpu = _has_gpu(args)
+    if on_gpu and args.deepspeed is None and stage_of_run(args) >= 2:
+        return None
+    if on_gpu:
+        why = "PyTorch moves what ranks share by fully_shard, and DeepSpeed's file has keys of its own"
+        fix = "use --zero_stage 3 with --offload, on two ranks or more and without --deepspeed"
+    else:
+        why = "without a GPU, weights and the optimizer's state are in the host's memory already"
+        fix = (
+            "leave --offload out; to hold less on each rank, use --zero_stage 3; on one rank, --optim adafactor, "
+            "--optim adamw_whet_8bit or --gradient_checkpointing"
+        )
     return Problem(
-        what=f"offload {args.offload} has nothing to do, or is not carried out",
-        got=f"offload={args.offload}",
-        why="on a CPU, weights and the optimizer's state are in the host's memory already, so there is nothing to "
-        "offload; for a GPU, whet does not do it yet",
-        fix="leave --offload out; --zero_stage 3 shares weights and state between ranks, and --activation_offload "
-        "moves the activations of a GPU",
+        what=f"offload {args.offload} has nothing to do here" if not on_gpu else "offload does not go with this run",
+        got=f"offload={args.offload}" + (f", zero_stage {stage_of_run(args)}" if on_gpu else ", on a CPU"),
+        why=why,
+        fix=fix,
     )
+
+
+def _has_gpu(args: TrainingFields) -> bool:
+    return isinstance(args, DerivedSettings) and args.device.type != "cpu"
 
 
 def shared_gradients_have_one_sum(args: TrainingFields) -> Problem | None:
@@ -143,11 +162,12 @@ def shared_weights_have_an_optimizer_by_element(args: TrainingFields) -> Problem
 
 
 def _excluded(args: TrainingFields, names: list[str], why: str) -> Problem | None:
-    if args.zero_stage < 2 or not names:
+    stage = stage_of_run(args)
+    if stage < 2 or not names:
         return None
     return Problem(
-        what=f"{', '.join(names)} does not go with zero_stage {args.zero_stage}",
-        got=f"zero_stage={args.zero_stage}, {', '.join(names)}",
+        what=f"{', '.join(names)} does not go with zero_stage {stage}",
+        got=f"zero_stage={stage}, {', '.join(names)}",
         why=why,
         fix=f"use --zero_stage 1{instead(args)}, or leave {' and '.join(_flag(name) for name in names)} out",
     )
@@ -161,10 +181,6 @@ def _words(fsdp: str | bool) -> list[str]:
     return str(fsdp).lower().replace(",", " ").split()
 
 
-def _asked_stage(args: TrainingFields) -> str:
-    return f"fsdp {args.fsdp}" if stage_of(args.fsdp) else f"zero_stage {args.zero_stage}"
-
-
 def deepspeed_config_is_honoured(args: TrainingFields) -> Problem | None:
     """Every key of the configuration is known, and every value agrees with the arguments."""
     return deepspeed.problem_of(args)
@@ -174,9 +190,12 @@ def deepspeed_goes_alone(args: TrainingFields) -> Problem | None:
     """DeepSpeed's engine runs plain steps, at the stage of its configuration."""
     if args.deepspeed is None:
         return None
-    stage = deepspeed.stage_of(args.deepspeed)
+    stage, by_engine = deepspeed.stage_of(args.deepspeed), deepspeed.runs(args.deepspeed)
+    offloads = deepspeed.offloads(args.deepspeed)
     odd = {
-        _asked_stage(args): args.zero_stage not in (0, stage),
+        "offload from a GPU": offloads and (by_engine or stage < 2) and _has_gpu(args),
+        f"fsdp {args.fsdp}": bool(stage_of(args.fsdp)),
+        f"zero_stage {args.zero_stage}": args.zero_stage not in (None, stage),
         f"precision {args.precision}": args.precision not in ("fp32", "bf16"),
         "optimizer_in_backward": args.optimizer_in_backward,
         "auto_find_batch_size": args.auto_find_batch_size,
@@ -199,7 +218,8 @@ def steps_alone_have_complete_weights(args: TrainingFields) -> Problem | None:
     if not args.local_sgd_steps:
         return None
     odd = {
-        f"zero_stage {args.zero_stage}": args.zero_stage > 0,
+        f"zero_stage {args.zero_stage}": bool(args.zero_stage),
+        f"fsdp {args.fsdp}": bool(stage_of(args.fsdp)),
         "deepspeed": args.deepspeed is not None,
         f"ddp_comm_hook {args.ddp_comm_hook}": args.ddp_comm_hook != "none",
         "ddp_bucket_cap_mb": args.ddp_bucket_cap_mb is not None,

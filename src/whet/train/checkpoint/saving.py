@@ -61,6 +61,8 @@ class Saver:
     _buffers: snapshot.Buffers | None = None
     _in_progress: tuple[threading.Thread | None, Path, Write | None] | None = None
     """The write in the background: its thread and the write on rank 0, and the checkpoint."""
+    _begun: Path | None = None
+    """The checkpoint that the ranks began to write last, whatever became of it."""
 
     def __post_init__(self) -> None:
         self._run, self._counters = self.run_state.run, self.run_state.counters
@@ -155,6 +157,7 @@ class Saver:
             state.best_model_checkpoint = before
             self._continue_or_raise(error)
             return
+        self._begun = target
         if self._buffers is None:
             if write is not None:
                 write.run()
@@ -200,8 +203,12 @@ class Saver:
         target = self._run.output_dir / on_disk.folder_name(done)
         if not place.is_first or not done or self.has(target) or self._run.args.save_strategy == "no":
             return lost
+        newest = self._newest_written(target)
+        if newest == target:
+            return LostRankError(lost.place, lost.doing, lost.error, f": step {done} is saved in {target}")
         if self.run_state.is_shared():
-            unsaved = ": nothing is saved, as the other rank had a share of the state"
+            unsaved = "nothing is saved" if newest is None else f"the steps after {newest} are not saved"
+            unsaved = f": {unsaved}, as the other rank had a part of the state"
             return LostRankError(lost.place, lost.doing, lost.error, unsaved)
         self.run_state.optimizer.zero_grad(set_to_none=True)
         try:
@@ -212,6 +219,14 @@ class Saver:
         if not self.has(target):
             return lost
         return LostRankError(lost.place, lost.doing, lost.error, f": step {done} is saved in {target}")
+
+    def _newest_written(self, target: Path) -> Path | None:
+        """Return the newest complete checkpoint of this run; `target` is one that the ranks may have been saving."""
+        if self._in_progress is not None and self._in_progress[0] is not None:
+            self._in_progress[0].join()
+        known = [target, self._begun, *reversed(self.folders), self.resumed_from]
+        complete = (one for one in known if one is not None and not on_disk.problems_of(one, light=True))
+        return next((one for one in complete if not manifest.holds_only_model(one)), None)
 
     def _prepare(self, output_dir: Path, done: int, *, only_model: bool) -> Write:
         """Collect the content of the checkpoint, and write its small files to the staging folder."""

@@ -10,6 +10,7 @@ import torch
 from whet import console
 from whet.config import recipes
 from whet.config.arguments import TrainingArguments
+from whet.config.rules.sharing import stage_of_run
 from whet.data.store import RowStore
 from whet.errors import escape_controls
 from whet.hardware import cpu, memory
@@ -140,7 +141,8 @@ def _memory(trainer: PublicTrainer) -> list[str]:
     without = "activations" if found.state is not None else "optimizer and activations"
     available = _available(trainer.device)
     known = f"{console.amount(size)} without {without}"
-    known += f", by zero_stage {args.zero_stage} on this rank" if args.zero_stage and place.n_ranks > 1 else ""
+    stage = stage_of_run(args)
+    known += f", by zero_stage {stage} on this rank" if stage and place.n_ranks > 1 else ""
     return [known, *([f"{available} free"] if available else [])]
 
 

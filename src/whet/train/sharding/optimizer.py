@@ -95,7 +95,7 @@ class OptimizerShare(CollectedState):
                     continue
                 group["params"].append(kept)
                 if state:
-                    states[kept] = self._cut(state, number)
+                    states[kept] = _next_to(kept, self._cut(state, number))
             self._kept_by_group.append(list(group["params"]))
         optimizer.state.update(states)
 
@@ -146,6 +146,11 @@ class OptimizerShare(CollectedState):
             here = [one.cpu() for one in found if one is not None]
             tensors[path] = torch.cat(here) if len(here) > 1 else found[0]
         return join(plain, tensors) if self._group.rank == 0 else None
+
+
+def _next_to(kept: Tensor, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the state with its tensors on the device of the weight, which may be offloaded."""
+    return {name: one.to(kept.device) if isinstance(one, Tensor) and one.dim() else one for name, one in state.items()}
 
 
 def _counts(groups: Sequence[Sequence[Any]]) -> str:

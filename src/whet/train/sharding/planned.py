@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from whet.config.ranks import Place
+from whet.config.rules.sharing import stage_of_run
 from whet.dist.shares import deal
 from whet.optim import divisible, registry
 
@@ -37,7 +38,7 @@ def of_rank(
     """Return what this rank will hold. `known`: whether the arguments name the optimizer."""
     weights = list(model.parameters())
     trained = [one for one in weights if one.requires_grad]
-    stage = args.zero_stage if place.n_ranks > 1 and optimizer is not None else 0
+    stage = stage_of_run(args) if place.n_ranks > 1 and optimizer is not None else 0
     kept = _kept(weights, place, None if optimizer is None else divisible.unit_of(optimizer))
     gradients = 0 if args.optimizer_in_backward else _bytes(trained, kept if stage >= _GRADIENTS else None)
     return Planned(

@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from whet.config import deepspeed
+from whet.config.rules.sharing import stage_of_run
 from whet.dist.sharded_model import ShardedModel
 from whet.errors import ConfigError
 from whet.log import logger
@@ -114,8 +115,9 @@ class Shared:
     Stage 2 keeps the weights of a block from its forward pass to its backward pass, stage 3 collects them again.
     """
 
-    def __init__(self, sync: Any, stage: int, *, called_by_user: bool) -> None:
+    def __init__(self, sync: Any, stage: int, *, called_by_user: bool, offloads: bool = False) -> None:
         self._sync, self._group, self._stage, self._called_by_user = sync, sync.group, stage, called_by_user
+        self._offloads = offloads
         self.is_on = False
         self._share: OptimizerShare | None = None
         self._model: ShardedModel | None = None
@@ -180,7 +182,9 @@ class Shared:
         for module in model.modules():
             module.__dict__.pop(GRADIENT, None)  # gradients of tables are shared like all others
         blocks = _own_blocks(model)
-        self._model = sharded = ShardedModel(self._group, model, blocks, keeps=self._stage == 2)
+        self._model = sharded = ShardedModel(
+            self._group, model, blocks, keeps=self._stage == 2, offloads=self._offloads
+        )
         if self._called_by_user:
             self._undo = _compute_in(sharded, model)
         weights = ShardedWeights(self._group, sharded, trained)
@@ -195,7 +199,8 @@ def build(trainer: PublicTrainer, optimizer: Optimizer) -> Sharing:
     if args.local_sgd_steps and sync.n_ranks > 1:
         return LocalSteps(sync, args.local_sgd_steps)
     by_engine = deepspeed.runs(args.deepspeed)
-    stage = deepspeed.stage_of(args.deepspeed) if by_engine else args.zero_stage
+    stage = deepspeed.stage_of(args.deepspeed) if by_engine else stage_of_run(args)
+    offloads = _offloads(trainer, alone=sync.n_ranks == 1)
     if stage and sync.n_ranks == 1:
         logger.info("ZeRO stage %d: this process is the only rank and keeps everything itself", stage)
     if not stage or sync.n_ranks == 1:
@@ -204,8 +209,31 @@ def build(trainer: PublicTrainer, optimizer: Optimizer) -> Sharing:
     if by_engine:
         return EngineSharing(sync, lambda model: deepspeed.engine_config(args, _hidden_size(model)))
     if args.deepspeed is not None:
-        logger.warning("DeepSpeed is not installed: zero_stage %d of whet carries out its configuration", stage)
-    return Shared(sync, stage, called_by_user=trainer.user_loss)
+        unused = ", ".join(deepspeed.tunes_engine(args.deepspeed))
+        logger.warning(
+            "DeepSpeed is not installed: zero_stage %d of whet carries out its configuration%s", stage,
+            f"; these keys tune DeepSpeed's engine and have no effect: {unused}" if unused else "",
+        )  # fmt: skip
+    return Shared(sync, stage, called_by_user=trainer.user_loss, offloads=offloads)
+
+
+def _offloads(trainer: PublicTrainer, *, alone: bool) -> bool:
+    """Return whether weights and state wait in the host's memory, by `offload` or by a file for DeepSpeed."""
+    args = trainer.args
+    by_file = args.deepspeed is not None and deepspeed.offloads(args.deepspeed)
+    if trainer.device.type == "cpu":  # offload itself is refused there
+        if by_file:
+            logger.info("the file of DeepSpeed offloads to a cpu: weights and state are in the host's memory already")
+        return False
+    if alone and (by_file or args.offload != "none"):
+        raise ConfigError(
+            what="offload needs several ranks",
+            got=f"offload={args.offload}, one process",
+            why="PyTorch offloads what ranks share by fully_shard, and a process alone shares nothing",
+            fix="start two ranks or more, with torchrun or whet launch; or leave --offload out and use "
+            "--activation_offload, --optim adamw_whet_8bit or --optim adafactor",
+        )
+    return by_file or args.offload != "none"
 
 
 def _own_blocks(model: nn.Module) -> list[nn.Module]:
