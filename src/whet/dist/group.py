@@ -6,7 +6,6 @@ noticed after the timeout of the group.
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -31,8 +30,8 @@ _LOST = re.compile(
 )
 """Messages with which torch's backends report a rank that is gone or does not answer."""
 _LONGEST_WAIT = timedelta(days=2)
-_WAITS = itertools.count()
-"""Numbers the waits of this process: the same on all ranks, as all make the same calls."""
+_for_waits: list[tuple[Any, Any]] = []
+"""The process group of this process's run, and another one of the same ranks, whose exchanges may take long."""
 
 
 class LostRankError(WhetError):
@@ -123,12 +122,12 @@ class Group:
             return found.cpu()
 
     def wait(self) -> None:
-        """Wait for all ranks, however long they take: one of them may prepare data, or write to a slow disk."""
-        store, key = torch_dist.distributed_c10d._get_default_store(), f"whet/wait/{next(_WAITS)}"  # noqa: SLF001
+        """Wait for all ranks, however long they take: one of them may prepare data, or write to a slow disk.
+
+        A rank that has ended is noticed at once: its connections are closed.
+        """
         with self.noticing("waited for the others"):
-            if store.add(key, 1) == self.n_ranks:
-                store.set(f"{key}/all", "here")
-            store.wait([f"{key}/all"], _LONGEST_WAIT)
+            torch_dist.all_reduce(torch.zeros(1), group=_group_for_waits())
 
     def another(self) -> Any:
         """Return a process group of the same ranks, for exchanges whose order does not follow from the others'."""
@@ -173,6 +172,7 @@ def join(backend: str | None, timeout_s: float, *, on_gpu: bool = False) -> Grou
         )
     if not torch_dist.is_initialized():
         _join(place, _backend(backend, on_gpu=on_gpu), timedelta(seconds=timeout_s))
+    _group_for_waits()
     name = torch_dist.get_backend()
     gpu = torch.device("cuda", place.local_rank % torch.cuda.device_count()) if on_gpu else None
     if gpu is not None:
@@ -181,8 +181,18 @@ def join(backend: str | None, timeout_s: float, *, on_gpu: bool = False) -> Grou
     return Group(place, device, timedelta(seconds=timeout_s))
 
 
+def _group_for_waits() -> Any:
+    """Return the process group of waits, on the CPU; it is made once, by all ranks together."""
+    run = torch_dist.distributed_c10d._get_default_group()  # noqa: SLF001
+    if not _for_waits or _for_waits[0][0] is not run:
+        backend = "gloo" if torch_dist.is_backend_available("gloo") else None
+        _for_waits[:] = [(run, torch_dist.new_group(timeout=_LONGEST_WAIT, backend=backend))]
+    return _for_waits[0][1]
+
+
 def leave() -> None:
     """Leave the process group, if this process is in one; what other ranks still do is not waited for."""
+    _for_waits.clear()
     if torch_dist.is_available() and torch_dist.is_initialized():
         torch_dist.destroy_process_group()
 
