@@ -2,8 +2,8 @@
 
     python forked.py JOBS.json
 
-JOBS.json lists {"kind", "n_ranks", "folder", ...}. Each rank calls the function KIND of `jobs_of_ranks.py`,
-`jobs_of_shares.py` or `jobs_of_loops.py` with its job and writes what it returns, or the error, to FOLDER/rank-R.json.
+JOBS.json lists {"kind", "n_ranks", "folder", ...}. Each rank calls the function KIND of a module of jobs, such as
+`jobs_of_ranks.py`, with its job and writes what it returns, or the error, to FOLDER/rank-R.json.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+import jobs_of_local_steps
 import jobs_of_loops
 import jobs_of_ranks
 import jobs_of_shares
@@ -40,7 +41,7 @@ def _rank(job: dict[str, Any], rank: int, port: int) -> None:
             os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
         os.environ.update(job.get("environment", {}))
         try:
-            homes = (jobs_of_shares, jobs_of_loops, jobs_of_ranks)
+            homes = (jobs_of_shares, jobs_of_local_steps, jobs_of_loops, jobs_of_ranks)
             home = next(one for one in homes if job["kind"] in vars(one))
             found = getattr(home, job["kind"])(job, rank)
         except (Exception, SystemExit) as error:

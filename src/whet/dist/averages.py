@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -14,10 +14,11 @@ _BUCKET_ELEMENTS = 8 << 20
 
 
 @torch.no_grad()
-def averaged(group: Group, tensors: Sequence[Tensor]) -> Iterator[Tensor]:
+def averaged(group: Group, tensors: Iterable[Tensor]) -> Iterator[Tensor]:
     """Yield the mean over the ranks of each tensor, in new memory; all ranks get the same bits.
 
-    Numbers are exchanged and summed in float32. The results are to be taken one after the other, on all ranks.
+    Numbers are exchanged and summed in float32. The results are to be taken one after the other, on all ranks. A few
+    of `tensors` are held at a time.
     """
     bucket: list[Tensor] = []
     for tensor in tensors:

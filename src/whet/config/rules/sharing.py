@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from whet.config import deepspeed
 from whet.config.derived import DerivedSettings
 from whet.config.fields import TrainingFields
-from whet.config.rules.ranges import Rule, at_least
+from whet.config.rules.ranges import Rule, above, at_least, below_one, only_with
 from whet.errors import Problem
 
 _FSDP: Mapping[str, int] = {"": 0, "false": 0, "true": 3, "full_shard": 3, "shard_grad_op": 2}
@@ -253,5 +253,15 @@ SHARING_RULES: tuple[Rule, ...] = (
     deepspeed_config_is_honoured,
     deepspeed_goes_alone,
     at_least("local_sgd_steps", 0, "it is a number of steps"),
+    only_with(
+        "outer_steps_have_averages",
+        "local_sgd_steps",
+        ("outer_learning_rate", "outer_momentum"),
+        why="they say what becomes of the weights when ranks that stepped alone average them",
+        fix="use --local_sgd_steps 100 with them, or leave --outer_learning_rate and --outer_momentum out",
+        is_on=lambda args: args.local_sgd_steps > 0,
+    ),
+    above("outer_learning_rate", 0, "at 0 the weights would never move"),
+    below_one("outer_momentum"),
     steps_alone_have_complete_weights,
 )

@@ -1,8 +1,8 @@
-"""Ranks that step alone and average their weights every few steps (local SGD: Stich 2018, arXiv:1805.09767)."""
+"""Ranks that step alone and meet every few steps (local SGD: Stich 2018, arXiv:1805.09767; DiLoCo: `outer_step.py`)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -15,19 +15,20 @@ from whet.errors import ConfigError
 from whet.optim import divisible
 from whet.train.checkpoint.optimizer_state import parameters_of
 from whet.train.sharding import unfinished
+from whet.train.sharding.outer_step import Meeting
 from whet.train.state import Stateful
 from whet.train.update import OptimizerUpdate
 
 
 class LocalSteps:
-    """Averages the weights, and the state of the optimizer, after every `every` steps of each rank.
+    """Gives the ranks common weights, and the mean of the optimizer's state, after every `every` steps of each.
 
-    Evaluations, checkpoints and the end of the training average first, and count from there: a checkpoint is that of
-    one process, and a resumed run needs no record of the steps since the last average.
+    Evaluations, checkpoints and the end of the training do so first, and count from there: a checkpoint is that of
+    one process, and a resumed run needs no record of the steps since the ranks met.
     """
 
-    def __init__(self, sync: Any, every: int) -> None:
-        self._sync, self._every = sync, every
+    def __init__(self, sync: Any, every: int, meeting: Meeting) -> None:
+        self._sync, self._every, self._meeting = sync, every, meeting
         self._n_steps = 0
         """Steps since the weights of the ranks were the same."""
         self._model: nn.Module | None = None
@@ -53,6 +54,8 @@ class LocalSteps:
 
     @contextmanager
     def stepping(self) -> Iterator[None]:
+        if not self._sync.weights_differ:
+            self._meeting.remember()
         yield
         self._n_steps += 1
         self._sync.weights_differ = True
@@ -81,16 +84,18 @@ class LocalSteps:
     def optimizer_part(self, alone: Stateful) -> Stateful:
         return alone
 
+    def parts(self) -> Mapping[str, Stateful]:
+        return self._meeting.parts()
+
     @torch.no_grad()
     def _average(self) -> None:
-        """Give all ranks the mean of their weights and of the optimizer's state; all ranks call it."""
+        """Give all ranks common weights and the mean of the optimizer's state; all ranks call it."""
         if not self._sync.weights_differ:
             return
         assert self._optimizer is not None
         weights = parameters_of(self._optimizer)
         _require_same_form(self._sync, self._optimizer, weights)
-        for weight, mean in zip(weights, averaged(self._sync.group, weights), strict=True):
-            weight.copy_(mean)
+        self._meeting.meet()
         places = list(_tensors_of(self._optimizer, weights))
         means = averaged(self._sync.group, [state[name] for state, name in places])
         for (state, name), mean in zip(places, means, strict=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial, update_wrapper
 from typing import Any, Protocol
@@ -23,6 +23,7 @@ from whet.train.compat.public import PublicTrainer
 from whet.train.sharding import unfinished
 from whet.train.sharding.local_steps import LocalSteps
 from whet.train.sharding.optimizer import SHARED, OptimizerShare
+from whet.train.sharding.outer_step import Mean, Meeting, OuterStep, is_mean
 from whet.train.sharding.replicated import ReplicatedWeights
 from whet.train.sharding.sharded import ShardedWeights
 from whet.train.sharding.zero_engine import EngineSharing
@@ -75,6 +76,10 @@ class Sharing(Protocol):
         """Return the optimizer as a part of a checkpoint; `alone` is that of a rank that shares nothing."""
         ...
 
+    def parts(self) -> Mapping[str, Stateful]:
+        """Return what a checkpoint holds besides: the same on all ranks."""
+        ...
+
 
 class NotShared:
     """Each rank has everything."""
@@ -107,6 +112,9 @@ class NotShared:
 
     def optimizer_part(self, alone: Stateful) -> Stateful:
         return alone
+
+    def parts(self) -> Mapping[str, Stateful]:
+        return {}
 
 
 class Shared:
@@ -165,6 +173,9 @@ class Shared:
     def optimizer_part(self, alone: Stateful) -> Stateful:
         return alone if self._share is None else self._share
 
+    def parts(self) -> Mapping[str, Stateful]:
+        return {}
+
     @contextmanager
     def _complete(self, *, everywhere: bool) -> Iterator[None]:
         if self._model is None or self._depth:
@@ -197,7 +208,7 @@ def build(trainer: PublicTrainer, optimizer: Optimizer) -> Sharing:
     _require_complete(optimizer)
     args, sync = trainer.args, trainer.sync
     if args.local_sgd_steps and sync.n_ranks > 1:
-        return LocalSteps(sync, args.local_sgd_steps)
+        return LocalSteps(sync, args.local_sgd_steps, _meeting(trainer, optimizer))
     by_engine = deepspeed.runs(args.deepspeed)
     stage = deepspeed.stage_of(args.deepspeed) if by_engine else stage_of_run(args)
     offloads = _offloads(trainer, alone=sync.n_ranks == 1)
@@ -215,6 +226,16 @@ def build(trainer: PublicTrainer, optimizer: Optimizer) -> Sharing:
             f"; these keys tune DeepSpeed's engine and have no effect: {unused}" if unused else "",
         )  # fmt: skip
     return Shared(sync, stage, called_by_user=trainer.user_loss, offloads=offloads)
+
+
+def _meeting(trainer: PublicTrainer, optimizer: Optimizer) -> Meeting:
+    """Return what ranks that stepped alone do when they meet: plain averaging unless an outer step is set."""
+    args, group, weights = trainer.args, trainer.sync.group, parameters_of(optimizer)
+    assert group is not None
+    if is_mean(args):
+        return Mean(group, weights)
+    named = dict(zip(names_in(optimizer, trainer.model), weights, strict=True))
+    return OuterStep(group, named, learning_rate=args.outer_learning_rate, momentum=args.outer_momentum)
 
 
 def _offloads(trainer: PublicTrainer, *, alone: bool) -> bool:
