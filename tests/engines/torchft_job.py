@@ -1,8 +1,9 @@
 """One replica group of torchft, of one rank, that trains an optimized model.
 
-    python torchft_job.py NUMBER LIGHTHOUSE N_STEPS
+    python torchft_job.py NUMBER LIGHTHOUSE N_STEPS [dies|stays|rejoins FOLDER]
 
-It prints a line of JSON for each step.
+It prints a line of JSON for each step that was committed. Groups with a role meet in FOLDER: `stays` begins next to
+`dies`, which ends without a trace after some common steps; `stays` takes some alone, then `rejoins` is there.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import hashlib
 import json
 import os
 import sys
+import time
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,9 +26,43 @@ import whet
 from tiny import tiny_model, tiny_rows
 
 N_ROWS = 8
+_COMMON, _ALONE = 4, 3
+"""Steps that groups with a role take together before one dies, and that the other takes alone then."""
+_LONGEST_S = 300.0
 
 
-def train(number: int, lighthouse: str, n_steps: int) -> None:
+class Role:
+    """What a group does besides training, and for which other groups it waits."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self._name, self._folder = name, folder
+        self._n_common = self._n_alone = 0
+
+    def begin(self) -> None:
+        """Say that this group is there: its Manager sends heartbeats from now on."""
+        if self._name:
+            (self._folder / self._name).touch()
+        for other in {"stays": ["dies"], "dies": ["stays"]}.get(self._name, []):
+            self._wait(other)
+
+    def end_step(self, n_groups: int) -> None:
+        """Count a committed step, and do what is due after it."""
+        self._n_common += n_groups > 1
+        self._n_alone += bool(self._n_common) and n_groups == 1
+        if self._name == "dies" and self._n_common == _COMMON:
+            os._exit(9)
+        if self._name == "stays" and self._n_alone == _ALONE:
+            self._n_alone += 1
+            self._wait("rejoins")
+
+    def _wait(self, other: str) -> None:
+        until = time.monotonic() + _LONGEST_S
+        while not (self._folder / other).exists():
+            assert time.monotonic() < until, f"{other} did not come"
+            time.sleep(0.02)
+
+
+def train(number: int, lighthouse: str, n_steps: int, role: Role) -> None:
     """Train until all groups together have taken `n_steps`."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     model = tiny_model("bert", dropout=0.0)
@@ -43,8 +80,9 @@ def train(number: int, lighthouse: str, n_steps: int) -> None:
         hostname="127.0.0.1", lighthouse_addr=lighthouse, replica_id=f"group{number}", timeout=timedelta(seconds=20),
         quorum_timeout=timedelta(seconds=60),
     )  # fmt: skip
+    role.begin()
     wrapped, optimizer = torchft.DistributedDataParallel(manager, model), torchft.Optimizer(manager, own)
-    while (step := manager.current_step()) < n_steps:
+    while manager.current_step() < n_steps:
         optimizer.zero_grad()  # agrees on the groups of this step
         step, n_groups, place = manager.current_step(), manager.num_participants(), manager.participating_rank()
         share = slice(place * N_ROWS // n_groups, (place + 1) * N_ROWS // n_groups)
@@ -52,7 +90,9 @@ def train(number: int, lighthouse: str, n_steps: int) -> None:
         loss = wrapped(**rows).loss
         loss.backward()
         optimizer.step()
-        print(json.dumps({"step": step, "groups": n_groups, "loss": float(loss.detach())}), flush=True)
+        if manager.current_step() > step:  # else a group was lost, and the step is taken again
+            print(json.dumps({"step": step, "groups": n_groups, "loss": float(loss.detach())}), flush=True)
+            role.end_step(n_groups)
     held = b"".join(one.detach().numpy().tobytes() for one in model.parameters())
     print(json.dumps({"digest": hashlib.sha256(held).hexdigest()}), flush=True)
     manager.shutdown(wait=False)
@@ -60,4 +100,5 @@ def train(number: int, lighthouse: str, n_steps: int) -> None:
 
 
 if __name__ == "__main__":
-    train(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
+    name, folder = sys.argv[4:] or ("", "")
+    train(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), Role(name, Path(folder)))
