@@ -56,7 +56,9 @@ def test_seeds_are_normal_runs_and_the_best_one_is_kept(
     assert run(["predict", str(out), "--file", str(topics), "--output", str(tmp_path / "found.jsonl")]) == 0
 
 
-def test_metrics_of_test_data_have_a_mean_over_the_seeds(sentence_encoder: Path, topics: Path, tmp_path: Path) -> None:
+def test_metrics_of_test_data_have_a_mean_over_the_seeds(
+    sentence_encoder: Path, topics: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The predictions in the output folder are those of the best seed."""
     out, files = tmp_path / "out", dict.fromkeys(("train_file", "validation_file", "test_file"), topics)
     assert run(words("classify", sentence_encoder, out, *_BOTH, "--do_predict", **files, max_steps=4, seeds=2)) == 0
@@ -65,6 +67,8 @@ def test_metrics_of_test_data_have_a_mean_over_the_seeds(sentence_encoder: Path,
     assert reached[0] != reached[1]
     assert found["predict_loss_mean"] == pytest.approx(statistics.fmean(reached))
     assert found["predict_loss_std"] == pytest.approx(statistics.stdev(reached))
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"mean, test {found['predict_accuracy_mean']:.4f}, standard deviation" in shown
     best = out / f"seed-{found['best_seed']}"
     assert (out / "predict_predictions.jsonl").read_bytes() == (best / "predict_predictions.jsonl").read_bytes()
 

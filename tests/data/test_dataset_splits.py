@@ -69,9 +69,10 @@ def test_split_that_is_missing_is_named_with_its_option(
     assert "name another in --validation_split_name" in said
 
 
-@pytest.mark.parametrize("name", ["", "train[:5", "train[5:2:1]", "train[:200%]"])
+@pytest.mark.parametrize("name", ["", "train[:5", "train[5:2:1]", "train[:200%]", "train[:0%]"])
 def test_split_that_is_none_is_refused(name: str, tmp_path: Path) -> None:
     write_lines(tmp_path / "train.jsonl", topic_rows())
     source = HubSource(dataset_name=str(tmp_path), split=name, flag="--train_split_name", cache_dir=tmp_path / "cache")
-    with pytest.raises(DataError, match="cannot be loaded"):
+    with pytest.raises(DataError, match="cannot be loaded") as caught:
         load_split(source)
+    assert caught.value.problems[0].fix.startswith("name another in --train_split_name")

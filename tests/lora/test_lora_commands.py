@@ -149,6 +149,20 @@ def test_merge_takes_adapters_however_their_pairs_began(begin: Any, small_decode
     assert run(["merge", str(folder), "--output_dir", str(tmp_path / "merged")]) == 0
 
 
+def test_adapter_of_a_folder_by_a_relative_name_merges_from_elsewhere(
+    small_decoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The name could be that of a model on the hub, to which the pairs would be added in silence."""
+    here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
+    shutil.copytree(small_decoder, here / "gpt2")
+    elsewhere.mkdir()
+    monkeypatch.chdir(here)
+    out = trained("lm", Path("gpt2"), tmp_path, num_train_epochs=1)
+    monkeypatch.chdir(elsewhere)
+    assert run(["merge", str(out), "--output_dir", "merged"]) == 0
+    assert json.loads((out / "adapter_config.json").read_text())["base_model_name_or_path"] == str(here / "gpt2")
+
+
 def test_merge_reads_the_revision_that_the_run_named(small_decoder: Path, tmp_path: Path) -> None:
     """The cache of the hub holds that one alone."""
     stored, commit = tmp_path / "hub" / "models--someone--tiny", "0" * 40

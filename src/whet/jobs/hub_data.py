@@ -17,8 +17,8 @@ from whet.models.loading.hub_reach import unreachable
 if TYPE_CHECKING:
     from datasets import Dataset
 
-_NO_SPLIT = "Unknown split"
-"""What `datasets` says of a split that the data set does not have; the splits that it has follow."""
+_NO_SPLIT = ("Unknown split", "nstruction", "slice")
+"""What `datasets` says of a split that the data set does not have, and of parts of one that cannot be or are empty."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,15 +74,15 @@ def load_split(source: HubSource) -> Dataset:
             what=f"{source.describe()}: cannot be loaded",
             got=f"{type(error).__name__}: {error}",
             why="`datasets.load_dataset` refused",
-            fix=f"{_other_name(str(error), source.flag)}; or leave --dataset_name out and use --train_file, "
+            fix=f"{_other_name(str(error), source)}; or leave --dataset_name out and use --train_file, "
             "--validation_file and --test_file",
         ) from error
 
 
-def _other_name(said: str, flag: str) -> str:
+def _other_name(said: str, source: HubSource) -> str:
     """Return which option to correct, by what `datasets` said."""
-    if _NO_SPLIT in said:
-        return f"name another in {flag}"
+    if not source.split or any(words in said for words in _NO_SPLIT):
+        return f"name another in {source.flag}"
     return "check --dataset_name, --dataset_config_name and the network"
 
 

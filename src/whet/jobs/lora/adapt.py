@@ -8,6 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -72,6 +73,8 @@ def adapted(model: Any, job: JobFields, args: TrainingArguments, head: Head) -> 
             why=" ".join(str(error).split())[:300],
             fix=f"use some of {', '.join(_linear_names(model))} in --lora_target_modules, or {ALL_LINEAR}",
         ) from error
+    if Path(job.model_name_or_path).is_dir():  # a relative name would be another model elsewhere, or one of the hub
+        wrapped.active_peft_config.base_model_name_or_path = str(Path(job.model_name_or_path).absolute())
     if job.load_in_8bit or job.load_in_4bit:
         n_bits = 8 if job.load_in_8bit else 4
         _require_cpu(args, n_bits)

@@ -120,9 +120,14 @@ def _table(name: str, best: Result, results: Sequence[Result], spread: Mapping[s
         f"  {f'seed {one.seed}':<24}{one.metrics[name]:.4f}{'  best: its model is kept' if one is best else ''}"
         for one in results
     ]
-    mean, std = spread[f"{name}_mean"], spread[f"{name}_std"]
     words = name.removeprefix("eval_")
-    return [f"{words} of {len(results)} seeds", *rows, f"  {'mean':<24}{mean:.4f}, standard deviation {std:.4f}"]
+    of_all = {"mean": name, "mean, test": f"predict_{words}"}
+    means = [
+        f"  {label:<24}{spread[f'{metric}_mean']:.4f}, standard deviation {spread[f'{metric}_std']:.4f}"
+        for label, metric in of_all.items()
+        if f"{metric}_mean" in spread
+    ]
+    return [f"{words} of {len(results)} seeds", *rows, *means]
 
 
 @contextmanager
