@@ -50,6 +50,30 @@ def test_bf16_loss_matches_the_reference():
         assert float((ours - theirs).norm() / theirs.norm()) < 0.03
 
 
+def test_gradient_of_the_weight_under_autocast_is_summed_in_fp32(monkeypatch):
+    hidden, weight, labels = case(30, 24, 200)
+    found, chunks = [], (5, 1000)
+    for n_rows in chunks:
+        monkeypatch.setattr(fused_loss, "by_pairs", lambda: True)  # elsewhere this way is slower, and the same
+        monkeypatch.setattr(fused_loss, "chunk_rows", lambda _, n=n_rows: n)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            x, w = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
+            loss = fused_loss.linear_cross_entropy(x, w, labels)
+        loss.backward()
+        found.append(w.grad)
+    assert found[0].dtype == torch.float32
+    # rounded to bf16 chunk by chunk, six chunks and one would differ by 2^-9
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
+
+
+def test_second_backward_pass_has_the_same_gradients():
+    hidden, weight, labels = case(9, 8, 21)
+    loss = fused_loss.linear_cross_entropy(hidden.requires_grad_(), weight.requires_grad_(), labels) / 3
+    first = torch.autograd.grad(loss, (hidden, weight), retain_graph=True)
+    second = torch.autograd.grad(loss, (hidden, weight))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
 def test_rows_without_label_are_ignored():
     hidden, weight, labels = case(6, 8, 11)
     labels[:] = -100

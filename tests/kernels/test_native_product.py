@@ -45,6 +45,33 @@ def test_weight_gradient_is_exact_at_block_edges(shape: tuple[int, int, int]) ->
     torch.testing.assert_close(dbias, grad.double().sum(0).float(), rtol=1e-4, atol=1e-4)
 
 
+HALF_SHAPES = [(0, 3, 4), (1, 1, 1), (2, 33, 15), (383, 40, 29), (769, 385, 14), (1537, 32, 14), (50, 1000, 5)]
+
+
+@pytest.mark.parametrize("add", [False, True])
+@pytest.mark.parametrize("shape", HALF_SHAPES)
+def test_gradient_of_bf16_is_summed_in_fp32(shape: tuple[int, int, int], add: bool) -> None:
+    torch.manual_seed(1)
+    rows, width, out = shape
+    wide = torch.randn(rows, 2 * out + 3).bfloat16()
+    grad, x = wide[:, 3 : 3 + out], torch.randn(rows, width).bfloat16()  # rows that are not next to each other
+    dweight, dbias = torch.randn(out, width), torch.randn(out)
+    before = (dweight.double(), dbias.double()) if add else (0.0, 0.0)
+    wanted = before[0] + grad.double().t() @ x.double(), before[1] + grad.double().sum(0)
+    sizes = before[0] + grad.double().abs().t() @ x.double().abs(), before[1] + grad.double().abs().sum(0)
+    product.weight_gradient_into(dweight, dbias, grad, x, add=add)
+    for found, exact, size in zip((dweight, dbias), wanted, sizes, strict=True):
+        # products of bf16 are exact in fp32, so that only the sums are rounded
+        assert ((found.double() - exact).abs() <= 10 * RELATIVE * (size.abs() + 1.0)).all()
+
+
+def test_gradient_of_bf16_of_repeated_rows() -> None:
+    grad, x = torch.ones(7, 20).bfloat16()[:1].expand(7, 20), torch.randn(7, 9).bfloat16()
+    dweight = torch.empty(20, 9)
+    product.weight_gradient_into(dweight, None, grad, x)
+    torch.testing.assert_close(dweight, x.float().sum(0).expand(20, 9), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("rows", [0, 5, 500])
 def test_weight_gradient_is_added_to_what_is_there(rows: int) -> None:
     torch.manual_seed(0)
@@ -55,14 +82,17 @@ def test_weight_gradient_is_added_to_what_is_there(rows: int) -> None:
         torch.testing.assert_close(found.double(), exact, rtol=1e-4, atol=1e-4)  # fp32 sums of 500 products
 
 
-def test_weight_gradient_does_not_depend_on_threads() -> None:
-    grad, x = torch.randn(700, 60), torch.randn(700, 800)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weight_gradient_does_not_depend_on_threads(dtype: torch.dtype) -> None:
+    grad, x = torch.randn(801, 60).to(dtype), torch.randn(801, 800).to(dtype)
     before = torch.get_num_threads()
     found = []
     try:
         for n_threads in (1, 2, 3):
             torch.set_num_threads(n_threads)
-            found.append(product.weight_gradient(grad, x, bias=True))
+            dweight, dbias = torch.empty(60, 800), torch.empty(60)
+            product.weight_gradient_into(dweight, dbias, grad, x)
+            found.append((dweight, dbias))
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))

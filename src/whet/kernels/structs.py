@@ -34,7 +34,21 @@ class Dropout(ctypes.Structure):
 class WeightGradient(ctypes.Structure):
     """Arguments of `whet_weight_gradient`."""
 
-    _fields_ = _fields(("rows width out add", c_int64), ("dy x dweight dbias", c_void_p))
+    _fields_ = _fields(("rows width out dy_stride", c_int64), ("dtype add", c_int32), ("dy x dweight dbias", c_void_p))
+
+
+class Bf16Support(ctypes.Structure):
+    """Arguments of `whet_bf16_support`."""
+
+    _fields_ = _fields(("pairs", c_void_p))
+
+
+class Rotate(ctypes.Structure):
+    """Arguments of `whet_rotate`."""
+
+    _fields_ = _fields(
+        ("rows heads rotated width angles", c_int64), ("dtype back", c_int32), ("x", View), ("cos sin y", c_void_p)
+    )
 
 
 class Int8Support(ctypes.Structure):
@@ -212,6 +226,8 @@ class RowCrossEntropy(ctypes.Structure):
 OPERATORS: dict[str, type[ctypes.Structure]] = {
     "dropout": Dropout,
     "weight_gradient": WeightGradient,
+    "bf16_support": Bf16Support,
+    "rotate": Rotate,
     "int8_support": Int8Support,
     "int8_pack": Int8Pack,
     "int8_product": Int8Product,

@@ -9,7 +9,7 @@ from torch.autograd import Function
 from whet.kernels import structs
 from whet.kernels.first_derivative import once_differentiable
 from whet.kernels.native_call import DTYPES, call, native_for, ptr
-from whet.kernels.products.linear import by_onednn, input_gradient, product_of, weight_gradient_into
+from whet.kernels.products.linear import by_onednn, by_pairs, input_gradient, product_of, weight_gradient_into
 from whet.kernels.reference import layers as reference
 
 _CHUNK_BYTES = 32 * 2**20  # logits at a time: a few hundred rows of a common vocabulary, enough for full-speed products
@@ -103,8 +103,13 @@ class _LinearCrossEntropy(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        dhidden, dweight = (None if grad is None else grad * grads[0].to(grad.dtype) for grad in ctx.saved_tensors)
-        return dhidden, dweight, None, None
+        return *(None if grad is None else _scaled(grad, grads[0]) for grad in ctx.saved_tensors), None, None
+
+
+def _scaled(grad: Tensor, factor: Tensor) -> Tensor:
+    """Return the stored gradient times the factor (): in its memory, unless another backward pass may read it."""
+    kept = torch._C._autograd._get_current_graph_task_keep_graph()
+    return grad * factor.to(grad.dtype) if kept else grad.mul_(factor.to(grad.dtype))
 
 
 def _product_into(logits: Tensor, x: Tensor, weight: Tensor) -> Tensor:
@@ -124,7 +129,8 @@ def _gradient_of(weight: Tensor, n_rows: int) -> Tensor:
 
 def _add_product(total: Tensor, grad: Tensor, x: Tensor, *, first: bool) -> None:
     """Add grad (N, V)' @ x (N, D) to the total (V, D), which may be in a wider format; the first chunk sets it."""
-    if by_onednn() and total.dtype == grad.dtype == torch.float32 and total.is_contiguous():
+    native = by_onednn() if grad.dtype == torch.float32 else by_pairs()
+    if native and total.dtype == torch.float32 and total.is_contiguous():
         weight_gradient_into(total, None, grad, x, add=not first)
     elif total.dtype == grad.dtype and not first:
         total.addmm_(grad.T, x)

@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from whet.kernels import structs
 from whet.kernels.first_derivative import once_differentiable
+from whet.kernels.native_call import DTYPES, call, native_for, point, ptr
 
 
 def rotate_joined(qkv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -33,7 +35,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Return x (N, ..., K) with each channel c turned against channel c + K / 2."""
     between = (1,) * (x.dim() - 2)
-    c, s = (one.view(len(one), *between, -1).to(_format(x)).chunk(2, dim=-1) for one in (cos, sin))
+    c, s = (one.view(len(one), *between, one.shape[-1]).to(_format(x)).chunk(2, dim=-1) for one in (cos, sin))
     first, second = x.to(_format(x)).chunk(2, dim=-1)
     return torch.cat([first * c[0] - second * s[0], second * c[1] + first * s[1]], dim=-1).to(x.dtype)
 
@@ -46,41 +48,48 @@ class _Rotate(Function):
     @staticmethod
     def forward(ctx: Any, qkv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         ctx.save_for_backward(cos, sin)
-        out = torch.empty_like(qkv)
-        out[:, :2] = _rotated(qkv[:, :2], cos, sin)
-        out[:, 2] = qkv[:, 2]
-        return out
+        return _joined_turned(qkv, cos, sin)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        cos, sin = ctx.saved_tensors
-        out = torch.empty_like(grads[0])
-        out[:, :2] = _rotated(grads[0][:, :2], cos, _backwards(sin))
-        out[:, 2] = grads[0][:, 2]
-        return out, None, None
+        return _joined_turned(grads[0], *ctx.saved_tensors, back=True), None, None
 
 
 class _RotateHeads(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         ctx.save_for_backward(cos, sin)
-        return _with_rotated(x, cos, sin)
+        return _turned(x, cos, sin, x.shape[1])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        cos, sin = ctx.saved_tensors
-        return _with_rotated(grads[0], cos, _backwards(sin)), None, None
+        return _turned(grads[0], *ctx.saved_tensors, grads[0].shape[1], back=True), None, None
 
 
-def _with_rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def _joined_turned(qkv: Tensor, cos: Tensor, sin: Tensor, *, back: bool = False) -> Tensor:
+    return _turned(qkv.flatten(1, 2), cos, sin, 2 * qkv.shape[2], back=back).view(qkv.shape)
+
+
+def _turned(x: Tensor, cos: Tensor, sin: Tensor, n_heads: int, *, back: bool = False) -> Tensor:
+    """Return x (N, H, K), contiguous, with the first `n_heads` heads rotated, or rotated backwards."""
+    if native_for(x) is None:
+        return _turned_in_torch(x, cos, _backwards(sin) if back else sin, n_heads)
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    c, s, y = cos.float().contiguous(), sin.float().contiguous(), x.new_empty(x.shape)
+    args = structs.Rotate(len(x), x.shape[1], n_heads, x.shape[2], cos.shape[-1], DTYPES[x.dtype], back)
+    args.x = structs.View(ptr(x), x.stride(0), x.stride(1))
+    call("rotate", point(args, cos=c, sin=s, y=y))
+    return y
+
+
+def _turned_in_torch(x: Tensor, cos: Tensor, sin: Tensor, n_heads: int) -> Tensor:
     width = cos.shape[-1]
-    if width == x.shape[-1]:
+    if (n_heads, width) == tuple(x.shape[1:]):
         return _rotated(x, cos, sin)
-    out = torch.empty_like(x)
-    out[..., :width] = _rotated(x[..., :width], cos, sin)
-    out[..., width:] = x[..., width:]
+    out = x.clone(memory_format=torch.contiguous_format)
+    out[:, :n_heads, :width] = _rotated(x[:, :n_heads, :width], cos, sin)
     return out
 
 

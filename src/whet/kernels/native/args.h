@@ -19,14 +19,20 @@ struct Mask {
   const int32_t* position;  // (rows,)
 };
 
-// dweight = dy' x, dbias = the sum of dy's rows; all fp32, rows tokens of `out` and of `width`. With `add` both are
-// added to what is there.
+// dweight = dy' x, dbias = the sum of dy's rows, both fp32; rows tokens of `out`, dy_stride apart, and of `width`. With
+// `add` both are added to what is there.
 struct WeightGradient {
-  int64_t rows, width, out, add;
-  const float* dy;
-  const float* x;
+  int64_t rows, width, out, dy_stride;
+  int32_t dtype, add;
+  const void* dy;
+  const void* x;
   float* dweight;
   float* dbias;  // null: not wanted
+};
+
+// Whether this processor multiplies bf16 in pairs, without widening it first.
+struct Bf16Support {
+  int32_t* pairs;
 };
 
 struct Dropout {
@@ -104,6 +110,17 @@ struct GatedAct {
 struct View {
   void* data;
   int64_t token_stride, head_stride;
+};
+
+// y = x with the first `angles` channels of the first `rotated` heads turned by halves: (a, b) becomes
+// (a cos - b sin, b cos + a sin), or with `back` what the transposed matrix gives. All else is copied. y is contiguous.
+struct Rotate {
+  int64_t rows, heads, rotated, width, angles;
+  int32_t dtype, back;
+  View x;
+  const float* cos;  // (rows, angles)
+  const float* sin;  // (rows, angles)
+  void* y;
 };
 
 struct Attention {
@@ -274,6 +291,8 @@ struct Int8Product {
 #define WHET_OPERATORS(X)                      \
   X(dropout, Dropout)                          \
   X(weight_gradient, WeightGradient)           \
+  X(bf16_support, Bf16Support)                 \
+  X(rotate, Rotate)                            \
   X(int8_support, Int8Support)                 \
   X(int8_pack, Int8Pack)                       \
   X(int8_product, Int8Product)                 \

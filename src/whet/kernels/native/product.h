@@ -5,6 +5,8 @@
 // complete depth; narrow ones are taller, so that each value that is read is used in as many sums.
 #pragma once
 
+#include <type_traits>
+
 #include "vec.h"
 
 namespace whet {
@@ -24,6 +26,24 @@ struct Pairs {
   }
 };
 #endif
+
+// fp32, and bf16 on processors without its dot product, are fp32 in products. Elsewhere bf16 stays bf16, two to a unit.
+#if defined(__AVX512BF16__)
+template <class T>
+using UnitOf = typename std::conditional<std::is_same<T, bf16>::value, Pairs, Singles>::type;
+#else
+template <class T>
+using UnitOf = Singles;
+#endif
+
+template <class T>
+constexpr bool kPaired = UnitOf<T>::n == 2;
+
+// Units that hold n elements.
+template <class T>
+inline int64_t units(int64_t n) {
+  return (n + UnitOf<T>::n - 1) / UnitOf<T>::n;
+}
 
 constexpr int kTileVectors = kRegisters == 32 ? 4 : 2;
 constexpr int tile_rows(int n_vectors) {

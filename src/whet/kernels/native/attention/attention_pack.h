@@ -3,8 +3,6 @@
 // fp32, and bf16 on processors without its dot product, are fp32 here. Elsewhere bf16 stays bf16, two to a unit.
 #pragma once
 
-#include <type_traits>
-
 #include "args.h"
 #include "product.h"
 
@@ -15,23 +13,6 @@ constexpr int64_t kPanel = 64;  // keys per panel: one block of random words
 
 inline int64_t round_up(int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit; }
 inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-
-#if defined(__AVX512BF16__)
-template <class T>
-using UnitOf = typename std::conditional<std::is_same<T, bf16>::value, Pairs, Singles>::type;
-#else
-template <class T>
-using UnitOf = Singles;
-#endif
-
-template <class T>
-constexpr bool kPaired = UnitOf<T>::n == 2;
-
-// Units that hold n elements.
-template <class T>
-inline int64_t units(int64_t n) {
-  return (n + UnitOf<T>::n - 1) / UnitOf<T>::n;
-}
 
 // `n` tokens of one head from `token` on.
 struct Span {
