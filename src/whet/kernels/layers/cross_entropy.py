@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _autograd  # pyright: ignore[reportAttributeAccessIssue]
 from torch.autograd import Function
 
 from whet.kernels import structs
@@ -103,12 +104,13 @@ class _LinearCrossEntropy(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return *(None if grad is None else _scaled(grad, grads[0]) for grad in ctx.saved_tensors), None, None
+        dhidden, dweight = (None if grad is None else _scaled(grad, grads[0]) for grad in ctx.saved_tensors)
+        return dhidden, dweight, None, None
 
 
 def _scaled(grad: Tensor, factor: Tensor) -> Tensor:
     """Return the stored gradient times the factor (): in its memory, unless another backward pass may read it."""
-    kept = torch._C._autograd._get_current_graph_task_keep_graph()
+    kept = _autograd._get_current_graph_task_keep_graph()
     return grad * factor.to(grad.dtype) if kept else grad.mul_(factor.to(grad.dtype))
 
 

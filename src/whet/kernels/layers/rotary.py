@@ -53,7 +53,8 @@ class _Rotate(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return _joined_turned(grads[0], *ctx.saved_tensors, back=True), None, None
+        cos, sin = ctx.saved_tensors
+        return _joined_turned(grads[0], cos, sin, back=True), None, None
 
 
 class _RotateHeads(Function):
@@ -65,7 +66,8 @@ class _RotateHeads(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return _turned(grads[0], *ctx.saved_tensors, grads[0].shape[1], back=True), None, None
+        cos, sin = ctx.saved_tensors
+        return _turned(grads[0], cos, sin, grads[0].shape[1], back=True), None, None
 
 
 def _joined_turned(qkv: Tensor, cos: Tensor, sin: Tensor, *, back: bool = False) -> Tensor:

@@ -113,9 +113,9 @@ def _suits(x: Tensor, weight: Tensor) -> bool:
 
 def _suits_pairs(x: Tensor, weight: Tensor) -> bool:
     """Return whether a pass under autocast in bf16 computes the gradient of this weight, and pairs are the fast way."""
-    if not (torch.is_autocast_enabled("cpu") and weight.requires_grad and torch.is_grad_enabled()):
+    if is_followed() or not (torch.is_autocast_enabled("cpu") and weight.requires_grad and torch.is_grad_enabled()):
         return False
-    if torch.get_autocast_dtype("cpu") != torch.bfloat16 or running() is None or is_followed():
+    if torch.get_autocast_dtype("cpu") != torch.bfloat16 or running() is None:
         return False
     on_cpu = x.device.type == weight.device.type == "cpu"
     return on_cpu and x.dtype in DTYPES and weight.dtype == torch.float32 and by_pairs()
