@@ -92,6 +92,12 @@ def test_a_call_in_another_form_gives_what_it_gave(head: Any, name: str) -> None
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+def test_padding_between_tokens_counts_as_distance(family: str) -> None:
+    """Relative positions, local windows and rotary angles are those of the places, not of the tokens end to end."""
+    same(new(family, AutoModel), CALLS["mask with holes"], mask=HOLES)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("flag", ["output_hidden_states", "output_attentions", "return_dict"])
 @pytest.mark.parametrize("head", [AutoModel, AutoModelForSequenceClassification], ids=["encoder", "classes"])
 def test_outputs_that_the_configuration_asks_for_are_there(head: Any, flag: str, family: str) -> None:

@@ -1,4 +1,4 @@
-"""Collators that mask tokens at random: a resumed run draws the masks of the run that was not interrupted."""
+"""Collators that mask tokens: those drawn at random are the same after a resume, and a masked place keeps its place."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ import datasets
 import numpy as np
 import pytest
 import torch
+import transformers
+from override_runs import losses, ours, theirs
 from tiny_runs import arguments, assert_same_weights, tiny_bert
 from transformers import BertForMaskedLM, BertTokenizer, DataCollatorForLanguageModeling
 
 import whet
+from tiny import tiny_config
 from whet.errors import ConfigError
 
 N_STEPS, STOP = 6, 3
@@ -130,3 +133,27 @@ def test_masks_are_not_drawn_by_threads(name: str, tmp_path: Path, tokenizer: An
     """Their order would be that of the threads."""
     with pytest.raises(ConfigError, match="dataloader_num_workers"):
         trained(tmp_path, COLLATORS[name](tokenizer), dataloader_num_workers=2)
+
+
+@pytest.mark.parametrize("family", ["bert", "modernbert", "mpnet", "deberta-v2"])
+def test_padding_between_tokens_trains_as_in_transformers(family: str, tmp_path: Path) -> None:
+    """A collator may mask places inside of a row: relative positions and local windows then count these places."""
+
+    def collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        found = {name: torch.tensor([row[name] for row in rows]) for name in rows[0]}
+        found["attention_mask"][:, 4:9] = 0
+        return found
+
+    given: Any = [
+        {"input_ids": [5 + (7 * i + k) % 40 for k in range(20)], "attention_mask": [1] * 20, "labels": i % 2}
+        for i in range(8)
+    ]
+    found = []
+    sides: Any = ((whet.Trainer, ours(tmp_path / "a")), (transformers.Trainer, theirs(tmp_path / "b")))
+    for base, args in sides:
+        torch.manual_seed(0)
+        model = transformers.AutoModelForSequenceClassification.from_config(tiny_config(family))
+        trainer = base(model, args, train_dataset=given, data_collator=collate)
+        trainer.train()
+        found.append(losses(trainer))
+    assert found[0] == pytest.approx(found[1], rel=1e-4)

@@ -90,6 +90,16 @@ def filled_length(n_tokens: int) -> int:
     return -(-n_tokens // step) * step
 
 
+HOLES = "rows with padding between tokens"
+"""Why a batch keeps its padding: end to end, tokens would be nearer to each other than the model has them."""
+
+
+def has_holes(real: Tensor) -> bool:
+    """Return whether a row of this mask (rows, places) has padding between two tokens."""
+    begins = real[:, 1:] & ~real[:, :-1]
+    return bool((begins.sum(1) + real[:, 0] > 1).any())
+
+
 def pack(
     rows: RowStore,
     *,

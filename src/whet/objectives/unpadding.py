@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whet.data.batch import Batch, filled_length
+from whet.data.batch import HOLES, Batch, filled_length, has_holes
 from whet.models.packed import PackedModel
 from whet.objectives.base import IGNORED
 
@@ -39,6 +39,8 @@ def why_padded(inputs: Mapping[str, Any], *, first_tokens: bool) -> str | None:
         return "rows that do not begin with a token: pad them on the right"
     if not bool(real.any(1).all()):
         return "rows without a token"
+    if has_holes(real):
+        return HOLES
     labels = inputs.get("labels")
     if isinstance(labels, Tensor) and labels.shape == mask.shape and bool(((labels != IGNORED) & ~mask.bool()).any()):
         return "rows with labels at padding tokens: set these to -100"

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from whet.card import Card
 from whet.config.fields import PaddingInLoss
 from whet.config.methods import MethodSettings
+from whet.data.batch import HOLES, has_holes
 from whet.kernels.batch_position import BatchPosition
 from whet.log import logger
 from whet.methods.seam import Applied, Cost, Stage
@@ -124,7 +125,7 @@ def _encoder(model: Any) -> nn.Module:
 def n_computed(packed: PackedModel, inputs: Mapping[str, Any]) -> int:
     """Return how many token places a call of the model with this padded batch computes."""
     mask = inputs["attention_mask"].flatten(0, -2).bool()
-    if not bool(mask[:, 0].all()):
+    if not bool(mask[:, 0].all()) or has_holes(mask):
         return mask.numel()
     amount = padding_readers.amount_of(packed.module, record.read(_encoder(packed.module), _CALLS).amount, inputs)
     return len(layout_of(mask, amount).columns)
@@ -156,10 +157,10 @@ def _run(self: Any, given: Sequence[Any], options: Mapping[str, Any]) -> Any:
     mask = call.pop("attention_mask", torch.ones_like(input_ids)).to(input_ids.device, torch.bool)
     if not bool(mask[:, 0].all()):  # heads read the first place, which has to be its own
         return calls.padded(self, "rows that do not begin with a token: pad them on the right", given, options)
+    if has_holes(mask):
+        return calls.padded(self, HOLES, given, options)
     amount = padding_readers.amount(calls.packed.module, calls.amount)
     if causal:
-        if bool((mask[:, 1:] & ~mask[:, :-1]).any()):
-            return calls.padded(self, "rows with padding between tokens", given, options)
         if amount != "none":
             return calls.padded(self, "decoders whose hidden states of padding tokens are read", given, options)
         call["use_cache"] = False

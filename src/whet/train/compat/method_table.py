@@ -104,7 +104,8 @@ ARGUMENTS: Mapping[str, str] = {
     "model_init": "",
     "compute_loss_func": "",
     "compute_metrics": "",
-    "callbacks": "objects or classes; they need only the methods they have",
+    "callbacks": "objects or classes; they need only the methods they have; `on_epoch_end` comes before the log, "
+    "evaluation and save of its step, so that a checkpoint holds what it did",
     "optimizers": "",
     "optimizer_cls_and_kwargs": "",
     "preprocess_logits_for_metrics": "",
