@@ -151,7 +151,11 @@ def running_position() -> BatchPosition | None:
 
 
 class Placement:
-    """The link from all sites of one model to its running pass. It holds no state of the pass."""
+    """The link from all sites of one model to its running pass. It holds no state of the pass.
+
+    Copies share it: a block that is copied within a model runs in the model's passes. A copied model has passes of its
+    own even so, since what is innermost counts.
+    """
 
     def __init__(self, kernel: Kernel = "auto", *, outside: str = "sdpa", causal: bool = False) -> None:
         self.kernel: Kernel = kernel
@@ -161,6 +165,9 @@ class Placement:
         """The attention implementation of transformers that the model has outside of whet's passes."""
         self.traced: KeyedPosition | None = None
         """The position in a graph that is being traced: a tracer cannot read context variables."""
+
+    def __deepcopy__(self, memo: object) -> Placement:
+        return self
 
     @property
     def now(self) -> BatchPosition | None:

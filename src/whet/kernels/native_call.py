@@ -42,6 +42,19 @@ def ptr(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
+def require(fits: bool, operator: str, *tensors: Tensor | None) -> None:
+    """Raise ValueError unless the tensors fit together: an operator of the library reads and writes unchecked."""
+    if not fits:
+        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors if tensor is not None)
+        raise ValueError(f"{operator}: tensors of these shapes do not fit together: {shapes}")
+
+
+def has_rows(cu_seqlens: Tensor, n_tokens: int) -> bool:
+    """Return whether rows begin at 0, end at n_tokens and do not overlap."""
+    starts = cu_seqlens.tolist()
+    return bool(starts) and starts[0] == 0 and starts[-1] == n_tokens and starts == sorted(starts)
+
+
 def call(name: str, args: ctypes.Structure) -> None:
     """Run one operator of the library. A profiler sees it under its name, since it cannot look into ctypes."""
     found = library()
@@ -59,7 +72,7 @@ def mask_of(drop: Drop | None, n_rows: int) -> structs.Mask:
         return structs.Mask()
     slots, positions = drop.position.places(n_rows)
     assert slots.dtype == positions.dtype == torch.int32
-    assert slots.numel() == positions.numel() == n_rows
+    require(slots.numel() == positions.numel() == n_rows, f"dropout of {n_rows} tokens", slots, positions)
     low, high = drop.key
     key = low | high << 32
     return structs.Mask(key, keep_threshold(drop.p), drop.keep_scale, ptr(slots), ptr(positions))

@@ -12,13 +12,13 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask, sdpa_mask
 
 from whet.card import Card
-from whet.errors import ConfigError
 from whet.kernels.attention.packed import attend as attend_rows
 from whet.kernels.batch_position import Site, running, running_position
 from whet.kernels.specs import AttentionSpec, Drop
 from whet.models.called_with import require_understood
+from whet.models.fused.chosen import require_all
 from whet.models.known import known
-from whet.models.recomputation import require_pass
+from whet.models.recomputation import came_later, require_no_other_pass, require_pass
 
 CARD = Card(
     name="attention",
@@ -53,12 +53,15 @@ def attend(
     site: Site | None = getattr(module, SITE, None)
     position = None if site is None else site.position
     if site is None and running() is not None:
-        raise _unknown(module)
-    if site is not None and position is None and attention_mask is None:
-        require_pass(module, site, query)
+        raise came_later(module)
+    if site is not None and position is None:
+        require_no_other_pass(module, query.shape[0], query.shape[2])
+        if attention_mask is None:
+            require_pass(module, site, query)
     if site is None or position is None or not position.is_of(query.shape[0], query.shape[2]):
         return _outside(module, site)(module, query, key, value, attention_mask, **options)
     require_understood(module, attention_mask, options)
+    require_all(module, query.shape[2], position)
     p = options.get("dropout", 0.0)
     drop = Drop(p, position, site.use()) if p > 0.0 else None
     scale = options.get("scaling") or query.shape[-1] ** -0.5
@@ -98,15 +101,6 @@ def _eager(eager: Callable[..., Any], module: nn.Module, *qkv: Any, **options: A
         hidden = torch.finfo(query.dtype).min
         seen = torch.zeros_like(seen, dtype=query.dtype).masked_fill(~seen, hidden)
     return eager(module, query, key, value, seen, **options)
-
-
-def _unknown(module: nn.Module) -> ConfigError:
-    return ConfigError(
-        what="an attention came into the model after whet had prepared it",
-        got=type(module).__name__,
-        why="in a batch without padding it would see the tokens of all rows",
-        fix="change the model first, then call whet.optimize or make the Trainer",
-    )
 
 
 def mask(*args: Any, attention_mask: Tensor | None = None, **options: Any) -> Tensor | None:

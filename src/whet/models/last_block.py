@@ -70,7 +70,11 @@ def _ends_sparse(packed: PackedModel) -> bool:
 
 
 def _attention_of_last(packed: PackedModel) -> nn.Module | None:
-    """Return the attention of the last block; None if a module there is not as whet knows it, or is watched."""
+    """Return the attention of the last block; None if a module there is not as whet knows it, or is watched.
+
+    None too where that attention may run more than once in a pass: a module that stands twice in the encoder, or a
+    forward of the encoder's that is none of its family's. An earlier run has to compute all tokens.
+    """
     encoder: Any = packed.module.base_model
     family, path = packed.family, packed.family.stack
     assert path is not None
@@ -80,11 +84,30 @@ def _attention_of_last(packed: PackedModel) -> nn.Module | None:
         above.append(holder)
     if not isinstance(holder, nn.ModuleList) or not len(holder):
         return None
-    if any(has_hooks(module) for module in above if module is not None):
+    if any(has_hooks(module) or not _runs_once(module, family) for module in above if module is not None):
         return None
     inside = list(_inside(holder[-1]))
     found = [module for module in inside if family.is_attention(module)]
-    return found[0] if len(found) == 1 and all(_is_known(module, family) for module in inside) else None
+    if len(found) != 1 or not all(_is_known(module, family) for module in inside):
+        return None
+    return found[0] if _count_in(encoder, found[0]) == 1 else None
+
+
+def _count_in(encoder: nn.Module, wanted: nn.Module) -> int:
+    """Return how often the module stands in the encoder, under any name."""
+    count, left = 0, [encoder]
+    while left:
+        children = left.pop()._modules.values()
+        count += sum(child is wanted for child in children)
+        left.extend(child for child in children if child is not None)
+    return count
+
+
+def _runs_once(module: nn.Module, family: Family) -> bool:
+    """Return whether the module's forward is the family's, torch's or whet's: these run each block in turn, once."""
+    forward = bound(module) or type(module).forward
+    home = getattr(getattr(forward, "func", forward), "__module__", None) or ""
+    return home.startswith(("whet.", "torch.nn.", f"{family.package}.")) or home == family.package
 
 
 def _inside(module: nn.Module) -> Iterator[nn.Module]:

@@ -329,4 +329,34 @@ PLANTED = (
             "[native-bert-attention.self.query-forward hook-after]",
         ),
     ),
+    Planted(
+        "copied-blocks-unseparated",
+        "a block that is copied within a model, or comes from another, sees the tokens of all rows",
+        (
+            Edit(
+                "kernels/batch_position.py",
+                "    def __deepcopy__(self, memo: object) -> Placement:\n        return self\n\n",
+                "",
+            ),
+            Edit(
+                "models/recomputation.py", "if position is not None and position.is_of(n_rows, n_tokens):", "if False:"
+            ),
+        ),
+        (
+            "methods/test_changed_blocks.py::test_changed_blocks_answer_as_without_whet[bert-a copy appended]",
+            "methods/test_changed_blocks.py::test_a_block_of_another_model_is_refused[another model of whet's-bert]",
+        ),
+    ),
+    Planted(
+        "last-block-twice",
+        "a last block that also runs earlier leaves tokens out there",
+        (
+            Edit(
+                "models/last_block.py",
+                "return found[0] if _count_in(encoder, found[0]) == 1 else None",
+                "return found[0]",
+            ),
+        ),
+        ("methods/test_changed_blocks.py::test_changed_blocks_answer_as_without_whet[bert-shared before]",),
+    ),
 )

@@ -9,7 +9,7 @@ from torch.autograd import Function
 from whet.kernels import graph, structs
 from whet.kernels.attention import gpu as gpu_attention
 from whet.kernels.first_derivative import once_differentiable
-from whet.kernels.native_call import DTYPES, call, native_for, ptr
+from whet.kernels.native_call import DTYPES, call, has_rows, native_for, ptr, require
 from whet.kernels.random import keep_threshold
 from whet.kernels.reference import layers as reference
 from whet.kernels.specs import AttentionSpec, Bias, Relative
@@ -71,7 +71,7 @@ def attention_forward(
     q, k, v = _split(with_contiguous_heads(tensors))
     out, lse = attention_outputs(tensors)
     args = _arguments(spec, (q, k, v), out, lse)
-    _add_bias(args, bias)
+    _add_bias(args, bias, spec)
     call("attention", args)
     return out, lse
 
@@ -92,9 +92,10 @@ def attention_backward(
     tensors, (dout,) = with_contiguous_heads(tensors), with_contiguous_heads((dout,))
     found = tuple(torch.empty(t.shape, dtype=t.dtype) for t in tensors)
     args = _arguments(spec, _split(tensors), *results)
+    require(dout.shape == results[0].shape, "attention_backward", dout, results[0])
     args.dout = _view(dout)
     args.dq, args.dk, args.dv = (_view(grad) for grad in _split(found))
-    _add_bias(args, bias)
+    _add_bias(args, bias, spec)
     numbers, places, keys, queries = bias
     dbias, *more = (
         None if part is None else torch.empty(part.shape, dtype=part.dtype) for part in (numbers, keys, queries)
@@ -164,6 +165,7 @@ def _view(x: Tensor | None) -> structs.View:
 
 def _arguments(spec: AttentionSpec, qkv: tuple[Tensor, Tensor, Tensor], out: Tensor, lse: Tensor) -> structs.Attention:
     q, k, v = qkv
+    _require_fit(spec, qkv, out, lse)
     assert spec.cu_seqlens.dtype == torch.int32
     assert spec.cu_seqlens.is_contiguous()
     args = structs.Attention(spec.cu_seqlens.numel() - 1, q.shape[1], k.shape[1], q.shape[2], DTYPES[q.dtype])
@@ -184,12 +186,31 @@ def _arguments(spec: AttentionSpec, qkv: tuple[Tensor, Tensor, Tensor], out: Ten
     return args
 
 
-def _add_bias(args: structs.Attention, bias: BiasParts) -> None:
+def _require_fit(spec: AttentionSpec, qkv: tuple[Tensor, ...], out: Tensor, lse: Tensor) -> None:
+    """Raise ValueError if a tensor has other tokens, rows or heads than the queries: nothing is computed then."""
+    q, k, v = qkv
+    n_tokens, heads, width = q.shape
+    n_rows = spec.cu_seqlens.numel() - 1
+    joined = out.shape == q.shape and lse.shape == out.shape[:2]
+    keys = k.shape == v.shape and k.shape[::2] == (n_tokens, width) and heads % max(k.shape[1], 1) == 0
+    require(joined and keys, "attention", q, k, v, out, lse)
+    require(has_rows(spec.cu_seqlens, n_tokens), "attention", q, spec.cu_seqlens)
+    if (counts := spec.key_counts) is not None:
+        fits = counts.numel() == n_rows and counts.is_contiguous()
+        inside = fits and bool(((counts >= 0) & (counts <= spec.cu_seqlens.diff())).all())
+        require(inside, "attention", counts, spec.cu_seqlens)
+    if spec.drop is not None:
+        slots = spec.drop.position.row_slots
+        require(slots.numel() >= n_rows and slots.is_contiguous(), "attention", slots, spec.cu_seqlens)
+
+
+def _add_bias(args: structs.Attention, bias: BiasParts, spec: AttentionSpec) -> None:
     numbers, places, keys, queries = bias
     if numbers is not None:
         assert numbers.dtype == torch.float32
         assert numbers.is_contiguous()
         assert numbers.shape[0] == args.heads
+        _require_reach(numbers.shape[1], numbers, spec)
         args.bias, args.reach = ptr(numbers), numbers.shape[1] // 2
     if places is not None:
         assert places.dtype == torch.int32
@@ -199,4 +220,13 @@ def _add_bias(args: structs.Attention, bias: BiasParts) -> None:
         assert all(part.stride(-1) == 1 and part.shape[1:] == (args.heads, args.head_width) for part in tables)
         args.places, args.reach = ptr(places), len(places) // 2
         args.n_places = len(tables[0]) if tables else 0
+        inside = bool(((places >= 0) & (places < args.n_places)).all()) or not tables
+        require(inside and all(len(part) == args.n_places for part in tables), "attention", places, keys, queries)
+        _require_reach(len(places), places, spec)
         args.relative_keys, args.relative_queries = _view(keys), _view(queries)
+
+
+def _require_reach(n_distances: int, by_distance: Tensor, spec: AttentionSpec) -> None:
+    """Raise ValueError if two tokens of a row are further apart than the distances (2 R + 1) go."""
+    longest = int(spec.cu_seqlens.diff().max()) if spec.cu_seqlens.numel() > 1 else 0
+    require(n_distances % 2 == 1 and longest <= n_distances // 2 + 1, "attention", by_distance, spec.cu_seqlens)

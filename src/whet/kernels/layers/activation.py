@@ -9,7 +9,7 @@ from torch.autograd import Function
 from whet.kernels import graph, structs
 from whet.kernels.first_derivative import once_differentiable
 from whet.kernels.layers import recompute
-from whet.kernels.native_call import DTYPES, call, float32, floats, native_for, point, rows_of
+from whet.kernels.native_call import DTYPES, call, float32, floats, native_for, point, require, rows_of
 from whet.kernels.reference import layers as reference
 from whet.kernels.specs import Kind
 
@@ -46,6 +46,7 @@ def bias_act_forward(x: Tensor, bias: Tensor | None, kind: int) -> Tensor:
     """Return act(x + bias). `kind` is a number of `structs`."""
     x = x.contiguous()
     y, b = torch.empty_like(x), float32(bias)
+    require(b is None or b.numel() == x.shape[-1], "bias_act", x, b)
     args = structs.BiasAct(rows_of(x), x.shape[-1], DTYPES[x.dtype], kind)
     call("bias_act", point(args, x=x, bias=b, y=y))
     return y
@@ -63,6 +64,7 @@ def bias_act_backward(dy: Tensor, x: Tensor, bias: Tensor | None, kind: int) -> 
 def gated_act_forward(tensors: tuple[Tensor, ...], kind: int) -> Tensor:
     """Return act(gate) * up (rows, F) of gate and up, or of one tensor that holds both side by side."""
     gate, up = _halves(tensors)
+    require(gate.shape == up.shape, "gated_act", gate, up)
     y = torch.empty(gate.shape, dtype=gate.dtype)
     args = structs.GatedAct(rows_of(gate), gate.shape[-1], DTYPES[gate.dtype], kind, in_stride=gate.stride(-2))
     call("gated_act", point(args, gate=gate, up=up, y=y))

@@ -9,7 +9,7 @@ from torch.autograd import Function
 
 from whet.kernels import structs
 from whet.kernels.first_derivative import once_differentiable
-from whet.kernels.native_call import DTYPES, call, native_for, ptr
+from whet.kernels.native_call import DTYPES, call, has_rows, native_for, ptr, require
 from whet.kernels.products.linear import by_onednn, by_pairs, input_gradient, product_of, weight_gradient_into
 from whet.kernels.reference import layers as reference
 
@@ -32,6 +32,8 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tens
     if native_for(hidden) is None or native_for(weight) is None:
         return reference.linear_cross_entropy(hidden, weight, labels)
     assert labels.dtype == torch.int64
+    fits = hidden.dim() == 2 and hidden.shape[1] == weight.shape[1] and labels.shape == hidden.shape[:1]
+    require(fits, "linear_cross_entropy", hidden, weight, labels)
     labels = labels.clamp_min(-1)
     if labels.numel() and int(labels.max()) >= weight.shape[0]:
         raise IndexError(f"a label is outside of the vocabulary of {weight.shape[0]}")
@@ -58,6 +60,10 @@ def row_cross_entropy(logits: Tensor, labels: Tensor, cu_seqlens: Tensor) -> Ten
     if native_for(logits) is None:
         return reference.row_cross_entropy(logits, labels, cu_seqlens)
     assert labels.dtype == torch.int64
+    fits = has_rows(cu_seqlens, logits.numel()) and labels.shape == cu_seqlens[1:].shape
+    require(fits, "row_cross_entropy", logits, labels, cu_seqlens)
+    if bool((labels >= cu_seqlens.diff()).any()):
+        raise IndexError("a label is outside of its row")
     return _RowCrossEntropy.apply(logits, labels.contiguous(), cu_seqlens.int().contiguous())
 
 

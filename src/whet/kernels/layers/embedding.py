@@ -11,7 +11,7 @@ from torch.autograd import Function
 
 from whet.kernels import structs
 from whet.kernels.first_derivative import once_differentiable
-from whet.kernels.native_call import DTYPES, call, float32, mask_of, native_for, ptr
+from whet.kernels.native_call import DTYPES, call, float32, mask_of, native_for, ptr, require
 from whet.kernels.optimizer.rows_in_use import RowsInUse, forget_rows, rows_in_use
 from whet.kernels.reference import layers as reference
 from whet.kernels.specs import Drop, Norm, Tables
@@ -109,6 +109,9 @@ def embed(
         return reference.embed(ids, tables, norm, drop=drop)
     for table_ids, table in zip(ids, tables.tables, strict=True):
         _check(table_ids, table)
+    width = tables.tables[0].shape[1]
+    fits = all(one.shape == ids[0].shape for one in ids) and all(one.shape[1] == width for one in tables.tables)
+    require(fits and norm.weight.numel() == norm.bias.numel() == width, "embed", *ids, *tables.tables, norm.weight)
     kept = tuple(gradients) if gradients is not None else (None,) * len(ids)
     spec = _Spec(norm.eps, drop, tables.padding_ids, kept)
     return _Embed.apply(spec, norm.weight, norm.bias, *(i.contiguous() for i in ids), *tables.tables)
@@ -171,6 +174,7 @@ def _scatter(
 ) -> None:
     """Zero the rows `clear` of table_grad, then add values (N, D) to its rows `ids`."""
     assert table_grad.is_contiguous()
+    require(values.shape == (ids.numel(), table_grad.shape[1]), "scatter", table_grad, ids, values)
     order = ids.argsort(stable=True)
     args = structs.Scatter(ids.numel(), values.shape[1], -1 if padding_id is None else padding_id)
     args.ids, args.values, args.table_grad, args.order = (ptr(t) for t in (ids, values, table_grad, order))

@@ -11,7 +11,7 @@ from torch.autograd import Function
 from whet.kernels import graph, structs
 from whet.kernels.first_derivative import once_differentiable
 from whet.kernels.layers import recompute
-from whet.kernels.native_call import DTYPES, call, float32, floats, mask_of, native_for, point, rows_of
+from whet.kernels.native_call import DTYPES, call, float32, floats, mask_of, native_for, point, require, rows_of
 from whet.kernels.reference import layers as reference
 from whet.kernels.specs import Drop, Norm
 
@@ -92,6 +92,9 @@ def add_norm_forward(
     total = None if residual is None and linear_bias is None and drop is None else total
     mean, rstd = stats.unbind()
     w, b, lb = float32(weight), float32(bias), float32(linear_bias)
+    fits = all(one is None or one.numel() == x.shape[-1] for one in (w, b, lb))
+    fits = fits and (residual is None or (rows_of(residual) == rows and residual.shape[-1] == x.shape[-1]))
+    require(fits, "add_norm", x, residual, w, b, lb)
     args = structs.AddNorm(rows, x.shape[-1], DTYPES[x.dtype], settings.rms, settings.eps, 0, mask_of(drop, rows))
     point(args, x=x, residual=residual, linear_bias=lb, weight=w, bias=b, sum=total, y=y, mean=mean, rstd=rstd)
     call("add_norm", args)

@@ -20,7 +20,7 @@ from torch.autograd import Function
 from whet.kernels import structs
 from whet.kernels.first_derivative import once_differentiable
 from whet.kernels.library import library
-from whet.kernels.native_call import call, ptr
+from whet.kernels.native_call import call, ptr, require
 from whet.kernels.products.linear import input_gradient, weight_gradient
 from whet.kernels.random import stream_key
 
@@ -74,6 +74,8 @@ def product(x: Tensor, weight: Packed, bias: Tensor | None = None, key: tuple[in
 
     With a key, x is rounded stochastically: exact on average.
     """
+    fits = x.shape[1:] == (weight.depth,) and x.is_contiguous() and (bias is None or bias.numel() == weight.columns)
+    require(fits, "int8_product", x, bias)
     y = torch.empty(len(x), weight.columns)
     args = structs.Int8Product(len(x), weight.depth, weight.columns, weight.block, key is not None)
     args.key = 0 if key is None else key[0] | key[1] << 32

@@ -27,7 +27,7 @@ from whet.kernels import structs
 from whet.kernels.batch_position import running
 from whet.kernels.first_derivative import once_differentiable
 from whet.kernels.library import library
-from whet.kernels.native_call import DTYPES, call, is_followed, native_for, point
+from whet.kernels.native_call import DTYPES, call, is_followed, native_for, point, require
 
 CARD = Card(
     name="matrix library",
@@ -199,6 +199,8 @@ def weight_gradient_into(dweight: Tensor, dbias: Tensor | None, grad: Tensor, x:
             dbias.add_(grad.sum(0)) if add else torch.sum(grad, 0, out=dbias)
         return
     grad, x = grad if grad.stride(1) == 1 else grad.contiguous(), x.contiguous()
+    fits = len(grad) == len(x) and dweight.shape == (grad.shape[1], x.shape[1]) and dweight.is_contiguous()
+    require(fits and (dbias is None or dbias.shape == grad.shape[1:]), "weight_gradient", grad, x, dweight, dbias)
     args = structs.WeightGradient(*x.shape, grad.shape[1], grad.stride(0), DTYPES[x.dtype], add)
     call("weight_gradient", point(args, dy=grad, x=x, dweight=dweight, dbias=dbias))
 

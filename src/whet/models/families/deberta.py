@@ -26,7 +26,8 @@ def self_attention(self: Any, hidden_states: Tensor, *given: Any, **options: Any
     position = pass_position(self, hidden_states)
     if position is None:
         return type(self).forward(self, hidden_states, *given, **options)
-    spec = spec_of(self, (self.attention_head_size * (1 + len(self.pos_att_type))) ** -0.5, self.dropout.p)
+    scale = (self.attention_head_size * (1 + len(self.pos_att_type))) ** -0.5
+    spec = spec_of(self, hidden_states.shape[1], scale, self.dropout.p)
     q, k, v = _projected(self, hidden_states)
     found = attend(q, k, v, spec, _relative(self, options.get("relative_pos"), options.get("rel_embeddings")))
     return of_chosen(mean_of_row(found, v, position).flatten(1)[None], self, position), None

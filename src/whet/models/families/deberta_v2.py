@@ -21,7 +21,7 @@ from whet.models.fused.attention import attended, projected, spec_of
 from whet.models.fused.chosen import of_chosen
 from whet.models.fused.dropout import PlacedDropout
 from whet.models.fused.embeddings import TABLE_SLOTS, embeddings
-from whet.models.fused.layers import normalised, pass_position, with_bias
+from whet.models.fused.layers import normalised, pass_position, require_prepared, with_bias
 from whet.models.fused.padding_states import mean_of_row, without_padding
 from whet.models.standard import why_called
 
@@ -55,6 +55,7 @@ def encoder(self: Any, hidden_states: Tensor, *given: Any, **options: Any) -> An
     first, places, vectors = vectors_by_distance(self, position.longest - 1)
     states = [hidden_states]
     for block in self.layer:
+        require_prepared(block.attention.self)
         dropped = None if vectors is None else _dropped(block.attention.self.pos_dropout, vectors, first, position)
         states.append(block(states[-1], None, relative_pos=places, rel_embeddings=dropped)[0])
     seen = tuple(states) if options.get("output_hidden_states", True) else None
@@ -96,7 +97,7 @@ def self_attention(self: Any, hidden_states: Tensor, *given: Any, **options: Any
     require_understood(self, given[0] if given else options.get("attention_mask"), {})
     places, vectors = options.get("relative_pos"), options.get("rel_embeddings")
     n_terms = 1 + sum(term in self.pos_att_type for term in TERMS)
-    spec = spec_of(self, (self.attention_head_size * n_terms) ** -0.5, self.dropout.p)
+    spec = spec_of(self, hidden_states.shape[1], (self.attention_head_size * n_terms) ** -0.5, self.dropout.p)
     parts = (self.query_proj, self.key_proj, self.value_proj)
     tensors = projected(hidden_states, parts, self.num_attention_heads)
     found = attended(tensors, spec, _relative(self, places, vectors))

@@ -68,7 +68,7 @@ def _in_training_pass(module: Any, x: Tensor, past_key_values: Any, options: dic
 def _attended(attn: Any, x: Tensor) -> Tensor:
     """Return the attention (1, N, D) of x (1, N, D), before its output product."""
     qkv = _whole(_product(x, attn.c_attn))[0].unflatten(-1, (3, attn.num_heads, attn.head_dim))
-    return attend_joined(qkv, spec_of(attn, attn.scaling, attn.attn_dropout.p)).flatten(1)[None]
+    return attend_joined(qkv, spec_of(attn, len(qkv), attn.scaling, attn.attn_dropout.p)).flatten(1)[None]
 
 
 def _product(x: Tensor, layer: Any) -> Product:

@@ -72,7 +72,7 @@ def _attended(attn: Any, x: Tensor, positions: tuple[Tensor, Tensor]) -> Tensor:
     """
     qkv = with_bias(x, attn.Wqkv)[0].unflatten(-1, (3, -1, attn.head_dim))
     window = None if attn.sliding_window is None else attn.sliding_window - 1
-    spec = spec_of(attn, attn.head_dim**-0.5, attn.attention_dropout, window)
+    spec = spec_of(attn, x.shape[1], attn.head_dim**-0.5, attn.attention_dropout, window)
     found = attend_joined(rotate_joined(qkv, positions[0][0], positions[1][0]), spec).flatten(1)[None]
     return of_chosen(found, attn, attn.whet_site.position)
 

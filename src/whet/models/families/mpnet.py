@@ -16,7 +16,15 @@ from whet.models.family import Family, Part, Slots
 from whet.models.fused.attention import attention
 from whet.models.fused.dropout import PlacedDropout
 from whet.models.fused.embeddings import TABLE_SLOTS, embeddings
-from whet.models.fused.layers import finished, is_plain, pass_position, product, residual_norm, with_bias
+from whet.models.fused.layers import (
+    finished,
+    is_plain,
+    pass_position,
+    product,
+    require_prepared,
+    residual_norm,
+    with_bias,
+)
 
 
 def mpnet_embeddings(
@@ -50,6 +58,7 @@ def encoder(
     bias = bias_by_distance(self, position.longest - 1)
     states = [hidden_states]
     for block in self.layer:
+        require_prepared(block.attention.attn)
         states.append(block(states[-1], attention_mask, bias, output_attentions=False, **options)[0])
     seen = tuple(states) if output_hidden_states else None
     if not return_dict:

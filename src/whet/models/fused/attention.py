@@ -10,8 +10,9 @@ from whet.kernels.batch_position import Chosen, Site
 from whet.kernels.layers import recompute
 from whet.kernels.products.linear import linear
 from whet.kernels.specs import AttentionSpec, Bias, Drop
-from whet.models.fused.chosen import attend_chosen, chosen_from
+from whet.models.fused.chosen import attend_chosen, chosen_from, require_all
 from whet.models.fused.layers import with_bias
+from whet.models.recomputation import came_later
 from whet.models.standard import why_called
 
 
@@ -24,7 +25,7 @@ def attention(
     `kernels.attention.packed.attend` takes. In the last block the result may be that of chosen tokens, (1, M, D).
     """
     scale = getattr(module, "scaling", None) or (parts[0].out_features // heads) ** -0.5
-    spec = spec_of(module, scale, p)
+    spec = spec_of(module, x.shape[1], scale, p)
     chosen = chosen_from(module, module.whet_site.position)
     if chosen is not None:
         q, k, v = (part.unflatten(-1, (heads, -1)) for part in _of_chosen(x, parts, chosen))
@@ -56,11 +57,16 @@ def _of_chosen(x: Tensor, parts: tuple[nn.Linear, ...], chosen: Chosen) -> tuple
     return q, *(with_bias(x, part)[0] for part in others)
 
 
-def spec_of(module: Any, scale: float, p: float, window: int | None = None) -> AttentionSpec:
-    """Return how an attention module runs in the running pass; `p` is the dropout of its attention weights."""
-    site: Site = module.whet_site
-    position = site.position
-    assert position is not None
+def spec_of(module: Any, n_tokens: int, scale: float, p: float, window: int | None = None) -> AttentionSpec:
+    """Return how an attention module runs on so many hidden states; `p` is the dropout of its attention weights.
+
+    Raises ConfigError if it has no part in the running pass, or gets the hidden states of chosen tokens alone.
+    """
+    site: Site | None = module.__dict__.get("whet_site")
+    position = None if site is None else site.position
+    if site is None or position is None:
+        raise came_later(module)
+    require_all(module, n_tokens, position)
     return AttentionSpec(
         position.cu_seqlens,
         scale,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from whet.errors import ConfigError
 from whet.kernels.attention.packed import attend
 from whet.kernels.batch_position import BatchPosition, Chosen, running_position
 from whet.kernels.specs import AttentionSpec, Bias
@@ -14,6 +15,19 @@ def chosen_from(attention: nn.Module, position: BatchPosition | None) -> Chosen 
     """Return the chosen tokens if this attention is where they begin."""
     found = None if position is None else position.chosen
     return found if found is not None and found.begins_at is attention else None
+
+
+def require_all(attention: nn.Module, n_tokens: int, position: BatchPosition) -> None:
+    """Raise ConfigError if these are the hidden states of the chosen tokens alone: attention needs those of all."""
+    if torch.compiler.is_compiling() or n_tokens == len(position.slots):
+        return
+    raise ConfigError(
+        what="an attention runs behind the block that leaves tokens out",
+        got=f"{type(attention).__name__} with the hidden states of {n_tokens} of {len(position.slots)} tokens",
+        why="the encoder runs its last block more than once, or another block after it, which whet cannot see",
+        fix='compute all tokens there: whet.optimize(model, last_block_tokens="all"), or last_block_tokens="all" in '
+        "the TrainingArguments",
+    )
 
 
 def of_chosen(found: Tensor, attention: nn.Module, position: BatchPosition | None) -> Tensor:

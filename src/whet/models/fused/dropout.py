@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from whet.kernels.batch_position import Site
 from whet.kernels.layers.dropout import dropout
 from whet.kernels.specs import Drop
-from whet.models.recomputation import require_pass
+from whet.models.recomputation import came_later, require_pass
 
 
 class PlacedDropout(nn.Dropout):
@@ -37,5 +37,6 @@ def drop_of(module: PlacedDropout) -> Drop | None:
     if not module.training or module.p == 0.0:
         return None
     position = module.site.position
-    assert position is not None
+    if position is None:  # its owner runs in a pass
+        raise came_later(module)
     return Drop(module.p, position, module.site.use())

@@ -19,6 +19,7 @@ from whet.models.fused.chosen import residual_for
 from whet.models.fused.dropout import PlacedDropout, drop_of
 from whet.models.fused.ending import Ending, end
 from whet.models.fused.low_rank import result_of
+from whet.models.recomputation import came_later, require_no_other_pass
 from whet.models.standard import ACTIVATIONS, LAYER_NORMS, has_hooks, is_unchanged, rms_norm_of, why_called
 
 PLACEMENT = "whet_placement"
@@ -30,10 +31,21 @@ Unfinished = tuple[Tensor, Tensor, Ending] | Tensor
 
 
 def pass_position(module: Any, x: Tensor) -> BatchPosition | None:
-    """Return the position of the running pass of whet; None if the class's own forward must run on x (B, T, ...)."""
+    """Return the position of the running pass of whet; None if the class's own forward must run on x (B, T, ...).
+
+    Raises ConfigError if x is of a pass of another model: the module came into that one after whet had prepared it.
+    """
     placement = module.__dict__.get(PLACEMENT)
     position = placement.now if placement is not None and is_unchanged(module) else None
+    if position is None and placement is not None and placement.now is None:
+        require_no_other_pass(module, *x.shape[:2])
     return position if position is not None and position.is_of(*x.shape[:2]) else None
+
+
+def require_prepared(attention: nn.Module) -> None:
+    """Raise ConfigError if an attention that cannot run packed as its class has it is not prepared."""
+    if PLACEMENT not in attention.__dict__:
+        raise came_later(attention)
 
 
 def product(x: Tensor, dense: nn.Linear) -> Product:
