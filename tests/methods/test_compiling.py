@@ -15,7 +15,8 @@ from torch._dynamo.utils import counters
 from transformers import SqueezeBertConfig, SqueezeBertForQuestionAnswering
 
 import whet
-from tiny import Pad, arguments, losses, tiny_model, tiny_rows, weights_of
+from tiny import DECODERS, FAMILIES, Pad, arguments, losses, tiny_model, tiny_rows, weights_of
+from tiny_decoders import tiny_decoder, token_rows, trainer_of
 from whet.config.methods import CompileSettings, MethodSettings
 from whet.config.rules.compile import GONE
 from whet.data.batch import Batch
@@ -285,3 +286,25 @@ def test_inductor_gives_the_same_losses(tmp_path: Path, family: str) -> None:
         return losses(trained(tmp_path, model, "roberta" if family == "squeezebert" else family, **changes))
 
     assert run(torch_compile=True) == pytest.approx(run(), rel=1e-4)
+
+
+_SLOW = {"llama": (), "modernbert": ()}
+
+
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(one, marks=_SLOW.get(one, pytest.mark.reliability)) for one in (*FAMILIES, *DECODERS)],
+)
+def test_every_family_compiles_or_says_why_not(family: str, tmp_path: Path) -> None:
+    """A graph breaks at nothing that whet does in a block: choosing a norm's operator, say."""
+    settings: dict[str, Any] = {"max_steps": 2, "torch_compile": True, "torch_compile_backend": "eager"}
+    if family in FAMILIES:
+        assert len(losses(trained(tmp_path, tiny_model(family), family, **settings))) == 2
+        return
+    if family in ("mixtral", "olmoe", "qwen2_moe", "qwen3_moe"):
+        with pytest.raises(whet.ConfigError, match="torch_compile does not go with the experts of this model"):
+            trainer_of(tmp_path, tiny_decoder(family), token_rows(8), **settings)
+        return
+    trainer = trainer_of(tmp_path, tiny_decoder(family), token_rows(8), **settings)
+    trainer.train()
+    assert len(losses(trainer)) == 2

@@ -6,6 +6,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 from types import MappingProxyType
 
+import torch
 from torch import nn
 
 from whet.models import families
@@ -43,6 +44,7 @@ def of_type(model: nn.Module) -> Family | None:
     return found if verdict is None else verdict.family
 
 
+@torch.compiler.assume_constant_result  # the listing of a folder cannot be part of a graph
 def owner_of(cls: type) -> Family | None:
     """Return the family in whose package the class is defined."""
     return next((family for family in known().values() if family.owns(cls)), None)

@@ -22,6 +22,11 @@ def register() -> None:
     moe.ALL_EXPERTS_FUNCTIONS.register(NAME, experts_forward)
 
 
+def has_experts(model: nn.Module) -> bool:
+    """Return whether a module of the model calls the interface."""
+    return any(hasattr(type(module), "_apply_gate") for module in model.modules())
+
+
 def experts_of(model: nn.Module) -> list[Any]:
     """Return the modules of the model that call the interface, and that this implementation can serve."""
     # wrappers of peft pass names on to what they hold, but their classes do not have them
