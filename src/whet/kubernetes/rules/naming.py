@@ -57,7 +57,7 @@ def other_objects_have_valid_names(asked: KubernetesFields) -> Problem | None:
 
 def the_image_is_one(asked: KubernetesFields) -> Problem | None:
     """The image is a name that a container engine understands; one with a secret is refused without showing it."""
-    if asked.image is None or names.is_image(asked.image) or secrets.in_text(asked.image):
+    if asked.image is None or names.is_image(asked.image) or secrets.is_token(asked.image):
         return None
     return Problem(
         what="image is no name of a container image",

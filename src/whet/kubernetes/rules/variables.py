@@ -1,5 +1,8 @@
 """Rules about variables and secrets of the processes."""
 
+from collections.abc import Iterator
+from dataclasses import fields
+
 from whet.config.rules.ranges import Rule
 from whet.errors import MASK, Problem
 from whet.kubernetes import names, secrets
@@ -27,7 +30,7 @@ def variables_are_pairs(asked: KubernetesFields) -> Problem | None:
         if not equals or not names.is_variable(name):
             return Problem(
                 what="env is not NAME=VALUE",
-                got=MASK if secrets.in_text(pair) else pair,
+                got=secrets.masked(pair),
                 why="a variable has a name of letters, digits and underscores, and a value after =",
                 fix="use the form --env LOGLEVEL=INFO",
             )
@@ -35,7 +38,7 @@ def variables_are_pairs(asked: KubernetesFields) -> Problem | None:
         if secret_reference(pair) is None:
             return Problem(
                 what="env_from_secret is not NAME=SECRET/KEY",
-                got=MASK if secrets.in_text(pair) else pair,
+                got=secrets.masked(pair),
                 why="it names a Secret of the namespace and one of its keys, never the value itself",
                 fix="make the Secret, run: kubectl create secret generic hub --from-file=HF_TOKEN; then use "
                 "--env_from_secret HF_TOKEN=hub/HF_TOKEN",
@@ -48,12 +51,13 @@ def secret_reference(pair: str) -> tuple[str, str, str] | None:
     name, _, reference = pair.partition("=")
     secret, _, key = reference.partition("/")
     good = names.is_variable(name) and names.is_object_name(secret) and (not key or names.is_label("k", key))
-    return (name, secret, key or name) if good and not secrets.in_text(pair) else None
+    return (name, secret, key or name) if good and not secrets.is_token(pair) else None
 
 
 _IN_VARIABLES = (
     "make a Secret from a file that holds only the value, run: kubectl create secret generic hub --from-file=HF_TOKEN; "
-    "then use --env_from_secret HF_TOKEN=hub/HF_TOKEN in its place (whet reads HF_TOKEN by itself)"
+    "then use --env_from_secret HF_TOKEN=hub/HF_TOKEN in its place (whet reads HF_TOKEN by itself; a script's option "
+    "takes '$(HF_TOKEN)')"
 )
 _IN_IMAGE = (
     "write --image without it, and let nodes log in to the registry with a Secret: kubectl create secret "
@@ -66,7 +70,10 @@ def no_secret_is_in_clear(asked: KubernetesFields) -> Problem | None:
     found = [f"--env {name}" for name in secrets.in_variables(asked.env)]
     found += [f"{flag} of the command" for flag in secrets.in_command(asked.command)]
     fixes = [_IN_VARIABLES] if found else []
-    if secrets.in_text(asked.image or ""):
+    if others := [f"--{name}" for name, texts in _other_texts(asked) if any(map(secrets.in_text, texts))]:
+        found, fixes = [*found, *others], [*fixes, f"leave the secret out of {', '.join(others)}"]
+        fixes = fixes if _IN_VARIABLES in fixes else [*fixes, f"for the processes, {_IN_VARIABLES}"]
+    if secrets.is_token(asked.image or ""):
         found, fixes = [*found, "--image"], [*fixes, _IN_IMAGE]
     if not found:
         return None
@@ -76,6 +83,14 @@ def no_secret_is_in_clear(asked: KubernetesFields) -> Problem | None:
         why="everyone who may read the job, its pods or the file could read it, and clusters keep it for long",
         fix="; ".join(fixes),
     )
+
+
+def _other_texts(asked: KubernetesFields) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield the other options that are texts: all of them become part of the manifests, or of an error."""
+    for one in fields(asked):
+        value = getattr(asked, one.name)
+        if one.name not in ("env", "env_from_secret", "command", "image") and isinstance(value, str | tuple):
+            yield one.name, (value,) if isinstance(value, str) else value
 
 
 def the_plan_decides_alone(asked: KubernetesFields) -> Problem | None:
