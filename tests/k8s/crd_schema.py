@@ -25,6 +25,7 @@ _CRDS = {
 }
 NEWER = {"TrainJob": "trainjobs-main-2026-08.yaml", "TrainingRuntime": "trainingruntimes-main-2026-08.yaml"}
 OLDER = {"PyTorchJob": "pytorchjobs-v1.9.0.yaml"}
+_INT32: Schema = {"minimum": -(2**31), "maximum": 2**31 - 1}
 _DROPPED = ("format", "description", "default")
 
 
@@ -63,6 +64,8 @@ def converted(node: Schema) -> Schema:
         for name, value in node.items()
         if name not in _DROPPED and not name.startswith("x-kubernetes-") and name != "nullable"
     }
+    if node.get("format") == "int32":
+        out = {**_INT32, **out}
     if node.get("x-kubernetes-int-or-string"):
         out = {name: value for name, value in out.items() if name != "anyOf"} | {"type": ["integer", "string"]}
     open_ended = node.get("x-kubernetes-preserve-unknown-fields") or "additionalProperties" in node

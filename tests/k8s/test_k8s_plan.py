@@ -179,5 +179,5 @@ def test_scripts_and_modules_run_as_they_are(capfd: pytest.CaptureFixture[str]) 
 
 def test_settings_files_of_the_image_are_not_read_here(capfd: pytest.CaptureFixture[str]) -> None:
     for command in (("qa", "--config", "/data/run.yaml"), ("qa", "/data/run.yaml")):
-        found = pod_of(rendered(capfd, *command))["containers"][0]["command"]
+        found = pod_of(rendered(capfd, *command, data_claim="data"))["containers"][0]["command"]
         assert found[-2:] == ["--resume_from_checkpoint", "auto"]

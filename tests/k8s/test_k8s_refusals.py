@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from plans import QA, refused, rendered, words
+from plans import QA, refused, words
 
 from whet.cli.main import run
 
@@ -52,6 +52,27 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "the controller's variables": ({"env": "PET_NNODES=4"}, "leave PET_NNODES out"),
     "a variable twice": ({"env": ("A=1", "A=2")}, "keep one --env"),
     "a secret without a Secret": ({"env_from_secret": "HF_TOKEN"}, "--env_from_secret HF_TOKEN=hub/HF_TOKEN"),
+    "an empty interface": ({"network_interface": ""}, "leave --network_interface out"),
+    "no interface": ({"network_interface": "not an interface; rm -rf /"}, "leave --network_interface out"),
+    "a label twice": ({"label": ("a=1", "a=2")}, "keep one of them"),
+    "a selector twice": ({"node_selector": ("a=1", "a=1")}, "keep one of them"),
+    "an image with two slashes": ({"image": "a//b"}, "--image REGISTRY/NAME:TAG"),
+    "an image that ends with a slash": ({"image": "a/"}, "--image REGISTRY/NAME:TAG"),
+    "memory that no node has": ({"memory": "1e30"}, "--memory 64Gi"),
+    "memory beyond all numbers": ({"memory": "1e999999999"}, "--memory 64Gi"),
+    "shared memory that no node has": ({"shared_memory": "9999999Ti"}, "--shared_memory 1Gi"),
+    "CPUs that no node has": ({"cpus": "10000000"}, "--cpus 16"),
+    "a namespace with a dot": ({"namespace": "a.b"}, "kubectl get namespaces"),
+    "a user beyond the limit": ({"run_as_user": 2**31}, "--run_as_user 2147483647"),
+    "restarts beyond the limit": ({"max_restarts": 2**31}, "--max_restarts 2147483647"),
+    "restarts of two pods": ({"max_restarts": 2**31 - 1, "nodes": 2}, "--max_restarts 1073741823"),
+    "pods beyond the limit": ({"nodes": 100_001, "kind": "job"}, "--nodes 100000"),
+    "the most pods beyond the limit": ({"max_nodes": 10**9, "kind": "pytorchjob"}, "--max_nodes 100000"),
+    "a grace period of an age": ({"grace_period_s": 10**12}, "--grace_period_s 2147483647"),
+    "the end of torchrun by hand": (
+        {"env": "TORCH_ELASTIC_SHUTDOWN_TIMEOUT=1", "nodes": 2},
+        "leave TORCH_ELASTIC_SHUTDOWN_TIMEOUT out",
+    ),
     "an option of another action": ({"follow": "false"}, "leave follow out"),
     "another option of another action": ({"context": "prod"}, "leave context out"),
 }
@@ -67,45 +88,6 @@ def test_a_plan_is_refused_with_a_way_that_works(case: str, capfd: pytest.Captur
 def test_an_action_refuses_options_of_a_plan(action: str, capfd: pytest.CaptureFixture[str]) -> None:
     said = refused(capfd, *QA, action=action)
     assert f"whet k8s {action} does not read image, cpus, memory, output_claim, command" in " ".join(said.split())
-
-
-QA_FILE = ("qa", "--model_name_or_path", "m", "--do_train", "--output_dir", "/output/run", "--train_file")
-BAD_COMMANDS: dict[str, tuple[tuple[str, ...], str]] = {
-    "an unknown flag": ((*QA, "--no_such_flag", "3"), "no_such_flag"),
-    "a value of the wrong type": ((*QA, "--num_train_epochs", "many"), "num_train_epochs"),
-    "an output outside of the claim": ((*QA[:-1], "/data/out"), "--output_dir /output/out"),
-    "an output above the claim": ((*QA[:-1], "../out"), "--output_dir /output/out"),
-    "an output that is replaced": ((*QA, "--overwrite_output_dir"), "leave --overwrite_output_dir out"),
-    "a file without its claim": ((*QA_FILE, "/data/a.json"), "add --data_claim CLAIM"),
-    "a file without the claim of the cache": ((*QA_FILE, "/cache/a.json"), "add --cache_claim CLAIM"),
-    "a model without its claim": ((*QA, "--model_name_or_path", "/data/model"), "add --data_claim CLAIM"),
-    "a file of this machine": ((*QA_FILE, "a.json"), "--train_file /data/a.json with --data_claim"),
-    "a file below this folder": ((*QA_FILE, "sub/a.json"), "--train_file /output/a.json if it is on --output_claim"),
-    "a model of this machine": ((*QA, "--tokenizer_name", "./model"), "--tokenizer_name /data/model"),
-    "a model at home": ((*QA, "--tokenizer_name", "~/model"), "--tokenizer_name /data/model"),
-    "a program of this machine": (("bash", "-c", "whet qa"), "a script in the image"),
-}
-
-
-@pytest.mark.parametrize("case", BAD_COMMANDS)
-def test_a_command_that_would_fail_in_the_pod_is_refused_here(case: str, capfd: pytest.CaptureFixture[str]) -> None:
-    command, fix = BAD_COMMANDS[case]
-    assert fix in " ".join(refused(capfd, *command).split())
-
-
-@pytest.mark.parametrize(
-    ("file", "options"),
-    [
-        ("/data/a.json", {"data_claim": "data"}),
-        ("/cache/a.json", {"cache_claim": "models"}),
-        ("/output/a.json", {}),
-        ("/app/a.json", {}),
-    ],
-)
-def test_a_file_that_the_pods_have_passes(
-    file: str, options: dict[str, str], capfd: pytest.CaptureFixture[str]
-) -> None:
-    rendered(capfd, *QA_FILE, file, "--cache_dir", "/cache/hub", **options)
 
 
 def test_a_command_is_needed(capfd: pytest.CaptureFixture[str]) -> None:

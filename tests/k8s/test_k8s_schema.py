@@ -132,6 +132,19 @@ FAULTS: dict[str, Callable[[Manifests], Any]] = {
 }
 
 
+def _count_of_34_bits(manifests: Manifests) -> None:
+    spec = manifests[-1]["spec"]
+    if manifests[-1]["kind"] == "TrainJob":
+        spec["trainer"]["numNodes"] = 2**33
+    elif manifests[-1]["kind"] == "PyTorchJob":
+        spec["pytorchReplicaSpecs"]["Worker"]["replicas"] = 2**33
+    else:
+        spec["backoffLimit"] = 2**33
+
+
+FAULTS["a number of 34 bits"] = _count_of_34_bits
+
+
 @pytest.mark.parametrize("kind", OF_KIND)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_planted_faults_are_found(fault: str, kind: str, capfd: pytest.CaptureFixture[str]) -> None:

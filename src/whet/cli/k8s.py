@@ -8,11 +8,12 @@ from whet.kubernetes.arguments import KubernetesArguments
 
 
 def _run(asked: KubernetesArguments) -> int:
-    from whet.cli.main import COMMANDS, STOPPABLE
+    from whet.cli.main import COMMANDS, RANKED, STOPPABLE
     from whet.kubernetes.command import OwnCommands
     from whet.kubernetes.run import run_kubernetes
 
-    return run_kubernetes(asked, OwnCommands(names=COMMANDS, resumable=STOPPABLE, settings=_settings))
+    own = OwnCommands(names=COMMANDS, ranked=RANKED, resumable=STOPPABLE, settings=_settings)
+    return run_kubernetes(asked, own)
 
 
 def _settings(name: str, words: Sequence[str]) -> Sequence[object]:

@@ -7,20 +7,28 @@ from typing import Any
 
 from whet.errors import ConfigError
 from whet.kubernetes.fields import KubernetesFields
+from whet.kubernetes.outputs import CACHE, OUTPUT, TEMPORARY, require_written
 
-OUTPUT = PurePosixPath("/output")
-"""Where the claim for checkpoints and models is mounted; also the working directory."""
-CACHE = "/cache"
 DATA = "/data"
+_PATHS = ("file", "adapter")
+"""Options that never name something on the hub, next to those that end in _file."""
+_WRITTEN = ("output_dir", "logging_dir", "cache_dir")
 
 
 def require_mounted(settings: Any, asked: KubernetesFields) -> None:
-    """Raise ConfigError if one of the settings names a file or folder that the pods cannot have."""
+    """Raise ConfigError if one of the settings names a file or folder that the pods cannot have, or cannot write."""
+    require_written(settings)
     for name in settings.__dataclass_fields__:
         value = getattr(settings, name)
         if isinstance(value, str) and value:
             _require_claim(name, value, asked)
             _require_absolute(name, value)
+
+
+def require_file_of_pods(name: str, value: str, asked: KubernetesFields) -> None:
+    """Raise ConfigError if this is not a file that the pods have: of a claim, or of the image."""
+    _require_claim(name, value, asked)
+    _require_absolute(name, value, is_path=True)
 
 
 def _require_claim(name: str, value: str, asked: KubernetesFields) -> None:
@@ -37,12 +45,21 @@ def _require_claim(name: str, value: str, asked: KubernetesFields) -> None:
             )
 
 
-def _require_absolute(name: str, value: str) -> None:
+def _require_absolute(name: str, value: str, *, is_path: bool = False) -> None:
     """Refuse paths of this machine. A relative name of a model or a data set is one of the hub."""
-    is_path = name.endswith("_file") or value.startswith(("./", "../", "~"))
-    if PurePosixPath(value).is_absolute() or not is_path or name == "output_dir":
+    if name in _WRITTEN:
         return
     file = PurePosixPath(value).name
+    if PurePosixPath(value).is_relative_to(TEMPORARY):
+        raise ConfigError(
+            what=f"{name} is in {TEMPORARY}",
+            got=value,
+            why=f"{TEMPORARY} of a pod is its own, and empty when it starts",
+            fix=f"use --{name} {DATA}/{file} with --data_claim, or --{name} {OUTPUT}/{file} if it is on --output_claim",
+        )
+    is_path = is_path or name.endswith("_file") or name in _PATHS or value.startswith(("./", "../", "~"))
+    if PurePosixPath(value).is_absolute() or not is_path:
+        return
     raise ConfigError(
         what=f"{name} is a relative path",
         got=value,

@@ -10,7 +10,12 @@ _DNS_1035 = re.compile(r"[a-z](?:[-a-z0-9]*[a-z0-9])?")
 _DNS_1123 = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*")
 _LABEL_VALUE = re.compile(r"(?:[A-Za-z0-9](?:[-A-Za-z0-9_.]*[A-Za-z0-9])?)?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_IMAGE = re.compile(r"(?:[a-z0-9.-]+(?::\d+)?/)?[a-z0-9][a-z0-9._/-]*(?::[\w][\w.-]{0,127})?(?:@sha256:[0-9a-f]{64})?")
+_IMAGE_PART = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
+_IMAGE = re.compile(
+    rf"(?:[a-z0-9.-]+(?::\d+)?/)?{_IMAGE_PART}(?:/{_IMAGE_PART})*(?::[\w][\w.-]{{0,127}})?(?:@sha256:[0-9a-f]{{64}})?"
+)
+_INTERFACES = re.compile(r"[A-Za-z0-9][\w.@-]{0,14}(?:,[A-Za-z0-9][\w.@-]{0,14})*", re.ASCII)
+"""Names that Linux takes for an interface; gloo takes several with commas."""
 _SUFFIX = {"trainjob": "-node-0-{}-abcde", "pytorchjob": "-worker-{}", "job": "-{}"}
 """Kind -> what the cluster appends to the job's name for the name of a pod, or its host name.
 
@@ -20,6 +25,11 @@ The webhook of JobSet counts the five random characters of a TrainJob's pods as 
 def is_job_name(text: str) -> bool:
     """Return whether the text is a DNS label that begins with a letter (RFC 1035)."""
     return len(text) <= LONGEST and _DNS_1035.fullmatch(text) is not None
+
+
+def is_namespace(text: str) -> bool:
+    """Return whether the text is a DNS label, which a namespace must be (RFC 1123)."""
+    return len(text) <= LONGEST and "." not in text and is_object_name(text)
 
 
 def is_object_name(text: str) -> bool:
@@ -47,6 +57,11 @@ def is_variable(text: str) -> bool:
 def is_image(text: str) -> bool:
     """Return whether this is the name of a container image."""
     return _IMAGE.fullmatch(text) is not None
+
+
+def is_interface(text: str) -> bool:
+    """Return whether these are names of network interfaces."""
+    return _INTERFACES.fullmatch(text) is not None
 
 
 def longest_pod_name(kind: str, name: str, index: int) -> str:

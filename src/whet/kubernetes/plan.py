@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from whet.kubernetes import quantity
 from whet.kubernetes.command import OwnCommands, program
 from whet.kubernetes.fields import Kind, KubernetesFields
-from whet.kubernetes.inputs import CACHE
+from whet.kubernetes.outputs import CACHE, TEMPORARY
 from whet.kubernetes.rules.variables import secret_reference
 
 PORT = 29500
 """The port at which ranks find each other."""
-TEMPORARY = "/tmp"  # noqa: S108  a folder of the pod's own
 _KEPT_FREE_FROM = 8
 """Threads of a rank from which one of them is left for communication, as in `whet launch`."""
 _TO_END_S = 10

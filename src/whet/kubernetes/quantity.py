@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from decimal import Decimal
 
-_FORM = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(?:(m|k|[MGTPE]|[KMGTPE]i)|[eE]([+-]?\d+))?")
+_FORM = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(?:(m|k|[MGTPE]|[KMGTPE]i)|[eE]([+-]?\d{1,2}))?")
 _FACTORS = {"": Decimal(1), "m": Decimal("0.001"), "k": Decimal(1000)}
 _FACTORS |= {letter: Decimal(1000) ** (n + 2) for n, letter in enumerate("MGTPE")}
 _FACTORS |= {f"{letter}i": Decimal(1024) ** (n + 1) for n, letter in enumerate("KMGTPE")}

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from whet.kubernetes.command import OUTPUT
-from whet.kubernetes.inputs import CACHE, DATA
-from whet.kubernetes.plan import PORT, TEMPORARY, JobPlan
+from whet.kubernetes.inputs import DATA
+from whet.kubernetes.outputs import CACHE, OUTPUT, TEMPORARY
+from whet.kubernetes.plan import PORT, JobPlan
 
 Manifest = dict[str, Any]
 _CONTAINER = {"trainjob": "node", "pytorchjob": "pytorch", "job": "whet"}

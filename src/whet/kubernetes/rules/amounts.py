@@ -11,7 +11,8 @@ from whet.kubernetes.fields import KubernetesFields
 _LEAST_MEMORY = 2**28
 """Bytes below which a text such as 64 is meant to be 64Gi."""
 _MOST_MEMORY = 2**50
-"""Bytes that no pod has: such a number without a unit is not meant in Gi."""
+"""Bytes that no pod has: the cluster would accept the job, and no node would ever take it."""
+_MOST_CPUS = 2**16
 _SPELLED = re.compile(r"0*(\d+(?:\.\d+)?)\s*(?:([kmgt])i?b?)?", re.IGNORECASE)
 """How amounts are written elsewhere: 64, 64 GB, 1.5gib."""
 _LEAST_GRACE_S = 30
@@ -21,14 +22,14 @@ _LEAST_GRACE_S = 30
 def cpus_are_whole(asked: KubernetesFields) -> Problem | None:
     """A pod asks for a whole number of CPUs: the kubelet gives a pod CPUs of its own only then."""
     amount = _amount(asked.cpus)
-    if asked.cpus is None or (amount is not None and amount >= 1 and amount == int(amount)):
+    if asked.cpus is None or (amount is not None and 1 <= amount <= _MOST_CPUS and amount == int(amount)):
         return None
-    near = max(1, int(amount)) if amount is not None else 16
+    near = max(1, int(amount)) if amount is not None and amount <= _MOST_CPUS else 16
     return Problem(
         what="cpus is not a whole number of CPUs",
         got=asked.cpus,
         why="a thread on a part of a CPU waits for the scheduler in every step, and all other threads wait for it; "
-        "the kubelet gives CPUs of its own only to pods that ask for a whole number",
+        "the kubelet gives CPUs of its own only to pods that ask for a whole number, which some node must have",
         fix=f"use --cpus {near}",
     )
 
@@ -57,7 +58,8 @@ def memory_is_an_amount(asked: KubernetesFields) -> Problem | None:
             return Problem(
                 what=f"{name} is no amount of memory",
                 got=text,
-                why="Kubernetes counts bytes unless a unit follows, without a space: Mi, Gi, Ti, or M, G, T",
+                why="Kubernetes counts bytes unless a unit follows, without a space: Mi, Gi, Ti, or M, G, T; "
+                "no node has more than 1024Ti",
                 fix=f"use --{name} {_with_unit(name, text)}",
             )
     return None
@@ -94,7 +96,7 @@ def _amount(text: str | None) -> Decimal | None:
 
 
 def _is_enough(name: str, amount: Decimal | None) -> bool:
-    return amount is not None and amount > 0 and (name != "memory" or amount >= _LEAST_MEMORY)
+    return amount is not None and 0 < amount <= _MOST_MEMORY and (name != "memory" or amount >= _LEAST_MEMORY)
 
 
 def _with_unit(name: str, text: str) -> str:
@@ -102,7 +104,7 @@ def _with_unit(name: str, text: str) -> str:
     found = _SPELLED.fullmatch(text.strip())
     meant = f"{found[1]}{(found[2] or 'G').upper()}i" if found else ""
     amount = _amount(meant)
-    if amount is not None and amount <= _MOST_MEMORY and _is_enough(name, amount):
+    if _is_enough(name, amount):
         return meant
     return "64Gi" if name == "memory" else "1Gi"
 

@@ -7,7 +7,7 @@ from whet.errors import Problem
 from whet.kubernetes import names, secrets
 from whet.kubernetes.fields import KubernetesFields
 
-_OBJECTS = ("namespace", "service_account", "output_claim", "data_claim", "cache_claim")
+_OBJECTS = ("service_account", "output_claim", "data_claim", "cache_claim")
 _OWN_LABELS = "app.kubernetes.io/"
 """The prefix of the labels by which whet finds the job's pods."""
 
@@ -55,6 +55,30 @@ def other_objects_have_valid_names(asked: KubernetesFields) -> Problem | None:
     return None
 
 
+def the_namespace_can_exist(asked: KubernetesFields) -> Problem | None:
+    """A namespace is part of host names, so dots end it."""
+    if asked.namespace is None or names.is_namespace(asked.namespace):
+        return None
+    return Problem(
+        what="namespace is no name of a namespace",
+        got=asked.namespace,
+        why="it is a DNS label: lower-case letters, digits and dashes, at most 63 characters",
+        fix="use the name that kubectl get namespaces shows, --namespace NAME",
+    )
+
+
+def the_interface_is_one(asked: KubernetesFields) -> Problem | None:
+    """The interface has a name that Linux accepts."""
+    if names.is_interface(asked.network_interface):
+        return None
+    return Problem(
+        what="network_interface is no name of an interface",
+        got=asked.network_interface,
+        why="the ranks would not find each other; Linux's names have up to 15 letters, digits, dots and dashes",
+        fix="leave --network_interface out for eth0, or use a name that ip link shows in a pod",
+    )
+
+
 def the_image_is_one(asked: KubernetesFields) -> Problem | None:
     """The image is a name that a container engine understands; one with a secret is refused without showing it."""
     if asked.image is None or names.is_image(asked.image) or secrets.is_token(asked.image):
@@ -69,6 +93,9 @@ def the_image_is_one(asked: KubernetesFields) -> Problem | None:
 
 def labels_are_pairs(asked: KubernetesFields) -> Problem | None:
     """Labels and node selectors have a name and a value that Kubernetes accepts."""
+    twice = _given_twice(asked)
+    if twice is not None:
+        return twice
     for option, word in _labels(asked):
         name, equals, value = word.partition("=")
         if option == "label" and name.startswith(_OWN_LABELS):
@@ -89,11 +116,25 @@ def labels_are_pairs(asked: KubernetesFields) -> Problem | None:
     return None
 
 
+def _given_twice(asked: KubernetesFields) -> Problem | None:
+    given = [(option, word.partition("=")[0]) for option, word in _labels(asked)]
+    twice = sorted({f"--{option} {name}" for option, name in given if given.count((option, name)) > 1})
+    if not twice:
+        return None
+    return Problem(
+        what="a label is given twice",
+        got=", ".join(twice),
+        why="an object has one value for each name, so only one of them would count",
+        fix="keep one of them for each name",
+    )
+
+
 def _labels(asked: KubernetesFields) -> Iterator[tuple[str, str]]:
     for option in ("label", "node_selector"):
         yield from ((option, word) for word in getattr(asked, option))
 
 
 NAMING_RULES: tuple[Rule, ...] = (
-    the_name_is_one_of_dns, pods_have_valid_names, other_objects_have_valid_names, the_image_is_one, labels_are_pairs,
+    the_name_is_one_of_dns, pods_have_valid_names, other_objects_have_valid_names, the_namespace_can_exist,
+    the_interface_is_one, the_image_is_one, labels_are_pairs,
 )  # fmt: skip

@@ -4,6 +4,39 @@ from whet.config.rules.ranges import Rule, at_least
 from whet.errors import Problem
 from whet.kubernetes.fields import KubernetesFields
 
+_INT32 = 2**31 - 1
+_MOST_PODS = 100_000
+_LIMITS = {
+    "nodes": (_MOST_PODS, "an Indexed Job has at most 100,000 pods"),
+    "max_nodes": (_MOST_PODS, "no cluster has more pods for one job"),
+    "nproc_per_node": (_INT32, "the cluster stores it as a number of 32 bits"),
+    "run_as_user": (_INT32, "the cluster takes user numbers of 31 bits"),
+    "grace_period_s": (_INT32, "that is 68 years"),
+}
+"""Numbers with a limit that only the server or its webhooks apply -> the limit, and why."""
+
+
+def numbers_are_accepted_by_the_cluster(asked: KubernetesFields) -> Problem | None:
+    """No number is larger than the cluster's server takes."""
+    for name, (most, why) in _LIMITS.items():
+        given = getattr(asked, name)
+        if given is not None and given > most:
+            return Problem(what=f"{name} is too large", got=given, why=why, fix=f"use --{name} {most} or less")
+    return None
+
+
+def restarts_can_be_counted(asked: KubernetesFields) -> Problem | None:
+    """The failures that a job survives, over all of its pods, are one number of the cluster."""
+    pods = max(asked.max_nodes or asked.nodes, 1)
+    if asked.max_restarts * pods <= _INT32:
+        return None
+    return Problem(
+        what="max_restarts is too large",
+        got=f"--max_restarts {asked.max_restarts} with {pods} pods",
+        why=f"the cluster counts the failures of all pods up to {_INT32}, in a number of 32 bits",
+        fix=f"use --max_restarts {_INT32 // pods} or less",
+    )
+
 
 def only_pytorchjob_is_elastic(asked: KubernetesFields) -> Problem | None:
     """A range of pods needs a controller that keeps to it."""
@@ -79,4 +112,6 @@ NODE_RULES: tuple[Rule, ...] = (
     the_range_contains_nodes,
     the_rendezvous_fits_the_kind,
     nobody_is_root,
+    numbers_are_accepted_by_the_cluster,
+    restarts_can_be_counted,
 )

@@ -11,6 +11,7 @@ from whet.kubernetes.fields import KubernetesFields
 _RESERVED = {
     "OMP_NUM_THREADS": "it follows from --cpus, --nproc_per_node and --kept_free_cores",
     "GLOO_SOCKET_IFNAME": "it follows from --network_interface",
+    "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "it follows from --grace_period_s: with less, torchrun kills ranks that save",
     "HF_HOME": "it is a folder of the cache, the only place for downloads that pods can write to",
     **dict.fromkeys(("HOME", "TMPDIR"), "it is the writable folder /tmp: the root file system is read-only"),
     **dict.fromkeys(
