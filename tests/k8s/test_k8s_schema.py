@@ -59,6 +59,28 @@ def test_objects_are_of_the_typed_client(options: dict[str, Any], capfd: pytest.
             assert unknown_fields(one, getattr(models, f"V1{one['kind']}"), models) == []
 
 
+_TRAINJOBS = [one for one in PLANS if one.id.startswith("trainjob")]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("options", _TRAINJOBS)
+def test_a_trainjob_keeps_every_field_in_the_typed_models_of_kubeflow(
+    options: dict[str, Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The models drop fields that they do not know, and raise for values of another type."""
+    models = pytest.importorskip("kubeflow_trainer_api.models")
+    for one in rendered(capfd, **options):
+        kept = getattr(models, f"TrainerV1alpha1{one['kind']}").from_dict(one).to_dict()
+        assert with_defaults(one) == kept
+
+
+def with_defaults(manifest: dict[str, Any]) -> dict[str, Any]:
+    """Return the manifest with the protocol of its ports, which the models add."""
+    if manifest["kind"] == "TrainingRuntime":
+        for port in _pod([manifest, {"spec": {}}])["containers"][0].get("ports", []):
+            port["protocol"] = "TCP"
+    return manifest
+
+
 def unknown_fields(value: Any, model: Any, models: Any, path: str = "$") -> list[str]:
     """Return the fields of an object that a model of the client does not have."""
     fields = {name: model.openapi_types[field] for field, name in model.attribute_map.items()}
