@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from typing import Any, NoReturn
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -110,6 +111,10 @@ def with_filling(cu_seqlens: Tensor, n_tokens: int, n_filled: int) -> Tensor:
     return cu_seqlens if n_filled == n_tokens else nn.functional.pad(cu_seqlens, (0, 1), value=n_filled)
 
 
+_EARLIER: WeakKeyDictionary[nn.Module, Placement] = WeakKeyDictionary()
+"""Model -> its link when it was last prepared."""
+
+
 def prepare(
     model: nn.Module, kernel: Kernel = "auto", *, encoder_only: bool = False, family: Family | None = None
 ) -> PackedModel | None:
@@ -124,7 +129,7 @@ def prepare(
         return None
     attention.register()
     before = _attention_of(model)
-    placement = Placement(kernel, outside=before, causal=family.causal)
+    placement = _placement_of(model, kernel, before, causal=family.causal)
     changed = model.base_model if encoder_only else model
     assert isinstance(changed, nn.Module)
     _place_sites(changed, family, placement)
@@ -152,6 +157,19 @@ def _attention_of(model: Any) -> str:
     before = next((site.placement.attention_outside for site in sites if site is not None), None)
     found = str(model.config._attn_implementation)
     return before if before is not None and found == attention.NAME else found
+
+
+def _placement_of(model: nn.Module, kernel: Kernel, outside: str, *, causal: bool) -> Placement:
+    """Return the link that the model had when it was prepared before, if it fits; else a new one.
+
+    Trainers and calls that prepared the model earlier have that link, and so do fused parts: all go on in its passes.
+    """
+    sites = (module.__dict__.get(attention.SITE) for module in model.modules())
+    before = next((site.placement for site in sites if site is not None), _EARLIER.get(model))
+    if before is None or (before.kernel, before.attention_outside, before.causal) != (kernel, outside, causal):
+        before = Placement(kernel, outside=outside, causal=causal)
+    _EARLIER[model] = before
+    return before
 
 
 def release(packed: PackedModel) -> None:
