@@ -162,7 +162,7 @@ def _attention_of(model: Any) -> str:
 def _placement_of(model: nn.Module, kernel: Kernel, outside: str, *, causal: bool) -> Placement:
     """Return the link that the model had when it was prepared before, if it fits; else a new one.
 
-    Trainers and calls that prepared the model earlier have that link, and so do fused parts: all go on in its passes.
+    Trainers and calls that prepared the model earlier have that link, and so do fused parts; all run in its passes.
     """
     sites = (module.__dict__.get(attention.SITE) for module in model.modules())
     before = next((site.placement for site in sites if site is not None), _EARLIER.get(model))
