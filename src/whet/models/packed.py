@@ -164,8 +164,7 @@ def _placement_of(model: nn.Module, kernel: Kernel, outside: str, *, causal: boo
 
     Trainers and calls that prepared the model earlier have that link, and so do fused parts; all run in its passes.
     """
-    sites = (module.__dict__.get(attention.SITE) for module in model.modules())
-    before = next((site.placement for site in sites if site is not None), _EARLIER.get(model))
+    before = _EARLIER.get(model)
     if before is None or (before.kernel, before.attention_outside, before.causal) != (kernel, outside, causal):
         before = Placement(kernel, outside=outside, causal=causal)
     _EARLIER[model] = before
