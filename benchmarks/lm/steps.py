@@ -6,11 +6,12 @@
     python benchmarks/lm/steps.py --table
 
 Rows have 32 to 1,024 random tokens. Each match starts one worker of the other library and whet's, and they take steps
-by turns: `defaults` pads rows in random order (fp32); `best_fp32` and `best_bf16` have rows grouped by length and fused
-AdamW; `trl_*` is SFTTrainer with packing, whose blocks have other rows, so tokens a second are compared; `lora` is whet
-with an adapter of rank 16 on all linear layers against whet without. For GPT-2, FOLDER has the sources of llm.c, which
-trains 4 rows of 64 and of 256 tokens. `limit` is the time that the matrix products alone take (benchmarks/cpu/flops.py
-says how they are counted; causal attention is half of it). Results are kept as each match ends.
+by turns, after two that warm up, those with the most tokens: `defaults` pads rows in random order (fp32); `best_fp32`
+and `best_bf16` have rows grouped by length and fused AdamW; `trl_*` is SFTTrainer with packing, whose blocks have other
+rows, so tokens a second are compared; `lora` is whet with an adapter of rank 16 on all linear layers against whet
+without. For GPT-2, FOLDER has the sources of llm.c, which trains 4 rows of 64 and of 256 tokens. `limit` is the time
+that the matrix products alone take (benchmarks/cpu/flops.py says how they are counted; causal attention is half of it).
+Results are kept as each match ends.
 """
 
 from __future__ import annotations
@@ -75,7 +76,10 @@ class Bench:
 
 
 def rows_of(name: str, n_steps: int, *, grouped: bool) -> list[Row]:
-    """Return the rows of the steps and of two more, which transformers makes ahead."""
+    """Return the rows of the steps and of two more, which transformers makes ahead.
+
+    The step with the most tokens comes first, and again: after it a worker's memory grows no more.
+    """
     size = DECODERS[name].batch
     found = rows(size * (n_steps + 2))
     if grouped:
@@ -85,7 +89,9 @@ def rows_of(name: str, n_steps: int, *, grouped: bool) -> list[Row]:
         lengths = [len(row["input_ids"]) for row in found]
         order = get_length_grouped_indices(lengths, size, generator=torch.Generator().manual_seed(SEED))
         found = [found[at] for at in order]
-    return found
+    steps = [found[at : at + size] for at in range(0, len(found), size)]
+    largest = max(steps, key=lambda step: sum(len(row["input_ids"]) for row in step))
+    return [*largest, *largest, *found]
 
 
 def trained(bench: Bench, model: Path, batch: int, given: list[Row], sides: Sequence[str]) -> dict[str, Any]:
@@ -95,6 +101,8 @@ def trained(bench: Bench, model: Path, batch: int, given: list[Row], sides: Sequ
     found: dict[str, Any] = {side: {"seconds": [], "tokens": []} for side in sides}
     with ExitStack() as stack:
         workers = {side: stack.enter_context(_started(bench, side, model, batch, file)) for side in sides}
+        for worker in workers.values():
+            worker.ask("step")
         for number in range(bench.rounds):
             for side in list(sides)[:: 1 if number % 2 else -1]:
                 time.sleep(PAUSE_S)
@@ -114,7 +122,7 @@ def _tokens(answer: dict[str, Any], given: list[Row], batch: int) -> int:
 
 
 def _started(bench: Bench, side: str, model: Path, batch: int, file: Path) -> Worker:
-    """Start a side, wait until it is ready, and let it take the first step, which warms up."""
+    """Start a side, wait until it is ready, and let it take the first of the two steps that warm up."""
     own = side.startswith("whet")
     words = ["--side", side, "--model", model, "--rows", file, "--batch", batch, "--folder", bench.folder / side]
     command = [sys.executable if own else bench.peers, str(HERE / "lm_worker.py"), *map(str, words)]
@@ -125,20 +133,20 @@ def match(bench: Bench, name: str, against: str) -> dict[str, Any]:
     """Return what the sides of one match did."""
     batch = DECODERS[name].batch
     if against == "lora":
-        given = rows_of(name, bench.rounds + 1, grouped=False)
+        given = rows_of(name, bench.rounds, grouped=False)
         return trained(bench, bench.model(name), batch, given, ("whet_auto", "whet_lora"))
     if against == "limit":
-        tokens = [len(row["input_ids"]) for row in rows_of(name, 2, grouped=False)[:batch]]
+        tokens = [len(row["input_ids"]) for row in rows(batch)]
         return {"tokens": sum(tokens)} | limit_s(bench.model(name), tokens, sys.executable, bench.n_threads)
-    n_rows = (bench.rounds + 1) * 2 if against.startswith("trl") else bench.rounds + 1
-    given = rows_of(name, n_rows, grouped=against.startswith("best"))
+    n_steps = (bench.rounds + 1) * 2 if against.startswith("trl") else bench.rounds
+    given = rows_of(name, n_steps, grouped=against.startswith("best"))
     return trained(bench, bench.model(name), batch, given, (against, *WHETS))
 
 
 def match_llm_c(bench: Bench, name: str, length: int) -> dict[str, Any]:
     """Return what whet and llm.c did with 4 rows of this length, llm.c before and after whet."""
     assert bench.llm_c is not None
-    given = rows(llm_c.BATCH * (bench.rounds + 3))
+    given = rows(llm_c.BATCH * (bench.rounds + 4))
     for row in given:
         row["input_ids"] = row["labels"] = (row["input_ids"] * length)[:length]
     runs = [llm_c.step_seconds(bench.llm_c, bench.folder, length, bench.rounds, bench.n_threads)]
@@ -196,7 +204,7 @@ def options_of() -> argparse.Namespace:
     parser.add_argument("--models", nargs="+", choices=DECODERS, default=[one for one in DECODERS if one != "gpt2"])
     parser.add_argument("--against", nargs="+", choices=MATCHES, default=[one for one in MATCHES if one != "llm_c"])
     parser.add_argument("--llm_c", type=Path, help="folder with train_gpt2.c and llmc/ of llm.c")
-    parser.add_argument("--rounds", type=int, default=4, help="measured steps of each side")
+    parser.add_argument("--rounds", type=int, default=6, help="measured steps of each side, after two that warm up")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--output", type=Path, default=RESULTS)
     parser.add_argument("--table", action="store_true", help="print what is on file, measure nothing")
