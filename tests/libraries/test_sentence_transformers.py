@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import transformers
 from datasets import Dataset
 from tiny_encoders import sentences
 
@@ -169,3 +171,42 @@ def test_optimize_refuses_a_sentence_transformer_without_a_known_encoder(tmp_pat
     with pytest.raises(ConfigError, match="OPTModel") as refused:
         whet.optimize(embedder(folder))
     assert "SentenceTransformer" in str(refused.value)
+
+
+def pair_columns(model: SentenceTransformer, rows: list[dict[str, str]]) -> dict[str, torch.Tensor]:
+    """Return a batch of both texts, the columns of each behind its letter."""
+    found = {}
+    for text in "ab":
+        features = model.preprocess([row[text] for row in rows])
+        found |= {f"{text}_{name}": value for name, value in features.items() if torch.is_tensor(value)}
+    return found
+
+
+class InBatchNegatives:
+    """Mixed into a Trainer: the second text of a row belongs to its first, those of other rows do not."""
+
+    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
+        columns = [{name[2:]: value for name, value in inputs.items() if name[0] == text} for text in "ab"]
+        one, other = (model(features)["sentence_embedding"] for features in columns)
+        return torch.nn.functional.cross_entropy(one @ other.T, torch.arange(len(one)))
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "lasttoken"])
+def test_trainer_trains_embeddings_without_padding(encoder_folder: Path, tmp_path: Path, pooling: str) -> None:
+    """whet.Trainer against transformers' Trainer, both with a loss of the user's own."""
+    rows = [{"a": one, "b": other} for one, other in zip(sentences(80, 1), sentences(80, 2), strict=True)]
+    curves = []
+    for library in (transformers, whet):
+        model = embedder(encoder_folder, pooling)
+        args = library.TrainingArguments(
+            str(tmp_path / library.__name__), max_steps=10, per_device_train_batch_size=8, logging_steps=1,
+            save_strategy="no", report_to="none", disable_tqdm=True, use_cpu=True, remove_unused_columns=False,
+            learning_rate=1e-3, train_sampling_strategy="sequential",
+        )  # fmt: skip
+        kind: Any = type("Trained", (InBatchNegatives, library.Trainer), {})
+        trainer = kind(model, args, data_collator=partial(pair_columns, model), train_dataset=rows)
+        trainer.train()
+        curves.append([entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
+    assert whet.changes(model) is not None
+    assert len(curves[0]) == 10
+    np.testing.assert_allclose(curves[1], curves[0], rtol=CURVE_TOLERANCE)

@@ -24,6 +24,7 @@ from whet.objectives.choose import choose
 from whet.objectives.own_loss import OwnLoss
 from whet.objectives.packed_head import PackedHead
 from whet.objectives.span import PackedSpans, PaddedSpans
+from whet.own_loop import held
 from whet.precision import formats, policy
 from whet.train.checkpoint import weights
 from whet.train.compat import collate, constructor, late_arguments, overrides, user_loss
@@ -36,6 +37,7 @@ _CAUSAL = ("ForCausalLM", "LMHeadModel")
 def use_model(trainer: PublicTrainer, model: nn.Module) -> None:
     """Make this the Trainer's model: on its device, in float32, with whet's operators where they apply."""
     trainer.model_args = trainer.args
+    held.restore_marked(model)
     trainer.model = order.restore(model).to(weights.device_of(trainer.args.use_cpu))
     formats.require_floating(trainer.model)
     formats.raise_to_float32(trainer.model)
@@ -72,7 +74,7 @@ def prepare(trainer: PublicTrainer) -> None:
         allocator.keep_freed_memory()
     _require_packed_for_budget(trainer)
     _require_spans_for_loss(trainer)
-    optimized = isinstance(trainer.objective, user_loss.UserLoss | user_loss.UnpaddedLoss)
+    optimized = isinstance(trainer.objective, user_loss.UserLoss | user_loss.UnpaddedLoss | held.HeldLoss)
     settings = method_settings(args, operators=None if optimized else "auto")
     _log_methods(trainer, order.apply(ModelView(model), settings))
 
@@ -89,6 +91,7 @@ def apply_changes(trainer: PublicTrainer) -> None:
     overrides.require_honoured(trainer)
     _require_free_names(trainer)
     if trainer.user_loss != user_loss.is_used(trainer):
+        held.restore_marked(trainer.model)
         order.restore(trainer.model)
         prepare(trainer)
 
@@ -101,7 +104,16 @@ def _collator(trainer: PublicTrainer) -> Collate:
 
 def _require_packed_for_budget(trainer: PublicTrainer) -> None:
     """Refuse a token budget for batches that run padded."""
-    if trainer.args.max_tokens_per_batch is None or trainer.objective.packed_model is not None:
+    if trainer.args.max_tokens_per_batch is None:
+        return
+    if isinstance(trainer.objective, held.HeldLoss):
+        raise ConfigError(
+            what="max_tokens_per_batch does not go with a module of your own that holds its encoder",
+            got=type(_base_model(trainer.model)).__name__,
+            why="its loss may compare the rows of a batch with each other: splitting a batch would change it",
+            fix="leave --max_tokens_per_batch out, and lower --per_device_train_batch_size instead",
+        )
+    if trainer.objective.packed_model is not None:
         return
     raise ConfigError(
         what="max_tokens_per_batch goes with packed batches",

@@ -54,6 +54,8 @@ class _State:
     """Modules that got a forward of their own, with the one that they had (None: that of their class)."""
     theirs: bool = False
     """Whether transformers' own checkpointing was switched on."""
+    inside: list[PackedModel] = field(default_factory=list)
+    """Packed encoders inside the model, each with a state of its own."""
 
 
 @dataclass(frozen=True)
@@ -107,8 +109,17 @@ def _put(view: ModelView, policy: Policy, *, alone: bool) -> str:
         state.theirs = not any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
         _enable_theirs(model, partial(_contexts, _How(policy, None)))
         return _IN_WORDS[policy]
+    state.inside = [] if packed is not None else _packed_inside(model)
+    for inner in state.inside:
+        _put(ModelView(inner.module), policy, alone=alone)
     _put_blocks(state, view, _How(policy, packed.placement if packed else None))
     return _IN_WORDS[policy]
+
+
+def _packed_inside(model: nn.Module) -> list[PackedModel]:
+    """Return the encoders that `whet.optimize` changed inside a module of the user's own."""
+    found = (packed_model(module) for module in model.modules() if module is not model)
+    return list({id(packed): packed for packed in found if packed is not None}.values())
 
 
 def _follow(view: ModelView, packed: PackedModel) -> None:
@@ -128,6 +139,9 @@ def restore(view: ModelView) -> None:
     state: _State | None = record.take(model, CARD.name)
     if state is None:
         return
+    for inner in state.inside:
+        if packed_model(inner.module) is inner:  # nobody restored it in the meantime
+            _follow(ModelView(inner.module), inner)
     for module, before in reversed(state.forwards):
         module.__dict__.pop(_INNER, None)  # a model that shares the block may have been restored before
         module.__dict__.pop("forward", None)
@@ -170,8 +184,10 @@ _IN_WORDS = {
 
 
 def _put_blocks(state: _State, view: ModelView, how: _How) -> None:
+    done = {id(block) for inner in state.inside for block in _blocks(ModelView(inner.module))}
     for block in _blocks(view):
-        _put_forward(state, block, partial(_block, how))
+        if id(block) not in done:
+            _put_forward(state, block, partial(_block, how))
 
 
 def _put_forward(state: _State, module: nn.Module, forward: Callable[..., Any]) -> None:

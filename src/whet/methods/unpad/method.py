@@ -117,6 +117,11 @@ def dtype_of(model: nn.Module) -> torch.dtype | None:
     return record.read(_encoder(model), _CALLS).dtype
 
 
+def padding_of(model: nn.Module) -> PaddingInLoss:
+    """Return what padding tokens get in calls of the model's encoder."""
+    return record.read(_encoder(model), _CALLS).amount
+
+
 def _encoder(model: Any) -> nn.Module:
     """Return the encoder inside a model of transformers, which may be the model."""
     return model.base_model

@@ -25,9 +25,10 @@ from whet.data.batch import Batch
 from whet.errors import ConfigError, DataError
 from whet.log import logger
 from whet.optional import is_from
+from whet.own_loop import held
 from whet.train.batches.draws import Draws, seed_everything
 from whet.train.batches.pieces import pieces_of
-from whet.train.compat import dataloaders, overrides, user_loss
+from whet.train.compat import dataloaders, overrides
 from whet.train.compat.public import PublicTrainer
 from whet.train.resume import schema
 from whet.train.resume.fingerprint import digest_of_rows
@@ -263,7 +264,7 @@ class LoaderSource:
             found = next(inputs, None)
             if found is not None and number > skip * n_micro:
                 batch = _as_batch(found, sum(batch.n_rows for batch in batches))
-                batches.append(user_loss.with_computed_tokens(batch, self.run.objective.packed_model))
+                batches.append(held.with_computed_tokens(batch, self.run.objective.packed_model))
             if batches and (found is None or len(batches) == n_micro):
                 yield Step(batches)
                 batches = []

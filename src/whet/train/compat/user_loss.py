@@ -7,8 +7,7 @@ Batches are padded, as a user's code expects them; a model of a known family com
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,8 +20,6 @@ from whet.data.columns import read_by
 from whet.data.padding import NO_PADDING
 from whet.errors import ConfigError, WhetError
 from whet.log import logger
-from whet.methods.unpad import method as unpad
-from whet.methods.unpad import padding_readers
 from whet.models import attention, packable
 from whet.models.bad_batch import explained
 from whet.models.packed import PackedModel, packed_model
@@ -31,6 +28,7 @@ from whet.objectives.base import IGNORED, Collate
 from whet.objectives.collated import seed_torch
 from whet.objectives.heads import ALL_LAYERS
 from whet.objectives.own_loss import OwnLoss, loss_parts_of
+from whet.own_loop import held
 from whet.own_loop.optimize import optimize
 from whet.train.compat import overrides
 from whet.train.compat.public import PublicTrainer
@@ -51,8 +49,10 @@ class UserLoss:
     packed = False
     padding = NO_PADDING
 
-    def __init__(self, model: nn.Module, collate: Collate, packed_model: PackedModel | None) -> None:
-        self.model, self.packed_model = model, packed_model
+    def __init__(self, model: nn.Module, collate: Collate, encoders: Sequence[PackedModel]) -> None:
+        self.model, self.encoders = model, tuple(encoders)
+        self.packed_model = encoders[0] if encoders else None
+        self.watch = held.Watch(self.encoders if held.holds(model) else ())
         self._rows = OwnLoss(model, collate)
         self._read = read_by(model)
         self.parts: dict[str, Tensor] = {}
@@ -61,7 +61,7 @@ class UserLoss:
     def batch(
         self, dataset: Any, rows: Sequence[int] | np.ndarray, first_slot: int, padded_to: np.ndarray | None = None
     ) -> Batch:
-        return with_computed_tokens(self._rows.batch(dataset, rows, first_slot), self.packed_model)
+        return held.with_computed_tokens(self._rows.batch(dataset, rows, first_slot), self.packed_model)
 
     @property
     def no_labels(self) -> WhetError | None:
@@ -104,21 +104,17 @@ class UnpaddedLoss(OwnLoss):
     def batch(
         self, dataset: Any, rows: Sequence[int] | np.ndarray, first_slot: int, padded_to: np.ndarray | None = None
     ) -> Batch:
-        return with_computed_tokens(super().batch(dataset, rows, first_slot), self.packed_model)
+        return held.with_computed_tokens(super().batch(dataset, rows, first_slot), self.packed_model)
 
 
 def unpadded(objective: OwnLoss, args: TrainingArguments) -> OwnLoss:
     """Return the objective with a model that does not compute padding; unchanged if it has to."""
-    packed = _without_padding(objective.model, args)
-    return objective if packed is None else UnpaddedLoss(objective.model, objective.collate, packed)
-
-
-def with_computed_tokens(batch: Batch, packed_model: PackedModel | None) -> Batch:
-    """Return the batch with the number of tokens that a model changed by `whet.optimize` computes of it."""
-    mask = batch.inputs.get("attention_mask")
-    if packed_model is None or not isinstance(mask, Tensor):
-        return batch
-    return replace(batch, n_computed=unpad.n_computed(packed_model, batch.inputs))
+    model, packed = objective.model, _without_padding(objective.model, args)
+    if not packed:
+        return objective
+    if held.holds(model):
+        return held.HeldLoss(model, objective.collate, packed)
+    return UnpaddedLoss(model, objective.collate, packed[0])
 
 
 def is_used(trainer: PublicTrainer) -> bool:
@@ -199,7 +195,16 @@ def _forward(trainer: PublicTrainer, model: nn.Module, inputs: Mapping[str, Any]
     The loss may remove columns from `inputs`.
     """
     inputs = dict(inputs)
-    with trainer.precision.forward(), padding_readers.targets_of(unwrapped(model), inputs), explained(model, inputs):
+    objective, training = trainer.objective, torch.is_grad_enabled()
+    with ExitStack() as stack:
+        if isinstance(objective, UserLoss):
+            stack.enter_context(objective.watch.once(training=training))
+            inside = [packed.module for packed in objective.encoders]
+            stack.enter_context(held.targets_of(inside, inputs))
+        else:
+            stack.enter_context(held.targets_of([unwrapped(model)], inputs))
+        stack.enter_context(trainer.precision.forward())
+        stack.enter_context(explained(model, inputs))
         yield
 
 
@@ -316,18 +321,36 @@ def _require_scalar(found: Any, method: str, trainer: PublicTrainer) -> Tensor:
     )
 
 
-def _without_padding(model: nn.Module, args: TrainingArguments) -> PackedModel | None:
-    """Make a model of a known family compute padded batches without their padding; None if it runs them padded.
+def _without_padding(model: nn.Module, args: TrainingArguments) -> list[PackedModel]:
+    """Make encoders of known families compute padded batches without their padding; return those that do.
 
-    The span loss of question answering heads reads padding tokens, as far as `padding_in_loss` asks for it.
+    They may be inside a module of the user's own. The span loss of question answering heads reads padding tokens, as
+    far as `padding_in_loss` asks for it.
     """
     exact = reads_spans(model) or args.padding_in_loss == "all"
-    amount = args.padding_in_loss if exact else "sampled"
+    if held.holds(model):
+        return _held_without_padding(model, args, args.padding_in_loss if exact else "auto")
     if (why := why_padded(model, args)) is not None:
         log_padded(model, why, args)
-        return None
-    optimize(model, padding=amount, last_block_tokens=args.last_block_tokens)
-    return packed_model(model)
+        return []
+    optimize(model, padding=args.padding_in_loss if exact else "sampled", last_block_tokens=args.last_block_tokens)
+    packed = packed_model(model)
+    return [] if packed is None else [packed]
+
+
+def _held_without_padding(model: nn.Module, args: TrainingArguments, amount: Any) -> list[PackedModel]:
+    """Do so for the encoders inside a module; those that the user's own `whet.optimize` changed stay as they are."""
+    if before := held.changed_in(model):
+        return before
+    encoders = held.encoders_in(model)
+    for encoder in encoders:
+        if (why := held.why_padded(encoder) or why_padded(encoder.model, args)) is not None:
+            log_padded(encoder.model, why, args)
+            return []
+    if encoders:
+        optimize(model, padding=amount, last_block_tokens=args.last_block_tokens)
+        held.mark(model)
+    return held.changed_in(model)
 
 
 def log_padded(model: nn.Module, why: str, args: TrainingArguments) -> None:

@@ -9,6 +9,7 @@ from whet.models import last_block
 from whet.models.experts.layer import has_experts
 from whet.models.trunk import Trunk
 from whet.models.view import ModelView
+from whet.own_loop.held import HeldLoss
 from whet.train.compat.public import PublicTrainer
 from whet.train.run import Run
 from whet.train.trunk.cache import Cached
@@ -40,6 +41,7 @@ def _why_not(trainer: PublicTrainer, run: Run) -> str | None:
     reasons = {
         "a loss or a training step of your own": trainer.user_loss,
         f"{type(model).__name__}, whose batches run padded": packed is None,
+        f"{type(model).__name__}, which holds its encoder": isinstance(run.objective, HeldLoss),
         f"{type(model).__name__}, of a family that whet has no file for": packed is not None and packed.family.proven,
         "experts, whose balance is that of all tokens": has_experts(model),
         f"rows in a {type(run.train_dataset).__name__}; whet's commands make a RowStore of theirs": not isinstance(
