@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+from tokenizers import normalizers, pre_tokenizers
 from transformers import BertConfig, BertModel, BertTokenizer
 
 SAILING = [
@@ -30,13 +30,8 @@ def topic_rows() -> list[dict[str, Any]]:
 
 def save_encoder(folder: Path, *, positions: int = 64) -> None:
     """Write a new encoder without a head, and a tokenizer that knows the corpus, as a pretrained model comes."""
-    raw = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    raw.normalizer = normalizers.BertNormalizer(lowercase=True)
-    raw.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     texts = [text for group in TOPICS.values() for text in group]
-    raw.train_from_iterator(texts, trainers.WordPieceTrainer(vocab_size=300, special_tokens=special))
-    tokenizer = BertTokenizer(vocab=raw.get_vocab(), model_max_length=positions)
+    tokenizer = BertTokenizer(vocab=vocabulary(texts), model_max_length=positions)
     torch.manual_seed(0)
     config = BertConfig(
         vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
@@ -44,6 +39,18 @@ def save_encoder(folder: Path, *, positions: int = 64) -> None:
     )  # fmt: skip
     BertModel(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def vocabulary(texts: Sequence[str]) -> dict[str, int]:
+    """Return the pieces of a WordPiece tokenizer that has read the texts: each word is one, and each of its letters.
+
+    One that `tokenizers` trains has its pieces in another order in each process.
+    """
+    lower, cut = normalizers.BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer()
+    words = {word for text in texts for word, _ in cut.pre_tokenize_str(lower.normalize_str(text))}
+    letters = {letter for word in words for letter in word}
+    pieces = sorted(words | letters | {f"##{letter}" for letter in letters})
+    return {piece: n for n, piece in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *pieces])}
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]], delimiter: str = ",") -> Path:

@@ -31,7 +31,7 @@ def trained(sentence_encoder: Path, topics: Path, tmp_path_factory: pytest.TempP
     test = write_lines(folder.parent / "test.jsonl", [{"text": "we set the sail"}, {"text": "sweet bread"}])
     code = run(
         words("classify", sentence_encoder, folder, "--do_train", "--do_eval", "--do_predict", train_file=topics,
-              validation_file=topics, test_file=test, num_train_epochs=40)
+              validation_file=topics, test_file=test, num_train_epochs=40, learning_rate=1e-2)
     )  # fmt: skip
     assert code == 0
     return folder

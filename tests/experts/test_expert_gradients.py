@@ -17,7 +17,6 @@ import whet
 from tiny import arguments, padded, tiny_config, tiny_model, tiny_rows
 from tiny_decoders import collate, token_rows
 from whet.errors import ConfigError
-from whet.jobs.lora.adapt import EveryGradient
 from whet.models.experts.layer import layers_of
 from whet.models.experts.settings import ExpertSettings
 from whet.models.experts.upcycle import upcycle
@@ -48,7 +47,6 @@ def test_every_weight_next_to_experts_has_a_gradient(
     settings |= {"attn_implementation": None if packed else "sdpa"} | CHECKPOINTING[checkpointing]
     found = whet.Trainer(model, arguments(tmp_path, **settings), train_dataset=token_rows(8), data_collator=collate)
     assert found.objective.packed == packed
-    found.add_callback(EveryGradient())
     found.train()
     (task,), (balance,) = logged(found, "task_loss"), logged(found, "moe_balance_loss")
     assert task == pytest.approx(logged(wanted, "task_loss")[0], rel=1e-5)
@@ -63,7 +61,6 @@ def test_expert_weight_without_a_gradient_ends_the_first_step(tmp_path: Path) ->
     layer.forward = forward
     model.bert.encoder.layer[1].output.dense = nn.Linear(32, 32)
     found = trainer(tmp_path, model, max_steps=2)
-    found.add_callback(EveryGradient(experts_alone=True))
     with pytest.raises(ConfigError, match=r"intermediate\.down_bias"):
         found.train()
 

@@ -284,6 +284,8 @@ def test_a_command_without_the_two_dashes_is_named(tmp_path: Path) -> None:
         (("--hosts", "h1,h2"), (), "there is nothing to launch"),
         (("--nnodes", "2", "--master_addr", "127.0.0.1"), (), "there is nothing to launch"),
         ((), ("no-such-program",), "what is to be launched does not exist"),
+        ((), ("-m",), "-m has no name of a module after it"),
+        (("--hosts", "h1,h2"), ("-m",), "-m has no name of a module after it"),
         (("--nproc_per_node", "2"), ("demo",), "whet demo runs in one process"),
         (("--hosts", "h1,h2"), ("predict",), "whet predict runs in one process"),
         (("--nproc_per_node", "two"), ("train.py",), "nproc_per_node is neither auto nor a number"),

@@ -131,6 +131,18 @@ def test_plain_text_is_one_document_in_blocks_or_one_for_each_line(decoder: Path
     assert [row["input_ids"] for row in lines] == [[*tokenizer(one)["input_ids"], 1] for one in [*SAILING, "the end"]]
 
 
+@pytest.mark.parametrize("inside", ["\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\x1c"])
+def test_line_of_a_file_ends_at_its_line_end_alone(decoder: Path, tmp_path: Path, inside: str) -> None:
+    """Other characters at which str.splitlines cuts stand in texts of the web."""
+    texts = [f"the boat{inside}lay", "in the harbour"]
+    file = tmp_path / "web.txt"
+    file.write_text("\n".join(texts) + "\n", "utf-8")
+    tokenizer = AutoTokenizer.from_pretrained(decoder)
+    lines = made(decoder, file, packing=False)
+    assert [row["input_ids"] for row in lines] == [[*tokenizer(one)["input_ids"], 1] for one in texts]
+    assert read_file(file, None, limit=1, skip_bad=False).values == [texts[0] + "\n"]
+
+
 def test_row_without_a_target_is_left_out_and_counted(
     decoder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

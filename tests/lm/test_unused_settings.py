@@ -50,6 +50,8 @@ def test_setting_of_draws_is_refused_without_do_sample(
         (["--streaming"], "whet.Trainer takes iterable data sets"),
         (["--torch_dtype", "bfloat16"], "--precision bf16"),
         (["--model_type", "gpt2"], "save_pretrained"),
+        (["--precompute_ref_log_probs"], "add --loss dpo"),
+        (["--precompute_ref_log_probs", "true"], "leave --precompute_ref_log_probs out"),
     ],
 )
 def test_flags_of_run_clm_that_are_refused_name_the_way_on(

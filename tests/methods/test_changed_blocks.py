@@ -171,6 +171,51 @@ def test_changed_blocks_of_every_family_train_as_without_whet(family: str, name:
     _holds_in_trainer(family, name, tmp_path)
 
 
+def swap(model: Any) -> None:
+    """Put the first two blocks, one with a window and one without, into each other's places."""
+    blocks = _blocks(model)
+    blocks[0], blocks[1] = blocks[1], blocks[0]
+
+
+def copy_to_the_other_kind(model: Any) -> None:
+    _blocks(model)[1] = deepcopy(_blocks(model)[0])
+
+
+_WITH_WINDOWS = ("gemma2", "gemma3_text", "qwen2", "qwen3")
+
+
+@pytest.mark.parametrize("change", [swap, copy_to_the_other_kind])
+@pytest.mark.parametrize("family", _WITH_WINDOWS)
+def test_blocks_in_places_of_the_other_kind_answer_as_without_whet(family: str, change: Change) -> None:
+    """transformers takes the window, and Gemma 3's angles, from the place: such a model runs padded."""
+    with pytest.raises(whet.WhetError, match=r"block . has .* window.*, and its place in config\.layer_types"):
+        _changed(family, "before", change)
+    plain, ours = _changed(family, "after", change)
+    unchanged = _model(family)
+    for lengths in ((12, 5, 1, 20), (19,)):
+        batch = _batch(*lengths)
+        torch.testing.assert_close(_answers(ours, batch), _answers(plain, batch), rtol=_WITHIN, atol=_WITHIN)
+        assert not torch.allclose(_answers(ours, batch), _answers(unchanged, batch), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("family", ["gemma3_text", "qwen3"])
+def test_blocks_in_places_of_the_other_kind_train_padded_or_are_refused(family: str, tmp_path: Path) -> None:
+    rows: Any = [{"input_ids": list(range(10 + n, 30 + 4 * n))} for n in range(4)]
+    rows = [row | {"labels": row["input_ids"], "attention_mask": [1] * len(row["input_ids"])} for row in rows]
+    moved, plain = _model(family), _model(family)
+    swap(moved)
+    swap(plain)
+    before = whet.Trainer(moved, arguments(tmp_path, max_steps=1), _padded, rows)
+    assert not before.objective.packed
+    before.train()
+    with torch.no_grad():
+        assert losses(before) == pytest.approx([float(plain.train()(**_padded(rows)).loss)], rel=1e-4)
+    after = whet.Trainer(_model(family), arguments(tmp_path, max_steps=1), _padded, rows)
+    swap(after.model)
+    with pytest.raises(whet.WhetError, match=r"block 0 has .* window.*, and its place in config\.layer_types"):
+        after.train()
+
+
 class _Wrapper(nn.Module):
     """A block of a user's own that runs another one, which is no child of it."""
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 from transformers import BertConfig, BertModel, BertTokenizer
+
+from text_tasks import vocabulary
 
 MAX_SEQ_LENGTH, DOC_STRIDE = 40, 12
 """Small enough that every context takes several windows."""
@@ -71,16 +72,9 @@ def questions_of(document: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def trained_tokenizer() -> BertTokenizer:
-    """A WordPiece tokenizer whose pieces are learnt from the corpus: so many that each word is one of them."""
+    """A WordPiece tokenizer that has read the corpus: each word is one of its pieces."""
     texts = [text for q in questions_of(squad()) for text in (q["context"], q["question"])]
-    raw = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    raw.normalizer = normalizers.BertNormalizer(lowercase=True)
-    raw.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    raw.train_from_iterator(
-        texts, trainers.WordPieceTrainer(vocab_size=1000, special_tokens=special, show_progress=False)
-    )
-    return BertTokenizer(vocab=raw.get_vocab(), model_max_length=64)
+    return BertTokenizer(vocab=vocabulary(texts), model_max_length=64)
 
 
 def save_encoder(folder: Path) -> None:

@@ -17,7 +17,6 @@ import whet
 from tiny_decoders import collate, tiny_decoder, token_rows
 from whet.cli.main import run
 from whet.dist.sharded_model import ShardedModel
-from whet.jobs.lora.adapt import EveryGradient
 from whet.train.sharding import share
 
 
@@ -78,7 +77,7 @@ def unread(job: dict[str, Any], rank: int) -> dict[str, Any]:
         save_strategy="no", precision="fp32", report_to=[], ddp_timeout=20, **job["args"],
     )  # fmt: skip
     rows: Any = token_rows(16)
-    whet.Trainer(wrapped, args, collate, rows, callbacks=[EveryGradient()]).train()
+    whet.Trainer(wrapped, args, collate, rows).train()
     return {}
 
 

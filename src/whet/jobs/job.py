@@ -12,10 +12,8 @@ from whet.config.arguments import TrainingArguments
 from whet.jobs.fields import OF_TRAINING, JobFields
 from whet.jobs.judging import Judge
 from whet.jobs.left_out import LeftOut
-from whet.jobs.lora.adapt import EveryGradient
 from whet.jobs.predict.trained import write_reading
 from whet.models import adapters
-from whet.models.experts.layer import layers_of
 from whet.train.checkpoint import finding
 from whet.train.control import stop
 from whet.train.output import printing, run_log
@@ -62,9 +60,6 @@ class Job:
             if self.args.do_eval:
                 self.parts["validation"].judge.follow(self.trainer)
             if self.args.do_train:
-                model = self.trainer.model
-                if adapters.names_of(model) or layers_of(model):
-                    self.trainer.add_callback(EveryGradient(experts_alone=not adapters.names_of(model)))
                 trained = self.trainer.train()
                 self._save_training(dict(trained.metrics))
             stop.check(self.trainer.sync.stop_signal)

@@ -34,13 +34,20 @@ def command_line(words: Sequence[str], commands: Collection[str]) -> list[str]:
 
 
 def require_words(words: Sequence[str]) -> None:
-    """Raise ConfigError if there is no command."""
+    """Raise ConfigError if there is no command, or no module after -m."""
     if not words:
         raise ConfigError(
             what="there is nothing to launch",
             got="no words after --",
             why="the launcher starts a command once for each rank",
             fix="end the line with the command: whet launch -- qa --do_train ..., or whet launch -- train.py",
+        )
+    if tuple(words) == ("-m",):
+        raise ConfigError(
+            what="-m has no name of a module after it",
+            got="-m as the last word",
+            why="python -m runs the module that is named after it",
+            fix="name it: whet launch -- -m package.train",
         )
 
 

@@ -95,8 +95,14 @@ def _outside(module: nn.Module, site: Site | None) -> Callable[..., tuple[Tensor
 
 
 def _eager(eager: Callable[..., Any], module: nn.Module, *qkv: Any, **options: Any) -> tuple[Tensor, Tensor]:
-    """Run a family's eager attention with our mask, which is SDPA's: true where a key is seen."""
+    """Run a family's eager attention with our mask, which is SDPA's: true where a key is seen.
+
+    There is none for causal rows without padding or windows, where SDPA needs none; eager attention does.
+    """
     query, key, value, seen = qkv
+    if seen is None and query.shape[2] > 1 and getattr(module, "is_causal", False):
+        n_queries, n_keys = query.shape[2], key.shape[2]
+        seen = query.new_ones(n_queries, n_keys, dtype=torch.bool).tril(n_keys - n_queries)
     if seen is not None and seen.dtype == torch.bool:
         hidden = torch.finfo(query.dtype).min
         seen = torch.zeros_like(seen, dtype=query.dtype).masked_fill(~seen, hidden)

@@ -10,9 +10,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from whet.data.batch import Batch
+from whet.errors import ConfigError
 from whet.kernels.layers.cross_entropy import chunk_rows, linear_cross_entropy
 from whet.kernels.native_call import native_for
 from whet.models.bad_batch import explained
+from whet.models.fused.decoder import why_other_window
 from whet.models.packed import PackedModel
 from whet.models.standard import why_called
 from whet.objectives import router_loss, unpadding
@@ -43,6 +45,8 @@ class PackedNextTokens(PackedHead):
 
     def run(self, batch: Batch, read: Read, *, seed: int, step: int) -> Any:
         """Return what `read` makes of the hidden states, within the pass of a packed batch."""
+        if (why := why_other_window(self._packed.module)) is not None:
+            raise _changed_since(why)
         if self.model.training:  # dropouts that have no site draw from torch's generator: a resumed run draws the same
             seed_torch(seed, step, batch.first_slot)
         places, targets = self._targets(batch)
@@ -105,6 +109,15 @@ class PackedNextTokens(PackedHead):
         balance = router_loss.router_loss(model, router_logits, batch.n_tokens)
         total = found["loss_sum"] + model.router_aux_loss_coef * balance * self.count(batch)
         return found | {"loss_sum": total, "aux_loss": balance}
+
+
+def _changed_since(why: str) -> ConfigError:
+    return ConfigError(
+        what="the model was changed after its Trainer was made, so that it needs its padding",
+        got=why,
+        why="transformers masks by config.layer_types, and rows without padding have the windows of their blocks",
+        fix="change the model before Trainer(...), or use --attn_implementation sdpa, which trains with padding",
+    )
 
 
 def head_of(model: Any) -> tuple[Any, float | None]:

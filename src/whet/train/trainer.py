@@ -25,6 +25,7 @@ from whet.precision import policy
 from whet.train import evaluate, setup
 from whet.train.callbacks import announce, empty_cache, profile, progress, trackers, trainjob
 from whet.train.callbacks.events import Events
+from whet.train.callbacks.first_gradients import FirstGradients
 from whet.train.checkpoint import weights
 from whet.train.compat import constructor, dataloaders, late_arguments, overrides, search, special_tokens
 from whet.train.compat.accelerator import Accelerator
@@ -83,6 +84,8 @@ class Trainer(TransformersMethods):
     """The model that has got the new weights of `reinit_layers`."""
     why_precision = ""
     """The precision of the run in words, with what was measured; empty until it is chosen."""
+    auto_as_in = ""
+    """Which earlier run chose the precision in `args`, by `auto`; empty: none did."""
     loss_shifts_labels: bool
     """Whether the loss compares each token with the label after it."""
 
@@ -133,7 +136,7 @@ class Trainer(TransformersMethods):
         constructor.require_consistent(self, model)
         setup.use_model(self, self._new_model() if model is None else model)
         self.state = new_counters(self.args, self.sync.place)
-        own = [*_default_callbacks(self.args, self.device), self.announcer, *(callbacks or ())]
+        own = [*_default_callbacks(self.args, self.device), self.announcer, FirstGradients(self), *(callbacks or ())]
         self.events = Events(self.args, own, model=self.model, processing_class=self.processing_class)
         self.events.optimizer, self.events.lr_scheduler = optimizers
         self.events.send("on_init_end", self.state)

@@ -11,8 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
-from transformers import TrainerCallback
+from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from whet import optional
@@ -144,67 +143,6 @@ def _linear_names(model: nn.Module) -> list[str]:
     heads = tuple(f"{name}." for name, _ in view.head())
     inside = [name for name, _ in view.linears() if not f"{name}.".startswith(heads)]
     return list(dict.fromkeys(name.rpartition(".")[2] for name in inside))
-
-
-class EveryGradient(TrainerCallback):
-    """Ends a run in whose first step a weight that is trained got no gradient: it would never learn.
-
-    The experts of a layer are one weight, and those that got no token have a gradient of 0 in it. Gradients of weights
-    that ranks share are read before the first update, after the exchange: torch calls no hooks of such weights.
-    """
-
-    def __init__(self, *, experts_alone: bool = False) -> None:
-        self._experts_alone = experts_alone
-        self._hooks: list[Any] = []
-        self._shares: dict[str, Tensor] = {}
-        self._without: set[str] = set()
-        self._done = False
-
-    def on_step_begin(self, *_: Any, model: Any = None, optimizer: Any = None, **__: Any) -> None:
-        """Look for gradients from here on."""
-        if self._done:
-            return
-        self._done = True
-        inside = tuple(f"{name}." for name, _ in layers_of(model))
-        for name, weight in model.named_parameters():
-            if weight.requires_grad and (name.startswith(inside) or not self._experts_alone):
-                self._without.add(name)
-                if _is_share(weight):
-                    self._shares[name] = weight
-                else:
-                    self._hooks.append(weight.register_post_accumulate_grad_hook(self._arrived(name)))
-        if self._shares:
-            self._hooks.append(optimizer.register_step_pre_hook(self._read_shares))
-
-    def on_step_end(self, *_: Any, **__: Any) -> None:
-        """Raise ConfigError for weights without a gradient; wait if their first update was left out."""
-        if not self._hooks or self._shares:
-            return
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
-        if self._without:
-            names = sorted(self._without)
-            raise ConfigError(
-                what="weights that are to be trained got no gradient",
-                got=f"{', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''}",
-                why="the loss of the first step does not depend on them, so that they would never learn",
-                fix="train a model whose loss reads all of its blocks"
-                if self._experts_alone
-                else "leave these layers out of --lora_target_modules",
-            )
-
-    def _read_shares(self, *_: Any) -> None:
-        self._without -= {name for name, share in self._shares.items() if share.grad is not None}
-        self._shares = {}
-
-    def _arrived(self, name: str) -> Any:
-        return lambda _: self._without.discard(name)
-
-
-def _is_share(weight: Tensor) -> bool:
-    """Return whether ranks share this weight, so that this one has some of its rows."""
-    return type(weight).__name__ == "DTensor"  # importing the class takes long
 
 
 def _peft() -> Any:

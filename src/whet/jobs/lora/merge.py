@@ -8,19 +8,23 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from torch import nn
 
-from whet import log, optional
+from whet import optional
 from whet.errors import ConfigError, StorageError
 from whet.jobs.lora.adapt import TASK_TYPES, quiet_peft
 from whet.jobs.lora.merge_arguments import MergeArguments
 from whet.jobs.predict.trained import NAME
+from whet.log import logger, set_up
 from whet.models.experts.settings import KEY, ExpertSettings, parsed
 from whet.models.experts.upcycle import upcycle
 from whet.models.loading import heads
 from whet.models.loading.folder_check import CONFIG, TOKENIZER, TOKENIZER_CONFIG, read_object
 from whet.models.loading.load import Labels, ModelSource, load_model, load_tokenizer
+from whet.models.wrapped import passed_on, unwrapped
 from whet.train.checkpoint.weights import save_processing, save_weights
 from whet.train.output import files as output_files
 from whet.train.output import printing
@@ -39,6 +43,7 @@ _HARMLESS = (
 """Settings that do not change what a trained adapter adds to its model."""
 _BEGINNINGS = ("gaussian", "eva", "orthogonal")
 """Ways to begin that leave the model's own weights as they are; others, such as PiSSA, change them too."""
+_TYPES = "token_type_ids"
 _UNFINISHED = ".merge.partial"
 """Lies in the output folder while the model is written to it."""
 _WITH_PEFT = "merge it with peft: merge_and_unload, then save_pretrained"
@@ -47,7 +52,7 @@ _HEADS = {head.auto: head for head in (*heads.HEADS.values(), heads.CAUSAL_LM)}
 
 def run_merge(asked: MergeArguments) -> int:
     """Run the command; return its exit code."""
-    log.set_up()
+    set_up()
     folder, output = Path(asked.adapter), Path(asked.output_dir)
     _require_empty(output)
     settings = _settings(folder)
@@ -56,7 +61,9 @@ def run_merge(asked: MergeArguments) -> int:
     model = load_model(source, _head(settings, folder), labels=_labels(folder))
     if (experts := _experts(folder)) is not None:
         upcycle(model, experts)
-    merged = _with_adapter(model, settings, folder).merge_and_unload()
+    wrapped = _with_adapter(model, settings, folder)
+    _embed_types_as_trained(wrapped)
+    merged = wrapped.merge_and_unload()
     tokenizer, reading = load_tokenizer(_of_tokenizer(source, folder)), _file_of_run(folder, NAME)
 
     def fill(staging: Path) -> None:
@@ -204,6 +211,20 @@ def _with_adapter(model: Any, settings: dict[str, Any], folder: Path) -> Any:
     if odd:
         raise _other_model(folder, f"no place, or no weights, for {', '.join(odd[:3])}")
     return wrapped
+
+
+def _embed_types_as_trained(wrapped: nn.Module) -> None:
+    """Give all token types the embedding of the first, if peft's class for the task keeps them from the model.
+
+    PeftModelForQuestionAnswering does: an adapter learns with the first type alone, and a merged model is given others.
+    """
+    if _TYPES in passed_on(wrapped, frozenset({"input_ids", _TYPES})):
+        return
+    for name, table in unwrapped(wrapped).named_modules():
+        if name.endswith("token_type_embeddings") and isinstance(table, nn.Embedding):
+            with torch.no_grad():
+                table.weight.copy_(table.weight[:1].expand_as(table.weight))
+            logger.info("%s: each type has the embedding of the first, as under %s", name, type(wrapped).__name__)
 
 
 def _peft() -> Any:

@@ -58,7 +58,8 @@ def run_seeds(task: Task, job: Any, args: TrainingArguments, examples: Mapping[s
         if record is None:
             own = replace(args, seed=seed, output_dir=str(folder), precision=precision)
             with _stops_with(f"{n - 1} of {job.seeds} seeds are trained"):
-                record = _train(task, job, own, examples) | {"seed": seed, "settings": settings}
+                earlier = "the first seed" if args.precision == "auto" != precision else ""
+                record = _train(task, job, own, examples, earlier) | {"seed": seed, "settings": settings}
                 chosen_by = chosen_by or task.best_by(record["metrics"], args)
                 files.write(folder, record)
             precision = record["precision"]
@@ -68,12 +69,15 @@ def run_seeds(task: Task, job: Any, args: TrainingArguments, examples: Mapping[s
     return _finish(args, chosen_by or task.best_by(results[0].metrics, args), results)
 
 
-def _train(task: Task, job: Any, args: TrainingArguments, examples: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the record of a seed that has been trained and judged."""
+def _train(
+    task: Task, job: Any, args: TrainingArguments, examples: Mapping[str, Any], auto_as_in: str
+) -> dict[str, Any]:
+    """Return the record of a seed that has been trained and judged, in the precision that `auto_as_in` chose."""
     require_places(job, args)
     with lock.output_folder(args.output_dir, may_hold_files(args)) as folder:
         files.remove(folder)
         prepared = task.prepare(job, args, examples)
+        prepared.trainer.auto_as_in = auto_as_in
         metrics = prepared.run()
     lines, precision = list(task.tables(prepared)), prepared.trainer.precision.name
     del prepared

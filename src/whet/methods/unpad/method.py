@@ -20,6 +20,7 @@ from whet.methods.unpad.layout import Layout, layout_of
 from whet.models import last_block, record
 from whet.models.bad_batch import explained
 from whet.models.binding import bind
+from whet.models.fused.decoder import why_other_window
 from whet.models.packed import PackedModel, packed_model
 from whet.models.view import ModelView
 
@@ -155,7 +156,8 @@ def _run(self: Any, given: Sequence[Any], options: Mapping[str, Any]) -> Any:
     calls: _Calls = record.read(self, _CALLS)
     call = unpad_calls.named(self, given, options)
     causal = calls.packed.family.causal
-    why = unpad_calls.why_padded(self, call, causal=causal)
+    moved = why_other_window(self) if causal else None
+    why = f"models in which {moved}" if moved else unpad_calls.why_padded(self, call, causal=causal)
     if call is None or why is not None:
         return calls.padded(self, why or "", given, options)
     input_ids: Tensor = call.pop("input_ids")

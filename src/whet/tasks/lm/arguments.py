@@ -35,9 +35,7 @@ _OFF = OFF | {
     "config_overrides": (None,),
     "torch_dtype": ("float32", None),
     "dtype": ("float32", None),
-    "precompute_ref_log_probs": (True, False, None),
 }
-"""The reference is computed once, before training; each value of precompute_ref_log_probs gives the same losses."""
 _ALIASES = {
     "block_size": Alias(to="max_length", kind=int | None),
     "max_seq_length": Alias(to="max_length", kind=int | None),

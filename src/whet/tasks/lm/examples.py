@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from io import StringIO
+from itertools import islice
 from typing import Any, Literal
 
 from whet.data.files.bad_rows import BadRows
@@ -48,7 +50,7 @@ def from_lines(text: str, bad: BadRows, limit: int | None) -> Examples:
     """Return the lines of a plain text, with their ends."""
     lines, places = [], []
     text = text.replace("\r\n", "\n").replace("\r", "\n")  # as Python reads a text file
-    for n, line in enumerate(text.splitlines(keepends=True)[:limit], start=1):
+    for n, line in enumerate(islice(StringIO(text), limit), start=1):  # str.splitlines also parts at U+2028, U+0085 ...
         if "\0" in line:
             bad.add(_null_character(line), lambda n=n: f"line {n}")
             continue

@@ -39,3 +39,6 @@ class LmFields(JobFields):
     """With loss dpo: the weight of staying near the model before training. Smaller: the model may move further away."""
     label_smoothing: float = 0.0
     """With loss dpo: the share of pairs whose preference is assumed to be wrong (conservative DPO)."""
+    precompute_ref_log_probs: bool = False
+    """With loss dpo: true and false give the same run. whet always computes the reference's log-probabilities once,
+    before training."""

@@ -109,7 +109,8 @@ def _turns(messages: Messages, first: int, template: Template) -> Spans:
     for n, message in enumerate(messages):
         if n < first or message["role"] != ASSISTANT:
             continue
-        before, after = template.shown(messages[:n], ask=True) if n else "", template.shown(messages[: n + 1])
+        before = template.shown(messages[:n], ask=True) if n else _before_first(message, template)
+        after = template.shown(messages[: n + 1])
         if not (after.startswith(before) and whole.startswith(after)):
             raise _unstable(n)
         spans.append((len(before), len(after)))
@@ -122,6 +123,29 @@ def _turns(messages: Messages, first: int, template: Template) -> Spans:
             "--completion_only_loss false",
         )
     return tuple(spans)
+
+
+def _before_first(message: dict[str, Any], template: Template) -> str:
+    """Return what the template writes before the words of an assistant who speaks first, such as a system turn.
+
+    No earlier message shows it. It is what the conversation has in common with one that says something else, up to the
+    words that ask the assistant where they stand in it.
+    """
+    shown = template.shown([message])
+    mark = next(one for one in map(chr, range(0xE000, 0xF900)) if one not in shown)  # characters without a meaning
+    marked = template.shown([{"role": message["role"], "content": mark}])
+    if mark not in marked:
+        raise Rejected(
+            "the model's chat template leaves out a first message of the assistant",
+            got=marked[:300],
+            why="so that it is not known which characters are the assistant's",
+            fix="begin the conversation with a message of the user; or, without --loss dpo, learn all turns: "
+            "--completion_only_loss false",
+        )
+    n = next(n for n, (one, other) in enumerate(zip(shown + "\0", marked, strict=False)) if one != other)
+    before, asks = shown[:n], template.shown([message], ask=True).removeprefix(shown)
+    end = before.rfind(asks)
+    return before if end < 0 else before[: end + len(asks)]
 
 
 def _unstable(number: int) -> Rejected:

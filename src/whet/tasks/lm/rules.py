@@ -119,6 +119,14 @@ LM_RULES: tuple[Rule, ...] = (
         why="they say how preferences are learnt",
         fix="add --loss dpo, or leave them out; --label_smoothing_factor smooths the labels of texts",
     ),
+    only_with(
+        "reference_is_that_of_preferences",
+        "loss dpo",
+        ("precompute_ref_log_probs",),
+        is_on=lambda job: job.loss == "dpo",
+        why="the reference is the model before training, which preferences are compared with",
+        fix="add --loss dpo, or leave --precompute_ref_log_probs out",
+    ),
     pairs_are_complete,
     pairs_have_no_text_column,
 )

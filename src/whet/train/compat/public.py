@@ -34,6 +34,7 @@ class PublicTrainer(Protocol):
     objective: Objective
     precision: Precision
     why_precision: str
+    auto_as_in: str
     sync: Sync
     evaluated_weights: Callable[[], AbstractContextManager[None]]
     before_steps: Callable[[], None]

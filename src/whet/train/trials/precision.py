@@ -54,6 +54,8 @@ class TrialModel:
     """The name of the present precision; "auto" until a training run has chosen one."""
     explain: Callable[[str], None]
     """Takes the reason for the chosen precision, in words."""
+    auto_as_in: str = ""
+    """Which earlier run chose the precision of `args`, by `auto`; empty: it was asked for by name."""
 
     @classmethod
     def of(cls, trainer: PublicTrainer) -> TrialModel:
@@ -63,7 +65,7 @@ class TrialModel:
         def explain(why: str) -> None:
             trainer.why_precision = why
 
-        return cls(*own, trainer.precision.name, explain)
+        return cls(*own, trainer.precision.name, explain, trainer.auto_as_in)
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,8 @@ def choose_precision(subject: TrialModel, dataset: Any, rows: np.ndarray | Batch
     if name == "auto":
         timed = partial(measure, subject, dataset, rows, "bf16")
         name = _choose(subject, timed, _FORWARD_AND_BACKWARD) if kept is None else _as_in_checkpoint(subject, kept)
+    elif subject.auto_as_in:
+        subject.explain(f"{name} (auto: as in {subject.auto_as_in})")
     elif subject.args.precision != "auto":
         subject.explain(f"{name} (asked for)")
         if name != "fp32" and kept is None and subject.device.type == "cpu":

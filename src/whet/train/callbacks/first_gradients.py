@@ -1,0 +1,123 @@
+"""Which weights got a gradient in the first step of a training: one that gets none would never learn."""
+
+from __future__ import annotations
+
+import re
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import TrainerCallback
+
+from whet.errors import ConfigError
+from whet.log import logger
+from whet.models import adapters
+from whet.models.experts.layer import layers_of
+from whet.train.compat.public import PublicTrainer
+
+_MOST_NAMED = 3
+_ONE_OF_MANY = re.compile(r"\.experts\.(expert_)?\d+\.")
+"""A module for each expert: those that get no token in a step have no gradient in it, and may have one in the next."""
+_LAYER_DROPS = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop")
+
+
+class FirstGradients(TrainerCallback):
+    """Ends a run in whose first step a weight of an adapter, or of experts, got no gradient on any rank.
+
+    Of other models it logs these weights: a pooler that the head does not read is one in many of them. The experts of a
+    layer of whet are one weight, and those that got no token have a gradient of 0 in it. Gradients of weights that
+    ranks share are read before the first update, after the exchange: torch calls no hooks of such weights.
+    """
+
+    def __init__(self, trainer: PublicTrainer) -> None:
+        self._trainer = weakref.ref(trainer)
+        self._hooks: list[Any] = []
+        self._shares: dict[str, Tensor] = {}
+        self._without: set[str] = set()
+        self._done = True
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        """Look at the first step of each training."""
+        self._done = False
+
+    def on_step_begin(self, *_: Any, model: Any = None, optimizer: Any = None, **__: Any) -> None:
+        """Look for gradients from here on."""
+        if self._done:
+            return
+        self._done = True
+        for name, weight in model.named_parameters():
+            if not weight.requires_grad or _ONE_OF_MANY.search(name):
+                continue
+            self._without.add(name)
+            if _is_share(weight):
+                self._shares[name] = weight
+            else:
+                self._hooks.append(weight.register_post_accumulate_grad_hook(self._arrived(name)))
+        if self._shares:
+            self._hooks.append(optimizer.register_step_pre_hook(self._read_shares))
+
+    def on_step_end(self, *_: Any, model: Any = None, **__: Any) -> None:
+        """Raise ConfigError or log for weights without a gradient; wait if their first update was left out."""
+        trainer = self._trainer()
+        if not self._hooks or self._shares or trainer is None:
+            return
+        without = set.intersection(*map(set, trainer.sync.gather(sorted(self._without))))
+        self._forget()
+        if found := sorted(without & _required(model)):
+            raise _never_learns(found, has_adapter=bool(adapters.names_of(model)))
+        if without and getattr(trainer.sync, "engine", None) is None:  # DeepSpeed's has ways of its own
+            logger.info("no gradient in the first step, as the loss does not read them: %s", _named(sorted(without)))
+
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        """Leave nothing on the weights of a run that ended in its first step."""
+        self._forget()
+
+    def _forget(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks, self._shares, self._without = [], {}, set()
+
+    def _read_shares(self, *_: Any) -> None:
+        self._without -= {name for name, share in self._shares.items() if share.grad is not None}
+        self._shares = {}
+
+    def _arrived(self, name: str) -> Any:
+        return lambda _: self._without.discard(name)
+
+
+def _required(model: nn.Module) -> set[str]:
+    """Return the names of the weights that have to learn: all next to an adapter, and those of whet's experts.
+
+    Where a step leaves out blocks by chance, none of them.
+    """
+    config = getattr(model, "config", None)
+    if any(getattr(config, name, 0.0) for name in _LAYER_DROPS):
+        return set()
+    names = [name for name, _ in model.named_parameters()]
+    if adapters.names_of(model):
+        return set(names)
+    inside = tuple(f"{name}." for name, _ in layers_of(model))
+    return {name for name in names if name.startswith(inside)}
+
+
+def _never_learns(names: Sequence[str], *, has_adapter: bool) -> ConfigError:
+    return ConfigError(
+        what="weights that are to be trained got no gradient",
+        got=_named(names),
+        why="the loss of the first step does not depend on them, so that they would never learn",
+        fix="leave these layers out of --lora_target_modules, or of target_modules and modules_to_save in the "
+        "LoraConfig"
+        if has_adapter
+        else "train a model whose loss reads all of its blocks",
+    )
+
+
+def _named(names: Sequence[str]) -> str:
+    more = len(names) - _MOST_NAMED
+    return f"{', '.join(names[:_MOST_NAMED])}{f' and {more} more' if more > 0 else ''}"
+
+
+def _is_share(weight: Tensor) -> bool:
+    """Return whether ranks share this weight, so that this one has some of its rows."""
+    return type(weight).__name__ == "DTensor"  # importing the class takes long
