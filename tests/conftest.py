@@ -57,7 +57,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Tell which promises this machine could not show, and what it lacks for that: a skip is easily overlooked."""
     lines = open_rows(terminalreporter.stats.get("skipped", []))
     if lines:
-        terminalreporter.section("rows of docs/reliability.md that could not be shown on this machine")
+        terminalreporter.section("promises of the docs that could not be shown on this machine")
         for line in lines:
             terminalreporter.line(line)
 

@@ -1,4 +1,4 @@
-"""Promises of docs/reliability.md that a machine may be unable to show: named at the end, or failed where they have to.
+"""Promises of the docs that a machine may be unable to show: named at the end, or failed where they have to be shown.
 
 A promise whose tool is missing is skipped, so that the tests run anywhere. With WHET_GATE=1 in the environment it
 fails: for a machine that is known to have all the tools.
@@ -19,7 +19,10 @@ _MARK = "not shown here"
 
 
 def not_shown(rows: str, why: str, needs: str) -> NoReturn:
-    """Skip the test of these rows of docs/reliability.md, or fail it where WHET_GATE is 1; `needs` is what would do."""
+    """Skip the test of these rows of docs/reliability.md, or of another page, or fail it where WHET_GATE is 1.
+
+    `needs` is what the machine lacks.
+    """
     told = f"{rows} {_MARK}: {why}; needs {needs}"
     if os.environ.get("WHET_GATE") == "1":
         pytest.fail(f"{told} (WHET_GATE=1 asks for every row)", pytrace=False)
@@ -38,5 +41,5 @@ def open_rows(reports: Iterable[Any]) -> list[str]:
     told = [
         str(report.longrepr[2]).removeprefix("Skipped: ") for report in reports if isinstance(report.longrepr, tuple)
     ]
-    lines = [line for line in told if re.match(rf"[RS]\d+.* {_MARK}: ", line)]
+    lines = [line for line in told if re.match(rf"(?:[RS]\d+|docs/\S+\.md).* {_MARK}: ", line)]
     return [f"{line} ({lines.count(line)} tests)" for line in sorted(set(lines))]

@@ -14,6 +14,7 @@ from mpi_programs import PROGRAMS
 from tiny_qa import command, squad
 
 from namespaces import Cluster, cluster, missing
+from not_shown import not_shown
 
 pytestmark = [pytest.mark.reliability, pytest.mark.skipif(missing() is not None, reason=str(missing()))]
 
@@ -67,17 +68,18 @@ def test_training_over_ssh_has_the_curve_of_one_process(
     assert losses(tmp_path) == pytest.approx(alone, rel=_CURVE)
 
 
+@pytest.mark.parametrize("per_host", [1, 2])
 @pytest.mark.parametrize("name", list(PROGRAMS))
 def test_training_under_mpirun_has_the_curve_of_one_process(
-    name: str, hosts: Cluster, encoder: Path, alone: list[float], tmp_path: Path
+    name: str, per_host: int, hosts: Cluster, encoder: Path, alone: list[float], tmp_path: Path
 ) -> None:
     """With the command line of guides, which gives no address; each host knows itself as 127.0.1.1, as in Debian."""
     start, program, install = PROGRAMS[name]
     if program is None:
-        pytest.skip(f"{name} is missing: {install}")
+        not_shown("docs/cluster.md", f"{name} is missing", install)
     debian_names(hosts)
-    words = [sys.executable, "-m", "whet", *whet_qa(encoder, tmp_path, 4)]
-    process = hosts.start("h1", start(hosts, tmp_path, words), **hosts.piped(tmp_path))
+    words = [sys.executable, "-m", "whet", *whet_qa(encoder, tmp_path, 2 * per_host)]
+    process = hosts.start("h1", start(hosts, tmp_path, words, per_host), **hosts.piped(tmp_path))
     code, _, err = ended(process, 120)
     assert code == 0, err
     assert losses(tmp_path) == pytest.approx(alone, rel=_CURVE)
@@ -87,6 +89,20 @@ def _by_torchrun(host: str) -> tuple[list[str], dict[str, str]]:
     number = "01"[host == "h2"]
     static = ["--nnodes", "2", "--node-rank", number, "--master-addr", "10.77.0.1", "--master-port", "29511"]
     return ["-m", "torch.distributed.run", "--nproc-per-node", "1", *static], {}
+
+
+def _by_torchrun_c10d(host: str) -> tuple[list[str], dict[str, str]]:
+    """With what docs/cluster.md adds where hosts know themselves as 127.0.1.1."""
+    first = host == "h1"
+    meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "10.77.0.1:29511", "--rdzv-id", "job", "--nnodes", "2"]
+    known = ["--rdzv-conf", f"is_host={int(first)}", "--local-addr", "10.77.0.1" if first else "10.77.0.2"]
+    return ["-m", "torch.distributed.run", "--nproc-per-node", "1", *meeting, *known], {}
+
+
+def _by_hand(host: str) -> tuple[list[str], dict[str, str]]:
+    """By variables, with the name of the first host, which itself resolves it to 127.0.1.1."""
+    variables = {"RANK": "01"[host == "h2"], "WORLD_SIZE": "2", "MASTER_ADDR": "h1", "MASTER_PORT": "29511"}
+    return [], variables
 
 
 def _by_srun(host: str) -> tuple[list[str], dict[str, str]]:
@@ -103,7 +119,7 @@ def _by_srun(host: str) -> tuple[list[str], dict[str, str]]:
     return [], {f"SLURM_{name}": value for name, value in (step | place).items()}
 
 
-@pytest.mark.parametrize("by", [_by_torchrun, _by_srun], ids=["torchrun", "srun"])
+@pytest.mark.parametrize("by", [_by_torchrun, _by_torchrun_c10d, _by_srun, _by_hand])
 def test_training_under_other_launchers_has_the_curve_of_one_process(
     by: Callable[[str], tuple[list[str], dict[str, str]]],
     hosts: Cluster,

@@ -18,8 +18,10 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+import jobs_of_joins
 import jobs_of_local_steps
 import jobs_of_loops
+import jobs_of_planted
 import jobs_of_ranks
 import jobs_of_shares
 from many import free_port
@@ -41,7 +43,7 @@ def _rank(job: dict[str, Any], rank: int, port: int) -> None:
             os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
         os.environ.update(job.get("environment", {}))
         try:
-            homes = (jobs_of_shares, jobs_of_local_steps, jobs_of_loops, jobs_of_ranks)
+            homes = (jobs_of_joins, jobs_of_planted, jobs_of_shares, jobs_of_local_steps, jobs_of_loops, jobs_of_ranks)
             home = next(one for one in homes if job["kind"] in vars(one))
             found = getattr(home, job["kind"])(job, rank)
         except (Exception, SystemExit) as error:

@@ -31,13 +31,13 @@ _USUAL: dict[str, Any] = {
 }  # fmt: skip
 
 
-def _arguments(job: dict[str, Any]) -> whet.TrainingArguments:
+def arguments(job: dict[str, Any]) -> whet.TrainingArguments:
     given = _USUAL | {"output_dir": str(Path(job["folder"]).parent / "out")} | job.get("args", {})
     rows = given.pop("rows_per_step", 8) // job["n_ranks"] // given.get("gradient_accumulation_steps", 1)
     return whet.TrainingArguments(**({"per_device_train_batch_size": job.get("rows", rows)} | given))
 
 
-def _found(trainer: whet.Trainer, **more: Any) -> dict[str, Any]:
+def left_by(trainer: whet.Trainer, **more: Any) -> dict[str, Any]:
     """Return what a run left in this rank."""
     held = trainer.model.state_dict()
     digest = hashlib.sha256(b"".join(one.numpy().tobytes() for one in held.values())).hexdigest()
@@ -59,7 +59,7 @@ def _questions(job: dict[str, Any], cls: type[whet.Trainer] = whet.Trainer, **mo
     model = tiny_model(job.get("family", "bert"), dropout=job.get("dropout", 0.1))
     if "experts" in job:
         upcycle(model, ExpertSettings(**job["experts"]))
-    return cls(model, _arguments(job), train_dataset=rows, eval_dataset=rows, **more)
+    return cls(model, arguments(job), train_dataset=rows, eval_dataset=rows, **more)
 
 
 def questions(job: dict[str, Any], rank: int) -> dict[str, Any]:
@@ -72,7 +72,7 @@ def questions(job: dict[str, Any], rank: int) -> dict[str, Any]:
     trainer.train(resume_from_checkpoint=job.get("resume"))
     counts = {name: value for name, value in trainer.evaluate().items() if name in ("eval_loss",)}
     predicted = trainer.predict(trainer.eval_dataset)
-    return _found(trainer, evaluated=counts, predicted=[np.asarray(one).shape for one in predicted.predictions])
+    return left_by(trainer, evaluated=counts, predicted=[np.asarray(one).shape for one in predicted.predictions])
 
 
 class _Weighs(TrainerCallback):
@@ -102,15 +102,15 @@ def shared(job: dict[str, Any], rank: int) -> dict[str, Any]:
     plan = planned.of_rank(trainer.model, trainer.args, trainer.optimizer, trainer.sync.place)
     total = plan.weights + plan.gradients + (plan.state or 0)
     found = {"state": [scale.state_bytes, plan.state], "total": [scale.tensor_bytes, total]}
-    return _found(trainer, **found, evaluated=trainer.evaluate()["eval_loss"])
+    return left_by(trainer, **found, evaluated=trainer.evaluate()["eval_loss"])
 
 
 def words(job: dict[str, Any], rank: int) -> dict[str, Any]:
     """Train a decoder, whose loss reads its head without a call of the model."""
     rows: Any = token_rows(20)
-    trainer = whet.Trainer(tiny_decoder("llama"), _arguments(job), data_collator=collate, train_dataset=rows)
+    trainer = whet.Trainer(tiny_decoder("llama"), arguments(job), data_collator=collate, train_dataset=rows)
     trainer.train()
-    return _found(trainer)
+    return left_by(trainer)
 
 
 class _OwnLoss(whet.Trainer):
@@ -195,7 +195,7 @@ def toy(job: dict[str, Any], rank: int) -> dict[str, Any]:
     metrics = {"compute_metrics": lambda found: {"sum": float(np.sum(found.predictions))}}
     cls = _TOYS[job.get("trainer", "whet")]
     model = _ReadsAnything() if job.get("reads_anything") else Toy()
-    trainer = cls(model, _arguments(job), train_dataset=rows, eval_dataset=toy_rows(11), callbacks=callbacks, **metrics)
+    trainer = cls(model, arguments(job), train_dataset=rows, eval_dataset=toy_rows(11), callbacks=callbacks, **metrics)
     if job.get("signal_at") is not None:
         trainer.add_callback(_Signal(rank, job["signal_at"]))
     if job.get("nan_at") is not None:
@@ -212,8 +212,8 @@ def toy(job: dict[str, Any], rank: int) -> dict[str, Any]:
     try:
         trainer.train(resume_from_checkpoint=job.get("resume"))
     except stop.Stopped as stopped:
-        return _found(trainer, stopped=str(stopped))
-    return _found(trainer, evaluated=trainer.evaluate(), events=[getattr(one, "seen", None) for one in callbacks])
+        return left_by(trainer, stopped=str(stopped))
+    return left_by(trainer, evaluated=trainer.evaluate(), events=[getattr(one, "seen", None) for one in callbacks])
 
 
 class _On(TrainerCallback):
@@ -342,4 +342,4 @@ def writes(job: dict[str, Any], rank: int) -> dict[str, Any]:
     trainer.create_model_card()
     place = [trainer.is_world_process_zero(), trainer.args.should_save, trainer.accelerator.is_main_process]
     gathered = trainer.accelerator.gather(torch.tensor([rank])).tolist()
-    return _found(trainer, place=place, gathered=gathered)
+    return left_by(trainer, place=place, gathered=gathered)

@@ -43,6 +43,13 @@ def test_common_network_is_one_in_which_every_rank_has_an_address(of_ranks: list
         ("n1,n2", ["n1", "n2"]),
         ("node[08-10,12]", ["node08", "node09", "node10", "node12"]),
         ("a[1-2]x,login,b-[003]", ["a1x", "a2x", "login", "b-003"]),
+        ("rack[1-2]node[09-10]", ["rack1node09", "rack1node10", "rack2node09", "rack2node10"]),
+        ("rack[1-2]node[1,3],login1", ["rack1node1", "rack1node3", "rack2node1", "rack2node3", "login1"]),
+        ("n[1-2]-[3-4]x,m", ["n1-3x", "n1-4x", "n2-3x", "n2-4x", "m"]),
+        ("node[1-2,a]", ["node1", "node2", "nodea"]),
+        ("n1, n2", ["n1", "n2"]),
+        ("node[1-2", []),
+        ("node[1-2]],b", []),
         ("", []),
     ],
 )
@@ -99,6 +106,12 @@ def test_launcher_without_an_exchange_is_refused_with_what_to_set() -> None:
 def test_slurm_node_that_cannot_be_resolved_is_named() -> None:
     step = {"SLURM_STEP_NODELIST": "no-such-node-[1-2].invalid", "SLURM_NODEID": "1"}
     with pytest.raises(ConfigError, match=r"no-such-node-1\.invalid cannot be resolved"):
+        meeting.address_for(Place(1, 2, 0, 1, "Slurm"), step)
+
+
+def test_list_of_slurm_that_is_not_understood_is_shown() -> None:
+    step = {"SLURM_STEP_NODELIST": "node[1-2", "SLURM_NODEID": "1"}
+    with pytest.raises(ConfigError, match=r"not understood: node\[1-2"):
         meeting.address_for(Place(1, 2, 0, 1, "Slurm"), step)
 
 

@@ -25,7 +25,7 @@ def test_a_missing_tool_is_named(tmp_path: Path, gate: str, code: int) -> None:
     assert done.returncode == code, done.stdout[-3000:]
     named = "S7 not shown here: unshare -rn makes no network name space; needs unshare (util-linux)"
     if gate == "0":
-        assert "rows of docs/reliability.md that could not be shown on this machine" in done.stdout
+        assert "promises of the docs that could not be shown on this machine" in done.stdout
         assert any(line.startswith(named) and line.endswith("(1 tests)") for line in done.stdout.splitlines())
     else:
         assert named in done.stdout

@@ -18,8 +18,8 @@ import torch
 import torch.distributed as torch_dist
 from torch import Tensor
 
-from whet.config.ranks import Place, here, restarted
-from whet.dist import meeting
+from whet.config.ranks import Place, here
+from whet.dist import meeting, reaching, store
 from whet.errors import ConfigError, WhetError
 from whet.log import logger
 
@@ -219,36 +219,18 @@ def _why_missing(name: str) -> str:
     return f"{reasons.get(name, 'no backend of this name is registered')}; there is {', '.join(have)}"
 
 
-def _store_after_restart(place: Place, address: meeting.Address, timeout: timedelta) -> Any:
-    """Return the store in which the ranks meet, with names of this attempt's own.
-
-    torchrun with a fixed port keeps one store for all attempts, so that ranks would read the addresses of dead ones.
-    The ranks of one machine have the same count of restarts; on several machines torch's own names are used.
-    """
-    by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    store = torch_dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
-        address.host, address.port, place.n_ranks, place.rank == 0 and not by_agent, timeout=timeout, multi_tenant=True
-    )
-    attempt = f"whet/attempt-{os.environ['TORCHELASTIC_RESTART_COUNT']}"
-    return torch_dist.PrefixStore(attempt, store)  # pyright: ignore[reportPrivateImportUsage]
-
-
 def _join(place: Place, backend: str, timeout: timedelta) -> None:
-    address = meeting.address_for(place, os.environ)
-    meeting.choose_interface(place, address, os.environ)
-    logger.info("joining %d ranks at %s as rank %d, by %s", place.n_ranks, address, place.rank, backend)
-    options: dict[str, Any] = {"timeout": timeout}
-    if address.from_launcher and place.one_machine and restarted():
-        options |= {"store": _store_after_restart(place, address, timeout)}
-        options |= {"rank": place.rank, "world_size": place.n_ranks}
-    elif address.from_launcher:
-        options["init_method"] = "env://"
-    else:
-        options |= {"init_method": f"tcp://{address}", "rank": place.rank, "world_size": place.n_ranks}
+    address, timeout_s = meeting.address_for(place, os.environ), timeout.total_seconds()
+    logger.info("joining %d ranks at %s as rank %d, by %s", place.n_ranks, str(address), place.rank, backend)
+    reached = reaching.reach(place, address, timeout_s, os.environ)
     try:
-        torch_dist.init_process_group(backend, **options)
-        Group(place).any_of(False)
+        with reaching.saying_who_waits(place, address, timeout_s):
+            held = store.opened(place, address, timeout)
+            store.choose_interface(place, reached, held, os.environ)
+            torch_dist.init_process_group(
+                backend, store=held, rank=place.rank, world_size=place.n_ranks, timeout=timeout
+            )
+            Group(place).any_of(False)
     except (RuntimeError, ValueError) as error:
         leave()
-        raise meeting.not_met(place, address, timeout.total_seconds(), error) from error
-
+        raise meeting.not_met(place, address, timeout_s, error) from error

@@ -1,19 +1,16 @@
-"""Where the ranks of a run meet, and over which network interface they talk."""
+"""Where the ranks of a run meet."""
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from whet.config.ranks import Place, rank_variables
 from whet.dist.launchers import first_rank, slurm
 from whet.dist.launchers.parent import launcher_pid
 from whet.errors import ConfigError
-from whet.hardware import network
-from whet.log import logger
 
-_GLOO, _LOOPBACK = "GLOO_SOCKET_IFNAME", "lo"
+GLOO, LOOPBACK = "GLOO_SOCKET_IFNAME", "lo"
 _LOWEST_PORT, _N_PORTS = 20000, 20000
 _USUAL_PORT = 29500
 """Of torchrun, transformers and accelerate, for runs whose user gives MASTER_ADDR alone."""
@@ -75,20 +72,6 @@ def _unknown(place: Place, why: str) -> ConfigError:
     )
 
 
-def choose_interface(place: Place, address: Address, environment: MutableMapping[str, str]) -> None:
-    """Make gloo use the interface that leads to the other ranks, unless GLOO_SOCKET_IFNAME names one.
-
-    gloo itself looks its own host name up, which on many machines is 127.0.1.1 or unknown.
-    """
-    if environment.get(_GLOO):
-        return
-    own = {**network.addresses(), "127.0.0.1": _LOOPBACK}
-    name = _LOOPBACK if place.one_machine else network.interface_towards(address.host, own)[1]
-    if name in {name for _, name in socket.if_nameindex()}:
-        environment[_GLOO] = name
-        logger.info("gloo uses the interface %s", name)
-
-
 def not_met(place: Place, address: Address, waited_s: float, error: BaseException) -> ConfigError:
     """Return the error of ranks that did not find each other."""
     return ConfigError(
@@ -96,6 +79,6 @@ def not_met(place: Place, address: Address, waited_s: float, error: BaseExceptio
         got=str(error).splitlines()[0] if str(error) else type(error).__name__,
         why=f"all ranks have to join within {waited_s:.0f} seconds (--ddp_timeout)",
         fix="check that every rank was started, that MASTER_ADDR is reachable from all machines and MASTER_PORT is free "
-        f"on rank 0's; {_GLOO} must name, on each machine, the interface that leads to the others; a process alone "
+        f"on rank 0's; {GLOO} must name, on each machine, the interface that leads to the others; a process alone "
         "needs RANK and WORLD_SIZE taken out: env -u RANK -u WORLD_SIZE",
     )

@@ -1,4 +1,4 @@
-"""The network interfaces of this machine: their addresses, and which of them leads to another machine."""
+"""The network of this machine: addresses, the interface that leads to another machine, names, listening sockets."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import fcntl
 import ipaddress
 import socket
 import struct
+import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -15,12 +16,26 @@ _SIOCGIFCONF = 0x8912
 _SIOCGIFNETMASK = 0x891B
 _IFREQ_BYTES = 40
 _MOST_INTERFACES = 1024
+_RESOLVE_S = 4.0
 
 
 def addresses() -> dict[str, str]:
     """Return the addresses of this machine -> the name of their interface, without loopback and link-local ones."""
     found = {**_ipv4(), **_ipv6()}
     return {text: name for text, name in found.items() if leads_out(text)}
+
+
+def nominal_speeds(root: Path = Path("/sys/class/net")) -> dict[str, float]:
+    """Return interface -> its speed in bits per second, for devices that say it; virtual ones name any number."""
+    found: dict[str, float] = {}
+    for folder in sorted(root.iterdir()) if root.is_dir() else ():
+        if not ((folder / "device").exists() or (folder / "bonding").exists()):
+            continue
+        with suppress(OSError, ValueError):  # of an interface that is down
+            megabits = int((folder / "speed").read_text("ascii"))
+            if megabits > 0:
+                found[folder.name] = 1e6 * megabits
+    return found
 
 
 def networks() -> list[str]:
@@ -40,6 +55,33 @@ def interface_towards(address: str, own: Mapping[str, str]) -> tuple[str, str]:
         source = str(probe.getsockname()[0])
         return source, own.get(source, "")
     return "", ""
+
+
+def resolve(name: str, within_s: float = _RESOLVE_S) -> tuple[list[str], str]:
+    """Return the addresses of a name as this host sees it, and why there are none; never waits longer than asked."""
+    found: list[str] = []
+    errors: list[str] = []
+
+    def ask() -> None:
+        try:
+            found.extend(dict.fromkeys(str(entry[4][0]) for entry in socket.getaddrinfo(name, None)))
+        except (OSError, UnicodeError) as error:  # of a name that no name service takes
+            errors.append(getattr(error, "strerror", None) or str(error))
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(within_s)
+    if asking.is_alive():
+        return [], f"no answer of the name service within {within_s:g} s"
+    return found, "" if found else (errors or ["no address"])[0]
+
+
+def listening(port: int) -> socket.socket:
+    """Return a socket that listens on all addresses of this host, of both families if there are two."""
+    if socket.has_dualstack_ipv6():
+        with suppress(OSError):
+            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=256)
+    return socket.create_server(("", port), backlog=256)
 
 
 def leads_out(text: str) -> bool:

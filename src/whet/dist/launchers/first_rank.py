@@ -81,7 +81,7 @@ def _of_slurm(environment: Mapping[str, str]) -> tuple[str, int]:
     """Return the address of the first node: on that node itself, the one that leads to the second."""
     names = slurm.nodes(environment)
     if len(names) < 2:
-        raise UnknownError("SLURM_STEP_NODELIST does not list the nodes")
+        raise UnknownError(f"Slurm's list of nodes is not understood: {slurm.listed(environment) or 'it is empty'}")
     on_first = environment.get("SLURM_NODEID") == "0"
     address = _resolved(names[1] if on_first else names[0])
     if on_first:
