@@ -121,6 +121,7 @@ _SHARING = {
     "outer_learning_rate_above_0": {"local_sgd_steps": 4, "outer_learning_rate": 0.0},
     "outer_momentum_below_one": {"local_sgd_steps": 4, "outer_momentum": 1.0},
     "steps_alone_have_complete_weights": {"local_sgd_steps": 4, "zero_stage": 1},
+    "ddp_backend_is_known": {"ddp_backend": "bogus"},
     "zero_stage_is_known": {"zero_stage": 4},
     "fsdp_is_known": {"fsdp": "hybrid_shard"},
     "fsdp_and_stage_agree": {"fsdp": "full_shard", "zero_stage": 2},

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from whet.errors import ConfigError
+from whet.hardware.network import nominal_speeds
 from whet.launch.agent.facts import Facts
 from whet.launch.hosts import checks, ssh
 from whet.launch.hosts.member import Member, close_all, opened
@@ -122,6 +123,53 @@ def test_the_machine_of_the_launcher_is_known_with_and_without_its_domain(
 def test_ssh_waits_as_long_as_the_launcher() -> None:
     words = ssh.agent_command("no-such-host.invalid", "ssh", "python3", 60.0)
     assert "-oConnectTimeout=59" in words
+
+
+def test_another_version_of_transformers_is_named(members: list[Member]) -> None:
+    members += [answering("h1", transformers="5.2.0"), answering("h2", transformers="5.1.0")]
+    with pytest.raises(ConfigError) as refused:
+        prepared(members)
+    fixes = {problem.what: problem.fix for problem in refused.value.problems}
+    assert "install it on h2 (pip install transformers==5.2.0)" in fixes["h2: another version of transformers"]
+
+
+@pytest.mark.parametrize(
+    ("named_gbit", "gbit_per_s", "reported"),
+    [
+        ((10.0, 10.0), (9.0, 8.0), []),
+        ((10.0, 10.0), (0.9, 8.0), ["h1"]),
+        ((10.0, 1.0), (0.9, 0.9), []),
+        ((100.0, 100.0), (6.0, 7.0), []),
+        ((None, None), (0.9, 0.1), ["h2"]),
+        ((None, 10.0), (0.9, 0.9), ["h1", "h2"]),
+    ],
+)
+def test_slow_link_between_two_hosts_is_reported_with_what_it_costs(
+    members: list[Member],
+    named_gbit: Sequence[float | None],
+    gbit_per_s: Sequence[float],
+    reported: Sequence[str],
+) -> None:
+    """Two hosts have no third to be compared with: the speed that their interfaces name counts, if they name one."""
+    for n, named in enumerate(named_gbit, start=1):
+        members.append(answering(f"h{n}"))
+        members[-1].interface = "eth0"
+        bits = {"eth0": 1e9 * named} if named else {}
+        members[-1].facts = Facts.of({"name": f"h{n}", "whet": __version__, "bits_per_s": bits})
+    lines = checks.remarks(members, {f"h{n}": 1e9 / 8 * speed for n, speed in enumerate(gbit_per_s, start=1)})
+    assert [line.partition(":")[0] for line in lines] == reported
+    for line in lines:
+        assert "each step of a model with 100 million weights waits up to" in line
+
+
+def test_speed_of_interfaces_is_read_where_it_is_a_devices_own(tmp_path: Path) -> None:
+    for name, speed, device in (("eth0", "25000", True), ("eth1", "-1", True), ("veth0", "10000", False)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "speed").write_text(f"{speed}\n")
+        if device:
+            (tmp_path / name / "device").mkdir()
+    (tmp_path / "down" / "device").mkdir(parents=True)
+    assert nominal_speeds(tmp_path) == {"eth0": 25e9}
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,36 @@ def test_hostfile_is_read_in_every_form_of_mpi(tmp_path: Path) -> None:
     assert found == [Host("h1", None), Host("h2", 2), Host("h3", 4), Host("h4", 2), Host("h5", 3)]
 
 
+def test_hostfile_of_other_systems_is_read(tmp_path: Path) -> None:
+    """Editors of Windows begin a file with a mark and end lines with CR LF; Open MPI allows spaces around =."""
+    path = tmp_path / "hosts"
+    path.write_bytes(b"\xef\xbb\xbfh1 slots=2\r\nh2 slots = 4 max-slots=8\r\n# the end\r\n")
+    assert from_file(path) == [Host("h1", 2), Host("h2", 4)]
+
+
+@pytest.mark.parametrize(
+    ("line", "got", "why"),
+    [
+        ("h2 slots=4 max_slots=2", "max_slots=2, slots=4", "max_slots must allow them"),
+        ("h2 max_slots=2", "max_slots=2, without slots=N", "max_slots must allow them"),
+        ("h2 max_slots=two slots=1", "two", "a whole number from 1"),
+        ("h2:2 slots=4", "slots=4", "given once"),
+        ("h2 slots=2 slots=4", "slots=4", "given once"),
+        ("h2:2 ifname=ib0", "ifname=ib0", "--master_addr"),
+        ("h2 binding=user", "binding=user", "only slots=N is understood"),
+    ],
+)
+def test_words_of_a_hostfile_that_cannot_be_honoured_are_refused(line: str, got: str, why: str, tmp_path: Path) -> None:
+    path = tmp_path / "hosts"
+    path.write_text(f"h1\n{line}\n", "utf-8")
+    with pytest.raises(ConfigError) as caught:
+        from_file(path)
+    (problem,) = caught.value.problems
+    assert "line 2" in problem.what
+    assert problem.got == got
+    assert why in problem.why
+
+
 def test_every_bad_line_of_a_hostfile_is_reported_with_its_number(tmp_path: Path) -> None:
     path = tmp_path / "hosts"
     path.write_text("h1\nh2 slots=0\n-oProxyCommand=x\nh3 gpus=4\nh4:two\n", "utf-8")

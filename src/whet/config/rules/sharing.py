@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 
 from whet.config import deepspeed
@@ -10,6 +11,7 @@ from whet.config.fields import TrainingFields
 from whet.config.rules.ranges import Rule, above, at_least, below_one, only_with
 from whet.errors import Problem
 
+_BACKENDS = ("gloo", "nccl", "mpi", "ucc", "xccl", "ccl", "hccl", "cncl", "mccl")
 _FSDP: Mapping[str, int] = {"": 0, "false": 0, "true": 3, "full_shard": 3, "shard_grad_op": 2}
 """Words of transformers' fsdp -> the stage of ZeRO that they mean."""
 _ALWAYS = {"auto_wrap"}
@@ -45,6 +47,23 @@ def instead(args: TrainingFields) -> str:
     given = {"--fsdp": bool(stage_of(args.fsdp)), "--deepspeed": args.deepspeed is not None}
     found = [flag for flag, is_given in given.items() if is_given]
     return f" in place of {' and '.join(found)}" if found else ""
+
+
+def ddp_backend_is_known(args: TrainingFields) -> Problem | None:
+    """A name that no build of torch has is a slip, in a process alone, too, where no backend is used."""
+    if args.ddp_backend is None:
+        return None
+    loaded = sys.modules.get("torch.distributed")
+    registered = getattr(getattr(loaded, "Backend", None), "backend_list", ())  # an extension may have added its own
+    names = [part.rpartition(":")[2].strip().lower() for part in args.ddp_backend.split(",")]
+    if all(name in _BACKENDS or name in registered for name in names):
+        return None
+    return Problem(
+        what="ddp_backend names no backend of torch",
+        got=args.ddp_backend,
+        why=f"torch and its extensions have {', '.join(_BACKENDS)}",
+        fix="leave --ddp_backend out, which means gloo on a CPU and nccl on GPUs, or name one of these",
+    )
 
 
 def zero_stage_is_known(args: TrainingFields) -> Problem | None:
@@ -242,6 +261,7 @@ def steps_alone_have_complete_weights(args: TrainingFields) -> Problem | None:
 
 
 SHARING_RULES: tuple[Rule, ...] = (
+    ddp_backend_is_known,
     zero_stage_is_known,
     fsdp_is_known,
     fsdp_and_stage_agree,

@@ -41,12 +41,15 @@ class Facts:
     python: str
     torch: str
     """Its version, "" if it is not installed."""
+    transformers: str
     command: str
     n_ranks: int
     port: int
     """The port that its listener answers on."""
     addresses: Mapping[str, str]
     """Its addresses -> the interface of each."""
+    bits_per_s: Mapping[str, float]
+    """Interface -> the speed that it names, of those that name one."""
     ssh: tuple[str, ...]
     """(address of the launcher, address of this host) of the ssh connection; () if there is none."""
     master: tuple[list[str], str]
@@ -68,8 +71,8 @@ class Facts:
 
 
 _UNKNOWN: Mapping[str, Any] = {
-    "name": "", "whet": "", "python": "", "torch": "", "command": "", "n_ranks": 0, "port": 0, "addresses": {},
-    "master": ([], ""), "available_bytes": None,
+    "name": "", "whet": "", "python": "", "torch": "", "transformers": "", "command": "", "n_ranks": 0,
+    "port": 0, "addresses": {}, "bits_per_s": {}, "master": ([], ""), "available_bytes": None,
 }  # fmt: skip
 """What is taken for facts that a host does not send."""
 
@@ -115,12 +118,14 @@ def find(spec: Mapping[str, Any]) -> tuple[Facts, Prepared | None, network.Liste
         whet=__version__,
         python=platform.python_version(),
         torch=_version("torch"),
+        transformers=_version("transformers"),
         command=" ".join(prepared.line[1:]) if prepared else "",
         n_ranks=len(prepared.ranks) if prepared else 0,
         port=listener.port if listener else 0,
         addresses=finder.attempt(interfaces.addresses) or {},
+        bits_per_s=interfaces.nominal_speeds(),
         ssh=(connection[0], connection[2]) if len(connection) == 4 else (),
-        master=network.resolve(spec["master_addr"]) if spec["master_addr"] else ([], ""),
+        master=interfaces.resolve(spec["master_addr"]) if spec["master_addr"] else ([], ""),
         available_bytes=memory.available_bytes(),
         problems=finder.problems,
     )

@@ -9,31 +9,13 @@ from collections.abc import Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
 
+from whet.hardware.network import listening
+
 _CONNECT_S = 3.0
-_RESOLVE_S = 4.0
 _CHUNK = bytes(1 << 16)
 _TRANSFER_S = 1.0
 """The longest that a measurement of a link takes."""
 _TRANSFER_BYTES = 64 << 20
-
-
-def resolve(name: str, within_s: float = _RESOLVE_S) -> tuple[list[str], str]:
-    """Return the addresses of a name as this host sees it, and why there are none; never waits longer than asked."""
-    found: list[str] = []
-    errors: list[str] = []
-
-    def ask() -> None:
-        try:
-            found.extend(dict.fromkeys(str(entry[4][0]) for entry in socket.getaddrinfo(name, None)))
-        except OSError as error:
-            errors.append(error.strerror or str(error))
-
-    asking = threading.Thread(target=ask, daemon=True)
-    asking.start()
-    asking.join(within_s)
-    if asking.is_alive():
-        return [], f"no answer of the name service within {within_s:g} s"
-    return found, "" if found else (errors or ["no address"])[0]
 
 
 @dataclass(frozen=True)
@@ -121,11 +103,3 @@ def _send_for_a_while(connection: socket.socket) -> None:
     while n_sent < _TRANSFER_BYTES and time.monotonic() < until:
         connection.sendall(_CHUNK)
         n_sent += len(_CHUNK)
-
-
-def listening(port: int) -> socket.socket:
-    """Return a socket that listens on all addresses of this host, of both families if there are two."""
-    if socket.has_dualstack_ipv6():
-        with suppress(OSError):
-            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=256)
-    return socket.create_server(("", port), backlog=256)

@@ -14,6 +14,11 @@ from whet.version import __version__
 _CLOCK_S = 2.0
 _SLOW_FRAC = 0.25
 """A link below this part of the usual speed is reported; a busy machine alone explains a factor of two."""
+_MOST_EXPECTED = 10e9
+"""Bits per second that one connection of the measurement reaches on a faster interface, too."""
+_LEAST_EXPECTED = 1e9
+"""Bits per second of the slowest network that clusters have, for interfaces that do not name their speed."""
+_EXAMPLE_WEIGHTS = 100e6
 _FREE_FRAC = 0.5
 """A host with less free memory than this part of the others' is worth a line: all ranks train the same model."""
 
@@ -69,8 +74,10 @@ def _versions(members: Sequence[Member]) -> list[Problem]:
     for first, member in ((known[0], other) for other in known[1:]):
         assert first.facts is not None
         assert member.facts is not None
-        if member.facts.torch != first.facts.torch:
-            found.append(_differs(member, "torch", member.facts.torch, first.facts.torch, first.name))
+        for package in ("torch", "transformers"):
+            theirs, ours = getattr(member.facts, package), getattr(first.facts, package)
+            if theirs != ours:
+                found.append(_differs(member, package, theirs, ours, first.name))
         ours, theirs = (_minor(one.facts.python) for one in (first, member) if one.facts is not None)
         if ours != theirs:
             found.append(_differs(member, "Python", member.facts.python, first.facts.python, first.name))
@@ -140,8 +147,10 @@ def _links(members: Sequence[Member], bytes_per_s: Mapping[str, float]) -> list[
     own, which are two of three. Such a link to a slow host is not reported: its sender is in order.
     """
     n_hosts = len(members)
-    if n_hosts < 3 or len(bytes_per_s) < n_hosts:
+    if n_hosts < 2 or len(bytes_per_s) < n_hosts:
         return []
+    if n_hosts == 2:
+        return _links_of_two(members, bytes_per_s)
     own = [bytes_per_s[member.name] for member in members]
     usual = statistics.median_low(max(own[n], own[n - 1]) for n in range(n_hosts))
     slow = [speed < _SLOW_FRAC * usual for speed in own]
@@ -152,6 +161,27 @@ def _links(members: Sequence[Member], bytes_per_s: Mapping[str, float]) -> list[
         for n, member in enumerate(members)
         if slow[n] and (slow[n - 1] or not slow[(n + 1) % n_hosts])
     ]
+
+
+def _links_of_two(members: Sequence[Member], bytes_per_s: Mapping[str, float]) -> list[str]:
+    """Return a line for each of two hosts that sends slowly: with no third one, interfaces say what is usual."""
+    found: list[str] = []
+    for member, other in (members, members[::-1]):
+        speed = 8 * bytes_per_s[member.name]
+        named = [one.facts.bits_per_s.get(one.interface) for one in (member, other) if one.facts is not None]
+        known = [one for one in named if one]
+        expected = min(*known, _MOST_EXPECTED) if known else _LEAST_EXPECTED
+        if speed >= _SLOW_FRAC * expected:
+            continue
+        usual = f"its interface {member.interface} should reach" if known else "usual networks have at least"
+        waits_s = 32 * _EXAMPLE_WEIGHTS / max(speed, 1.0)
+        found.append(
+            f"{member.name}: only {1e-9 * speed:.2f} Gbit/s to {other.name}, {usual} {1e-9 * expected:.0f}; each step "
+            f"of a model with {_EXAMPLE_WEIGHTS / 1e6:.0f} million weights waits up to {waits_s:.1f} s for gradients. "
+            f"fix: look at the interface (ethtool {member.interface}), choose another network with --master_addr, or "
+            "exchange less: --ddp_comm_hook bf16 or --local_sgd_steps 16"
+        )
+    return found
 
 
 def _memory(members: Sequence[Member]) -> list[str]:

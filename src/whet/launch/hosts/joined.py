@@ -16,7 +16,7 @@ from contextlib import closing, contextmanager
 from typing import Any
 
 from whet.errors import EXIT_BAD_CONFIG, EXIT_IO, EXIT_OK, ConfigError, WhetError
-from whet.launch.agent import network
+from whet.hardware import network
 from whet.launch.agent.channel import Channel
 from whet.launch.agent.serve import Agent
 from whet.launch.hosts import ssh

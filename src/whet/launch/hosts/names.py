@@ -12,7 +12,14 @@ from whet.errors import ConfigError, Problem
 _NAME = re.compile(r"(?:[\w.-]+@)?(?:\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\]|[\w.-]+)")
 _SLOT_KEYS = ("slots", "cpu")
 """Open MPI's and older LAM's word for the ranks of a host."""
-_IGNORED_KEYS = ("max_slots", "max-slots", "maxslots")
+_MOST_KEYS = ("max_slots", "max-slots", "maxslots")
+"""Open MPI's word for the ranks that a host gets at most, where more are started than there are slots."""
+_EQUALS = re.compile(r"\s*=\s*")
+_WHY = {
+    "ifname": "whet chooses the interface of every host that leads to the first one; leave ifname out, and add "
+    "--master_addr with the first host's address on the network that ranks are to use",
+}
+"""Key of a hostfile that whet does not honour -> why, and what to do instead."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +41,7 @@ def from_option(text: str) -> list[Host]:
 def from_file(path: Path) -> list[Host]:
     """Return the hosts of a hostfile: `host`, `host slots=N` or `host:N` on each line, # starts a comment."""
     try:
-        lines = path.read_text("utf-8").splitlines()
+        lines = path.read_text("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             what="the hostfile cannot be read",
@@ -42,24 +49,38 @@ def from_file(path: Path) -> list[Host]:
             why="its lines name the hosts that ranks run on",
             fix="write one host on each line, such as: node1 slots=2; or name the hosts: --hosts node1,node2",
         ) from error
-    numbered = [(number, line.partition("#")[0].split()) for number, line in enumerate(lines, start=1)]
+    plain = (_EQUALS.sub("=", line.partition("#")[0]) for line in lines)
+    numbered = [(number, line.split()) for number, line in enumerate(plain, start=1)]
     return _joined([_entry(words, f"{path}, line {number}") for number, words in numbered if words], f"{path}")
 
 
 def _entry(words: list[str], source: str) -> Host | Problem:
     """Return the host that the words of one entry name, or what is wrong with them."""
     name, slots = _split(words[0])
+    most: str | None = None
     for word in words[1:]:
         key, _, value = word.partition("=")
         if key in _SLOT_KEYS and slots is None:
             slots = value
-        elif key not in _IGNORED_KEYS:
-            return _bad(source, word, "after a host only slots=N is understood")
+        elif key in _MOST_KEYS and most is None:
+            most = value
+        else:
+            twice = key in (*_SLOT_KEYS, *_MOST_KEYS)
+            why = "the number of ranks of a host is given once" if twice else "after a host only slots=N is understood"
+            return _bad(source, word, _WHY.get(key, why))
     if not _NAME.fullmatch(name) or name.startswith("-"):
         return _bad(source, name, "this is not the name or address of a host")
-    if slots is not None and not (slots.isascii() and slots.isdigit() and int(slots)):
-        return _bad(source, slots, "the number of ranks of a host is a whole number from 1")
+    for number in (slots, most):
+        if number is not None and not _is_count(number):
+            return _bad(source, number, "the number of ranks of a host is a whole number from 1")
+    if most is not None and (slots is None or int(slots) > int(most)):
+        why = "a host gets as many ranks as it has slots, and max_slots must allow them"
+        return _bad(source, f"max_slots={most}, {f'slots={slots}' if slots else 'without slots=N'}", why)
     return Host(name.replace("[", "").replace("]", ""), None if slots is None else int(slots))
+
+
+def _is_count(text: str) -> bool:
+    return text.isascii() and text.isdigit() and int(text) > 0
 
 
 def _split(word: str) -> tuple[str, str | None]:

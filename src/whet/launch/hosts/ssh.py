@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from whet.errors import Problem
-from whet.launch.agent import network
+from whet.hardware import network
 
 _OPTIONS = (
     "-T", "-oBatchMode=yes", "-oServerAliveInterval=5", "-oServerAliveCountMax=3", "-oControlPath=none",
