@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 import whet
-from whet.config import deepspeed
-from whet.config import deepspeed_keys as keys
+from whet.cli.qa import COMMAND
+from whet.config import deepspeed, deepspeed_values
+from whet.config.names import deepspeed_keys as keys
+from whet.config.reading.load import load
 from whet.config.rules.sharing import stage_of_run
 from whet.optional import is_installed
 
@@ -225,8 +227,78 @@ def test_deepspeed_config_is_carried_out_by_whet_without_deepspeed() -> None:
 def test_deepspeed_config_that_whet_cannot_honour_is_refused_by_its_path(case: str) -> None:
     changes, words = _REFUSED[case]
     with pytest.raises(whet.ConfigError) as caught:
-        whet.TrainingArguments(deepspeed=_FULL | changes, **_USUAL)
+        whet.TrainingArguments(deepspeed=_FULL | changes, **_USUAL, max_grad_norm=1.0, learning_rate=5e-5)
     assert words in str(caught.value)
+
+
+_TAKEN: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "sizes": (
+        {"train_micro_batch_size_per_gpu": 6, "gradient_accumulation_steps": 3}, {},
+        {"per_device_train_batch_size": 6, "gradient_accumulation_steps": 3},
+    ),
+    "all rows": (
+        {"train_batch_size": 12}, {}, {"per_device_train_batch_size": 12, "gradient_accumulation_steps": 1},
+    ),
+    "all rows of given steps": (
+        {"train_batch_size": 12}, {"gradient_accumulation_steps": 3}, {"per_device_train_batch_size": 4},
+    ),
+    "steps from the rest": (
+        {"train_batch_size": 12, "train_micro_batch_size_per_gpu": 2}, {},
+        {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 6},
+    ),
+    "clipping": ({"gradient_clipping": 0.3}, {}, {"max_grad_norm": 0.3}),
+    "bf16": ({"bf16": {"enabled": True}}, {}, {"precision": "bf16", "bf16": True}),
+    "no format": ({}, {}, {"precision": "fp32"}),
+    "the format of the arguments": ({"bf16": {"enabled": "auto"}}, {"bf16": True}, {"precision": "bf16"}),
+    "optimizer": (
+        {"optimizer": {"type": "AdamW", "params": {"lr": 0.1, "betas": [0.8, 0.9], "eps": 1e-6, "weight_decay": 0.1}}},
+        {}, {"learning_rate": 0.1, "adam_beta1": 0.8, "adam_beta2": 0.9, "adam_epsilon": 1e-6, "weight_decay": 0.1},
+    ),
+    "auto": ({"gradient_clipping": "auto", "train_batch_size": "auto"}, {"max_grad_norm": 0.7}, {"max_grad_norm": 0.7}),
+}  # fmt: skip
+"""Case -> configuration, arguments given, arguments found."""
+
+
+@pytest.mark.parametrize("case", _TAKEN)
+def test_arguments_that_are_not_given_take_deepspeeds_values(case: str, tmp_path: Path) -> None:
+    config, given, expected = _TAKEN[case]
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps({"zero_optimization": {"stage": 2}, **config}), "utf-8")
+    args = whet.TrainingArguments(deepspeed=str(file), **given)
+    assert {name: getattr(args, name) for name in expected} == expected
+    assert whet.TrainingArguments(**args.to_dict()) == args
+
+
+@pytest.mark.parametrize(
+    ("config", "given", "words"),
+    [
+        ({"train_micro_batch_size_per_gpu": 6}, {"per_device_train_batch_size": 8}, "_batch_size gives 8"),
+        ({"train_batch_size": 10}, {"gradient_accumulation_steps": 4}, "train_batch_size is 10"),
+        ({"train_batch_size": 10, "train_micro_batch_size_per_gpu": 4}, {}, "train_batch_size is 10"),
+        ({"gradient_clipping": 0.3}, {"max_grad_norm": 1.0}, "max_grad_norm gives 1.0"),
+        ({"bf16": {"enabled": True}}, {"precision": "fp32"}, "bf16.enabled is True"),
+        ({"bf16": {"enabled": True}}, {"bf16": False}, "bf16.enabled is True"),
+        ({"bf16": {"enabled": False}}, {"bf16": True}, "bf16.enabled is False"),
+        ({"fp16": {"enabled": True}}, {}, "whet runs DeepSpeed in fp32 and bf16"),
+        ({"bf16": {"enabled": True}, "fp16": {"enabled": True}}, {}, "fp16.enabled is true"),
+    ],
+)  # fmt: skip
+def test_arguments_that_are_given_stand_against_deepspeeds_values(
+    config: dict[str, Any], given: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(whet.ConfigError) as caught:
+        whet.TrainingArguments(deepspeed={"zero_optimization": {"stage": 2}, **config}, **given)
+    assert words in str(caught.value)
+
+
+def test_the_flags_of_a_command_stand_and_the_others_take_deepspeeds_values(tmp_path: Path) -> None:
+    file = tmp_path / "ds.json"
+    file.write_text('{"zero_optimization": {"stage": 2}, "gradient_clipping": 0.5, "train_batch_size": 6}', "utf-8")
+    words = ["--model_name_or_path", "m", "--train_file", "t.json", "--do_train", "--output_dir", str(tmp_path / "out")]
+    loaded = load(COMMAND, [*words, "--deepspeed", str(file), "--gradient_accumulation_steps", "2"])
+    args = next(one for one in loaded.settings if isinstance(one, whet.TrainingArguments))
+    assert (args.per_device_train_batch_size, args.max_grad_norm, args.precision) == (3, 0.5, "fp32")
+    assert deepspeed_values.described(args) == ["ds.json: stage 2", "max_grad_norm 0.5", "precision fp32"]
 
 
 _UNREADABLE = {"{": "is no JSON", "[]": "holds no object", '{"aio": {}, "aio": {}}': "given twice"}

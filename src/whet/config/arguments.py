@@ -2,10 +2,12 @@
 
 import importlib.util
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from whet.config import deepspeed_values, recipes
 from whet.config.derived import DerivedSettings
 from whet.config.fields import OUTPUT_DIR
 from whet.config.names.aliases import ALIASES
@@ -13,7 +15,6 @@ from whet.config.names.not_honoured import REFUSED
 from whet.config.names.off_values import OFF
 from whet.config.names.unread import unread
 from whet.config.options import printable
-from whet.config.recipes import values_for
 from whet.config.rules.compile import COMPILE_RULES, resolve_compile
 from whet.config.rules.loading import LOADING_RULES
 from whet.config.rules.logging import LOGGING_RULES
@@ -60,6 +61,11 @@ def _resolve_defaults(values: dict[str, Any]) -> dict[str, Any]:
     return values | resolve_precision(values) | resolve_compile(values)
 
 
+def _values_for(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the recipe and DeepSpeed's configuration set, where these settings name them."""
+    return {**recipes.values_for(given), **deepspeed_values.values_for(given)}
+
+
 def _checkpoint(asked: str | bool | None) -> str | None:
     """Return the checkpoint that is meant: true means auto, and false none, as in transformers."""
     words = {"true": "auto", "false": None, "no": None, "none": None}
@@ -88,7 +94,7 @@ _RULES = (
 
 
 @checked(
-    headings=_HEADINGS, rules=_RULES, usual=values_for, resolve=_resolve_defaults, aliases=ALIASES, refused=REFUSED,
+    headings=_HEADINGS, rules=_RULES, usual=_values_for, resolve=_resolve_defaults, aliases=ALIASES, refused=REFUSED,
     off=OFF, notes=unread,
 )  # fmt: skip
 @dataclass(frozen=True, kw_only=True, slots=True)

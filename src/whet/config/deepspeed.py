@@ -1,6 +1,7 @@
 """DeepSpeed's configuration: a file or a dict, compared with the arguments and completed from them.
 
-As in transformers, "auto" takes the value of the argument, and a value that differs from the argument is an error.
+As in transformers, "auto" takes the value of the argument, and a value that differs from a given argument is an error.
+Arguments that are not given take the value of the configuration (config/deepspeed_values.py).
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from whet.config import deepspeed_keys as keys
-from whet.config.deepspeed_keys import AUTO
 from whet.config.fields import TrainingFields
+from whet.config.names import deepspeed_keys as keys
+from whet.config.names.deepspeed_keys import AUTO
 from whet.config.ranks import here
 from whet.errors import ConfigError, Problem
 from whet.optional import is_installed
@@ -131,14 +132,14 @@ def runs(given: Any) -> bool:
 
 def fixed_sizes(given: Any) -> dict[str, tuple[str, Any]]:
     """Return the keys for sizes of a batch that are not "auto", each with the name of its argument and its value."""
-    found = {} if given is None else _read(given)
+    found = {} if given is None else read(given)
     return {key: (name, found[key]) for key, name in _SIZES.items() if found.get(key, AUTO) != AUTO}
 
 
 def stage_of(given: Any) -> int:
     """Return the stage of ZeRO that a configuration asks for; 0 if it cannot be read, which `problem_of` reports."""
     try:
-        stage = _read(given).get("zero_optimization", {}).get("stage", 0)
+        stage = read(given).get("zero_optimization", {}).get("stage", 0)
     except (OSError, ValueError, AttributeError):
         return 0
     return int(stage) if stage in (1, 2, 3) and not isinstance(stage, bool) else 0
@@ -146,20 +147,20 @@ def stage_of(given: Any) -> int:
 
 def tunes_engine(given: Any) -> list[str]:
     """Return the paths in a configuration that tune DeepSpeed's engine, and have no effect without it."""
-    return list(keys.tunes_engine(_read(given)))
+    return list(keys.tunes_engine(read(given)))
 
 
 def offloads(given: Any) -> bool:
     """Return whether a configuration asks for state or weights in the memory of a CPU."""
     try:
-        zero = _read(given).get("zero_optimization", {})
+        zero = read(given).get("zero_optimization", {})
         return any(zero.get(name, {}).get("device") == "cpu" for name in keys.OFFLOADS)
     except (OSError, ValueError, AttributeError):
         return False
 
 
 def _completed(args: TrainingFields) -> tuple[Config, list[str]]:
-    reader = _Reader(args, _read(args.deepspeed))
+    reader = _Reader(args, read(args.deepspeed))
     _check_sections(reader)
     rows, steps, n_ranks = args.per_device_train_batch_size, args.gradient_accumulation_steps, here().n_ranks
     product = f"per_device_train_batch_size x gradient_accumulation_steps x ranks ({rows} x {steps} x {n_ranks})"
@@ -228,7 +229,7 @@ def _same(given: Any, expected: Any) -> bool:
     return isinstance(given, bool) == isinstance(expected, bool) and given == expected
 
 
-def _read(given: Any) -> Config:
+def read(given: Any) -> Config:
     """Return the configuration of a file or a dict; raises OSError or ValueError."""
     if isinstance(given, Mapping):
         return dict(given)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from whet import console
-from whet.config import recipes
+from whet.config import deepspeed_values, recipes
 from whet.config.arguments import TrainingArguments
 from whet.config.rules.sharing import stage_of_run
 from whet.data.store import RowStore
@@ -33,6 +33,7 @@ def of_training(trainer: PublicTrainer) -> list[str]:
         ("data", [*_rows(trainer, trainer.train_dataset, micro_rows), *_evaluated(trainer)]),
         ("batch", [_batch(args.train_rows_per_step, micro_rows, args.world_size), *_length(args, state.max_steps)]),
         ("recipe", recipes.described(args)),
+        ("deepspeed", deepspeed_values.described(args)),
         ("memory", _memory(trainer)),
         ("saves", _saves(trainer)),
     ]
@@ -54,6 +55,7 @@ def _lines(trainer: PublicTrainer, rows: dict[str, list[str]]) -> list[str]:
         "precision": (trainer.why_precision or trainer.precision.name).split("; "),
         "batch": rows.get("batch", []),
         "recipe": rows.get("recipe", []),
+        "deepspeed": rows.get("deepspeed", []),
         "memory": rows.get("memory", []),
         "machine": _machine(trainer.device),
         "saves": rows.get("saves", []),
