@@ -19,6 +19,7 @@ _LONGEST_S = 60.0
 def joins(job: dict[str, Any], rank: int) -> dict[str, Any]:
     """Join the other ranks, with more variables for all or for one of them, and agree on something."""
     log.set_up()
+    log.set_level("error")  # as every rank but rank 0 has it in a run
     os.environ.update(job.get("of_rank", {}).get(str(rank), {}))
     act = job.get("rank_0_does") if rank == 0 else None
     if act is not None:

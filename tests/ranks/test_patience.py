@@ -56,14 +56,16 @@ def test_name_that_never_resolves_ends_the_wait(
     assert ends_at_s <= clock.now < ends_at_s + 3
 
 
-def test_name_of_a_pod_may_appear_minutes_later(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_name_of_a_pod_may_appear_minutes_later(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Rank 0 itself resolves its name, once the name service of the cluster knows it."""
-    clock, lines = _Clock(), list[str]()
+    clock = _Clock()
     monkeypatch.setattr(reaching, "time", clock)
     monkeypatch.setattr(reaching, "resolve", lambda name: (["127.0.0.1"], "") if clock.now > 120 else ([], "unknown"))
-    monkeypatch.setattr(reaching.logger, "warning", lambda text, *values: lines.append(text % values))
     address = Address("pod-0.job", free_port(), from_launcher=True)
     reached = reaching.reach(Place(0, 2), address, 300, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"})
     assert reached == "127.0.0.1"
+    lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 4, lines  # after 5 seconds, and every 30 from then on
     assert "rank 0 of 2 waits for pod-0.job" in lines[0]

@@ -9,6 +9,7 @@ import ipaddress
 import os
 import secrets
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -21,9 +22,8 @@ import torch.distributed as torch_dist
 
 from whet.config.ranks import Place
 from whet.dist.meeting import Address
-from whet.errors import ConfigError
+from whet.errors import ConfigError, escape_controls
 from whet.hardware.network import addresses, listening, resolve
-from whet.log import logger
 
 Kind = Literal["reached", "closed", "another program", "refused", "refused here", "no answer", "unresolved", "not ours"]
 _BEST_FIRST: tuple[Kind, ...] = ("reached", "closed", "another program", "refused", "refused here", "no answer")
@@ -71,7 +71,7 @@ def reach(place: Place, address: Address, timeout_s: float, environment: Mapping
     started = since = now = time.monotonic()
     speaks_at, pause_s, last = started + _FIRST_LINE_S, _SHORTEST_PAUSE_S, ""
     while True:
-        found = _attempt(place, address, environment)
+        found = _attempt(place, address, environment, last)
         if found.kind == "reached":
             return found.ip
         if found.kind != last:
@@ -81,10 +81,8 @@ def reach(place: Place, address: Address, timeout_s: float, environment: Mapping
         if now - since >= most_s or now - started >= timeout_s:
             raise _given_up(place, address, found, now - started)
         if now >= speaks_at:
-            logger.warning(
-                "rank %d of %d waits for %s: %s; for up to %.0f s more", place.rank, place.n_ranks, str(address),
-                found.seen, min(most_s - (now - since), timeout_s - (now - started)),
-            )  # fmt: skip
+            left_s = min(most_s - (now - since), timeout_s - (now - started))
+            _say(place, f"waits for {address}: {found.seen}; for up to {left_s:.0f} s more")
             speaks_at = now + _NEXT_LINE_S
         time.sleep(_PAUSE_OF_STRANGERS_S if found.kind in ("another program", "closed") else pause_s)
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
@@ -106,8 +104,8 @@ def patience_s(kind: Kind, timeout_s: float, *, in_kubernetes: bool) -> float:
 @contextmanager
 def saying_who_waits(place: Place, address: Address, timeout_s: float) -> Iterator[None]:
     """Say that this rank waits for the others, if the block takes long."""
-    line = "rank %d of %d waits at %s for ranks that have not joined; for up to %.0f s (--ddp_timeout)"
-    timer = threading.Timer(_FIRST_LINE_S, logger.warning, (line, place.rank, place.n_ranks, str(address), timeout_s))
+    line = f"waits at {address} for ranks that have not joined; for up to {timeout_s:.0f} s (--ddp_timeout)"
+    timer = threading.Timer(_FIRST_LINE_S, _say, (place, line))
     timer.daemon = True
     timer.start()
     try:
@@ -116,13 +114,20 @@ def saying_who_waits(place: Place, address: Address, timeout_s: float) -> Iterat
         timer.cancel()
 
 
-def _attempt(place: Place, address: Address, environment: Mapping[str, str]) -> _Attempt:
+def _say(place: Place, text: str) -> None:
+    """Print a line on standard error: the log of every rank but rank 0 holds errors alone."""
+    print(f"whet: rank {place.rank} of {place.n_ranks} {escape_controls(text)}", file=sys.stderr, flush=True)
+
+
+def _attempt(place: Place, address: Address, environment: Mapping[str, str], last: str) -> _Attempt:
     found, why = resolve(address.host)
     if not found:
         return _Attempt("unresolved", f"the name {address.host} cannot be resolved here: {why}")
     serves = place.is_first and environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     if serves:
         return _as_server(found, address)
+    if last == "another program" and (ip := next((ip for ip in found if _speaks_otherwise(ip, address.port)), None)):
+        return _another_program(ip, address.port)  # torch would print lines again
     tried = [_connected(ip, address.port, several_machines=not place.one_machine) for ip in found]
     return min(tried, key=lambda one: _BEST_FIRST.index(one.kind))
 
@@ -199,8 +204,12 @@ def _answered(ip: str, port: int) -> _Attempt:
     if ends and not ends[0]:
         return _Attempt("reached", "", ip)
     if (ends and "invalid value" in ends[0]) or _speaks_otherwise(ip, port):
-        return _Attempt("another program", f"something else than rank 0 answers on port {port} of {ip}")
+        return _another_program(ip, port)
     return _Attempt("closed", f"port {port} of {ip} accepts connections, but rank 0 does not answer there")
+
+
+def _another_program(ip: str, port: int) -> _Attempt:
+    return _Attempt("another program", f"something else than rank 0 answers on port {port} of {ip}")
 
 
 def _speaks_otherwise(ip: str, port: int) -> bool:
