@@ -17,7 +17,7 @@ _JOBS: dict[str, dict[str, Any]] = {
     "own address": {"environment": {"MASTER_ADDR": "127.0.1.1"} | _APART, "timeout_s": 2, "rank_0_does": "is missing"},
     "something else": {"environment": _APART, "timeout_s": 2, "rank_0_does": "is something else"},
     "late": {"rank_0_does": "starts late"},
-    "nobody else": {"of_rank": {"1": {"WORLD_SIZE": "1"}}, "timeout_s": 8},
+    "nobody else": {"of_rank": {"1": {"WORLD_SIZE": "1"}}, "timeout_s": 20},
     "interface": {"environment": _APART, "of_rank": {"1": {"GLOO_SOCKET_IFNAME": "nosuch0"}}},
 }
 
