@@ -100,6 +100,17 @@ def test_no_state_of_adafactor_is_as_large_as_a_matrix() -> None:
     assert largest == 128  # the rows of the largest matrix, of 8192 numbers
 
 
+def test_memory_of_an_adapter_is_that_of_the_guides() -> None:
+    """A model of 7 billion parameters with 200 million in its adapter: 84 GB become 2.4 GB, 12 bytes for each.
+
+    In bf16 these are two moments and the fp32 master; in fp32 two moments and the gradient.
+    """
+    for n, wanted in ((7_000_000_000, 84.0), (200_000_000, 2.4)):
+        assert registry.state_bytes("adamw_whet", [(n,)], dtype=torch.bfloat16) / GB == pytest.approx(wanted)
+        gradient = n * torch.float32.itemsize
+        assert (registry.state_bytes("adamw_whet", [(n,)]) + gradient) / GB == pytest.approx(wanted)
+
+
 def test_plug_in_has_no_state_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("whet.config.rules.optimizer.plugged_in", lambda: {"mine": None})
     assert registry.model_state_bytes(Layers(), arguments("mine")) is None
