@@ -27,7 +27,9 @@ class FirstGradients(TrainerCallback):
 
     Of other models it logs these weights: a pooler that the head does not read is one in many of them. The experts of a
     layer of whet are one weight, and those that got no token have a gradient of 0 in it. Gradients of weights that
-    ranks share are read before the first update, after the exchange: torch calls no hooks of such weights.
+    ranks share are read before the first update, after the exchange: torch calls no hooks of such weights. So are those
+    of weights that are only logged: torch copies a gradient with a hook into another layout, whose norm is another in
+    the last bits.
     """
 
     def __init__(self, trainer: PublicTrainer) -> None:
@@ -46,11 +48,13 @@ class FirstGradients(TrainerCallback):
         if self._done:
             return
         self._done = True
+        required, trainer = _required(model), self._trainer()
+        in_backward = trainer is not None and trainer.args.optimizer_in_backward
         for name, weight in model.named_parameters():
-            if not weight.requires_grad or _ONE_OF_MANY.search(name):
+            if not weight.requires_grad or _ONE_OF_MANY.search(name) or (in_backward and name not in required):
                 continue
             self._without.add(name)
-            if _is_share(weight):
+            if _is_share(weight) or name not in required:
                 self._shares[name] = weight
             else:
                 self._hooks.append(weight.register_post_accumulate_grad_hook(self._arrived(name)))
