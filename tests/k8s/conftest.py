@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import crd_schema
 import pytest
 from api_server import Cluster, serve
 from kubeconfigs import kubeconfig
@@ -13,6 +14,7 @@ from kubeconfigs import kubeconfig
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     """A cluster whose kubeconfig is the usual one; contexts: good, in namespace ml, and expired."""
+    crd_schema.folder()  # skips here: in a thread of the server it would fail
     held = Cluster()
     server = serve(held)
     address = f"http://127.0.0.1:{server.server_address[1]}"
