@@ -15,7 +15,7 @@ from pathlib import Path
 
 from whet.config.ranks import here
 from whet.config.rules.training import LOCK_NAME, require_output_dir
-from whet.errors import OutputError
+from whet.errors import OutputError, WhetError
 from whet.log import logger
 from whet.train.control import stop
 
@@ -43,7 +43,11 @@ def output_folder(path: str | Path, overwrite: bool) -> Iterator[Path]:
     cleanup = lambda: _remove_empty(missing)  # noqa: E731 - it is handed on
     stop.before_exit(cleanup)
     try:
-        require_output_dir(folder, overwrite)
+        try:
+            require_output_dir(folder, overwrite)
+        except WhetError:
+            refuse_taken(folder)  # what is in the way may be the first file of a run that has just taken it
+            raise
         with locked(folder):
             yield require_output_dir(folder, overwrite)  # another run may have started and ended while this one waited
     finally:
