@@ -122,7 +122,7 @@ def test_deepspeed_key_that_its_engine_alone_honours_is_refused_without_it(
 
 def test_every_known_deepspeed_key_is_compared_refused_or_named_as_a_setting_of_the_engine() -> None:
     """A new key has to be in one of these."""
-    sizes = {"train_batch_size", *deepspeed._SIZES, "gradient_clipping"}
+    sizes = {"train_batch_size", *deepspeed.SIZES, "gradient_clipping"}
     compared = sizes | {"zero_optimization.stage", *(f"zero_optimization.{name}" for name in keys.OFFLOADS)}
     known = {**keys.OF_ENGINE, **{f"zero_optimization.{name}": key for name, key in keys.OF_ZERO.items()}}
     honoured = {path for path, key in known.items() if key.same is not None}

@@ -281,7 +281,7 @@ def test_weight_without_a_gradient_ends_the_first_step(tmp_path: Path, settings:
 def test_weights_of_a_model_without_adapter_that_the_loss_does_not_read_are_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As the pooler of many encoders: the training goes on without them."""
+    """As the pooler of many encoders: the training continues without them."""
     model = tiny_decoder("llama")
     model.model.unread = nn.Linear(4, 4)
     trainer = trainer_of(tmp_path, model, token_rows(8), max_steps=3)

@@ -27,10 +27,11 @@ _ADAM = {
     "eps": "adam_epsilon",
     "weight_decay": "weight_decay",
 }
-_SIZES = {
+SIZES = {
     "train_micro_batch_size_per_gpu": "per_device_train_batch_size",
     "gradient_accumulation_steps": "gradient_accumulation_steps",
 }
+"""Key for a size of a batch -> its argument."""
 _NOT_MEANT = {"torch_adam", "adam_w_mode", "bias_correction"}
 """Settings of DeepSpeed's own Adam that agree with whet's AdamW if they are true."""
 
@@ -133,7 +134,7 @@ def runs(given: Any) -> bool:
 def fixed_sizes(given: Any) -> dict[str, tuple[str, Any]]:
     """Return the keys for sizes of a batch that are not "auto", each with the name of its argument and its value."""
     found = {} if given is None else read(given)
-    return {key: (name, found[key]) for key, name in _SIZES.items() if found.get(key, AUTO) != AUTO}
+    return {key: (name, found[key]) for key, name in SIZES.items() if found.get(key, AUTO) != AUTO}
 
 
 def stage_of(given: Any) -> int:

@@ -7,13 +7,13 @@ of the wrong type sets nothing here, and is refused there too.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from whet.config import deepspeed
 from whet.config.fields import TrainingFields
-from whet.config.names.deepspeed_keys import AUTO
+from whet.config.names.deepspeed_keys import AUTO, at
 from whet.config.ranks import here
 
 _NUMBERS = {
@@ -21,9 +21,9 @@ _NUMBERS = {
     "optimizer.params.eps": "adam_epsilon", "optimizer.params.weight_decay": "weight_decay",
 }  # fmt: skip
 _BETAS = ("adam_beta1", "adam_beta2")
-_ROWS, _STEPS = "per_device_train_batch_size", "gradient_accumulation_steps"
-_PRECISIONS = ("precision", "bf16", "fp16")
+_ROWS, _STEPS = deepspeed.SIZES.values()
 _FORMATS = ("bf16", "fp16")
+_PRECISIONS = ("precision", *_FORMATS)
 _SET = (_ROWS, _STEPS, *_NUMBERS.values(), *_BETAS, "precision")
 """All fields that a configuration can set."""
 
@@ -57,8 +57,8 @@ def described(args: TrainingFields) -> list[str]:
 
 
 def _plain(found: Mapping[str, Any]) -> dict[str, Any]:
-    values = {name: value for path, name in _NUMBERS.items() if _is_number(value := _at(found, path))}
-    betas = _at(found, "optimizer.params.betas")
+    values = {name: value for path, name in _NUMBERS.items() if _is_number(value := at(found, path))}
+    betas = at(found, "optimizer.params.betas")
     if isinstance(betas, list) and len(betas) == len(_BETAS) and all(map(_is_number, betas)):
         values |= dict(zip(_BETAS, betas, strict=True))
     return {name: float(value) for name, value in values.items()}
@@ -69,38 +69,27 @@ def _sizes(found: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, int]
 
     DeepSpeed's rule: train_batch_size is the product of both and of the ranks; alone, it is that of one micro-batch.
     """
-    known = dict(_counts(found, {"train_micro_batch_size_per_gpu": _ROWS, "gradient_accumulation_steps": _STEPS}))
-    total = dict(_counts(found, {"train_batch_size": "all"})).get("all")
+    known = {name: int(found[key]) for key, name in deepspeed.SIZES.items() if _is_count(found.get(key))}
+    total = found.get("train_batch_size")
     decided = {**known, **{name: given[name] for name in (_ROWS, _STEPS) if _is_count(given.get(name))}}
-    if total is None or len(decided) == 2:
+    if not _is_count(total) or len(decided) == 2:
         return known
     (missing,) = {_ROWS, _STEPS} - {*decided} if decided else (_ROWS,)
     others = math.prod(decided.values()) * here().n_ranks
     rest = {} if decided else {_STEPS: 1}
-    return {**known, **rest, missing: total // others} if total % others == 0 else known
+    return {**known, **rest, missing: int(total) // others} if total % others == 0 else known
 
 
 def _precision(found: Mapping[str, Any]) -> str | None:
     """Return the format that the sections ask for, fp32 where they leave it open; None if they ask for two."""
-    on = [name for name in _FORMATS if _at(found, f"{name}.enabled") is True]
-    odd = any(_at(found, f"{name}.enabled") not in (None, True, False, AUTO) for name in _FORMATS)
+    on = [name for name in _FORMATS if at(found, f"{name}.enabled") is True]
+    odd = any(at(found, f"{name}.enabled") not in (None, True, False, AUTO) for name in _FORMATS)
     return None if odd or len(on) > 1 else next(iter(on), "fp32")
 
 
-def _counts(found: Mapping[str, Any], names: Mapping[str, str]) -> Iterator[tuple[str, int]]:
-    yield from ((name, int(found[key])) for key, name in names.items() if _is_count(found.get(key)))
-
-
-def _is_count(value: object) -> bool:
-    return _is_number(value) and value == int(value) and value >= 1  # type: ignore[arg-type, operator, call-overload]
+def _is_count(value: Any) -> TypeGuard[int | float]:
+    return _is_number(value) and value == int(value) and value >= 1
 
 
 def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _at(found: Mapping[str, Any], path: str) -> Any:
-    part: Any = found
-    for name in path.split("."):
-        part = part.get(name) if isinstance(part, Mapping) else None
-    return part

@@ -82,6 +82,14 @@ SECTIONS: Mapping[str, Mapping[str, Key]] = {
 """Path of a section -> its keys; "" is the outermost one, which has other sections too."""
 
 
+def at(found: Mapping[str, Any], path: str) -> Any:
+    """Return the value at a path, and everything for an empty one; None if there is no value."""
+    part: Any = found
+    for name in path.split(".") if path else ():
+        part = part.get(name) if isinstance(part, Mapping) else None
+    return part
+
+
 def wrong_types(found: Mapping[str, Any]) -> Iterator[str]:
     """Yield what is said about each value of a known key that has another type than it should."""
     for path, name, key, value in _values(found):
@@ -121,9 +129,7 @@ def tunes_engine(found: Mapping[str, Any]) -> Sequence[str]:
 def _values(found: Mapping[str, Any]) -> Iterator[tuple[str, str, Key, Any]]:
     """Yield path, name, key and value of all that is known."""
     for section, keys in SECTIONS.items():
-        part: Any = found
-        for name in section.split(".") if section else ():
-            part = part.get(name) if isinstance(part, Mapping) else None
+        part = at(found, section)
         if isinstance(part, Mapping):
             prefix = f"{section}." if section else ""
             yield from ((f"{prefix}{name}", name, keys[name], part[name]) for name in keys if name in part)

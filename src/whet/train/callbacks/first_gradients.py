@@ -35,7 +35,7 @@ class FirstGradients(TrainerCallback):
     def __init__(self, trainer: PublicTrainer) -> None:
         self._trainer = weakref.ref(trainer)
         self._hooks: list[Any] = []
-        self._shares: dict[str, Tensor] = {}
+        self._read_at_update: dict[str, Tensor] = {}
         self._without: set[str] = set()
         self._done = True
 
@@ -55,16 +55,16 @@ class FirstGradients(TrainerCallback):
                 continue
             self._without.add(name)
             if _is_share(weight) or name not in required:
-                self._shares[name] = weight
+                self._read_at_update[name] = weight
             else:
                 self._hooks.append(weight.register_post_accumulate_grad_hook(self._arrived(name)))
-        if self._shares:
-            self._hooks.append(optimizer.register_step_pre_hook(self._read_shares))
+        if self._read_at_update:
+            self._hooks.append(optimizer.register_step_pre_hook(self._read))
 
     def on_step_end(self, *_: Any, model: Any = None, **__: Any) -> None:
         """Raise ConfigError or log for weights without a gradient; wait if their first update was left out."""
         trainer = self._trainer()
-        if not self._hooks or self._shares or trainer is None:
+        if not self._hooks or self._read_at_update or trainer is None:
             return
         without = set.intersection(*map(set, trainer.sync.gather(sorted(self._without))))
         self._forget()
@@ -80,11 +80,11 @@ class FirstGradients(TrainerCallback):
     def _forget(self) -> None:
         for hook in self._hooks:
             hook.remove()
-        self._hooks, self._shares, self._without = [], {}, set()
+        self._hooks, self._read_at_update, self._without = [], {}, set()
 
-    def _read_shares(self, *_: Any) -> None:
-        self._without -= {name for name, share in self._shares.items() if share.grad is not None}
-        self._shares = {}
+    def _read(self, *_: Any) -> None:
+        self._without -= {name for name, share in self._read_at_update.items() if share.grad is not None}
+        self._read_at_update = {}
 
     def _arrived(self, name: str) -> Any:
         return lambda _: self._without.discard(name)
