@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from whet.config.elsewhere import elsewhere
 from whet.config.fields import TrainingFields
 from whet.config.names import deepspeed_keys as keys
 from whet.config.names.deepspeed_keys import AUTO
@@ -128,7 +129,8 @@ def engine_config(args: TrainingFields, hidden_size: int | None) -> Config:
 
 def runs(given: Any) -> bool:
     """Return whether the engine of DeepSpeed carries this configuration out; else whet does, if there is one."""
-    return given is not None and is_installed("deepspeed")
+    other = elsewhere()
+    return given is not None and (is_installed("deepspeed") if other is None else other.has_deepspeed)
 
 
 def fixed_sizes(given: Any) -> dict[str, tuple[str, Any]]:

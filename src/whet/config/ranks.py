@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
+from whet.config.elsewhere import elsewhere
 from whet.errors import ConfigError, Problem
 
 
@@ -98,8 +99,11 @@ ALONE = Place()
 def here() -> Place:
     """Return the place of this process: in torch's process group if it has joined one, or as its launcher says.
 
-    Raises ConfigError for variables that leave the place open.
+    While settings for another machine are checked it is that of rank 0 there. Raises ConfigError for variables that
+    leave the place open.
     """
+    if (other := elsewhere()) is not None:
+        return Place(n_ranks=other.n_ranks, launcher="torchrun" if other.n_ranks > 1 else None)
     return _in_group() or place_in(os.environ)
 
 

@@ -10,7 +10,7 @@ from whet.kubernetes.fields import KubernetesFields
 from whet.kubernetes.outputs import CACHE, OUTPUT, TEMPORARY, require_written
 
 DATA = "/data"
-_PATHS = ("file", "adapter")
+_PATHS = ("file", "adapter", "context")
 """Options that never name something on the hub, next to those that end in _file."""
 _WRITTEN = ("output_dir", "logging_dir", "cache_dir")
 

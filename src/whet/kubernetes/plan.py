@@ -48,6 +48,8 @@ class JobPlan:
     elastic: tuple[int, int]
     """The fewest and the most pods; both are `nodes` for a job of a fixed size."""
     rdzv_backend: str
+    notes: tuple[str, ...]
+    """What could not be checked on this machine, a line each."""
 
     @property
     def n_ranks(self) -> int:
@@ -72,6 +74,7 @@ def build_plan(asked: KubernetesFields, own: OwnCommands) -> JobPlan:
     elastic = (asked.min_nodes or asked.nodes, asked.max_nodes or asked.nodes)
     has_peers = elastic[1] * asked.nproc_per_node > 1
     n_threads = threads(asked, cpus, alone=not has_peers)
+    runs = program(asked, own)
     references = [reference for pair in asked.env_from_secret if (reference := secret_reference(pair))]
     return JobPlan(
         asked=asked,
@@ -82,11 +85,12 @@ def build_plan(asked: KubernetesFields, own: OwnCommands) -> JobPlan:
         n_threads=n_threads,
         cpus=cpus,
         memory=asked.memory,
-        command=_started(asked, program(asked, own), has_peers=has_peers),
+        command=_started(asked, runs.words, has_peers=has_peers),
         variables=_variables(asked, n_threads, has_peers=has_peers),
         secrets=tuple(SecretReference(*reference) for reference in references),
         elastic=elastic,
         rdzv_backend=asked.rdzv_backend or ("c10d" if asked.kind == "pytorchjob" else "static"),
+        notes=runs.notes,
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from whet.errors import EXIT_OK, escape_controls
 from whet.kubernetes.command import OwnCommands
 from whet.kubernetes.fields import KubernetesFields
@@ -11,10 +13,12 @@ from whet.kubernetes.plan import build_plan
 
 def run_kubernetes(asked: KubernetesFields, own: OwnCommands) -> int:
     """Do what was asked for; raises WhetError if the plan or the cluster refuses."""
-    if asked.action == "render":
-        print(as_yaml(manifests(build_plan(asked, own))), end="")
+    plan = build_plan(asked, own) if asked.action in ("render", "submit") else None
+    for note in plan.notes if plan is not None else ():
+        print(f"note: {escape_controls(note)}", file=sys.stderr)
+    if plan is not None and asked.action == "render":
+        print(as_yaml(manifests(plan)), end="")
         return EXIT_OK
-    plan = build_plan(asked, own) if asked.action == "submit" else None
     from whet.kubernetes.cluster import logs, status, submit
     from whet.kubernetes.cluster.client import connect
 
