@@ -38,6 +38,11 @@ class Role:
         self._name, self._folder = name, folder
         self._n_common = self._n_alone = 0
 
+    def wait_for_its_turn(self) -> None:
+        """Wait, if this group comes back, until the other has taken its steps alone: a heartbeat would end these."""
+        if self._name == "rejoins":
+            self._wait("alone")
+
     def begin(self) -> None:
         """Say that this group is there: its Manager sends heartbeats from now on."""
         if self._name:
@@ -53,6 +58,7 @@ class Role:
             os._exit(9)
         if self._name == "stays" and self._n_alone == _ALONE:
             self._n_alone += 1
+            (self._folder / "alone").touch()
             self._wait("rejoins")
 
     def _wait(self, other: str) -> None:
@@ -64,6 +70,7 @@ class Role:
 
 def train(number: int, lighthouse: str, n_steps: int, role: Role) -> None:
     """Train until all groups together have taken `n_steps`."""
+    role.wait_for_its_turn()
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     model = tiny_model("bert", dropout=0.0)
     whet.optimize(model, padding="all")

@@ -48,7 +48,7 @@ def require_job_module(words: Sequence[str]) -> None:
     """Raise ConfigError if `-m MODULE ...` waits for a person or for callers, or starts ranks itself."""
     name = words[1].removesuffix(".__main__")
     shown = f"-m {words[1]}"
-    if name in _INTERPRETERS or (name == "debugpy" and "--wait-for-client" in words):
+    if name in _INTERPRETERS:
         raise ConfigError(
             what=f"{shown} waits for a person",
             got=shown,
