@@ -61,7 +61,7 @@ def test_killed_rank_is_started_again_with_the_same_result(
     launcher: str, killed: int, tmp_path: Path, encoder: Path, questions: Path
 ) -> None:
     whole = qa(2, tmp_path / "whole", encoder, questions, *_FLAGS)
-    assert [rank.code for rank in whole] == [0, 0], whole[0].err
+    assert [rank.code for rank in whole] == [0, 0], "\n".join(rank.err for rank in whole)
     run = _launched(launcher, tmp_path / "killed", encoder, questions, *_FLAGS)
     try:
         until = time.monotonic() + 90

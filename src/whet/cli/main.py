@@ -81,7 +81,12 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         stop.ignore()  # what there was to do is done: a signal that comes now changes nothing
     if no_output and code == EXIT_OK:
         code = _lost(OSError(errno.EBADF, os.strerror(errno.EBADF)))
-    sys.exit(_flushed(code))
+    code = _flushed(code)
+    if "whet.dist.group" in sys.modules:
+        from whet.dist.ending import end_rank
+
+        end_rank(code)
+    sys.exit(code)
 
 
 def _let_idle_threads_sleep() -> None:

@@ -6,6 +6,7 @@ noticed after the timeout of the group.
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -231,6 +232,8 @@ def _join(place: Place, backend: str, timeout: timedelta) -> None:
                 backend, store=held, rank=place.rank, world_size=place.n_ranks, timeout=timeout
             )
             Group(place).any_of(False)
+        if backend == "gloo":
+            atexit.register(leave)  # gloo's threads may run into what the end of Python takes away
     except (RuntimeError, ValueError) as error:
         leave()
         raise meeting.not_met(place, address, timeout_s, error) from error
