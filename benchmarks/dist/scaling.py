@@ -7,7 +7,7 @@
 The ranks are in network namespaces of this machine, each bound to a core of its own, with a link that is shaped to 1 and
 10 Gbit/s (needs root, `ip` and `tc`). Efficiency is the rate of the pair over twice that of the one. Two single ranks at
 the same time show what the machine itself takes: memory and clock rate are shared. The runs alternate. A model of cost
-(cost.py) predicts each pair from the single rank and the measured rates of the link, and more nodes from these.
+(cost.py) predicts each pair from the single rank and the measured rates of the link; curve.py prints more nodes from these.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ SIDES = {"whet": "whet.Trainer", "torch": "transformers' model in torch's DDP, f
 LINKS: dict[str, float | None] = {"1 Gbit/s": 1.0, "10 Gbit/s": 10.0}
 ROWS = {"minilm": 12, "distilbert": 12}
 """Rows of a rank and step, as many as in the guides' command."""
-NODES = (2, 4, 16, 64)
 BUCKETS = {"whet": 4 << 20, "torch": 25 << 20}
 """Their sizes as each side has them by default."""
 _WARM_UP = 2
+_ENTRIES = 30522
+"""Of BERT's vocabulary, which both models have."""
 
 
 def main() -> None:
@@ -133,29 +134,35 @@ def _summary(rounds: list[dict[str, Any]]) -> dict[str, Any]:
 def table(stored: dict[str, Any]) -> list[str]:
     """Return the results as a table in Markdown, with what the model of cost says."""
     lines = ["| model, side, precision | step of one rank | two apart | " + " | ".join(
-        f"{name}: efficiency | predicted" for name in LINKS) + " | " + " | ".join(
-        f"{n} nodes" for n in NODES[1:]) + " |"]  # fmt: skip
-    lines.append("|---" * (3 + 2 * len(LINKS) + len(NODES[1:])) + "|")
+        f"{name}: efficiency | predicted" for name in LINKS) + " |"]  # fmt: skip
+    lines.append("|---" * (3 + 2 * len(LINKS)) + "|")
     for name, found in stored.items():
         cells = [name, f"{statistics.median(found['step_s']['one']):.2f} s",
                  f"{statistics.median(found['efficiency']['two apart']):.1%}"]  # fmt: skip
         for link in LINKS:
             seen = found["efficiency"][link]
             cells += [f"{statistics.median(seen):.1%} ({seen[0]:.1%} to {seen[-1]:.1%})", f"{predicted(found, link):.1%}"]
-        cells += [f"{predicted(found, '1 Gbit/s', nodes):.1%}" for nodes in NODES[1:]]
         lines.append("| " + " | ".join(cells) + " |")
-    return [*lines, "", "More nodes: predicted, at 1 Gbit/s."]
+    return lines
 
 
-def predicted(found: dict[str, Any], link: str, n_ranks: int = 2) -> float:
-    """Return the efficiency that the model of cost predicts, from two single ranks at once and the measured link."""
+def predicted(found: dict[str, Any], link: str) -> float:
+    """Return the efficiency of two ranks that the model of cost predicts from two single ranks at once and the link."""
+    network, work = network_of(found, link), work_of(found, statistics.median(found["step_s"]["two apart"]))
+    return statistics.median(found["step_s"]["one"]) / step_s(work, network, 2)
+
+
+def network_of(found: dict[str, Any], link: str) -> Network:
+    """Return the measured rates of a link."""
     rates, free = found["rates"][link], found["rates"]["none"]
-    alone_s = statistics.median(found["step_s"]["two apart"])
-    rows = found["table_rows"] * found["width"] * 4
-    tables = 0 if rows else 30522 * found["width"] * 4
-    network = Network(SIZE / rates["large_s"], free["large_s"] / SIZE, rates["latency_s"])
-    work = Work(alone_s, found["dense"] * 4 + tables, rows, BUCKETS["whet" if rows else "torch"])
-    return statistics.median(found["step_s"]["one"]) / step_s(work, network, n_ranks)
+    return Network(SIZE / rates["large_s"], free["large_s"] / SIZE, rates["latency_s"])
+
+
+def work_of(found: dict[str, Any], alone_s: float) -> Work:
+    """Return the step of a rank alone that takes so long, with the bytes that were counted."""
+    rows, table = (n * found["width"] * 4 for n in (found["table_rows"], _ENTRIES))
+    dense, bucket = found["dense"] * 4, BUCKETS["whet" if rows else "torch"]
+    return Work(alone_s, dense, rows, table, bucket) if rows else Work(alone_s, dense + table, 0, 0, bucket)
 
 
 if __name__ == "__main__":
