@@ -28,14 +28,16 @@ def case(n, width, n_words, dtype=torch.float32):
     n=st.integers(1, 40),
     n_words=st.integers(2, 300),
     chunk_rows=st.integers(1, 20),
+    cap=st.sampled_from([None, 2.0, 30.0]),
 )
-def test_any_chunk_gives_the_textbook_loss(n, n_words, chunk_rows):
+def test_any_chunk_gives_the_textbook_loss(n, n_words, chunk_rows, cap):
     hidden, weight, labels = case(n, 24, n_words)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fused_loss, "_CHUNK_BYTES", chunk_rows * n_words * 4)
+        patch.setattr(fused_loss, "_LEAST_ROWS", 1)
         assert_near_float64(
-            lambda h, w: fused_loss.linear_cross_entropy(h, w, labels),
-            lambda h, w: reference.linear_cross_entropy(h, w, labels),
+            lambda h, w: fused_loss.linear_cross_entropy(h, w, labels, cap),
+            lambda h, w: reference.linear_cross_entropy(h, w, labels, cap),
             [hidden, weight],
         )
 

@@ -14,11 +14,12 @@ from whet.models.loading import implementation
 from whet.models.packable import answers_questions, family_of, predicts_next_tokens
 from whet.models.packed import prepare
 from whet.models.wrapped import passed_on, unwrapped
-from whet.objectives import head_proof, heads
+from whet.objectives import head_proof, heads, padded_tokens
 from whet.objectives.base import Collate, Objective
 from whet.objectives.next_tokens import PackedNextTokens
 from whet.objectives.own_loss import OwnLoss
 from whet.objectives.packed_head import PackedHead
+from whet.objectives.padded_tokens import PaddedNextTokens
 from whet.objectives.span import PackedSpans, PaddedSpans
 
 _TOKEN_COLUMNS = frozenset({"input_ids", "token_type_ids"})
@@ -65,9 +66,10 @@ def choose(
         if reads is not None:
             return PackedHead(model, packed, collate or default_collate, reads, read)
         return PackedSpans(packed, read, padding, span_loss)
-    return (
-        PaddedSpans(model, default_collate, padding, span_loss) if spans else OwnLoss(model, collate or default_collate)
-    )
+    if spans:
+        return PaddedSpans(model, default_collate, padding, span_loss)
+    own = PaddedNextTokens if padded_tokens.takes(model) else OwnLoss
+    return own(model, collate or default_collate)
 
 
 def _token_columns(model: nn.Module) -> frozenset[str]:

@@ -128,11 +128,11 @@ def head_of(model: Any) -> tuple[Any, float | None]:
 def loss_sum(states: Tensor, targets: Tensor, head: Any, cap: float | None = None) -> Tensor:
     """Return the summed cross entropy () of the targets (M,) for hidden states (M, D), logits a chunk at a time.
 
-    A head that is not a plain linear layer, or whose logits are capped, is called; backward calls it again.
+    A head that is not a plain linear layer is called; backward calls it again.
     """
-    plain = cap is None and why_called(head, nn.Linear) is None and head.bias is None
+    plain = why_called(head, nn.Linear) is None and head.bias is None
     if plain and native_for(head.weight) is not None:
-        return linear_cross_entropy(states, head.weight, targets)
+        return linear_cross_entropy(states, head.weight, targets, cap)
     total = states.new_zeros((), dtype=torch.float32)
     n_rows = chunk_rows(head.weight)
     for part, labels in zip(states.split(n_rows), targets.split(n_rows), strict=True):
@@ -173,4 +173,6 @@ def _chunk_loss(states: Tensor, targets: Tensor, head: nn.Module, cap: float | N
 def logits_of(states: Tensor, head: nn.Module, cap: float | None) -> Tensor:
     """Return the logits (M, V) of hidden states (M, D)."""
     logits = head(states)
-    return logits if cap is None else torch.tanh(logits / cap) * cap
+    if cap is None:
+        return logits
+    return torch.tanh(logits / cap) * cap if logits.requires_grad else logits.div_(cap).tanh_().mul_(cap)

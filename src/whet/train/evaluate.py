@@ -18,6 +18,7 @@ from whet.errors import ConfigError
 from whet.objectives.base import IGNORED, Objective
 from whet.objectives.distilled import Distilled
 from whet.objectives.packed_head import PackedHead
+from whet.objectives.padded_tokens import PaddedNextTokens
 from whet.objectives.span import SPAN_LABELS
 from whet.precision.policy import Precision
 from whet.train.compat import constructor, eval_prediction, overrides
@@ -139,7 +140,7 @@ def run(trainer: PublicTrainer, loader: Any, *, keep: bool, ignore_keys: Sequenc
 @contextmanager
 def _logits_if(objective: Objective, *, wanted: bool) -> Iterator[None]:
     """Let a head of masked words leave the (N, V) logits of unlabelled tokens out where nobody reads them."""
-    if not isinstance(objective, PackedHead | Distilled):
+    if not isinstance(objective, PackedHead | PaddedNextTokens | Distilled):
         yield
         return
     objective.needs_logits = wanted

@@ -22,22 +22,24 @@ _BLOCK = 4096
 """Entries of the vocabulary whose logits oneDNN computes at a time; it has no way to write to memory that is there."""
 
 
-def linear_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+def linear_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, cap: float | None = None) -> Tensor:
     """Return the summed cross entropy () of the logits hidden (N, D) @ weight (V, D)'; negative labels are ignored.
+
+    With a cap, logits are cap tanh(logits / cap) (Gemma Team 2024, arXiv:2408.00118, section 2).
 
     Forward also computes the gradients, chunk by chunk, and stores them: (N, D) and (V, D) instead of (N, V) numbers.
     This idea is Liger's (Hsu et al. 2024, arXiv:2410.10989). `labels` (N,) are int64 below V. Under autocast the
     products are in its format, and each chunk's part of the weight's gradient is rounded to it once.
     """
     if native_for(hidden) is None or native_for(weight) is None:
-        return reference.linear_cross_entropy(hidden, weight, labels)
+        return reference.linear_cross_entropy(hidden, weight, labels, cap)
     assert labels.dtype == torch.int64
     fits = hidden.dim() == 2 and hidden.shape[1] == weight.shape[1] and labels.shape == hidden.shape[:1]
     require(fits, "linear_cross_entropy", hidden, weight, labels)
     labels = labels.clamp_min(-1)
     if labels.numel() and int(labels.max()) >= weight.shape[0]:
         raise IndexError(f"a label is outside of the vocabulary of {weight.shape[0]}")
-    return _LinearCrossEntropy.apply(hidden, weight, labels, _product_format(weight))
+    return _LinearCrossEntropy.apply(hidden, weight, labels, _product_format(weight), cap)
 
 
 def chunk_rows(weight: Tensor) -> int:
@@ -87,7 +89,9 @@ class _RowCrossEntropy(Function):
 
 class _LinearCrossEntropy(Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, dtype: torch.dtype) -> Tensor:
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, dtype: torch.dtype, cap: float | None
+    ) -> Tensor:
         wanted = ctx.needs_input_grad[:2]
         losses = torch.empty(hidden.shape[0], dtype=torch.float32)
         dhidden = torch.empty_like(hidden) if wanted[0] else None
@@ -96,10 +100,16 @@ class _LinearCrossEntropy(Function):
         with torch.autocast("cpu", enabled=False):
             x, w = hidden.to(dtype), weight.to(dtype)
             logits = x.new_empty(min(n_rows, len(x)), len(w))
+            capped = None if cap is None else torch.empty_like(logits)
             for first in range(0, hidden.shape[0], n_rows):
                 part = slice(first, first + n_rows)
                 found = _product_into(logits[: len(x[part])], x[part], w)
-                grad = _losses_and_gradient(found, labels[part], losses[part], differentiate=any(wanted))
+                if cap is not None and capped is not None:
+                    torch.mul(found.div_(cap).tanh_(), cap, out=capped[: len(found)])
+                grad = found if capped is None else capped[: len(found)]
+                _losses_and_gradient(grad, labels[part], losses[part], differentiate=any(wanted))
+                if capped is not None and any(wanted):
+                    grad.mul_(found.square_().neg_().add_(1.0))  # found holds tanh(logits / cap)
                 if dhidden is not None:
                     dhidden[part] = input_gradient(grad, w)
                 if dweight is not None:
@@ -109,9 +119,9 @@ class _LinearCrossEntropy(Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         dhidden, dweight = (None if grad is None else _scaled(grad, grads[0]) for grad in ctx.saved_tensors)
-        return dhidden, dweight, None, None
+        return dhidden, dweight, None, None, None
 
 
 def _scaled(grad: Tensor, factor: Tensor) -> Tensor:

@@ -71,9 +71,13 @@ def embed(ids: Sequence[Tensor], tables: Tables, norm: Norm, *, drop: Drop | Non
     return (y if drop is None else _dropped(y, drop)).to(parts[0].dtype)
 
 
-def linear_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-    """Return the summed cross entropy () of the logits hidden (N, D) @ weight (V, D)'; labels < 0 are ignored."""
+def linear_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, cap: float | None = None) -> Tensor:
+    """Return the summed cross entropy () of the logits hidden (N, D) @ weight (V, D)'; labels < 0 are ignored.
+
+    With a cap, logits are cap tanh(logits / cap).
+    """
     logits = wide(hidden @ weight.T)
+    logits = logits if cap is None else cap * (logits / cap).tanh()
     return functional.cross_entropy(logits, labels.clamp_min(-1), ignore_index=-1, reduction="sum")
 
 
