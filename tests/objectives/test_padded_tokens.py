@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 import whet
 from tiny import DECODERS, VOCABULARY, arguments, losses
@@ -29,9 +28,9 @@ def _own(model: Any, batch: dict[str, Tensor]) -> tuple[float, list[Tensor | Non
     return float(loss.detach()), [weight.grad for weight in model.parameters()]
 
 
-def _without_logits(monkeypatch: pytest.MonkeyPatch, model: PreTrainedModel) -> None:
+def _without_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have a call of the model fail, which computes all logits."""
-    monkeypatch.setattr(type(model), "forward", lambda *_, **__: pytest.fail("all logits are computed"))
+    monkeypatch.setattr(OwnLoss, "forward", lambda *_, **__: pytest.fail("all logits are computed"))
 
 
 @pytest.mark.parametrize("family", [*DECODERS, "gemma2 with caps"])
@@ -50,7 +49,7 @@ def test_loss_and_gradients_are_those_of_transformers(
         model.zero_grad()
         batch = objective.batch(rows, range(6), 0)
         with monkeypatch.context() as patch:
-            _without_logits(patch, model)
+            _without_logits(patch)
             loss = objective.loss_sum(objective.forward(batch, seed=0, step=0), batch) / max(objective.count(batch), 1)
             loss.backward()
         assert float(loss.detach()) == pytest.approx(wanted if labelled else 0.0, rel=1e-5)
@@ -77,3 +76,27 @@ def test_capped_model_trains_and_evaluates_as_with_its_own_loss(tmp_path: Path) 
         found.append([*losses(trainer), trainer.evaluate()["eval_loss"]])
         assert trainer.predict(rows).predictions.shape[-1] == VOCABULARY
     assert found[0] == pytest.approx(found[1], rel=1e-5)
+
+
+def test_model_that_gets_a_hook_later_is_called(tmp_path: Path) -> None:
+    model, seen = tiny_decoder("gemma2", **CAPS), []
+    trainer = whet.Trainer(model, arguments(tmp_path, max_steps=2), collate, token_rows(6))
+    assert isinstance(trainer.objective, PaddedNextTokens)
+    model.register_forward_hook(lambda _, __, out: seen.append(out.logits.shape[-1]))
+    trainer.train()
+    assert seen == [VOCABULARY] * 2
+
+
+def test_columns_that_only_the_loss_reads_reach_it(tmp_path: Path) -> None:
+    model, rows = tiny_decoder("gemma2", **CAPS), token_rows(6)
+
+    def shifted(some: Any) -> dict[str, Tensor]:
+        batch = collate(some)
+        return batch | {"shift_labels": batch["labels"].clone().flip(-1)}
+
+    trainer = whet.Trainer(model, arguments(tmp_path), shifted, rows)
+    batch = trainer.objective.batch(rows, range(6), 0)
+    model.train()
+    loss = trainer.objective.loss_sum(trainer.objective.forward(batch, seed=0, step=0), batch)
+    wanted: Any = model(**shifted(list(rows))).loss
+    assert float(loss.detach()) == pytest.approx(float(wanted.detach()) * trainer.objective.count(batch), rel=1e-5)

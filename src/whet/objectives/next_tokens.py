@@ -175,4 +175,6 @@ def logits_of(states: Tensor, head: nn.Module, cap: float | None) -> Tensor:
     logits = head(states)
     if cap is None:
         return logits
-    return torch.tanh(logits / cap) * cap if logits.requires_grad else logits.div_(cap).tanh_().mul_(cap)
+    if logits.requires_grad or why_called(head, nn.Linear) is not None:  # others may hold what the head returned
+        return torch.tanh(logits / cap) * cap
+    return logits.div_(cap).tanh_().mul_(cap)

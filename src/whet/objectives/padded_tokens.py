@@ -11,12 +11,17 @@ from whet.data.batch import Batch
 from whet.models.bad_batch import explained
 from whet.models.known import of_type
 from whet.models.packable import predicts_next_tokens
+from whet.models.standard import has_hooks
 from whet.models.wrapped import adds_tokens, only_wraps, unwrapped
 from whet.objectives import router_loss
 from whet.objectives.base import IGNORED, Collate
 from whet.objectives.collated import seed_torch
 from whet.objectives.next_tokens import head_of, loss_and_hits, loss_sum
 from whet.objectives.own_loss import OwnLoss
+
+_DECODERS_COLUMNS = frozenset(
+    {"input_ids", "inputs_embeds", "attention_mask", "position_ids", "token_type_ids", "labels"}
+)
 
 
 class PaddedNextTokens(OwnLoss):
@@ -32,7 +37,7 @@ class PaddedNextTokens(OwnLoss):
 
     def forward(self, batch: Batch, *, seed: int, step: int) -> Any:
         labels, evaluates = batch.inputs.get("labels"), not self.model.training
-        if labels is None or (evaluates and self.needs_logits):
+        if labels is None or (evaluates and self.needs_logits) or self._is_called(batch):
             return super().forward(batch, seed=seed, step=step)
         seed_torch(seed, step, batch.first_slot)
         base, columns = unwrapped(self.model), {name: one for name, one in batch.inputs.items() if name != "labels"}
@@ -43,6 +48,12 @@ class PaddedNextTokens(OwnLoss):
             if evaluates and self.counts_hits:
                 return dict(zip(("loss_sum", "hits"), loss_and_hits(states, targets, head, cap), strict=True))
             return {"loss_sum": loss_sum(states, targets, head, cap)}
+
+    def _is_called(self, batch: Batch) -> bool:
+        """Return whether the model itself must be called: others look at it, or it takes more than its decoder does."""
+        return (
+            bool(batch.inputs.keys() - _DECODERS_COLUMNS) or has_hooks(unwrapped(self.model)) or not takes(self.model)
+        )
 
     def loss_sum(self, output: Any, batch: Batch) -> Tensor:
         return output["loss_sum"] if "loss_sum" in output else super().loss_sum(output, batch)
