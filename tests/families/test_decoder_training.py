@@ -182,7 +182,7 @@ def test_batch_without_targets_has_the_loss_and_gradients_0(tmp_path: Path, fami
     trainer = whet.Trainer(model=model, args=arguments(tmp_path), train_dataset=rows, data_collator=lambda _: batch)
     found = trainer.objective.batch(rows, range(2), 0)
     output = trainer.objective.forward(found, seed=0, step=0)
-    if found.columns is None:
+    if family == "llama" and found.columns is None:  # the loss of gemma2 never is this mean
         assert torch.isnan(output.loss)
     loss = trainer.objective.loss_sum(output, found)
     loss.backward()
