@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import statistics
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import shared_memory
 from cost import Network, Work, step_s
 from curve import lines, shortest_step_s
 from scaling import RESULTS
@@ -21,6 +23,14 @@ def test_the_page_shows_what_the_command_prints() -> None:
     printed = lines(json.loads(RESULTS.read_text("utf-8")))
     assert [line for line in printed if line not in page] == []
     assert len(printed) > 10
+
+
+def test_the_decision_on_shared_memory_shows_what_was_measured() -> None:
+    record = (_PAGE.parent / "decisions" / "0023-ranks-of-one-machine-sum-by-gloo.md").read_text("utf-8").splitlines()
+    step_s = statistics.median(json.loads(RESULTS.read_text("utf-8"))["minilm whet fp32"]["step_s"]["one"])
+    printed = shared_memory.lines(json.loads(shared_memory.RESULTS.read_text("utf-8")), step_s)
+    assert [line for line in printed if line not in record] == []
+    assert len(printed) > 5
 
 
 def test_a_rank_alone_sends_nothing() -> None:
