@@ -20,7 +20,7 @@ import torch.distributed as torch_dist
 from torch import Tensor
 
 from whet.config.ranks import Place, here
-from whet.dist import meeting, reaching, store
+from whet.dist import arrival, meeting, reaching, store
 from whet.errors import ConfigError, WhetError
 from whet.log import logger
 
@@ -225,7 +225,10 @@ def _join(place: Place, backend: str, timeout: timedelta) -> None:
     logger.info("joining %d ranks at %s as rank %d, by %s", place.n_ranks, str(address), place.rank, backend)
     reached = reaching.reach(place, address, timeout_s, os.environ)
     try:
-        with reaching.saying_who_waits(place, address, timeout_s):
+        with (
+            reaching.saying_who_waits(place, address, timeout_s),
+            arrival.together(place, address, timeout, os.environ),
+        ):
             held = store.opened(place, address, timeout)
             store.choose_interface(place, reached, held, os.environ)
             torch_dist.init_process_group(

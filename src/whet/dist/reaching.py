@@ -134,7 +134,7 @@ def _attempt(place: Place, address: Address, environment: Mapping[str, str], las
 
 def _as_server(ips: list[str], address: Address) -> _Attempt:
     """Return whether the others reach this machine at one of these addresses: its own, or forwarded to it."""
-    own = sorted((ip for ip in ips if _is_own(ip)), key=_is_loopback)
+    own = sorted((ip for ip in ips if is_own(ip)), key=_is_loopback)
     if own:
         return _Attempt("reached", "", own[0])
     returned = next((ip for ip in ips if _comes_back(ip, address.port)), None)
@@ -143,7 +143,8 @@ def _as_server(ips: list[str], address: Address) -> _Attempt:
     return _Attempt("not ours", f"{', '.join(ips)} is no address of rank 0's machine, {os.uname().nodename}")
 
 
-def _is_own(ip: str) -> bool:
+def is_own(ip: str) -> bool:
+    """Return whether this machine has the address."""
     try:
         with socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.bind((ip, 0))

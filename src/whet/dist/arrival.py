@@ -1,0 +1,131 @@
+"""The ranks arrive at rank 0's store before they join; one that ends with an error before says so there.
+
+torch's own wait for ranks is blind: a rank that never comes keeps all others until their timeout. Launchers that stop
+all ranks when one fails (torchrun, whet launch) need none of this.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as torch_dist
+
+from whet.config.ranks import Place
+from whet.dist import reaching
+from whet.dist.meeting import Address, address_for
+from whet.errors import ConfigError
+from whet.hardware import network
+
+_ARRIVED, _ENDED, _READ = "whet/arrived", "whet/ended", "whet/read-ended"
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
+_FAREWELL_S = 5.0
+_CONNECT_S = 3.0
+_LONGEST_SAYING_S = 15.0
+"""How long a rank that ends waits for rank 0, which may still load torch: its own end is delayed by as much."""
+_served: list[Any] = []
+"""The store that rank 0 serves before it joins."""
+
+
+def stopped_by_launcher(environment: Mapping[str, str]) -> bool:
+    """Return whether a launcher ends all ranks when one fails; it may also start them again, at the same store."""
+    return "TORCHELASTIC_RESTART_COUNT" in environment
+
+
+@contextmanager
+def together(place: Place, address: Address, timeout: timedelta, environment: Mapping[str, str]) -> Iterator[None]:
+    """Run the block when all ranks are there; rank 0 serves the store until it ends.
+
+    Raises ConfigError if a rank has ended instead, and RuntimeError after the timeout.
+    """
+    if stopped_by_launcher(environment):
+        yield
+        return
+    store = _store(address, place.is_first, timeout, place.n_ranks)
+    _wait(place, store, timeout.total_seconds())
+    yield
+    _served.clear()
+    del store  # torch has one of its own by now, which shares the server
+
+
+def serve_early(place: Place, timeout_s: float, environment: Mapping[str, str]) -> None:
+    """Let rank 0 serve its store from now on, so that ranks that fail while it prepares data find it.
+
+    What keeps it from that is reported when it joins.
+    """
+    if place.n_ranks == 1 or not place.is_first or stopped_by_launcher(environment) or torch_dist.is_initialized():
+        return
+    with suppress(ConfigError, OSError, RuntimeError):
+        address = address_for(place, environment)
+        found, _ = network.resolve(address.host)
+        if any(reaching.is_own(ip) for ip in found):
+            _served[:] = [_store(address, True, timedelta(seconds=timeout_s), place.n_ranks)]
+
+
+def say_ended(place: Place, code: int, environment: Mapping[str, str], longest_s: float = _LONGEST_SAYING_S) -> bool:
+    """Say at rank 0's store that this rank ended before it joined; return whether rank 0 could be reached."""
+    if place.is_first or stopped_by_launcher(environment) or torch_dist.is_initialized():
+        return False
+    try:
+        address = address_for(place, environment)
+    except ConfigError:
+        return False
+    until, has_said = time.monotonic() + longest_s, False
+    while True:
+        with suppress(OSError, RuntimeError):
+            socket.create_connection((address.host, address.port), _CONNECT_S).close()
+            store = _store(address, False, timedelta(seconds=_CONNECT_S), None)
+            store.set(_ENDED, json.dumps({"rank": place.rank, "code": code, "host": os.uname().nodename}))
+            return True
+        if time.monotonic() >= until:
+            return False
+        if not has_said:
+            line = f"has ended, and waits up to {longest_s:.0f} s for rank 0 at {address} to say so; Ctrl-C ends it"
+            print(f"whet: rank {place.rank} of {place.n_ranks} {line}", file=sys.stderr, flush=True)
+            has_said = True
+        time.sleep(_LONGEST_PAUSE_S)
+
+
+def _store(address: Address, serves: bool, timeout: timedelta, n_ranks: int | None) -> Any:
+    return torch_dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
+        address.host, address.port, n_ranks, serves, timeout, wait_for_workers=False, multi_tenant=True
+    )
+
+
+def _wait(place: Place, store: Any, timeout_s: float) -> None:
+    until, pause_s = time.monotonic() + timeout_s, _SHORTEST_PAUSE_S
+    n_arrived = store.add(_ARRIVED, 1)
+    while n_arrived < place.n_ranks:
+        if store.check([_ENDED]):
+            ended = json.loads(store.get(_ENDED))
+            _leave_together(place, store)
+            raise _ended_before(place, ended)
+        if time.monotonic() >= until:
+            raise RuntimeError(f"{n_arrived} of {place.n_ranks} ranks arrived")
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        n_arrived = store.add(_ARRIVED, 0)
+
+
+def _leave_together(place: Place, store: Any) -> None:
+    """Keep the store of rank 0 until the others that have arrived know what it knows."""
+    store.add(_READ, 1)
+    until = time.monotonic() + _FAREWELL_S
+    while place.is_first and store.add(_READ, 0) < store.add(_ARRIVED, 0) and time.monotonic() < until:
+        time.sleep(_SHORTEST_PAUSE_S)
+
+
+def _ended_before(place: Place, ended: Mapping[str, Any]) -> ConfigError:
+    return ConfigError(
+        what=f"rank {ended['rank']} of {place.n_ranks} ended before it joined the others",
+        got=f"exit code {ended['code']} on {ended['host']}",
+        why="ranks begin a run together, and this one will not come",
+        fix=f"read the messages of rank {ended['rank']} for the cause, then start all ranks again",
+    )
