@@ -309,3 +309,13 @@ def test_every_weight_that_is_trained_has_a_gradient(
         trainer = whet.Trainer(model=model, args=args, train_dataset=token_rows(8), data_collator=collate)
         assert not trainer.objective.packed
     trainer.train()
+
+
+@pytest.mark.parametrize(("rank", "named"), [(8, ""), (40, "k_proj (16), q_proj (32)")])
+def test_rank_above_the_width_of_a_layer_is_named(
+    rank: int, named: str, small_decoder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    trained("lm", small_decoder, tmp_path, lora_r=rank, lora_target_modules="q_proj,k_proj", num_train_epochs=1)
+    err = capfd.readouterr().err
+    assert ("is above the width of" in err) == bool(named)
+    assert named in err

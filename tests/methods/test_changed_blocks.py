@@ -112,7 +112,7 @@ def _holds_in_optimize(family: str, name: str) -> None:
         torch.testing.assert_close(_answers(ours, batch), _answers(plain, batch), rtol=_WITHIN, atol=_WITHIN)
 
 
-def _holds_in_trainer(family: str, name: str, folder: Path) -> None:
+def _holds_in_trainer(family: str, name: str, folder: Path, *, adapted: bool = False, **settings: Any) -> None:
     when, change = CHANGES[name]
     labels = {} if family in DECODERS else {"labels": 1}
     rows = [{"input_ids": list(range(10 + n, 16 + 4 * n)), **labels} for n in range(4)]
@@ -123,14 +123,23 @@ def _holds_in_trainer(family: str, name: str, folder: Path) -> None:
     change(plain)
     if when == "before":
         change(ours)
-    args = arguments(folder, max_steps=1)
+    if adapted:
+        ours = _with_adapter(ours)
+    args = arguments(folder, max_steps=1, **settings)
     trainer = whet.Trainer(model=ours, args=args, data_collator=_padded, train_dataset=rows)  # type: ignore[arg-type]
     if when == "after":
-        change(trainer.model)
+        change(trainer.model.get_base_model() if adapted else trainer.model)
     trainer.train()
     with torch.no_grad():
         wanted = float(plain.train()(**_padded(rows)).loss)
     assert losses(trainer) == pytest.approx([wanted], rel=1e-4)
+
+
+def _with_adapter(model: Any) -> Any:
+    """Return the model with an adapter, which adds nothing yet."""
+    from peft import LoraConfig, get_peft_model
+
+    return get_peft_model(model, LoraConfig(target_modules="all-linear", r=2, lora_alpha=8))
 
 
 def _padded(rows: list[dict[str, Any]]) -> dict[str, Tensor]:
@@ -162,6 +171,19 @@ def test_changed_blocks_of_every_family_answer_as_without_whet(family: str, name
 @pytest.mark.parametrize("name", CHANGES)
 def test_changed_blocks_train_as_without_whet(name: str, tmp_path: Path) -> None:
     _holds_in_trainer("bert", name, tmp_path)
+
+
+@pytest.mark.reliability
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
+@pytest.mark.parametrize("how", ["gradient_checkpointing", "torch_compile", "adapter"])
+@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("family", ["bert", "llama"])
+def test_changed_blocks_train_under_other_methods(family: str, name: str, how: str, tmp_path: Path) -> None:
+    if how == "adapter":
+        pytest.importorskip("peft")
+        _holds_in_trainer(family, name, tmp_path, adapted=True)
+    else:
+        _holds_in_trainer(family, name, tmp_path, **{how: True})
 
 
 @pytest.mark.reliability

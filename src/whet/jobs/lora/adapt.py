@@ -72,6 +72,9 @@ def adapted(model: Any, job: JobFields, args: TrainingArguments, head: Head) -> 
             why=" ".join(str(error).split())[:300],
             fix=f"use some of {', '.join(_linear_names(model))} in --lora_target_modules, or {ALL_LINEAR}",
         ) from error
+    if wider := _narrower_than(wrapped, job.lora_r):
+        text = "lora_r %d is above the width of %s: a pair of this width learns as much, in less time and memory"
+        logger.warning(text, job.lora_r, wider)
     if Path(job.model_name_or_path).is_dir():  # a relative name would be another model elsewhere, or one of the hub
         wrapped.active_peft_config.base_model_name_or_path = str(Path(job.model_name_or_path).absolute())
     if job.load_in_8bit or job.load_in_4bit:
@@ -101,6 +104,16 @@ def _above(model: Any, n_frozen: int) -> dict[str, Any]:
         )
     stack = blocks[0].rpartition(".")[0].rpartition(".")[2]
     return {"layers_to_transform": list(range(n_frozen, len(blocks))), "layers_pattern": [stack]}
+
+
+def _narrower_than(wrapped: nn.Module, rank: int) -> str:
+    """Return the layers whose smaller width is below the rank of their pair, with this width, by name; "": none."""
+    widths = {
+        name.rpartition(".")[2]: min(module.in_features, module.out_features)
+        for name, module in wrapped.named_modules()
+        if hasattr(module, "lora_A") and hasattr(module, "in_features")
+    }
+    return ", ".join(f"{name} ({width})" for name, width in sorted(widths.items()) if width < rank)
 
 
 def _require_cpu(args: TrainingArguments, n_bits: int) -> None:

@@ -201,7 +201,7 @@ def _forward(block: _Block, self: Any, *args: Any, **options: Any) -> Any:
     placement = block.placement
     position = None if placement is None else placement.now
     if not block.state.on or (placement is not None and position is None):
-        return block.forward(*args, **options)
+        return unbound(block.forward)(self, *args, **options)  # `block` of a copy is the original's
     function = unbound(block.forward)
     if position is None:
         return block.compiled(function, None, None, self, *args, **options)
