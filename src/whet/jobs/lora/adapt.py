@@ -108,11 +108,9 @@ def _above(model: Any, n_frozen: int) -> dict[str, Any]:
 
 def _narrower_than(wrapped: nn.Module, rank: int) -> str:
     """Return the layers whose smaller width is below the rank of their pair, with this width, by name; "": none."""
-    widths = {
-        name.rpartition(".")[2]: min(module.in_features, module.out_features)
-        for name, module in wrapped.named_modules()
-        if hasattr(module, "lora_A") and hasattr(module, "in_features")
-    }
+    layers: list[tuple[str, Any]] = list(wrapped.named_modules())
+    pairs = [(name, layer) for name, layer in layers if hasattr(layer, "lora_A") and hasattr(layer, "in_features")]
+    widths = {name.rpartition(".")[2]: min(int(layer.in_features), int(layer.out_features)) for name, layer in pairs}
     return ", ".join(f"{name} ({width})" for name, width in sorted(widths.items()) if width < rank)
 
 
