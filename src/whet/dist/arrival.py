@@ -20,23 +20,32 @@ import torch.distributed as torch_dist
 
 from whet.config.ranks import Place
 from whet.dist import reaching
-from whet.dist.meeting import Address, address_for
+from whet.dist.meeting import Address, address_for, needs_exchange
 from whet.errors import ConfigError
 from whet.hardware import network
 
-_ARRIVED, _ENDED, _READ = "whet/arrived", "whet/ended", "whet/read-ended"
+_ARRIVED, _ENDED, _N_ENDED, _READ = "whet/arrived", "whet/ended", "whet/n-ended", "whet/read-ended"
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
-_FAREWELL_S = 5.0
+_FAREWELL_S = 30.0
+"""How long rank 0 keeps its store for ranks that have not come, which would wait for it until their timeout."""
 _CONNECT_S = 3.0
 _LONGEST_SAYING_S = 15.0
 """How long a rank that ends waits for rank 0, which may still load torch: its own end is delayed by as much."""
 _served: list[Any] = []
 """The store that rank 0 serves before it joins."""
+_arrived: list[Address] = []
+"""Where this rank has arrived: it has heard there what the others know."""
 
 
 def stopped_by_launcher(environment: Mapping[str, str]) -> bool:
     """Return whether a launcher ends all ranks when one fails; it may also start them again, at the same store."""
     return "TORCHELASTIC_RESTART_COUNT" in environment
+
+
+def _is_left_alone(place: Place, environment: Mapping[str, str]) -> bool:
+    """Return whether nothing is served or said: mpirun ends the ranks of several machines itself, as torchrun does."""
+    joined = bool(_arrived) or torch_dist.is_initialized()
+    return joined or stopped_by_launcher(environment) or needs_exchange(place, environment)
 
 
 @contextmanager
@@ -49,6 +58,7 @@ def together(place: Place, address: Address, timeout: timedelta, environment: Ma
         yield
         return
     store = _store(address, place.is_first, timeout, place.n_ranks)
+    _arrived[:] = [address]
     _wait(place, store, timeout.total_seconds())
     yield
     _served.clear()
@@ -60,7 +70,7 @@ def serve_early(place: Place, timeout_s: float, environment: Mapping[str, str]) 
 
     What keeps it from that is reported when it joins.
     """
-    if place.n_ranks == 1 or not place.is_first or stopped_by_launcher(environment) or torch_dist.is_initialized():
+    if place.n_ranks == 1 or not place.is_first or _is_left_alone(place, environment):
         return
     with suppress(ConfigError, OSError, RuntimeError):
         address = address_for(place, environment)
@@ -71,7 +81,7 @@ def serve_early(place: Place, timeout_s: float, environment: Mapping[str, str]) 
 
 def say_ended(place: Place, code: int, environment: Mapping[str, str], longest_s: float = _LONGEST_SAYING_S) -> bool:
     """Say at rank 0's store that this rank ended before it joined; return whether rank 0 could be reached."""
-    if place.is_first or stopped_by_launcher(environment) or torch_dist.is_initialized():
+    if place.is_first or _is_left_alone(place, environment):
         return False
     try:
         address = address_for(place, environment)
@@ -82,7 +92,9 @@ def say_ended(place: Place, code: int, environment: Mapping[str, str], longest_s
         with suppress(OSError, RuntimeError):
             socket.create_connection((address.host, address.port), _CONNECT_S).close()
             store = _store(address, False, timedelta(seconds=_CONNECT_S), None)
-            store.set(_ENDED, json.dumps({"rank": place.rank, "code": code, "host": os.uname().nodename}))
+            store.add(_N_ENDED, 1)
+            ended = {"rank": place.rank, "code": code, "host": os.uname().nodename}
+            store.compare_set(_ENDED, "", json.dumps(ended))  # the first one keeps its word
             return True
         if time.monotonic() >= until:
             return False
@@ -115,10 +127,12 @@ def _wait(place: Place, store: Any, timeout_s: float) -> None:
 
 
 def _leave_together(place: Place, store: Any) -> None:
-    """Keep the store of rank 0 until the others that have arrived know what it knows."""
+    """Keep the store of rank 0 until the others know what it knows, or have ended too."""
     store.add(_READ, 1)
     until = time.monotonic() + _FAREWELL_S
-    while place.is_first and store.add(_READ, 0) < store.add(_ARRIVED, 0) and time.monotonic() < until:
+    while place.is_first and time.monotonic() < until:
+        if store.add(_READ, 0) + store.add(_N_ENDED, 0) >= place.n_ranks:
+            return
         time.sleep(_SHORTEST_PAUSE_S)
 
 

@@ -55,6 +55,11 @@ def address_for(place: Place, environment: Mapping[str, str]) -> Address:
     return Address(host or "127.0.0.1", number, from_launcher=False)
 
 
+def needs_exchange(place: Place, environment: Mapping[str, str]) -> bool:
+    """Return whether a rank learns where the ranks meet by an exchange with all others, for which each of them waits."""
+    return not place.one_machine and not environment.get("MASTER_ADDR") and place.launcher != "Slurm"
+
+
 def _port_here(place: Place, environment: Mapping[str, str]) -> int:
     """Return a port that all ranks of this run know, and other runs on this machine hardly ever use."""
     if place.launcher == "Slurm" and environment.get("SLURM_JOB_ID"):
