@@ -117,7 +117,7 @@ def _wait(place: Place, store: Any, timeout_s: float) -> None:
     while n_arrived < place.n_ranks:
         if store.check([_ENDED]):
             ended = json.loads(store.get(_ENDED))
-            _leave_together(place, store)
+            leave_together(place, store, _FAREWELL_S)
             raise _ended_before(place, ended)
         if time.monotonic() >= until:
             raise RuntimeError(f"{n_arrived} of {place.n_ranks} ranks arrived")
@@ -126,10 +126,10 @@ def _wait(place: Place, store: Any, timeout_s: float) -> None:
         n_arrived = store.add(_ARRIVED, 0)
 
 
-def _leave_together(place: Place, store: Any) -> None:
-    """Keep the store of rank 0 until the others know what it knows, or have ended too."""
+def leave_together(place: Place, store: Any, longest_s: float) -> None:
+    """Keep the store of rank 0 for so long, until the others know what it knows, or have ended too."""
     store.add(_READ, 1)
-    until = time.monotonic() + _FAREWELL_S
+    until = time.monotonic() + longest_s
     while place.is_first and time.monotonic() < until:
         if store.add(_READ, 0) + store.add(_N_ENDED, 0) >= place.n_ranks:
             return

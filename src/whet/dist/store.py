@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import time
 from collections.abc import Mapping, MutableMapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import torch.distributed as torch_dist
 
 from whet.config.ranks import Place, restarted
+from whet.dist.arrival import leave_together
 from whet.dist.meeting import GLOO, LOOPBACK, Address
 from whet.errors import ConfigError
 from whet.hardware import network
@@ -93,21 +93,13 @@ def _shared(place: Place, store: Any, address: str, problem: str) -> list[str]:
     else:
         every = json.loads(store.get("whet/networks"))
     if problems := [one["problem"] for one in every if one["problem"]]:
-        _leave_together(place, store)
+        leave_together(place, store, _FAREWELL_S)
         raise _bad_interfaces(problems)
     return _others(place, every)
 
 
 def _others(place: Place, every: Sequence[Mapping[str, str]]) -> list[str]:
     return [one["address"] for rank, one in enumerate(every) if rank != place.rank and one["address"]]
-
-
-def _leave_together(place: Place, store: Any) -> None:
-    """Keep the store of rank 0 until the others have read the problems."""
-    store.add("whet/read", 1)
-    until = time.monotonic() + _FAREWELL_S
-    while place.is_first and store.add("whet/read", 0) < place.n_ranks and time.monotonic() < until:
-        time.sleep(0.05)
 
 
 def _bad_interfaces(problems: Sequence[str]) -> ConfigError:
