@@ -108,7 +108,7 @@ _DEBERTA = {
 _TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 SHAPES = {
     "minilm": Shape("MiniLM", "bert", batch=16, rounds=8),
-    "mpnet": Shape("MPNet-base size", "mpnet"),
+    "mpnet": Shape("MPNet-base size", "mpnet", {"max_position_embeddings": 514}),  # positions count from 2
     "modernbert": Shape("ModernBERT-base size", "modernbert", {"pad_token_id": 0, "cls_token_id": 101}),
     "deberta": Shape("DeBERTa-v3-base size", "deberta-v2", _DEBERTA),
     "tiny": Shape("tiny", "bert", _TINY, rounds=2),
