@@ -10,6 +10,8 @@ import pytest
 from text_tasks import examples, load, save_encoder, words
 from whet.cli.main import run
 from whet.errors import EXIT_BAD_CONFIG
+from whet.jobs import teacher
+from whet.models.loading.load import load_model
 
 ROUNDING = 1e-5
 """Relative, of a loss: the frozen layers' products run over other rows together, which changes the order of sums."""
@@ -50,6 +52,25 @@ def test_curve_with_a_teacher_is_that_without_the_cache(
     assert len(wanted) == 6
     assert found == pytest.approx(wanted, rel=ROUNDING)
     assert curve(tmp_path / "alone") != pytest.approx(wanted, rel=1e-3)  # the teacher takes part
+
+
+@pytest.mark.parametrize("command", ["qa", "classify", "tag", "lm"])
+def test_teacher_runs_once_in_each_step_and_never_to_fill_the_cache(
+    command: str, encoder: Path, small_decoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[None] = []
+
+    def loaded(*args: Any, **options: Any) -> Any:
+        model = load_model(*args, **options)
+        model.base_model.register_forward_pre_hook(lambda *_: calls.append(None))
+        return model
+
+    monkeypatch.setattr(teacher, "load_model", loaded)
+    model = small_decoder if command == "lm" else encoder
+    assert run(asked(command, model, tmp_path / "teacher", freeze_layers=0)) == 0
+    assert run(asked(command, model, tmp_path / "cached", CACHED, teacher_model=tmp_path / "teacher")) == 0
+    assert len(curve(tmp_path / "cached")) == 6
+    assert len(calls) == 6
 
 
 def test_each_of_several_seeds_has_the_curve_without_the_cache(encoder: Path, tmp_path: Path) -> None:

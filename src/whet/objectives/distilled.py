@@ -138,7 +138,7 @@ class DistilledNextTokens(PackedNextTokens):
     def __init__(self, plain: PackedNextTokens, teacher: PackedNextTokens, how: Distillation) -> None:
         assert plain.packed_model is not None
         super().__init__(plain.model, plain.packed_model, plain.collate, plain.columns)
-        self._teacher, self._how = teacher, how
+        self.plain, self._teacher, self._how = plain, teacher, how
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -167,6 +167,11 @@ class DistilledNextTokens(PackedNextTokens):
         for ours, other, labels in zip(*(one.split(n_rows) for one in (states, theirs, targets)), strict=True):
             sums = sums + checkpoint(_chunk_sums, self._how, heads, ours, other, labels, use_reentrant=False)
         return {HARD: sums[0], SOFT: sums[1]}
+
+
+def without_teacher(objective: Objective) -> Objective:
+    """Return the objective whose passes run the student alone: this one, if it has no teacher."""
+    return objective.plain if isinstance(objective, Distilled | DistilledNextTokens) else objective
 
 
 def _chunk_sums(how: Distillation, heads: Any, states: Tensor, theirs: Tensor, labels: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from whet.models import last_block
 from whet.models.experts.layer import has_experts
 from whet.models.trunk import Trunk
 from whet.models.view import ModelView
+from whet.objectives.distilled import without_teacher
 from whet.own_loop.held import HeldLoss
 from whet.train.compat.public import PublicTrainer
 from whet.train.run import Run
@@ -33,7 +34,8 @@ def trunk_of(trainer: PublicTrainer, run: Run) -> StepTrunk:
     if n_blocks == len(ModelView(run.model).blocks()):
         assert run.objective.packed_model is not None
         last_block.switch_off(run.objective.packed_model.module)  # it would leave out states that are kept
-    return Cached(Trunk(run.model, n_blocks), run.objective, run.train_dataset, run.output_dir)
+    student = without_teacher(run.objective)  # a teacher's pass is no part of filling the cache
+    return Cached(Trunk(run.model, n_blocks), student, run.train_dataset, run.output_dir)
 
 
 def _why_not(trainer: PublicTrainer, run: Run) -> str | None:
