@@ -278,20 +278,6 @@ def test_weight_without_a_gradient_ends_the_first_step(tmp_path: Path, settings:
         assert not any(weight._post_accumulate_grad_hooks for weight in wrapped.parameters())
 
 
-def test_weights_of_a_model_without_adapter_that_the_loss_does_not_read_are_logged(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """As the pooler of many encoders: the training continues without them."""
-    model = tiny_decoder("llama")
-    model.model.unread = nn.Linear(4, 4)
-    trainer = trainer_of(tmp_path, model, token_rows(8), max_steps=3)
-    with caplog.at_level("INFO", logger="whet"):
-        trainer.train()
-    lines = [one for one in caplog.messages if "no gradient in the first step" in one]
-    assert len(lines) == 1
-    assert lines[0].endswith(": model.unread.bias, model.unread.weight")
-
-
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("adapter", [False, True])

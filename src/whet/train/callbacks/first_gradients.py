@@ -29,13 +29,15 @@ class FirstGradients(TrainerCallback):
     layer of whet are one weight, and those that got no token have a gradient of 0 in it. Gradients of weights that
     ranks share are read before the first update, after the exchange: torch calls no hooks of such weights. So are those
     of weights that are only logged: torch copies a gradient with a hook into another layout, whose norm is another in
-    the last bits.
+    the last bits. With `optimizer_in_backward` the optimizer steps once for each gradient, which counts its weight.
+    A resumed training logs nothing: what it names had no gradient in the first step of all.
     """
 
     def __init__(self, trainer: PublicTrainer) -> None:
         self._trainer = weakref.ref(trainer)
         self._hooks: list[Any] = []
         self._read_at_update: dict[str, Tensor] = {}
+        self._in_backward = False
         self._without: set[str] = set()
         self._done = True
 
@@ -43,15 +45,15 @@ class FirstGradients(TrainerCallback):
         """Look at the first step of each training."""
         self._done = False
 
-    def on_step_begin(self, *_: Any, model: Any = None, optimizer: Any = None, **__: Any) -> None:
+    def on_step_begin(self, _: Any, state: Any, *__: Any, model: Any = None, optimizer: Any = None, **___: Any) -> None:
         """Look for gradients from here on."""
         if self._done:
             return
         self._done = True
         required, trainer = _required(model), self._trainer()
-        in_backward = trainer is not None and trainer.args.optimizer_in_backward
+        self._in_backward = trainer is not None and trainer.args.optimizer_in_backward
         for name, weight in model.named_parameters():
-            if not weight.requires_grad or _ONE_OF_MANY.search(name) or (in_backward and name not in required):
+            if not weight.requires_grad or _ONE_OF_MANY.search(name) or (state.global_step and name not in required):
                 continue
             self._without.add(name)
             if _is_share(weight) or name not in required:
@@ -59,7 +61,12 @@ class FirstGradients(TrainerCallback):
             else:
                 self._hooks.append(weight.register_post_accumulate_grad_hook(self._arrived(name)))
         if self._read_at_update:
-            self._hooks.append(optimizer.register_step_pre_hook(self._read))
+            self._hooks.append(optimizer.register_step_pre_hook(self._read_some if self._in_backward else self._read))
+
+    def on_optimizer_step(self, *_: Any, **__: Any) -> None:
+        """Read what the optimizer does not update, and end the reading of gradients that it uses one by one."""
+        if self._in_backward:
+            self._read()
 
     def on_step_end(self, *_: Any, model: Any = None, **__: Any) -> None:
         """Raise ConfigError or log for weights without a gradient; wait if their first update was left out."""
@@ -85,6 +92,13 @@ class FirstGradients(TrainerCallback):
     def _read(self, *_: Any) -> None:
         self._without -= {name for name, share in self._read_at_update.items() if share.grad is not None}
         self._read_at_update = {}
+
+    def _read_some(self, optimizer: Any, *_: Any) -> None:
+        """Read the gradients of the weights that this step of the optimizer updates: one, or the rest of them."""
+        taken = {
+            id(weight) for group in optimizer.param_groups for weight in group["params"] if weight.grad is not None
+        }
+        self._without -= {name for name, weight in self._read_at_update.items() if id(weight) in taken}
 
     def _arrived(self, name: str) -> Any:
         return lambda _: self._without.discard(name)
