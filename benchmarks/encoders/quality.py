@@ -95,6 +95,7 @@ def retrieval(job: str, side: str, data: Path, seed: int) -> Found:
     import sentence_transformers as library
     import torch
     from datasets import Dataset
+    from sentence_transformers.sentence_transformer import losses
 
     import whet
 
@@ -119,7 +120,7 @@ def retrieval(job: str, side: str, data: Path, seed: int) -> Found:
             save_strategy="no", logging_strategy="no", report_to="none", use_cpu=True, disable_tqdm=True,
             batch_sampler="no_duplicates",
         )  # fmt: skip
-        loss = library.losses.MultipleNegativesRankingLoss(model)
+        loss = losses.MultipleNegativesRankingLoss(model)
         trainer = library.SentenceTransformerTrainer(model=model, args=args, train_dataset=rows, loss=loss)
         seconds = timed(trainer.train)
     held_out = articles("dev")
@@ -154,7 +155,10 @@ def run_all(options: argparse.Namespace) -> None:
                     results = kept()
                     results.setdefault(job, {}).setdefault(side, {})[str(seed)] = found
                     RESULTS.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
-                print(f"{job:10} {side:8} seed {seed}: {found['quality']:.4f} in {found['processor_seconds']:.0f} s", flush=True)
+                print(
+                    f"{job:10} {side:8} seed {seed}: {found['quality']:.4f} in {found['processor_seconds']:.0f} s",
+                    flush=True,
+                )
 
 
 def table() -> list[str]:
