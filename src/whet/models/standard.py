@@ -61,9 +61,12 @@ def why_called(module: Any, standard: type[nn.Module] | str | None = None) -> st
         return f"is a {name_of(cls)}"
     if "forward" in module.__dict__ or (cls in _FORWARDS and cls.forward is not _FORWARDS[cls]):
         return "has a forward of its own"
-    if has_hooks(module):
-        return "has hooks"
-    return _why_odd(module, cls)
+    return why_odd(module)
+
+
+def why_odd(module: Any) -> str | None:
+    """Return why a module whose class and forward are known must be called all the same: hooks, odd weights."""
+    return "has hooks" if has_hooks(module) else _why_odd(module, type(module))
 
 
 def rms_norm_of(module: nn.Module) -> RmsNorm | None:

@@ -15,7 +15,7 @@ from whet.kernels.batch_position import BatchPosition
 from whet.log import logger
 from whet.methods.seam import Applied, Cost, Stage
 from whet.methods.unpad import calls as unpad_calls
-from whet.methods.unpad import padding_readers
+from whet.methods.unpad import lazy_head, padding_readers
 from whet.methods.unpad.layout import Layout, layout_of
 from whet.models import last_block, record
 from whet.models.bad_batch import explained
@@ -90,6 +90,7 @@ def apply(view: ModelView, settings: MethodSettings) -> Applied | None:
     record.keep(encoder, _CALLS, _Calls(packed, settings.unpad_dtype, settings.unpad))
     encoder.forward = bind(_forward, encoder)
     padding_readers.apply(view.model)
+    lazy_head.apply(view.model)
     return Applied(CARD.name, "no padding")
 
 
@@ -100,6 +101,7 @@ def restore(view: ModelView) -> None:
     encoder = _encoder(view.model)
     encoder.__dict__.pop("forward", None)
     record.take(encoder, _CALLS)
+    lazy_head.restore(view.model)
     padding_readers.restore(view.model)
 
 

@@ -1,0 +1,320 @@
+"""Logits of a large vocabulary that are computed when somebody reads them; their cross entropy is, a chunk at a time.
+
+A model of transformers computes the logits of all tokens (B, T, V), and its loss copies them twice. Most loops read
+the loss alone. `LazyLogits` stands in their place: it knows its shape, and it notes what the model and its loss do with
+it on the way (a cap, a cast, a shift, a change of shape). `cross_entropy` of it computes the logits of tokens with a
+label, some hundred at a time. Whatever else is done is done with the logits themselves, which then are computed once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import checkpoint
+
+from whet.errors import ConfigError
+from whet.kernels.layers.cross_entropy import chunk_rows, linear_cross_entropy
+from whet.kernels.native_call import native_for
+
+Step = tuple[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]]
+"""Something done to logits: a function of torch with its other arguments."""
+
+_PROPERTIES = (
+    *("shape", "dtype", "device", "ndim", "layout", "requires_grad", "grad_fn", "is_leaf"),
+    *("is_cuda", "is_sparse", "is_quantized", "is_meta"),
+)
+_KNOWN_AT_ONCE = frozenset({
+    Tensor.size, Tensor.dim, Tensor.numel, Tensor.nelement, Tensor.is_floating_point, Tensor.is_complex, Tensor.__len__,
+    Tensor.get_device, Tensor.element_size, torch.numel, torch.is_floating_point, torch.is_complex,
+    *(getattr(Tensor, name).__get__ for name in _PROPERTIES),
+})  # fmt: skip
+"""What a tensor says about itself without its numbers."""
+_TO_FLOAT = frozenset({Tensor.float})
+_SAME = frozenset({Tensor.contiguous})
+_SHAPED = frozenset({Tensor.view, Tensor.reshape, torch.reshape, Tensor.flatten, torch.flatten})
+_CUT = frozenset({Tensor.__getitem__})
+_DIVIDED = frozenset({Tensor.div, Tensor.__truediv__, torch.div})
+_BOUNDED = frozenset({Tensor.tanh, torch.tanh})
+_TIMES = frozenset({Tensor.mul, Tensor.__mul__, Tensor.__rmul__, torch.mul})
+_WATCHED = frozenset({Tensor.register_hook, Tensor.retain_grad})
+
+
+class Source:
+    """The hidden states (..., D) that logits come from, the head's weights, and how its product was to be computed."""
+
+    def __init__(self, states: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+        self.states, self.weight, self.bias = states, weight, bias
+        self.loss_is_computed = False
+        self._has_grad, device = torch.is_grad_enabled(), states.device.type
+        self._autocast = (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
+        self._versions = self._versions_now()
+        self._logits: Tensor | None = None
+        self._written = 0
+        self.is_late = False
+        """Whether an optimizer has changed the weights since."""
+        _watch(self)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What the logits are in."""
+        enabled, dtype = self._autocast
+        return dtype if enabled else self.states.dtype
+
+    def logits(self) -> Tensor:
+        """Return the logits (..., V) of all tokens, computed at the first call as they would have been at once."""
+        if self._logits is None:
+            if self.is_late or self._versions != self._versions_now():
+                raise _too_late()
+            enabled, dtype = self._autocast
+            with torch.set_grad_enabled(self._has_grad), torch.autocast(self.states.device.type, dtype, enabled):
+                self._logits = nn.functional.linear(self.states, self.weight, self.bias)
+            self._written = _version_of(self._logits)
+        return self._logits
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether somebody has written to the logits, so that they are those of the hidden states no more."""
+        return self._logits is not None and _version_of(self._logits) != self._written
+
+    def loss_sum(self, states: Tensor, labels: Tensor, cap: float | None) -> Tensor:
+        """Return the summed cross entropy () fp32 of the labels (M,) for the states (M, D)."""
+        self.loss_is_computed = True
+        enabled, dtype = self._autocast
+        weight = self.weight if torch.is_grad_enabled() else self.weight.detach()
+        with torch.autocast(states.device.type, dtype, enabled):
+            if self.bias is None and native_for(weight) is not None and native_for(states) is not None:
+                return linear_cross_entropy(states, weight, labels, cap)
+            n_rows, total = chunk_rows(weight), states.new_zeros((), dtype=torch.float32)
+            for part, wanted in zip(states.split(n_rows), labels.split(n_rows), strict=True):
+                given = (part, weight, self.bias, wanted, cap)
+                total = total + checkpoint(_chunk_loss, *given, use_reentrant=False)
+            return total
+
+    def _versions_now(self) -> tuple[int, ...]:
+        return tuple(_version_of(one) for one in (self.states, self.weight, self.bias) if one is not None)
+
+
+_OPEN: WeakSet[Source] = WeakSet()
+"""Those that a step of an optimizer concerns: torch's fused AdamW does not count that it writes to weights."""
+_HOOKS: list[Any] = []
+
+
+def _watch(source: Source) -> None:
+    """Have the next step of an optimizer that changes the head's weights make the logits unreadable."""
+    _OPEN.add(source)
+    if not _HOOKS:
+        _HOOKS.append(register_optimizer_step_post_hook(_after_step))
+
+
+def _after_step(optimizer: Optimizer, *_: Any) -> None:
+    stepped = {id(one) for group in optimizer.param_groups for one in group["params"] if _OPEN}
+    for source in list(_OPEN):
+        source.is_late |= id(source.weight) in stepped or id(source.bias) in stepped
+
+
+def _version_of(tensor: Tensor) -> int:
+    """Return how often somebody has written to the tensor, as far as torch counts it."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+class LazyLogits(Tensor):
+    """Logits (..., V) that exist when they are read."""
+
+    _source: Source
+    _states: Tensor
+    """The hidden states of these logits, (..., D)."""
+    _steps: tuple[Step, ...]
+    _cap: tuple[str, float] | None
+    """How far the logits are capped: "divided" by the number, "bounded" by tanh too, and "done"."""
+    _has_grad: bool
+    """Whether gradients were on when these logits were made."""
+    _value: Tensor | None
+    """The logits, once they were read: whatever is done to them from there on is done to these."""
+
+    @staticmethod
+    def of(states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return the logits (..., V) of the hidden states (..., D) for a head's weight (V, D) and bias (V,)."""
+        source = Source(states, weight, bias)
+        return _lazy(source, states, (*states.shape[:-1], weight.shape[0]), source.dtype, (), None)
+
+    def computed(self) -> Tensor:
+        """Return the logits as an ordinary tensor, the same one each time."""
+        if self._value is None:
+            self._value = self._source.logits()
+            with torch.set_grad_enabled(self._has_grad):
+                for function, given, options in self._steps:
+                    self._value = function(self._value, *given, **options)
+        assert self._value is not None
+        return self._value
+
+    @property
+    def is_open(self) -> bool:
+        """Whether nobody has read these logits, nor written to those they were made of."""
+        return self._value is None and not self._source.is_changed
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        kwargs, first = kwargs or {}, args[0] if args else None
+        if func in _KNOWN_AT_ONCE:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        if func is nn.functional.cross_entropy:
+            found = _cross_entropy(*args, **kwargs)
+            if found is not None:
+                return found
+        elif isinstance(first, LazyLogits) and first.is_open:
+            if func in _WATCHED and first._source.loss_is_computed:
+                raise _unwatchable()
+            found = _after(first, func, tuple(args[1:]), kwargs)
+            if found is not None:
+                return found
+        args, kwargs = pytree.tree_map_only(LazyLogits, LazyLogits.computed, (tuple(args), kwargs))
+        return func(*args, **kwargs)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Serve what does not ask __torch_function__, as autograd functions: here are numbers, in `_Lazy` gradients."""
+        with torch.no_grad():
+            args, kwargs = pytree.tree_map_only(LazyLogits, lambda one: one.computed().detach(), (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+class _Lazy(Function):
+    """Gives lazy logits their place in the graph, for whoever reaches them below __torch_function__."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None, shape: Any, dtype: Any, steps: Any
+    ) -> Tensor:
+        ctx.save_for_backward(states, weight, bias)
+        ctx.steps = steps
+        return Tensor._make_wrapper_subclass(LazyLogits, torch.Size(shape), dtype=dtype, device=states.device)  # pyright: ignore
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        given: list[Any] = [None if one is None else one.detach() for one in ctx.saved_tensors]
+        wanted = [one.requires_grad_() for one, asked in zip(given, ctx.needs_input_grad, strict=False) if asked]
+        with torch.enable_grad():
+            found = nn.functional.linear(*given)
+            for function, arguments, options in ctx.steps:
+                found = function(found, *arguments, **options)
+        made = iter(torch.autograd.grad(found, wanted, grads[0].to(found.dtype)))
+        return (*(next(made) if asked else None for asked in ctx.needs_input_grad[:3]), None, None, None)
+
+
+def _lazy(
+    source: Source,
+    states: Tensor,
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    steps: tuple[Step, ...],
+    cap: tuple[str, float] | None,
+) -> LazyLogits:
+    found: Any = _Lazy.apply(source.states, source.weight, source.bias, tuple(shape), dtype, steps)
+    found._source, found._states, found._steps, found._cap = source, states, steps, cap
+    found._has_grad, found._value = torch.is_grad_enabled(), None
+    return found
+
+
+def _after(logits: LazyLogits, func: Any, given: tuple[Any, ...], options: Mapping[str, Any]) -> LazyLogits | None:
+    """Return the logits after a step that their cross entropy can follow; None for any other."""
+    states, cap, dtype = logits._states, logits._cap, logits.dtype
+    shape: Sequence[int] = logits.shape
+    if func in _TO_FLOAT and not given and not options:
+        dtype = torch.float32
+    elif func in _SHAPED and all(isinstance(one, int | tuple | list) for one in (*given, *options.values())):
+        shape = func(torch.empty(shape, device="meta"), *given, **options).shape
+        if not shape or shape[-1] != logits.shape[-1]:
+            return None
+        states = states.reshape(*shape[:-1], states.shape[-1])
+    elif func in _CUT and len(given) == 1 and _leaves_vocabulary(given[0], logits.dim()):
+        states = states[given[0]]
+        shape = (*states.shape[:-1], logits.shape[-1])
+    elif func in _DIVIDED | _BOUNDED | _TIMES and not options:
+        cap = _capped(cap, func, given)
+        if cap is None:
+            return None
+    elif func not in _SAME or given or options:
+        return None
+    return _lazy(logits._source, states, shape, dtype, (*logits._steps, (func, given, options)), cap)
+
+
+def _leaves_vocabulary(index: Any, n_dims: int) -> bool:
+    """Return whether an index cuts leading dimensions alone."""
+    parts = index if isinstance(index, tuple) else (index,)
+    if not all(isinstance(part, slice) or part is Ellipsis for part in parts) or parts.count(Ellipsis) > 1:
+        return False
+    reaches = parts[-1] is not Ellipsis and (len(parts) == n_dims or Ellipsis in parts)
+    return len(parts) <= n_dims and (not reaches or parts[-1] == slice(None))
+
+
+def _capped(cap: tuple[str, float] | None, func: Any, given: tuple[Any, ...]) -> tuple[str, float] | None:
+    """Return how far the logits are capped after this; None if it is no part of capping, c tanh(logits / c)."""
+    number = float(given[0]) if len(given) == 1 and isinstance(given[0], int | float) else None
+    if cap is None and func in _DIVIDED and number:
+        return "divided", number
+    if cap is not None and cap[0] == "divided" and func in _BOUNDED and not given:
+        return "bounded", cap[1]
+    if cap is not None and cap[0] == "bounded" and func in _TIMES and number == cap[1]:
+        return "done", cap[1]
+    return None
+
+
+def _cross_entropy(logits: Any, labels: Any, *given: Any, **options: Any) -> Tensor | None:
+    """Return torch's cross_entropy of lazy logits (N, V) and labels (N,); None if the logits have to be computed."""
+    ignored, reduction = options.pop("ignore_index", -100), options.pop("reduction", "mean")
+    is_plain = all(one is None or (isinstance(one, float) and one == 0.0) for one in (*given, *options.values()))
+    if not isinstance(logits, LazyLogits) or not logits.is_open or not is_plain:
+        return None  # weights of classes, label smoothing, arguments of an older torch
+    if reduction not in ("mean", "sum") or (logits._cap is not None and logits._cap[0] != "done"):
+        return None
+    if not (_are_labels(labels, logits) and labels.device == logits.device):
+        return None
+    (read,) = (labels != ignored).nonzero(as_tuple=True)
+    wanted = labels[read]
+    if not len(read) or int(wanted.min()) < 0 or int(wanted.max()) >= logits.shape[-1]:
+        return None  # torch has its own answers
+    cap = None if logits._cap is None else logits._cap[1]
+    total = logits._source.loss_sum(logits._states.index_select(0, read), wanted, cap)
+    loss = total / len(read) if reduction == "mean" else total
+    return loss if torch.is_autocast_enabled(loss.device.type) else loss.to(logits.dtype)
+
+
+def _are_labels(labels: Any, logits: LazyLogits) -> bool:
+    """Return whether these are a label for each of the logits (N, V)."""
+    is_list = type(labels) is Tensor and labels.dtype == torch.int64 and logits.dim() == 2
+    return is_list and labels.shape == logits.shape[:1]
+
+
+def _chunk_loss(states: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, cap: float | None) -> Tensor:
+    logits = nn.functional.linear(states, weight, bias)
+    if cap is not None:
+        logits = torch.tanh(logits / cap) * cap
+    return nn.functional.cross_entropy(logits.float(), labels, reduction="sum")
+
+
+def _too_late() -> ConfigError:
+    return ConfigError(
+        what="the logits of this call cannot be computed any more",
+        got="logits that are read after the model's weights or hidden states have changed",
+        why="whet.optimize computes the logits of a large vocabulary when they are read, and the loss without them",
+        fix="read them before optimizer.step(): logits = outputs.logits.detach().clone()",
+    )
+
+
+def _unwatchable() -> ConfigError:
+    return ConfigError(
+        what="the loss of this call has no gradient with respect to its logits",
+        got="a hook or retain_grad on logits after the model has computed its loss",
+        why="under whet.optimize the loss of a large vocabulary is computed a chunk of logits at a time",
+        fix="call the model without labels, put the hook on outputs.logits and compute the loss from them",
+    )
