@@ -67,8 +67,12 @@ def test_all_sides_take_steps(data: Path, tmp_path: Path, minilm_dir: Path) -> N
 
 def test_the_table_of_qualities_pairs_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = {
-        "library": {"1": {"seconds": 20.0, "quality": 0.5}, "2": {"seconds": 30.0, "quality": 0.7}, "3": {}},
-        "whet": {"1": {"seconds": 10.0, "quality": 0.6}, "2": {"seconds": 10.0, "quality": 0.7}},
+        "library": {
+            "1": {"processor_seconds": 20.0, "quality": 0.5},
+            "2": {"processor_seconds": 30.0, "quality": 0.7},
+            "3": {},
+        },
+        "whet": {"1": {"processor_seconds": 10.0, "quality": 0.6}, "2": {"processor_seconds": 10.0, "quality": 0.7}},
     }
     monkeypatch.setattr(quality, "RESULTS", tmp_path / "quality.json")
     quality.RESULTS.write_text(json.dumps({"tags": runs}), "utf-8")
