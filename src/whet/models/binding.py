@@ -8,6 +8,7 @@ from __future__ import annotations
 import copyreg
 from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
 from types import MethodType
 from typing import Any
 
@@ -15,6 +16,9 @@ from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from whet.models import attention
+
+_CASTS = ("torch.amp.autocast_mode", "accelerate.utils.operations")
+"""Modules whose functions put autocast, and casts of results to fp32, around a forward."""
 
 
 def bind(forward: Callable[..., Any], module: nn.Module) -> MethodType:
@@ -28,6 +32,24 @@ def bound(module: nn.Module) -> Callable[..., Any] | None:
     """Return the function that `bind` gave the module, or that somebody else did; None: it has its class's forward."""
     forward = module.__dict__.get("forward")
     return getattr(forward, "__func__", forward)
+
+
+def other_forward(module: nn.Module) -> Callable[..., Any] | None:
+    """Return the function that computes in place of the class's forward; None if that one does.
+
+    Mixed precision of accelerate stands around a model's forward and casts what it returns, and nothing else.
+    """
+    found = bound(module)
+    while found is not None and _only_casts(found):
+        found = found.__wrapped__  # pyright: ignore[reportFunctionMemberAccess]
+    found = getattr(found, "__func__", found)
+    return None if found is type(module).forward else found
+
+
+def _only_casts(forward: Any) -> bool:
+    code = getattr(forward, "__code__", None)
+    home = type(forward).__module__ if code is None else Path(code.co_filename).with_suffix("").as_posix()
+    return hasattr(forward, "__wrapped__") and home.replace("/", ".").endswith(_CASTS)
 
 
 def own_forward(module: nn.Module) -> Callable[..., Any]:

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import nn
 
-from whet.models.binding import bound
+from whet.models.binding import other_forward
 from whet.models.family import Family
 from whet.models.known import of_type
 from whet.models.proof.verdict import recorded
@@ -95,7 +95,7 @@ def answers_questions(model: nn.Module) -> bool:
 
 def runs_forward_of(module: nn.Module, names: tuple[str, ...]) -> bool:
     """Return whether the module runs the forward that was written for one of these classes, or whet's."""
-    own = bound(module)
+    own = other_forward(module)
     if own is not None and not getattr(getattr(own, "func", own), "__module__", "").startswith("whet."):
         return False
     given = [cls for cls in type(module).__mro__ if cls.__name__ in names and learn(cls)]

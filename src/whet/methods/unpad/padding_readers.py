@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from whet.config.fields import PaddingInLoss
 from whet.methods.unpad import calls as unpad_calls
 from whet.models import bad_labels
+from whet.models.binding import other_forward
 from whet.models.packable import predicts_next_tokens
 from whet.models.packed import packed_model
 from whet.objectives import heads
@@ -69,7 +70,7 @@ def amount(model: nn.Module, asked: PaddingInLoss) -> PaddingInLoss:
         return "none"
     encoder: Any = model.base_model
     seen = encoder._forward_hooks or nn.modules.module._global_forward_hooks
-    return "none" if calls and _reads_first_tokens(model) and not seen and "forward" not in model.__dict__ else asked
+    return "none" if calls and _reads_first_tokens(model) and not seen and other_forward(model) is None else asked
 
 
 def read_first_tokens_alone(model: nn.Module) -> bool:
