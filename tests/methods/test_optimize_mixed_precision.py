@@ -17,6 +17,8 @@ from tiny import DECODERS, tiny_config
 from tiny_decoders import collate, tiny_decoder, token_rows
 from whet.methods.unpad import method
 
+pytestmark = pytest.mark.usefixtures("fresh_accelerate")
+
 
 @pytest.fixture
 def amounts(monkeypatch: pytest.MonkeyPatch) -> list[str]:

@@ -22,7 +22,10 @@ from whet.methods.unpad import lazy_head
 from whet.objectives import lazy_logits
 from whet.objectives.lazy_logits import LazyLogits
 
-pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning"),
+    pytest.mark.usefixtures("fresh_accelerate"),
+]
 CAPPED = {"final_logit_softcapping": 3.0}
 
 
