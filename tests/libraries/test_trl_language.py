@@ -9,6 +9,7 @@ import pytest
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import whet
 from saved_decoder import save_decoder
 from text_tasks import BAKING, GARDEN, SAILING, load, words, write_lines
 from tiny_decoders import tiny_decoder
@@ -132,3 +133,26 @@ def test_preferences_have_the_losses_and_rewards_of_trls_trainer(
         scale = max(map(abs, column(wanted, name)))
         assert column(found, name) == pytest.approx(column(wanted, name), abs=TOLERANCE * scale), name
     assert column(found, "loss")[-1] < 0.9 * column(found, "loss")[0]
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_its_own_trainer_runs_without_padding(
+    family: str, bf16: bool, folders: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """TRL puts a forward of its own around the model's, which reads tokens with a label."""
+    logs = []
+    for optimized in (False, True):
+        model = AutoModelForCausalLM.from_pretrained(folders[family])
+        model.config.use_cache = False
+        given = settings(tmp_path, len(TEXTS)) | {"bf16": bf16, "max_steps": 10}
+        args = trl.SFTConfig(**given, completion_only_loss=True)
+        trainer = trl.SFTTrainer(
+            model=whet.optimize(model) if optimized else model, args=args, train_dataset=Dataset.from_list(TEXTS),
+            processing_class=AutoTokenizer.from_pretrained(folders[family]),
+        )  # fmt: skip
+        trainer.train()
+        logs.append(column(trainer.state.log_history, "loss"))
+    assert "with their padding" not in caplog.text
+    assert len(logs[0]) == 10
+    assert logs[1] == pytest.approx(logs[0], rel=0.02 if bf16 else 1e-4)  # bf16 has 8 bits

@@ -17,8 +17,12 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from whet.models import attention
 
-_CASTS = ("torch.amp.autocast_mode", "accelerate.utils.operations")
-"""Modules whose functions put autocast, and casts of results to fp32, around a forward."""
+_AROUND = {
+    "torch.amp.autocast_mode": None,
+    "accelerate.utils.operations": None,
+    "trl.trainer.utils": "_fused_forward",
+}
+"""Where functions are written that may stand around a forward, and the name of the one that may; None: all."""
 
 
 def bind(forward: Callable[..., Any], module: nn.Module) -> MethodType:
@@ -37,19 +41,23 @@ def bound(module: nn.Module) -> Callable[..., Any] | None:
 def other_forward(module: nn.Module) -> Callable[..., Any] | None:
     """Return the function that computes in place of the class's forward; None if that one does.
 
-    Mixed precision of accelerate stands around a model's forward and casts what it returns, and nothing else.
+    Mixed precision of accelerate stands around a model's forward and casts what it returns, and nothing else. TRL's
+    trainers of language models put one around it that may read the hidden states of tokens with a label by itself.
     """
     found = bound(module)
-    while found is not None and _only_casts(found):
+    while found is not None and _reads_as_the_class(found):
         found = found.__wrapped__  # pyright: ignore[reportFunctionMemberAccess]
     found = getattr(found, "__func__", found)
     return None if found is type(module).forward else found
 
 
-def _only_casts(forward: Any) -> bool:
+def _reads_as_the_class(forward: Any) -> bool:
+    """Return whether a function around a forward needs no hidden states but those that the forward reads."""
     code = getattr(forward, "__code__", None)
     home = type(forward).__module__ if code is None else Path(code.co_filename).with_suffix("").as_posix()
-    return hasattr(forward, "__wrapped__") and home.replace("/", ".").endswith(_CASTS)
+    home, name = home.replace("/", "."), None if code is None else code.co_name
+    known = any(home.endswith(place) and only in (None, name) for place, only in _AROUND.items())
+    return known and hasattr(forward, "__wrapped__")
 
 
 def own_forward(module: nn.Module) -> Callable[..., Any]:
