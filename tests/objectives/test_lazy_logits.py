@@ -228,6 +228,8 @@ def test_a_step_of_the_optimizer_makes_unread_logits_unreadable(options: Any) ->
     optimizer.step()
     with pytest.raises(whet.ConfigError, match=r"read them before optimizer\.step"):
         out.logits.argmax(-1)
+    with pytest.raises(whet.ConfigError, match=r"read them before optimizer\.step"):
+        _shifted(out.logits, _batch())
 
 
 def test_a_step_of_another_models_optimizer_does_not() -> None:

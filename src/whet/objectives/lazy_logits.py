@@ -9,6 +9,7 @@ label, some hundred at a time. Whatever else is done is done with the logits the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 from weakref import WeakSet
 
@@ -18,11 +19,11 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from torch.utils import _pytree as pytree
-from torch.utils.checkpoint import checkpoint
 
 from whet.errors import ConfigError
 from whet.kernels.layers.cross_entropy import chunk_rows, linear_cross_entropy
 from whet.kernels.native_call import native_for
+from whet.objectives.next_tokens import chunked_loss_sum
 
 Step = tuple[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]]
 """Something done to logits: a function of torch with its other arguments."""
@@ -71,13 +72,18 @@ class Source:
     def logits(self) -> Tensor:
         """Return the logits (..., V) of all tokens, computed at the first call as they would have been at once."""
         if self._logits is None:
-            if self.is_late or self._versions != self._versions_now():
+            if self.is_stale:
                 raise _too_late()
             enabled, dtype = self._autocast
             with torch.set_grad_enabled(self._has_grad), torch.autocast(self.states.device.type, dtype, enabled):
                 self._logits = nn.functional.linear(self.states, self.weight, self.bias)
             self._written = _version_of(self._logits)
         return self._logits
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the weights or the hidden states have changed: what is computed now is of another call."""
+        return self.is_late or self._versions != self._versions_now()
 
     @property
     def is_changed(self) -> bool:
@@ -92,11 +98,8 @@ class Source:
         with torch.autocast(states.device.type, dtype, enabled):
             if self.bias is None and native_for(weight) is not None and native_for(states) is not None:
                 return linear_cross_entropy(states, weight, labels, cap)
-            n_rows, total = chunk_rows(weight), states.new_zeros((), dtype=torch.float32)
-            for part, wanted in zip(states.split(n_rows), labels.split(n_rows), strict=True):
-                given = (part, weight, self.bias, wanted, cap)
-                total = total + checkpoint(_chunk_loss, *given, use_reentrant=False)
-            return total
+            head = partial(nn.functional.linear, weight=weight, bias=self.bias)
+            return chunked_loss_sum(states, labels, head, cap, chunk_rows(weight))
 
     def _versions_now(self) -> tuple[int, ...]:
         return tuple(_version_of(one) for one in (self.states, self.weight, self.bias) if one is not None)
@@ -157,8 +160,8 @@ class LazyLogits(Tensor):
 
     @property
     def is_open(self) -> bool:
-        """Whether nobody has read these logits, nor written to those they were made of."""
-        return self._value is None and not self._source.is_changed
+        """Whether nobody has read these logits, nor written to what they are made of."""
+        return self._value is None and not self._source.is_changed and not self._source.is_stale
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
@@ -293,13 +296,6 @@ def _are_labels(labels: Any, logits: LazyLogits) -> bool:
     """Return whether these are a label for each of the logits (N, V)."""
     is_list = type(labels) is Tensor and labels.dtype == torch.int64 and logits.dim() == 2
     return is_list and labels.shape == logits.shape[:1]
-
-
-def _chunk_loss(states: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, cap: float | None) -> Tensor:
-    logits = nn.functional.linear(states, weight, bias)
-    if cap is not None:
-        logits = torch.tanh(logits / cap) * cap
-    return nn.functional.cross_entropy(logits.float(), labels, reduction="sum")
 
 
 def _too_late() -> ConfigError:

@@ -133,8 +133,12 @@ def loss_sum(states: Tensor, targets: Tensor, head: Any, cap: float | None = Non
     plain = why_called(head, nn.Linear) is None and head.bias is None
     if plain and native_for(head.weight) is not None:
         return linear_cross_entropy(states, head.weight, targets, cap)
+    return chunked_loss_sum(states, targets, head, cap, chunk_rows(head.weight))
+
+
+def chunked_loss_sum(states: Tensor, targets: Tensor, head: Any, cap: float | None, n_rows: int) -> Tensor:
+    """Return `loss_sum` by calling the head for `n_rows` hidden states at a time, again in backward."""
     total = states.new_zeros((), dtype=torch.float32)
-    n_rows = chunk_rows(head.weight)
     for part, labels in zip(states.split(n_rows), targets.split(n_rows), strict=True):
         total = total + checkpoint(_chunk_loss, part, labels, head, cap, use_reentrant=False)
     return total
