@@ -99,6 +99,86 @@ def test_sentence_transformer_trainer_has_the_same_curve(encoder_folder: Path, t
         torch.testing.assert_close(weights[key], tensor, atol=1e-3, rtol=0)  # one step of Adam
 
 
+def takes_few_tokens(model: SentenceTransformer) -> bool:
+    """Return whether the last block leaves out tokens that pooling does not take."""
+    features = model.preprocess(sentences(8))
+    return type(model(features)["token_embeddings"]).__name__ == "LazyStates"
+
+
+FEW_TOKENS = {
+    "in-batch negatives": losses.MultipleNegativesRankingLoss,
+    "cached": lambda model: losses.CachedMultipleNegativesRankingLoss(model, mini_batch_size=3),
+    "matryoshka": lambda model: losses.MatryoshkaLoss(model, losses.MultipleNegativesRankingLoss(model), [32, 16, 8]),
+    "all layers": lambda model: losses.AdaptiveLayerLoss(model, losses.MultipleNegativesRankingLoss(model)),
+}
+
+
+@pytest.mark.parametrize("pooling", ["cls", "lasttoken"])
+@pytest.mark.parametrize("name", FEW_TOKENS)
+def test_pooling_of_one_token_has_the_same_curve(encoder_folder: Path, tmp_path: Path, name: str, pooling: str) -> None:
+    loss = FEW_TOKENS[name]
+    plain, plain_weights = trained(embedder(encoder_folder, pooling), loss, tmp_path / "plain")
+    model = whet.optimize(embedder(encoder_folder, pooling))
+    curve, weights = trained(model, loss, tmp_path / "whet")
+    assert curve[0] != curve[-1]
+    np.testing.assert_allclose(curve, plain, rtol=CURVE_TOLERANCE)
+    for key, tensor in plain_weights.items():
+        if key.endswith("key.bias"):
+            continue  # its gradient is 0 but for rounding, of which Adam takes the sign
+        torch.testing.assert_close(weights[key], tensor, atol=1e-3, rtol=0)  # one step of Adam
+    if name != "all layers":  # it has the model return the states of all layers, which runs with padding
+        assert takes_few_tokens(model)
+
+
+@pytest.mark.parametrize("output_value", ["token_embeddings", None])
+def test_token_embeddings_of_pooling_by_one_token_are_all_there(encoder_folder: Path, output_value: Any) -> None:
+    model, texts = embedder(encoder_folder, "cls"), sentences(6)
+    before = model.encode(texts, output_value=output_value)
+    whet.optimize(model)
+    assert takes_few_tokens(model)
+    after = model.encode(texts, output_value=output_value)
+    for one, other in zip(before, after, strict=True):
+        if output_value is None:
+            real = one["attention_mask"].bool()
+            one, other = one["token_embeddings"][real], other["token_embeddings"][real]
+        assert type(other) is torch.Tensor
+        torch.testing.assert_close(other, one, atol=TOLERANCE, rtol=0)
+
+
+def test_prompts_that_pooling_leaves_out(encoder_folder: Path) -> None:
+    """Without the prompt, the first token of the text is pooled: any token may be."""
+    model, texts = embedder(encoder_folder, "cls"), sentences(6)
+    for prompt in (None, "query of someone : "):
+        model[1].include_prompt = prompt is None
+        before = model.encode(texts, prompt=prompt)
+        for kept in (True, False):
+            model[1].include_prompt = kept
+            whet.optimize(model)
+            model[1].include_prompt = prompt is None
+            np.testing.assert_allclose(model.encode(texts, prompt=prompt), before, atol=TOLERANCE)
+            whet.restore(model)
+
+
+def test_ranks_train_pooling_by_one_token(encoder_folder: Path, tmp_path: Path) -> None:
+    """DistributedDataParallel looks at every tensor that a model returns."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        for options in ({}, {"static_graph": True}):  # find_unused_parameters: fails for the untouched model too
+            plain, model = embedder(encoder_folder, "cls"), whet.optimize(embedder(encoder_folder, "cls"))
+            for one in (plain, model):
+                one[0].model.pooler.requires_grad_(False)  # not a part of the loss, which DDP would wait for
+            ranks = torch.nn.parallel.DistributedDataParallel(model, **options)
+            for one, parallel in ((plain, plain), (model, ranks)):
+                for _ in range(2):
+                    features = one.preprocess(sentences(8))
+                    parallel(features)["sentence_embedding"].square().sum().backward()
+            for one, other in zip(plain.parameters(), model.parameters(), strict=True):
+                if one.grad is not None:
+                    torch.testing.assert_close(other.grad, one.grad, atol=1e-4, rtol=1e-4)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 def test_cached_loss_draws_the_same_masks_in_both_passes(dropout_folder: Path) -> None:
     """The cached loss runs each micro-batch twice, with the generator set back: other masks give other gradients."""
     model = whet.optimize(embedder(dropout_folder)).train()

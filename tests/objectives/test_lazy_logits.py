@@ -105,6 +105,19 @@ def test_cross_entropy_is_torchs(reduction: str, ignored: int) -> None:
     _equal(_grads(model), _grads(plain))
 
 
+def test_cross_entropy_takes_its_arguments_by_name() -> None:
+    model, plain = _optimized()
+    batch = _batch()
+    found, wanted = (
+        nn.functional.cross_entropy(
+            input=one(batch["input_ids"], batch["attention_mask"]).logits.flatten(0, 1),
+            target=batch["labels"].flatten(),
+        )
+        for one in (model, plain)
+    )
+    _equal(found, wanted)
+
+
 def test_masked_words_with_a_bias() -> None:
     config = BertConfig(vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
                         intermediate_size=64, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)  # fmt: skip

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
     from whet.config.arguments import TrainingArguments
 
+Place = Literal["first", "last"]
+"""A token of each row that pooling may take."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompileSettings:
@@ -37,6 +40,8 @@ class MethodSettings:
     """What the encoder computes in during such calls; None: as without whet."""
     last_block: LastBlockTokens | None = None
     """Which tokens the last block computes; None: all."""
+    pooled: tuple[Place, ...] = ()
+    """Which tokens of each row are taken by what pools the hidden states of this bare encoder; empty: not known."""
     precision: str = "fp32"
     """The number format of matrix products; auto: not chosen yet."""
     compile: CompileSettings | None = None

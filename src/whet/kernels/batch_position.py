@@ -77,6 +77,10 @@ class BatchPosition:
         """Return the key words of the site's stream in this step."""
         return stream_key(self.seed, self.step, site)
 
+    def of_all_tokens(self) -> BatchPosition:
+        """Return the position of a pass over all tokens, with the masks of this one."""
+        return replace(self, chosen=None)
+
     def of_table(self, first: int, n: int) -> BatchPosition:
         """Return a position for the n rows of a table from `first` on, with the keys of this one.
 
@@ -118,6 +122,13 @@ class DrawnPosition(BatchPosition):
     def key(self, site: int) -> tuple[int, int]:
         """Return the key words of the site's stream in this pass."""
         return stream_key(self.drawn, 0, site)
+
+    def of_all_tokens(self) -> BatchPosition:
+        """Return the position of a pass over all tokens, with the masks of this one."""
+        found = super().of_all_tokens()
+        if "drawn" in self.__dict__:
+            found.__dict__["drawn"] = self.drawn
+        return found
 
     def of_table(self, first: int, n: int) -> BatchPosition:
         """Return a position for the n rows of a table from `first` on, with the seed that this pass draws."""

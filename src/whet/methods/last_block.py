@@ -25,14 +25,15 @@ STAGE = Stage.CALLS
 
 
 def apply(view: ModelView, settings: MethodSettings) -> Applied | None:
-    """Let passes leave tokens out of the last block, if whet's operators run it and the head is known not to need all.
+    """Let passes leave tokens out of the last block, if whet's operators run it and what reads it may not need all.
 
     Each pass says which tokens are read, and checks that nobody watches the last block.
     """
     packed = packed_model(view.model)
     if settings.last_block != "read" or packed is None or fuse.changed_in(view.model) is None:
         return None
-    if heads.reads_beside(view.model) is None or not last_block.switch_on(packed):
+    is_known = bool(settings.pooled) or heads.reads_beside(view.model) is not None
+    if not is_known or not last_block.switch_on(packed):
         return None
     return Applied(CARD.name, "computes the tokens that the head reads, if not all")
 

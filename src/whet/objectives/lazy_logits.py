@@ -8,36 +8,21 @@ label, some hundred at a time. Whatever else is done is done with the logits the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
-from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
-from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
-from torch.utils import _pytree as pytree
 
 from whet.errors import ConfigError
 from whet.kernels.layers.cross_entropy import chunk_rows, linear_cross_entropy
 from whet.kernels.native_call import native_for
+from whet.models.lazy_tensor import WATCHED, LazyTensor, Origin, Step, version_of
 from whet.objectives.next_tokens import chunked_loss_sum
 
-Step = tuple[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]]
-"""Something done to logits: a function of torch with its other arguments."""
-
-_PROPERTIES = (
-    *("shape", "dtype", "device", "ndim", "layout", "requires_grad", "grad_fn", "is_leaf"),
-    *("is_cuda", "is_sparse", "is_quantized", "is_meta"),
-)
-_KNOWN_AT_ONCE = frozenset({
-    Tensor.size, Tensor.dim, Tensor.numel, Tensor.nelement, Tensor.is_floating_point, Tensor.is_complex, Tensor.__len__,
-    Tensor.get_device, Tensor.element_size, torch.numel, torch.is_floating_point, torch.is_complex,
-    *(getattr(Tensor, name).__get__ for name in _PROPERTIES),
-})  # fmt: skip
-"""What a tensor says about itself without its numbers."""
 _TO_FLOAT = frozenset({Tensor.float})
 _SAME = frozenset({Tensor.contiguous})
 _SHAPED = frozenset({Tensor.view, Tensor.reshape, torch.reshape, Tensor.flatten, torch.flatten})
@@ -45,7 +30,6 @@ _CUT = frozenset({Tensor.__getitem__})
 _DIVIDED = frozenset({Tensor.div, Tensor.__truediv__, torch.div})
 _BOUNDED = frozenset({Tensor.tanh, torch.tanh})
 _TIMES = frozenset({Tensor.mul, Tensor.__mul__, Tensor.__rmul__, torch.mul})
-_WATCHED = frozenset({Tensor.register_hook, Tensor.retain_grad})
 
 
 class Source:
@@ -56,12 +40,9 @@ class Source:
         self.loss_is_computed = False
         self._has_grad, device = torch.is_grad_enabled(), states.device.type
         self._autocast = (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
-        self._versions = self._versions_now()
+        self._origin = Origin((states, weight, bias))
         self._logits: Tensor | None = None
         self._written = 0
-        self.is_late = False
-        """Whether an optimizer has changed the weights since."""
-        _watch(self)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -77,18 +58,18 @@ class Source:
             enabled, dtype = self._autocast
             with torch.set_grad_enabled(self._has_grad), torch.autocast(self.states.device.type, dtype, enabled):
                 self._logits = nn.functional.linear(self.states, self.weight, self.bias)
-            self._written = _version_of(self._logits)
+            self._written = version_of(self._logits)
         return self._logits
 
     @property
     def is_stale(self) -> bool:
         """Whether the weights or the hidden states have changed: what is computed now is of another call."""
-        return self.is_late or self._versions != self._versions_now()
+        return self._origin.is_stale
 
     @property
     def is_changed(self) -> bool:
         """Whether somebody has written to the logits, so that they are those of the hidden states no more."""
-        return self._logits is not None and _version_of(self._logits) != self._written
+        return self._logits is not None and version_of(self._logits) != self._written
 
     def loss_sum(self, states: Tensor, labels: Tensor, cap: float | None) -> Tensor:
         """Return the summed cross entropy () fp32 of the labels (M,) for the states (M, D)."""
@@ -101,34 +82,8 @@ class Source:
             head = partial(nn.functional.linear, weight=weight, bias=self.bias)
             return chunked_loss_sum(states, labels, head, cap, chunk_rows(weight))
 
-    def _versions_now(self) -> tuple[int, ...]:
-        return tuple(_version_of(one) for one in (self.states, self.weight, self.bias) if one is not None)
 
-
-_OPEN: WeakSet[Source] = WeakSet()
-"""Those that a step of an optimizer concerns: torch's fused AdamW does not count that it writes to weights."""
-_HOOKS: list[Any] = []
-
-
-def _watch(source: Source) -> None:
-    """Have the next step of an optimizer that changes the head's weights make the logits unreadable."""
-    _OPEN.add(source)
-    if not _HOOKS:
-        _HOOKS.append(register_optimizer_step_post_hook(_after_step))
-
-
-def _after_step(optimizer: Optimizer, *_: Any) -> None:
-    stepped = {id(one) for group in optimizer.param_groups for one in group["params"] if _OPEN}
-    for source in list(_OPEN):
-        source.is_late |= id(source.weight) in stepped or id(source.bias) in stepped
-
-
-def _version_of(tensor: Tensor) -> int:
-    """Return how often somebody has written to the tensor, as far as torch counts it."""
-    return 0 if tensor.is_inference() else tensor._version
-
-
-class LazyLogits(Tensor):
+class LazyLogits(LazyTensor):
     """Logits (..., V) that exist when they are read."""
 
     _source: Source
@@ -163,31 +118,15 @@ class LazyLogits(Tensor):
         """Whether nobody has read these logits, nor written to what they are made of."""
         return self._value is None and not self._source.is_changed and not self._source.is_stale
 
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
-        kwargs, first = kwargs or {}, args[0] if args else None
-        if func in _KNOWN_AT_ONCE:
-            with torch._C.DisableTorchFunctionSubclass():
-                return func(*args, **kwargs)
+    def without_numbers(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Return the cross entropy of these logits, or the logits after a step that it can follow; else None."""
         if func is nn.functional.cross_entropy:
-            found = _cross_entropy(*args, **kwargs)
-            if found is not None:
-                return found
-        elif isinstance(first, LazyLogits) and first.is_open:
-            if func in _WATCHED and first._source.loss_is_computed:
-                raise _unwatchable()
-            found = _after(first, func, tuple(args[1:]), kwargs)
-            if found is not None:
-                return found
-        args, kwargs = pytree.tree_map_only(LazyLogits, LazyLogits.computed, (tuple(args), kwargs))
-        return func(*args, **kwargs)
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Serve what does not ask __torch_function__, as autograd functions: here are numbers, in `_Lazy` gradients."""
-        with torch.no_grad():
-            args, kwargs = pytree.tree_map_only(LazyLogits, lambda one: one.computed().detach(), (args, kwargs or {}))
-        return func(*args, **kwargs)
+            return _cross_entropy(*args, **kwargs)
+        if not args or args[0] is not self or not self.is_open:
+            return None
+        if func in WATCHED and self._source.loss_is_computed:
+            raise _unwatchable()
+        return _after(self, func, args[1:], kwargs)
 
 
 class _Lazy(Function):
@@ -272,24 +211,27 @@ def _capped(cap: tuple[str, float] | None, func: Any, given: tuple[Any, ...]) ->
     return None
 
 
-def _cross_entropy(logits: Any, labels: Any, *given: Any, **options: Any) -> Tensor | None:
-    """Return torch's cross_entropy of lazy logits (N, V) and labels (N,); None if the logits have to be computed."""
+def _cross_entropy(input: Any, target: Any, *given: Any, **options: Any) -> Tensor | None:
+    """Return torch's cross_entropy, whose arguments these are, of lazy logits (N, V) and labels (N,).
+
+    None if the logits have to be computed.
+    """
     ignored, reduction = options.pop("ignore_index", -100), options.pop("reduction", "mean")
     is_plain = all(one is None or (isinstance(one, float) and one == 0.0) for one in (*given, *options.values()))
-    if not isinstance(logits, LazyLogits) or not logits.is_open or not is_plain:
+    if not isinstance(input, LazyLogits) or not input.is_open or not is_plain:
         return None  # weights of classes, label smoothing, arguments of an older torch
-    if reduction not in ("mean", "sum") or (logits._cap is not None and logits._cap[0] != "done"):
+    if reduction not in ("mean", "sum") or (input._cap is not None and input._cap[0] != "done"):
         return None
-    if not (_are_labels(labels, logits) and labels.device == logits.device):
+    if not (_are_labels(target, input) and target.device == input.device):
         return None
-    (read,) = (labels != ignored).nonzero(as_tuple=True)
-    wanted = labels[read]
-    if not len(read) or int(wanted.min()) < 0 or int(wanted.max()) >= logits.shape[-1]:
+    (read,) = (target != ignored).nonzero(as_tuple=True)
+    wanted = target[read]
+    if not len(read) or int(wanted.min()) < 0 or int(wanted.max()) >= input.shape[-1]:
         return None  # torch has its own answers
-    cap = None if logits._cap is None else logits._cap[1]
-    total = logits._source.loss_sum(logits._states.index_select(0, read), wanted, cap)
+    cap = None if input._cap is None else input._cap[1]
+    total = input._source.loss_sum(input._states.index_select(0, read), wanted, cap)
     loss = total / len(read) if reduction == "mean" else total
-    return loss if torch.is_autocast_enabled(loss.device.type) else loss.to(logits.dtype)
+    return loss if torch.is_autocast_enabled(loss.device.type) else loss.to(input.dtype)
 
 
 def _are_labels(labels: Any, logits: LazyLogits) -> bool:

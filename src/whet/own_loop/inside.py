@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
+from whet.config.methods import Place
 from whet.models import known
 from whet.models.packable import family_of
 from whet.models.proof import prove
@@ -17,6 +18,8 @@ from whet.models.wrapped import unwrapped
 from whet.own_loop import curated, spacy_pipes
 
 _SENTENCE_TRANSFORMERS = "sentence_transformers."
+_PLACES: dict[str, Place] = {"cls": "first", "lasttoken": "last"}
+"""Which token of each row a pooling mode takes."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,8 @@ class Encoder:
     model: nn.Module
     padding_is_masked: bool
     """Whether the module that reads its hidden states is known to multiply those of padding tokens by zero."""
+    pooled: tuple[Place, ...] = ()
+    """Which tokens of each row that module takes; empty: all, or not known."""
 
 
 def modules_in(holder: Any) -> list[tuple[str, nn.Module]]:
@@ -50,7 +55,8 @@ def encoders_in(holder: Any) -> list[Encoder]:
     for name, root in modules_in(holder):
         for path, model in _known_in(root):
             whole = ".".join(part for part in (name, path) if part)
-            found.setdefault(id(model), Encoder(whole, model, _is_masked_after(root, path)))
+            pooling = _pooling_after(root, path)
+            found.setdefault(id(model), Encoder(whole, model, pooling is not None, _places_of(pooling)))
     return list(found.values())
 
 
@@ -94,8 +100,8 @@ def _can_change(module: nn.Module) -> bool:
     return known_here or curated.is_encoder(module)
 
 
-def _is_masked_after(root: nn.Module, path: str) -> bool:
-    """Return whether the path leads to an encoder in a sentence transformer, right before its own pooling."""
+def _pooling_after(root: nn.Module, path: str) -> nn.Module | None:
+    """Return the pooling of a sentence transformer, if the path leads to the encoder right before it."""
     parts = path.split(".") if path else []
     for end, name in enumerate(parts):
         parent = root.get_submodule(".".join(parts[:end]))
@@ -103,8 +109,20 @@ def _is_masked_after(root: nn.Module, path: str) -> bool:
             continue
         names = [child for child, _ in parent.named_children()]
         after = names[names.index(name) + 1 :]
-        return bool(after) and _is_pooling(parent.get_submodule(after[0]))
-    return False
+        following = parent.get_submodule(after[0]) if after else None
+        return following if following is not None and _is_pooling(following) else None
+    return None
+
+
+def _places_of(pooling: Any) -> tuple[Place, ...]:
+    """Return the tokens of each row that the pooling takes; empty if it takes others too."""
+    if pooling is None or not getattr(pooling, "include_prompt", True):
+        return ()
+    modes = getattr(pooling, "pooling_mode", None)
+    if modes is None:  # before sentence-transformers 6 there is a switch for each
+        modes = pooling.get_pooling_mode_str().split("+")
+    names = [modes] if isinstance(modes, str) else list(modes)
+    return tuple(_PLACES[name] for name in names) if _PLACES.keys() >= set(names) else ()
 
 
 def _is_pooling(module: nn.Module) -> bool:

@@ -48,7 +48,8 @@ def optimize(
     known to ignore padding (the pooling of sentence-transformers, classifiers that read the first token), else
     sampled. A call with labels or positions at padding tokens computes all of these. Sequences padded on the left, and
     calls that ask for the states of all layers, run with their padding; the log says which.
-    Where a classifier reads first tokens alone, so does the last block; last_block_tokens="all" computes all.
+    Where a classifier reads first tokens alone, or sentence-transformers' pooling first or last ones, so does the last
+    block, and other tokens are computed when they are read; last_block_tokens="all" computes all at once.
     Forward hooks on parts of the encoder see packed tensors (1, N, D), also if they are registered afterwards. Under
     torch.compile the graph breaks around the encoder.
 
@@ -95,7 +96,9 @@ def _change(
         padding = "none" if encoder.padding_is_masked else "sampled"
     if prepare(order.restore(model), encoder_only=True) is None:
         raise checks.no_family(model)
-    settings = MethodSettings(operators="auto", unpad=padding, unpad_dtype=dtype, last_block=last_block)
+    settings = MethodSettings(
+        operators="auto", unpad=padding, unpad_dtype=dtype, last_block=last_block, pooled=encoder.pooled
+    )
     order.apply(ModelView(model), settings)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,13 +10,13 @@ from torch import Tensor, nn
 
 from whet.card import Card
 from whet.config.fields import PaddingInLoss
-from whet.config.methods import MethodSettings
+from whet.config.methods import MethodSettings, Place
 from whet.data.batch import HOLES, has_holes
 from whet.kernels.batch_position import BatchPosition
 from whet.log import logger
 from whet.methods.seam import Applied, Cost, Stage
 from whet.methods.unpad import calls as unpad_calls
-from whet.methods.unpad import lazy_head, padding_readers
+from whet.methods.unpad import lazy_head, padding_readers, pooled
 from whet.methods.unpad.layout import Layout, layout_of
 from whet.models import last_block, record
 from whet.models.bad_batch import explained
@@ -42,10 +43,12 @@ _CALLS = "calls without padding"
 class _Calls:
     """What the calls of one encoder share; nothing of a call itself, since several threads may make them at once."""
 
-    def __init__(self, packed: PackedModel, dtype: torch.dtype | None, amount: PaddingInLoss) -> None:
+    def __init__(self, packed: PackedModel, settings: MethodSettings, amount: PaddingInLoss) -> None:
         self.packed = packed
-        self.dtype = dtype
+        self.dtype = settings.unpad_dtype
         self.amount: PaddingInLoss = amount
+        self.pooled = pooled.places(settings.pooled, packed.module.base_model)
+        """The tokens of each row that pooling takes, as long as nobody has read others; empty: all may be read."""
         self.told_why: set[str] = set()
 
     def autocast(self, device: torch.device) -> AbstractContextManager[object]:
@@ -62,6 +65,12 @@ class _Calls:
         if amount == "all" != self.amount and why not in self.told_why:
             self.told_why.add(why)
             logger.warning("whet.optimize: calls with %s compute each of these tokens: set the labels to -100", why)
+
+    def compute_all(self) -> None:
+        """Let the last block compute all tokens from now on."""
+        if self.pooled:
+            self.pooled = ()
+            logger.info("whet.optimize: token embeddings were read: from now on the last block computes all of them")
 
     def padded(self, encoder: Any, why: str, given: Sequence[Any], options: Mapping[str, Any]) -> Any:
         """Return what the encoder's own forward gives, and log once why; also where a hook in a pass asks for it."""
@@ -87,7 +96,7 @@ def apply(view: ModelView, settings: MethodSettings) -> Applied | None:
         return None
     encoder = _encoder(view.model)
     record.keep(view.model, CARD.name, settings.unpad)
-    record.keep(encoder, _CALLS, _Calls(packed, settings.unpad_dtype, settings.unpad))
+    record.keep(encoder, _CALLS, _Calls(packed, settings, settings.unpad))
     encoder.forward = bind(_forward, encoder)
     padding_readers.apply(view.model)
     lazy_head.apply(view.model)
@@ -146,15 +155,15 @@ def _forward(self: Any, *given: Any, **options: Any) -> Any:
     """
     if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
         return _outside_of_graphs(self, given, options)
-    return _run(self, given, options)
+    return _run(self, given, options, record.read(self, _CALLS).pooled)
 
 
 @torch.compiler.disable(reason="an encoder that whet.optimize changed does not compile: leave fullgraph=True out")
 def _outside_of_graphs(self: Any, given: Sequence[Any], options: Mapping[str, Any]) -> Any:
-    return _run(self, given, options)
+    return _run(self, given, options, ())
 
 
-def _run(self: Any, given: Sequence[Any], options: Mapping[str, Any]) -> Any:
+def _run(self: Any, given: Sequence[Any], options: Mapping[str, Any], places: tuple[Place, ...]) -> Any:
     calls: _Calls = record.read(self, _CALLS)
     call = unpad_calls.named(self, given, options)
     causal = calls.packed.family.causal
@@ -177,20 +186,47 @@ def _run(self: Any, given: Sequence[Any], options: Mapping[str, Any]) -> Any:
     layout = layout_of(mask, amount)
     given_ids = {"input_ids": input_ids, **call}
     positions = calls.packed.family.padded_positions(calls.packed.module, input_ids)
-    position = _position(calls, layout, len(mask), amount)
+    position, taken = _position(calls, layout, len(mask), amount, places)
     with explained(self, given_ids), calls.packed.placement.at(position), calls.autocast(mask.device):
-        packed_options = _packed_inputs(call, layout, positions)
-        out = type(self).forward(self, layout.packed(input_ids), **packed_options)
-    out = _padded(self, out, mask, layout, amount)
+        ids, packed_options = layout.packed(input_ids), _packed_inputs(call, layout, positions)
+        later = None if taken is None else pooled.Pass(self, ids, packed_options)
+        out = type(self).forward(self, ids, **packed_options)
+    if taken is None or later is None:
+        out.last_hidden_state = _padded(self, out, mask, layout, amount)
+    else:
+        all_states = partial(_all_states, calls, later, position, mask)
+        out.last_hidden_state = pooled.states(_tokens(self, out), taken, mask.shape[1], all_states)
+    if out.get("pooler_output") is not None:
+        out.pooler_output = calls.packed.family.pooled(self, out.last_hidden_state)
     return out.to_tuple() if unpad_calls.wants_tuple(self, options) else out
 
 
-def _position(calls: _Calls, layout: Layout, n_rows: int, amount: PaddingInLoss) -> BatchPosition:
-    """Return the position of the call's pass; where only first tokens are read, the last block computes these alone."""
+def _position(
+    calls: _Calls, layout: Layout, n_rows: int, amount: PaddingInLoss, places: tuple[Place, ...]
+) -> tuple[BatchPosition, pooled.Taken | None]:
+    """Return the position of the call's pass, and the tokens that pooling takes if the last block computes no others.
+
+    Where a head reads first tokens alone, the last block computes these.
+    """
     position = layout.position()
-    if amount != "none" or not padding_readers.read_first_tokens_alone(calls.packed.module):
-        return position
-    return last_block.narrowed(calls.packed, position, position.cu_seqlens[:n_rows].long())
+    if amount != "none":
+        return position, None
+    if places:
+        taken = pooled.taken(places, position.cu_seqlens, n_rows)
+        narrowed = last_block.narrowed(calls.packed, position, taken.tokens)
+        return narrowed, None if narrowed.chosen is None else taken
+    if not padding_readers.read_first_tokens_alone(calls.packed.module):
+        return position, None
+    return last_block.narrowed(calls.packed, position, position.cu_seqlens[:n_rows].long()), None
+
+
+def _all_states(calls: _Calls, run: pooled.Pass, position: BatchPosition, mask: Tensor) -> Tensor:
+    """Return the hidden states of all places (B, T, D), zeros for padding, of a pass that computed a few."""
+    if record.read(run.encoder, _CALLS) is not calls:
+        raise pooled.too_late()
+    calls.compute_all()
+    with run.again(), calls.packed.placement.at(position.of_all_tokens()), calls.autocast(mask.device):
+        return _scattered(_tokens(run.encoder, run.run()), mask)
 
 
 def _packed_inputs(call: dict[str, Any], layout: Layout, positions: Tensor) -> dict[str, Any]:
@@ -203,18 +239,21 @@ def _packed_inputs(call: dict[str, Any], layout: Layout, positions: Tensor) -> d
     return call | {"position_ids": layout.packed(positions)} | columns | {"return_dict": True}
 
 
-def _padded(self: Any, out: Any, mask: Tensor, layout: Layout, amount: PaddingInLoss) -> Any:
-    tokens = out.last_hidden_state.to(next(self.parameters()).dtype)[0]  # what is behind the encoder computes in
+def _tokens(encoder: Any, out: Any) -> Tensor:
+    """Return the packed hidden states (N, D), in what is behind the encoder computes in."""
+    return out.last_hidden_state.to(next(encoder.parameters()).dtype)[0]
+
+
+def _padded(encoder: Any, out: Any, mask: Tensor, layout: Layout, amount: PaddingInLoss) -> Tensor:
+    """Return the hidden states as the padded batch has them (B, T, D)."""
+    tokens = _tokens(encoder, out)
     if len(tokens) == len(mask) < int(mask.sum()):  # those of first tokens alone
-        out.last_hidden_state = nn.functional.pad(tokens[:, None], (0, 0, 0, mask.shape[1] - 1))
-    elif amount == "none":
-        out.last_hidden_state = tokens.new_zeros(*mask.shape, tokens.shape[-1]).masked_scatter(mask[..., None], tokens)
-    else:
-        out.last_hidden_state = layout.padded(tokens)
-    if out.get("pooler_output") is not None:
-        family = record.read(self, _CALLS).packed.family
-        out.pooler_output = family.pooled(self, out.last_hidden_state)
-    return out
+        return nn.functional.pad(tokens[:, None], (0, 0, 0, mask.shape[1] - 1))
+    return _scattered(tokens, mask) if amount == "none" else layout.padded(tokens)
+
+
+def _scattered(tokens: Tensor, mask: Tensor) -> Tensor:
+    return tokens.new_zeros(*mask.shape, tokens.shape[-1]).masked_scatter(mask[..., None], tokens)
 
 
 def _in_dtype(out: Any, dtype: torch.dtype) -> Any:
