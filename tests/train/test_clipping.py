@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from transformers import TrainerCallback
 
 import whet
 from tiny import arguments, losses, tiny_model, tiny_rows
+from whet.models import lazy_tensor
+from whet.train.clipping import ClipInOwnPass
 
 BOUND = 0.5
 
@@ -43,6 +46,16 @@ class Hook(Looks):
         optimizer.register_step_pre_hook(lambda *_: self.look(model))
 
 
+class Everywhere(Looks):
+    """A hook on all optimizers of the process."""
+
+    def on_train_begin(self, *_: Any, model: nn.Module, **__: Any) -> None:
+        self.handle = register_optimizer_step_pre_hook(lambda *_: self.look(model))
+
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        self.handle.remove()
+
+
 def _run(folder: Path, *callbacks: TrainerCallback, **changes: Any) -> whet.Trainer:
     args = arguments(folder, max_steps=8, learning_rate=1e-2, max_grad_norm=BOUND, **changes)
     model = tiny_model("bert", dropout=0.1)
@@ -51,7 +64,7 @@ def _run(folder: Path, *callbacks: TrainerCallback, **changes: Any) -> whet.Trai
     return trainer
 
 
-@pytest.mark.parametrize("kind", [Before, After, Hook])
+@pytest.mark.parametrize("kind", [Before, After, Hook, Everywhere])
 @pytest.mark.parametrize("optim", ["adamw_whet", "adamw_whet_8bit", "adamw_torch_fused"])
 def test_who_looks_sees_the_clipped_gradient_and_changes_nothing(tmp_path: Path, optim: str, kind: type[Looks]) -> None:
     looks = kind()
@@ -72,3 +85,20 @@ def test_the_bound_counts(tmp_path: Path, optim: str) -> None:
     free = whet.Trainer(model=tiny_model("bert", dropout=0.1), args=args, train_dataset=tiny_rows(32, "bert"))
     free.train()
     assert losses(free)[-1] != pytest.approx(clipped[-1], rel=1e-4)
+
+
+@pytest.mark.parametrize("optim", ["adamw_whet", "adamw_whet_8bit"])
+def test_nothing_of_whets_own_makes_clipping_a_pass_of_its_own(
+    tmp_path: Path, optim: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a pass reads and writes every gradient: a tenth of a step of few tokens. The first step may have one."""
+    passes: list[float] = []
+    monkeypatch.setattr(ClipInOwnPass, "prepare", lambda _, grad_scale: passes.append(grad_scale))
+    monkeypatch.setattr(lazy_tensor, "_HOOKS", [])
+    lazy_tensor.Origin([torch.ones(1)])
+    try:
+        _run(tmp_path, optim=optim)
+    finally:
+        for hook in lazy_tensor._HOOKS:
+            hook.remove()
+    assert len(passes) <= 1

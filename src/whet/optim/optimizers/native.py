@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from whet.kernels.optimizer.adamw import AdamWTensors
 from whet.kernels.optimizer.adamw_8bit import AdamW8bitTensors
@@ -50,8 +51,10 @@ class NativeAdamW(Stepping):
 
     @property
     def has_step_hooks(self) -> bool:
-        """Whether a hook runs before or after each step, and may read gradients."""
-        return bool(self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks)
+        """Whether a hook of somebody else's runs before or after each step, and may read gradients."""
+        everywhere = (*_global_optimizer_pre_hooks.values(), *_global_optimizer_post_hooks.values())
+        strange = any(not getattr(hook, "__module__", "").startswith("whet.") for hook in everywhere)
+        return strange or bool(self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks)
 
     def start(self) -> None:
         """Create the state of every parameter, as before its first step."""

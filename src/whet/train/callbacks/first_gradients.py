@@ -62,11 +62,10 @@ class FirstGradients(TrainerCallback):
                 self._hooks.append(weight.register_post_accumulate_grad_hook(self._arrived(name)))
         if self._read_at_update:
             self._hooks.append(optimizer.register_step_pre_hook(self._read_some if self._in_backward else self._read))
-
-    def on_optimizer_step(self, *_: Any, **__: Any) -> None:
-        """Read what the optimizer does not update, and end the reading of gradients that it uses one by one."""
-        if self._in_backward:
-            self._read()
+            if (
+                self._in_backward
+            ):  # an attribute of this step: a callback with this method keeps clipping out of updates
+                vars(self)["on_optimizer_step"] = self._read
 
     def on_step_end(self, *_: Any, model: Any = None, **__: Any) -> None:
         """Raise ConfigError or log for weights without a gradient; wait if their first update was left out."""
@@ -87,9 +86,11 @@ class FirstGradients(TrainerCallback):
     def _forget(self) -> None:
         for hook in self._hooks:
             hook.remove()
+        vars(self).pop("on_optimizer_step", None)
         self._hooks, self._read_at_update, self._without = [], {}, set()
 
-    def _read(self, *_: Any) -> None:
+    def _read(self, *_: Any, **__: Any) -> None:
+        """Read what is left: what the optimizer does not update, too."""
         self._without -= {name for name, share in self._read_at_update.items() if share.grad is not None}
         self._read_at_update = {}
 
