@@ -47,6 +47,7 @@ def cpu_s(worker: Worker) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+@pytest.mark.gate  # the other matches are shorter
 def test_everybody_takes_steps_on_the_same_rows(bench: Bench, whet: Worker) -> None:
     rounds = match(bench, "tiny", ("guides_fp32", "optimize_fp32"), {"fp32": whet})
     assert len(rounds) == 2

@@ -36,7 +36,7 @@ def _train(kernels: str, *, compiled: bool = False) -> subprocess.CompletedProce
     return subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.gate)])
 def test_whet_kernels_reference_runs_no_native_operator(*, compiled: bool) -> None:
     done = _train("reference", compiled=compiled)
     assert done.returncode == 0, done.stderr
