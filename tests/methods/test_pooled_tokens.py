@@ -192,6 +192,36 @@ def test_adapters_with_dropout_of_their_own() -> None:
     torch.testing.assert_close(everything, run(model, batch))
 
 
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+@pytest.mark.parametrize("training", [True, False])
+def test_states_of_an_adapter_that_was_switched_off_since_are_refused(
+    dtype: torch.dtype | None, training: bool
+) -> None:
+    """No weight has changed, and no mode: what the second pass gives contradicts the first."""
+    batch = inputs(9, 30, 17)
+    lora = LoraConfig(target_modules=lora_targets("bert"), init_lora_weights=False)
+    model = get_peft_model(tiny_model("bert", dropout=0.2).base_model, lora).train(training)
+    assert prepare(model, encoder_only=True) is not None
+    settings = MethodSettings(operators="auto", unpad="none", last_block="read", pooled=("first",), unpad_dtype=dtype)
+    order.apply(ModelView(model), settings)
+    with model.disable_adapter():
+        states = run(model, batch)
+    assert type(states) is LazyStates
+    with pytest.raises(ConfigError, match="last_block_tokens='all'"):
+        states.mean()
+    states = run(model, batch)
+    assert type(states) is Tensor
+
+
+def test_states_that_are_not_finite_are_no_others() -> None:
+    batch, model = inputs(9, 30, 17), encoder(places=("first",))
+    with torch.no_grad():
+        model.embeddings.word_embeddings.weight[:50] = float("nan")
+    states = run(model, batch)
+    assert type(states) is LazyStates
+    assert bool((states + 0.0).isnan().any())
+
+
 def test_states_of_weights_that_are_gone_are_refused() -> None:
     batch = inputs(9, 30, 17)
     for change in ("fused step", "step", "write", "eval", "restore"):

@@ -194,8 +194,9 @@ def _run(self: Any, given: Sequence[Any], options: Mapping[str, Any], places: tu
     if taken is None or later is None:
         out.last_hidden_state = _padded(self, out, mask, layout, amount)
     else:
-        all_states = partial(_all_states, calls, later, position, mask)
-        out.last_hidden_state = pooled.states(_tokens(self, out), taken, mask.shape[1], all_states)
+        tokens = _tokens(self, out)
+        all_states = partial(_all_states, calls, later.expecting(taken.tokens, tokens), position, mask)
+        out.last_hidden_state = pooled.states(tokens, taken, mask.shape[1], all_states)
     if out.get("pooler_output") is not None:
         out.pooler_output = calls.packed.family.pooled(self, out.last_hidden_state)
     return out.to_tuple() if unpad_calls.wants_tuple(self, options) else out
@@ -226,7 +227,9 @@ def _all_states(calls: _Calls, run: pooled.Pass, position: BatchPosition, mask: 
         raise pooled.too_late()
     calls.compute_all()
     with run.again(), calls.packed.placement.at(position.of_all_tokens()), calls.autocast(mask.device):
-        return _scattered(_tokens(run.encoder, run.run()), mask)
+        tokens = _tokens(run.encoder, run.run())
+        run.require_same(tokens)
+        return _scattered(tokens, mask)
 
 
 def _packed_inputs(call: dict[str, Any], layout: Layout, positions: Tensor) -> dict[str, Any]:

@@ -15,6 +15,9 @@ from whet.errors import ConfigError
 from whet.methods.unpad.lazy_states import Known, LazyStates
 from whet.models.lazy_tensor import Origin
 
+# What the last block of fewer tokens may differ by, relative to the largest: sums are cut in other places.
+_GAP, _HALF_GAP = 1e-4, 0.05
+
 
 @dataclass(frozen=True)
 class Taken:
@@ -55,6 +58,12 @@ class Pass:
         self._random = torch.get_rng_state() if encoder.training else None
         device = given.device.type
         self._autocast = (device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device))
+        self._known: tuple[Tensor, Tensor] | None = None
+
+    def expecting(self, tokens: Tensor, states: Tensor) -> Pass:
+        """Note the hidden states (M, D) of the tokens (M,) that the pass gave; return itself."""
+        self._known = tokens, states.detach()
+        return self
 
     def run(self) -> Any:
         """Return the encoder's output."""
@@ -74,6 +83,21 @@ class Pass:
         stack.enter_context(torch.autocast(*self._autocast))
         return stack
 
+    def require_same(self, states: Tensor) -> None:
+        """Raise ConfigError if the states of all tokens (N, D) contradict those known: the model is another by now.
+
+        An adapter may be switched off, say. Dropouts that draw random numbers of their own, as adapters have them, make
+        other masks for fewer tokens: after them there is nothing to compare.
+        """
+        if self._known is None or (self._random is not None and not torch.equal(self._random, torch.get_rng_state())):
+            return
+        tokens, known = self._known
+        is_single = states.dtype == torch.float32 and not torch.is_autocast_enabled(states.device.type)
+        within = (_GAP if is_single else _HALF_GAP) * float(known.nan_to_num().abs().max())
+        found = states.detach().index_select(0, tokens)
+        if not torch.allclose(found, known, rtol=0.0, atol=within, equal_nan=True):
+            raise too_late()
+
 
 def states(tokens: Tensor, found: Taken, longest: int, all_states: Callable[[], Tensor]) -> Tensor:
     """Return hidden states (B, longest, D), of which those of the taken tokens (M, D) are computed."""
@@ -85,7 +109,7 @@ def too_late() -> ConfigError:
     """Return the refusal to compute hidden states of weights, or of a mode, that are not there any more."""
     return ConfigError(
         what="the hidden states of this call cannot be computed any more",
-        got="token embeddings that are read after the model's weights, its mode or its methods have changed",
+        got="token embeddings that are read after the model's weights, adapters, mode or methods have changed",
         why="whet.optimize computes those that pooling does not take when they are read",
         fix="read them before optimizer.step() and model.eval(), or use whet.optimize(model, last_block_tokens='all')",
     )
