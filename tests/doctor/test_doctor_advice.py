@@ -105,9 +105,18 @@ def test_correct_settings_give_no_advice(changes: dict[str, Any]) -> None:
 def test_rates_show_whether_bf16_is_faster(bf16: float | None, says: str) -> None:
     rates = Rates(
         shape=(1, 2, 3), fp32_mm_gflops=50.0, fp32_onednn_gflops=80.0, bf16_mm_gflops=bf16, bf16_onednn_gflops=bf16,
-        int8_gops=None, copy_gb_per_s=9.0, seconds=1.0,
+        bf16_widened_gflops=None, int8_gops=None, copy_gb_per_s=9.0, seconds=1.0,
     )  # fmt: skip
     assert says in as_text(replace(_findings(), rates=rates), [], [])
+
+
+def test_rates_show_what_widening_gains() -> None:
+    rates = Rates(
+        shape=(1, 2, 3), fp32_mm_gflops=50.0, fp32_onednn_gflops=80.0, bf16_mm_gflops=20.0, bf16_onednn_gflops=21.0,
+        bf16_widened_gflops=72.0, int8_gops=None, copy_gb_per_s=9.0, seconds=1.0,
+    )  # fmt: skip
+    text = as_text(replace(_findings(), rates=rates), [], [])
+    assert "20 by torch.mm, 21 by oneDNN, 72 by whet in fp32; 0.9x fp32: leave --bf16 out" in text
 
 
 def test_no_measure_with_kernels_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from whet.kernels.batch_position import Placement
 from whet.kernels.products import linear as product
+from whet.kernels.products import matrix
 
 need_native()
 N, DEPTH, OUT = 37, 45, 29
@@ -21,6 +22,8 @@ N, DEPTH, OUT = 37, 45, 29
 def _by_pairs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Run the native way on any processor: elsewhere it is slower, and the same."""
     monkeypatch.setattr(product, "by_pairs", lambda: True)
+    for module in (product, matrix):
+        monkeypatch.setattr(module, "is_widened", lambda: False)
     with Placement().at(position_of([N])), torch.autocast("cpu", dtype=torch.bfloat16):
         yield
 

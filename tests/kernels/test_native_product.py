@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from native_support import need_native
 
-from whet.kernels.products import linear as product
+from whet.kernels.products import linear as layer
+from whet.kernels.products import matrix as product
 
 need_native()
 
@@ -111,7 +112,7 @@ def test_both_libraries_match_torchs_linear(monkeypatch: pytest.MonkeyPatch, rou
     bias = torch.randn(96, requires_grad=True) if with_bias else None
     assert x.numel() * 96 >= product._SMALL  # large enough to be sent on
     leaves = [leaf for leaf in (x, weight, bias) if leaf is not None]
-    y = product.linear(x, weight, bias)
+    y = layer.linear(x, weight, bias)
     grads = torch.autograd.grad(y.sin().sum(), leaves)
     product.by_onednn.cache_clear()
     doubles = [leaf.detach().double().requires_grad_() for leaf in leaves]
@@ -126,9 +127,9 @@ def test_frozen_parts_get_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(product.CHOICE, "onednn")
     product.by_onednn.cache_clear()
     x, weight = torch.randn(300, 128), torch.randn(64, 128, requires_grad=True)
-    product.linear(x, weight).sum().backward()
+    layer.linear(x, weight).sum().backward()
     frozen = torch.randn(64, 128)
-    y = product.linear(x.requires_grad_(), frozen)
+    y = layer.linear(x.requires_grad_(), frozen)
     y.sum().backward()
     product.by_onednn.cache_clear()
     assert weight.grad is not None
@@ -137,7 +138,7 @@ def test_frozen_parts_get_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_environment_selects_the_library() -> None:
-    code = "from whet.kernels.products.linear import by_onednn; print(by_onednn())"
+    code = "from whet.kernels.products.matrix import by_onednn; print(by_onednn())"
     for asked, answer in (("mkl", "False"), ("onednn", "True")):
         found = subprocess.run(
             [sys.executable, "-c", code], env={"PATH": "", "WHET_PRODUCTS": asked, **_python_path()},

@@ -18,7 +18,7 @@ from whet.kernels.layers.dropout import dropout
 from whet.kernels.layers.embedding import embed
 from whet.kernels.layers.norm import add_norm
 from whet.kernels.library import library
-from whet.kernels.products.linear import weight_gradient
+from whet.kernels.products.matrix import weight_gradient
 from whet.kernels.specs import AttentionSpec, Drop, Norm, Relative, Tables
 
 pytestmark = pytest.mark.skipif(library() is None, reason="plain torch checks its tensors itself")

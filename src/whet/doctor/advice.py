@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from whet.config import environment
 from whet.doctor.findings import Findings, Machine, Native, Software
 from whet.errors import Problem
 
@@ -12,7 +13,7 @@ _LITTLE_MEMORY_BYTES = 2 * _GIB
 _LITTLE_DISK_BYTES = 5 * _GIB
 """A few checkpoints of a BERT-base-size model: weights and AdamW's two moments, 1.3 GB each."""
 _REINSTALL_TORCH = "run: pip install --force-reinstall torch (on a machine without GPU its CPU build)"
-_KNOWN_ISAS = (None, "v4", "v3", "baseline")
+_KNOWN_ISAS = (None, *environment.VARIABLES["WHET_ISA"])
 
 
 def broken(found: Findings) -> list[Problem]:
@@ -103,7 +104,7 @@ def isa_is_known(native: Native) -> Problem | None:
     return Problem(
         what="WHET_ISA names no instruction set",
         got=native.asked_isa,
-        why="it limits the native operators to v4, v3 or baseline; any other value has no effect",
+        why="it limits the native operators to v4_bf16, v4, v3 or baseline; any other value has no effect",
         fix="run: unset WHET_ISA",
     )
 

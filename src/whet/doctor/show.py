@@ -118,10 +118,12 @@ def _rates(rates: Rates) -> Iterator[Row]:
     shape = " x ".join(map(str, rates.shape))
     yield "products", f"of {shape}, in billions of operations a second:"
     yield "  fp32", f"{rates.fp32_mm_gflops:,.0f} by torch.mm, {_rate(rates.fp32_onednn_gflops)} by oneDNN"
-    bf16 = max(rates.bf16_mm_gflops or 0, rates.bf16_onednn_gflops or 0)
+    bf16 = max(rates.bf16_mm_gflops or 0, rates.bf16_onednn_gflops or 0, rates.bf16_widened_gflops or 0)
     fp32 = max(rates.fp32_mm_gflops, rates.fp32_onednn_gflops or 0)
     ratio = f"; {bf16 / fp32:.1f}x fp32: {'--bf16 can pay' if bf16 > fp32 else 'leave --bf16 out'}" if bf16 else ""
-    yield "  bf16", f"{_rate(rates.bf16_mm_gflops)} by torch.mm, {_rate(rates.bf16_onednn_gflops)} by oneDNN{ratio}"
+    widened = f", {_rate(rates.bf16_widened_gflops)} by whet in fp32" if rates.bf16_widened_gflops else ""
+    by_torch = f"{_rate(rates.bf16_mm_gflops)} by torch.mm, {_rate(rates.bf16_onednn_gflops)} by oneDNN"
+    yield "  bf16", f"{by_torch}{widened}{ratio}"
     yield "  int8", _rate(rates.int8_gops)
     yield "memory copy", f"{rates.copy_gb_per_s:.1f} GB/s, read and written (measured in {rates.seconds:.1f} s)"
 

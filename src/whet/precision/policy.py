@@ -23,7 +23,7 @@ CARD = Card(
     does="Matrix products run in a shorter number format; the weights stay float32.",
     improves="both",
     same_result="nearly",
-    hurts="On hardware without instructions for the format, which emulates it slowly.",
+    hurts="On hardware without fast instructions for the format; on CPUs bf16 then costs conversions.",
     source="Micikevicius et al. 2017, arXiv:1710.03740",
     page="precision.md",
 )

@@ -10,7 +10,16 @@ from torch.autograd import Function
 from whet.kernels import structs
 from whet.kernels.first_derivative import once_differentiable
 from whet.kernels.native_call import DTYPES, call, has_rows, native_for, ptr, require
-from whet.kernels.products.linear import by_onednn, by_pairs, input_gradient, product_of, weight_gradient_into
+from whet.kernels.products.matrix import (
+    by_onednn,
+    by_pairs,
+    input_gradient,
+    is_widened,
+    product_of,
+    suits_widened,
+    weight_gradient_into,
+    widened_product_into,
+)
 from whet.kernels.reference import layers as reference
 
 _CHUNK_BYTES = 32 * 2**20  # logits at a time: a few hundred rows of a common vocabulary, enough for full-speed products
@@ -98,7 +107,8 @@ class _LinearCrossEntropy(Function):
         dweight = _gradient_of(weight, len(hidden)) if wanted[1] else None
         n_rows, labels = chunk_rows(weight), labels.contiguous()
         with torch.autocast("cpu", enabled=False):
-            x, w = hidden.to(dtype), weight.to(dtype)
+            x = hidden.to(dtype)
+            w = weight if suits_widened(x, weight) else weight.to(dtype)
             logits = x.new_empty(min(n_rows, len(x)), len(w))
             capped = None if cap is None else torch.empty_like(logits)
             for first in range(0, hidden.shape[0], n_rows):
@@ -132,6 +142,8 @@ def _scaled(grad: Tensor, factor: Tensor) -> Tensor:
 
 def _product_into(logits: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     """Write x (N, D) @ weight (V, D)' to the logits (N, V) and return them: in the memory of the chunk before."""
+    if suits_widened(x, weight):
+        return widened_product_into(logits, x, weight)
     if not by_onednn() or x.dtype != torch.float32:
         return torch.mm(x, weight.T, out=logits)
     for first in range(0, len(weight), _BLOCK):
@@ -147,7 +159,7 @@ def _gradient_of(weight: Tensor, n_rows: int) -> Tensor:
 
 def _add_product(total: Tensor, grad: Tensor, x: Tensor, *, first: bool) -> None:
     """Add grad (N, V)' @ x (N, D) to the total (V, D), which may be in a wider format; the first chunk sets it."""
-    native = by_onednn() if grad.dtype == torch.float32 else by_pairs()
+    native = by_onednn() if grad.dtype == torch.float32 else by_pairs() or is_widened()
     if native and total.dtype == torch.float32 and total.is_contiguous():
         weight_gradient_into(total, None, grad, x, add=not first)
     elif total.dtype == grad.dtype and not first:

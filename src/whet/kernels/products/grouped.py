@@ -11,7 +11,7 @@ from torch.autograd import Function
 from torch.library import custom_op, register_fake
 
 from whet.kernels.first_derivative import once_differentiable
-from whet.kernels.products.linear import input_gradient, product_of, weight_gradient_into
+from whet.kernels.products.matrix import input_gradient, product_of, weight_gradient_into
 
 NAME = "whet::grouped_product"
 

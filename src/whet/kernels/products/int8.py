@@ -21,7 +21,7 @@ from whet.kernels import structs
 from whet.kernels.first_derivative import once_differentiable
 from whet.kernels.library import library
 from whet.kernels.native_call import call, ptr, require
-from whet.kernels.products.linear import input_gradient, weight_gradient
+from whet.kernels.products.matrix import input_gradient, weight_gradient
 from whet.kernels.random import stream_key
 
 BLOCK = 256

@@ -16,7 +16,8 @@ from torch.autograd import Function
 
 from whet.kernels.first_derivative import once_differentiable
 from whet.kernels.native_call import is_followed
-from whet.kernels.products.linear import input_gradient, is_reformatted, product_of, weight_gradient
+from whet.kernels.products.linear import is_reformatted
+from whet.kernels.products.matrix import input_gradient, product_of, weight_gradient
 
 
 @dataclass(frozen=True)

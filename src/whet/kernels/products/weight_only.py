@@ -19,7 +19,7 @@ from torch.autograd import Function
 from torch.nn.functional import pad
 
 from whet.kernels.first_derivative import once_differentiable
-from whet.kernels.products.linear import input_gradient, product_of
+from whet.kernels.products.matrix import input_gradient, product_of
 
 MOST = 127
 """The largest code."""

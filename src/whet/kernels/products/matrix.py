@@ -1,0 +1,154 @@
+"""Matrix products without gradients of their own, each in the fastest library on this CPU.
+
+torch multiplies fp32 matrices with MKL. On processors that are not Intel's, MKL uses only AVX2; with AVX-512, oneDNN,
+which torch contains too, is twice as fast. The gradient of a weight, whose product runs over the rows of both
+matrices, is faster still as a native operator (`python benchmarks/cpu/products.py`).
+
+torch multiplies bf16 in oneDNN. Where the processor has no instructions for it, or slow ones, that takes 1.8 to 10
+times as long as fp32: there bf16 factors are widened to fp32, multiplied, and the result is rounded to bf16. Sums are
+of fp32 either way. AMX and Arm's bf16 are fast, and so are pairs of AVX-512 BF16 but for Intel's, which multiply them
+at half the rate of fp32 (decision 26).
+"""
+
+import ctypes
+from functools import cache
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from whet.card import Card
+from whet.config import environment
+from whet.hardware.cpu import features, vendor
+from whet.kernels import structs
+from whet.kernels.library import library
+from whet.kernels.native_call import DTYPES, call, is_followed, native_for, point, require
+
+CARD = Card(
+    name="matrix library",
+    asked_by="default",
+    does="Products go to the library that is fastest on this processor; bf16 is widened to fp32 where that is faster.",
+    improves="speed",
+    same_result="yes",
+    hurts="On a processor where the choice is wrong: WHET_PRODUCTS changes it for fp32, WHET_ISA for bf16.",
+    source="decision 4 of whet",
+    page="matrix-products.md",
+)
+
+_SMALL = 1 << 20
+"""Multiplications below which the call of oneDNN costs more than it saves."""
+_WIDENED_ROWS = 2048
+"""Rows that exist in both formats at a time: enough for full speed on many cores."""
+CHOICE = "WHET_PRODUCTS"
+"""Environment variable: mkl or onednn, instead of the choice by processor."""
+
+
+@cache
+def by_onednn() -> bool:
+    """Return whether fp32 products of linear layers run in oneDNN in this process."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    if asked := environment.value(CHOICE):
+        return asked == "onednn"
+    capable = torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+    return capable and vendor() not in ("GenuineIntel", "")
+
+
+@cache
+def by_pairs() -> bool:
+    """Return whether native operators multiply pairs of bf16, and nothing on this processor is faster (AMX)."""
+    return "amx_bf16" not in features() and _has_pairs()
+
+
+@cache
+def is_widened() -> bool:
+    """Return whether products of bf16 are faster here in fp32: without AMX, Arm's bf16, and fast pairs."""
+    known = features()
+    if library() is None or not known:
+        return False
+    return not known & {"amx_bf16", "bf16"} and not _has_pairs()
+
+
+def _has_pairs() -> bool:
+    """Return whether native operators multiply pairs of bf16 in this process."""
+    native, found = library(), ctypes.c_int32(0)
+    if native is not None:
+        native.call("bf16_support", structs.Bf16Support(ctypes.addressof(found)))
+    return bool(found.value)
+
+
+def product_of(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return x (N, K) @ weight (M, K) transposed + bias (M,), without a gradient."""
+    if suits_onednn(x, weight):
+        return times_transposed(x, weight, bias)
+    if suits_widened(x, weight):
+        return widened_product(x, weight, bias)
+    return functional.linear(x, weight, bias)
+
+
+def input_gradient(grad: Tensor, weight: Tensor) -> Tensor:
+    """Return grad (N, M) @ weight (M, K)."""
+    if by_onednn() and grad.dtype == torch.float32:
+        return times_transposed(grad, weight.t())
+    return widened_product(grad, weight.t(), None) if suits_widened(grad, weight) else torch.mm(grad, weight)
+
+
+def weight_gradient(grad: Tensor, x: Tensor, *, bias: bool) -> tuple[Tensor, Tensor | None]:
+    """Return (grad (N, M) transposed @ x (N, K), the sum of grad's rows (M,) or None), in fp32."""
+    dweight = grad.new_empty(grad.shape[1], x.shape[1])
+    dbias = grad.new_empty(grad.shape[1]) if bias else None
+    weight_gradient_into(dweight, dbias, grad, x)
+    return dweight, dbias
+
+
+def weight_gradient_into(dweight: Tensor, dbias: Tensor | None, grad: Tensor, x: Tensor, *, add: bool = False) -> None:
+    """Write what `weight_gradient` returns to contiguous tensors of that shape, or add it to what they hold."""
+    if native_for(grad, x) is None and dweight.dtype != grad.dtype:
+        grad, x = grad.to(dweight.dtype), x.to(dweight.dtype)
+    if native_for(grad, x) is None or dweight.dtype != torch.float32:
+        torch.addmm(dweight, grad.t(), x, out=dweight) if add else torch.mm(grad.t(), x, out=dweight)
+        if dbias is not None:
+            dbias.add_(grad.sum(0)) if add else torch.sum(grad, 0, out=dbias)
+        return
+    grad, x = grad if grad.stride(1) == 1 else grad.contiguous(), x.contiguous()
+    fits = len(grad) == len(x) and dweight.shape == (grad.shape[1], x.shape[1]) and dweight.is_contiguous()
+    require(fits and (dbias is None or dbias.shape == grad.shape[1:]), "weight_gradient", grad, x, dweight, dbias)
+    args = structs.WeightGradient(*x.shape, grad.shape[1], grad.stride(0), DTYPES[x.dtype], add)
+    call("weight_gradient", point(args, dy=grad, x=x, dweight=dweight, dbias=dbias))
+
+
+def suits_onednn(x: Tensor, weight: Tensor) -> bool:
+    """Return whether this product of x (..., K) and weight (M, K) is fp32 and large, and oneDNN is to compute it."""
+    if x.dtype != torch.float32 or weight.dtype != torch.float32 or x.device.type != "cpu":
+        return False
+    if is_followed() or torch.is_autocast_enabled("cpu"):
+        return False
+    return x.numel() * weight.shape[0] >= _SMALL and by_onednn()
+
+
+def suits_widened(x: Tensor, weight: Tensor) -> bool:
+    """Return whether this product has a factor in bf16, the other in bf16 or fp32, and is faster in fp32."""
+    both = (x.dtype, weight.dtype)
+    if torch.bfloat16 not in both or not all(dtype in DTYPES for dtype in both):
+        return False
+    return x.device.type == weight.device.type == "cpu" and not is_followed() and is_widened()
+
+
+def times_transposed(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return a (N, K) @ b (M, K) transposed + bias (M,), in oneDNN; a and b may be transposed views."""
+    return torch.ops.mkldnn._linear_pointwise(a, b, bias, "none", [], "")
+
+
+def widened_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return x (N, K) @ weight (M, K) transposed + bias (M,) in bf16, multiplied and summed in fp32."""
+    return widened_product_into(x.new_empty(len(x), len(weight), dtype=torch.bfloat16), x, weight, bias)
+
+
+def widened_product_into(result: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Write what `widened_product` returns to the result (N, M), in bf16, and return it."""
+    with torch.autocast("cpu", enabled=False):
+        weight, bias = weight.float(), None if bias is None else bias.float()
+        for first in range(0, len(x), _WIDENED_ROWS):
+            rows = slice(first, first + _WIDENED_ROWS)
+            result[rows] = product_of(x[rows].float(), weight, bias)
+    return result

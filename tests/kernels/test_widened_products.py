@@ -1,0 +1,174 @@
+"""Products of bf16 where the processor is faster in fp32: what is multiplied is widened, the result rounded once."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from native_support import need_native, position_of
+from torch import Tensor
+from torch.nn import functional
+
+from whet.hardware.cpu import features, vendor
+from whet.kernels.batch_position import Placement
+from whet.kernels.layers import cross_entropy as fused_loss
+from whet.kernels.products import linear as layer
+from whet.kernels.products import matrix
+
+need_native()
+ROWS, WIDTH, OUT = 37, 45, 29
+HALF_BIT = 2.0**-8
+"""Rounding to bf16 moves a number by at most this part of it."""
+
+
+@pytest.fixture(autouse=True)
+def _widened(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Widen on any processor: elsewhere this way is slower, and the same."""
+    for module in (layer, matrix, fused_loss):
+        monkeypatch.setattr(module, "is_widened", lambda: True, raising=False)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        yield
+
+
+def leaves(dtype: torch.dtype = torch.float32, n_rows: int = ROWS) -> list[Tensor]:
+    torch.manual_seed(0)
+    x, weight, bias = torch.randn(1, n_rows, WIDTH).to(dtype), torch.randn(OUT, WIDTH), torch.randn(OUT)
+    return [one.requires_grad_() for one in (x, weight, bias)]
+
+
+def run(way: Callable[..., Tensor], given: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    y = way(*given)
+    wave = torch.sin(torch.arange(y.numel()).float()).view(y.shape).to(y.dtype)
+    with torch.autocast("cpu", enabled=False):
+        return y, list(torch.autograd.grad(y, given, wave))
+
+
+def in_double(given: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    """Return result and gradients of the rounded input and the weight as it is, in double precision."""
+    x, *rest = (one.detach() for one in given)
+    doubles = [one.double().requires_grad_() for one in (x.bfloat16(), *rest)]
+    with torch.autocast("cpu", enabled=False):
+        y = functional.linear(*doubles)
+        wave = torch.sin(torch.arange(y.numel()).float()).view(y.shape).bfloat16().double()
+        return y, list(torch.autograd.grad(y, doubles, wave))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("with_bias", [True, False])
+@pytest.mark.parametrize("at_a_time", [2048, 5])
+def test_only_input_and_result_are_rounded(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, with_bias: bool, at_a_time: int
+) -> None:
+    monkeypatch.setattr(matrix, "_WIDENED_ROWS", at_a_time)
+    given = leaves(dtype)[: 3 if with_bias else 2]
+    y, grads = run(layer.linear, given)
+    exact, (exact_dx, *exact_rest) = in_double(given)
+    assert type(y.grad_fn).__name__ == "_WidenedLinearBackward"
+    assert y.dtype == torch.bfloat16
+    assert [one.dtype for one in grads] == [one.dtype for one in given]
+    # sums of 45 and 37 products in fp32, then one rounding; what is close to zero has an error of the sums
+    torch.testing.assert_close(y.double(), exact, rtol=HALF_BIT, atol=1e-5)
+    torch.testing.assert_close(grads[0].double(), exact_dx, rtol=HALF_BIT, atol=1e-5)
+    for found, expected in zip(grads[1:], exact_rest, strict=True):
+        torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_passes_without_gradients_are_widened_too() -> None:
+    x, weight, bias = leaves()
+    with torch.no_grad():
+        y = layer.linear(x, weight, bias)
+    exact, _ = in_double([x, weight, bias])
+    torch.testing.assert_close(y.double(), exact, rtol=HALF_BIT, atol=1e-5)
+
+
+def test_frozen_parts_get_no_gradient() -> None:
+    x, weight, bias = leaves()
+    layer.linear(x.detach(), weight, bias).float().sum().backward()
+    assert x.grad is None
+    assert weight.grad is not None
+    assert bias.grad is not None
+    frozen = weight.detach()
+    layer.linear(x, frozen, bias).float().sum().backward()
+    assert frozen.grad is None
+    assert x.grad is not None
+
+
+def test_other_formats_are_left_to_torch() -> None:
+    x, weight, _ = leaves()
+    with torch.autocast("cpu", enabled=False):
+        assert layer.linear(x, weight).dtype == torch.float32
+    with torch.autocast("cpu", dtype=torch.float16):
+        assert layer.linear(x, weight).dtype == torch.float16
+    assert layer.linear(x.double(), weight.double()).dtype == functional.linear(x.double(), weight.double()).dtype
+
+
+def test_weight_that_changes_before_backward_is_refused() -> None:
+    """As in fp32: the gradient of the input needs the weight that forward had."""
+    x, weight, _ = leaves()
+    loss = layer.linear(x, weight).float().sum()
+    with torch.no_grad():
+        weight.mul_(2.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_no_rows_give_zeros() -> None:
+    _, weight, bias = leaves()
+    y = layer.linear(torch.randn(1, 0, WIDTH), weight, bias)
+    y.float().sum().backward()
+    assert y.shape == (1, 0, OUT)
+    assert weight.grad is not None
+    assert not weight.grad.any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("n_rows", [7, 1000])
+def test_head_of_a_vocabulary_sums_in_fp32(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, n_rows: int) -> None:
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(30, 24).to(dtype), torch.randn(200, 24)
+    labels = torch.randint(200, (30,))
+    monkeypatch.setattr(fused_loss, "chunk_rows", lambda _: n_rows)
+    x, w = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
+    loss = fused_loss.linear_cross_entropy(x, w, labels)
+    loss.backward()
+    doubles = [hidden.bfloat16().double().requires_grad_(), weight.double().requires_grad_()]
+    with torch.autocast("cpu", enabled=False):
+        exact = functional.cross_entropy(doubles[0] @ doubles[1].T, labels, reduction="sum")
+    exact.backward()
+    assert (x.dtype, w.grad is not None and w.grad.dtype) == (dtype, torch.float32)
+    # logits of up to 20, and their gradients, are rounded to 8 bits
+    for ours, theirs in ((loss, exact), (x.grad, doubles[0].grad), (w.grad, doubles[1].grad)):
+        assert ours is not None
+        assert theirs is not None
+        ours, theirs = ours.detach().double(), theirs.detach()
+        assert float((ours - theirs).norm() / theirs.norm()) < 0.01
+
+
+def test_pass_with_dropped_rows_is_the_same_twice() -> None:
+    """The choice depends on the processor alone, so a run that is repeated gives the same bits."""
+    found = []
+    for _ in range(2):
+        with Placement().at(position_of([ROWS])):
+            y, grads = run(layer.linear, leaves())
+        found.append([y, *grads])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+_CHOICES = "from whet.kernels.products import matrix as m; print(m.by_pairs(), m.is_widened())"
+
+
+@pytest.mark.parametrize("level", ["", "v4_bf16", "v4", "v3", "baseline"])
+def test_choice_follows_processor_and_instruction_set(level: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _CHOICES], env=os.environ | {"WHET_ISA": level}, capture_output=True, text=True,
+        check=True,
+    )  # fmt: skip
+    here = features()
+    slow_pairs = vendor() == "GenuineIntel" and "avx512_fp16" in here
+    pairs = "avx512_bf16" in here and (level == "v4_bf16" or (level == "" and not slow_pairs))
+    amx = "amx_bf16" in here
+    assert done.stdout.split() == [str(pairs and not amx), str(not pairs and not here & {"amx_bf16", "bf16"})]
