@@ -28,8 +28,8 @@ HALF_BIT = 2.0**-8
 @pytest.fixture(autouse=True)
 def _widened(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Widen on any processor: elsewhere this way is slower, and the same."""
-    for module in (layer, matrix, fused_loss):
-        monkeypatch.setattr(module, "is_widened", lambda: True, raising=False)
+    for module in (matrix, fused_loss):
+        monkeypatch.setattr(module, "is_widened", lambda: True)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         yield
 
@@ -104,6 +104,27 @@ def test_other_formats_are_left_to_torch() -> None:
     with torch.autocast("cpu", dtype=torch.float16):
         assert layer.linear(x, weight).dtype == torch.float16
     assert layer.linear(x.double(), weight.double()).dtype == functional.linear(x.double(), weight.double()).dtype
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_model_in_bf16_is_widened_but_for_few_rows(enabled: bool) -> None:
+    """transformers loads many decoders in bf16; a token at a time is faster without."""
+    given = [one.detach().bfloat16().requires_grad_() for one in leaves(n_rows=80)]
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+        y, grads = run(layer.linear, given)
+        few = layer.linear(given[0][:, :3], given[1])
+    exact, exact_grads = in_double(given)
+    assert type(y.grad_fn).__name__ == "_WidenedLinearBackward"
+    assert type(few.grad_fn).__name__ != "_WidenedLinearBackward"
+    assert {one.dtype for one in (y, few, *grads)} == {torch.bfloat16}
+    for found, expected in zip([y, *grads], [exact, *exact_grads], strict=True):
+        torch.testing.assert_close(found.double(), expected, rtol=HALF_BIT, atol=1e-5)
+
+
+def test_mixed_formats_without_autocast_are_refused_as_by_torch() -> None:
+    x, weight, _ = leaves(torch.bfloat16)
+    with torch.autocast("cpu", enabled=False), pytest.raises(RuntimeError, match="same dtype"):
+        layer.linear(x, weight)
 
 
 def test_weight_that_changes_before_backward_is_refused() -> None:

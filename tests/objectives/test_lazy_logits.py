@@ -293,7 +293,8 @@ def test_autocast_computes_products_in_its_format() -> None:
             out = one(**batch)
         out.loss.backward()
         found.append((out.loss, out.logits[batch["attention_mask"].bool()], one.lm_head.weight.grad))
-    _equal(*found, rtol=0.05, atol=0.02)  # bf16 has 8 bits; operators round at other places
+    # bf16 has 8 bits; operators round at other places, and weights not at all where the processor is faster in fp32
+    _equal(*found, rtol=0.05, atol=0.04)
     assert found[0][1].dtype is torch.bfloat16
 
 

@@ -91,7 +91,7 @@ class Rates:
     bf16_mm_gflops: float | None
     bf16_onednn_gflops: float | None
     bf16_widened_gflops: float | None
-    """Of bf16 that whet widens to fp32; None where it leaves bf16 to torch."""
+    """Of bf16 that whet widens to fp32; None if it leaves bf16 to torch."""
     int8_gops: float | None
     copy_gb_per_s: float
     """Bytes read and written."""

@@ -13,6 +13,7 @@ from typing import Any
 from torch import nn
 
 from whet.config.methods import MethodSettings
+from whet.kernels.products.matrix import is_widened
 from whet.models.packed import packed_model
 from whet.models.view import ModelView, Named
 
@@ -87,6 +88,11 @@ class _Keeping:
         """The size of a number that products read and write."""
         return _FLOAT // 2 if self.settings.precision in _HALF else _FLOAT
 
+    @property
+    def _multiplies_fp32(self) -> bool:
+        """Whether native operators read weights as they are under bf16: where the processor is faster in fp32."""
+        return self.operators and self.settings.precision == "bf16" and is_widened()
+
     def of_a_token(self, block: Block) -> int:
         """Return the bytes of one token."""
         statistics = block.norms * _STATISTICS + block.heads * _FLOAT
@@ -103,7 +109,7 @@ class _Keeping:
         """Return the bytes of the copies of weights: those in half precision, and joined projections."""
         if self.settings.checkpointing is not None:
             return 0
-        if self.number_bytes < _FLOAT:
+        if self.number_bytes < _FLOAT and not self._multiplies_fp32:
             return self.number_bytes * block.weights
         return _FLOAT * block.projections * block.uses if self.operators else 0
 

@@ -1,8 +1,8 @@
 """Linear layers: products with the gradients of input, weight and bias, in the format that runs.
 
 Under autocast in bf16, the gradient of a weight is summed and kept in fp32, where torch rounds it to bf16 and widens it
-again. Where products of bf16 are faster in fp32 (`matrix.is_widened`), the weight is multiplied as it is, in fp32, and
-only inputs and results are bf16.
+again. Where products of bf16 are faster in fp32 (`matrix.is_widened`), a weight in fp32 is multiplied as it is, and
+only input and result are bf16.
 """
 
 import weakref
@@ -22,8 +22,8 @@ from whet.kernels.native_call import DTYPES, is_followed
 from whet.kernels.products.matrix import (
     by_pairs,
     input_gradient,
-    is_widened,
     suits_onednn,
+    suits_widened,
     times_transposed,
     weight_gradient,
     weight_gradient_into,
@@ -62,23 +62,28 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, parts: Sequenc
         return other(x, weight, bias, parts or (weight,))
     if suits_onednn(x, weight):
         return _Linear.apply(x, weight, bias)
-    if _is_half(x, weight) and is_widened():
+    if _is_in_bf16(x, weight) and suits_widened(x, weight):
         return _WidenedLinear.apply(x, weight, bias)
-    if _is_half(x, weight) and _suits_pairs(weight):
+    if _suits_pairs(x, weight):
         return _HalfLinear.apply(x, weight, bias)
     return functional.linear(x, weight, bias)
 
 
-def _is_half(x: Tensor, weight: Tensor) -> bool:
-    """Return whether a pass under autocast in bf16 multiplies this fp32 weight."""
-    if not torch.is_autocast_enabled("cpu") or torch.get_autocast_dtype("cpu") != torch.bfloat16 or is_followed():
+def _is_in_bf16(x: Tensor, weight: Tensor) -> bool:
+    """Return whether the result is bf16: under autocast, or because both factors are."""
+    if torch.is_autocast_enabled("cpu"):
+        return torch.get_autocast_dtype("cpu") == torch.bfloat16
+    return x.dtype == weight.dtype == torch.bfloat16
+
+
+def _suits_pairs(x: Tensor, weight: Tensor) -> bool:
+    """Return whether a pass under autocast in bf16 computes the gradient of this weight, and pairs are the fast way."""
+    if is_followed() or not (torch.is_autocast_enabled("cpu") and weight.requires_grad and torch.is_grad_enabled()):
         return False
-    return x.device.type == weight.device.type == "cpu" and x.dtype in DTYPES and weight.dtype == torch.float32
-
-
-def _suits_pairs(weight: Tensor) -> bool:
-    """Return whether a pass computes the gradient of this weight, and pairs of bf16 are the fast way."""
-    return weight.requires_grad and torch.is_grad_enabled() and running() is not None and by_pairs()
+    if torch.get_autocast_dtype("cpu") != torch.bfloat16 or running() is None:
+        return False
+    on_cpu = x.device.type == weight.device.type == "cpu"
+    return on_cpu and x.dtype in DTYPES and weight.dtype == torch.float32 and by_pairs()
 
 
 class _Linear(Function):
@@ -122,7 +127,7 @@ class _HalfLinear(Function):
 
 
 class _WidenedLinear(Function):
-    """Products under autocast in bf16 where fp32 is faster: inputs and results are bf16, what multiplies is fp32."""
+    """Products in bf16 where fp32 is faster: input and result are bf16, what multiplies is fp32."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -139,7 +144,8 @@ class _WidenedLinear(Function):
         dx = widened_product(grad, weight.t(), None).view(x.shape).to(ctx.dtype) if ctx.needs_input_grad[0] else None
         if not ctx.needs_input_grad[1]:
             return dx, None, None if ctx.bias is None else grad.float().sum(0).to(ctx.bias)
-        return dx, *_gradients_in_fp32(grad, rows, weight, ctx.bias)
+        dweight, dbias = _gradients_in_fp32(grad, rows, weight, ctx.bias)
+        return dx, dweight.to(weight.dtype), dbias
 
 
 def _gradients_in_fp32(

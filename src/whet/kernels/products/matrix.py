@@ -39,6 +39,8 @@ _SMALL = 1 << 20
 """Multiplications below which the call of oneDNN costs more than it saves."""
 _WIDENED_ROWS = 2048
 """Rows that exist in both formats at a time: enough for full speed on many cores."""
+_LEAST_ROWS = 64
+"""Rows from which on widening a weight as well is faster than the product in bf16, emulated or not."""
 CHOICE = "WHET_PRODUCTS"
 """Environment variable: mkl or onednn, instead of the choice by processor."""
 
@@ -81,7 +83,7 @@ def product_of(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return x (N, K) @ weight (M, K) transposed + bias (M,), without a gradient."""
     if suits_onednn(x, weight):
         return times_transposed(x, weight, bias)
-    if suits_widened(x, weight):
+    if torch.bfloat16 in (x.dtype, weight.dtype) and suits_widened(x, weight):
         return widened_product(x, weight, bias)
     return functional.linear(x, weight, bias)
 
@@ -90,7 +92,9 @@ def input_gradient(grad: Tensor, weight: Tensor) -> Tensor:
     """Return grad (N, M) @ weight (M, K)."""
     if by_onednn() and grad.dtype == torch.float32:
         return times_transposed(grad, weight.t())
-    return widened_product(grad, weight.t(), None) if suits_widened(grad, weight) else torch.mm(grad, weight)
+    if torch.bfloat16 in (grad.dtype, weight.dtype) and suits_widened(grad, weight):
+        return widened_product(grad, weight.t(), None)
+    return torch.mm(grad, weight)
 
 
 def weight_gradient(grad: Tensor, x: Tensor, *, bias: bool) -> tuple[Tensor, Tensor | None]:
@@ -127,11 +131,14 @@ def suits_onednn(x: Tensor, weight: Tensor) -> bool:
 
 
 def suits_widened(x: Tensor, weight: Tensor) -> bool:
-    """Return whether this product has a factor in bf16, the other in bf16 or fp32, and is faster in fp32."""
-    both = (x.dtype, weight.dtype)
-    if torch.bfloat16 not in both or not all(dtype in DTYPES for dtype in both):
+    """Return whether a product of x (..., K) and a weight, each in bf16 or fp32, is to be rounded to bf16, not before.
+
+    Not with a weight in bf16 and few rows: widening the weight would then take longer than the product.
+    """
+    if x.dtype not in DTYPES or weight.dtype not in DTYPES or not x.device.type == weight.device.type == "cpu":
         return False
-    return x.device.type == weight.device.type == "cpu" and not is_followed() and is_widened()
+    pays = weight.dtype == torch.float32 or x.numel() >= _LEAST_ROWS * x.shape[-1]
+    return pays and not is_followed() and is_widened()
 
 
 def times_transposed(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
