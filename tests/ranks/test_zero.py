@@ -10,12 +10,17 @@ import pytest
 from many import Jobs
 from safetensors.torch import load_file
 
+from whet.kernels.products.matrix import is_widened
+
 pytestmark = pytest.mark.reliability
 
 _CURVE = 1e-6
 """Of the issue. An optimizer that works on single elements gives the same bits; the others too, as they get tensors."""
-_CURVE_BF16 = 1e-4
-"""A last bit of an fp32 weight can round to another bf16 number, 2^-9 away: a few in a mean of hundreds."""
+_CURVE_BF16 = 5e-3 if is_widened() else 1e-4
+"""A last bit of an fp32 weight can round to another bf16 number, 2^-9 away: a few in a mean of hundreds.
+
+Where products are widened to fp32, weights are not rounded, and so each result can round to its neighbour instead.
+"""
 _STEPS, _EVERY = 12, 3
 _ALL, _FIRST = (1, 2, 3), (1,)
 RUNS: Mapping[str, tuple[tuple[int, ...], dict[str, Any]]] = {
