@@ -13,7 +13,7 @@ from whet.errors import ConfigError, Problem, escape_controls
 PREFIX = "WHET_"
 VARIABLES: Mapping[str, Sequence[str]] = {
     "WHET_KERNELS": ("native", "reference"),
-    "WHET_ISA": ("v4_bf16", "v4", "v3", "baseline"),
+    "WHET_ISA": ("v4", "v3", "baseline", "v4_bf16"),
     "WHET_PRODUCTS": ("mkl", "onednn"),
     "WHET_INT8": ("forward", "both"),
     "WHET_KEEP_MEMORY": ("0", "1"),
