@@ -115,7 +115,7 @@ def test_rates_show_what_widening_gains() -> None:
         shape=(1, 2, 3), fp32_mm_gflops=50.0, fp32_onednn_gflops=80.0, bf16_mm_gflops=20.0, bf16_onednn_gflops=21.0,
         bf16_widened_gflops=72.0, int8_gops=None, copy_gb_per_s=9.0, seconds=1.0,
     )  # fmt: skip
-    text = as_text(replace(_findings(), rates=rates), [], [])
+    text = " ".join(as_text(replace(_findings(), rates=rates), [], []).split())  # lines end where the terminal does
     assert "20 by torch.mm, 21 by oneDNN, 72 by whet in fp32; 0.9x fp32: leave --bf16 out" in text
 
 

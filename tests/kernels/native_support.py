@@ -50,6 +50,21 @@ def outputs_and_gradients(run: Callable[..., Tensor], inputs: Sequence[Tensor]) 
     return [out.detach(), *torch.autograd.grad(out, leaves, wave.to(out.dtype))]
 
 
+def layer_inputs(dtype: torch.dtype, n_rows: int, width: int, out: int) -> list[Tensor]:
+    """Return leaves for a linear layer: x (1, n_rows, width) of this dtype, weight (out, width) and bias (out,)."""
+    torch.manual_seed(0)
+    x, weight, bias = torch.randn(1, n_rows, width).to(dtype), torch.randn(out, width), torch.randn(out)
+    return [one.requires_grad_() for one in (x, weight, bias)]
+
+
+def result_and_gradients(way: Callable[..., Tensor], given: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    """Return the result with its graph, and the leaves' gradients, computed without autocast."""
+    y = way(*given)
+    wave = torch.sin(torch.arange(y.numel()).float()).view(y.shape).to(y.dtype)
+    with torch.autocast("cpu", enabled=False):
+        return y, list(torch.autograd.grad(y, given, wave))
+
+
 def assert_near_float64(
     native: Callable[..., Tensor], twin: Callable[..., Tensor], inputs: Sequence[Tensor], n_roundings: int = 2
 ) -> None:

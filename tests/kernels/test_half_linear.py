@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from native_support import need_native, position_of
+from native_support import layer_inputs, need_native, position_of
+from native_support import result_and_gradients as run
 from torch import Tensor
 
 from whet.kernels.batch_position import Placement
@@ -28,22 +29,13 @@ def _by_pairs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def leaves(dtype: torch.dtype = torch.float32) -> list[Tensor]:
-    torch.manual_seed(0)
-    x, weight, bias = torch.randn(1, N, DEPTH).to(dtype), torch.randn(OUT, DEPTH), torch.randn(OUT)
-    return [one.requires_grad_() for one in (x, weight, bias)]
+    return layer_inputs(dtype, N, DEPTH, OUT)
 
 
 def copy_of_weight(y: Tensor) -> int:
     """Return the address of the copy that backward reads."""
     node: Any = y.grad_fn
     return node.saved_tensors[1].data_ptr()
-
-
-def run(way: Callable[..., Tensor], given: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-    y = way(*given)
-    wave = torch.sin(torch.arange(y.numel()).float()).view(y.shape).to(y.dtype)
-    with torch.autocast("cpu", enabled=False):
-        return y, list(torch.autograd.grad(y, given, wave))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

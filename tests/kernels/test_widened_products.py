@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import torch
-from native_support import need_native, position_of
+from native_support import layer_inputs, need_native, position_of
+from native_support import result_and_gradients as run
 from torch import Tensor
 from torch.nn import functional
 
@@ -35,16 +36,7 @@ def _widened(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def leaves(dtype: torch.dtype = torch.float32, n_rows: int = ROWS) -> list[Tensor]:
-    torch.manual_seed(0)
-    x, weight, bias = torch.randn(1, n_rows, WIDTH).to(dtype), torch.randn(OUT, WIDTH), torch.randn(OUT)
-    return [one.requires_grad_() for one in (x, weight, bias)]
-
-
-def run(way: Callable[..., Tensor], given: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-    y = way(*given)
-    wave = torch.sin(torch.arange(y.numel()).float()).view(y.shape).to(y.dtype)
-    with torch.autocast("cpu", enabled=False):
-        return y, list(torch.autograd.grad(y, given, wave))
+    return layer_inputs(dtype, n_rows, WIDTH, OUT)
 
 
 def in_double(given: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
@@ -169,7 +161,7 @@ def test_head_of_a_vocabulary_sums_in_fp32(monkeypatch: pytest.MonkeyPatch, dtyp
         assert float((ours - theirs).norm() / theirs.norm()) < 0.01
 
 
-def test_pass_with_dropped_rows_is_the_same_twice() -> None:
+def test_repeated_pass_gives_the_same_bits() -> None:
     """The choice depends on the processor alone, so a run that is repeated gives the same bits."""
     found = []
     for _ in range(2):

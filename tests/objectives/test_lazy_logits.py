@@ -18,6 +18,7 @@ from transformers import BertConfig, BertForMaskedLM, Trainer, TrainingArguments
 import whet
 from tiny import DECODERS, VOCABULARY
 from tiny_decoders import collate, tiny_decoder, token_rows
+from whet.kernels.products.matrix import is_widened
 from whet.methods.unpad import lazy_head
 from whet.objectives import lazy_logits
 from whet.objectives.lazy_logits import LazyLogits
@@ -294,7 +295,7 @@ def test_autocast_computes_products_in_its_format() -> None:
         out.loss.backward()
         found.append((out.loss, out.logits[batch["attention_mask"].bool()], one.lm_head.weight.grad))
     # bf16 has 8 bits; operators round at other places, and weights not at all where the processor is faster in fp32
-    _equal(*found, rtol=0.05, atol=0.04)
+    _equal(*found, rtol=0.05, atol=0.04 if is_widened() else 0.02)
     assert found[0][1].dtype is torch.bfloat16
 
 

@@ -104,7 +104,7 @@ def isa_is_known(native: Native) -> Problem | None:
     return Problem(
         what="WHET_ISA names no instruction set",
         got=native.asked_isa,
-        why="it limits the native operators to v4_bf16, v4, v3 or baseline; any other value has no effect",
+        why=f"it is one of {', '.join(environment.VARIABLES['WHET_ISA'])}; any other value has no effect",
         fix="run: unset WHET_ISA",
     )
 

@@ -108,7 +108,7 @@ class _LinearCrossEntropy(Function):
         n_rows, labels = chunk_rows(weight), labels.contiguous()
         with torch.autocast("cpu", enabled=False):
             x = hidden.to(dtype)
-            w = weight if dtype == torch.bfloat16 and suits_widened(x, weight) else weight.to(dtype)
+            w = weight if suits_widened(x, weight) else weight.to(dtype)
             logits = x.new_empty(min(n_rows, len(x)), len(w))
             capped = None if cap is None else torch.empty_like(logits)
             for first in range(0, hidden.shape[0], n_rows):
@@ -142,7 +142,7 @@ def _scaled(grad: Tensor, factor: Tensor) -> Tensor:
 
 def _product_into(logits: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     """Write x (N, D) @ weight (V, D)' to the logits (N, V) and return them: in the memory of the chunk before."""
-    if x.dtype == torch.bfloat16 and suits_widened(x, weight):
+    if suits_widened(x, weight):
         return widened_product_into(logits, x, weight)
     if not by_onednn() or x.dtype != torch.float32:
         return torch.mm(x, weight.T, out=logits)

@@ -4,7 +4,7 @@
 
 #include "args.h"
 
-#ifdef WHET_X86
+#ifdef WHET_BF16
 #include <cpuid.h>
 #endif
 
@@ -43,6 +43,7 @@ bool supports_v4() {
          __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
 
+#ifdef WHET_BF16
 // Intel's cores since Sapphire Rapids multiply pairs of bf16 at half the rate at which they multiply fp32, which is
 // therefore the faster format for values that are in registers: attention takes 1.5 times as long in pairs
 // (benchmarks/cpu/operators.py). These cores are those of Intel's that have AVX-512 FP16.
@@ -50,12 +51,15 @@ bool pairs_are_slow() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   return __builtin_cpu_is("intel") && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 23 & 1);
 }
+#endif
 
-// The operators of x86-64-v4, with bf16 instructions if the compiler knows and the processor has them, and they are
-// the faster ones or asked for.
-const Table* of_v4(bool with_bf16, bool asked) {
+// The operators of x86-64-v4. With bf16 instructions if the compiler knows and the processor has them: where they are
+// asked for, or are the faster ones and not left out.
+const Table* of_v4([[maybe_unused]] const char* most) {
 #ifdef WHET_BF16
-  if (with_bf16 && __builtin_cpu_supports("avx512bf16") && (asked || !pairs_are_slow())) return &x86_64_v4_bf16::table;
+  const bool asked = most && std::strcmp(most, "v4_bf16") == 0, left_out = most && std::strcmp(most, "v4") == 0;
+  const bool wanted = asked || (!left_out && !pairs_are_slow());
+  if (wanted && __builtin_cpu_supports("avx512bf16")) return &x86_64_v4_bf16::table;
 #endif
   return &x86_64_v4::table;
 }
@@ -68,10 +72,7 @@ Isa choose() {
   const char* most = std::getenv("WHET_ISA");
   const bool v3_allowed = !most || std::strcmp(most, "baseline") != 0;
   const bool v4_allowed = v3_allowed && (!most || std::strcmp(most, "v3") != 0);
-  if (v4_allowed && supports_v4()) {
-    const bool with_bf16 = !most || std::strcmp(most, "v4") != 0, asked = most && std::strcmp(most, "v4_bf16") == 0;
-    return {"x86-64-v4", of_v4(with_bf16, asked)};
-  }
+  if (v4_allowed && supports_v4()) return {"x86-64-v4", of_v4(most)};
   if (v3_allowed && supports_v3()) return {"x86-64-v3", &x86_64_v3::table};
   return {"x86-64", &baseline::table};
 #elif defined(__ARM_NEON)

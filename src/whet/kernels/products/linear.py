@@ -22,8 +22,8 @@ from whet.kernels.native_call import DTYPES, is_followed
 from whet.kernels.products.matrix import (
     by_pairs,
     input_gradient,
+    is_faster_widened,
     suits_onednn,
-    suits_widened,
     times_transposed,
     weight_gradient,
     weight_gradient_into,
@@ -62,7 +62,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, parts: Sequenc
         return other(x, weight, bias, parts or (weight,))
     if suits_onednn(x, weight):
         return _Linear.apply(x, weight, bias)
-    if _is_in_bf16(x, weight) and suits_widened(x, weight):
+    if _is_in_bf16(x, weight) and is_faster_widened(x, weight):
         return _WidenedLinear.apply(x, weight, bias)
     if _suits_pairs(x, weight):
         return _HalfLinear.apply(x, weight, bias)

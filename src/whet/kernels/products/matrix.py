@@ -83,7 +83,7 @@ def product_of(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return x (N, K) @ weight (M, K) transposed + bias (M,), without a gradient."""
     if suits_onednn(x, weight):
         return times_transposed(x, weight, bias)
-    if torch.bfloat16 in (x.dtype, weight.dtype) and suits_widened(x, weight):
+    if suits_widened(x, weight):
         return widened_product(x, weight, bias)
     return functional.linear(x, weight, bias)
 
@@ -92,9 +92,7 @@ def input_gradient(grad: Tensor, weight: Tensor) -> Tensor:
     """Return grad (N, M) @ weight (M, K)."""
     if by_onednn() and grad.dtype == torch.float32:
         return times_transposed(grad, weight.t())
-    if torch.bfloat16 in (grad.dtype, weight.dtype) and suits_widened(grad, weight):
-        return widened_product(grad, weight.t(), None)
-    return torch.mm(grad, weight)
+    return widened_product(grad, weight.t(), None) if suits_widened(grad, weight) else torch.mm(grad, weight)
 
 
 def weight_gradient(grad: Tensor, x: Tensor, *, bias: bool) -> tuple[Tensor, Tensor | None]:
@@ -131,7 +129,12 @@ def suits_onednn(x: Tensor, weight: Tensor) -> bool:
 
 
 def suits_widened(x: Tensor, weight: Tensor) -> bool:
-    """Return whether a product of x (..., K) and a weight, each in bf16 or fp32, is to be rounded to bf16, not before.
+    """Return whether this product of x (..., K) and weight (M, K) has a factor in bf16 and is faster in fp32."""
+    return torch.bfloat16 in (x.dtype, weight.dtype) and is_faster_widened(x, weight)
+
+
+def is_faster_widened(x: Tensor, weight: Tensor) -> bool:
+    """Return whether a product with a result in bf16, its factors in bf16 or fp32, is faster in fp32.
 
     Not with a weight in bf16 and few rows: widening the weight would then take longer than the product.
     """
