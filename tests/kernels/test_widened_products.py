@@ -69,6 +69,23 @@ def test_only_input_and_result_are_rounded(
         torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
 
 
+def test_gradient_of_a_weight_in_bf16_is_widened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The weights of experts and of low-rank pairs have such gradients."""
+    widened: list[torch.Size] = []
+
+    def counted(result: Tensor, *factors: Tensor) -> Tensor:
+        widened.append(result.shape)
+        return by_whet(result, *factors)
+
+    by_whet = matrix.widened_product_into
+    monkeypatch.setattr(matrix, "widened_product_into", counted)
+    torch.manual_seed(0)
+    grad, x = torch.randn(ROWS, 80).bfloat16(), torch.randn(ROWS, WIDTH).bfloat16()
+    dweight, _ = matrix.weight_gradient(grad, x, bias=False)
+    assert widened == [(80, WIDTH)]
+    torch.testing.assert_close(dweight.double(), grad.double().t() @ x.double(), rtol=HALF_BIT, atol=1e-5)
+
+
 def test_passes_without_gradients_are_widened_too() -> None:
     x, weight, bias = leaves()
     with torch.no_grad():

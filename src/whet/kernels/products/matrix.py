@@ -108,7 +108,12 @@ def weight_gradient_into(dweight: Tensor, dbias: Tensor | None, grad: Tensor, x:
     if native_for(grad, x) is None and dweight.dtype != grad.dtype:
         grad, x = grad.to(dweight.dtype), x.to(dweight.dtype)
     if native_for(grad, x) is None or dweight.dtype != torch.float32:
-        torch.addmm(dweight, grad.t(), x, out=dweight) if add else torch.mm(grad.t(), x, out=dweight)
+        if add:
+            torch.addmm(dweight, grad.t(), x, out=dweight)
+        elif suits_widened(grad.t(), x.t()):
+            widened_product_into(dweight, grad.t(), x.t())
+        else:
+            torch.mm(grad.t(), x, out=dweight)
         if dbias is not None:
             dbias.add_(grad.sum(0)) if add else torch.sum(grad, 0, out=dbias)
         return
