@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from tiny import tiny_config
 from tiny_decoders import DECODERS, Rows, collate, tiny_decoder, token_rows, trainer_of
+from whet.kernels.products import matrix
 from whet.methods import fuse
 
 # Logits are of size 1; each is rounded some dozen times in float32 on its way; seen: 2e-6.
@@ -118,9 +119,28 @@ def test_changed_row_leaves_other_rows_of_a_decoder_unmoved(tmp_path: Path, fami
         assert gap <= rounding, name
 
 
-def _of_others(folder: Path, family: str, rows: Rows, row: int, bf16: bool) -> tuple[Tensor, dict[str, Tensor]]:
+@pytest.mark.parametrize("family", ["qwen3_moe", "olmoe"])
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16], ids=["autocast", "stored"])
+@pytest.mark.parametrize("n_rows", [6, 24])
+def test_token_is_rounded_alike_however_many_share_its_expert(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, family: str, stored: torch.dtype, n_rows: int
+) -> None:
+    """Where bf16 is multiplied in fp32: the rows of one expert must not choose its library."""
+    monkeypatch.setattr(matrix, "is_widened", lambda: True)
+    rows, changed = token_rows(n_rows), token_rows(n_rows)
+    changed[2]["input_ids"] = changed[2]["input_ids"][::-1]
+    found = [_of_others(tmp_path, family, one, 2, True, stored) for one in (rows, changed)]
+    assert torch.equal(found[0][0], found[1][0])
+    for name, gradient in found[0][1].items():
+        if ".experts." not in name:
+            assert torch.equal(gradient, found[1][1][name]), name
+
+
+def _of_others(
+    folder: Path, family: str, rows: Rows, row: int, bf16: bool, stored: torch.dtype = torch.float32
+) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the logits of all rows but one, with dropout off, and the gradients of a sum of them."""
-    trainer = trainer_of(folder, tiny_decoder(family), rows)
+    trainer = trainer_of(folder, tiny_decoder(family).to(stored), rows)
     objective = trainer.objective
     trainer.model.eval()
     batch = objective.batch(rows, range(len(rows)), 0)

@@ -19,6 +19,7 @@ from whet.kernels.batch_position import Placement
 from whet.kernels.layers import cross_entropy as fused_loss
 from whet.kernels.products import linear as layer
 from whet.kernels.products import matrix
+from whet.kernels.products.grouped import grouped_linear
 
 need_native()
 ROWS, WIDTH, OUT = 37, 45, 29
@@ -84,6 +85,39 @@ def test_gradient_of_a_weight_in_bf16_is_widened(monkeypatch: pytest.MonkeyPatch
     dweight, _ = matrix.weight_gradient(grad, x, bias=False)
     assert widened == [(80, WIDTH)]
     torch.testing.assert_close(dweight.double(), grad.double().t() @ x.double(), rtol=HALF_BIT, atol=1e-5)
+
+
+@pytest.mark.parametrize(("n_rows", "n_widened"), [(320, 3), (120, 0)])
+def test_experts_with_a_weight_in_bf16_are_all_widened_or_none(
+    monkeypatch: pytest.MonkeyPatch, n_rows: int, n_widened: int
+) -> None:
+    """The batch chooses, not the rows that an expert got: 1, all but 3, and 2 of them."""
+    widened: list[int] = []
+
+    def counted(x: Tensor, *factors: Tensor | None) -> Tensor:
+        widened.append(len(x))
+        return by_whet(x, *factors)
+
+    by_whet = matrix.widened_product
+    monkeypatch.setattr(matrix, "widened_product", counted)
+    torch.manual_seed(0)
+    x, weight = torch.randn(n_rows, WIDTH).bfloat16().requires_grad_(), torch.randn(3, OUT, WIDTH).bfloat16()
+    y = grouped_linear(x, weight, None, [1, n_rows - 2, n_rows])
+    assert len(widened) == n_widened
+    y.float().sum().backward()
+    assert len(widened) == 2 * n_widened
+
+
+def test_weights_of_experts_are_multiplied_as_they_are() -> None:
+    torch.manual_seed(0)
+    x, weight, bias = torch.randn(ROWS, WIDTH), torch.randn(2, OUT, WIDTH), torch.randn(2, OUT)
+    leaves_of = [one.requires_grad_() for one in (x, weight, bias)]
+    ends = [1, ROWS]
+    y, grads = run(lambda *given: grouped_linear(*given, ends), leaves_of)
+    exact = [in_double([x[rows], weight[e], bias[e]]) for e, rows in enumerate((slice(0, 1), slice(1, ROWS)))]
+    assert y.dtype == torch.bfloat16
+    assert [one.dtype for one in grads] == [torch.float32] * 3
+    torch.testing.assert_close(y.double(), torch.cat([one[0] for one in exact]), rtol=HALF_BIT, atol=1e-5)
 
 
 def test_passes_without_gradients_are_widened_too() -> None:

@@ -1,4 +1,8 @@
-"""Products of tokens that are sorted by expert: each expert's tokens with its own weight, one product an expert."""
+"""Products of tokens that are sorted by expert: each expert's tokens with its own weight, one product an expert.
+
+All experts of a batch are multiplied in the same library. Were it chosen by the rows of each, a token's result would be
+rounded by how many others were sent to its expert.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from torch.autograd import Function
 from torch.library import custom_op, register_fake
 
 from whet.kernels.first_derivative import once_differentiable
-from whet.kernels.products.matrix import input_gradient, product_of, weight_gradient_into
+from whet.kernels.products.matrix import input_gradient, product_of, suits_widened, weight_gradient_into
 
 NAME = "whet::grouped_product"
 
@@ -20,11 +24,13 @@ def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor | None, ends: Sequenc
     """Return y (N, M) for x (N, K): row n of expert e is x[n] @ weight[e] (M, K) transposed + bias[e] (M,).
 
     Expert e has the rows from ends[e - 1] to ends[e]. Rows from ends[-1] on belong to no expert, and their results are
-    0. The gradient of an expert without rows is 0. Under autocast the product runs in autocast's dtype.
+    0. The gradient of an expert without rows is 0. Under autocast the result has autocast's dtype.
     """
     if torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
-        x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+        x = x.to(dtype)
+        if not suits_widened(x, weight, _rows_each(x, ends)):
+            weight, bias = weight.to(dtype), None if bias is None else bias.to(dtype)
     return _Grouped.apply(x, weight, bias, list(ends))
 
 
@@ -43,7 +49,7 @@ class _Grouped(Function):
         dx = _input_gradients(grad, weight, ctx.ends) if need_x else None
         dweight = dbias = None
         if need_weight or need_bias:
-            dweight, dbias = _weight_gradients(grad, x, ctx.ends, bias=ctx.has_bias)
+            dweight, dbias = _weight_gradients(grad, x, weight, ctx.ends, bias=ctx.has_bias)
         return dx, dweight, dbias, None
 
 
@@ -51,8 +57,9 @@ class _Grouped(Function):
 def grouped_product(x: Tensor, weight: Tensor, bias: Tensor | None, ends: Sequence[int]) -> Tensor:
     """Compute `grouped_linear`; to torch it is one operator, which selective checkpointing keeps the result of."""
     y = x.new_empty(x.shape[0], weight.shape[1])
+    n_rows = _rows_each(x, ends)
     for expert, rows in _rows_of(ends):
-        y[rows] = product_of(x[rows], weight[expert], None if bias is None else bias[expert])
+        y[rows] = product_of(x[rows], weight[expert], None if bias is None else bias[expert], n_rows=n_rows)
     y[_n_routed(ends) :] = 0.0
     return y
 
@@ -64,15 +71,18 @@ def _(x: Tensor, weight: Tensor, bias: Tensor | None, ends: Sequence[int]) -> Te
 
 def _input_gradients(grad: Tensor, weight: Tensor, ends: Sequence[int]) -> Tensor:
     dx = grad.new_empty(grad.shape[0], weight.shape[2])
+    n_rows = _rows_each(grad, ends)
     for expert, rows in _rows_of(ends):
-        dx[rows] = input_gradient(grad[rows], weight[expert])
+        dx[rows] = input_gradient(grad[rows], weight[expert], n_rows=n_rows)
     dx[_n_routed(ends) :] = 0.0
     return dx
 
 
-def _weight_gradients(grad: Tensor, x: Tensor, ends: Sequence[int], *, bias: bool) -> tuple[Tensor, Tensor | None]:
-    dweight = grad.new_empty(len(ends), grad.shape[1], x.shape[1])
-    dbias = grad.new_empty(len(ends), grad.shape[1]) if bias else None
+def _weight_gradients(
+    grad: Tensor, x: Tensor, weight: Tensor, ends: Sequence[int], *, bias: bool
+) -> tuple[Tensor, Tensor | None]:
+    dweight = weight.new_empty(weight.shape)
+    dbias = weight.new_empty(weight.shape[:2]) if bias else None
     first = 0
     for expert, end in enumerate(ends):
         of_bias = None if dbias is None else dbias[expert]
@@ -84,6 +94,11 @@ def _weight_gradients(grad: Tensor, x: Tensor, ends: Sequence[int], *, bias: boo
                 of_bias.zero_()
         first = end
     return dweight, dbias
+
+
+def _rows_each(x: Tensor, ends: Sequence[int]) -> int:
+    """Return how many rows an expert has on average; rows that belong to none count, as they would have had one."""
+    return len(x) // max(len(ends), 1)
 
 
 def _rows_of(ends: Sequence[int]) -> Iterator[tuple[int, slice]]:

@@ -79,20 +79,25 @@ def _has_pairs() -> bool:
     return bool(found.value)
 
 
-def product_of(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return x (N, K) @ weight (M, K) transposed + bias (M,), without a gradient."""
-    if suits_onednn(x, weight):
+def product_of(x: Tensor, weight: Tensor, bias: Tensor | None, *, n_rows: int | None = None) -> Tensor:
+    """Return x (N, K) @ weight (M, K) transposed + bias (M,), without a gradient.
+
+    `n_rows` chooses the library, for products that must not be rounded by how many rows each has; None: N.
+    """
+    if suits_onednn(x, weight, n_rows):
         return times_transposed(x, weight, bias)
-    if suits_widened(x, weight):
+    if suits_widened(x, weight, n_rows):
         return widened_product(x, weight, bias)
     return functional.linear(x, weight, bias)
 
 
-def input_gradient(grad: Tensor, weight: Tensor) -> Tensor:
-    """Return grad (N, M) @ weight (M, K)."""
+def input_gradient(grad: Tensor, weight: Tensor, *, n_rows: int | None = None) -> Tensor:
+    """Return grad (N, M) @ weight (M, K); `n_rows` as in `product_of`."""
     if by_onednn() and grad.dtype == torch.float32:
         return times_transposed(grad, weight.t())
-    return widened_product(grad, weight.t(), None) if suits_widened(grad, weight) else torch.mm(grad, weight)
+    if suits_widened(grad, weight, n_rows):
+        return widened_product(grad, weight.t(), None)
+    return torch.mm(grad, weight)
 
 
 def weight_gradient(grad: Tensor, x: Tensor, *, bias: bool) -> tuple[Tensor, Tensor | None]:
@@ -124,29 +129,36 @@ def weight_gradient_into(dweight: Tensor, dbias: Tensor | None, grad: Tensor, x:
     call("weight_gradient", point(args, dy=grad, x=x, dweight=dweight, dbias=dbias))
 
 
-def suits_onednn(x: Tensor, weight: Tensor) -> bool:
-    """Return whether this product of x (..., K) and weight (M, K) is fp32 and large, and oneDNN is to compute it."""
+def suits_onednn(x: Tensor, weight: Tensor, n_rows: int | None = None) -> bool:
+    """Return whether a product of x (..., K) and weight (M, K) is fp32 and large, and oneDNN is to compute it.
+
+    `n_rows`: the rows to choose for; None: those of x.
+    """
     if x.dtype != torch.float32 or weight.dtype != torch.float32 or x.device.type != "cpu":
         return False
     if is_followed() or torch.is_autocast_enabled("cpu"):
         return False
-    return x.numel() * weight.shape[0] >= _SMALL and by_onednn()
+    return _elements(x, n_rows) * weight.shape[0] >= _SMALL and by_onednn()
 
 
-def suits_widened(x: Tensor, weight: Tensor) -> bool:
-    """Return whether this product of x (..., K) and weight (M, K) has a factor in bf16 and is faster in fp32."""
-    return torch.bfloat16 in (x.dtype, weight.dtype) and is_faster_widened(x, weight)
+def suits_widened(x: Tensor, weight: Tensor, n_rows: int | None = None) -> bool:
+    """Return whether a product of x (..., K) and weight (M, K) has a factor in bf16 and is faster in fp32."""
+    return torch.bfloat16 in (x.dtype, weight.dtype) and is_faster_widened(x, weight, n_rows)
 
 
-def is_faster_widened(x: Tensor, weight: Tensor) -> bool:
+def is_faster_widened(x: Tensor, weight: Tensor, n_rows: int | None = None) -> bool:
     """Return whether a product with a result in bf16, its factors in bf16 or fp32, is faster in fp32.
 
     Not with a weight in bf16 and few rows: widening the weight would then take longer than the product.
     """
     if x.dtype not in DTYPES or weight.dtype not in DTYPES or not x.device.type == weight.device.type == "cpu":
         return False
-    pays = weight.dtype == torch.float32 or x.numel() >= _LEAST_ROWS * x.shape[-1]
+    pays = weight.dtype == torch.float32 or _elements(x, n_rows) >= _LEAST_ROWS * x.shape[-1]
     return pays and not is_followed() and is_widened()
+
+
+def _elements(x: Tensor, n_rows: int | None) -> int:
+    return x.numel() if n_rows is None else n_rows * x.shape[-1]
 
 
 def times_transposed(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
