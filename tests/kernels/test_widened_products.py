@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -40,14 +40,27 @@ def leaves(dtype: torch.dtype = torch.float32, n_rows: int = ROWS) -> list[Tenso
     return layer_inputs(dtype, n_rows, WIDTH, OUT)
 
 
-def in_double(given: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+def in_double(given: list[Tensor], way: Callable[..., Tensor] = functional.linear) -> tuple[Tensor, list[Tensor]]:
     """Return result and gradients of the rounded input and the weight as it is, in double precision."""
     x, *rest = (one.detach() for one in given)
     doubles = [one.double().requires_grad_() for one in (x.bfloat16(), *rest)]
     with torch.autocast("cpu", enabled=False):
-        y = functional.linear(*doubles)
+        y = way(*doubles)
         wave = torch.sin(torch.arange(y.numel()).float()).view(y.shape).bfloat16().double()
         return y, list(torch.autograd.grad(y, doubles, wave))
+
+
+def shapes_of_widened(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
+    """Return a list that receives the shape of each result that is multiplied in fp32 from now on."""
+    shapes: list[torch.Size] = []
+
+    def counted(result: Tensor, *factors: Tensor | None) -> Tensor:
+        shapes.append(result.shape)
+        return by_whet(result, *factors)
+
+    by_whet = matrix.widened_product_into
+    monkeypatch.setattr(matrix, "widened_product_into", counted)
+    return shapes
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -72,14 +85,7 @@ def test_only_input_and_result_are_rounded(
 
 def test_gradient_of_a_weight_in_bf16_is_widened(monkeypatch: pytest.MonkeyPatch) -> None:
     """The weights of experts and of low-rank pairs have such gradients."""
-    widened: list[torch.Size] = []
-
-    def counted(result: Tensor, *factors: Tensor) -> Tensor:
-        widened.append(result.shape)
-        return by_whet(result, *factors)
-
-    by_whet = matrix.widened_product_into
-    monkeypatch.setattr(matrix, "widened_product_into", counted)
+    widened = shapes_of_widened(monkeypatch)
     torch.manual_seed(0)
     grad, x = torch.randn(ROWS, 80).bfloat16(), torch.randn(ROWS, WIDTH).bfloat16()
     dweight, _ = matrix.weight_gradient(grad, x, bias=False)
@@ -92,14 +98,7 @@ def test_experts_with_a_weight_in_bf16_are_all_widened_or_none(
     monkeypatch: pytest.MonkeyPatch, n_rows: int, n_widened: int
 ) -> None:
     """The batch chooses, not the rows that an expert got: 1, all but 3, and 2 of them."""
-    widened: list[int] = []
-
-    def counted(x: Tensor, *factors: Tensor | None) -> Tensor:
-        widened.append(len(x))
-        return by_whet(x, *factors)
-
-    by_whet = matrix.widened_product
-    monkeypatch.setattr(matrix, "widened_product", counted)
+    widened = shapes_of_widened(monkeypatch)
     torch.manual_seed(0)
     x, weight = torch.randn(n_rows, WIDTH).bfloat16().requires_grad_(), torch.randn(3, OUT, WIDTH).bfloat16()
     y = grouped_linear(x, weight, None, [1, n_rows - 2, n_rows])
@@ -111,13 +110,20 @@ def test_experts_with_a_weight_in_bf16_are_all_widened_or_none(
 def test_weights_of_experts_are_multiplied_as_they_are() -> None:
     torch.manual_seed(0)
     x, weight, bias = torch.randn(ROWS, WIDTH), torch.randn(2, OUT, WIDTH), torch.randn(2, OUT)
-    leaves_of = [one.requires_grad_() for one in (x, weight, bias)]
-    ends = [1, ROWS]
-    y, grads = run(lambda *given: grouped_linear(*given, ends), leaves_of)
-    exact = [in_double([x[rows], weight[e], bias[e]]) for e, rows in enumerate((slice(0, 1), slice(1, ROWS)))]
+    given = [one.requires_grad_() for one in (x, weight, bias)]
+    y, grads = run(lambda *leaves_of: grouped_linear(*leaves_of, [1, ROWS]), given)
+    exact, (exact_dx, *exact_rest) = in_double(given, by_two_experts)
     assert y.dtype == torch.bfloat16
     assert [one.dtype for one in grads] == [torch.float32] * 3
-    torch.testing.assert_close(y.double(), torch.cat([one[0] for one in exact]), rtol=HALF_BIT, atol=1e-5)
+    torch.testing.assert_close(y.double(), exact, rtol=HALF_BIT, atol=1e-5)
+    torch.testing.assert_close(grads[0].double(), exact_dx, rtol=HALF_BIT, atol=1e-5)
+    for found, expected in zip(grads[1:], exact_rest, strict=True):
+        torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def by_two_experts(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Multiply the first row by the first weight, the others by the second."""
+    return torch.cat([functional.linear(x[:1], weight[0], bias[0]), functional.linear(x[1:], weight[1], bias[1])])
 
 
 def test_passes_without_gradients_are_widened_too() -> None:

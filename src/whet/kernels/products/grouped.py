@@ -97,7 +97,7 @@ def _weight_gradients(
 
 
 def _rows_each(x: Tensor, ends: Sequence[int]) -> int:
-    """Return how many rows an expert has on average; rows that belong to none count, as they would have had one."""
+    """Return how many rows an expert has on average; those that belong to none count, or routing would change it."""
     return len(x) // max(len(ends), 1)
 
 
