@@ -11,14 +11,13 @@ from torch import Tensor, nn
 from transformers import IBertConfig, IBertForQuestionAnswering
 
 import whet
+from marks import needs_vnni
 from tiny import FAMILIES, Pad, arguments, losses, padded, tiny_model, tiny_rows, weights_of
 from whet.data.padding import SAMPLES
 from whet.data.store import RowStore
-from whet.kernels.products.int8 import has_vnni
 from whet.precision.policy import Float32
 from whet.train import step
 
-needs_vnni = pytest.mark.skipif(not has_vnni(), reason="no native operators, or no VNNI on this processor")
 operators = pytest.mark.usefixtures("operators")
 ROWS_PER_BATCH = 4
 EXACT = 1e-5  # relative: sums of some hundred float32 terms; seen: 3e-7

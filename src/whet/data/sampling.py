@@ -1,6 +1,6 @@
 """The order of the rows in each epoch, by the rules of transformers' Trainer: functions of the epoch's number alone.
 
-transformers 5.23 with accelerate 1.15: `SeedableRandomSampler`, `LengthGroupedSampler`, `BatchRebalanceSampler`.
+transformers 5.24 with accelerate 1.15: `SeedableRandomSampler`, `LengthGroupedSampler`, `BatchRebalanceSampler`.
 """
 
 from __future__ import annotations

@@ -13,6 +13,13 @@ NO_EFFECT = frozenset(TransformersKwargs.__annotations__) - {"is_causal"} | {
     *("deterministic", "cache_position", "use_cache", "return_dict"),
 }
 """Options of an attention call that a packed pass reads, or that change nothing in it."""
+CACHE_NAMES = ("cache", "past_key_values")
+"""Names of the argument with the keys and values of earlier calls: since transformers 5.24, and before."""
+
+
+def has_cache(options: Mapping[str, Any]) -> bool:
+    """Return whether a call of a decoder's part has keys and values of earlier calls, or a place to keep its own."""
+    return any(options.get(name) is not None for name in CACHE_NAMES)
 
 
 def require_understood(module: nn.Module, mask: Tensor | None, options: Mapping[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-SEEN_IN = "5.23"
+SEEN_IN = "5.24"
 """The release of transformers that NOT_HONOURED was compared with."""
 
 _NO_UPLOAD = "call trainer.push_to_hub() after the run, or huggingface_hub's upload_folder on output_dir"

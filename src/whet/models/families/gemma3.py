@@ -24,21 +24,20 @@ def block(
     position_embeddings: Any = None,
     attention_mask: Any = None,
     position_ids: Any = None,
-    past_key_values: Any = None,
+    *more: Any,
     **options: Any,
 ) -> Tensor:
     """Return the block's result (B, T, D): its input plus normalised attention plus normalised feed-forward."""
-    given = {"position_embeddings": position_embeddings, "attention_mask": attention_mask}
-    given |= {"position_ids": position_ids, "past_key_values": past_key_values, **options}
-    if not llama.in_training_pass(self, hidden_states, position_embeddings, past_key_values):
-        return type(self).forward(self, hidden_states, **given)
+    placed = (position_embeddings, attention_mask, position_ids)
+    if more or not llama.in_training_pass(self, hidden_states, position_embeddings, options):
+        return type(self).forward(self, hidden_states, *placed, *more, **options)
     x, attn = normalised(hidden_states, self.input_layernorm), self.self_attn
     if is_plain(attn):
         require_understood(attn, attention_mask, options)
         found = decoder.attended(attn, x, position_embeddings, attn.sliding_window)
         found = with_bias(found, attn.o_proj)
     else:
-        found = attn(hidden_states=x, **given)[0]
+        found = attn(x, position_embeddings, attention_mask, position_ids=position_ids, **options)[0]
     total = hidden_states + normalised(found, self.post_attention_layernorm)
     x = normalised(total, self.pre_feedforward_layernorm)
     return total + normalised(self.mlp(x), self.post_feedforward_layernorm)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -10,7 +11,7 @@ from transformers.pytorch_utils import Conv1D
 from whet.kernels.attention.packed import attend_joined
 from whet.kernels.layers.activation import bias_act
 from whet.kernels.products.linear import linear
-from whet.models.called_with import require_understood
+from whet.models.called_with import has_cache, require_understood
 from whet.models.family import Family, FeedForward, Part
 from whet.models.fused.attention import spec_of
 from whet.models.fused.dropout import PlacedDropout
@@ -18,14 +19,15 @@ from whet.models.fused.layers import Product, is_plain, normalised, pass_positio
 from whet.models.fused.low_rank import result_of
 from whet.models.standard import ACTIVATIONS, why_called
 
+_MASK = 1
+"""Place of the mask among what follows the hidden states of a call."""
 
-def attention(
-    self: Any, hidden_states: Tensor, past_key_values: Any = None, attention_mask: Any = None, **options: Any
-) -> tuple[Tensor, Tensor | None]:
+
+def attention(self: Any, hidden_states: Tensor, *more: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
     """Return the attention through its output product and dropout (B, T, D)."""
-    if not _in_training_pass(self, hidden_states, past_key_values, options):
-        return type(self).forward(self, hidden_states, past_key_values, attention_mask, **options)
-    require_understood(self, attention_mask, options)
+    if not _in_training_pass(self, hidden_states, more, options):
+        return type(self).forward(self, hidden_states, *more, **options)
+    require_understood(self, *_mask_and_rest(more, options))
     return self.resid_dropout(_whole(_product(_attended(self, hidden_states), self.c_proj))), None
 
 
@@ -37,32 +39,37 @@ def mlp(self: Any, hidden_states: Tensor) -> Tensor:
     return self.dropout(_whole(_product(found, self.c_proj)))
 
 
-def block(
-    self: Any,
-    hidden_states: Tensor,
-    past_key_values: Any = None,
-    attention_mask: Any = None,
-    *more: Any,
-    **options: Any,
-) -> Tensor:
+def block(self: Any, hidden_states: Tensor, *more: Any, **options: Any) -> Tensor:
     """Return the block's result (B, T, D): its input plus attention plus feed-forward."""
-    if any(one is not None for one in more) or not _in_training_pass(self, hidden_states, past_key_values, options):
-        return type(self).forward(self, hidden_states, past_key_values, attention_mask, *more, **options)
+    if not _in_training_pass(self, hidden_states, more, options):
+        return type(self).forward(self, hidden_states, *more, **options)
     x, attn = normalised(hidden_states, self.ln_1), self.attn
+    mask, rest = _mask_and_rest(more, options)
     if is_plain(attn):
-        require_understood(attn, attention_mask, options)
+        require_understood(attn, mask, rest)
         found, dropout = _product(_attended(attn, x), attn.c_proj), attn.resid_dropout
     else:
-        found, dropout = (attn(x, attention_mask=attention_mask, **options)[0], None), nn.Identity()
+        found, dropout = (attn(x, attention_mask=mask, **rest)[0], None), nn.Identity()
     x, total = residual_and_norm(found, hidden_states, self.ln_2, dropout)
     return total + self.mlp(x)
 
 
-def _in_training_pass(module: Any, x: Tensor, past_key_values: Any, options: dict[str, Any]) -> bool:
-    """Return whether a call belongs to a packed pass: without keys of earlier calls or of an encoder."""
-    if past_key_values is not None or options.get("encoder_hidden_states") is not None:
+def _in_training_pass(module: Any, x: Tensor, more: tuple[Any, ...], options: Mapping[str, Any]) -> bool:
+    """Return whether a call belongs to a packed pass: without keys of earlier calls or of an encoder.
+
+    `more` begins with the keys and values of earlier calls and the mask; an encoder's hidden states follow.
+    """
+    if any(one is not None for place, one in enumerate(more) if place != _MASK):
+        return False
+    if has_cache(options) or options.get("encoder_hidden_states") is not None:
         return False
     return pass_position(module, x) is not None
+
+
+def _mask_and_rest(more: tuple[Any, ...], options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Return the mask of a call in a packed pass, and its other options."""
+    mask = more[_MASK] if len(more) > _MASK else options.get("attention_mask")
+    return mask, {name: value for name, value in options.items() if name != "attention_mask"}
 
 
 def _attended(attn: Any, x: Tensor) -> Tensor:

@@ -5,11 +5,12 @@ SmolLM's first two generations are Llama models.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
-from whet.models.called_with import require_understood
+from whet.models.called_with import has_cache, require_understood
 from whet.models.family import Family, FeedForward, Part, RmsNorm, Slots
 from whet.models.fused import decoder
 from whet.models.fused.layers import is_plain, normalised, pass_position, product, residual_and_norm, with_bias
@@ -23,14 +24,12 @@ def attention(
     hidden_states: Tensor,
     position_embeddings: Any = None,
     attention_mask: Any = None,
-    past_key_values: Any = None,
+    *more: Any,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Return the attention through its output product (B, T, D)."""
-    if not in_training_pass(self, hidden_states, position_embeddings, past_key_values):
-        return type(self).forward(
-            self, hidden_states, position_embeddings, attention_mask, past_key_values=past_key_values, **options
-        )
+    if more or not in_training_pass(self, hidden_states, position_embeddings, options):
+        return type(self).forward(self, hidden_states, position_embeddings, attention_mask, *more, **options)
     require_understood(self, attention_mask, options)
     return with_bias(_attended(self, hidden_states, position_embeddings), self.o_proj), None
 
@@ -50,7 +49,7 @@ def block(
 ) -> Tensor:
     """Return the block's result (B, T, D): its input plus attention plus feed-forward."""
     given = {"position_embeddings": position_embeddings, "attention_mask": attention_mask, **options}
-    if more or not in_training_pass(self, hidden_states, position_embeddings, options.get("past_key_values")):
+    if more or not in_training_pass(self, hidden_states, position_embeddings, options):
         return type(self).forward(self, hidden_states, *more, **given)
     x, attn = normalised(hidden_states, self.input_layernorm), self.self_attn
     if is_plain(attn):
@@ -63,9 +62,9 @@ def block(
     return total + getattr(self, "resid_mlp_dropout", _SAME)(self.mlp(x))
 
 
-def in_training_pass(module: Any, x: Tensor, position_embeddings: Any, past_key_values: Any) -> bool:
+def in_training_pass(module: Any, x: Tensor, position_embeddings: Any, options: Mapping[str, Any]) -> bool:
     """Return whether a call belongs to a packed pass: it has angles, and no keys of earlier calls."""
-    if position_embeddings is None or past_key_values is not None:
+    if position_embeddings is None or has_cache(options):
         return False
     return pass_position(module, x) is not None
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-SEEN_IN = "5.23"
+SEEN_IN = "5.24"
 """The release of transformers that these tables were compared with."""
 
 ALTERNATIVE = "use transformers' own Trainer with whet.optimize(model), which is as fast"

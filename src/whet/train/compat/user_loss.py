@@ -22,6 +22,7 @@ from whet.errors import ConfigError, WhetError
 from whet.log import logger
 from whet.models import attention, packable
 from whet.models.bad_batch import explained
+from whet.models.called_with import CACHE_NAMES
 from whet.models.packed import PackedModel, packed_model
 from whet.models.wrapped import unwrapped
 from whet.objectives.base import IGNORED, Collate
@@ -285,7 +286,8 @@ def predictions_in(outputs: Any, ignored: Sequence[str], *, with_loss: bool) -> 
 
 def _ignored(trainer: PublicTrainer, asked: Sequence[str] | None) -> Sequence[str]:
     config = getattr(trainer.model, "config", None)
-    return getattr(config, "keys_to_ignore_at_inference", ["past_key_values"]) if asked is None else asked
+    names = getattr(config, "keys_to_ignore_at_inference", CACHE_NAMES) if asked is None else asked
+    return [*names, *CACHE_NAMES] if set(names) & set(CACHE_NAMES) else names
 
 
 def _is_scaled(trainer: PublicTrainer, n_items: Any) -> bool:
