@@ -84,6 +84,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bf16", action="store_true", help="products of bf16")
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall", help="cpu: for a busy machine, one thread")
+    parser.add_argument("--output", type=Path, help="file for the results; default: products.json or products-bf16.json")
     options = parser.parse_args()
     clock = time.perf_counter if options.clock == "wall" else time.process_time
     found: dict[str, dict[str, float]] = {}
@@ -97,7 +98,7 @@ def main() -> None:
         rates = {name: flops / statistics.median(some[1:]) / 1e9 for name, some in times.items()}
         found[f"{width} -> {inner}"] = rates
         print(f"{width:5} -> {inner:<5}" + "".join(f"  {name} {rate:4.0f}" for name, rate in rates.items()))
-    results = FOLDER / ("products-bf16.json" if options.bf16 else "products.json")
+    results = options.output or FOLDER / ("products-bf16.json" if options.bf16 else "products.json")
     results.write_text(json.dumps({"gflops_per_s": found, "machine": facts()}, indent=2) + "\n")
 
 

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from tiny import tiny_config
 from tiny_decoders import DECODERS, Rows, collate, tiny_decoder, token_rows, trainer_of
+from whet.kernels.attention import packed
+from whet.kernels.library import library
 from whet.kernels.products import matrix
 from whet.methods import fuse
 
@@ -99,6 +101,15 @@ def _distance(found: list[Tensor], exact: list[Tensor]) -> float:
     """Return the root of the mean squared error."""
     errors = torch.cat([(one.float() - other).flatten() for one, other in zip(found, exact, strict=True)])
     return float(errors.square().mean().sqrt())
+
+
+@families
+def test_attention_in_bf16_is_native(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, family: str) -> None:
+    """A family's own rotation leaves queries in fp32 under autocast, with values in bf16: no operator takes both."""
+    if library() is None:
+        pytest.skip("these are the operators in plain torch")
+    monkeypatch.setattr(packed, "plain", lambda *_: pytest.fail("the textbook's attention ran"))
+    packed_results(tmp_path, family, token_rows(4), bf16=True)
 
 
 @families

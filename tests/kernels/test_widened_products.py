@@ -6,20 +6,24 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 from native_support import layer_inputs, need_native, position_of
 from native_support import result_and_gradients as run
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from whet.hardware.cpu import features, vendor
 from whet.kernels.batch_position import Placement
 from whet.kernels.layers import cross_entropy as fused_loss
 from whet.kernels.products import linear as layer
-from whet.kernels.products import matrix
+from whet.kernels.products import low_rank, matrix
 from whet.kernels.products.grouped import grouped_linear
+from whet.methods.checkpointing import kept_products
 
 need_native()
 ROWS, WIDTH, OUT = 37, 45, 29
@@ -30,10 +34,23 @@ HALF_BIT = 2.0**-8
 @pytest.fixture(autouse=True)
 def _widened(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Widen on any processor: elsewhere this way is slower, and the same."""
-    for module in (matrix, fused_loss):
+    for module in (matrix, fused_loss, low_rank):
         monkeypatch.setattr(module, "is_widened", lambda: True)
+    monkeypatch.setattr(matrix, "_least_rows", lambda: 64)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         yield
+
+
+class Operators(TorchDispatchMode):
+    """Records the names of the operators that run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.add(func.name().partition(".")[0])
+        return func(*args, **(kwargs or {}))
 
 
 def leaves(dtype: torch.dtype = torch.float32, n_rows: int = ROWS) -> list[Tensor]:
@@ -54,12 +71,13 @@ def shapes_of_widened(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
     """Return a list that receives the shape of each result that is multiplied in fp32 from now on."""
     shapes: list[torch.Size] = []
 
-    def counted(result: Tensor, *factors: Tensor | None) -> Tensor:
+    def counted(result: Tensor, *factors: Tensor | None, **options: Any) -> Tensor:
         shapes.append(result.shape)
-        return by_whet(result, *factors)
+        return by_whet(result, *factors, **options)
 
     by_whet = matrix.widened_product_into
-    monkeypatch.setattr(matrix, "widened_product_into", counted)
+    for module in (matrix, fused_loss):
+        monkeypatch.setattr(module, "widened_product_into", counted)
     return shapes
 
 
@@ -146,6 +164,83 @@ def test_frozen_parts_get_no_gradient() -> None:
     assert x.grad is not None
 
 
+@pytest.mark.parametrize("way", ["widened", "fp32"])
+def test_frozen_layer_keeps_no_input_and_sums_no_bias(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    """Below an adapter most layers are frozen: what only their gradients need is neither kept nor computed."""
+    monkeypatch.setattr(layer, "suits_onednn", lambda *_: way == "fp32")
+    x, weight, bias = leaves()
+    saved: list[torch.Size] = []
+    with saved_tensors_hooks(lambda one: saved.append(one.shape) or one, lambda one: one):
+        y = layer.linear(x, weight.detach(), bias.detach())
+    assert saved == [weight.shape]
+    with Operators() as seen:
+        y.backward(torch.ones_like(y))
+    assert x.grad is not None
+    assert "aten::sum" not in seen.names
+
+
+def test_selective_checkpointing_keeps_results_in_bf16() -> None:
+    keeping, giving = kept_products.contexts()
+    x, weight, bias = leaves()
+    with keeping:
+        y = layer.linear(x, weight, bias)
+    assert [kept.result.dtype for kept in keeping._kept] == [torch.bfloat16]
+    with giving:
+        assert torch.equal(layer.linear(x, weight, bias), y)
+
+
+def test_large_weight_in_bf16_is_widened_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight, bias = (one.detach().bfloat16() for one in leaves(n_rows=80))
+    found = []
+    for numbers in (1 << 24, 4 * WIDTH):
+        monkeypatch.setattr(matrix, "_WIDENED_NUMBERS", numbers)
+        found.append(matrix.widened_product(x[0], weight, bias))
+    exact = x[0].double() @ weight.double().t() + bias.double()
+    for one in found:
+        torch.testing.assert_close(one.double(), exact, rtol=HALF_BIT, atol=1e-5)
+
+
+def test_low_rank_pair_and_its_layer_are_multiplied_as_they_are() -> None:
+    torch.manual_seed(0)
+    x, weight, down, up = (
+        torch.randn(1, ROWS, WIDTH),
+        torch.randn(OUT, WIDTH),
+        torch.randn(4, WIDTH),
+        torch.zeros(OUT, 4),
+    )
+    y = low_rank.low_rank_linear(x, None, weight, None, low_rank.LowRank(down, up, 2.0))
+    exact = x.bfloat16().double() @ weight.double().t()
+    torch.testing.assert_close(y.double(), exact, rtol=HALF_BIT, atol=1e-5)
+
+
+def test_one_vector_is_multiplied() -> None:
+    _, weight, bias = leaves()
+    x = torch.randn(WIDTH, requires_grad=True)
+    y = layer.linear(x, weight, bias)
+    y.float().sum().backward()
+    assert y.shape == (OUT,)
+    assert x.grad is not None
+    assert x.grad.shape == (WIDTH,)
+
+
+def test_experts_of_mixed_formats_without_autocast_are_refused_as_by_torch() -> None:
+    x, weight = torch.randn(ROWS, WIDTH).bfloat16(), torch.randn(2, OUT, WIDTH)
+    with torch.autocast("cpu", enabled=False):
+        for one, other in ((x, weight), (x.float(), weight.bfloat16())):
+            with pytest.raises(RuntimeError, match="same dtype"):
+                grouped_linear(one, other, None, [1, ROWS])
+
+
+def test_widened_experts_are_all_multiplied_in_one_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1,000 rows on average are enough for oneDNN; an expert that got three goes there too."""
+    in_onednn: list[int] = []
+    monkeypatch.setattr(matrix, "by_onednn", lambda: True)
+    monkeypatch.setattr(matrix, "times_transposed", lambda a, b, bias: in_onednn.append(len(a)) or a @ b.t())
+    x, weight = torch.randn(2000, WIDTH).bfloat16(), torch.randn(2, OUT, WIDTH)
+    grouped_linear(x, weight, None, [3, 2000])
+    assert in_onednn == [3, 1997]
+
+
 def test_other_formats_are_left_to_torch() -> None:
     x, weight, _ = leaves()
     with torch.autocast("cpu", enabled=False):
@@ -216,6 +311,26 @@ def test_head_of_a_vocabulary_sums_in_fp32(monkeypatch: pytest.MonkeyPatch, dtyp
         assert theirs is not None
         ours, theirs = ours.detach().double(), theirs.detach()
         assert float((ours - theirs).norm() / theirs.norm()) < 0.01
+
+
+@pytest.mark.parametrize("n_rows", [90, 1000])
+def test_head_in_bf16_has_a_gradient_by_fp32(monkeypatch: pytest.MonkeyPatch, n_rows: int) -> None:
+    """transformers loads many decoders in bf16; chunks of 90 rows are added up."""
+    widened = shapes_of_widened(monkeypatch)
+    monkeypatch.setattr(fused_loss, "chunk_rows", lambda _: n_rows)
+    torch.manual_seed(0)
+    hidden, weight = (torch.randn(n, 24).bfloat16().requires_grad_() for n in (180, 200))
+    labels = torch.randint(200, (180,))
+    fused_loss.linear_cross_entropy(hidden, weight, labels).backward()
+    assert widened.count(weight.shape) == (2 if n_rows == 90 else 1)
+    doubles = [one.detach().double().requires_grad_() for one in (hidden, weight)]
+    with torch.autocast("cpu", enabled=False):
+        functional.cross_entropy(doubles[0] @ doubles[1].T, labels, reduction="sum").backward()
+    for ours, theirs in zip((hidden.grad, weight.grad), (one.grad for one in doubles), strict=True):
+        assert ours is not None
+        assert theirs is not None
+        # logits of up to 20 and their gradients are rounded to 8 bits, and so are the sums of two chunks
+        assert float((ours.double() - theirs).norm() / theirs.norm()) < 0.01
 
 
 def test_repeated_pass_gives_the_same_bits() -> None:

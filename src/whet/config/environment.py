@@ -21,7 +21,7 @@ VARIABLES: Mapping[str, Sequence[str]] = {
 """Variable -> the values that it takes. An empty variable counts as unset."""
 _MEANINGS = {
     "WHET_KERNELS": "which operators run: whet's native ones, or the reference in plain torch",
-    "WHET_ISA": "the best instruction set that the native operators may use",
+    "WHET_ISA": "the best instruction set that the native operators may use, and with it whether bf16 is widened",
     "WHET_PRODUCTS": "which library multiplies the matrices of linear layers in fp32",
     "WHET_INT8": "which products of a linear layer run in 8 bits",
     "WHET_KEEP_MEMORY": "whether freed memory stays with the process (1) or goes back to the system (0)",

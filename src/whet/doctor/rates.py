@@ -15,8 +15,8 @@ _MOST_S = 0.3
 """Repetitions of each product; the best one counts, because other work only slows them down."""
 
 
-def measure() -> Rates:
-    """Return the rates; takes about two seconds."""
+def measure(*, has_native: bool) -> Rates:
+    """Return the rates; takes about two seconds. `has_native`: whether the native operators can be used."""
     import torch
 
     from whet.kernels.products.matrix import is_widened, widened_product
@@ -33,7 +33,7 @@ def measure() -> Rates:
             fp32_onednn_gflops=_gflops(lambda: _onednn(x, w, bias)),
             bf16_mm_gflops=_gflops(lambda: torch.mm(x16, w16.T)),
             bf16_onednn_gflops=_gflops(lambda: _onednn(x16, w16, bias16)),
-            bf16_widened_gflops=_gflops(lambda: widened_product(x16, w, bias)) if is_widened() else None,
+            bf16_widened_gflops=_gflops(lambda: widened_product(x16, w, bias)) if has_native and is_widened() else None,
             int8_gops=_gflops(lambda: torch.ops.aten._int_mm(x8, w8.T)),
             copy_gb_per_s=_copy_gb_per_s(),
             seconds=round(time.perf_counter() - began_s, 2),

@@ -28,7 +28,9 @@ def examine(asked: DoctorArguments) -> Findings:
     if asked.kernels:
         return Findings(machine=None, software=None, native=its_library, rates=None)
     installed = software.examine()
-    measured = rates.measure() if asked.measure and installed.torch_error is None else None
+    measured = None
+    if asked.measure and installed.torch_error is None:
+        measured = rates.measure(has_native=its_library.isa is not None)
     return Findings(machine=machine.examine(), software=installed, native=its_library, rates=measured)
 
 

@@ -75,7 +75,8 @@ def attend(
         key_counts=position.key_counts,
         window=_window(options),
     )
-    q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    # Under autocast a family's own rotation leaves queries and keys in fp32, and values are in bf16.
+    q, k, v = (tensor[0].transpose(0, 1).to(value.dtype) for tensor in (query, key, value))
     return attend_rows(q, k, v, spec)[None], None
 
 

@@ -160,7 +160,8 @@ def _gradient_of(weight: Tensor, n_rows: int) -> Tensor:
 def _add_product(total: Tensor, grad: Tensor, x: Tensor, *, first: bool) -> None:
     """Add grad (N, V)' @ x (N, D) to the total (V, D), which may be in a wider format; the first chunk sets it."""
     native = by_onednn() if grad.dtype == torch.float32 else by_pairs() or is_widened()
-    if native and total.dtype == torch.float32 and total.is_contiguous():
+    native = native and total.dtype == torch.float32
+    if (native or suits_widened(grad.t(), x.t())) and total.is_contiguous():
         weight_gradient_into(total, None, grad, x, add=not first)
     elif total.dtype == grad.dtype and not first:
         total.addmm_(grad.T, x)

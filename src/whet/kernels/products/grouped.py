@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.library import custom_op, register_fake
+from torch.nn import functional
 
 from whet.kernels.first_derivative import once_differentiable
 from whet.kernels.products.matrix import input_gradient, product_of, suits_widened, weight_gradient_into
@@ -24,13 +25,16 @@ def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor | None, ends: Sequenc
     """Return y (N, M) for x (N, K): row n of expert e is x[n] @ weight[e] (M, K) transposed + bias[e] (M,).
 
     Expert e has the rows from ends[e - 1] to ends[e]. Rows from ends[-1] on belong to no expert, and their results are
-    0. The gradient of an expert without rows is 0. Under autocast the result has autocast's dtype.
+    0. The gradient of an expert without rows is 0. Under autocast the result has autocast's dtype; without it, x and
+    weight have one dtype.
     """
     if torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
         x = x.to(dtype)
         if not suits_widened(x, weight, _rows_each(x, ends)):
             weight, bias = weight.to(dtype), None if bias is None else bias.to(dtype)
+    elif x.dtype != weight.dtype:
+        functional.linear(x[:1], weight[0])  # torch's own error
     return _Grouped.apply(x, weight, bias, list(ends))
 
 

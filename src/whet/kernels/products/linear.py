@@ -89,20 +89,19 @@ def _suits_pairs(x: Tensor, weight: Tensor) -> bool:
 class _Linear(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.has_bias = bias is not None
-        return times_transposed(x.flatten(0, -2), weight, bias).view(*x.shape[:-1], -1)
+        ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight)
+        ctx.shape, ctx.has_bias = x.shape, bias is not None
+        return times_transposed(_rows_of(x), weight, bias).view(*x.shape[:-1], -1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        x, weight = ctx.saved_tensors
-        rows, grad = x.flatten(0, -2), grads[0].flatten(0, -2)
-        need_x, need_weight, _ = ctx.needs_input_grad
-        dx = input_gradient(grad, weight).view(x.shape) if need_x else None
+        (x, weight), grad = ctx.saved_tensors, _rows_of(grads[0])
+        need_x, need_weight, need_bias = ctx.needs_input_grad
+        dx = input_gradient(grad, weight).view(ctx.shape) if need_x else None
         if not need_weight:
-            return dx, None, grad.sum(0) if ctx.has_bias else None
-        return dx, *weight_gradient(grad, rows, bias=ctx.has_bias)
+            return dx, None, grad.sum(0) if need_bias else None
+        return dx, *weight_gradient(grad, _rows_of(x), bias=ctx.has_bias)
 
 
 class _HalfLinear(Function):
@@ -119,10 +118,10 @@ class _HalfLinear(Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         x, half = ctx.saved_tensors
-        rows, grad = x.flatten(0, -2), grads[0].flatten(0, -2)
+        rows, grad = _rows_of(x), _rows_of(grads[0])
         dx = input_gradient(grad, half).view(x.shape).to(ctx.dtype) if ctx.needs_input_grad[0] else None
         if not ctx.needs_input_grad[1]:
-            return dx, None, None if ctx.bias is None else grad.float().sum(0).to(ctx.bias)
+            return dx, None, grad.float().sum(0).to(ctx.bias) if ctx.needs_input_grad[2] else None
         return dx, *_gradients_in_fp32(grad, rows, half, ctx.bias)
 
 
@@ -131,21 +130,26 @@ class _WidenedLinear(Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        rows = x.to(torch.bfloat16)
-        ctx.save_for_backward(rows, weight)
-        ctx.dtype, ctx.bias = x.dtype, None if bias is None else bias.dtype
-        return widened_product(rows.flatten(0, -2), weight, bias).view(*x.shape[:-1], len(weight))
+        half = x.to(torch.bfloat16)
+        ctx.save_for_backward(half if ctx.needs_input_grad[1] else None, weight)
+        ctx.shape, ctx.dtype, ctx.bias = x.shape, x.dtype, None if bias is None else bias.dtype
+        return widened_product(_rows_of(half), weight, bias).view(*x.shape[:-1], len(weight))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        x, weight = ctx.saved_tensors
-        rows, grad = x.flatten(0, -2), grads[0].flatten(0, -2)
-        dx = widened_product(grad, weight.t(), None).view(x.shape).to(ctx.dtype) if ctx.needs_input_grad[0] else None
-        if not ctx.needs_input_grad[1]:
-            return dx, None, None if ctx.bias is None else grad.float().sum(0).to(ctx.bias)
-        dweight, dbias = _gradients_in_fp32(grad, rows, weight, ctx.bias)
+        (x, weight), grad = ctx.saved_tensors, _rows_of(grads[0])
+        need_x, need_weight, need_bias = ctx.needs_input_grad
+        dx = widened_product(grad, weight.t(), None).view(ctx.shape).to(ctx.dtype) if need_x else None
+        if not need_weight:
+            return dx, None, grad.float().sum(0).to(ctx.bias) if need_bias else None
+        dweight, dbias = _gradients_in_fp32(grad, _rows_of(x), weight, ctx.bias)
         return dx, dweight.to(weight.dtype), dbias
+
+
+def _rows_of(x: Tensor) -> Tensor:
+    """Return x (..., K) as (N, K)."""
+    return x.reshape(-1, x.shape[-1])
 
 
 def _gradients_in_fp32(

@@ -17,7 +17,7 @@ from torch.autograd import Function
 from whet.kernels.first_derivative import once_differentiable
 from whet.kernels.native_call import is_followed
 from whet.kernels.products.linear import is_reformatted
-from whet.kernels.products.matrix import input_gradient, product_of, weight_gradient
+from whet.kernels.products.matrix import input_gradient, is_widened, product_of, weight_gradient
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,11 @@ class _LowRank(Function):
     ) -> Tensor:  # fmt: skip
         rows = x.flatten(0, -2).to(dtype)
         read = rows if dropped is None else dropped.flatten(0, -2).to(dtype)
+        wide = _format_of_weights(dtype)
         with torch.autocast("cpu", enabled=False):
-            inner = product_of(read, down.to(dtype), None)
-            joint = _joined(weight, up * scale, 1, dtype)
-            result = product_of(torch.cat([rows, inner], 1), joint, None if bias is None else bias.to(dtype))
+            inner = product_of(read, down.to(wide), None)
+            joint = _joined(weight, up * scale, 1, wide)
+            result = product_of(torch.cat([rows, inner], 1), joint, None if bias is None else bias.to(wide))
         ctx.save_for_backward(rows if weight.requires_grad else None, read, weight, down, up, inner)
         ctx.scale, ctx.dropped, ctx.shape = scale, dropped is not None, x.shape
         ctx.dtypes = x.dtype, None if dropped is None else dropped.dtype
@@ -66,21 +67,26 @@ class _LowRank(Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         rows, read, weight, down, up, inner = ctx.saved_tensors
         grad = grads[0].flatten(0, -2)
-        need = ctx.needs_input_grad
-        of_inner = input_gradient(grad, (up * ctx.scale).to(grad.dtype))
+        need, wide = ctx.needs_input_grad, _format_of_weights(grad.dtype)
+        of_inner = input_gradient(grad, (up * ctx.scale).to(wide))
         dx = ddropped = None
         if need[0] and not ctx.dropped:
-            dx = input_gradient(torch.cat([grad, of_inner], 1), _joined(weight, down, 0, grad.dtype))
+            dx = input_gradient(torch.cat([grad, of_inner], 1), _joined(weight, down, 0, wide))
         elif need[0]:
-            dx = input_gradient(grad, weight.to(grad.dtype))
+            dx = input_gradient(grad, weight.to(wide))
         if need[1]:
-            ddropped = input_gradient(of_inner, down.to(grad.dtype)).view(ctx.shape).to(ctx.dtypes[1])
+            ddropped = input_gradient(of_inner, down.to(wide)).view(ctx.shape).to(ctx.dtypes[1])
         dweight = weight_gradient(grad, rows, bias=False)[0].to(weight.dtype) if need[2] else None
         dbias = grad.sum(0) if need[3] else None
         ddown = weight_gradient(of_inner, read, bias=False)[0].to(down.dtype) if need[4] else None
         dup = (weight_gradient(grad, inner, bias=False)[0] * ctx.scale).to(up.dtype) if need[5] else None
         dx = None if dx is None else dx.view(ctx.shape).to(ctx.dtypes[0])
         return dx, ddropped, dweight, dbias, ddown, dup, None, None
+
+
+def _format_of_weights(dtype: torch.dtype) -> torch.dtype:
+    """Return the format that weights multiply in: fp32, as they are, where bf16 would be widened."""
+    return torch.float32 if dtype == torch.bfloat16 and is_widened() else dtype
 
 
 def _joined(weight: Tensor, more: Tensor, dim: int, dtype: torch.dtype) -> Tensor:

@@ -4,10 +4,10 @@ torch multiplies fp32 matrices with MKL. On processors that are not Intel's, MKL
 which torch contains too, is twice as fast. The gradient of a weight, whose product runs over the rows of both
 matrices, is faster still as a native operator (`python benchmarks/cpu/products.py`).
 
-torch multiplies bf16 in oneDNN. Where the processor has no instructions for it, or slow ones, that takes 1.8 to 10
-times as long as fp32: there bf16 factors are widened to fp32, multiplied, and the result is rounded to bf16. Sums are
-of fp32 either way. AMX and Arm's bf16 are fast, and so are pairs of AVX-512 BF16 but for Intel's, which multiply them
-at half the rate of fp32 (decision 26).
+torch multiplies bf16 in oneDNN, and without AVX-512 in loops of its own. If the processor has no instructions for it,
+or slow ones, that takes 1.8 to 10 times as long as fp32: there bf16 factors are widened to fp32, multiplied, and the
+result is rounded to bf16. Sums are of fp32 either way. AMX and Arm's bf16 are fast, and so are pairs of AVX-512 BF16
+except Intel's, which multiply them at half the rate of fp32 (decision 26).
 """
 
 import ctypes
@@ -15,6 +15,7 @@ from functools import cache
 
 import torch
 from torch import Tensor
+from torch.library import custom_op, register_fake
 from torch.nn import functional
 
 from whet.card import Card
@@ -30,7 +31,8 @@ CARD = Card(
     does="Products go to the library that is fastest on this processor; bf16 is widened to fp32 where that is faster.",
     improves="speed",
     same_result="yes",
-    hurts="On a processor where the choice is wrong: WHET_PRODUCTS changes it for fp32, WHET_ISA for bf16.",
+    hurts="On a processor where the choice is wrong: WHET_PRODUCTS changes it for fp32, and WHET_ISA for bf16 if the "
+    "processor has AVX-512 BF16 and no AMX.",
     source="decision 4 of whet",
     page="matrix-products.md",
 )
@@ -39,8 +41,12 @@ _SMALL = 1 << 20
 """Multiplications below which the call of oneDNN costs more than it saves."""
 _WIDENED_ROWS = 2048
 """Rows that exist in both formats at a time: enough for full speed on many cores."""
-_LEAST_ROWS = 64
-"""Rows from which on widening a weight as well is faster than the product in bf16, emulated or not."""
+_WIDENED_NUMBERS = 1 << 24
+"""Numbers of a weight in bf16 that exist in both formats at a time: 64 MiB in fp32."""
+_LEAST_ROWS_IN_PAIRS, _LEAST_ROWS_EMULATED = 64, 8
+"""With fewer rows, a weight in bf16 is not widened: that takes longer than torch's product, in pairs or emulated."""
+WIDENED = "whet::widened_product"
+"""The name of `widened_product` among torch's operators."""
 CHOICE = "WHET_PRODUCTS"
 """Environment variable: mkl or onednn, instead of the choice by processor."""
 
@@ -71,6 +77,11 @@ def is_widened() -> bool:
     return not known & {"amx_bf16", "bf16"} and not _has_pairs()
 
 
+@cache
+def _least_rows() -> int:
+    return _LEAST_ROWS_IN_PAIRS if "avx512_bf16" in features() else _LEAST_ROWS_EMULATED
+
+
 def _has_pairs() -> bool:
     """Return whether native operators multiply pairs of bf16 in this process."""
     native, found = library(), ctypes.c_int32(0)
@@ -87,7 +98,7 @@ def product_of(x: Tensor, weight: Tensor, bias: Tensor | None, *, n_rows: int | 
     if suits_onednn(x, weight, n_rows):
         return times_transposed(x, weight, bias)
     if suits_widened(x, weight, n_rows):
-        return widened_product(x, weight, bias)
+        return widened_product(x, weight, bias, n_rows)
     return functional.linear(x, weight, bias)
 
 
@@ -96,12 +107,12 @@ def input_gradient(grad: Tensor, weight: Tensor, *, n_rows: int | None = None) -
     if by_onednn() and grad.dtype == torch.float32:
         return times_transposed(grad, weight.t())
     if suits_widened(grad, weight, n_rows):
-        return widened_product(grad, weight.t(), None)
+        return widened_product(grad, weight.t(), None, n_rows)
     return torch.mm(grad, weight)
 
 
 def weight_gradient(grad: Tensor, x: Tensor, *, bias: bool) -> tuple[Tensor, Tensor | None]:
-    """Return (grad (N, M) transposed @ x (N, K), the sum of grad's rows (M,) or None), in fp32."""
+    """Return (grad (N, M) transposed @ x (N, K), the sum of grad's rows (M,) or None) in grad's dtype."""
     dweight = grad.new_empty(grad.shape[1], x.shape[1])
     dbias = grad.new_empty(grad.shape[1]) if bias else None
     weight_gradient_into(dweight, dbias, grad, x)
@@ -113,10 +124,10 @@ def weight_gradient_into(dweight: Tensor, dbias: Tensor | None, grad: Tensor, x:
     if native_for(grad, x) is None and dweight.dtype != grad.dtype:
         grad, x = grad.to(dweight.dtype), x.to(dweight.dtype)
     if native_for(grad, x) is None or dweight.dtype != torch.float32:
-        if add:
+        if suits_widened(grad.t(), x.t()):
+            widened_product_into(dweight, grad.t(), x.t(), add=add)
+        elif add:
             torch.addmm(dweight, grad.t(), x, out=dweight)
-        elif suits_widened(grad.t(), x.t()):
-            widened_product_into(dweight, grad.t(), x.t())
         else:
             torch.mm(grad.t(), x, out=dweight)
         if dbias is not None:
@@ -142,18 +153,18 @@ def suits_onednn(x: Tensor, weight: Tensor, n_rows: int | None = None) -> bool:
 
 
 def suits_widened(x: Tensor, weight: Tensor, n_rows: int | None = None) -> bool:
-    """Return whether a product of x (..., K) and weight (M, K) has a factor in bf16 and is faster in fp32."""
-    return torch.bfloat16 in (x.dtype, weight.dtype) and is_faster_widened(x, weight, n_rows)
+    """Return whether a product of x (..., K) in bf16 and weight (M, K), in bf16 or fp32, is faster in fp32."""
+    return x.dtype == torch.bfloat16 and is_faster_widened(x, weight, n_rows)
 
 
 def is_faster_widened(x: Tensor, weight: Tensor, n_rows: int | None = None) -> bool:
-    """Return whether a product with a result in bf16, its factors in bf16 or fp32, is faster in fp32.
+    """Return whether a product with a result in bf16 is faster in fp32; its factors are in bf16 or fp32, also both.
 
     Not with a weight in bf16 and few rows: widening the weight would then take longer than the product.
     """
     if x.dtype not in DTYPES or weight.dtype not in DTYPES or not x.device.type == weight.device.type == "cpu":
         return False
-    pays = weight.dtype == torch.float32 or _elements(x, n_rows) >= _LEAST_ROWS * x.shape[-1]
+    pays = weight.dtype == torch.float32 or _elements(x, n_rows) >= _least_rows() * x.shape[-1]
     return pays and not is_followed() and is_widened()
 
 
@@ -166,16 +177,59 @@ def times_transposed(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor
     return torch.ops.mkldnn._linear_pointwise(a, b, bias, "none", [], "")
 
 
-def widened_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def widened_product(x: Tensor, weight: Tensor, bias: Tensor | None, n_rows: int | None = None) -> Tensor:
     """Return x (N, K) @ weight (M, K) transposed + bias (M,) in bf16, multiplied and summed in fp32."""
-    return widened_product_into(x.new_empty(len(x), len(weight), dtype=torch.bfloat16), x, weight, bias)
+    if torch._C._len_torch_dispatch_stack() > 0:
+        return _as_one_operator(x, weight, bias, n_rows)
+    result = x.new_empty(x.shape[0], weight.shape[0], dtype=torch.bfloat16)
+    return widened_product_into(result, x, weight, bias, n_rows=n_rows)
 
 
-def widened_product_into(result: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Write what `widened_product` returns to the result (N, M), in bf16, and return it."""
-    with torch.autocast("cpu", enabled=False):
-        weight, bias = weight.float(), None if bias is None else bias.float()
+@custom_op(WIDENED, mutates_args=())
+def _as_one_operator(x: Tensor, weight: Tensor, bias: Tensor | None, n_rows: int | None) -> Tensor:
+    """Compute `widened_product` for selective checkpointing, which would else keep the fp32 results inside it."""
+    return widened_product(x, weight, bias, n_rows)
+
+
+@register_fake(WIDENED)
+def _(x: Tensor, weight: Tensor, bias: Tensor | None, n_rows: int | None) -> Tensor:
+    return x.new_empty(x.shape[0], weight.shape[0], dtype=torch.bfloat16)
+
+
+def widened_product_into(
+    result: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    n_rows: int | None = None,
+    add: bool = False,
+) -> Tensor:
+    """Write what `widened_product` returns to the result (N, M), or add it to what that holds; return the result.
+
+    Of a large weight in bf16, a block of rows at a time is widened, so that it never exists in fp32 as a whole.
+    """
+    n_rows = len(x) if n_rows is None else n_rows
+    with torch.no_grad(), torch.autocast("cpu", enabled=False):
+        blocks = _blocks_of(weight)
+        if len(blocks) == 1:
+            weight = weight.float()
+        bias = None if bias is None else bias.float()
         for first in range(0, len(x), _WIDENED_ROWS):
             rows = slice(first, first + _WIDENED_ROWS)
-            result[rows] = product_of(x[rows].float(), weight, bias)
+            part = x[rows].float()
+            for block in blocks:
+                wide = product_of(part, weight[block].float(), None if bias is None else bias[block], n_rows=n_rows)
+                if add:
+                    result[rows, block] += wide
+                else:
+                    result[rows, block] = wide
     return result
+
+
+def _blocks_of(weight: Tensor) -> list[slice]:
+    """Return the blocks of a weight's rows that are widened at a time; one in fp32 needs no widening."""
+    if weight.dtype == torch.float32 or weight.numel() <= _WIDENED_NUMBERS:
+        return [slice(None)]
+    step = max(1, _WIDENED_NUMBERS // weight.shape[1])
+    return [slice(first, first + step) for first in range(0, weight.shape[0], step)]
