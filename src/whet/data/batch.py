@@ -105,13 +105,15 @@ def pack(
     *,
     first_slot: int,
     position_offset: int,
+    unnumbered: int | None = None,
     padding: Padding = NO_PADDING,
     padded_to: np.ndarray | None = None,
 ) -> Batch:
     """Return the rows end to end, as a batch of one long row (1, N) with positions that restart in each row.
 
-    `position_offset` is the model family's first position id (RoBERTa counts from padding_idx + 1). `padded_to` (rows,)
-    is the length to which `padding` would pad each row; None: these rows are a batch.
+    `position_offset` is the model family's first position id (RoBERTa counts from padding_idx + 1). `unnumbered` is a
+    token whose position id is its own number, and which later tokens of its row do not count. `padded_to` (rows,) is
+    the length to which `padding` would pad each row; None: these rows are a batch.
     """
     if padded_to is None:
         padded_to = padding.lengths(rows.lengths_with_padding, len(rows))
@@ -123,8 +125,8 @@ def pack(
     # The fill repeats the batch's first tokens, all at a row's first position: these are valid for every model.
     columns = {name: np.append(column, column[:n_more]) for name, column in columns.items()}
     columns["position_ids"] = positions + position_offset
-    if padding.token_id == position_offset - 1:  # RoBERTa does not number its padding
-        columns["position_ids"][samples.places(rows.cu_seqlens)[1]] = padding.token_id
+    if unnumbered is not None:
+        _skip(unnumbered, columns["position_ids"], columns["input_ids"], cu_seqlens)
     return Batch(
         inputs={name: torch.from_numpy(column).unsqueeze(0) for name, column in columns.items()},
         labels={name: torch.from_numpy(column.astype(np.int64)) for name, column in rows.labels.items()},
@@ -145,6 +147,15 @@ def _positions(rows: RowStore, samples: Samples) -> np.ndarray:
     in_rows = np.arange(rows.cu_seqlens[-1]) - np.repeat(rows.cu_seqlens[:-1], rows.lengths)
     positions = _column(rows, samples, in_rows, samples.columns)
     return np.pad(positions, (0, filled_length(len(positions)) - len(positions)))
+
+
+def _skip(unnumbered: int, position_ids: np.ndarray, input_ids: np.ndarray, cu_seqlens: np.ndarray) -> None:
+    """Change the position ids of rows with this token: it does not count, and its position id is its number."""
+    skipped = input_ids[: cu_seqlens[-1]] == unnumbered
+    so_far = np.append(0, skipped.cumsum())
+    in_rows = so_far[1:] - np.repeat(so_far[cu_seqlens[:-1]], np.diff(cu_seqlens))
+    position_ids[: cu_seqlens[-1]] -= in_rows
+    position_ids[: cu_seqlens[-1]][skipped] = unnumbered
 
 
 def _column(rows: RowStore, samples: Samples, of_tokens: np.ndarray, of_padding: np.ndarray | int) -> np.ndarray:

@@ -16,8 +16,12 @@ def from_zero(_: nn.Module) -> int:
 
 
 def after_padding(model: nn.Module) -> int:
-    """Return pad_token_id + 1, where RoBERTa's embeddings start (make_positions of fairseq)."""
-    padding_id: int | None = model.config.pad_token_id  # pyright: ignore
+    """Return the padding token's number + 1, where RoBERTa's embeddings start (make_positions of fairseq).
+
+    The embeddings keep the number that the configuration had when they were made; it may have another one by now.
+    """
+    embeddings = getattr(getattr(model, "base_model", model), "embeddings", None)
+    padding_id: int | None = getattr(embeddings, "padding_idx", model.config.pad_token_id)  # pyright: ignore
     if padding_id is None:
         raise ConfigError(
             what="the model's configuration names no padding token",
@@ -113,7 +117,7 @@ class Family:
     first_position: Callable[[nn.Module], int] = from_zero
     """The position id of a row's first token, given the model. The ids of a row are consecutive."""
     skips_padding: bool = False
-    """Whether padding between two tokens gets no position id of its own in a padded call."""
+    """Whether tokens with the padding token's number get no position id of their own, wherever they are in a row."""
     adds_masks: bool = False
     """Whether the model's own attention adds its mask to the scores, and does not call the AttentionInterface."""
     pooled: Callable[[Any, Tensor], Tensor] = by_pooler
@@ -139,13 +143,18 @@ class Family:
         """Return whether the module's class is one of the family's block classes, or a subclass of one."""
         return self._is_one_of(module, self.blocks)
 
+    def unnumbered(self, model: nn.Module) -> int | None:
+        """Return the number of the token that gets no position id of its own but this number; None: all get one."""
+        return self.first_position(model) - 1 if self.skips_padding else None
+
     def padded_positions(self, model: nn.Module, input_ids: Tensor) -> Tensor:
         """Return the position ids (B, T) that the model gives the tokens of a padded call."""
-        first = self.first_position(model)
-        if not self.skips_padding:
-            return first + torch.arange(input_ids.shape[1], device=input_ids.device).expand(input_ids.shape)
-        words: Tensor = input_ids.ne(model.config.pad_token_id)  # pyright: ignore
-        return words.cumsum(1) * words + first - 1
+        skipped = self.unnumbered(model)
+        if skipped is None:
+            places = torch.arange(input_ids.shape[1], device=input_ids.device).expand(input_ids.shape)
+            return self.first_position(model) + places
+        words = input_ids.ne(skipped)
+        return words.cumsum(1) * words + skipped
 
     def _is_one_of(self, module: nn.Module, names: tuple[str, ...]) -> bool:
         return any(cls.__name__ in names and (self.proven or self.owns(cls)) for cls in type(module).__mro__)

@@ -58,6 +58,11 @@ class PackedModel:
         """The first position id of a row."""
         return self.family.first_position(self.module)
 
+    @property
+    def unnumbered(self) -> int | None:
+        """The number of the token that gets no position id of its own, as `Family.unnumbered` has it."""
+        return self.family.unnumbered(self.module)
+
     def __call__(self, batch: Batch, *, seed: int, step: int) -> object:
         """Return the model's output for the packed batch; its token dims are (1, N)."""
         position = position_of(batch, seed=seed, step=step)

@@ -83,7 +83,7 @@ def why_padded(model: nn.Module, reads: Reads | Literal["spans"], columns: froze
 def _run_packed(packed: PackedModel, rows: ProofRows, reads: str, columns: frozenset[str]) -> Any:
     """Return the model's output for the rows, run as training runs them."""
     if reads == "spans":
-        batch = pack(rows.store, first_slot=0, position_offset=packed.position_offset)
+        batch = pack(rows.store, first_slot=0, position_offset=packed.position_offset, unnumbered=packed.unnumbered)
         return PackedSpans(packed, columns).forward(batch, seed=0, step=0)
     head = PackedHead(packed.module, packed, _stacked, "tokens" if reads == "tokens" else "first tokens", columns)
     batch: Batch = collated(lambda _: _shaped(packed.module, rows.padded()), [{}] * len(rows.store), 0, ())

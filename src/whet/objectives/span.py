@@ -108,6 +108,7 @@ class PackedSpans(SpanObjective):
             found,
             first_slot=first_slot,
             position_offset=self.model.position_offset,
+            unnumbered=self.model.unnumbered,
             padding=self.padding if has_loss else replace(self.padding, in_loss="none"),
             padded_to=padded_to,
         )

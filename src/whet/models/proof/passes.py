@@ -103,6 +103,7 @@ def _batch(packed: PackedModel, rows: ProofRows, *, with_padding: bool) -> tuple
         rows.store,
         first_slot=0,
         position_offset=packed.position_offset,
+        unnumbered=packed.unnumbered,
         padding=rows.padding if with_padding else NO_PADDING,
     )
     return dict(batch.inputs), position_of(batch, seed=_SEED, step=1), batch.n_in_rows

@@ -7,6 +7,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase, ProcessorMixin
 from transformers.trainer_utils import align_special_tokens
 
+from whet.models.family import after_padding
 from whet.models.packable import family_of
 from whet.models.wrapped import unwrapped
 
@@ -23,7 +24,6 @@ def align(model: Any, processing: Any) -> None:
         return
     config, family = base.config.get_text_config(), family_of(model)
     padding = getattr(config, "pad_token_id", None)
-    first = None if family is None or padding is None else family.first_position(base)
     align_special_tokens(base, processing)
-    if family is not None and first is not None and family.first_position(base) != first:
+    if family is not None and family.first_position is after_padding and padding is not None:
         config.pad_token_id = padding
