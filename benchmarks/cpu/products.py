@@ -84,7 +84,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bf16", action="store_true", help="products of bf16")
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall", help="cpu: for a busy machine, one thread")
-    parser.add_argument("--output", type=Path, help="file for the results; default: products.json or products-bf16.json")
+    parser.add_argument(
+        "--output", type=Path, help="file for the results; default: products.json or products-bf16.json"
+    )
     options = parser.parse_args()
     clock = time.perf_counter if options.clock == "wall" else time.process_time
     found: dict[str, dict[str, float]] = {}

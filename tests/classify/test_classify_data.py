@@ -13,9 +13,10 @@ from pyarrow import parquet
 from text_tasks import topic_rows, write_csv, write_lines
 from whet.errors import DataError
 from whet.tasks.classify.arguments import ClassifyArguments
-from whet.tasks.classify.examples import Examples, Named
+from whet.tasks.classify.examples import Columns, Examples, Named
 from whet.tasks.classify.labels import Scheme, kind_of, scheme_of
 from whet.tasks.classify.splits import read_file, read_split
+from whet.tasks.classify.unclear_labels import require_clear
 
 
 def _read(path: Path, named: Named | None = None, **changes: Any) -> Examples:
@@ -137,6 +138,36 @@ def _labelled(tmp_path: Path, labels: list[Any], name: str = "labels.jsonl") -> 
 )
 def test_the_data_decides_what_labels_are(tmp_path: Path, labels: list[Any], kind: str) -> None:
     assert kind_of(_labelled(tmp_path, labels), None, None)[0] == kind
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        (["0.5", "nan", "1.5"], "line 3: label is no number, and all others are"),
+        (["0.5", "", "1.5"], "line 3: label is no number, and all others are"),
+        (["0,5", "1,25", "2"], "line 2: label has a decimal comma"),
+        ([[0, 1, 0], [1, 0, 0], [0, 1, 1]], "example 1: label is a list that names a label more than once"),
+        ([[0.0, 0.0], [1.0, 0.0]], "example 1: label is a list that names a label more than once"),
+        (["['a', 'b']", "['a']", "[]"], "line 2: label is a list as Python prints it"),
+    ],
+)
+def test_labels_that_look_like_another_task_are_refused(labels: list[Any], said: str) -> None:
+    """As pandas and scikit-learn write them: training would go through, on classes that nobody meant."""
+    in_csv = isinstance(labels[0], str)
+    places = [f"line {row + 2}" if in_csv else f"example {row + 1}" for row in range(len(labels))]
+    examples = Examples("data.csv", ["a"] * len(labels), None, labels, places, Columns(text=("text",), label="label"))
+    with pytest.raises(DataError) as caught:
+        require_clear(examples)
+    assert caught.value.problems[0].what == f"data.csv: {said}"
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [["1", "2", "nan"], ["sport", "nan"], [["a", "b"], ["a"]], [[0, 1], [1]], ["0.5", "1.5"], ["[spam]", "ham"]],
+)
+def test_labels_that_can_be_meant_are_taken(labels: list[Any]) -> None:
+    columns = Columns(text=("text",), label="label")
+    require_clear(Examples("data.csv", ["a"] * len(labels), None, labels, ["line 1"] * len(labels), columns))
 
 
 def test_do_regression_and_problem_type_decide_instead(tmp_path: Path) -> None:

@@ -51,6 +51,16 @@ def _logits(folder: Path, *texts: Any, **options: Any) -> np.ndarray:
         return model(**tokenizer(*texts, padding=True, return_tensors="pt", **options)).logits.numpy()
 
 
+def test_head_that_is_kept_for_other_labels_is_named(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [row | {"label": {"baking": "0", "garden": "1", "sailing": "2"}[row["label"]]} for row in topic_rows()]
+    data = write_csv(tmp_path / "numbers.csv", rows)
+    assert run(words("classify", trained, tmp_path / "out", "--do_train", train_file=data, max_steps=1)) == 0
+    said = " ".join(_said(capsys).split())
+    assert "trained for other labels (baking, garden, sailing) and is kept for 0, 1, 2" in said
+
+
 def test_every_file_of_a_run_is_there(trained: Path) -> None:
     results = {f"{part}_results.json" for part in ("train", "eval", "predict", "all")}
     predictions = {"eval_predictions.jsonl", "predict_predictions.jsonl", "predict_results.txt", "eval_confusion.csv"}

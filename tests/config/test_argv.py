@@ -47,6 +47,12 @@ def test_flags_are_parsed_to_named_texts(argv: list[str], flags: dict[str, objec
     assert _flags(*argv) == flags
 
 
+def test_value_of_a_repeated_flag_that_does_not_count_is_named() -> None:
+    argv = ["--rate", "1", "--rate", "2", "--bf16", "--bf16", "--question", "a", "--question", "b"]
+    words = split(argv, _KINDS.get, "config")
+    assert words.notes == ["--rate is given more than once: '2' counts, '1' does not"]
+
+
 def test_switch_does_not_take_a_following_file_as_value() -> None:
     words = split(["--bf16", "run.json", "--config", "b.yaml"], _KINDS.get, "config")
     assert (words.flags, words.config_files) == ({"bf16": "true"}, ["run.json", "b.yaml"])

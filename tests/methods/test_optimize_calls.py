@@ -15,6 +15,7 @@ from transformers import AutoModel, AutoModelForSequenceClassification
 
 import whet
 from tiny import FAMILIES, tiny_config
+from tiny_decoders import DECODERS, tiny_decoder
 
 BATCH = inputs(9, 14, 3)
 IDS, MASK = BATCH["input_ids"], BATCH["attention_mask"]
@@ -89,6 +90,14 @@ def mask_of(name: str) -> Tensor:
 @pytest.mark.parametrize("head", [AutoModel, AutoModelForSequenceClassification], ids=["encoder", "classes"])
 def test_a_call_in_another_form_gives_what_it_gave(head: Any, name: str) -> None:
     same(new("bert", head), CALLS[name], mask=mask_of(name))
+
+
+@pytest.mark.parametrize("family", ["distilbert", "modernbert", *DECODERS])
+def test_token_types_of_a_tokenizer_are_ignored_by_a_model_without_any(family: str) -> None:
+    """BERT's tokenizer returns them for every model; transformers hands them on, and no attention reads them."""
+    model = tiny_decoder(family).eval() if family in DECODERS else new(family)
+    model.config.use_cache = False
+    same(model, lambda called: called(IDS, attention_mask=MASK, token_type_ids=torch.zeros_like(IDS)))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -26,11 +26,11 @@ class Judge:
         return {"score": 0.5}
 
 
-def both(folder: Path, **changes: Any) -> tuple[EvalPrediction, EvalPrediction]:
+def both(folder: Path, config: dict[str, Any] | None = None, **changes: Any) -> tuple[EvalPrediction, EvalPrediction]:
     """Return what whet's and transformers' Trainer give compute_metrics for the same model and rows."""
     found = []
     for base, args in ((whet.Trainer, ours), (transformers.Trainer, theirs)):
-        model, judge = tiny_bert(BertForSequenceClassification, num_labels=3), Judge()
+        model, judge = tiny_bert(BertForSequenceClassification, num_labels=3, **(config or {})), Judge()
         given = args(folder, per_device_eval_batch_size=4, **changes)
         trainer = base(model, given, pad, eval_dataset=token_rows(), compute_metrics=judge)
         trainer.evaluate()
@@ -45,6 +45,14 @@ def test_include_for_metrics_gives_inputs_and_losses_as_in_transformers(tmp_path
     assert len(own.losses) == len(token_rows())
     assert len(own.elements) == 4
     np.testing.assert_allclose(own.predictions, peer.predictions, **NEAR)
+
+
+def test_predictions_are_all_that_the_configuration_asks_for(tmp_path: Path) -> None:
+    own, peer = both(tmp_path, {"output_hidden_states": True})
+    assert len(own.predictions) == len(peer.predictions) == 2
+    np.testing.assert_allclose(own.predictions[0], peer.predictions[0], **NEAR)
+    for states, theirs_of_layer in zip(own.predictions[1], peer.predictions[1], strict=True):
+        np.testing.assert_allclose(states, theirs_of_layer, **NEAR)
 
 
 @pytest.mark.parametrize(("wanted", "absent"), [("inputs", "losses"), ("loss", "inputs")])

@@ -178,7 +178,8 @@ class TrainingFields:
     """Columns with labels, one flag each, for a model whose forward does not name them. null: those that the model's
     forward names."""
     dataloader_drop_last: bool = False
-    """Leave out the last batch of an epoch if it is not full."""
+    """Leave out the last batch of an epoch of training if it is not full. Evaluations and predictions take every row;
+    transformers' Trainer leaves their last rows out as well."""
     dataloader_num_workers: int = 0
     """Threads that prepare batches while the model computes. The data set must allow reads from several threads and
     draw no random numbers. 0: each batch is prepared when it is needed."""

@@ -11,6 +11,7 @@ from whet.errors import ConfigError
 NO_EFFECT = frozenset(TransformersKwargs.__annotations__) - {"is_causal"} | {
     *("dropout", "scaling", "sliding_window"),  # read by the pass
     *("deterministic", "cache_position", "use_cache", "return_dict"),
+    "token_type_ids",  # for a model without token types, whose modules hand it on; the AttentionInterface ignores it
 }
 """Options of an attention call that a packed pass reads, or that change nothing in it."""
 CACHE_NAMES = ("cache", "past_key_values")

@@ -40,8 +40,13 @@ def reads_beside(model: nn.Module) -> Reads | None:
         return None  # ELECTRA's multiple choice may take a mean or the last token
     if found == "first tokens" and getattr(base.config, "classifier_pooling", "cls") not in ("cls", "bos"):
         return None  # EuroBERT's and ModernBERT's classifiers may take a mean
-    asks = any(getattr(base.config, name, False) for name in ALL_LAYERS)
-    return None if asks else found
+    return None if asks_for_layers(base) else found
+
+
+def asks_for_layers(model: nn.Module) -> bool:
+    """Return whether the model's configuration asks for more than its last hidden states."""
+    config = getattr(unwrapped(model), "config", None)
+    return any(getattr(config, name, False) for name in ALL_LAYERS)
 
 
 def _by_name(base: Any) -> Reads | None:

@@ -17,6 +17,7 @@ from whet.data.batch import Batch
 from whet.errors import ConfigError
 from whet.objectives.base import IGNORED, Objective
 from whet.objectives.distilled import Distilled
+from whet.objectives.heads import asks_for_layers
 from whet.objectives.packed_head import PackedHead
 from whet.objectives.padded_tokens import PaddedNextTokens
 from whet.objectives.span import SPAN_LABELS
@@ -121,9 +122,10 @@ def run(trainer: PublicTrainer, loader: Any, *, keep: bool, ignore_keys: Sequenc
     If whet made the loader, its rows are read directly, so that batches can run without padding.
     """
     trainer.events.eval_dataloader = loader
-    by_user = trainer.user_loss or overrides.changed(trainer, "prediction_step")
+    by_batch = trainer.user_loss or overrides.changed(trainer, "prediction_step")
+    by_batch = by_batch or (keep and asks_for_layers(trainer.model))  # predictions are all that the model returns
     extras = Extras(trainer.model, trainer.args.include_for_metrics, constructor.pad_token_id(trainer))
-    if isinstance(loader, WhetLoader) and not by_user:
+    if isinstance(loader, WhetLoader) and not by_batch:
         with _logits_if(trainer.objective, wanted=keep):
             found = _of_rows(trainer, loader.dataset, extras, keep=keep, ignore_keys=ignore_keys)
         concat = trainer.args.eval_do_concat_batches

@@ -29,7 +29,8 @@ def build(trainer: PublicTrainer, n_steps: int) -> tuple[Optimizer, Any]:
 
     Those that an earlier run of this Trainer made are made again; those that the user gave or set are used.
     """
-    if trainer.optimizer is trainer.made_optimizers[0]:
+    if trainer.optimizer is not None and trainer.optimizer is trainer.made_optimizers[0]:
+        logger.info("a new optimizer, as in each call of train(); transformers keeps the state of the earlier one")
         trainer.optimizer = trainer.given_optimizers[0]
     if trainer.lr_scheduler is trainer.made_optimizers[1]:
         trainer.lr_scheduler = trainer.given_optimizers[1]

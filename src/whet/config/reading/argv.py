@@ -26,6 +26,8 @@ class Words:
     wants: set[str] = field(default_factory=set)
     """`help` and `print_config`, if they were given."""
     problems: list[Problem] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    """A sentence for each value that counts for nothing, because its flag was repeated with another one."""
 
 
 def split(
@@ -124,6 +126,9 @@ def _put(words: Words, name: str, text: str, kind_of: Callable[[str], Any]) -> N
         earlier = words.flags.get(name)
         words.flags[name] = [*(earlier if isinstance(earlier, list) else []), text]
     else:
+        earlier = words.flags.get(name, text)
+        if earlier != text:
+            words.notes.append(f"--{name} is given more than once: {text!r} counts, {earlier!r} does not")
         words.flags[name] = text
 
 

@@ -93,7 +93,7 @@ def _kind(names: Names, name: str) -> Any:
 def _take_all(words: Words, command: Command) -> Taken:
     """Return the values of all sources, a later one over an earlier one."""
     names = partial(Names.of, command.parts, also=command.own_flags)
-    total = Taken(problems=list(words.problems))
+    total = Taken(problems=list(words.problems), notes=list(words.notes))
     for path in words.config_files if command.takes_config else []:
         try:
             given = read_config(path)

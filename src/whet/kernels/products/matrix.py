@@ -5,7 +5,7 @@ which torch contains too, is twice as fast. The gradient of a weight, whose prod
 matrices, is faster still as a native operator (`python benchmarks/cpu/products.py`).
 
 torch multiplies bf16 in oneDNN, and without AVX-512 in loops of its own. If the processor has no instructions for it,
-or slow ones, that takes 1.8 to 10 times as long as fp32: there bf16 factors are widened to fp32, multiplied, and the
+or slow ones, that takes 1.8 to 100 times as long as fp32: there bf16 factors are widened to fp32, multiplied, and the
 result is rounded to bf16. Sums are of fp32 either way. AMX and Arm's bf16 are fast, and so are pairs of AVX-512 BF16
 except Intel's, which multiply them at half the rate of fp32 (decision 26).
 """

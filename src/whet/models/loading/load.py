@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,6 +28,9 @@ from whet.models.loading.tensor_check import check_weights
 from whet.models.loading.tokenizer_check import check_special_ids, check_tokenizer_file, is_panic
 from whet.models.packable import family_of
 from whet.paths import utf8_name
+
+_MOST_NAMED = 4
+"""Labels that a log line names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +115,7 @@ def load_model(source: ModelSource, head: Head, *, trained: bool = False, labels
         _require_head(config, head, name, source.flag_of("config"))
     except Exception as error:
         raise _not_loaded("model configuration", name, error, source.flag_of("config")) from error
+    earlier = dict(config.id2label or {})
     if labels is not None:
         _set_labels(config, labels)
     try:
@@ -132,6 +136,8 @@ def load_model(source: ModelSource, head: Head, *, trained: bool = False, labels
         )
     _require_finite(model, source)
     _say_what_is_new(model, missing)
+    if labels is not None and not missing:
+        _say_what_was_learnt(earlier, labels)
     return model
 
 
@@ -181,6 +187,22 @@ def _set_labels(config: Any, labels: Labels) -> None:
     config.label2id = {name: n for n, name in enumerate(labels.names)}
     if labels.problem_type is not None:
         config.problem_type = labels.problem_type
+
+
+def _say_what_was_learnt(earlier: Mapping[int, str], labels: Labels) -> None:
+    """Log that a trained head is kept for other labels than its own, if it has names for them."""
+    names = list(earlier.values())
+    unnamed = names == [f"LABEL_{n}" for n in range(len(names))]
+    if not unnamed and names != list(labels.names) and labels.names:
+        logger.warning(
+            "the model's head was trained for other labels (%s) and is kept for %s; for a new one, name a model "
+            "without a trained head",
+            _in_short(names), _in_short(labels.names),
+        )  # fmt: skip
+
+
+def _in_short(names: Sequence[str]) -> str:
+    return ", ".join(map(str, names[:_MOST_NAMED])) + (", ..." if len(names) > _MOST_NAMED else "")
 
 
 def _mismatch(source: ModelSource, labels: Labels | None, found: Iterable[tuple[str, Any, Any]]) -> ConfigError:

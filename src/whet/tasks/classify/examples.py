@@ -218,7 +218,7 @@ def _missing(missing: Mapping[str, Sequence[str]], found: Sequence[str]) -> Reje
     return Rejected(
         f"the column{'s' if many else ''} {', '.join(names)} {'are' if many else 'is'} missing",
         got=f"columns found: {', '.join(map(str, found)) or 'none'}",
-        why="the options name it",
+        why="the options name it, or the training of this model did",
         fix=f"correct {' and '.join(missing)}, or --csv_delimiter",
     )
 

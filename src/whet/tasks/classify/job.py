@@ -25,6 +25,7 @@ from whet.tasks.classify.judge import ClassifyJudge
 from whet.tasks.classify.labels import Scheme, kind_of, require_several, scheme_of, scheme_of_config
 from whet.tasks.classify.prediction import Decision
 from whet.tasks.classify.rows import Split, tokenised
+from whet.tasks.classify.unclear_labels import require_clear
 from whet.train.output import printing
 from whet.train.resume import restore as resume
 
@@ -82,6 +83,8 @@ def _scheme(job: ClassifyArguments, examples: Mapping[str, Examples], config: An
     if "train" not in examples:
         printing.show([f"labels: {_words(known)}, from the model's configuration"])
         return known
+    if job.problem_type is None and job.do_regression is None:
+        require_clear(examples["train"])
     kind, why = kind_of(examples["train"], job.problem_type, job.do_regression)
     scheme = scheme_of(examples["train"], kind)
     require_several(examples["train"], scheme)

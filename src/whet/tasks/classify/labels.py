@@ -82,6 +82,9 @@ class Scheme:
         if self.kind == "regression":
             rule = "regression learns numbers"
             fix = "correct the value; if labels are classes: --do_regression false, without --problem_type regression"
+        elif isinstance(examples.labels[row], list) and self.kind == "single_label_classification":
+            rule = "problem_type single_label_classification learns one label for each text"
+            fix = "leave --problem_type out, or give each row one label"
         else:
             rule, fix = f"the model knows {len(self.names)} labels: {shown}", "correct the label, or train with it"
         return Problem(
@@ -174,7 +177,7 @@ def _more(source: str, n_bad: int) -> list[Problem]:
     return [
         Problem(
             what=f"{source}: {n_bad} problems in all; the first {MAX_SHOWN} are listed above",
-            why="an evaluation needs labels that the model has learnt",
-            fix="correct the data, or train with these labels",
+            why="each of these rows has a label that does not fit",
+            fix="correct these rows, or remove them",
         )
     ]

@@ -119,7 +119,7 @@ def _number(name: str | None, table: _Table, usual: int, flag: str | None) -> in
         raise Rejected(
             f"the column {name} is missing",
             got=f"columns found: {', '.join(table.names)}",
-            why="the options name it",
+            why="the options name it, or the training of this model did",
             fix=f"correct {flag}",
         )
     raise Rejected(

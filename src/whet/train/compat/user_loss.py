@@ -27,7 +27,7 @@ from whet.models.packed import PackedModel, packed_model
 from whet.models.wrapped import unwrapped
 from whet.objectives.base import IGNORED, Collate
 from whet.objectives.collated import seed_torch
-from whet.objectives.heads import ALL_LAYERS
+from whet.objectives.heads import ALL_LAYERS, asks_for_layers
 from whet.objectives.own_loss import OwnLoss, loss_parts_of
 from whet.own_loop import held
 from whet.own_loop.optimize import optimize
@@ -371,7 +371,7 @@ def why_padded(model: nn.Module, args: TrainingArguments) -> str | None:
     """Return why padded batches cannot be computed without their padding; None if they can."""
     if (why := packable.why_padded(model)) is not None:
         return why
-    if any(getattr(unwrapped(model).config, name, False) for name in ALL_LAYERS):
+    if asks_for_layers(model):
         return f"its configuration asks for {' or '.join(ALL_LAYERS)}, which exist only for padded batches"
     if args.torch_compile:
         return "a compiled model with your own loss or head reads padded batches"
