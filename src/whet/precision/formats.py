@@ -52,7 +52,7 @@ def raise_to_float32(model: nn.Module) -> None:
         tensor.grad = None if gradient is None else gradient.float()
     if found:
         n_weights = sum(tensor.numel() for tensor in found) / 1e6
-        logger.warning("%.1f million weights came in %s; they are trained and saved in fp32", n_weights, stored)
+        logger.warning("%.1f million weights came in %s and are trained in fp32, and saved in it", n_weights, stored)
 
 
 def describe(model: nn.Module, precision: Precision, optimizer: Optimizer) -> str:

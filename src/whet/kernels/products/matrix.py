@@ -207,7 +207,7 @@ def widened_product_into(
 ) -> Tensor:
     """Write what `widened_product` returns to the result (N, M), or add it to what that holds; return the result.
 
-    Of a large weight in bf16, a block of rows at a time is widened, so that it never exists in fp32 as a whole.
+    Of a large weight in bf16, a block of rows at a time is widened, so that it never exists completely in fp32.
     """
     n_rows = len(x) if n_rows is None else n_rows
     with torch.no_grad(), torch.autocast("cpu", enabled=False):
