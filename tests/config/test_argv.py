@@ -50,7 +50,7 @@ def test_flags_are_parsed_to_named_texts(argv: list[str], flags: dict[str, objec
 def test_value_of_a_repeated_flag_that_does_not_count_is_named() -> None:
     argv = ["--rate", "1", "--rate", "2", "--bf16", "--bf16", "--question", "a", "--question", "b"]
     words = split(argv, _KINDS.get, "config")
-    assert words.notes == ["--rate is given more than once: '2' counts, '1' does not"]
+    assert words.notes == ["--rate is given more than once: only its last value counts"]
 
 
 def test_switch_does_not_take_a_following_file_as_value() -> None:

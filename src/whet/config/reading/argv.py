@@ -126,9 +126,8 @@ def _put(words: Words, name: str, text: str, kind_of: Callable[[str], Any]) -> N
         earlier = words.flags.get(name)
         words.flags[name] = [*(earlier if isinstance(earlier, list) else []), text]
     else:
-        earlier = words.flags.get(name, text)
-        if earlier != text:
-            words.notes.append(f"--{name} is given more than once: {text!r} counts, {earlier!r} does not")
+        if words.flags.get(name, text) != text:  # the note shows no value: it may be a secret
+            words.notes.append(f"--{name} is given more than once: only its last value counts")
         words.flags[name] = text
 
 
