@@ -26,3 +26,8 @@ def facts() -> dict[str, object]:
         "versions": {name: importlib.metadata.version(name) for name in ("torch", "transformers", "whet")},
         "commit": commit.stdout.strip(),
     }
+
+
+def has_bf16_products() -> bool:
+    """Return whether torch has bf16 products for this processor. Elsewhere plain loops take minutes for one step."""
+    return torch.ops.mkldnn._is_mkldnn_bf16_supported()

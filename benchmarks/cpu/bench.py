@@ -15,6 +15,9 @@ import numpy as np
 from flops import Encoder, encoder_of
 from protocol import Worker
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from machine import has_bf16_products
+
 HERE = Path(__file__).parent
 PAUSE_S = 0.2
 """Between two workers' turns. A thread pool that has no work spins for some milliseconds, then sleeps."""
@@ -42,7 +45,7 @@ class Bench:
     batch: int = 12
     n_questions: int = 88_000
     all_peers: bool = False
-    """Measure bf16 in the peer's best options even where whet's own choice is not bf16."""
+    """Measure peers in bf16 in every part, also where it is slow."""
     workers: list[dict[str, Any]] = field(default_factory=list)
     """What each worker reported about itself."""
 
@@ -64,6 +67,11 @@ class Bench:
     def encoder(self, name: str) -> Encoder:
         """Return the sizes of the model."""
         return encoder_of(json.loads((self.model(name) / "config.json").read_text()))
+
+    @property
+    def crawls_in_bf16(self) -> bool:
+        """Whether a peer's step in bf16 takes minutes here, and has not been asked for."""
+        return not (self.all_peers or has_bf16_products())
 
     @cached_property
     def train_rows(self) -> Path:

@@ -27,7 +27,7 @@ def run_evaluation(bench: Bench) -> tuple[list[Measured], dict[str, Any]]:
     for model in bench.chosen("minilm", "bert-base"):
         rounds = []
         with ExitStack() as stack:
-            names = ("guides_bf16", "guides_fp32")
+            names = ("guides_fp32",) if bench.crawls_in_bf16 else ("guides_bf16", "guides_fp32")
             workers = {name: bench.start_peer(name, model, n_steps=1, mode="predict") for name in names}
             workers |= {f"whet_{name}": one for name, one in bench.start_whets(model, mode="predict").items()}
             for worker in workers.values():
@@ -37,7 +37,8 @@ def run_evaluation(bench: Bench) -> tuple[list[Measured], dict[str, Any]]:
                 rounds.append({name: turn(one, "predict", rows=rows) for name, one in workers.items()})
         raw[model] = rounds[1:]
         own = "whet_auto" if "whet_auto" in workers else "whet_fp32"
-        for peer, whet in (("guides_bf16", own), ("guides_fp32", "whet_fp32")):
+        for peer in names:
+            whet = own if peer == "guides_bf16" else "whet_fp32"
             values = [one[peer]["seconds"] / one[whet]["seconds"] for one in rounds[1:]]
             words = f"whet ({'fp32' if whet == 'whet_fp32' else 'own choice'}) / {peer.replace('_', ' ')}"
             lines.append(Measured("evaluation", MODELS[model], words, values))
@@ -79,7 +80,7 @@ def run_memory(bench: Bench) -> tuple[list[Measured], dict[str, Any]]:
     for model in bench.chosen("minilm", "bert-base"):
         n_steps = bench.rounds(MEMORY_STEPS[model])
         found: dict[str, int] = {}
-        for peer in ("guides_bf16", "guides_fp32"):
+        for peer in ("guides_fp32",) if bench.crawls_in_bf16 else ("guides_bf16", "guides_fp32"):
             with bench.start_peer(peer, model, n_steps=n_steps) as worker:
                 rows = [turn(worker, "step")["rows"] for _ in range(n_steps)]
                 found[peer] = worker.peak_bytes()
@@ -90,6 +91,8 @@ def run_memory(bench: Bench) -> tuple[list[Measured], dict[str, Any]]:
                 found[f"whet_{precision}"] = worker.peak_bytes()
         raw[model] = {"peak_bytes": found, "n_steps": n_steps}
         for whet, peer in (("whet_auto", "guides_bf16"), ("whet_fp32", "guides_fp32")):
+            if peer not in found:
+                continue
             words = f"whet ({whet.removeprefix('whet_').replace('auto', 'own choice')}) / {peer.replace('_', ' ')}"
             lines.append(Measured("memory", MODELS[model], words, [found[whet] / found[peer]]))
     return lines, raw

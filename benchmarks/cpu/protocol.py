@@ -78,6 +78,11 @@ class Worker:
         lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
+    def processor_s(self) -> float:
+        """Return the processor time of all threads of the process so far (proc(5), /proc/pid/stat)."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def close(self) -> None:
         """End the process."""
         assert self.process.stdin is not None

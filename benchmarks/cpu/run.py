@@ -38,7 +38,9 @@ PARTS: dict[str, Figures] = {
     "threads": figure_limit.run_threads,
     "adamw": figure_rest.run_adamw,
 }
-BUSY_LOAD = 0.5
+BUSY_CORES = 0.3
+"""Cores that others use, on average over LOOK_S, from which on a part says that it was not alone."""
+LOOK_S = 1.0
 
 
 def options_of(words: list[str] | None = None) -> argparse.Namespace:
@@ -52,21 +54,38 @@ def options_of(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=12, help="rows of a step")
     parser.add_argument("--questions", type=int, default=88_000, help="questions of the part windows")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--all_peers", action="store_true", help="bf16 in the peer's best options, slow or not")
+    parser.add_argument("--all_peers", action="store_true", help="measure peers in bf16, slow or not")
     parser.add_argument("--output", type=Path, default=HERE, help="folder of results.json and its pictures")
     return parser.parse_args(words)
 
 
+def busy_cores() -> float:
+    """Return how many cores are in use now, seen for LOOK_S. No worker runs yet, so that it is by others.
+
+    The system's load would still hold the part before.
+    """
+    before = _busy_ticks()
+    time.sleep(LOOK_S)
+    return (_busy_ticks() - before) / os.sysconf("SC_CLK_TCK") / LOOK_S
+
+
+def _busy_ticks() -> int:
+    """Return the ticks that all cores have worked: all but idle and waiting for a disk (proc(5), /proc/stat)."""
+    ticks = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+    return sum(ticks) - ticks[3] - ticks[4]
+
+
 def measure(name: str, bench: Bench) -> dict[str, Any]:
     """Return a part of results.json: lines, raw rounds, and what they were measured on."""
-    load, started_s = os.getloadavg()[0], time.perf_counter()
-    if load > BUSY_LOAD:
-        print(f"{name}: the machine is busy (load {load:.1f}): read the ratios with care", flush=True)
+    busy = round(busy_cores(), 2)
+    started_s = time.perf_counter()
+    if busy > BUSY_CORES:
+        print(f"{name}: other work uses {busy:.1f} cores: read the ratios with care", flush=True)
     bench.workers.clear()
     lines, raw = PARTS[name](bench)
     seconds = round(time.perf_counter() - started_s, 1)
     print(f"{name}: measured in {seconds:.0f} s", flush=True)
-    settings = {"threads": bench.n_threads, "batch": bench.batch, "load_before": load, "seconds": seconds}
+    settings = {"threads": bench.n_threads, "batch": bench.batch, "busy_cores_before": busy, "seconds": seconds}
     where = {"settings": settings, "machine": facts(), "measured": time.strftime("%Y-%m-%d %H:%M", time.gmtime())}
     return {"lines": [line.record() for line in lines]} | where | {"workers": list(bench.workers), "raw": raw}
 

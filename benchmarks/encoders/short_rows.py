@@ -6,7 +6,7 @@ FOLDER holds banking77. Each side trains in a process of its own, the sides by t
 best options (rows grouped by length, fused AdamW, bf16 or fp32), and whet, on the same batches. A run takes 90 steps in
 a row, of which the first 30 do not count: until then both get memory from the system. (`steps.py` takes single steps
 with pauses in between, which short steps notice.) A line has the medians over runs of a run's median step, and the
-ratio with its range over pairs of runs.
+ratio with its range over pairs of runs. Where torch has no bf16 products for the processor, fp32 alone is measured.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from encoder_worker import build
 from jobs import JOBS, make_model, tokenizer_of
+from machine import has_bf16_products
 from transformers import TrainerCallback
 
 N_STEPS, N_WARM = 90, 30
@@ -100,6 +102,8 @@ def main() -> None:
             (folder / "batches.json").write_text(json.dumps(batches), "utf-8")
             n_tokens = statistics.mean(sum(len(row["input_ids"]) for row in batch) for batch in batches)
             for kind, (peer, whet) in FORMATS.items():
+                if kind == "bf16" and not has_bf16_products():
+                    continue
                 pythons = {peer: options.peers, whet: sys.executable}
                 found: dict[str, list[float]] = {peer: [], whet: []}
                 for number in range(options.rounds):

@@ -28,7 +28,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cpu"))
 from jobs import JOBS, SEED, SHAPES, Row, make_model, tokenizer_of
-from machine import facts
+from machine import facts, has_bf16_products
 from protocol import Worker
 from sampling import spread
 from transformers.trainer_pt_utils import get_length_grouped_indices
@@ -129,7 +129,10 @@ def options_of() -> argparse.Namespace:
     parser.add_argument("--peers", default=".venv-peers/bin/python", help="Python of the peers' environment")
     parser.add_argument("--jobs", nargs="+", choices=JOBS, default=list(JOBS))
     parser.add_argument("--models", nargs="+", choices=SHAPES, default=[name for name in SHAPES if name != "tiny"])
-    parser.add_argument("--against", nargs="+", choices=PEERS, default=list(PEERS))
+    usual = [peer for peer in PEERS if has_bf16_products() or peer != "best_bf16"]
+    parser.add_argument(
+        "--against", nargs="+", choices=PEERS, default=usual, help="default: all that run natively here"
+    )
     parser.add_argument("--rounds", type=int, help="steps of each match; default: 8 for MiniLM, 3 for others")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--output", type=Path, default=RESULTS)

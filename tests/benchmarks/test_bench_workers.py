@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-import os
+import runpy
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import figure_limit
 import pytest
 from figure_limit import products
 from figure_rest import require_same_windows
@@ -41,12 +43,6 @@ def whet(bench: Bench) -> Iterator[Worker]:
         yield worker
 
 
-def cpu_s(worker: Worker) -> float:
-    """Return the processor time that the worker has used."""
-    fields = Path(f"/proc/{worker.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 @pytest.mark.gate  # the other matches are shorter
 def test_everybody_takes_steps_on_the_same_rows(bench: Bench, whet: Worker) -> None:
     rounds = match(bench, "tiny", ("guides_fp32", "optimize_fp32"), {"fp32": whet})
@@ -67,6 +63,7 @@ def test_everybody_takes_steps_on_the_same_rows(bench: Bench, whet: Worker) -> N
 
 def test_the_best_peer_pads_rows_of_like_length_to_the_longest(bench: Bench, whet: Worker) -> None:
     rounds = match(bench, "tiny", ("best_fp32",), {"fp32": whet})
+    assert len(match(bench, "tiny", ("best_fp32",), {"fp32": whet}, once=True)) == 1
     for one in rounds:
         lengths = ROWS.lengths[one["best_fp32"]["rows"]]
         assert one["best_fp32"]["n_places"] == 6 * lengths.max()
@@ -79,9 +76,9 @@ def test_the_best_peer_pads_rows_of_like_length_to_the_longest(bench: Bench, whe
 def test_a_worker_that_waits_leaves_the_processor_alone(whet: Worker) -> None:
     whet.ask("step", rows=list(range(6)))
     time.sleep(0.2)  # the pause between turns, in which a thread pool goes to sleep
-    before = cpu_s(whet)
+    before = whet.processor_s()
     time.sleep(1.0)
-    assert cpu_s(whet) - before <= 0.05
+    assert whet.processor_s() - before <= 0.05
     assert whet.peak_bytes() > 50e6  # a Python with torch in it
 
 
@@ -93,6 +90,7 @@ def test_products_have_the_work_that_is_counted(bench: Bench) -> None:
             assert len(found["products"]) == 5 * 3  # joined projection, its output, two inner layers, head
 
 
+@pytest.mark.gate  # tests/qa/test_windows.py compares windows with the tokenizer itself
 def test_the_guides_windows_are_whets(bench: Bench, xquad_dir: Path, tmp_path: Path) -> None:
     """The same work is compared only if both find the same windows and the same answers in them."""
     file = tmp_path / "questions.jsonl"
@@ -103,6 +101,15 @@ def test_the_guides_windows_are_whets(bench: Bench, xquad_dir: Path, tmp_path: P
         theirs, ours = (worker.ask("windows", file=str(file)) for worker in (peer, whet))
     require_same_windows(theirs, ours)
     assert ours["n_windows"] >= 150
+
+
+def test_other_work_is_seen_before_a_part() -> None:
+    run = runpy.run_path(str(Path(figure_limit.__file__).with_name("run.py")))
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:
+        time.sleep(0.2)
+        used = run["busy_cores"]()
+        other.kill()
+    assert used > run["BUSY_CORES"]
 
 
 def test_a_worker_that_dies_says_why(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ print(status("VmHWM") - held)
 @pytest.mark.parametrize(
     "how", ["packed", "optimized", *(pytest.param(how, marks=pytest.mark.reliability) for how in ("sdpa", "capped"))]
 )
-@pytest.mark.parametrize("mode", ["train", "evaluate"])
+@pytest.mark.parametrize("mode", ["train", pytest.param("evaluate", marks=pytest.mark.gate)])
 def test_loss_holds_a_chunk_of_the_logits_at_most(tmp_path: Path, mode: str, how: str) -> None:
     """transformers holds all of them several times: 720 MB each here. A cap takes the memory of one more chunk."""
     command = [sys.executable, "-c", _MEASURE, str(TESTS), str(_VOCABULARY), str(_TOKENS), str(tmp_path), mode, how]
