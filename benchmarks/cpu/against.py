@@ -77,9 +77,7 @@ def seconds_of(worker: Worker, way: Way, words: dict[str, object], clock: str) -
     return worker.processor_s() - before if clock == "cpu" else seconds
 
 
-def compare(
-    bench: Bench, checkouts: dict[str, Path], way: Way, model: str, clock: str = "wall"
-) -> tuple[list[float], float]:
+def compare(bench: Bench, checkouts: dict[str, Path], way: Way, model: str, clock: str) -> tuple[list[float], float]:
     """Return this checkout's seconds over the other's, a ratio for each round, and the ratio of their peak memory."""
     ratios = []
     with ExitStack() as stack:

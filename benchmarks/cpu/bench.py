@@ -73,6 +73,12 @@ class Bench:
         """Whether a peer's step in bf16 takes minutes here, and has not been asked for."""
         return not (self.all_peers or has_bf16_products())
 
+    @property
+    def guides(self) -> dict[str, str]:
+        """The guides' command in the formats to measure, and the worker of whet that is compared with each."""
+        all_formats = {"guides_bf16": "whet_auto", "guides_fp32": "whet_fp32"}
+        return {peer: whet for peer, whet in all_formats.items() if peer != "guides_bf16" or not self.crawls_in_bf16}
+
     @cached_property
     def train_rows(self) -> Path:
         """The training windows, with labels."""

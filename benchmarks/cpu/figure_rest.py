@@ -27,8 +27,7 @@ def run_evaluation(bench: Bench) -> tuple[list[Measured], dict[str, Any]]:
     for model in bench.chosen("minilm", "bert-base"):
         rounds = []
         with ExitStack() as stack:
-            names = ("guides_fp32",) if bench.crawls_in_bf16 else ("guides_bf16", "guides_fp32")
-            workers = {name: bench.start_peer(name, model, n_steps=1, mode="predict") for name in names}
+            workers = {name: bench.start_peer(name, model, n_steps=1, mode="predict") for name in bench.guides}
             workers |= {f"whet_{name}": one for name, one in bench.start_whets(model, mode="predict").items()}
             for worker in workers.values():
                 stack.enter_context(worker)
@@ -36,9 +35,8 @@ def run_evaluation(bench: Bench) -> tuple[list[Measured], dict[str, Any]]:
                 rows = bench.sample(number, n_all, EVALUATED_ROWS)
                 rounds.append({name: turn(one, "predict", rows=rows) for name, one in workers.items()})
         raw[model] = rounds[1:]
-        own = "whet_auto" if "whet_auto" in workers else "whet_fp32"
-        for peer in names:
-            whet = own if peer == "guides_bf16" else "whet_fp32"
+        for peer, own in bench.guides.items():
+            whet = own if own in workers else "whet_fp32"
             values = [one[peer]["seconds"] / one[whet]["seconds"] for one in rounds[1:]]
             words = f"whet ({'fp32' if whet == 'whet_fp32' else 'own choice'}) / {peer.replace('_', ' ')}"
             lines.append(Measured("evaluation", MODELS[model], words, values))
@@ -80,19 +78,17 @@ def run_memory(bench: Bench) -> tuple[list[Measured], dict[str, Any]]:
     for model in bench.chosen("minilm", "bert-base"):
         n_steps = bench.rounds(MEMORY_STEPS[model])
         found: dict[str, int] = {}
-        for peer in ("guides_fp32",) if bench.crawls_in_bf16 else ("guides_bf16", "guides_fp32"):
+        for peer in bench.guides:
             with bench.start_peer(peer, model, n_steps=n_steps) as worker:
                 rows = [turn(worker, "step")["rows"] for _ in range(n_steps)]
                 found[peer] = worker.peak_bytes()
-        for precision in ("auto", "fp32"):
-            with bench.start_whet(model, precision) as worker:
+        for whet in bench.guides.values():
+            with bench.start_whet(model, whet.removeprefix("whet_")) as worker:
                 for step_rows in rows:
                     turn(worker, "step", rows=step_rows)
-                found[f"whet_{precision}"] = worker.peak_bytes()
+                found[whet] = worker.peak_bytes()
         raw[model] = {"peak_bytes": found, "n_steps": n_steps}
-        for whet, peer in (("whet_auto", "guides_bf16"), ("whet_fp32", "guides_fp32")):
-            if peer not in found:
-                continue
+        for peer, whet in bench.guides.items():
             words = f"whet ({whet.removeprefix('whet_').replace('auto', 'own choice')}) / {peer.replace('_', ' ')}"
             lines.append(Measured("memory", MODELS[model], words, [found[whet] / found[peer]]))
     return lines, raw

@@ -106,9 +106,11 @@ def test_the_guides_windows_are_whets(bench: Bench, xquad_dir: Path, tmp_path: P
 def test_other_work_is_seen_before_a_part() -> None:
     run = runpy.run_path(str(Path(figure_limit.__file__).with_name("run.py")))
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:
-        time.sleep(0.2)
-        used = run["busy_cores"]()
-        other.kill()
+        try:
+            time.sleep(0.2)
+            used = run["busy_cores"]()
+        finally:
+            other.kill()
     assert used > run["BUSY_CORES"]
 
 

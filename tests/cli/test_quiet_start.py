@@ -67,7 +67,7 @@ def test_levels_of_loggers_are_the_users_again() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.gate  # the tests below see one command each
+@pytest.mark.gate  # the tests below see `whet qa` alone
 def test_every_command_prints_only_its_own_lines(folder: Path) -> None:
     train = command(folder / "model", folder / "out", "--do_train", "--do_eval",
                     train_file=folder / "train.json", validation_file=folder / "train.json")  # fmt: skip
