@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import whet
-from tiny import FAMILIES, arguments, masked_loss, padded, tiny_model, tiny_rows
+from tiny import FAMILIES, NO_AUTOCAST, arguments, masked_loss, padded, tiny_model, tiny_rows
 from whet.data.store import RowStore
 from whet.precision.policy import BFloat16, Float32
 from whet.train import step
@@ -21,9 +21,6 @@ FP32_TOLERANCE = 5e-6
 # bf16 keeps 8 bits. Two correct computations of a result lie about as far from fp32 as each other, so the distance of
 # transformers' own autocast from fp32 is the scale; the maximum of a few hundred roundings varies by a factor below 2.
 BF16_FACTOR = 2.0
-
-NO_AUTOCAST = ("deberta",)
-"""Families whose own forward fails under bf16 autocast; whet's is compared with its unfused one."""
 
 families = pytest.mark.parametrize("family", FAMILIES)
 formats = pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])

@@ -20,7 +20,7 @@ from torch import Tensor
 
 import whet
 from proven_models import PROVEN, proven_config
-from tiny import FAMILIES, arguments, padded, tiny_config
+from tiny import FAMILIES, NO_AUTOCAST, arguments, padded, tiny_config
 
 TASKS = {
     "qa": "AutoModelForQuestionAnswering",
@@ -91,7 +91,7 @@ def moved(model: Any, run: Run, task: str) -> Moved:
 
 
 def measure(family: str, task: str, way: str, number_format: str) -> Moved | None:
-    """Return what moves when a batch of this family's model runs in one of whet's ways; None if that way is not its."""
+    """Return what moves when a batch of this family's model runs in one of whet's ways; None if it cannot run so."""
     model = model_of(family, task)
     with _prepared(model, way, FORMATS[number_format]) as run:
         return None if run is None else moved(model, run, task)
@@ -105,7 +105,8 @@ def _prepared(model: Any, way: str, dtype: torch.dtype | None) -> Iterator[Run |
         return
     with tempfile.TemporaryDirectory() as folder, autocast:
         if way == "padded":
-            yield partial(run_padded, model)
+            fails = dtype is not None and model.config.model_type in NO_AUTOCAST
+            yield None if fails else partial(run_padded, model)
         else:
             yield _packed(model, Path(folder))
 
