@@ -4,9 +4,9 @@
     python benchmarks/encoders/steps.py --data FOLDER --jobs pairs --models minilm
 
 FOLDER holds the folders banking77, xquad and ud_ewt. Each match starts one worker of transformers' Trainer and whet's;
-they take the same steps by turns. The first match has the library's defaults (fp32, rows in random order, padded to the
-longest of the batch) on random batches; the others its best options (rows grouped by length, fused AdamW, fp32 or
-bf16) on batches of like length. docs/benchmarks.md has the results.
+they take the same steps by turns, MiniLM on short rows ten at a time after thirty. The first match has the library's
+defaults (fp32, rows in random order, padded to the longest of the batch) on random batches; the others its best options
+(rows grouped by length, fused AdamW, fp32 or bf16) on batches of like length. docs/benchmarks.md has the results.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cpu"))
-from jobs import JOBS, SEED, SHAPES, Row, make_model, tokenizer_of
+from jobs import JOBS, SEED, SHAPES, Row, make_model, tokenizer_of, turn_of
 from machine import facts, has_bf16_products
 from protocol import Worker
 from sampling import spread
@@ -66,7 +66,8 @@ def batches_of(rows: list[Row], size: int, n_steps: int, *, grouped: bool) -> li
 
         order = get_length_grouped_indices(lengths, size, generator=torch.Generator().manual_seed(SEED))
         split = [order[at : at + size] for at in range(0, len(order) - size + 1, size)]
-        chosen = spread(split, lengths, n_steps)
+        longest, *others = spread(split, lengths, n_steps)
+        chosen = [longest, *random.Random(SEED).sample(others[:-2], len(others) - 2), *others[-2:]]
     else:
         order = random.Random(SEED).sample(range(len(rows)), len(rows))
         split = [order[at : at + size] for at in range(0, len(order) - size + 1, size)][: n_steps + 2]
@@ -84,8 +85,9 @@ def start(bench: Bench, side: str, head: str, model: Path, batches: Path) -> Wor
 
 
 def match(bench: Bench, job: str, shape: str, peer: str) -> dict[str, Any]:
-    """Return seconds of each step by side, tokens and places of each step, peak memory, and what each side says."""
-    n_steps = (bench.rounds or SHAPES[shape].rounds) + 1
+    """Return seconds of each turn by side, tokens and places of each turn, peak memory, and what each side says."""
+    turn, n_turns = turn_of(JOBS[job], SHAPES[shape]), bench.rounds or SHAPES[shape].rounds
+    n_steps = n_turns * turn.n_steps + turn.n_warm
     rows = list(JOBS[job].rows(bench.data, tokenizer_of(shape)))
     batches = batches_of(rows, SHAPES[shape].batch, n_steps, grouped=peer != "defaults")
     file = bench.folder / "batches.json"
@@ -96,15 +98,28 @@ def match(bench: Bench, job: str, shape: str, peer: str) -> dict[str, Any]:
     with ExitStack() as stack:
         sides = {side: stack.enter_context(start(bench, side, JOBS[job].head, model, file)) for side in (peer, *WHETS)}
         seconds: dict[str, list[float]] = {side: [] for side in sides}
-        for number in range(n_steps - 1):
+        for worker in sides.values():
+            take(worker, turn.n_warm - 1)
+        for number in range(n_turns):
             for side in list(sides)[:: 1 if number % 2 else -1]:
                 time.sleep(PAUSE_S)
-                seconds[side].append(sides[side].ask("step")["seconds"])
+                seconds[side].append(take(sides[side], turn.n_steps))
         peaks = {side: worker.peak_bytes() for side, worker in sides.items()}
         ready = {side: worker.ready for side, worker in sides.items()}
-    lengths = [[len(row["input_ids"]) for row in batch] for batch in batches[1:n_steps]]
-    sizes = {"tokens": [sum(step) for step in lengths], "places": [max(step) * len(step) for step in lengths]}
-    return {"seconds": seconds, "peak_bytes": peaks, "ready": ready} | sizes
+    lengths = [[len(row["input_ids"]) for row in batch] for batch in batches[turn.n_warm : n_steps]]
+    tokens, places = [sum(step) for step in lengths], [max(step) * len(step) for step in lengths]
+    sizes = {"tokens": by_turn(tokens, turn.n_steps), "places": by_turn(places, turn.n_steps)}
+    return {"seconds": seconds, "steps_a_turn": turn.n_steps, "peak_bytes": peaks, "ready": ready} | sizes
+
+
+def take(worker: Worker, n_steps: int) -> float:
+    """Let a worker take steps, one after the other; return their seconds."""
+    return sum(worker.ask("step")["seconds"] for _ in range(n_steps))
+
+
+def by_turn(steps: list[int], n_steps: int) -> list[int]:
+    """Return the sum over the steps of each turn."""
+    return [sum(steps[at : at + n_steps]) for at in range(0, len(steps), n_steps)]
 
 
 def line_of(job: str, peer: str, found: dict[str, Any]) -> str:
@@ -133,7 +148,7 @@ def options_of() -> argparse.Namespace:
     parser.add_argument(
         "--against", nargs="+", choices=PEERS, default=usual, help="default: all that run natively here"
     )
-    parser.add_argument("--rounds", type=int, help="steps of each match; default: 8 for MiniLM, 3 for others")
+    parser.add_argument("--rounds", type=int, help="turns of each match; default: 8 for MiniLM, 3 for others")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--output", type=Path, default=RESULTS)
     return parser.parse_args()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -54,12 +55,18 @@ def _labels(row: dict) -> list[int]:
 
 @pytest.mark.gate
 @pytest.mark.slow
-def test_all_sides_take_steps(data: Path, tmp_path: Path, minilm_dir: Path) -> None:
+@pytest.mark.parametrize("small", [False, True])
+def test_all_sides_take_steps(
+    data: Path, tmp_path: Path, minilm_dir: Path, small: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Single steps, or ten at a time after thirty."""
+    monkeypatch.setitem(SHAPES, "tiny", replace(SHAPES["tiny"], small=small))
     bench = steps.Bench(data, tmp_path, sys.executable, n_threads=1, rounds=2)
     found = steps.match(bench, "tags", "tiny", "best_fp32")
     assert found["seconds"].keys() == {"best_fp32", "whet_fp32", "whet_auto"}
     assert all(len(one) == 2 and min(one) > 0 for one in found["seconds"].values())
     assert [n >= m for n, m in zip(found["places"], found["tokens"], strict=True)] == [True, True]
+    assert min(found["tokens"]) > (400 if small else 40)  # rows of about 16 pieces, 8 in a step
     assert found["ready"]["whet_fp32"]["packed"] is True
     assert "packed" not in found["ready"]["best_fp32"]
     assert steps.line_of("tags", "best_fp32", found).split()[0] == "best_fp32"
