@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from transformers.models.deberta_v2 import modeling_deberta_v2 as theirs
 import whet
 from tiny import arguments, padded, tiny_config, tiny_model, tiny_rows
 from whet.data.batch import pack
+from whet.errors import ConfigError
 from whet.kernels.layers.dropout import dropout
 from whet.kernels.specs import Drop
 from whet.models.families.deberta_v2 import places_by_distance
@@ -192,6 +194,17 @@ def test_talking_heads_keep_the_padding_and_say_so() -> None:
     why = why_padded(tiny_model(FIRST, talking_head=True))
     assert why is not None
     assert "talking_head" in why
+
+
+def test_the_first_debertas_own_code_in_bf16_is_refused_with_a_way_to_go_on(tmp_path: Path) -> None:
+    """The mask of transformers' code overflows under autocast; whet's own attention trains in bf16."""
+    rows = list(tiny_rows(8, FIRST))
+    padding = {"data_collator": partial(padded, pad_id=0)}
+    eager = arguments(tmp_path, bf16=True, max_steps=2, attn_implementation="eager")
+    with pytest.raises(ConfigError, match="fails under autocast in 16 bits"):
+        whet.Trainer(tiny_model(FIRST), eager, train_dataset=rows, **padding).train()
+    usual = arguments(tmp_path, bf16=True, max_steps=2)
+    assert whet.Trainer(tiny_model(FIRST), usual, train_dataset=rows).train().global_step == 2
 
 
 def test_an_attention_of_a_users_own_keeps_the_padding() -> None:

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from whet.errors import DataError, WhetError
+from whet.errors import ConfigError, DataError, WhetError
 from whet.models import bad_labels
 from whet.models.packable import family_of
 from whet.models.wrapped import unwrapped
@@ -24,14 +25,30 @@ class OutsideOfTable(DataError, IndexError):  # noqa: N818 - whoever caught torc
 
 @contextmanager
 def explained(model: nn.Module, inputs: Mapping[str, Any]) -> Iterator[None]:
-    """Raise DataError in place of the model's own error where the batch's columns do not fit the model."""
+    """Raise DataError in place of the model's own error where the batch's columns do not fit the model.
+
+    And ConfigError where its code does not run under autocast.
+    """
     try:
         yield
     except _FAILURES as error:
-        found = None if isinstance(error, WhetError) else problem_of(unwrapped(model), inputs)
+        found = None if isinstance(error, WhetError) else problem_of(unwrapped(model), inputs) or _overflow_of(error)
         if found is None:
             raise
         raise found from error
+
+
+def _overflow_of(error: Exception) -> WhetError | None:
+    """Return what to do about a constant of fp32, such as a mask's, that autocast's 16 bits cannot hold."""
+    if not torch.is_autocast_enabled("cpu") or "without overflow" not in str(error):
+        return None
+    return ConfigError(
+        what="the model's own code fails under autocast in 16 bits",
+        got=str(error),
+        why="it writes the smallest number of fp32, which masks hidden tokens, into scores of 16 bits",
+        fix="train in fp32 (--bf16 false, --precision fp32); or leave --attn_implementation out, if whet has a family"
+        " for the model: its own attention runs in bf16",
+    )
 
 
 def problem_of(model: nn.Module, inputs: Mapping[str, Any]) -> DataError | None:
