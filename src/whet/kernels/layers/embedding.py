@@ -1,5 +1,6 @@
 """The sum of embeddings, LayerNorm and dropout as one native operator; its gradient touches only the rows in use."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import Lock
@@ -19,6 +20,8 @@ from whet.kernels.specs import Drop, Norm, Tables
 _MOST_TABLES = 3
 _ADDING = Lock()
 """Two threads may run backward passes of one model: like autograd, we add their gradients one after the other."""
+_REFERENCES, _USES = 2, 2
+"""Python's references to a buffer that nobody else has, while they are counted, and the tensors of its storage."""
 TAKES_THE_REST = "whet_takes_the_rest"
 """Attribute of hooks on a table's gradient that may be skipped: their owner handles the remaining gradient."""
 
@@ -28,7 +31,8 @@ class RowGradient:
 
     With it, backward sets or adds to `table.grad` directly, and hooks on the table's gradient do not run. If other code
     writes to it, such as autograd for a second use of the table, all of it is zeroed before the next step. Code that
-    writes without torch's knowledge must call `forget`.
+    writes without torch's knowledge must call `forget`. Whoever keeps the gradient of a step, an optimizer or a
+    callback, keeps that: the next step's is then another tensor.
     """
 
     def __init__(self, table: Tensor) -> None:
@@ -38,6 +42,15 @@ class RowGradient:
         """Rows in which this gradient was nonzero in any step."""
         self.rows.put_on(self.buffer)
         self._touched: list[Tensor] = []
+
+    def _leave_to_others(self) -> None:
+        """Take a new buffer if somebody still holds the one of the step before, or a view of it."""
+        alone = sys.getrefcount(self.buffer) == _REFERENCES
+        if alone and torch._C._storage_Use_Count(self.buffer.untyped_storage()._cdata) == _USES:
+            return
+        self.buffer = torch.zeros_like(self.table, requires_grad=False)
+        self.rows.put_on(self.buffer)
+        self._touched = []
 
     def forget(self) -> None:
         """Make the next step start from an all-zero buffer."""
@@ -54,6 +67,8 @@ class RowGradient:
 
     def replace(self, rows: Tensor, values: Tensor) -> None:
         """Set the table's gradient to `values` (n, D) in these rows (n,), each named once, and to zero elsewhere."""
+        if self.table.grad is None:
+            self._leave_to_others()
         if self.rows_now() is None:
             self.forget()
         elif self._touched:
@@ -75,6 +90,8 @@ class RowGradient:
             forget_rows(held)
             _scatter(held, ids, values, padding_id)
             return
+        if held is None:
+            self._leave_to_others()
         if held is None and rows_in_use(self.buffer) is None:  # other code wrote to it in the previous step
             self.forget()
         clear = torch.cat(self._touched).unique() if held is None and self._touched else None
