@@ -12,6 +12,8 @@ import transformers
 from torch import Tensor, nn
 
 import whet
+from proven_models import proven_config
+from tiny import DECODERS, FAMILIES, tiny_config
 from whet.errors import ConfigError
 from whet.optim import registry
 from whet.optim.groups import parameter_groups
@@ -133,3 +135,29 @@ def test_settings_reach_the_optimizer(tmp_path: Path) -> None:
 def test_unknown_optimizer_is_refused_first(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"(?s)optim.*got: .*adamw_torch"):
         _args(tmp_path, optim="adamw_tosrch")
+
+
+class Named(nn.Module):
+    """Parameters that transformers tells apart by their names, and by theirs alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layernorm_free = nn.Linear(4, 4)
+        self.norm = nn.Linear(4, 4)
+        self.bn = nn.BatchNorm1d(4)
+        self.q_norm = nn.RMSNorm(4)
+        self.unbiased = nn.Linear(4, 4, bias=False)
+        self.Bias = nn.Parameter(torch.zeros(4))
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *DECODERS, "roberta-prelayernorm", None])
+def test_what_decays_is_what_decays_in_transformers(family: str | None) -> None:
+    if family is None:
+        model: Any = Named()
+    elif family == "roberta-prelayernorm":
+        model = transformers.AutoModel.from_config(proven_config(family))
+    else:
+        model = transformers.AutoModel.from_config(tiny_config(family))
+    wanted = transformers.Trainer.get_decay_parameter_names(None, model)  # pyright: ignore[reportArgumentType]
+    decayed = {id(p) for group in parameter_groups(model, 0.1) if group["weight_decay"] for p in group["params"]}
+    assert {name for name, p in model.named_parameters() if id(p) in decayed} == set(wanted)

@@ -1,24 +1,26 @@
 """Parameters with weight decay, and those without: biases and normalisation parameters."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from transformers.trainer_pt_utils import get_parameter_names
 
-_NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, _BatchNorm)
+_SPARED = ["bias", "layernorm", "rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]
+"""Names without decay, of parameters and modules above them, as in transformers' Trainer.get_decay_parameter_names."""
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Return the trainable parameters in two groups, with weight decay and without, for any torch optimizer.
 
-    As in transformers: no decay for names that contain "bias", nor for the parameters of normalisation layers.
+    As in transformers: no decay for the parameters of nn.LayerNorm, nor for names that say bias or norm. So all
+    parameters of a model whose own name says layernorm go without.
     """
-    spared = set(_spared(model))
+    decayed = set(decayed_names(model))
     trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     groups = [
-        {"params": [p for name, p in trainable if name not in spared], "weight_decay": weight_decay},
-        {"params": [p for name, p in trainable if name in spared], "weight_decay": 0.0},
+        {"params": [p for name, p in trainable if name in decayed], "weight_decay": weight_decay},
+        {"params": [p for name, p in trainable if name not in decayed], "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]
 
@@ -40,10 +42,6 @@ def with_rates(
     return [group for group in split if group["params"]]
 
 
-def _spared(model: nn.Module) -> Iterator[str]:
-    for prefix, module in model.named_modules():
-        # The end of the class name identifies the norms of model families, such as LlamaRMSNorm.
-        is_norm = isinstance(module, _NORMS) or type(module).__name__.endswith("Norm")
-        for name, _ in module.named_parameters(prefix=prefix, recurse=False):
-            if is_norm or "bias" in name.lower():
-                yield name
+def decayed_names(model: nn.Module) -> list[str]:
+    """Return the names of the parameters that weight decay is for."""
+    return get_parameter_names(model, [nn.LayerNorm], _SPARED)
