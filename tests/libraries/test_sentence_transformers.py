@@ -28,7 +28,7 @@ from sentence_transformers import (
 from sentence_transformers.base.modules import Transformer
 from sentence_transformers.cross_encoder import losses as cross_encoder_losses
 from sentence_transformers.sentence_transformer import losses
-from sentence_transformers.sentence_transformer.modules import Pooling
+from sentence_transformers.sentence_transformer.modules import CNN, Pooling
 
 TOLERANCE = 1e-5
 """Sums run in another order without padding: float32 rounding over a few layers."""
@@ -53,6 +53,19 @@ def trained(model: SentenceTransformer, loss: Any, folder: Path) -> tuple[list[f
     trainer.train()
     history = [row["loss"] for row in trainer.state.log_history if "loss" in row]
     return history, {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def test_a_convolution_before_the_pooling_reads_padding_as_it_comes(encoder_folder: Path) -> None:
+    """The library's CNN takes neighbours of a text's last token, which are padding: each of these is computed."""
+    torch.manual_seed(0)
+    parts = [Transformer(str(encoder_folder)), CNN(32, 8, [1, 3, 5]), Pooling(24, "mean")]
+    model, texts = SentenceTransformer(modules=parts, device="cpu").eval(), sentences(20)
+    wanted = model.encode(texts)
+    whet.optimize(model)
+    changes = whet.changes(model)
+    assert changes is not None
+    assert changes.padding == "all"
+    np.testing.assert_allclose(model.encode(texts), wanted, rtol=0, atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"])

@@ -8,10 +8,15 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import AutoModel, AutoModelForSequenceClassification
+from transformers import (
+    AutoModel,
+    AutoModelForMultipleChoice,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+)
 
 import whet
-from tiny import FAMILIES, padded, tiny_model, tiny_rows
+from tiny import FAMILIES, padded, tiny_config, tiny_model, tiny_rows
 from whet.errors import ConfigError
 
 EXACT = 1e-5  # relative: sums of some hundred float32 terms
@@ -121,3 +126,38 @@ def test_a_classifier_goes_without_unless_somebody_reads_its_encoder() -> None:
 def test_an_unknown_padding_is_refused() -> None:
     with pytest.raises(ConfigError, match="sampled"):
         whet.optimize(tiny_model("bert"), padding="some")
+
+
+@pytest.mark.parametrize("padding", ["auto", "all"])
+@pytest.mark.parametrize("summary", ["first", "last", "mean"])
+def test_a_summary_of_other_tokens_than_the_first(summary: str, padding: Any) -> None:
+    """ELECTRA's multiple choice may read the last place of each row, which is padding, or the mean of all places."""
+    torch.manual_seed(0)
+    config = tiny_config("electra", summary_type=summary)
+    untouched = smooth(AutoModelForMultipleChoice.from_config(config)).eval()  # its summary has a dropout
+    model = whet.optimize(deepcopy(untouched), padding=padding)
+    rows = [{"input_ids": row["input_ids"]} for row in tiny_rows(6, "electra")]
+    batch = {name: column.view(3, 2, -1) for name, column in padded(rows, 0).items()}
+    batch["labels"] = torch.tensor([0, 1, 1])
+    wanted, found = untouched(**batch), model(**batch)
+    within = EXACT if padding == "all" or summary == "first" else 4 * SAMPLED  # one place of the last stretch
+    assert float((found.logits - wanted.logits).norm() / wanted.logits.norm()) < within
+    wanted.loss.backward()
+    found.loss.backward()
+    if within == EXACT:
+        exact = gradients(untouched)
+        assert float((gradients(model) - exact).norm() / exact.norm()) < EXACT
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_padding_beyond_a_local_window(attention: str) -> None:
+    """A padding token that sees no real one gets zeros from SDPA, and the mean of all values from eager attention."""
+    config = tiny_config("modernbert", local_attention=4, global_attn_every_n_layers=2)
+    torch.manual_seed(0)
+    untouched = AutoModelForQuestionAnswering.from_config(config, attn_implementation=attention).eval()
+    model = whet.optimize(deepcopy(untouched), padding="all")
+    batch = qa_batch("modernbert", config.pad_token_id)
+    with torch.no_grad():
+        wanted, found = untouched(**batch), model(**batch)
+    assert float((found.start_logits - wanted.start_logits).abs().max()) < EXACT
+    assert float(found.loss) == pytest.approx(float(wanted.loss), rel=EXACT)

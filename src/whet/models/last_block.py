@@ -18,6 +18,7 @@ from whet.models import record
 from whet.models.binding import bound
 from whet.models.experts.layer import layers_of
 from whet.models.family import Family
+from whet.models.hooked import not_packed
 from whet.models.packed import PackedModel
 from whet.models.standard import has_hooks, is_unchanged
 
@@ -59,6 +60,8 @@ def narrowed(packed: PackedModel, position: BatchPosition, tokens: Tensor) -> Ba
 
 def read_states(states: Tensor, tokens: Tensor, position: BatchPosition) -> Tensor:
     """Return the hidden states (M, D) of the tokens, of what the encoder returned (1, N, D) or, narrowed, (1, M, D)."""
+    if not position.is_of(*states.shape[:2]):
+        raise not_packed(states, len(position.slots))
     done = position.chosen is not None and states.shape[1] == len(tokens)
     return states[0] if done else states[0].index_select(0, tokens)
 

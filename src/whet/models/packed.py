@@ -1,6 +1,6 @@
 """Prepare a model for packed batches: attention within sequences, dropout masks by position."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 from weakref import WeakKeyDictionary
 
@@ -21,6 +21,7 @@ from whet.models.family import Family
 from whet.models.fused import parts
 from whet.models.fused.dropout import PlacedDropout
 from whet.models.fused.layers import PLACEMENT
+from whet.models.hooked import HookWatch
 from whet.models.packable import family_of
 from whet.models.wrapped import unwrapped
 
@@ -52,6 +53,7 @@ class PackedModel:
     placement: Placement
     attention_before: str
     """The attention implementation that the model came with."""
+    hooks: HookWatch = field(default_factory=HookWatch, compare=False)
 
     @property
     def position_offset(self) -> int:
@@ -68,6 +70,7 @@ class PackedModel:
         position = position_of(batch, seed=seed, step=step)
         if self.module.training:  # dropouts that have no site draw from torch's generator: a resumed run draws the same
             seed_torch(position.key(int(position.row_slots[0])))
+        self.hooks.finds_row_wise(self.module.base_model)  # pyright: ignore[reportArgumentType]
         with explained(self.module, batch.inputs), self.placement.at(position):
             return self.module(**batch.inputs)
 

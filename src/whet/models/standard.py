@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,19 +83,26 @@ def has_hooks(module: nn.Module) -> bool:
         return True
     if not (module._forward_hooks or module._forward_pre_hooks):
         return False
-    return not all(map(_is_harmless, [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]))
+    return not all(map(is_harmless, [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]))
 
 
-def _is_harmless(hook: Any) -> bool:
+def is_harmless(hook: Any) -> bool:
     """Return whether the hook only names the time that passes, or asks for gradients as reentrant checkpoints need it.
 
     The latter are put on embeddings by transformers and peft.
     """
-    name, home = getattr(hook, "__name__", ""), getattr(hook, "__module__", None) or ""
+    home = home_of(hook)
     if home.startswith("whet."):
         return True
-    asks = name in ("make_inputs_require_grads", "make_inputs_require_grad")
+    asks = getattr(hook, "__name__", "") in ("make_inputs_require_grads", "make_inputs_require_grad")
     return asks and home.startswith(("transformers.", "peft."))
+
+
+def home_of(function: Any) -> str:
+    """Return the module in which a function, or the one inside a partial, is defined; empty if it names none."""
+    while isinstance(function, partial):
+        function = function.func
+    return getattr(function, "__module__", None) or ""
 
 
 def _why_odd(module: Any, cls: type[nn.Module]) -> str | None:
@@ -110,6 +118,8 @@ def _why_odd(module: Any, cls: type[nn.Module]) -> str | None:
         return "has no weight of its own"
     if cls is nn.LayerNorm and len(module.normalized_shape) != 1:
         return "normalises over several dimensions"
+    if cls is nn.Embedding and not module.weight.is_contiguous():
+        return "has a weight that does not lie in one piece"
     if cls is nn.Embedding and (module.max_norm is not None or module.scale_grad_by_freq or module.sparse):
         return "changes its rows or their gradient"
     return None

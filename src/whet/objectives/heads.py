@@ -36,11 +36,19 @@ def reads_beside(model: nn.Module) -> Reads | None:
     found = _by_name(base)
     if found is None or base.base_model is base or not all(map(_is_standard, _beside_blocks(base))):
         return None
-    if found == "first tokens" and getattr(base.config, "summary_type", "first") != "first":
-        return None  # ELECTRA's multiple choice may take a mean or the last token
-    if found == "first tokens" and getattr(base.config, "classifier_pooling", "cls") not in ("cls", "bos"):
-        return None  # EuroBERT's and ModernBERT's classifiers may take a mean
+    if found == "first tokens" and not pools_first_tokens(base):
+        return None
     return None if asks_for_layers(base) else found
+
+
+def pools_first_tokens(model: nn.Module) -> bool:
+    """Return whether the configuration lets a head for rows read first tokens alone.
+
+    ELECTRA's multiple choice may take a mean or the last token, EuroBERT's and ModernBERT's classifiers a mean.
+    """
+    config = getattr(unwrapped(model), "config", None)
+    takes_first = getattr(config, "summary_type", "first") == "first"
+    return takes_first and getattr(config, "classifier_pooling", "cls") in ("cls", "bos")
 
 
 def asks_for_layers(model: nn.Module) -> bool:

@@ -10,12 +10,19 @@ from typing import Any
 import torch
 from torch import nn
 
+from whet.config.fields import PaddingInLoss
 from whet.kernels.library import library
 from whet.methods import fuse
 from whet.methods.unpad import method as unpad
 from whet.models.fused.dropout import PlacedDropout
 from whet.models.packed import packed_model
 from whet.own_loop import curated, inside
+
+_PADDING: dict[PaddingInLoss, str] = {
+    "none": "no padding",
+    "sampled": 'no padding (its hidden states are approximate: padding="all" computes them)',
+    "all": 'padding tokens computed (padding="all")',
+}
 
 
 @dataclass(frozen=True)
@@ -36,10 +43,12 @@ class Changes:
     """Modules that keep their own forward, by name, and why: subclasses, adapters, hooks, as they are now."""
     encoders: tuple[str, ...] = ("",)
     """The names of the changed models in the one that was given; empty for that one itself."""
+    padding: PaddingInLoss = "none"
+    """What a head that reads the states of padding tokens gets, as `whet.optimize` has it."""
 
     def __str__(self) -> str:
         fused = fuse.in_words(self.fused, self.isa or "", self.called) if self.fused else "operators in plain torch"
-        return f"no padding, {fused}"
+        return f"{_PADDING[self.padding]}, {fused}"
 
 
 def changes(model: Any) -> Changes | None:
@@ -84,5 +93,6 @@ def _changes(model: nn.Module) -> Changes | None:
         fused=fused or {},
         isa=None if native is None else native.isa,
         dtype=unpad.dtype_of(packed.module),
+        padding=unpad.padding_of(packed.module),
         called={} if fused is None else fuse.called(packed),
     )

@@ -19,24 +19,30 @@ _PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 def require_model(model: Any) -> None:
     """Refuse what holds no model, and wrappers that whet's changes belong inside of."""
+    for name, root in require_modules(model, "whet.optimize"):
+        for path, module in root.named_modules():
+            _require_unwrapped(module, ".".join(part for part in (name, path) if part))
+
+
+def require_modules(model: Any, function: str) -> list[tuple[str, nn.Module]]:
+    """Return the modules that an object holds, with their names; refuse one that holds none."""
     roots = [] if isinstance(model, type) else inside.modules_in(model)
     if not roots and spacy_pipes.is_of_spacy(model):
         raise ConfigError(
-            what="whet.optimize changes a PyTorch model, and there is none in this object of spaCy",
+            what=f"{function} changes a PyTorch model, and there is none in this object of spaCy",
             got=f"{type(model).__name__}, {_components_of(model)}",
             why="some components load their transformer when they are initialised, and others have none at all",
-            fix="call nlp.initialize(...) first, then whet.optimize(nlp), if the pipeline has a transformer",
+            fix=f"call nlp.initialize(...) first, then {function}(nlp), if the pipeline has a transformer",
         )
     if not roots:
         raise ConfigError(
-            what="whet.optimize changes a model, and there is none",
+            what=f"{function} changes a model, and there is none",
             got=model.__name__ if isinstance(model, type) else repr(model),
             why="it puts operators into a torch.nn.Module that is loaded, or into the modules that an object holds",
-            fix="load it first: whet.optimize(AutoModelForQuestionAnswering.from_pretrained('bert-base-uncased'))",
+            fix=f"load it first: {function}(AutoModelForQuestionAnswering.from_pretrained('bert-base-uncased'));"
+            " of several models, call it for each",
         )
-    for name, root in roots:
-        for path, module in root.named_modules():
-            _require_unwrapped(module, ".".join(part for part in (name, path) if part))
+    return roots
 
 
 def require_no_balance(model: Any) -> None:
@@ -64,8 +70,7 @@ def _require_unwrapped(module: nn.Module, name: str) -> None:
             what="whet.optimize cannot change a model that is compiled already",
             got=f"{name}, the result of torch.compile" if name else "the result of torch.compile",
             why="it changes the modules that torch.compile reads",
-            fix="pass the model inside, and train that one: whet.optimize(model._orig_mod); to compile as well,"
-            " use whet's Trainer with --torch_compile",
+            fix="change the model inside, then compile it: torch.compile(whet.optimize(model._orig_mod))",
         )
     if isinstance(module, _PARALLEL):
         raise ConfigError(

@@ -18,6 +18,8 @@ from whet.models.wrapped import unwrapped
 from whet.own_loop import curated, spacy_pipes
 
 _SENTENCE_TRANSFORMERS = "sentence_transformers."
+_MASKING = ("Pooling", "SpladePooling")
+"""Its modules that multiply what they read of padding tokens by zero."""
 _PLACES: dict[str, Place] = {"cls": "first", "lasttoken": "last"}
 """Which token of each row a pooling mode takes."""
 
@@ -31,6 +33,8 @@ class Encoder:
     model: nn.Module
     padding_is_masked: bool
     """Whether the module that reads its hidden states is known to multiply those of padding tokens by zero."""
+    padding_is_read: bool = False
+    """Whether that module is another one of sentence-transformers: a convolution, say, reads padding as it comes."""
     pooled: tuple[Place, ...] = ()
     """Which tokens of each row that module takes; empty: all, or not known."""
 
@@ -55,8 +59,11 @@ def encoders_in(holder: Any) -> list[Encoder]:
     for name, root in modules_in(holder):
         for path, model in _known_in(root):
             whole = ".".join(part for part in (name, path) if part)
-            pooling = _pooling_after(root, path)
-            found.setdefault(id(model), Encoder(whole, model, pooling is not None, _places_of(pooling)))
+            reader = _reader_after(root, path)
+            of_library = reader is not None and type(reader).__module__.startswith(_SENTENCE_TRANSFORMERS)
+            is_masked = of_library and type(reader).__name__ in _MASKING
+            places = _places_of(reader) if is_masked else ()
+            found.setdefault(id(model), Encoder(whole, model, is_masked, of_library and not is_masked, places))
     return list(found.values())
 
 
@@ -100,31 +107,25 @@ def _can_change(module: nn.Module) -> bool:
     return known_here or curated.is_encoder(module)
 
 
-def _pooling_after(root: nn.Module, path: str) -> nn.Module | None:
-    """Return the pooling of a sentence transformer, if the path leads to the encoder right before it."""
+def _reader_after(root: nn.Module, path: str) -> nn.Module | None:
+    """Return the module that comes after the encoder at this path in the innermost sequence that goes on."""
     parts = path.split(".") if path else []
-    for end, name in enumerate(parts):
+    for end in reversed(range(len(parts))):
         parent = root.get_submodule(".".join(parts[:end]))
-        if not isinstance(parent, nn.Sequential):
-            continue
-        names = [child for child, _ in parent.named_children()]
-        after = names[names.index(name) + 1 :]
-        following = parent.get_submodule(after[0]) if after else None
-        return following if following is not None and _is_pooling(following) else None
+        if isinstance(parent, nn.Sequential):
+            names = [child for child, _ in parent.named_children()]
+            after = names[names.index(parts[end]) + 1 :]
+            if after:
+                return parent.get_submodule(after[0])
     return None
 
 
 def _places_of(pooling: Any) -> tuple[Place, ...]:
     """Return the tokens of each row that the pooling takes; empty if it takes others too."""
-    if pooling is None or not getattr(pooling, "include_prompt", True):
+    if type(pooling).__name__ != "Pooling" or not getattr(pooling, "include_prompt", True):
         return ()
     modes = getattr(pooling, "pooling_mode", None)
     if modes is None:  # before sentence-transformers 6 there is a switch for each
         modes = pooling.get_pooling_mode_str().split("+")
     names = [modes] if isinstance(modes, str) else list(modes)
     return tuple(_PLACES[name] for name in names) if _PLACES.keys() >= set(names) else ()
-
-
-def _is_pooling(module: nn.Module) -> bool:
-    kind = type(module)
-    return kind.__name__ == "Pooling" and kind.__module__.startswith(_SENTENCE_TRANSFORMERS)

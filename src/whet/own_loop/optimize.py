@@ -43,11 +43,12 @@ def optimize(
 
     Hidden states of real tokens are those of the untouched model. `padding` says what those of padding tokens are.
     sampled: a few padding tokens of each sequence are computed and stand for all; the mean span loss of transformers'
-    question answering models is then within 0.02 % of the untouched model's. all: each padding token has its own state,
-    for heads that need these exactly. none: zeros, for heads that mask padding. auto: none if the head is
-    known to ignore padding (the pooling of sentence-transformers, classifiers that read the first token), else
-    sampled. A call with labels or positions at padding tokens computes all of these. Sequences padded on the left, and
-    calls that ask for the states of all layers, run with their padding; the log says which.
+    question answering models is then within 0.02 % of the untouched model's. all: each padding token has its own
+    state, for heads that need these exactly. none: zeros, for heads that mask padding. auto: none if the head is known
+    to ignore padding (the pooling of sentence-transformers, classifiers that read the first token), all before other
+    modules of sentence-transformers, else sampled; the log says which. A call with labels or positions at padding
+    tokens computes all of these. Sequences padded on the left, and calls that ask for the states of all layers, run
+    with their padding; the log says which.
     Where a classifier reads first tokens alone, or sentence-transformers' pooling first or last ones, so does the last
     block, and other tokens are computed when they are read; last_block_tokens="all" computes all at once.
     Forward hooks on parts of the encoder see packed tensors (1, N, D), also if they are registered afterwards. Under
@@ -73,7 +74,11 @@ def optimize(
 
 
 def restore(model: Any) -> Any:
-    """Undo `optimize` exactly and return the model; one that whet did not change stays as it is."""
+    """Undo `optimize` exactly and return the model; one that whet did not change stays as it is.
+
+    Raises ConfigError for what holds no model, such as a list of models.
+    """
+    checks.require_modules(model, "whet.restore")
     for _, root in inside.modules_in(model):
         order.restore(root)
     for encoder in inside.encoders_in(model):
@@ -93,7 +98,7 @@ def _change(
         curated.apply(model, dtype, padding)
         return
     if padding == "auto":
-        padding = "none" if encoder.padding_is_masked else "sampled"
+        padding = "none" if encoder.padding_is_masked else "all" if encoder.padding_is_read else "sampled"
     if prepare(order.restore(model), encoder_only=True) is None:
         raise checks.no_family(model)
     settings = MethodSettings(

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from whet.card import Card
 from whet.config.methods import MethodSettings
@@ -130,7 +131,8 @@ def _follow(view: ModelView, packed: PackedModel) -> None:
     restore(view)
     state = _State()
     record.keep(view.model, CARD.name, state)
-    _put_blocks(state, view, _How("blocks", packed.placement, wanted=None))
+    for block in _stacked(view):
+        _put_forward(state, block, partial(_block, _How("blocks", packed.placement, wanted=None)))
 
 
 def restore(view: ModelView) -> None:
@@ -286,9 +288,15 @@ def _enable_theirs(model: PreTrainedModel, contexts: Callable[[], _Contexts]) ->
     enable({"use_reentrant": False, "context_fn": contexts})
 
 
+def _stacked(view: ModelView) -> Sequence[nn.Module]:
+    """Return the model's blocks: of a stack of one, that transformers' own switch would recompute."""
+    found = [block for _, block in view.blocks()]
+    return found or [one for one in view.model.modules() if isinstance(one, GradientCheckpointingLayer)]
+
+
 def _blocks(view: ModelView) -> Sequence[nn.Module]:
     """Return the modules that the model is a stack of."""
-    found = [block for _, block in view.blocks()]
+    found = _stacked(view)
     if not found:
         raise ConfigError(
             what="gradient_checkpointing finds no blocks in this model",

@@ -130,8 +130,8 @@ def dtype_of(model: nn.Module) -> torch.dtype | None:
 
 
 def padding_of(model: nn.Module) -> PaddingInLoss:
-    """Return what padding tokens get in calls of the model's encoder."""
-    return record.read(_encoder(model), _CALLS).amount
+    """Return what padding tokens get in calls of the model, if nobody but its head reads them."""
+    return padding_readers.usual_amount(model, record.read(_encoder(model), _CALLS).amount)
 
 
 def _encoder(model: Any) -> nn.Module:
@@ -177,11 +177,15 @@ def _run(self: Any, given: Sequence[Any], options: Mapping[str, Any], places: tu
         return calls.padded(self, "rows that do not begin with a token: pad them on the right", given, options)
     if has_holes(mask):
         return calls.padded(self, HOLES, given, options)
+    if calls.packed.hooks.finds_row_wise(self):
+        return calls.padded(self, "calls in which peft gives each row its own adapter", given, options)
     amount = padding_readers.amount(calls.packed.module, calls.amount)
     if causal:
         if amount != "none":
             return calls.padded(self, "decoders whose hidden states of padding tokens are read", given, options)
         call["use_cache"] = False
+    if amount == "all" and calls.packed.attention_before == "eager" and getattr(self.config, "local_attention", None):
+        return calls.padded(self, "models with local attention, loaded as eager, whose padding is read", given, options)
     calls.say_if_more(amount)
     layout = layout_of(mask, amount)
     given_ids = {"input_ids": input_ids, **call}
@@ -191,6 +195,8 @@ def _run(self: Any, given: Sequence[Any], options: Mapping[str, Any], places: tu
         ids, packed_options = layout.packed(input_ids), _packed_inputs(call, layout, positions)
         later = None if taken is None else pooled.Pass(self, ids, packed_options)
         out = type(self).forward(self, ids, **packed_options)
+    if not position.is_of(*out.last_hidden_state.shape[:2]):
+        return calls.padded(self, "models in which a hook returns another shape than it got", given, options)
     if taken is None or later is None:
         out.last_hidden_state = _padded(self, out, mask, layout, amount)
     else:

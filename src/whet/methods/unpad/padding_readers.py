@@ -73,6 +73,11 @@ def amount(model: nn.Module, asked: PaddingInLoss) -> PaddingInLoss:
     return "none" if calls and _reads_first_tokens(model) and not seen and other_forward(model) is None else asked
 
 
+def usual_amount(model: nn.Module, asked: PaddingInLoss) -> PaddingInLoss:
+    """Return what calls of the model need whose labels are not at padding, if no hook looks at the encoder's output."""
+    return "none" if predicts_next_tokens(model) or _reads_first_tokens(model) else asked
+
+
 def read_first_tokens_alone(model: nn.Module) -> bool:
     """Return whether the model's forward runs, and reads no hidden state but that of each row's first token."""
     runs = any(call.model is model and call.runs for call in _CALLED.get())
@@ -119,7 +124,7 @@ def _reads_first_tokens(model: nn.Module) -> bool:
     packed = packed_model(model)
     if packed is not None and packed.family.proven:
         return False  # a head of an unknown family may average its tokens, whatever its name
-    if getattr(getattr(model, "config", None), "classifier_pooling", "cls") not in ("cls", "bos"):
+    if not heads.pools_first_tokens(model):
         return False
     return type(model).__module__.startswith("transformers.") and type(model).__name__.endswith(_FIRST_TOKEN_HEADS)
 

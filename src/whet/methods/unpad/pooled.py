@@ -109,9 +109,10 @@ def too_late() -> ConfigError:
     """Return the refusal to compute hidden states of weights, or of a mode, that are not there any more."""
     return ConfigError(
         what="the hidden states of this call cannot be computed any more",
-        got="token embeddings that are read after the model's weights, adapters, mode or methods have changed",
-        why="whet.optimize computes those that pooling does not take when they are read",
-        fix="read them before optimizer.step() and model.eval(), or use whet.optimize(model, last_block_tokens='all')",
+        got="token embeddings that are used after the model's weights, adapters, mode or methods have changed",
+        why="whet.optimize computes those that pooling does not take when something is computed from them",
+        fix="use them, or keep a .clone(), before optimizer.step() and model.eval(); or call"
+        " whet.optimize(model, last_block_tokens='all')",
     )
 
 
