@@ -32,6 +32,8 @@ def test_commands_take_the_recipe_and_its_settings(
     assert run(words(command, sentence_encoder, tmp_path / "out", "--do_train", **options)) == 0
     shown = capsys.readouterr().out
     assert "recipe     few_samples: warmup_steps 0.1" in shown
+    assert "constant_with_warmup,\n           reinit_layers" in shown or ", as given: " in shown  # every part, on more lines
+    assert all(len(line) <= 80 for line in shown.splitlines() if line.startswith(("recipe", "     ")))
     assert "8 steps (min_steps)" in shown
     assert load(tmp_path / "out", "trainer_state.json")["global_step"] == 8
     log = (tmp_path / "out" / "run.log").read_text("utf-8")

@@ -96,6 +96,9 @@ def test_bad_rows_and_bad_places_are_refused(
     assert len(load_lines(Path(output))) == 1
     assert run(["predict", str(classifier), "--file", str(file), "--output", str(file)]) == EXIT_BAD_CONFIG
     assert "would replace the data" in capsys.readouterr().err
+    for other in (str(tmp_path / "found.csv"), "-"):
+        assert run(["predict", str(classifier), "--file", str(file), "--output", other]) == EXIT_BAD_CONFIG
+        assert "output is a file of JSON lines" in capsys.readouterr().err
 
 
 def test_a_model_without_a_known_head_is_refused(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whet.data.files.cells import column_values
-from whet.data.files.table import TableRows
+from whet.data.files.table import TableRows, named_classes
 from whet.errors import DataError
 from whet.jobs.fields import JobFields
 from whet.models.loading.hub_reach import unreachable
@@ -103,28 +103,20 @@ def _without_the_hub(name: str) -> Iterator[None]:
 def table_rows(dataset: Dataset, limit: int | None = None) -> TableRows:
     """Return the rows of a data set; classes that it keeps as numbers come as their names, -1 as None."""
     n_rows = len(dataset) if limit is None else min(limit, len(dataset))
+    classes = {name: names for name in dataset.column_names if (names := _class_names(dataset, name))}
 
     def take(names: Sequence[str]) -> Iterator[tuple[str, Any]]:
         wanted = [name for name in dataset.column_names if name in names]
         table: Any = dataset.select_columns(wanted).with_format("arrow")[:n_rows]
-        columns = [_named(column_values(table.column(name)), class_names(dataset, name)) for name in wanted]
+        columns = [named_classes(column_values(table.column(name)), classes.get(name, ())) for name in wanted]
         for n, values in enumerate(zip(*columns, strict=True)):
             yield f"row {n}", dict(zip(wanted, values, strict=True))
 
-    return TableRows(list(dataset.column_names), take)
+    return TableRows(list(dataset.column_names), take, classes)
 
 
-def class_names(dataset: Dataset, column: str | None) -> tuple[str, ...]:
+def _class_names(dataset: Dataset, column: str) -> tuple[str, ...]:
     """Return the names of the classes in this column, or in its lists, in the data set's order; () if it has none."""
-    feature: Any = dataset.features.get(column) if column else None
+    feature: Any = dataset.features.get(column)
     inner = getattr(feature, "feature", feature)
     return tuple(getattr(inner, "names", None) or ())
-
-
-def _named(values: list[Any], names: Sequence[str]) -> list[Any]:
-    def name(value: Any) -> Any:
-        if isinstance(value, list):
-            return [name(one) for one in value]
-        return names[value] if isinstance(value, int) and 0 <= value < len(names) else None
-
-    return [name(value) for value in values] if names else values

@@ -51,7 +51,9 @@ def read_bytes(path: Path) -> bytes:
 
 def require_file(path: Path) -> None:
     """Raise DataError if there is no such file, StorageError if the system refuses to say."""
-    fix = "name a file; the name of a dataset of the hub belongs in --dataset_name"
+    fix = (
+        "name a file, such as a copy of what a pipe gives; in training, a data set of the hub goes into --dataset_name"
+    )
     try:
         if not path.exists():
             raise DataError(what=f"{path}: no such file", why="the data is read from it", fix="correct the path")

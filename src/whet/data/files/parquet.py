@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import resource
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     import pyarrow
     from pyarrow.parquet import ParquetFile
 
+_FEATURES = b"huggingface"
+"""The key of a file's metadata under which `datasets` writes the types of columns, as JSON."""
 _CELLS_PER_BYTE, _SPARE_CELLS = 20, 100_000
 """Bytes per row: rows differ in an id or a text, which do not compress further."""
 _BYTES_PER_BYTE, _SPARE_BYTES = 200, 512 << 20
@@ -38,6 +41,31 @@ def parquet_columns(data: bytes, wanted: Sequence[str]) -> dict[str, list[Any]]:
             why="it is damaged, cut off, or uses what this version of Arrow does not know",
             fix="write or copy it again",
         ) from None
+
+
+def parquet_class_names(data: bytes) -> dict[str, tuple[str, ...]]:
+    """Return the names of the classes of each column that `datasets` wrote as ClassLabel, or as lists of it."""
+    from pyarrow import ArrowException, BufferReader, parquet
+
+    try:
+        with _limited_memory(_ROOM_BYTES):
+            known = parquet.ParquetFile(BufferReader(data), pre_buffer=False).schema_arrow.metadata or {}
+            features = json.loads(known.get(_FEATURES, b"{}"))["info"]["features"]
+        return {name: names for name, feature in features.items() if (names := _names_in(feature))}
+    except (ArrowException, OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, MemoryError):
+        return {}  # a file of another program; one that cannot be read is refused when its columns are
+
+
+def _names_in(feature: Any) -> tuple[str, ...]:
+    """Return the names of a ClassLabel, or of the one that a list has; () for any other feature."""
+    if isinstance(feature, list) and len(feature) == 1:
+        feature = feature[0]
+    if isinstance(feature, dict) and isinstance(feature.get("feature"), dict):
+        feature = feature["feature"]
+    if not isinstance(feature, dict) or feature.get("_type") != "ClassLabel":
+        return ()
+    names = feature.get("names")
+    return tuple(names) if isinstance(names, list) and all(isinstance(name, str) for name in names) else ()
 
 
 def _read(data: bytes, wanted: Sequence[str]) -> dict[str, list[Any]]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ from whet.data.files.cells import refuse_twice
 from whet.data.files.csv_files import DELIMITERS, USUAL_DELIMITERS
 from whet.data.files.file_bytes import PARQUET, read_bytes, text_of
 from whet.data.files.json_text import json_lines, parse_json, place_in, skip_space
-from whet.data.files.parquet import parquet_columns
+from whet.data.files.parquet import parquet_class_names, parquet_columns
 from whet.data.files.rejected import Rejected
 
+_SEP = re.compile(r"\ufeff?sep=(?P<mark>[^\r\n])\r?\n", re.IGNORECASE)
 PlacedRow = tuple[str, Any]
 """Where a row stands (line 7), and the row: a mapping, or a `Rejected` for a row that cannot be taken apart."""
 
@@ -28,6 +30,8 @@ class TableRows:
     columns: Sequence[str]
     take: Callable[[Sequence[str]], Iterable[PlacedRow]]
     """Returns every row with at least these columns, if the table has them."""
+    class_names: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """The names of the classes of columns that keep them as numbers, in their order; rows have the names."""
 
 
 def read_table(path: Path, delimiter: str | None = None) -> TableRows:
@@ -45,6 +49,9 @@ def read_table(path: Path, delimiter: str | None = None) -> TableRows:
     if text[begin] in "{[" and delimiter is None:
         return _json(text, begin)
     text = with_line_ends(text)
+    if said := _SEP.match(text):  # what spreadsheets write above the header; its line stays, empty
+        text = "\n" + text[said.end() :]
+        delimiter, begin = delimiter or said["mark"], 1
     return _csv(text, delimiter or _delimiter_of(text[begin:], path))
 
 
@@ -54,13 +61,30 @@ def with_line_ends(text: str) -> str:
 
 
 def _parquet(data: bytes) -> TableRows:
+    classes = parquet_class_names(data)
+
     def take(names: Sequence[str]) -> Iterator[PlacedRow]:
         found = parquet_columns(data, names)
         wanted = [name for name in found if name in names]
-        for n, values in enumerate(zip(*(found[name] for name in wanted), strict=True)):
+        columns = [named_classes(found[name], classes.get(name, ())) for name in wanted]
+        for n, values in enumerate(zip(*columns, strict=True)):
             yield f"row {n}", dict(zip(wanted, values, strict=True))
 
-    return TableRows(list(parquet_columns(data, ())), take)
+    return TableRows(list(parquet_columns(data, ())), take, classes)
+
+
+def named_classes(values: list[Any], names: Sequence[str]) -> list[Any]:
+    """Return the names of classes for their numbers, also within lists, None for any other number; or what was given.
+
+    Without names the values stay as they are.
+    """
+
+    def name(value: Any) -> Any:
+        if isinstance(value, list):
+            return [name(one) for one in value]
+        return names[value] if isinstance(value, int) and 0 <= value < len(names) else None
+
+    return [name(value) for value in values] if names else values
 
 
 def _json(text: str, begin: int) -> TableRows:
@@ -111,7 +135,12 @@ def _delimiter_of(text: str, path: Path) -> str:
 
 def _csv(text: str, delimiter: str) -> TableRows:
     rows = list(_csv_records(text, delimiter))
+    if not rows:
+        raise Rejected("the file has no header", why="there is no row in it", fix="name another file")
     columns = [name.strip() for name in rows[0][1]]
+    n_columns = len(columns) - _n_empty_at_the_end(rows)
+    rows = [(line, cells[:n_columns] if len(cells) == len(columns) else cells) for line, cells in rows]
+    columns = columns[:n_columns]
     refuse_twice(columns)
 
     def take(_: Sequence[str]) -> Iterator[PlacedRow]:
@@ -124,6 +153,14 @@ def _csv(text: str, delimiter: str) -> TableRows:
     return TableRows(columns, take)
 
 
+def _n_empty_at_the_end(rows: Sequence[tuple[int, list[str]]]) -> int:
+    """Return how many columns at the end have neither a name nor a value: spreadsheets leave them behind."""
+    width, count = len(rows[0][1]), 0
+    while count < width - 1 and not any(cells[width - 1 - count].strip() for _, cells in rows if len(cells) == width):
+        count += 1
+    return count
+
+
 def _csv_records(text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
     """Yield each record with the line that it begins in, counted from 1; a quoted text may run over many lines."""
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
@@ -131,7 +168,7 @@ def _csv_records(text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
     with _any_field_size(len(text)):
         try:
             for cells in reader:
-                if cells:
+                if len(cells) > 1 or any(map(str.strip, cells)):
                     yield begin, cells
                 begin = reader.line_num + 1
         except csv.Error as error:
@@ -139,7 +176,8 @@ def _csv_records(text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
                 f"line {max(reader.line_num, begin)}: not a CSV table with {delimiter!r} between its columns",
                 got=f"{error} (the row begins in line {begin})",
                 why="quotes inside a quoted text are doubled, and every quoted text ends",
-                fix="write the file again with Python's csv module or with pandas",
+                fix="if another character parts the columns, name it: --csv_delimiter ';'; else write the file again"
+                " with Python's csv module or with pandas",
             ) from None
 
 

@@ -55,11 +55,26 @@ def output_has_a_folder(asked: PredictFields) -> Problem | None:
     )
 
 
+def output_is_json_lines(asked: PredictFields) -> Problem | None:
+    """A name that promises another format would mislead whoever reads the file."""
+    suffix = Path(asked.output).suffix.lower()
+    if suffix not in _OTHER_FORMATS and asked.output.strip() != "-":
+        return None
+    return Problem(
+        what="output is a file of JSON lines",
+        got=asked.output,
+        why="a prediction has parts, such as scores for several labels, for which a cell has no room",
+        fix="name it so, such as predictions.jsonl; pandas.read_json(file, lines=True) makes a table of it",
+    )
+
+
+_OTHER_FORMATS = (".csv", ".tsv", ".xlsx", ".xls", ".parquet", ".arrow", ".conll", ".conllu")
 RULES: tuple[Rule, ...] = (
     names_a_model,
     names_a_file,
     output_is_another_file,
     output_has_a_folder,
+    output_is_json_lines,
     at_least("max_predict_samples", 1, "predicting for no row gives nothing"),
     at_least("per_device_eval_batch_size", 1, "a batch has a row"),
     at_least("top_k", 1, "at least one must be written"),

@@ -17,6 +17,7 @@ from whet.jobs.teacher import add_teacher, require_reads
 from whet.jobs.tokenising.cache import Cache
 from whet.jobs.tokenising.encode import check_max_length
 from whet.jobs.tokenising.rows import RowMaker, RowOptions
+from whet.log import logger
 from whet.models.loading.heads import SEQUENCE_CLASSIFICATION
 from whet.models.loading.load import Labels, load_config, load_model, load_tokenizer, max_positions
 from whet.tasks.classify.arguments import ClassifyArguments
@@ -28,6 +29,9 @@ from whet.tasks.classify.rows import Split, tokenised
 from whet.tasks.classify.unclear_labels import require_clear
 from whet.train.output import printing
 from whet.train.resume import restore as resume
+
+_FEW_TEXTS = 10
+"""Labels that no number of texts is too small for."""
 
 
 def prepare(job: ClassifyArguments, args: TrainingArguments, examples: Mapping[str, Examples]) -> Job:
@@ -91,6 +95,11 @@ def _scheme(job: ClassifyArguments, examples: Mapping[str, Examples], config: An
     if set(scheme.names) == set(known.names) and kind == known.kind:
         scheme = known  # the head of a trained model keeps its own order
     printing.show([f"labels: {_words(scheme)} ({why})"])
+    if len(scheme.names) > max(_FEW_TEXTS, len(examples["train"]) // 2):
+        logger.warning(
+            "%d labels for %d texts, such as %s: most have one text; numbers need a decimal point (0.5)",
+            len(scheme.names), len(examples["train"]), scheme.names[0],
+        )  # fmt: skip
     return scheme
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from whet.data.files.bad_rows import BadRows, no_cycle_search
 from whet.data.files.rejected import Rejected
 from whet.data.files.table import TableRows, read_table
-from whet.jobs.hub_data import HubSource, class_names, load_split, table_rows
+from whet.jobs.hub_data import HubSource, load_split, table_rows
 from whet.tasks.classify.examples import Examples, Named, choose_columns, collect
 from whet.tasks.classify.fields import ClassifyFields
 from whet.train.output import printing
@@ -59,9 +59,10 @@ def _read(job: ClassifyFields, name: str, limit: int | None) -> Examples:
         found = _examples(table_rows(dataset, limit), named, bad, need_label=need_label, limit=limit)
     except Rejected as problem:
         raise problem.error(where) from None
-    return replace(found, label_order=class_names(dataset, found.columns.label))
+    return found
 
 
 def _examples(rows: TableRows, named: Named, bad: BadRows, *, need_label: bool, limit: int | None) -> Examples:
     columns = choose_columns(rows.columns, named, need_label=need_label)
-    return collect(rows, columns, bad, need_label=need_label, limit=limit)
+    found = collect(rows, columns, bad, need_label=need_label, limit=limit)
+    return replace(found, label_order=rows.class_names.get(columns.label or "", ()))

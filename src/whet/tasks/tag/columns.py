@@ -17,8 +17,8 @@ _WORD_HEADINGS = {"word", "words", "token", "tokens", "form", "text"}
 _ALONE = {"word", "words", "token", "tokens"}
 """Headings of a file without another column."""
 _TAG_HEADINGS = {"tag", "tags", "label", "labels", "ner", "ner_tag", "ner_tags", "pos", "upos", "chunk", "entity"}
-_LONGEST = 1000
-"""Words of a sentence; one with more is hardly a sentence."""
+_LONGEST = 50
+"""Words of a sentence; a file with one longer sentence, and no other, hardly is one."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,10 @@ def from_columns(text: str, named: Named, bad: BadRows, *, need_tags: bool, limi
 
 def _table_of(text: str, named: Named) -> _Table:
     """Return the lines of the file: CSV if its header or all of its lines say so, else columns apart by space."""
-    given = {name.lower() for name in (named.words, named.tags) if name}
+    first = next(conll.sentences(text), None)
+    if first is not None and first.is_conllu:
+        return _Table(list(conll.sentences(text)))
+    given = {name.lower() for name in (named.words, named.tags) if name and not _is_number(name)}
     table = word_table(text, _WORD_HEADINGS | given)
     if table is not None:
         return _Table(table.sentences, table.names, table.mark)
@@ -113,7 +116,7 @@ def _number(name: str | None, table: _Table, usual: int, flag: str | None) -> in
     names = [one.lower() for one in table.names]
     if name.lower() in names:
         return names.index(name.lower())
-    if name.lstrip("-").isdecimal():
+    if _is_number(name):
         return int(name)
     if names:
         raise Rejected(
@@ -128,6 +131,11 @@ def _number(name: str | None, table: _Table, usual: int, flag: str | None) -> in
         why="its first line is a word, so they are counted from 0",
         fix=f"write a number, such as {flag} {max(usual, 0)}",
     )
+
+
+def _is_number(name: str) -> bool:
+    """Return whether a column is named by its number, from the end if that is negative."""
+    return name.removeprefix("-").isdecimal()
 
 
 def _require_words(table: _Table) -> None:

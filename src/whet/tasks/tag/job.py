@@ -17,11 +17,12 @@ from whet.jobs.teacher import add_teacher, require_reads
 from whet.jobs.tokenising.cache import Cache
 from whet.jobs.tokenising.encode import check_max_length
 from whet.jobs.tokenising.words import WordRowMaker
+from whet.log import logger
 from whet.models.loading.heads import TOKEN_CLASSIFICATION
 from whet.models.loading.load import Labels, load_config, load_model, load_tokenizer, max_positions
 from whet.tasks.tag.arguments import TagArguments
 from whet.tasks.tag.judge import TagJudge
-from whet.tasks.tag.labels import Tags, tags_of, tags_of_config
+from whet.tasks.tag.labels import Tags, require_several, tags_of, tags_of_config
 from whet.tasks.tag.rows import Split, tokenised
 from whet.tasks.tag.sentences import Sentences
 from whet.tasks.tag.word_tags import best_tags, only_logits
@@ -88,8 +89,11 @@ def _tags(sentences: Mapping[str, Sentences], config: Any) -> Tags:
         tags, why = known, "from the model's configuration"
     else:
         tags, why = tags_of(sentences["train"]), "from the training data"
+        require_several(sentences["train"], tags)
         if set(tags.names) == set(known.names):
             tags = known  # the head of a trained model keeps its own order
     kind = "entities (judged by seqeval)" if tags.are_entities else "plain tags (judged by accuracy and macro F1)"
     printing.show([f"tags: {len(tags.names)}, {why}; {kind}"])
+    if (odd := tags.almost_entity()) is not None:
+        logger.warning("the tag %s looks like an entity's: for F1 of entities write B-PER, I-PER and O", odd)
     return tags

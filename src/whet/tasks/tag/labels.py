@@ -15,6 +15,7 @@ from whet.tasks.tag.sentences import Sentences
 
 IGNORED = -100
 _ENTITY = re.compile(r"O|[BIESLU]-.+")
+_ALMOST = re.compile(r"[bi][-_].+|[BI]_.+|.+[-_][BIbi]", re.DOTALL)
 _SHOWN_TAGS = 12
 
 
@@ -28,6 +29,12 @@ class Tags:
     def are_entities(self) -> bool:
         """Whether they mark entities (B-PER, I-PER, O); else each word has a plain tag, such as its part of speech."""
         return all(_ENTITY.fullmatch(name) for name in self.names) and any(name != "O" for name in self.names)
+
+    def almost_entity(self) -> str | None:
+        """Return a tag that marks an entity in another way than `are_entities` knows; None if there is none."""
+        names = [name for name in self.names if name not in ("O", "o")]
+        is_almost = not self.are_entities and all(_ALMOST.fullmatch(name) for name in names)
+        return names[0] if names and is_almost else None
 
     def encode(self, sentences: Sentences) -> list[np.ndarray]:
         """Return the number of each word's tag; raises DataError that names unknown tags with line and word."""
@@ -68,6 +75,18 @@ def tags_of(sentences: Sentences) -> Tags:
     found = {tag for tags in sentences.tags for tag in tags}
     ordered = sentences.tag_order if found <= set(sentences.tag_order) else sorted(found)
     return Tags(tuple(ordered))
+
+
+def require_several(sentences: Sentences, tags: Tags) -> None:
+    """Raise DataError if all words have the same tag: any model would be right, and none would learn."""
+    if len(tags.names) > 1:
+        return
+    raise DataError(
+        what=f"{sentences.source}: all words have the same tag",
+        got=f"{sentences.tag_column}: {tags.names[0]}" if tags.names else "no tag",
+        why="a tagger learns to tell words apart",
+        fix="add sentences with other tags, or name another column: --label_column_name NAME",
+    )
 
 
 def tags_of_config(config: Any) -> Tags:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from whet.data.files.bad_rows import BadRows
@@ -13,6 +13,8 @@ from whet.data.files.row_fields import kind, object_of, text_field
 from whet.data.files.table import TableRows
 from whet.jobs.left_out import LeftOut
 
+_LEFT_OUT = -100
+"""What transformers' losses leave out."""
 _EXAMPLE = '{"tokens": ["..."], "tags": ["..."]}'
 """What a row looks like, for messages."""
 
@@ -98,7 +100,7 @@ def from_rows(rows: TableRows, named: Named, bad: BadRows, *, need_tags: bool, l
         found.words.append(given)
         found.tags.append(labels)
         found.places.append(place)
-    return found.finish(tags or "tags")
+    return replace(found.finish(tags or "tags"), tag_order=rows.class_names.get(tags or "", ()))
 
 
 def _column(found: Sequence[str], name: str | None, usual: Sequence[str], what: str, flag: str) -> str:
@@ -153,6 +155,13 @@ def _tags(row: Any, name: str, n_words: int, *, needed: bool) -> list[str] | Non
             fix=f"correct {name} or the words",
         )
     for n, tag in enumerate(tags):
+        if tag == _LEFT_OUT and not isinstance(tag, bool):
+            raise Rejected(
+                f"{name}[{n}] is {_LEFT_OUT}, which is no tag",
+                got=tags,
+                why="elsewhere this number keeps a word out of the loss; whet tag learns a tag for each word",
+                fix="give the word a tag, such as O, or leave the sentence out: --skip_bad",
+            )
         if tag is None or tag == "" or isinstance(tag, list | dict):
             raise Rejected(
                 f"{name}[{n}] is {'empty' if tag == '' else kind(tag)}",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 from whet.data.files.bad_rows import BadRows, no_cycle_search
@@ -11,7 +10,7 @@ from whet.data.files.file_bytes import PARQUET, read_bytes, text_of
 from whet.data.files.json_text import skip_space
 from whet.data.files.rejected import Rejected
 from whet.data.files.table import read_table, with_line_ends
-from whet.jobs.hub_data import HubSource, class_names, load_split, table_rows
+from whet.jobs.hub_data import HubSource, load_split, table_rows
 from whet.tasks.tag.columns import from_columns
 from whet.tasks.tag.fields import TagFields
 from whet.tasks.tag.sentences import WORDS, Named, Sentences, from_rows
@@ -75,4 +74,4 @@ def _read_hub(job: TagFields, name: str, named: Named, limit: int | None) -> Sen
         found = from_rows(table_rows(dataset, limit), named, bad, need_tags=name != "test", limit=limit)
     except Rejected as problem:
         raise problem.error(where) from None
-    return replace(found, tag_order=class_names(dataset, found.tag_column))
+    return found

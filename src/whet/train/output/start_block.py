@@ -19,6 +19,8 @@ from whet.train.compat.public import PublicTrainer
 from whet.train.sharding import outer_step, planned
 
 _LABEL = 11
+_WHOLE = ("recipe", "deepspeed")
+"""Labels of settings that the user did not write: all are shown."""
 _MOST_SAMPLED = 100_000
 """Rows of a larger data set that the padding is estimated from."""
 _BUSY = 1.5
@@ -65,11 +67,16 @@ def _lines(trainer: PublicTrainer, rows: dict[str, list[str]]) -> list[str]:
 
 
 def block(rows: dict[str, list[str]], width: int) -> list[str]:
-    """Return one line for each label, none longer than `width`: parts that do not fit are left out from the end."""
-    return [
-        f"{label:<{_LABEL}}{console.fit([escape_controls(part) for part in parts], width - _LABEL)}"
-        for label, parts in rows.items()
-    ]
+    """Return one line for each label, none longer than `width`: parts that do not fit are left out from the end.
+
+    Settings that somebody else's file or a recipe made take as many lines as they need.
+    """
+    lines: list[str] = []
+    for label, parts in rows.items():
+        shown, most = [escape_controls(part) for part in parts], width - _LABEL
+        found = console.folded(shown, most, ", ", "") if label in _WHOLE else [console.fit(shown, most)]
+        lines += [f"{label if not number else '':<{_LABEL}}{line}" for number, line in enumerate(found)]
+    return lines
 
 
 def _model(trainer: PublicTrainer) -> list[str]:
