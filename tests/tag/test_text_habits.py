@@ -158,6 +158,11 @@ def test_what_spreadsheets_leave_behind_is_no_data(tmp_path: Path, content: str)
     assert (list(found.texts), list(found.labels or ())) == (["good, bread", "no sail"], ["fine", "bad"])
 
 
+def test_a_blank_text_of_a_table_with_one_column_is_a_row(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="line 3: text is empty"):
+        _texts(tmp_path / "rows.csv", 'text\ngood bread\n" "\nno sail\n', need_label=False)
+
+
 def test_lines_are_counted_with_the_one_that_names_the_delimiter(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="line 4"):
         _texts(tmp_path / "rows.csv", "sep=;\ntext;label\na;b\nno sail\n")

@@ -162,13 +162,17 @@ def _n_empty_at_the_end(rows: Sequence[tuple[int, list[str]]]) -> int:
 
 
 def _csv_records(text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield each record with the line that it begins in, counted from 1; a quoted text may run over many lines."""
+    """Yield each record with the line that it begins in, counted from 1; a quoted text may run over many lines.
+
+    A line of spaces is none, unless the table has one column.
+    """
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    begin = 1
+    begin, width = 1, 0
     with _any_field_size(len(text)):
         try:
             for cells in reader:
-                if len(cells) > 1 or any(map(str.strip, cells)):
+                if len(cells) > 1 or any(map(str.strip, cells)) or (cells and width == 1):
+                    width = width or len(cells)
                     yield begin, cells
                 begin = reader.line_num + 1
         except csv.Error as error:
