@@ -15,6 +15,7 @@ from transformers import AutoModel, AutoModelForSequenceClassification
 import whet
 from tiny import arguments, padded, tiny_config, tiny_model, tiny_rows
 from whet.errors import ConfigError
+from whet.models.packed import packed_model
 
 TOLERANCE = 1e-5  # relative: sums of some hundred float32 terms
 PARTS = ("embeddings", "encoder.layer.0", "encoder.layer.1.attention.self")
@@ -136,5 +137,7 @@ def test_rows_with_adapters_of_their_own_run_padded() -> None:
         wanted, found = (one(**batch(), adapter_names=names).logits for one in (untouched, model))
         assert torch.allclose(found, wanted, rtol=0, atol=1e-6)  # logits of size 0.1
         plain = [one(**batch()).logits for one in (untouched, model)]
+        packed: Any = packed_model(model)
+        assert not packed.hooks.finds_row_wise(packed.module.base_model)  # peft removes its hooks after each call
     assert torch.allclose(plain[1], plain[0], rtol=0, atol=1e-6)
     assert float((plain[0] - wanted).abs().max()) > 1e-3

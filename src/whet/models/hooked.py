@@ -27,7 +27,7 @@ class HookWatch:
     def finds_row_wise(self, encoder: nn.Module) -> bool:
         """Return whether a library's hooks give each row something of its own; say once that others get packed rows."""
         newest = RemovableHandle.next_id
-        if newest != self._newest:
+        if newest != self._newest or self._row_wise:  # torch does not count those that were removed
             self._newest = newest
             found = list(_inside(encoder))
             names = dict.fromkeys(name for name, hook in found if not home_of(hook).startswith(_ROW_WISE))

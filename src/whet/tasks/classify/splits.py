@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from whet.console import plural
 from whet.data.files.bad_rows import BadRows, no_cycle_search
 from whet.data.files.rejected import Rejected
 from whet.data.files.table import TableRows, read_table
@@ -28,7 +29,7 @@ def read_split(job: ClassifyFields, name: str) -> Examples:
     columns = examples.columns
     second = f"; second text: {' + '.join(columns.pair)}" if columns.pair else ""
     read = f"text: {' + '.join(columns.text)}{second}; label: {columns.label or 'none'}"
-    printing.show([f"{name}: {len(examples):,} examples; {read}"])
+    printing.show([f"{name}: {plural(len(examples), 'example')}; {read}"])
     return examples
 
 

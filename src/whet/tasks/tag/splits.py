@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from whet.console import plural
 from whet.data.files.bad_rows import BadRows, no_cycle_search
 from whet.data.files.file_bytes import PARQUET, read_bytes, text_of
 from whet.data.files.json_text import skip_space
@@ -29,9 +30,8 @@ def read_split(job: TagFields, name: str) -> Sentences:
         found = _read_hub(job, name, named, limit)
     found.left_out.log(name, "sentences")
     n_words = sum(map(len, found.words))
-    printing.show(
-        [f"{name}: {len(found):,} sentences, {n_words:,} words; tags: {found.tag_column if found.tags else 'none'}"]
-    )
+    size = f"{plural(len(found), 'sentence')}, {plural(n_words, 'word')}"
+    printing.show([f"{name}: {size}; tags: {found.tag_column if found.tags else 'none'}"])
     return found
 
 
