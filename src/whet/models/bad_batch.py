@@ -27,7 +27,7 @@ class OutsideOfTable(DataError, IndexError):  # noqa: N818 - whoever caught torc
 def explained(model: nn.Module, inputs: Mapping[str, Any]) -> Iterator[None]:
     """Raise DataError in place of the model's own error where the batch's columns do not fit the model.
 
-    And ConfigError where its code does not run under autocast.
+    ConfigError if its code does not run under autocast.
     """
     try:
         yield

@@ -34,7 +34,7 @@ class Encoder:
     padding_is_masked: bool
     """Whether the module that reads its hidden states is known to multiply those of padding tokens by zero."""
     padding_is_read: bool = False
-    """Whether that module is another one of sentence-transformers: a convolution, say, reads padding as it comes."""
+    """Whether that module is another one of sentence-transformers: a convolution, say, reads padding without a mask."""
     pooled: tuple[Place, ...] = ()
     """Which tokens of each row that module takes; empty: all, or not known."""
 
@@ -108,7 +108,7 @@ def _can_change(module: nn.Module) -> bool:
 
 
 def _reader_after(root: nn.Module, path: str) -> nn.Module | None:
-    """Return the module that comes after the encoder at this path in the innermost sequence that goes on."""
+    """Return the module that comes after the encoder at this path in the innermost sequence that continues."""
     parts = path.split(".") if path else []
     for end in reversed(range(len(parts))):
         parent = root.get_submodule(".".join(parts[:end]))

@@ -47,8 +47,7 @@ def optimize(
     state, for heads that need these exactly. none: zeros, for heads that mask padding. auto: none if the head is known
     to ignore padding (the pooling of sentence-transformers, classifiers that read the first token), all before other
     modules of sentence-transformers, else sampled; the log says which. A call with labels or positions at padding
-    tokens computes all of these. Sequences padded on the left, and calls that ask for the states of all layers, run
-    with their padding; the log says which.
+    tokens computes all of these. Sequences padded on the left, and calls for the states of all layers, run padded.
     Where a classifier reads first tokens alone, or sentence-transformers' pooling first or last ones, so does the last
     block, and other tokens are computed when they are read; last_block_tokens="all" computes all at once.
     Forward hooks on parts of the encoder see packed tensors (1, N, D), also if they are registered afterwards. Under

@@ -64,7 +64,7 @@ def output_is_json_lines(asked: PredictFields) -> Problem | None:
         what="output is a file of JSON lines",
         got=asked.output,
         why="a prediction has parts, such as scores for several labels, for which a cell has no room",
-        fix="name it so, such as predictions.jsonl; pandas.read_json(file, lines=True) makes a table of it",
+        fix="name it so, such as predictions.jsonl; pandas.read_json makes a table of such lines",
     )
 
 
