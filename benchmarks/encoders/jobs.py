@@ -31,7 +31,7 @@ class Job:
     most_memory: float = 1.0
     """The largest part of the peer's peak memory that whet may take."""
     short: bool = False
-    """Whether a small model takes less than a tenth of a second for a step."""
+    """Whether its rows have a few dozen tokens at most, so that a small model's step is over soon."""
 
 
 @dataclass(frozen=True)

@@ -138,6 +138,29 @@ def test_rows_with_adapters_of_their_own_run_padded() -> None:
         assert torch.allclose(found, wanted, rtol=0, atol=1e-6)  # logits of size 0.1
         plain = [one(**batch()).logits for one in (untouched, model)]
         packed: Any = packed_model(model)
-        assert not packed.hooks.finds_row_wise(packed.module.base_model)  # peft removes its hooks after each call
+        packed.hooks.look(packed.module.base_model)
+        assert not packed.hooks.row_wise  # peft removes its hooks after each call
     assert torch.allclose(plain[1], plain[0], rtol=0, atol=1e-6)
     assert float((plain[0] - wanted).abs().max()) > 1e-3
+
+
+def test_a_hook_that_returns_more_rows_is_met_once_and_forgotten_when_it_is_gone() -> None:
+    """Only the first call runs without padding first; without hooks the padding is left out again."""
+    model = whet.optimize(model_of("none").eval())
+    seen: list[int] = []
+    of_rows = torch.ones(N_ROWS, 1, 1)
+
+    def hook(_: nn.Module, __: Any, out: Tensor) -> Tensor:
+        seen.append(out.shape[0])
+        return out + of_rows
+
+    handle = model.embeddings.register_forward_hook(hook)
+    for _ in range(2):
+        model(**batch())
+    assert seen == [1, N_ROWS, N_ROWS]
+    handle.remove()
+    model(**batch())
+    counted = model.encoder.layer[0].register_forward_hook(lambda _, __, out: seen.append(len(out)))
+    model(**batch())
+    counted.remove()
+    assert seen[3:] == [1]

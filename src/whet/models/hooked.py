@@ -22,20 +22,25 @@ class HookWatch:
 
     def __init__(self) -> None:
         self._newest = -1
-        self._row_wise = self._told = False
+        self._told = False
+        self.row_wise = False
+        """Whether a library's hooks give each row something of its own."""
+        self.reshape = False
+        """Whether a pass has shown that a hook returns another shape than it gets, and hooks are still there."""
 
-    def finds_row_wise(self, encoder: nn.Module) -> bool:
-        """Return whether a library's hooks give each row something of its own; say once that others get packed rows."""
+    def look(self, encoder: nn.Module) -> None:
+        """See which hooks there are, and say once that those of a user's own get packed tensors."""
         newest = RemovableHandle.next_id
-        if newest != self._newest or self._row_wise:  # torch does not count those that were removed
-            self._newest = newest
-            found = list(_inside(encoder))
-            names = dict.fromkeys(name for name, hook in found if not home_of(hook).startswith(_ROW_WISE))
-            self._row_wise = any(home_of(hook).startswith(_ROW_WISE) for _, hook in found)
-            if names and not self._told:
-                self._told = True
-                _tell([*names])
-        return self._row_wise
+        if newest == self._newest and not (self.row_wise or self.reshape):  # torch does not count those removed
+            return
+        self._newest = newest
+        homes = [(name, home_of(hook)) for name, hook in _inside(encoder)]
+        names = dict.fromkeys(name for name, home in homes if not home.startswith(_ROW_WISE))
+        self.row_wise = any(home.startswith(_ROW_WISE) for _, home in homes)
+        self.reshape = self.reshape and bool(names)
+        if names and not self._told:
+            self._told = True
+            _tell([*names])
 
 
 def not_packed(states: Tensor, n_tokens: int) -> ConfigError:

@@ -70,7 +70,7 @@ class PackedModel:
         position = position_of(batch, seed=seed, step=step)
         if self.module.training:  # dropouts that have no site draw from torch's generator: a resumed run draws the same
             seed_torch(position.key(int(position.row_slots[0])))
-        self.hooks.finds_row_wise(self.module.base_model)  # pyright: ignore[reportArgumentType]
+        self.hooks.look(self.module.base_model)  # pyright: ignore[reportArgumentType]
         with explained(self.module, batch.inputs), self.placement.at(position):
             return self.module(**batch.inputs)
 

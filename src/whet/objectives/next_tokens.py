@@ -54,7 +54,7 @@ class PackedNextTokens(PackedHead):
         position = self._position(batch, seed, step)
         columns = unpadding.packed_columns(batch, self._packed, self._columns)
         encoder: Any = self._packed.module.base_model
-        self._packed.hooks.finds_row_wise(encoder)
+        self._packed.hooks.look(encoder)
         routers = {"output_router_logits": True} if router_loss.is_asked_for(self._packed.module) else {}
         with explained(self.model, batch.inputs), self._packed.placement.at(position):
             out = encoder(**columns, use_cache=False, return_dict=True, **routers)

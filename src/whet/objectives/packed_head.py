@@ -119,7 +119,7 @@ class PackedHead(OwnLoss):
         """Stand in for the encoder's forward: it computes the packed batch, and returns what the head reads of it."""
         encoder: Any = self._packed.module.base_model
         flags = {name: value for name, value in options.items() if isinstance(value, (bool, int, float, str))}
-        self._packed.hooks.finds_row_wise(encoder)
+        self._packed.hooks.look(encoder)
         position = last_block.narrowed(self._packed, position, places)
         with self._packed.placement.at(position):
             out = type(encoder).forward(encoder, **columns, **flags | {"return_dict": True})

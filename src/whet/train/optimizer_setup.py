@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from whet.errors import ConfigError
 from whet.log import logger
 from whet.optim import registry, schedule
-from whet.optim.groups import parameter_groups, with_rates
+from whet.optim.groups import decayed_names, with_rates
 from whet.optim.optimizers import torchao
 from whet.train.compat import overrides
 from whet.train.compat.public import PublicTrainer
@@ -117,8 +117,8 @@ def class_and_options(args: TrainingArguments, model: nn.Module | None) -> tuple
 
 def decay_names(model: nn.Module) -> list[str]:
     """Return the names of the parameters with weight decay: weights, but not biases and norms."""
-    decaying = {id(one) for group in parameter_groups(model, 1.0) if group["weight_decay"] for one in group["params"]}
-    return [name for name, parameter in model.named_parameters() if id(parameter) in decaying]
+    decayed = set(decayed_names(model))
+    return [name for name, parameter in model.named_parameters() if parameter.requires_grad and name in decayed]
 
 
 def create_scheduler(args: TrainingArguments, optimizer: Optimizer, n_steps: int) -> Any:

@@ -44,16 +44,19 @@ def parquet_columns(data: bytes, wanted: Sequence[str]) -> dict[str, list[Any]]:
 
 
 def parquet_class_names(data: bytes) -> dict[str, tuple[str, ...]]:
-    """Return the names of the classes of each column that `datasets` wrote as ClassLabel, or as lists of it."""
-    from pyarrow import ArrowException, BufferReader, parquet
+    """Return the names of the classes of each column that `datasets` wrote as ClassLabel, or as lists of it.
+
+    Of a file that `parquet_columns` has read.
+    """
+    from pyarrow import BufferReader, parquet
 
     try:
         with _limited_memory(_ROOM_BYTES):
             known = parquet.ParquetFile(BufferReader(data), pre_buffer=False).schema_arrow.metadata or {}
             features = json.loads(known.get(_FEATURES, b"{}"))["info"]["features"]
         return {name: names for name, feature in features.items() if (names := _names_in(feature))}
-    except (ArrowException, OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, MemoryError):
-        return {}  # a file of another program; one that cannot be read is refused when its columns are
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, MemoryError):
+        return {}  # another program's file, or one that somebody has tampered with
 
 
 def _names_in(feature: Any) -> tuple[str, ...]:

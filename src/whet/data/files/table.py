@@ -18,7 +18,7 @@ from whet.data.files.json_text import json_lines, parse_json, place_in, skip_spa
 from whet.data.files.parquet import parquet_class_names, parquet_columns
 from whet.data.files.rejected import Rejected
 
-_SEP = re.compile(r"\ufeff?sep=(?P<mark>[^\r\n])\r?\n", re.IGNORECASE)
+_SEP = re.compile(r"sep=(?P<mark>[^\r\n])\r?\n", re.IGNORECASE)
 PlacedRow = tuple[str, Any]
 """Where a row stands (line 7), and the row: a mapping, or a `Rejected` for a row that cannot be taken apart."""
 
@@ -61,16 +61,16 @@ def with_line_ends(text: str) -> str:
 
 
 def _parquet(data: bytes) -> TableRows:
-    classes = parquet_class_names(data)
+    columns, classes = list(parquet_columns(data, ())), parquet_class_names(data)
 
     def take(names: Sequence[str]) -> Iterator[PlacedRow]:
         found = parquet_columns(data, names)
         wanted = [name for name in found if name in names]
-        columns = [named_classes(found[name], classes.get(name, ())) for name in wanted]
-        for n, values in enumerate(zip(*columns, strict=True)):
+        values_of = [named_classes(found[name], classes.get(name, ())) for name in wanted]
+        for n, values in enumerate(zip(*values_of, strict=True)):
             yield f"row {n}", dict(zip(wanted, values, strict=True))
 
-    return TableRows(list(parquet_columns(data, ())), take, classes)
+    return TableRows(columns, take, classes)
 
 
 def named_classes(values: list[Any], names: Sequence[str]) -> list[Any]:

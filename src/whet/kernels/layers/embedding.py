@@ -92,8 +92,8 @@ class RowGradient:
             return
         if held is None:
             self._leave_to_others()
-        if held is None and rows_in_use(self.buffer) is None:  # other code wrote to it in the previous step
-            self.forget()
+            if rows_in_use(self.buffer) is None:  # other code wrote to it in the previous step
+                self.forget()
         clear = torch.cat(self._touched).unique() if held is None and self._touched else None
         self._touched = [ids] if held is None else [*self._touched, ids]
         self.rows.include(ids)

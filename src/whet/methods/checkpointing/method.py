@@ -103,7 +103,7 @@ def _put(view: ModelView, policy: Policy, *, alone: bool) -> str:
     record.keep(model, CARD.name, state)
     if packed is not None and _runs_fused(model, packed) and not compiling.is_on(model) and not alone:
         whole = policy == "blocks"
-        _put_blocks(state, view, _How("blocks", packed.placement, wanted=whole, but_its_end=whole))
+        _put_blocks(state, _blocks(view), _How("blocks", packed.placement, wanted=whole, but_its_end=whole))
         _put_forward(state, model, _remaking)
         return _IN_WORDS[policy] if whole else "norms, activations and casts are computed again in backward"
     if packed is None and isinstance(model, PreTrainedModel) and model.supports_gradient_checkpointing:
@@ -113,7 +113,7 @@ def _put(view: ModelView, policy: Policy, *, alone: bool) -> str:
     state.inside = [] if packed is not None else _packed_inside(model)
     for inner in state.inside:
         _put(ModelView(inner.module), policy, alone=alone)
-    _put_blocks(state, view, _How(policy, packed.placement if packed else None))
+    _put_blocks(state, _blocks(view), _How(policy, packed.placement if packed else None))
     return _IN_WORDS[policy]
 
 
@@ -131,8 +131,7 @@ def _follow(view: ModelView, packed: PackedModel) -> None:
     restore(view)
     state = _State()
     record.keep(view.model, CARD.name, state)
-    for block in _stacked(view):
-        _put_forward(state, block, partial(_block, _How("blocks", packed.placement, wanted=None)))
+    _put_blocks(state, _stacked(view), _How("blocks", packed.placement, wanted=None))
 
 
 def restore(view: ModelView) -> None:
@@ -185,9 +184,9 @@ _IN_WORDS = {
 }
 
 
-def _put_blocks(state: _State, view: ModelView, how: _How) -> None:
+def _put_blocks(state: _State, blocks: Sequence[nn.Module], how: _How) -> None:
     done = {id(block) for inner in state.inside for block in _blocks(ModelView(inner.module))}
-    for block in _blocks(view):
+    for block in blocks:
         if id(block) not in done:
             _put_forward(state, block, partial(_block, how))
 

@@ -36,6 +36,7 @@ CARD = Card(
     page="packing.md",
 )
 STAGE = Stage.CALLS
+_RESHAPED = "models in which a hook returns another shape than it got"
 _CALLS = "calls without padding"
 """The entry in the record of the encoder; that of the method is in the record of the model."""
 
@@ -177,8 +178,12 @@ def _run(self: Any, given: Sequence[Any], options: Mapping[str, Any], places: tu
         return calls.padded(self, "rows that do not begin with a token: pad them on the right", given, options)
     if has_holes(mask):
         return calls.padded(self, HOLES, given, options)
-    if calls.packed.hooks.finds_row_wise(self):
+    hooks = calls.packed.hooks
+    hooks.look(self)
+    if hooks.row_wise:
         return calls.padded(self, "calls in which peft gives each row its own adapter", given, options)
+    if hooks.reshape:
+        return calls.padded(self, _RESHAPED, given, options)
     amount = padding_readers.amount(calls.packed.module, calls.amount)
     if causal:
         if amount != "none":
@@ -196,7 +201,8 @@ def _run(self: Any, given: Sequence[Any], options: Mapping[str, Any], places: tu
         later = None if taken is None else pooled.Pass(self, ids, packed_options)
         out = type(self).forward(self, ids, **packed_options)
     if not position.is_of(*out.last_hidden_state.shape[:2]):
-        return calls.padded(self, "models in which a hook returns another shape than it got", given, options)
+        hooks.reshape = True
+        return calls.padded(self, _RESHAPED, given, options)
     if taken is None or later is None:
         out.last_hidden_state = _padded(self, out, mask, layout, amount)
     else:

@@ -57,10 +57,9 @@ def _read(job: ClassifyFields, name: str, limit: int | None) -> Examples:
     where = source.describe()
     try:
         bad = BadRows(where, skip_bad=job.skip_bad)
-        found = _examples(table_rows(dataset, limit), named, bad, need_label=need_label, limit=limit)
+        return _examples(table_rows(dataset, limit), named, bad, need_label=need_label, limit=limit)
     except Rejected as problem:
         raise problem.error(where) from None
-    return found
 
 
 def _examples(rows: TableRows, named: Named, bad: BadRows, *, need_label: bool, limit: int | None) -> Examples:

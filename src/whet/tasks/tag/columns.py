@@ -61,22 +61,22 @@ def from_columns(text: str, named: Named, bad: BadRows, *, need_tags: bool, limi
 
 def _table_of(text: str, named: Named) -> _Table:
     """Return the lines of the file: CSV if its header or all of its lines say so, else columns apart by space."""
-    first = next(conll.sentences(text), None)
+    found = conll.sentences(text)
+    first = next(found, None)
     if first is not None and first.is_conllu:
-        return _Table(list(conll.sentences(text)))
+        return _Table([first, *found])
     given = {name.lower() for name in (named.words, named.tags) if name and not _is_number(name)}
     table = word_table(text, _WORD_HEADINGS | given)
     if table is not None:
         return _Table(table.sentences, table.names, table.mark)
-    parts = list(conll.sentences(text))
-    if not parts:
-        return _Table(parts)
-    (_, cells), *rest = parts[0].lines
+    if first is None:
+        return _Table([])
+    (_, cells), *rest = first.lines
     if not _is_heading([cell.lower() for cell in cells], given):
-        return _Table(parts)
+        return _Table([first, *found])
     logger.warning("the first line names the columns and is no word: %s", " ".join(cells))
-    first = [conll.ColumnSentence(rest)] if rest else []
-    return _Table([*first, *parts[1:]], cells)
+    words = [conll.ColumnSentence(rest)] if rest else []
+    return _Table([*words, *found], cells)
 
 
 def _is_heading(cells: Sequence[str], given: set[str]) -> bool:

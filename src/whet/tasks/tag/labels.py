@@ -11,9 +11,8 @@ import numpy as np
 from whet.data.files.bad_rows import MAX_SHOWN
 from whet.errors import DataError, Problem
 from whet.jobs.tokenising.words import NO_WORD, WordRows
-from whet.tasks.tag.sentences import Sentences
+from whet.tasks.tag.sentences import IGNORED, Sentences
 
-IGNORED = -100
 _ENTITY = re.compile(r"O|[BIESLU]-.+")
 _ALMOST = re.compile(r"[bi][-_].+|[BI]_.+|.+[-_][BIbi]", re.DOTALL)
 _SHOWN_TAGS = 12

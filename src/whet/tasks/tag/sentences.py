@@ -13,8 +13,8 @@ from whet.data.files.row_fields import kind, object_of, text_field
 from whet.data.files.table import TableRows
 from whet.jobs.left_out import LeftOut
 
-_LEFT_OUT = -100
-"""What transformers' losses leave out."""
+IGNORED = -100
+"""The label that losses leave out."""
 _EXAMPLE = '{"tokens": ["..."], "tags": ["..."]}'
 """What a row looks like, for messages."""
 
@@ -155,9 +155,9 @@ def _tags(row: Any, name: str, n_words: int, *, needed: bool) -> list[str] | Non
             fix=f"correct {name} or the words",
         )
     for n, tag in enumerate(tags):
-        if tag == _LEFT_OUT and not isinstance(tag, bool):
+        if tag == IGNORED:
             raise Rejected(
-                f"{name}[{n}] is {_LEFT_OUT}, which is no tag",
+                f"{name}[{n}] is {IGNORED}, which is no tag",
                 got=tags,
                 why="elsewhere this number keeps a word out of the loss; whet tag learns a tag for each word",
                 fix="give the word a tag, such as O, or leave the sentence out: --skip_bad",

@@ -71,7 +71,6 @@ def _read_hub(job: TagFields, name: str, named: Named, limit: int | None) -> Sen
     where = source.describe()
     bad = BadRows(where, skip_bad=job.skip_bad)
     try:
-        found = from_rows(table_rows(dataset, limit), named, bad, need_tags=name != "test", limit=limit)
+        return from_rows(table_rows(dataset, limit), named, bad, need_tags=name != "test", limit=limit)
     except Rejected as problem:
         raise problem.error(where) from None
-    return found
