@@ -89,7 +89,7 @@ soak: $(HAS_TOOLS) ## The same with many more trials and steps: a night
 	@seed=$${WHET_TEST_SEED:-$$(date +%Y%m%d)}; echo "WHET_TEST_SEED=$$seed"; export WHET_TEST_SEED=$$seed; \
 	WHET_SOAK=1 WHET_RELIABILITY_TIMES=20 $(PARALLEL) -m reliability $(ARGS)
 
-check: lint types layers ## Check style, types, import layers, sizes and the examples of the docs
+check: lint types layers ## Check style, types, import layers and the examples of the docs
 	@$(PYTEST) tests/rules
 
 format: $(HAS_TOOLS) ## Put the code in order: line breaks, import order, what ruff can mend
