@@ -36,7 +36,7 @@ def test_checks_pass_after_runs_in_the_checkout(clone: Path) -> None:
         (clone / folder).mkdir()
         (clone / folder / "model.safetensors").write_bytes(b"\0" * 600_000)
         (clone / folder / "training_args.json").write_text('{"output_dir": "/home/' + 'ann/out"}', "utf-8")
-    rules = ["tests/rules/test_tracked_text.py", "tests/rules/test_sizes.py"]
+    rules = ["tests/rules/test_tracked_text.py", "tests/rules/test_file_names.py"]
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--noconftest", *rules]
     done = subprocess.run(words, cwd=clone, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
