@@ -11,6 +11,12 @@ from importlib.util import find_spec
 from types import ModuleType
 
 from whet.errors import ConfigError
+from whet.version import DISTRIBUTION
+
+
+def extra(name: str) -> str:
+    """Return the words after pip install that bring what one of whet's extras lists."""
+    return f"'{DISTRIBUTION}[{name}]'"
 
 
 def require(module: str, *, needed_for: str, install: str, environment: str = "") -> ModuleType:
@@ -26,7 +32,7 @@ def require(module: str, *, needed_for: str, install: str, environment: str = ""
             what, fix = f"the package {module!r} is missing", f"run: {environment}pip install {install}"
         else:
             what = f"the package {module!r} is installed, and cannot be imported"
-            again = package if install.startswith("'whet[") else install
+            again = package if install.startswith(f"'{DISTRIBUTION}[") else install
             fix = "install what it misses; or, if it is damaged, run: "
             fix += f"{environment}pip install --force-reinstall --no-deps {again}"
         raise ConfigError(what=what, got=str(error), why=f"{needed_for} needs it", fix=fix) from error

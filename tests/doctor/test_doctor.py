@@ -149,8 +149,10 @@ def copied(tmp_path: Path) -> Path:
     shutil.copytree(
         Path(whet.__file__).parent, tmp_path / "src/whet", ignore=shutil.ignore_patterns("*.so", "__pycache__")
     )
-    (tmp_path / "src/whet-9.dist-info").mkdir()  # so that no other installation is found instead
-    (tmp_path / "src/whet-9.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: whet\nVersion: 9\n")
+    (tmp_path / "src/whet_train-9.dist-info").mkdir()  # so that no other installation is found instead
+    (tmp_path / "src/whet_train-9.dist-info/METADATA").write_text(
+        "Metadata-Version: 2.1\nName: whet-train\nVersion: 9\n"
+    )
     return tmp_path / "src"
 
 

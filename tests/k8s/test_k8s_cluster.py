@@ -391,4 +391,4 @@ def test_without_the_client_render_works_and_the_others_name_it(tmp_path: Path) 
     assert ended(*words()).returncode == 0
     refused = ended("k8s", "status", "--name", "squad")
     assert refused.returncode == 78
-    assert "run: pip install 'whet[kubernetes]'" in refused.stderr
+    assert "run: pip install 'whet-train[kubernetes]'" in refused.stderr

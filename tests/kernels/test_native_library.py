@@ -120,7 +120,9 @@ def test_stale_library_is_reported_once_with_a_fix(monkeypatch, caplog):
     assert torch.equal(found, reference.bias_act(torch.ones(4, 8), None, "gelu"))
     (line,) = [text for text in caplog.messages if str(stale) in text]
     in_checkout = (Path(library.__file__).parents[3] / "CMakeLists.txt").exists()
-    assert ("python -m whet.kernels.build" if in_checkout else "pip install --force-reinstall --no-deps whet") in line
+    assert (
+        "python -m whet.kernels.build" if in_checkout else "pip install --force-reinstall --no-deps whet-train"
+    ) in line
     problem = native_works(seen)
     assert problem is not None
     assert str(stale) in problem.what

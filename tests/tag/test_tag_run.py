@@ -128,7 +128,7 @@ def test_without_seqeval_accuracy_alone_is_reported(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(logger, "propagate", True)
     numbers = [np.array([0, 1])]
     assert metrics.judge(numbers, numbers, Tags(("B-A", "O")), each_entity=False) == {"accuracy": 1.0}
-    assert "pip install 'whet[tag]'" in caplog.text
+    assert "pip install 'whet-train[tag]'" in caplog.text
 
 
 @pytest.mark.reliability

@@ -87,7 +87,7 @@ def output(command: list[str], **options: Any) -> str:
 @pytest.fixture(scope="module")
 def wheel() -> Path:
     """The x86-64 wheel in dist/."""
-    found = sorted((ROOT / "dist").glob("whet-*-manylinux_*_x86_64.whl"), key=lambda path: path.stat().st_mtime)
+    found = sorted((ROOT / "dist").glob("whet_train-*-manylinux_*_x86_64.whl"), key=lambda path: path.stat().st_mtime)
     if not found:
         pytest.fail("there is no x86-64 wheel in dist/: run make wheel")
     return found[-1]

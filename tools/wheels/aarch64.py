@@ -43,7 +43,7 @@ def main(words: Sequence[str]) -> int:
     emulator = shutil.which(EMULATOR)
     if emulator is None or shutil.which("apt-get") is None:
         fail("aarch64 cannot be emulated here", "it needs Debian and its emulator", "apt-get install qemu-user-static")
-    wheels = list((ROOT / "dist").glob("whet-*_aarch64.whl"))
+    wheels = list((ROOT / "dist").glob("whet_train-*_aarch64.whl"))
     if not wheels:
         fail("there is no aarch64 wheel in dist/", "the tests run on it", "run make wheel")
     if not (FOLDER / ".made").exists():

@@ -117,7 +117,7 @@ def set_platform(wheel: Path, machine: str, folder: Path) -> Path:
         oldest = ".".join(str(part) for part in NEWEST_GLIBC)
         fail("the library needs a newer glibc than torch does", tagged.name, f"bind its symbols to {oldest} (glibc.h)")
     folder.mkdir(parents=True, exist_ok=True)
-    for earlier in folder.glob(f"whet-*_{machine}.whl"):
+    for earlier in folder.glob(f"whet_train-*_{machine}.whl"):
         earlier.unlink()
     return Path(shutil.copy2(tagged, folder))
 

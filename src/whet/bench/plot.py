@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from whet.bench.table import Line
-from whet.optional import require
+from whet.optional import extra, require
 
 _MOST_BARS = 3
 """In each half of the picture; the table shows every technique."""
@@ -18,7 +18,7 @@ _SPEED_COLOUR, _MEMORY_COLOUR, _INK = "#0b6bcb", "#d9580d", "#1f2328"
 
 def draw(found: Sequence[Line], title: str, path: Path) -> None:
     """Write the picture; raises ConfigError if matplotlib is not installed."""
-    figures = require("matplotlib.figure", needed_for="the picture of the table", install="'whet[report]'")
+    figures = require("matplotlib.figure", needed_for="the picture of the table", install=extra("report"))
     faster, smaller = fastest(found), smallest(found)
     figure = figures.Figure(figsize=(10, 3.4), layout="constrained", facecolor="white")
     figure.suptitle(finding(faster, smaller), fontsize=13, weight="bold", x=0.01, ha="left", color=_INK)

@@ -10,6 +10,7 @@ from typing import Any
 
 from whet.config.arguments import TrainingArguments
 from whet.config.names.methods import names_to_ask_for
+from whet.optional import extra
 
 PLAIN = "plain"
 
@@ -184,5 +185,5 @@ def why_not(technique: Technique, base: Base) -> str | None:
     if technique.name != PLAIN and all(base.settings[name] == value for name, value in changes.items()):
         return "the plain run has this setting already"
     if technique.package is not None and find_spec(technique.package) is None:
-        return f"{technique.package} is not installed: pip install 'whet[{technique.package}]'"
+        return f"{technique.package} is not installed: pip install {extra(technique.package)}"
     return None

@@ -13,6 +13,7 @@ import torch  # the library must come after torch: torch's own libgomp then serv
 from whet.config import environment
 from whet.errors import ConfigError
 from whet.kernels import structs
+from whet.version import DISTRIBUTION
 
 _LOG = logging.getLogger(__name__)
 FILE_NAME = "_native.so"
@@ -82,7 +83,7 @@ def _how_to_replace() -> str:
     """Return the command that provides a matching library: a build in a checkout, else an installation."""
     if (Path(__file__).parents[3] / "CMakeLists.txt").exists():
         return "build them again: python -m whet.kernels.build"
-    return "install them again: pip install --force-reinstall --no-deps whet"
+    return f"install them again: pip install --force-reinstall --no-deps {DISTRIBUTION}"
 
 
 def find() -> Path | None:
@@ -94,7 +95,7 @@ def _candidates() -> Iterator[Path]:
     """Yield possible files: built in place, or installed (an editable install puts it into site-packages)."""
     yield Path(__file__).with_name(FILE_NAME)
     try:
-        installed = importlib.metadata.distribution("whet")
+        installed = importlib.metadata.distribution(DISTRIBUTION)
     except importlib.metadata.PackageNotFoundError:
         return
     yield Path(str(installed.locate_file(f"whet/kernels/{FILE_NAME}")))

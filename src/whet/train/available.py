@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING
 
 from whet.errors import Problem
 from whet.hardware import gpu
+from whet.optional import extra
 
 if TYPE_CHECKING:
     from whet.config.arguments import TrainingArguments
 
 _OPTIMIZERS = {
-    "adamw_bnb_8bit": ("bitsandbytes", "'whet[bitsandbytes]'"),
-    "adamw_8bit": ("bitsandbytes", "'whet[bitsandbytes]'"),
-    "adamw_torch_8bit": ("torchao", "'whet[torchao]'"),
-    "adamw_torch_4bit": ("torchao", "'whet[torchao]'"),
+    "adamw_bnb_8bit": ("bitsandbytes", extra("bitsandbytes")),
+    "adamw_8bit": ("bitsandbytes", extra("bitsandbytes")),
+    "adamw_torch_8bit": ("torchao", extra("torchao")),
+    "adamw_torch_4bit": ("torchao", extra("torchao")),
 }
 """Optimizers of other packages -> the package, and how to install it."""
 _NVIDIA_DEVICES = ("/dev/nvidiactl", "/dev/dxg")

@@ -12,7 +12,7 @@ from yaml import YAMLError
 
 from whet.errors import ConfigError
 from whet.kubernetes.fields import KubernetesFields
-from whet.optional import require
+from whet.optional import extra, require
 
 _IN_POD = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _CONNECT_S, _ANSWER_S = 10, 60
@@ -77,7 +77,7 @@ def connect(asked: KubernetesFields) -> Cluster:
 
 def _part(name: str) -> Any:
     """Return a module of the client; raises ConfigError if it is not installed."""
-    return require(name, needed_for="whet k8s, except for render,", install="'whet[kubernetes]'")
+    return require(name, needed_for="whet k8s, except for render,", install=extra("kubernetes"))
 
 
 def _is_in_pod(asked: KubernetesFields) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from whet.console import amount
 from whet.errors import Problem
 from whet.launch.hosts.member import Member
-from whet.version import __version__
+from whet.version import DISTRIBUTION, __version__
 
 _CLOCK_S = 2.0
 _SLOW_FRAC = 0.25
@@ -104,7 +104,8 @@ def _install(what: str, version: str) -> str:
     public, _, build = version.partition("+")
     if what == "Python":
         return f"Python {version}"
-    return f"pip install {what}=={public}" + (f", from PyTorch's index for {build}" if build else "")
+    distribution = DISTRIBUTION if what == "whet" else what
+    return f"pip install {distribution}=={public}" + (f", from PyTorch's index for {build}" if build else "")
 
 
 def _commands(members: Sequence[Member]) -> list[Problem]:

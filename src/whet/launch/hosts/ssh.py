@@ -12,6 +12,7 @@ from pathlib import Path
 
 from whet.errors import Problem
 from whet.hardware import network
+from whet.version import DISTRIBUTION
 
 _OPTIONS = (
     "-T", "-oBatchMode=yes", "-oServerAliveInterval=5", "-oServerAliveCountMax=3", "-oControlPath=none",
@@ -37,7 +38,7 @@ _CAUSES = (
     ("Network is unreachable", "no network leads to the host",
      "check the routes of this machine: ip route; then: ssh -v {host} true"),
     ("No module named", "whet is not installed for the Python that is started there",
-     "install the same whet there (pip install whet), or name the Python that has it with --python"),
+     f"install the same whet there (pip install {DISTRIBUTION}), or name the Python that has it with --python"),
     ("not found", "the Python of this launcher does not exist there",
      "name the Python of the hosts with --python PATH"),
     ("No such file", "the Python of this launcher does not exist there",

@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 
 from whet.log import logger
 from whet.optim.entry import Entry, Options, Request, Shapes
-from whet.optional import require
+from whet.optional import extra, require
 
 _BLOCK = 256
 _MAP_BYTES = 4 * 256
@@ -17,7 +17,7 @@ _MIN_8BIT_SIZE = 4096
 
 def build(request: Request) -> Optimizer:
     """Return bitsandbytes' AdamW; parameters with fewer than min_8bit_size elements keep 32-bit moments."""
-    package = require("bitsandbytes", needed_for="--optim adamw_bnb_8bit", install="'whet[bitsandbytes]'")
+    package = require("bitsandbytes", needed_for="--optim adamw_bnb_8bit", install=extra("bitsandbytes"))
     smallest = int(request.options.get("min_8bit_size", _MIN_8BIT_SIZE))
     logger.info("optim adamw_bnb_8bit: parameters with fewer than %d elements keep 32-bit moments", smallest)
     return package.optim.AdamW(request.groups, **request.adam, optim_bits=8, min_8bit_size=smallest)

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from whet.optim.entry import STEP_BYTES, Entry, Options, Request, Shapes, keep_dtypes
-from whet.optional import require
+from whet.optional import extra, require
 
 _SMALLEST = 4096
 _SAVEABLE = "_whet_saveable"
@@ -29,7 +29,7 @@ def build_4bit(request: Request) -> Optimizer:
 
 
 def _build(request: Request, kind: str, name: str) -> Optimizer:
-    package = require("torchao.optim", needed_for=f"--optim {name}", install="'whet[torchao]'")
+    package = require("torchao.optim", needed_for=f"--optim {name}", install=extra("torchao"))
     return make_saveable(getattr(package, kind)(request.groups, **request.adam, **request.options))
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from whet.errors import ConfigError, escape_controls
-from whet.optional import require
+from whet.optional import extra, require
 
 WIDTH = 80
 _MOST_COLUMNS = 8
@@ -41,7 +41,7 @@ def as_csv(counts: np.ndarray, names: Sequence[str]) -> str:
 def draw(counts: np.ndarray, names: Sequence[str], path: Path) -> bool:
     """Write the matrix as a picture, rows in shares; return False if matplotlib is not installed."""
     try:
-        figures = require("matplotlib.figure", needed_for="the picture of the table", install="'whet[report]'")
+        figures = require("matplotlib.figure", needed_for="the picture of the table", install=extra("report"))
     except ConfigError:
         return False
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)

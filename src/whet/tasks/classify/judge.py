@@ -12,6 +12,7 @@ from whet.jobs import metrics
 from whet.jobs.judging import judge_predictions
 from whet.jobs.pooling import pooled
 from whet.log import logger
+from whet.optional import extra
 from whet.tasks.classify import confusion
 from whet.tasks.classify.prediction import Decision, json_lines, logits_of
 from whet.tasks.classify.rows import Split
@@ -77,7 +78,7 @@ class ClassifyJudge:
         picture = f"{prefix}_confusion.png"
         with output_files.stored(f"{picture} cannot be written", self.folder, on_error=self.on_error):
             if not confusion.draw(counts, names, self.folder / picture):
-                logger.info("no picture of the confusion matrix: pip install 'whet[report]'")
+                logger.info("no picture of the confusion matrix: pip install %s", extra("report"))
 
     def _store(self, name: str, text: str) -> None:
         with output_files.stored(f"{name} cannot be written", self.folder, on_error=self.on_error):

@@ -11,10 +11,10 @@ import numpy as np
 from whet.errors import ConfigError
 from whet.jobs import metrics
 from whet.log import logger
-from whet.optional import require
+from whet.optional import extra, require
 from whet.tasks.tag.labels import Tags
 
-INSTALL = "'whet[tag]'"
+INSTALL = extra("tag")
 _BIOES = {"L-": "E-", "U-": "S-"}
 """The last word of an entity, and a word alone, as BILOU writes them -> as seqeval reads them."""
 
