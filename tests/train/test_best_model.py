@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tiny_runs import Recorder, assert_same_weights, checkpoints, losing_metrics, toy_trainer, weights_of
+from transformers import TrainerCallback
 
 from whet.errors import EXIT_BAD_CONFIG, ConfigError
 
@@ -102,6 +103,59 @@ def test_which_checkpoints_are_kept(
 ) -> None:
     _run(tmp_path, scores, save_total_limit=limit, load_best_model_at_end=load_best)
     assert _steps(tmp_path) == left
+
+
+class _Folders(TrainerCallback):
+    """Notes which checkpoints are there when the run begins."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.at_begin = _steps(self.folder)
+
+
+class _PowerCut(TrainerCallback):
+    """Ends the run with an error before its fourth step."""
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == 3:
+            raise RuntimeError("power cut")
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+def test_resumed_run_keeps_its_best_checkpoint(tmp_path: Path, limit: int) -> None:
+    """Of a limit of 1 both stay, the best and the newest."""
+    usual: dict[str, Any] = {
+        "per_device_train_batch_size": 12, "num_train_epochs": 4, "eval_strategy": "epoch", "save_strategy": "epoch",
+        "metric_for_best_model": "score", "load_best_model_at_end": True, "save_total_limit": limit,
+    }  # fmt: skip
+    run = toy_trainer(tmp_path, callbacks=[_PowerCut()], compute_metrics=losing_metrics([4, 3, 2]), **usual)
+    with pytest.raises(RuntimeError, match="power cut"):
+        run.train()
+    assert _steps(tmp_path) == [1, 3]
+    again = toy_trainer(tmp_path, compute_metrics=losing_metrics([1]), **usual)
+    again.train(resume_from_checkpoint="auto")
+    assert _steps(tmp_path) == [1, 4]
+    assert again.state.best_model_checkpoint == str(tmp_path / "checkpoint-00000001")
+    assert_same_weights(again.model, load_file(tmp_path / "checkpoint-00000001" / "model.safetensors"))
+
+
+def test_resumed_run_finishes_a_rotation_that_a_kill_prevented(tmp_path: Path) -> None:
+    """The checkpoint of step 3 was saved with a limit that nothing exceeded; the limit of the resumed run is lower."""
+    usual: dict[str, Any] = {
+        "per_device_train_batch_size": 12, "num_train_epochs": 4, "eval_strategy": "epoch", "save_strategy": "epoch",
+        "metric_for_best_model": "score", "load_best_model_at_end": True,
+    }  # fmt: skip
+    run = toy_trainer(tmp_path, callbacks=[_PowerCut()], compute_metrics=losing_metrics([3, 4, 2]), **usual)
+    with pytest.raises(RuntimeError, match="power cut"):
+        run.train()
+    assert _steps(tmp_path) == [1, 2, 3]
+    seen = _Folders(tmp_path)
+    again = toy_trainer(tmp_path, callbacks=[seen], compute_metrics=losing_metrics([1]), save_total_limit=1, **usual)
+    again.train(resume_from_checkpoint="auto")
+    assert seen.at_begin == [2, 3]
+    assert _steps(tmp_path) == [2, 4]
 
 
 def test_checkpoints_of_an_earlier_longer_run_do_not_crowd_out_new_ones(tmp_path: Path) -> None:

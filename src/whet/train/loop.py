@@ -146,6 +146,7 @@ class TrainingLoop:
         if folder is not None:
             self.saver.resume(folder)
             restore.restore(self.run_state, folder, self.saver.lineage, self._parts, self.sync)
+            self.saver.rotate()
             self.loader.open()
         elif args.overwrite_output_dir and self.sync.place.is_first:
             on_disk.remove_all(output_dir)

@@ -265,6 +265,18 @@ PLANTED = (
         ("methods/test_optimize_threads.py::test_two_threads_in_the_midst_of_their_passes_see_their_own_rows",),
     ),
     Planted(
+        "rotation-before-restore",
+        "a resumed run removes checkpoints before it knows which is the best",
+        (
+            Edit(
+                "train/checkpoint/saving.py",
+                'self._own(saved["names"]) if self.sync.place.is_first else [])\n\n',
+                'self._own(saved["names"]) if self.sync.place.is_first else [])\n        self.rotate()\n\n',
+            ),
+        ),
+        ("train/test_best_model.py::test_resumed_run_keeps_its_best_checkpoint[1]",),
+    ),
+    Planted(
         "best-by-path",
         "the best checkpoint is the path in the saved state, even if the folder was moved",
         (

@@ -96,11 +96,18 @@ class Saver:
         return {"names": [path.name for path in self.folders]}
 
     def load_state(self, saved: State) -> None:
-        """Take over the checkpoints of the run before it stopped; a kill may have left one too many."""
+        """Take over the checkpoints of the run before it stopped; none is removed before `rotate`."""
         schema.require_all(saved, {"names": schema.list_of(schema.text)}, "checkpoints")
-        folders = self._own(saved["names"]) if self.sync.place.is_first else []
-        on_disk.rotate(folders, self._run.args.save_total_limit, self._protected())
-        self.folders = self.sync.of_first([path for path in folders if path.is_dir() and not path.is_symlink()])
+        self.folders = self.sync.of_first(self._own(saved["names"]) if self.sync.place.is_first else [])
+
+    def rotate(self) -> None:
+        """Remove the checkpoints beyond the limit: a kill may have come between a save and its rotation.
+
+        The counters must be restored by now, as they name the best checkpoint, which stays.
+        """
+        if self.sync.place.is_first:
+            on_disk.rotate(self.folders, self._run.args.save_total_limit, self._protected())
+        self.folders = self.sync.of_first([path for path in self.folders if path.is_dir() and not path.is_symlink()])
 
     def _own(self, names: Sequence[str]) -> list[Path]:
         """Return the run's checkpoints that are still there; none if it resumes in another folder."""
