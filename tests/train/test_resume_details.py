@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_runs import span_rows, tiny_bert, toy_rows, toy_trainer
+from tiny_runs import assert_same_weights, span_rows, tiny_bert, toy_rows, toy_trainer, weights_of
+from transformers import BertForSequenceClassification, TrainerCallback
 
 import whet
 from whet.errors import ConfigError
@@ -111,3 +112,76 @@ def test_run_that_is_shorter_than_its_checkpoint_says_so(tmp_path: Path, caplog:
     trainer.train(resume_from_checkpoint=True)
     assert "checkpoint-00000004 is of step 4, and this run ends after step 2: nothing is trained" in caplog.text
     assert trainer.state.global_step == 4
+
+
+def _labelled_rows(n: int = 12) -> list[dict[str, Any]]:
+    return [{"input_ids": row["input_ids"][:6], "labels": index % 3} for index, row in enumerate(span_rows(n))]
+
+
+def _classifying(folder: Path, model: Any = None, **changes: Any) -> Any:
+    made = tiny_bert(BertForSequenceClassification, num_labels=3) if model is None else model
+    rows = {"train_dataset": _labelled_rows(), "eval_dataset": _labelled_rows(4)}
+    return toy_trainer(folder, model=made, max_steps=4, save_strategy="steps", save_steps=2, **(rows | changes))
+
+
+def _stopped(folder: Path, *before: str, **changes: Any) -> Any:
+    """A run that ends with an error after its second step; `before` it, these are called."""
+
+    class Stop(TrainerCallback):
+        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step == 2 and not self.stopped:
+                self.stopped = True
+                raise KeyboardInterrupt
+
+        stopped = False
+
+    trainer = _classifying(folder, callbacks=[Stop()], **changes)
+    for name in before:
+        getattr(trainer, name)(_labelled_rows(4))
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    return trainer
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The weights of the run that was not stopped."""
+    trainer = _classifying(tmp_path_factory.mktemp("unbroken"))
+    trainer.train()
+    return weights_of(trainer.model)
+
+
+@pytest.mark.parametrize("kernel", ["same", "same model", "new"])
+@pytest.mark.parametrize("before", [(), ("evaluate",), ("predict",)], ids=str)
+def test_run_continues_in_the_same_notebook_and_in_a_new_one(
+    tmp_path: Path, unbroken: Any, kernel: str, before: tuple[str, ...]
+) -> None:
+    """transformers' forward writes problem_type into the configuration; that is no change of the user's."""
+    trainer = _stopped(tmp_path, *before)
+    if kernel != "same":
+        trainer = _classifying(tmp_path, trainer.model if kernel == "same model" else None)
+    trainer.train(resume_from_checkpoint=True)
+    assert trainer.state.global_step == 4
+    assert_same_weights(trainer.model, unbroken)
+    assert trainer.model.config.problem_type == "single_label_classification"
+
+
+def test_what_a_forward_inferred_is_continued_and_another_choice_is_refused(tmp_path: Path) -> None:
+    """Scores of one column are a regression; the user then asks for classes."""
+    rows = [{**row, "labels": float(row["labels"])} for row in _labelled_rows()]
+    data = {"train_dataset": rows, "eval_dataset": rows[:4]}
+    first = _stopped(tmp_path, model=tiny_bert(BertForSequenceClassification, num_labels=1), **data)
+    assert first.model.config.problem_type == "regression"
+    other = tiny_bert(BertForSequenceClassification, num_labels=1, problem_type="multi_label_classification")
+    with pytest.raises(ConfigError, match=r"problem_type: regression in the checkpoint -> multi_label") as refused:
+        _classifying(tmp_path, other, **data).train(resume_from_checkpoint=True)
+    assert "model" in refused.value.problems[0].what
+
+
+def test_settings_that_leave_the_loss_as_it_is_may_change(tmp_path: Path, unbroken: Any) -> None:
+    """A notebook switches these for a look at the model between two trainings."""
+    trainer = _stopped(tmp_path)
+    trainer.model.config.use_cache = not trainer.model.config.use_cache
+    trainer.model.config.output_hidden_states = False
+    trainer.train(resume_from_checkpoint=True)
+    assert_same_weights(trainer.model, unbroken)

@@ -84,7 +84,7 @@ class RunState:
     meter: Meter
     optimizer: Optimizer
     precision: Precision
-    identity: Mapping[str, Any]
+    identity: dict[str, Any]
     """The facts that a resumed run is compared with."""
     parts: Callable[[], Mapping[str, Stateful]]
     """Returns the parts of the run's state besides the model, in the order in which they are restored."""

@@ -47,7 +47,7 @@ def require_same(run: Run, identity: Mapping[str, Any], folder: Path) -> set[str
     lines = dict(_settings(run.args, folder))
     if (folder / FINGERPRINT).is_file():
         before = _OF_FIRST_VERSION if run.plan.order_rule else {}
-        lines |= _facts(identity, {**before, **_read(folder / FINGERPRINT)})
+        lines |= _facts(identity, {**before, **_read(folder / FINGERPRINT)}, folder)
     _refuse(lines, run.args, folder)
     for text in lines.values():
         logger.warning("resuming from %s with a change that was allowed: %s", folder.name, text)
@@ -102,15 +102,16 @@ def _shown(value: Any) -> str:
     return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
 
 
-def _facts(now: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, str]:
+def _facts(now: Mapping[str, Any], before: Mapping[str, Any], folder: Path) -> dict[str, str]:
     """Return a text for each kind of difference; the log warns if only the last bits may differ."""
     found = {}
     if _EVALUATION_DATA not in before:  # written by an earlier version
         before = {**before, _EVALUATION_DATA: now.get(_EVALUATION_DATA)}
-    under = {name: one for name, one in now["model"].items() if name == fingerprint.UNDER_ADAPTERS}
-    before = {**before, "model": under | before["model"]}  # so are those without it
     for kind in ("model", "data", _EVALUATION_DATA, "order", "dtype", _WEIGHTS, OPTIMIZER, _LOSS):
-        lines = list(fingerprint.differences(before.get(kind), now.get(kind), kind))
+        if kind == "model":
+            lines = list(fingerprint.model_differences(before[kind], now[kind], folder))
+        else:
+            lines = list(fingerprint.differences(before.get(kind), now.get(kind), kind))
         if lines:
             more = len(lines) - _MOST_LINES
             found[kind] = "; ".join(lines[:_MOST_LINES]) + (f"; and {more} more" if more > 0 else "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,9 +29,12 @@ from whet.version import __version__
 
 _PASSING = {
     "transformers_version", "_name_or_path", "architectures", "dtype", "torch_dtype", "_attn_implementation",
-    "_experts_implementation",
+    "_experts_implementation", "use_cache", "output_attentions", "output_hidden_states", "return_dict", "torchscript",
 }  # fmt: skip
-"""Entries of a model's configuration that do not change its result: where it comes from, how it is run."""
+"""Entries of a model's configuration that do not change its loss: where it is from, how it runs, what it returns."""
+_INFERRED = ("problem_type",)
+"""Entries that transformers' forwards fill in from the first labels if the user left them open (None)."""
+_MODEL_CONFIG = "config.json"
 UNDER_ADAPTERS = "weights under the adapter"
 """A fact of the model of a run with adapters."""
 _SAMPLED_ROWS = 64
@@ -61,6 +65,36 @@ def of(run: Run, optimizer: Optimizer, scheduler: Any) -> dict[str, Any]:
     if (loss := getattr(run.objective, "identity", None)) is not None:
         facts["loss"] = loss
     return json.loads(json.dumps(facts, default=str))
+
+
+def continue_with_inferred(identity: dict[str, Any], model: nn.Module, folder: Path) -> None:
+    """Give the model, and the identity, what the run of the checkpoint inferred and this run leaves open.
+
+    A forward before the start of a run (an evaluation, an earlier training) fills these in earlier than another run
+    does. So an open entry is no difference: the run continues with what the checkpoint's run trained with.
+    """
+    entries, saved = identity["model"]["config"], _config_in(folder)
+    for name in _INFERRED:
+        if name in entries and entries[name] is None and saved.get(name) is not None:
+            setattr(model.config, name, saved[name])
+            entries[name] = saved[name]
+
+
+def model_differences(before: Mapping[str, Any], now: Mapping[str, Any], folder: Path) -> Iterator[str]:
+    """Yield one line for each difference from the model of a checkpoint, whichever version of whet wrote it."""
+    kept = {name: value for name, value in before.get("config", {}).items() if name not in _PASSING}
+    saved = _config_in(folder)
+    for name in _INFERRED:  # open when the run of the checkpoint began
+        if name in kept and kept[name] is None:
+            kept[name] = saved.get(name) if saved else now["config"].get(name)
+    under = {name: one for name, one in now.items() if name == UNDER_ADAPTERS}  # earlier versions have none
+    yield from differences({**under, **before, "config": kept}, now, "model")
+
+
+def _config_in(folder: Path) -> dict[str, Any]:
+    """Return the model's configuration as the checkpoint holds it after the forwards of its run; none of adapters."""
+    path = folder / _MODEL_CONFIG
+    return json.loads(path.read_text("utf-8")) if path.is_file() else {}
 
 
 def _optimizer_class(optimizer: Optimizer) -> str:

@@ -21,7 +21,7 @@ from whet.precision import policy
 from whet.train.checkpoint import best, content, finding, manifest, on_disk, optimizer_state, staging, weights
 from whet.train.checkpoint.lineage import Lineage
 from whet.train.checkpoint.snapshot import RunState
-from whet.train.resume import compare, form_1, other_ranks, schema
+from whet.train.resume import compare, fingerprint, form_1, other_ranks, schema
 from whet.train.run import Run
 from whet.train.state import State, Stateful, load_states
 from whet.train.sync import OneRank, Sync
@@ -105,6 +105,7 @@ def restore(
     """
     run, counters = state.run, state.counters
     with _refusing_unreadable(folder):
+        fingerprint.continue_with_inferred(state.identity, run.model, folder)
         changed = compare.require_same(run, state.identity, folder)
         part_of = parts(changed)
         saved = _saved_parts(folder, run, state.optimizer)
