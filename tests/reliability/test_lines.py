@@ -161,7 +161,54 @@ def test_library_run_from_the_first_step_sets_an_earlier_run_aside(tmp_path: Pat
     _train(tmp_path)
     _train(tmp_path, max_steps=4, seed=7)
     assert _steps(tmp_path) == [2, 4]
-    assert set(_aside(tmp_path)) == {2, 4, 6}
+    assert set(_aside(tmp_path)) == {6}, "the last holds the steps before it"
+
+
+@pytest.mark.parametrize("cell", ["everything", "train"])
+def test_cell_that_runs_again_leaves_nothing_aside(tmp_path: Path, cell: str) -> None:
+    """A notebook's cell builds model and trainer again, and the run is bitwise the same; or it only trains on."""
+    trainer = _train(tmp_path)
+    for _ in range(3):
+        if cell == "everything":
+            _train(tmp_path)
+        else:
+            trainer.train()
+        assert _aside(tmp_path) == {}
+        assert _steps(tmp_path) == [2, 4, 6]
+
+
+def test_stopped_run_is_kept_when_its_cell_runs_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It has steps to go, and the second run holds its weights but not its optimizer's state; its size is said."""
+
+    class Dies(Recorder):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+            if state.global_step == 5:
+                raise KeyboardInterrupt
+
+    callback = Dies()
+    stopped = toy_trainer(
+        tmp_path, model=Toy(dropout=0.1), callbacks=[callback], max_steps=6, save_strategy="steps", save_steps=2,
+        lr_scheduler_type="constant",
+    )  # fmt: skip
+    with pytest.raises(KeyboardInterrupt):
+        stopped.train()
+    stopped.remove_callback(callback)
+    stopped.train()
+    (kept,) = _aside(tmp_path).values()
+    assert kept.name == on_disk.folder_name(4)
+    assert f"delete those that you do not need: {kept} (" in caplog.text
+    assert caplog.text.count(" kB)") == 1
+
+
+def test_best_of_an_abandoned_run_stays_with_its_last(tmp_path: Path) -> None:
+    """So that the last can be resumed by name, and end with the best."""
+    usual: dict[str, Any] = {
+        "max_steps": 6, "save_strategy": "steps", "save_steps": 2, "lr_scheduler_type": "constant",
+        "eval_strategy": "steps", "eval_steps": 2, "metric_for_best_model": "score", "load_best_model_at_end": True,
+    }  # fmt: skip
+    toy_trainer(tmp_path, compute_metrics=losing_metrics([3, 1, 2]), **usual).train()
+    _train(tmp_path, seed=7)
+    assert set(_aside(tmp_path)) == {2, 6}
 
 
 def test_overwriting_removes_abandoned_lines_too(tmp_path: Path) -> None:

@@ -148,8 +148,10 @@ class TrainingLoop:
             restore.restore(self.run_state, folder, self.saver.lineage, self._parts, self.sync)
             self.saver.rotate()
             self.loader.open()
-        elif args.overwrite_output_dir and self.sync.place.is_first:
-            on_disk.remove_all(output_dir)
+        else:
+            self.saver.begins_with = fingerprint.digest_of_weights(self.run.model.state_dict().items())
+            if args.overwrite_output_dir and self.sync.place.is_first:
+                on_disk.remove_all(output_dir)
         guard.require_finite(self.run.model, self.optimizer, "before the first step")
         if self.sync.place.is_first and (args.save_strategy != "no" or args.enable_jit_checkpoint):
             obstacles.require_free_names(output_dir, after=counters.global_step, last=self.run.plan.n_steps)

@@ -44,6 +44,10 @@ class Lineage:
         """Return whether this lineage began by going back to before that checkpoint."""
         return any(run == parent and step > last for parent, last in self.parents) and not self.includes(run, step)
 
+    def shares_steps_with(self, other: Lineage) -> bool:
+        """Return whether one went back to a checkpoint of the other, or both to one of the same run."""
+        return bool({self.run, *dict(self.parents)} & {other.run, *dict(other.parents)})
+
     def branched(self, step: int) -> Lineage:
         """Return a new lineage that begins at a checkpoint of this one."""
         return Lineage(uuid.uuid4().hex, ((self.run, step), *self.parents))

@@ -19,6 +19,8 @@ from whet.paths import follow_umask
 MANIFEST = "MANIFEST.json"
 ONLY_MODEL = "only_model"
 """The fact of a checkpoint that no run can resume from."""
+BEGINS_WITH, WEIGHTS, FINISHED = "begins_with", "weights", "finished"
+"""Facts: checksums of the weights that the run began with and of those it holds, and whether the run ended with it."""
 FORMAT_VERSION = 2
 _VERSIONS = (1, 2)
 """Forms of a checkpoint that are read; the first called itself `schema`."""
@@ -83,6 +85,14 @@ def problems_of(folder: Path, step: int | None = None, *, light: bool = False) -
 def holds_only_model(folder: Path) -> bool:
     """Return whether the checkpoint was written with save_only_model, so that no run can resume from it."""
     return (facts_of(folder) or {}).get(ONLY_MODEL) is True
+
+
+def sealed_files(folder: Path) -> dict[str, tuple[int, str]]:
+    """Return the name, size in bytes and checksum of each file that the manifest lists; nothing if it is damaged."""
+    if facts_of(folder) is None:
+        return {}
+    files = json.loads(_read_plain(folder / MANIFEST))["files"]
+    return {name: (one["bytes"], one["xxh3_128"]) for name, one in files.items()}
 
 
 def n_ranks_of(folder: Path) -> int:

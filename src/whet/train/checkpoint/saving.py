@@ -17,7 +17,7 @@ from whet.train.checkpoint.lineage import Lineage, new_lineage, read_checkpoints
 from whet.train.checkpoint.snapshot import RunState
 from whet.train.control import guard
 from whet.train.output import disk_errors
-from whet.train.resume import compare, schema
+from whet.train.resume import compare, fingerprint, schema
 from whet.train.state import State
 from whet.train.sync import OneRank, Sync
 
@@ -56,6 +56,8 @@ class Saver:
     folders: list[Path] = field(default_factory=list)
     lineage: Lineage = field(default_factory=new_lineage)
     """The lineage of its checkpoints."""
+    begins_with: str | None = None
+    """A checksum of the weights before the first step of the run."""
     resumed_from: Path | None = None
     _last_s: float = field(default_factory=lambda: time.monotonic())
     _buffers: snapshot.Buffers | None = None
@@ -73,6 +75,7 @@ class Saver:
     def resume(self, folder: Path) -> None:
         """Remember where the run resumes from, and whether it stays in that lineage or begins a new one."""
         self.resumed_from = folder
+        self.begins_with = (manifest.facts_of(folder) or {}).get(manifest.BEGINS_WITH)
         self.lineage = self.sync.of_first(finding.lineage_after_resume(folder, self._run.output_dir))
 
     @property
@@ -246,7 +249,11 @@ class Saver:
             "seed": args.seed,
             "n_rows": meter.n_rows_before + meter.n_rows,
             "config_digest": compare.config_digest(args, self.run_state.identity),
+            manifest.WEIGHTS: fingerprint.digest_of_weights(content.weights.items()),
+            manifest.FINISHED: done >= self._run.plan.n_steps,
         }
+        if self.begins_with is not None:
+            facts[manifest.BEGINS_WITH] = self.begins_with
         if only_model:
             facts[manifest.ONLY_MODEL] = True
         return Write(staged, content, facts, self.folders[:-1], args.save_total_limit, self._protected())

@@ -6,6 +6,7 @@ checksum of itself. What a kill leaves behind is finished or undone when the nex
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -14,12 +15,15 @@ from typing import Any
 
 from safetensors import SafetensorError
 
+from whet.console import amount
 from whet.errors import StorageError
 from whet.log import logger
-from whet.train.checkpoint import manifest, on_disk
+from whet.train.checkpoint import content, manifest, on_disk
 from whet.train.checkpoint.lineage import Lineage, read_checkpoints
 from whet.train.checkpoint.manifest import fsync
 from whet.train.output import disk_errors
+
+_TENSORS = ".safetensors"
 
 
 def save(
@@ -76,10 +80,14 @@ class Staged:
                 raise OSError("; ".join(problems))
         if replaces:
             on_disk.delete(self._replaced)
-        if aside:
+        if self.lineage is not None:
+            discard_held(self.target.parent, self.lineage, facts.get(manifest.BEGINS_WITH))
+        kept = [one for one in aside if one.is_dir()]
+        if kept:
             logger.warning(
-                "the checkpoints that this run abandoned by going back are kept, but auto never resumes from them: %s",
-                ", ".join(map(str, aside)),
+                "checkpoints that this run does not continue are kept, but auto never resumes from them; delete those "
+                "that you do not need: %s",
+                ", ".join(f"{one} ({amount(_n_bytes(one))})" for one in kept),
             )
         return self.target
 
@@ -133,6 +141,53 @@ class Staged:
                 fix=f"{disk_errors.fix(error, self.target.parent)}; --save_total_limit keeps fewer checkpoints, and "
                 "--save_error_policy continue trains without this one",
             ) from error
+
+
+def discard_held(output_dir: Path, lineage: Lineage, begins_with: str | None) -> None:
+    """Remove what is left of earlier runs whose steps other checkpoints hold; the log says how much.
+
+    Of a run that shares no steps with this one, its last checkpoint and its best stay. They go as well if this run
+    holds the same tensors, or if the earlier run had ended and this one began with its weights (`begins_with`).
+    """
+    removed, n_bytes = 0, 0
+    for place in on_disk.aside_folders(output_dir):
+        found = read_checkpoints(on_disk.list_all(place))
+        there = [one for one in found if not on_disk.problems_of(one.folder, light=True)]
+        if not there or any(lineage.shares_steps_with(one.lineage) for one in there):
+            continue
+        last = max(there, key=lambda one: one.step)
+        kept = (
+            set() if _is_held(last.folder, output_dir, begins_with) else {last.folder.name, _best_named_in(last.folder)}
+        )
+        for folder in (one.folder for one in there if one.folder.name not in kept):
+            removed, n_bytes = removed + 1, n_bytes + _n_bytes(folder)
+            on_disk.remove(folder)
+        on_disk.remove_if_empty(place)
+    if removed:
+        logger.info("removed %d checkpoints of an earlier run (%s): others hold their steps", removed, amount(n_bytes))
+
+
+def _is_held(last: Path, output_dir: Path, begins_with: str | None) -> bool:
+    """Return whether a run holds all that an earlier one, whose last checkpoint this is, came to."""
+    facts, own = manifest.facts_of(last) or {}, _tensors(last)
+    if facts.get(manifest.FINISHED) and begins_with is not None and facts.get(manifest.WEIGHTS) == begins_with:
+        return True
+    return any(path.name == last.name and _tensors(path) == own for path in on_disk.list_all(output_dir))
+
+
+def _best_named_in(folder: Path) -> str | None:
+    state = folder / content.TRAINER_STATE
+    return json.loads(state.read_text("utf-8")).get("best_model_checkpoint") if state.is_file() else None
+
+
+def _tensors(folder: Path) -> dict[str, str]:
+    """Return the checksum of each file of tensors of a checkpoint."""
+    files = manifest.sealed_files(folder)
+    return {name: checksum for name, (_, checksum) in files.items() if name.endswith(_TENSORS)}
+
+
+def _n_bytes(folder: Path) -> int:
+    return sum(size for size, _ in manifest.sealed_files(folder).values())
 
 
 def copy(folder: Path, output_dir: Path, lineage: Lineage) -> Path:

@@ -146,9 +146,9 @@ def digest_of_rows(rows: Any) -> str | None:
 
 
 def digest_of_weights(weights: Iterable[tuple[str, Tensor]]) -> str:
-    """Return a checksum of named weights, of some numbers of each."""
+    """Return a checksum of named weights, of some numbers of each; state of other kinds takes no part."""
     digest = xxhash.xxh3_128()
-    for name, weight in weights:
+    for name, weight in ((name, one) for name, one in weights if isinstance(one, Tensor)):
         digest.update(f"{name}{tuple(weight.shape)}".encode())
         for numbers in (part.detach().flatten() for part in _plain_parts(weight)):
             some = numbers[:: max(1, len(numbers) // _SAMPLED_NUMBERS)]
