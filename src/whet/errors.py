@@ -13,7 +13,9 @@ from typing import Any
 MASK = "***"
 """Printed in place of a secret."""
 _USER_INFO = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+:/{1,2})[^/\s@]+@")  # pathlib turns two slashes into one
-_SECRET_NAMES = re.compile(r"(?:^|_)(?:TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$", re.IGNORECASE)
+_SECRET_NAMES = re.compile(
+    r"(?:^|_)(?:TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?|DSN|WEBHOOK|WEBHOOK_URL|NETRC)$", re.IGNORECASE
+)
 _SHORTEST_SECRET = 8
 _LONGEST_GOT = 300
 _LONGEST_PART = 6000

@@ -13,7 +13,7 @@ import torch
 from accelerate import Accelerator, DataLoaderConfiguration
 from accelerate.state import AcceleratorState, GradientState
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 from transformers import BertConfig, BertForSequenceClassification
 
 import whet
@@ -116,6 +116,8 @@ def losses_of(accelerator: Any, **options: Any) -> list[float]:
 
 def main(kind: str, folder: str) -> None:
     """Train, save after the first epoch, and print what happened; with an existing folder, resume from it."""
+    if kind == "whet":
+        refuse_pickles()
     accelerator = made(kind, gradient_accumulation_steps=2)
     loop = Loop(accelerator)
     if Path(folder).is_dir():
@@ -130,6 +132,45 @@ def main(kind: str, folder: str) -> None:
     accelerator.print(json.dumps(facts))
 
 
+class Stream(IterableDataset):
+    """Row numbers, which rank 0 reads for all ranks."""
+
+    def __iter__(self) -> Iterator[int]:
+        """Yield as many numbers as a loop has rows."""
+        return iter(range(N_ROWS))
+
+
+def exchanges(kind: str) -> None:
+    """Print what the ranks read of a stream and gather of it: texts, tensors, numbers, and what cannot travel."""
+    if kind == "whet":
+        refuse_pickles()
+    accelerator = made(kind)
+
+    def rows(numbers: Sequence[int]) -> dict[str, Tensor]:
+        return {"labels": torch.tensor(numbers), "halves": torch.tensor(numbers) / 2}
+
+    found: dict[str, list[Any]] = {"labels": [], "texts": [], "pairs": []}
+    for batch in accelerator.prepare(DataLoader(Stream(), 4, collate_fn=rows)):
+        numbers = batch["labels"].tolist()
+        found["labels"] += accelerator.gather_for_metrics(batch["labels"]).tolist()
+        found["texts"] += accelerator.gather_for_metrics([f"row {number}" for number in numbers])
+        pairs = [(number, batch["halves"][place]) for place, number in enumerate(numbers)]
+        found["pairs"] += accelerator.gather_for_metrics(pairs, use_gather_object=True)
+    found["pairs"] = [[number, float(half)] for number, half in found["pairs"]]
+    accelerator.print(json.dumps(found))
+    if kind == "whet":
+        try:
+            accelerator.gather_for_metrics([object()])
+        except Exception as error:
+            accelerator.print(json.dumps(f"{type(error).__name__}: {error}"))
+    leave()
+
+
+def refuse_pickles() -> None:
+    """Let torch's object collectives fail in this process, whoever calls them."""
+    torch.distributed.distributed_c10d._unpickler = None  # pyright: ignore
+
+
 def leave() -> None:
     """End the group of this rank, whose threads may otherwise end the process with an abort."""
     if torch.distributed.is_initialized():
@@ -137,5 +178,5 @@ def leave() -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    exchanges(sys.argv[2]) if sys.argv[1] == "exchanges" else main(*sys.argv[1:])
     leave()

@@ -44,6 +44,16 @@ def test_two_ranks_have_the_losses_of_accelerate_and_resume_bitwise(tmp_path: Pa
 
 
 @pytest.mark.reliability
+def test_streams_and_gathered_texts_travel_without_pickles() -> None:
+    """Rank 0 reads a stream for all; what two ranks read and gather is what they do with accelerate's own."""
+    theirs = json.loads(printed(LOOP, "exchanges", "accelerate")[-1])
+    ours, refused = map(json.loads, printed(LOOP, "exchanges", "whet")[-2:])
+    assert sorted(ours["labels"]) == [*range(38)]
+    assert ours == theirs
+    assert refused.startswith("ConfigError: a value of rank 0 cannot travel to the other ranks")
+
+
+@pytest.mark.reliability
 def test_ranks_fail_together_if_one_cannot_save_or_load_its_state(tmp_path: Path) -> None:
     """None waits for the others; the error of a user's object is that of its rank, and the others name it."""
     lines = printed(LOOP.with_name("failing_states.py"), str(tmp_path / "state"))

@@ -41,15 +41,22 @@ def refused(capfd: pytest.CaptureFixture[str], *command: str, **options: Any) ->
     return printed.err
 
 
-def pod_of(manifests: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the spec of the pods, as a cluster would put it together from all objects."""
+def template_of(manifests: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the template of the pods, from which the cluster makes them."""
     last = manifests[-1]
     if last["kind"] == "PyTorchJob":
-        return last["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+        return last["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
     if last["kind"] == "Job":
-        return last["spec"]["template"]["spec"]
+        return last["spec"]["template"]
     replicated = manifests[0]["spec"]["template"]["spec"]["replicatedJobs"][0]
-    pod = replicated["template"]["spec"]["template"]["spec"]
+    return replicated["template"]["spec"]["template"]
+
+
+def pod_of(manifests: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the spec of the pods, as a cluster would put it together from all objects."""
+    last, pod = manifests[-1], template_of(manifests)["spec"]
+    if last["kind"] != "TrainJob":
+        return pod
     trainer = last["spec"]["trainer"]
     pod["containers"][0] |= {"command": trainer["command"], "env": trainer["env"], "image": trainer["image"]}
     pod["containers"][0] |= {"resources": trainer["resourcesPerNode"]}

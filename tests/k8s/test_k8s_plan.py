@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from plans import QA, pod_of, rendered, variables_of
+from plans import QA, pod_of, rendered, template_of, variables_of
 
 from machines import MACHINES
 from whet.hardware import topology
@@ -41,6 +41,36 @@ def test_threads_are_those_of_whet_launch(tmp_path: Any, capfd: pytest.CaptureFi
     launched = {rank.n_threads for rank in plan_ranks(machine)}
     manifests = rendered(capfd, cpus=str(len(machine.cores)), nproc_per_node=len(machine.nodes))
     assert {int(variables_of(manifests)["OMP_NUM_THREADS"])} == launched
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_labels_annotations_and_tolerations_reach_the_pods(kind: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """istio and other webhooks read the pods, and the scheduler does; Kueue reads the job."""
+    manifests = rendered(
+        capfd, kind=kind, label=("sidecar.istio.io/inject=false", "kueue.x-k8s.io/queue-name=team"),
+        annotation=("example.org/note=a, b=c",), ephemeral_storage="20Gi",
+        toleration=("dedicated=training:NoSchedule", "spot:NoExecute", "zone=a", "gpu"),
+    )  # fmt: skip
+    job, template = manifests[-1]["metadata"], template_of(manifests)
+    assert job["labels"].items() >= {("sidecar.istio.io/inject", "false"), ("kueue.x-k8s.io/queue-name", "team")}
+    assert template["metadata"]["labels"]["sidecar.istio.io/inject"] == "false"
+    assert template["metadata"]["labels"]["app.kubernetes.io/instance"] == "squad"
+    assert "kueue.x-k8s.io/queue-name" not in template["metadata"]["labels"]
+    assert job["annotations"] == template["metadata"]["annotations"] == {"example.org/note": "a, b=c"}
+    assert template["spec"]["tolerations"] == [
+        {"key": "dedicated", "operator": "Equal", "value": "training", "effect": "NoSchedule"},
+        {"key": "spot", "operator": "Exists", "effect": "NoExecute"},
+        {"key": "zone", "operator": "Equal", "value": "a"},
+        {"key": "gpu", "operator": "Exists"},
+    ]
+    amounts = pod_of(manifests)["containers"][0]["resources"]
+    assert amounts["requests"]["ephemeral-storage"] == amounts["limits"]["ephemeral-storage"] == "20Gi"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bytes_are_an_amount_of_memory(kind: str, capfd: pytest.CaptureFixture[str]) -> None:
+    pod = pod_of(rendered(capfd, kind=kind, memory="68719476736", shared_memory="1073741824"))
+    assert pod["containers"][0]["resources"]["limits"]["memory"] == "68719476736"
 
 
 @pytest.mark.parametrize("kind", KINDS)

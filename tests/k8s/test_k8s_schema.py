@@ -28,6 +28,11 @@ MATRIX = {
         "env": ("LOGLEVEL=INFO", "HF_HUB_CACHE=/cache/hub"),
         "env_from_secret": ("HF_TOKEN=hub", "WANDB_API_KEY=trackers/wandb"),
     },
+    "for the pods": {
+        "toleration": ("dedicated=training:NoSchedule", "spot:NoExecute", "zone=a", "gpu"),
+        "annotation": ("sidecar.istio.io/inject=false", "note=two words, and more"), "nodes": 2,
+        "label": ("sidecar.istio.io/inject=false",), "ephemeral_storage": "20Gi",
+    },
     "amounts": {"cpus": "240", "memory": "128Gi", "shared_memory": "16Gi", "kept_free_cores": 2, "cpus_per_core": 2},
     "times": {"grace_period_s": 1800, "max_restarts": 0, "run_as_user": 65532},
 }  # fmt: skip

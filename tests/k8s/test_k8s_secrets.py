@@ -8,6 +8,8 @@ import pytest
 from plans import QA, refused, rendered
 
 SECRET = "hf_" + "a1B2" * 8
+HOOK = "a1B2c3D4e5F6g7H8i9"
+SENTRY = "https://0123456789abcdef0123456789abcdef@o1.ingest.sentry.io/2"
 IN_CLEAR: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "a token in env": (QA, {"env": f"HF_TOKEN={SECRET}"}),
     "a token under another name": (QA, {"env": f"MODEL_ACCESS={SECRET}"}),
@@ -28,6 +30,24 @@ IN_CLEAR: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "the name of a variable": (QA, {"env": f"{SECRET}=1"}),
     "a variable without its =": (QA, {"env": "PASSWORD:hunter2"}),
     "a label that is none": (QA, {"label": "password=hunter2/x y"}),
+    "a webhook of Slack": (QA, {"env": f"ALERTS=https://hooks.slack.com/services/T0AB12CD3/B0AB12CD3/{HOOK}"}),
+    "a webhook in a command": (("train.py", "--notify", f"https://discord.com/api/webhooks/1/{HOOK}"), {}),
+    "a webhook of Teams": (QA, {"env": f"CHAT=https://acme.webhook.office.com/webhookb2/IncomingWebhook/{HOOK}"}),
+    "a webhook of a host of one's own": (QA, {"env": f"CHAT=https://chat.example.org/hooks/{HOOK}"}),
+    "a webhook by its name": (QA, {"env": "SLACK_WEBHOOK_URL=https://proxy.example.org/a1B2c3D4"}),
+    "a bot of Telegram": (("train.py", "--bot", f"123456789:AA{HOOK}{HOOK}"), {}),
+    "a database": (QA, {"env": "DATABASE_URL=postgres://me:hunter2@db.example.org/runs"}),
+    "a database in a flag": (("train.py", "--study", "postgresql+psycopg2://me:hunter2@db/runs"), {}),
+    "a database of pairs": (QA, {"env": "DB=host=db user=me password=hunter2"}),
+    "a DSN of Sentry": (QA, {"env": f"SENTRY_DSN={SENTRY}"}),
+    "a DSN under another name": (QA, {"env": f"ERRORS={SENTRY}"}),
+    "text of a netrc": (QA, {"env": "LOGIN=machine api.wandb.ai login user password hunter2"}),
+    "lines of a netrc": (("train.py", "machine api.wandb.ai\n  login user\n  password hunter2\n"), {}),
+    "a netrc by its name": (QA, {"env": "NETRC=hunter2 hunter2"}),
+    "a token in the query of a URL": (("train.py", "--data", "https://host/x?access_token=hunter2&b=1"), {}),
+    "a signed URL": (("train.py", "--data", "https://a.blob.core.windows.net/x?sv=1&sig=hunter2%2Fa1B2c3D4%3D"), {}),
+    "an annotation": (QA, {"annotation": "notify=https://me:hunter2@host/"}),
+    "a toleration": (QA, {"toleration": SECRET}),
     "a web token": (("train.py", "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.abc"), {}),
 }
 
@@ -37,7 +57,8 @@ def test_a_secret_in_clear_is_refused_and_not_repeated(case: str, capfd: pytest.
     command, options = IN_CLEAR[case]
     said = refused(capfd, *command, **options)
     assert "--env_from_secret" in said
-    for secret in (SECRET, SECRET.lower(), "hunter2", "secret-of-mine", "0123456789abcdef", "AKIAABCD", "eyJhbGci"):
+    shown = ("hunter2", "secret-of-mine", "0123456789abcdef", "AKIAABCD", "eyJhbGci", "a1B2c3D4")
+    for secret in (SECRET, SECRET.lower(), *shown):
         assert secret not in said
 
 
@@ -49,6 +70,16 @@ def test_a_secret_in_the_name_of_an_image_becomes_one_of_the_registry(capfd: pyt
     assert "--image_pull_secrets" in both
     assert "--env_from_secret" in both
     assert SECRET not in said + both
+
+
+def test_addresses_without_secrets_pass(capfd: pytest.CaptureFixture[str]) -> None:
+    plain = (
+        "MLFLOW_TRACKING_URI=http://mlflow.example.org:5000", "DATABASE_URL=postgres://db.example.org/runs",
+        "STUDY_DSN=postgresql://db/runs", "HF_ENDPOINT=https://hub.example.org/mirror", "NETRC=/run/secrets/netrc",
+        "DOCS=https://docs.example.org/webhooks/setup", "REPO=git@github.com:team/code.git", "NOTE=machine learning",
+        "PASSWORD_FILE=/run/secrets/password",
+    )  # fmt: skip
+    rendered(capfd, *QA, env=plain)
 
 
 def test_words_that_are_no_secrets_pass(capfd: pytest.CaptureFixture[str]) -> None:

@@ -53,6 +53,46 @@ def launched(folder: Path, *options: str, command: Sequence[str] = ("train.py",)
     )
 
 
+_SHOWS = """
+def cmdline(pid):
+    return open(f"/proc/{pid}/cmdline").read()
+
+shown = [cmdline(os.getpid()), cmdline(os.getppid())]
+held = [name for name, value in os.environ.items() if "of-mine" in value]
+open(f"words-{rank}.json", "w").write(json.dumps([sys.argv[1:], shown, held, __name__, sys.path[0]]))
+"""
+
+
+@pytest.mark.parametrize("first", [("train.py",), ("-m", "train"), (sys.executable, "train.py")])
+def test_secrets_of_the_users_words_are_in_no_command_line_of_a_rank(tmp_path: Path, first: Sequence[str]) -> None:
+    script(tmp_path, _SHOWS)
+    words = [
+        "--hub_token",
+        "one-of-mine",
+        "--token=two-of-mine",
+        "--url",
+        "https://me:three-of-mine@host/x",
+        "--lr",
+        "1",
+    ]
+    code, _, err = ended(launched(tmp_path, "--nproc_per_node", "2", command=(*first, *words)))
+    assert code == 0, err
+    for rank in range(2):
+        own, shown, held, name, path = json.loads((tmp_path / f"words-{rank}.json").read_text())
+        assert own == words
+        assert (name, Path(path)) == ("__main__", tmp_path)
+        assert "of-mine" not in "".join(shown)
+        assert "--hub_token" in shown[0]
+        assert held == []
+
+
+def test_secret_for_a_program_that_is_not_python_is_refused(tmp_path: Path) -> None:
+    code, _, err = ended(launched(tmp_path, command=("echo", "--password", "one-of-mine")))
+    assert code == 78
+    assert "the command line of each rank would show a secret" in err
+    assert "one-of-mine" not in err
+
+
 def ended(process: subprocess.Popen[str], within: float = 60) -> tuple[int, str, str]:
     out, err = process.communicate(timeout=within)
     return process.returncode, out, err

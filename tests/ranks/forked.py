@@ -21,12 +21,27 @@ from typing import Any
 import jobs_of_joins
 import jobs_of_local_steps
 import jobs_of_loops
+import jobs_of_messages
 import jobs_of_planted
 import jobs_of_ranks
 import jobs_of_shares
+import torch
 from many import free_port
 
 _LONGEST_S = 90.0
+
+
+_MEET_ROGUES = ("meets_rogue", "trains_with_rogue")
+
+
+def _refuse_pickles() -> None:
+    """Let torch's object collectives fail in this process, whoever calls them: what they receive is unpickled."""
+
+    class Refused:
+        def __init__(self, *_: Any) -> None:
+            raise AssertionError("a rank unpickles what other ranks send")
+
+    torch.distributed.distributed_c10d._unpickler = Refused  # pyright: ignore
 
 
 def _rank(job: dict[str, Any], rank: int, port: int) -> None:
@@ -42,8 +57,13 @@ def _rank(job: dict[str, Any], rank: int, port: int) -> None:
             os.environ.update({name: str(number) for name, number in numbers.items()})
             os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
         os.environ.update(job.get("environment", {}))
+        if job["kind"] not in _MEET_ROGUES:
+            _refuse_pickles()
         try:
-            homes = (jobs_of_joins, jobs_of_planted, jobs_of_shares, jobs_of_local_steps, jobs_of_loops, jobs_of_ranks)
+            homes = (
+                jobs_of_joins, jobs_of_messages, jobs_of_planted, jobs_of_shares, jobs_of_local_steps, jobs_of_loops,
+                jobs_of_ranks,
+            )  # fmt: skip
             home = next(one for one in homes if job["kind"] in vars(one))
             found = getattr(home, job["kind"])(job, rank)
         except (Exception, SystemExit) as error:

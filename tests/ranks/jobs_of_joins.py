@@ -31,6 +31,22 @@ def joins(job: dict[str, Any], rank: int) -> dict[str, Any]:
     return {"agreed": joined.any_of(rank == 1), "interface": os.environ.get("GLOO_SOCKET_IFNAME")}
 
 
+def listens(job: dict[str, Any], rank: int) -> dict[str, Any]:
+    """Join, and return the addresses at which the processes of this job listen, as Linux shows them."""
+    joined = group.join(None, 60)
+    assert joined is not None
+    joined.any_of(False)
+    own = {str(one.readlink()) for one in Path("/proc/self/fd").iterdir() if one.is_symlink()}
+    found = []
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text("utf-8").splitlines()[1:]:
+            _, local, _, state, *rest = line.split()
+            if state == "0A" and f"socket:[{rest[5]}]" in own:
+                found.append(local.partition(":")[0])
+    joined.wait()
+    return {"listens": found}
+
+
 def _start_late(folder: Path) -> None:
     """Wait until rank 1 says that it waits."""
     until, said = time.monotonic() + _LONGEST_S, folder / "output-1.txt"

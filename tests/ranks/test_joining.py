@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Any
 
 import pytest
@@ -17,6 +18,12 @@ _JOBS: dict[str, dict[str, Any]] = {
     "own address": {"environment": {"MASTER_ADDR": "127.0.1.1"} | _APART, "timeout_s": 2, "rank_0_does": "is missing"},
     "something else": {"environment": _APART, "timeout_s": 2, "rank_0_does": "is something else"},
     "late": {"rank_0_does": "starts late"},
+    "one machine": {"kind": "listens"},
+    "by its name": {"kind": "listens", "environment": {"MASTER_ADDR": socket.gethostname()}},
+    "started again": {
+        "kind": "listens",
+        "environment": {"TORCHELASTIC_RESTART_COUNT": "1", "TORCHELASTIC_MAX_RESTARTS": "1"},
+    },
     "nobody else": {"of_rank": {"1": {"WORLD_SIZE": "1"}}, "timeout_s": 20},
     "interface": {"environment": _APART, "of_rank": {"1": {"GLOO_SOCKET_IFNAME": "nosuch0"}}},
 }
@@ -26,7 +33,7 @@ _JOBS: dict[str, dict[str, Any]] = {
 def found(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
     jobs = Jobs(tmp_path_factory.mktemp("joining"))
     for name, job in _JOBS.items():
-        jobs.add(name, "joins", 2, **job)
+        jobs.add(name, n_ranks=2, **({"kind": "joins"} | job))
     return jobs.run()
 
 
@@ -68,6 +75,13 @@ def test_rank_0_says_that_it_waits_for_ranks_that_never_come(found: Jobs) -> Non
     first = found["nobody else", 2][0]
     assert "waits at 127.0.0.1:" in _printed(found, "nobody else", 0)
     assert "did not meet the others" in first["text"]
+
+
+@pytest.mark.parametrize("name", ["one machine", "by its name", "started again"])
+def test_ranks_of_one_machine_listen_on_loopback_only(found: Jobs, name: str) -> None:
+    """127.0.0.1, as /proc/net/tcp writes it: nobody outside can take the place of a rank."""
+    for rank in found[name, 2]:
+        assert set(rank["listens"]) == {"0100007F"}, rank
 
 
 def test_interface_that_one_machine_lacks_ends_every_rank(found: Jobs) -> None:

@@ -19,6 +19,12 @@ FORBIDDEN_CALLS = {
     "os.system": "goes through a shell; use subprocess.run with a list",
     "os.popen": "goes through a shell; use subprocess.run with a list",
 }
+PICKLED_BETWEEN_RANKS = {
+    "all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list", "send_object_list",
+    "recv_object_list", "_object_to_tensor", "_tensor_to_object", "torch.distributed.checkpoint",
+    "torch.distributed.rpc", "torch.distributed.checkpoint.state_dict", "check_tensor_meta",
+}  # fmt: skip
+"""Ranks would run what a program in a rank's place sends: whet.dist.messages sends JSON and arrays."""
 FORBIDDEN_TRUE = {
     "shell": "goes through a shell; pass a list",
     "allow_pickle": "unpickles",
@@ -48,6 +54,28 @@ def breaches(source: str) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             yield from _forbidden(node, real_names)
+        yield from _pickled(node)
+
+
+def _pickled(node: ast.AST) -> Iterator[str]:
+    """Yield the names of torch's object collectives, of accelerate's, and of what is built on them."""
+    names: list[str] = []
+    if isinstance(node, ast.ImportFrom):
+        names = [
+            str(node.module),
+            *(f"{node.module}.{one.name}" for one in node.names),
+            *(one.name for one in node.names),
+        ]
+    elif isinstance(node, ast.Import):
+        names = [one.name for one in node.names]
+    elif isinstance(node, ast.Attribute):
+        names = [node.attr, dotted(node)]
+    elif isinstance(node, ast.Name):
+        names = [node.id]
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+        names = [node.value]
+    if found := PICKLED_BETWEEN_RANKS.intersection(names):
+        yield f"line {getattr(node, 'lineno', 0)}: {min(found)} unpickles what other ranks send; use whet.dist.messages"
 
 
 def _imported(node: ast.Import | ast.ImportFrom) -> Iterator[tuple[str, str]]:
@@ -87,6 +115,12 @@ def test_no_code_comes_from_data() -> None:
         "import os\nos.system('ls')",
         "import numpy as np\nnp.load('x', allow_pickle=True)",
         "AutoModel.from_pretrained('x', trust_remote_code=True)",
+        "import torch.distributed as d\nd.all_gather_object(found, 1)",
+        "from torch.distributed import broadcast_object_list as send",
+        "accelerate().utils.gather_object([1])",
+        "getattr(d, 'scatter_object_list')(found)",
+        "import torch.distributed.checkpoint as dcp",
+        "from torch.distributed import checkpoint",
     ],
 )
 def test_the_rule_sees_what_it_forbids(source: str) -> None:

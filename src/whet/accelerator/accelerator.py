@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from whet.accelerator import loaders, replay, settings, state
+from whet.accelerator import between_ranks, loaders, replay, settings, state
 from whet.config.methods import MethodSettings
 from whet.errors import ConfigError
 from whet.log import logger
@@ -24,7 +24,7 @@ Checkpointing = Literal["blocks", "selective"]
 _SETTABLE = ("gradient_accumulation_steps", "sync_gradients", "even_batches")
 _SAME = frozenset({
     "accumulate", "autocast", "check_trigger", "clip_grad_norm_", "clip_grad_value_", "device", "distributed_type",
-    "end_training", "gather", "gather_for_metrics", "get_state_dict", "get_tracker", "gradient_state", "init_trackers",
+    "end_training", "gather", "get_state_dict", "get_tracker", "gradient_state", "init_trackers",
     "is_last_process", "is_local_main_process", "is_main_process", "join_uneven_inputs", "local_main_process_first",
     "local_process_index", "log", "logging_dir", "main_process_first", "mixed_precision", "no_sync", "num_processes",
     "on_last_process", "on_local_main_process", "on_local_process", "on_main_process", "on_process",
@@ -117,6 +117,10 @@ class Accelerator:
     def backward(self, loss: Tensor, **options: Any) -> None:
         """Add the gradients of the loss, divided by the number of micro-batches of a step."""
         self._inner.backward(loss, **options)
+
+    def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
+        """Return the values of all processes without the rows that fill up the last batch: tensors, numbers, texts."""
+        return between_ranks.gather_for_metrics(self._inner, input_data, use_gather_object)
 
     def register_for_checkpointing(self, *things: Any) -> None:
         """Save these with the state too: objects with `state_dict` and `load_state_dict`."""

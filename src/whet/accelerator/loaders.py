@@ -7,9 +7,11 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from whet.accelerator import between_ranks
 from whet.accelerator.replay import place_of
 from whet.accelerator.settings import accelerate
 from whet.errors import ConfigError
+from whet.train.resume import schema
 from whet.train.state import State
 
 
@@ -43,7 +45,7 @@ def agree_on_order(inner: Any, loader: Any) -> int:
             fix="give the sampler of batches as batch_sampler=, or a batch_size",
         )
     own = torch.random.initial_seed() if loader.generator is None else loader.generator.initial_seed()
-    (seed,) = accelerate().utils.broadcast_object_list([own % 2**63])
+    seed = between_ranks.of_first(own % 2**63, schema.whole)
     inner.dataloader_config.data_seed = seed
     return seed
 

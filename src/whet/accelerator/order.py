@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from whet.accelerator.settings import accelerate
+from whet.accelerator import between_ranks
 from whet.kernels.random import generators_kept
 from whet.train.batches.draws import Draws
+from whet.train.resume import schema
 from whet.train.state import State
 
 _INSIDE = ("batch_sampler", "sampler")
@@ -29,7 +30,8 @@ class Order:
         self._samplers = list(_chain(sampler))
         self._draws = Draws(seed, *self._samplers)
         seeds = [seed for _, seed in self._draws.own]
-        self._give(accelerate().utils.broadcast_object_list([seeds])[0])  # ranks may have seeded theirs differently
+        # ranks may have seeded theirs differently
+        self._give(between_ranks.of_first(seeds, schema.list_of(schema.whole)))
 
     def state(self) -> State:
         """Return the seeds of the order."""

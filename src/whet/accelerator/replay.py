@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from whet.accelerator import between_ranks
 from whet.accelerator.order import Indices, Order
 from whet.errors import DataError
 from whet.train.batches.draws import Draws
@@ -85,6 +86,7 @@ class Replayed(DataLoader[Any]):
 
 def replay(prepared: Any, seed: int) -> None:
     """Let the batches of a loader that accelerate has prepared come again; `seed` is that of all ranks."""
+    between_ranks.dispatch_by_messages(prepared)
     inside = prepared.base_dataloader
     rows = inside.dataset
     holders = (inside.collate_fn, rows, getattr(rows, "dataset", None))  # accelerate may have wrapped the rows
@@ -97,6 +99,7 @@ def replay_rest(skipping: Any, prepared: Any, n_batches: int) -> None:
     place = place_of(prepared)
     if place is None:
         return
+    between_ranks.dispatch_by_messages(skipping)
     inside = skipping.base_dataloader
     n_skipped = 0 if isinstance(inside.dataset, IterableDataset) else n_batches
     _give(inside, Place(skipping, place.draws, place.order, n_skipped, prepared, place.first))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from whet import optional
+from whet.config import ranks
 from whet.errors import ConfigError, Problem
 
 _PASSED_ON = (
@@ -14,6 +16,8 @@ _PASSED_ON = (
 _FORMATS = ("no", "bf16", "fp16")
 _STRATEGIES = ("NO", "MULTI_CPU", "MULTI_GPU")
 _WITHOUT = "whet.Accelerator trains complete models, one on each rank, with the operators of whet.optimize"
+_JOINS_WITHIN_S = 1800.0
+"""torch's own default, which accelerate has."""
 OTHERWISE = "use accelerate.Accelerator, and call whet.optimize(model) before its prepare"
 """The way that works for everything that accelerate has and whet has not."""
 
@@ -32,6 +36,7 @@ def made(mixed_precision: str | None, n_accumulated: int, cpu: bool | None, more
     config = more.pop("dataloader_config", None) or package.DataLoaderConfiguration(use_seedable_sampler=True)
     if "gradient_accumulation_plugin" not in more or n_accumulated != 1:
         more["gradient_accumulation_steps"] = n_accumulated  # accelerate refuses both
+    _join_here(more.get("kwargs_handlers"), on_cpu=bool(_on_cpu(cpu)))
     try:
         inner = package.Accelerator(
             mixed_precision=mixed_precision, cpu=_on_cpu(cpu), dataloader_config=config, **more
@@ -45,6 +50,19 @@ def made(mixed_precision: str | None, n_accumulated: int, cpu: bool | None, more
         ) from error
     _require_plain(inner)
     return inner
+
+
+def _join_here(handlers: Any, *, on_cpu: bool) -> None:
+    """Join the ranks of one machine over its loopback interface, unless the user says how; accelerate joins all others.
+
+    accelerate's store and torch's gloo listen on every interface.
+    """
+    from whet.dist import group
+
+    says = any("backend" in vars(one) for one in handlers or ())  # accelerate's InitProcessGroupKwargs
+    place = ranks.here()
+    if on_cpu and place.n_ranks > 1 and place.one_machine and "RANK" in os.environ and not says:
+        group.join("gloo", _JOINS_WITHIN_S)
 
 
 def _with_older_names(mixed_precision: str | None, more: dict[str, Any]) -> str | None:
@@ -89,6 +107,7 @@ def _require_plain(inner: Any) -> None:
         "strategy": inner.distributed_type.name if inner.distributed_type.name not in _STRATEGIES else None,
         "mixed_precision": inner.mixed_precision if inner.mixed_precision not in _FORMATS else None,
         "dynamo_backend": None if state.dynamo_plugin.backend.name == "NO" else state.dynamo_plugin.backend.name,
+        "ACCELERATE_DEBUG_MODE": (state.debug and inner.num_processes > 1) or None,  # compares shapes through pickles
         "use_stateful_dataloader": True if getattr(config, "use_stateful_dataloader", False) else None,
         "project_config.automatic_checkpoint_naming": inner.project_configuration.automatic_checkpoint_naming or None,
     }

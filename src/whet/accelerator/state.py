@@ -13,13 +13,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_model, save_model
 from torch import nn
 
-from whet.accelerator import loaders
-from whet.accelerator.settings import accelerate
+from whet.accelerator import between_ranks, loaders
 from whet.accelerator.state_folder import publish, require_intact
+from whet.dist import messages
 from whet.errors import ConfigError, StorageError, WhetError
 from whet.paths import utf8_name
 from whet.train.checkpoint import content
 from whet.train.checkpoint.optimizer_state import OptimizerState, names_in
+from whet.train.resume import schema
 from whet.train.resume.parts import alike, without_tensors
 from whet.train.state import State
 
@@ -40,7 +41,7 @@ def save(inner: Any, kept: Sequence[Any], folder: str | Path | None) -> Path:
     """Write the state of all ranks to the folder; the first rank writes, and every rank raises what it raises."""
     target = _named(folder, "save_state")
     _require_no_gradients(inner)
-    randoms = accelerate().utils.gather_object([_random_state(inner.device)])
+    randoms = between_ranks.gather(_random_state(inner.device), schema.json_object)
     own: BaseException | None = None
     if inner.is_main_process:
         try:
@@ -65,13 +66,13 @@ def load(inner: Any, kept: Sequence[Any], folder: str | Path | None) -> None:
 
 def _fail_together(own: BaseException | None, what: str) -> None:
     """Raise this rank's error; where only others have one, raise the first of theirs, so that none of them waits."""
-    found: Any = own if own is None or isinstance(own, WhetError) else f"{type(own).__name__}: {own}"[:300]
-    seen = accelerate().utils.gather_object([found])
+    found: Any = own and f"{type(own).__name__}: {own}"[:300]
+    seen = between_ranks.gather(messages.error_facts(own) if isinstance(own, WhetError) else found, _is_outcome)
     if own is not None:
         raise own
     rank, error = next(((rank, one) for rank, one in enumerate(seen) if one is not None), (0, None))
-    if isinstance(error, WhetError):
-        raise error
+    if isinstance(error, list):
+        raise messages.error_from(error)
     if error is not None:
         raise StorageError(
             what=what,
@@ -79,6 +80,10 @@ def _fail_together(own: BaseException | None, what: str) -> None:
             why="ranks save and load together, so that none waits for one that has failed",
             fix=f"fix what rank {rank} reports",
         )
+
+
+def _is_outcome(value: Any) -> bool:
+    return value is None or isinstance(value, str) or messages.is_error(value)
 
 
 def _load(inner: Any, kept: Sequence[Any], place: Path) -> None:

@@ -20,7 +20,7 @@ import torch.distributed as torch_dist
 
 from whet.config.ranks import Place
 from whet.dist import reaching
-from whet.dist.meeting import Address, address_for, needs_exchange
+from whet.dist.meeting import LOCALHOST, Address, address_for, needs_exchange
 from whet.errors import ConfigError
 from whet.hardware import network
 
@@ -57,7 +57,7 @@ def together(place: Place, address: Address, timeout: timedelta, environment: Ma
     if stopped_by_launcher(environment):
         yield
         return
-    store = _store(address, place.is_first, timeout, place.n_ranks)
+    store = store_at(address, place.is_first, timeout, place.n_ranks)
     _arrived[:] = [address]
     _wait(place, store, timeout.total_seconds())
     yield
@@ -76,7 +76,7 @@ def serve_early(place: Place, timeout_s: float, environment: Mapping[str, str]) 
         address = address_for(place, environment)
         found, _ = network.resolve(address.host)
         if any(reaching.is_own(ip) for ip in found):
-            _served[:] = [_store(address, True, timedelta(seconds=timeout_s), place.n_ranks)]
+            _served[:] = [store_at(address, True, timedelta(seconds=timeout_s), place.n_ranks)]
 
 
 def say_ended(place: Place, code: int, environment: Mapping[str, str], longest_s: float = _LONGEST_SAYING_S) -> bool:
@@ -91,7 +91,7 @@ def say_ended(place: Place, code: int, environment: Mapping[str, str], longest_s
     while True:
         with suppress(OSError, RuntimeError):
             socket.create_connection((address.host, address.port), _CONNECT_S).close()
-            store = _store(address, False, timedelta(seconds=_CONNECT_S), None)
+            store = store_at(address, False, timedelta(seconds=_CONNECT_S), None)
             store.add(_N_ENDED, 1)
             ended = {"rank": place.rank, "code": code, "host": os.uname().nodename}
             store.compare_set(_ENDED, "", json.dumps(ended))  # the first one keeps its word
@@ -105,10 +105,28 @@ def say_ended(place: Place, code: int, environment: Mapping[str, str], longest_s
         time.sleep(_LONGEST_PAUSE_S)
 
 
-def _store(address: Address, serves: bool, timeout: timedelta, n_ranks: int | None) -> Any:
+def store_at(address: Address, serves: bool, timeout: timedelta, n_ranks: int | None) -> Any:
+    """Return the store at this address, which this process serves or connects to.
+
+    torch's stores listen on every interface of the machine; that of ranks on one machine listens on loopback alone. A
+    second store of the same process shares the server of the first.
+    """
+    listener = _listening_on_loopback(address.port) if serves and address.on_loopback else None
+    more: Any = {} if listener is None else {"master_listen_fd": listener}
     return torch_dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
-        address.host, address.port, n_ranks, serves, timeout, wait_for_workers=False, multi_tenant=True
+        address.host, address.port, n_ranks, serves, timeout, wait_for_workers=False, multi_tenant=True, **more
     )
+
+
+def _listening_on_loopback(port: int) -> int | None:
+    """Return the number of a socket that listens there; None if the port is taken, by an earlier store or a stranger."""
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with suppress(OSError):
+            listener.bind((LOCALHOST, port))
+            listener.listen()
+            return listener.detach()
+    return None
 
 
 def _wait(place: Place, store: Any, timeout_s: float) -> None:

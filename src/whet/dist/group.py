@@ -20,7 +20,8 @@ import torch.distributed as torch_dist
 from torch import Tensor
 
 from whet.config.ranks import Place, here
-from whet.dist import arrival, meeting, reaching, store
+from whet.dist import arrival, meeting, messages, reaching, store
+from whet.dist.messages import Check
 from whet.errors import ConfigError, WhetError
 from whet.log import logger
 
@@ -81,19 +82,18 @@ class Group:
         """Return whether the flag is set on any rank."""
         return bool(self.largest_of(torch.tensor([int(flag)])).item())
 
-    def gather(self, value: T) -> list[T]:
-        """Return the values of all ranks, in the order of their numbers."""
-        found: list[Any] = [None] * self.n_ranks
-        with self.noticing("gathered values"):
-            torch_dist.all_gather_object(found, value)
-        return found
+    def gather(self, value: T, valid: Check, *, large: bool = False) -> list[T]:
+        """Return the values of all ranks, in the order of their numbers: JSON and arrays, as `messages.gather` says.
 
-    def of_first(self, value: T) -> T:
-        """Return the value of rank 0."""
-        held: list[Any] = [value]
+        `valid` says which values a rank may send; any other ends the run. `large`: they may be larger than 64 MiB.
+        """
+        with self.noticing("gathered values"):
+            return messages.gather(value, valid, n_ranks=self.n_ranks, device=self.device, large=large)
+
+    def of_first(self, value: T, valid: Check) -> T:
+        """Return the value of rank 0, which is JSON or arrays; `valid` says which values it may send."""
         with self.noticing("waited for rank 0"):
-            torch_dist.broadcast_object_list(held, src=0)
-        return held[0]
+            return messages.of_first(value, valid, rank=self.rank, device=self.device)
 
     def copy_from_first(self, tensors: Sequence[Tensor]) -> None:
         """Overwrite these tensors with those of rank 0."""

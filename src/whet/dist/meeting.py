@@ -11,6 +11,7 @@ from whet.dist.launchers.parent import launcher_pid
 from whet.errors import ConfigError
 
 GLOO, LOOPBACK = "GLOO_SOCKET_IFNAME", "lo"
+LOCALHOST = "127.0.0.1"
 _LOWEST_PORT, _N_PORTS = 20000, 20000
 _USUAL_PORT = 29500
 """Of torchrun, transformers and accelerate, for runs whose user gives MASTER_ADDR alone."""
@@ -24,6 +25,8 @@ class Address:
     port: int
     from_launcher: bool
     """Whether the launcher set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT."""
+    on_loopback: bool = False
+    """Whether all ranks are processes of this machine, and nobody else can reach the address."""
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
@@ -32,10 +35,14 @@ class Address:
 def address_for(place: Place, environment: Mapping[str, str]) -> Address:
     """Return where the ranks meet: as the launcher says, as it lets them find out, or here if all ranks are here.
 
-    Ranks of one machine without MASTER_PORT take a port that follows from Slurm's step, or from the process that started
-    them all.
+    Ranks of one machine meet at 127.0.0.1, whatever MASTER_ADDR says: nobody else can reach that. Only torchrun's agent,
+    which may serve their store, listens where it likes. Without MASTER_PORT they take a port that follows from Slurm's
+    step, or from the process that started them all.
     """
     host, port = environment.get("MASTER_ADDR"), environment.get("MASTER_PORT")
+    on_loopback = place.one_machine and not served_by_agent(environment)
+    if on_loopback:
+        host = host and LOCALHOST
     given = "RANK" in environment and "WORLD_SIZE" in environment
     if host and port:
         if not port.isdigit() or not 0 < int(port) < 65536:
@@ -43,7 +50,7 @@ def address_for(place: Place, environment: Mapping[str, str]) -> Address:
                 what="MASTER_PORT is not a port", got=port, why="rank 0 waits for the others there",
                 fix="set it to a free port above 1024, the same for all ranks",
             )  # fmt: skip
-        return Address(host, int(port), from_launcher=given)
+        return Address(host, int(port), from_launcher=given, on_loopback=on_loopback)
     if host and not place.one_machine:
         return Address(host, _USUAL_PORT, from_launcher=False)
     if not place.one_machine:
@@ -52,7 +59,12 @@ def address_for(place: Place, environment: Mapping[str, str]) -> Address:
         except first_rank.UnknownError as error:
             raise _unknown(place, str(error)) from error
     number = int(port) if port and port.isdigit() else _port_here(place, environment)
-    return Address(host or "127.0.0.1", number, from_launcher=False)
+    return Address(host or LOCALHOST, number, from_launcher=False, on_loopback=on_loopback)
+
+
+def served_by_agent(environment: Mapping[str, str]) -> bool:
+    """Return whether the store in which the ranks meet is one that torchrun's agent serves."""
+    return environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def needs_exchange(place: Place, environment: Mapping[str, str]) -> bool:

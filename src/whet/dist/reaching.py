@@ -21,7 +21,7 @@ from typing import Literal
 import torch.distributed as torch_dist
 
 from whet.config.ranks import Place
-from whet.dist.meeting import Address
+from whet.dist.meeting import Address, served_by_agent
 from whet.errors import ConfigError, escape_controls
 from whet.hardware.network import addresses, listening, resolve
 
@@ -123,7 +123,7 @@ def _attempt(place: Place, address: Address, environment: Mapping[str, str], las
     found, why = resolve(address.host)
     if not found:
         return _Attempt("unresolved", f"the name {address.host} cannot be resolved here: {why}")
-    serves = place.is_first and environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    serves = place.is_first and not served_by_agent(environment)
     if serves:
         return _as_server(found, address)
     if last == "another program" and (ip := next((ip for ip in found if _speaks_otherwise(ip, address.port)), None)):

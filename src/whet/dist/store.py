@@ -12,8 +12,8 @@ from typing import Any
 import torch.distributed as torch_dist
 
 from whet.config.ranks import Place, restarted
-from whet.dist.arrival import leave_together
-from whet.dist.meeting import GLOO, LOOPBACK, Address
+from whet.dist.arrival import leave_together, store_at
+from whet.dist.meeting import GLOO, LOOPBACK, Address, served_by_agent
 from whet.errors import ConfigError
 from whet.hardware import network
 from whet.log import logger
@@ -23,12 +23,14 @@ _FAREWELL_S = 5.0
 
 def opened(place: Place, address: Address, timeout: timedelta) -> Any:
     """Return the store of this run, which rank 0, or torchrun's agent, serves at the address."""
+    own = store_at(address, True, timeout, None) if place.is_first and address.on_loopback else None
     if address.from_launcher and place.one_machine and restarted():
         return _after_restart(place, address, timeout)
-    method = "env://" if address.from_launcher else f"tcp://{address}"
+    method = "env://" if address.from_launcher and not address.on_loopback else f"tcp://{address}"
     found = torch_dist.rendezvous(method, place.rank, place.n_ranks, timeout=timeout)  # pyright: ignore
     store, _, _ = next(iter(found))
     store.set_timeout(timeout)
+    del own  # rank 0's other store has the same server by now
     return torch_dist.PrefixStore("default_pg", store)  # pyright: ignore[reportPrivateImportUsage]
 
 
@@ -38,9 +40,8 @@ def _after_restart(place: Place, address: Address, timeout: timedelta) -> Any:
     torchrun with a fixed port keeps one store for all attempts, so that ranks would read the addresses of dead ones.
     The ranks of one machine have the same count of restarts; on several machines torch's own names are used.
     """
-    by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     store = torch_dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
-        address.host, address.port, place.n_ranks, place.rank == 0 and not by_agent, timeout=timeout, multi_tenant=True
+        address.host, address.port, place.n_ranks, place.rank == 0 and not served_by_agent(os.environ), timeout=timeout, multi_tenant=True
     )
     attempt = f"whet/attempt-{os.environ['TORCHELASTIC_RESTART_COUNT']}"
     return torch_dist.PrefixStore(attempt, store)  # pyright: ignore[reportPrivateImportUsage]

@@ -31,7 +31,10 @@ class KubernetesFields:
     service_account: str | None = None
     """Service account of the pods. Its token is not mounted: training does not talk to the cluster."""
     label: tuple[str, ...] = ()
-    """NAME=VALUE: a label of the job, such as kueue.x-k8s.io/queue-name=team. Repeat it for several."""
+    """NAME=VALUE: a label of the job and of its pods, such as sidecar.istio.io/inject=false; those of Kueue
+    (kueue.x-k8s.io/queue-name=team) are the job's alone. Repeat it for several."""
+    annotation: tuple[str, ...] = ()
+    """NAME=VALUE: an annotation of the job and of its pods. Repeat it for several."""
 
     nodes: int = 1
     """Pods of the job. Each gets all the resources below."""
@@ -44,6 +47,9 @@ class KubernetesFields:
     """Memory of each pod, such as 64Gi. It is requested and is the limit as well, and includes shared_memory."""
     shared_memory: str = "1Gi"
     """Size of /dev/shm. It is kept in memory and counts against the pod's."""
+    ephemeral_storage: str | None = None
+    """Space on the node's disk for each pod, such as 20Gi: /tmp, a /cache without a claim, and logs. It is requested
+    and is the limit as well. null: what the cluster's defaults grant; a node whose disk fills up evicts the pod."""
     cpus_per_core: int = 1
     """Kubernetes CPUs for each computing thread. 2: on nodes with hyper-threads whose kubelet gives pods CPUs of their
     own (static CPU manager policy), where two CPUs are one physical core."""
@@ -52,6 +58,9 @@ class KubernetesFields:
     or more and is not alone."""
     node_selector: tuple[str, ...] = ()
     """LABEL=VALUE: only nodes with this label run the pods. Repeat it for several."""
+    toleration: tuple[str, ...] = ()
+    """A taint that the pods tolerate, as kubectl taint writes it: KEY=VALUE:EFFECT, KEY:EFFECT, KEY=VALUE or KEY.
+    Repeat it for several."""
     network_interface: str = "eth0"
     """Interface over which the ranks of the pods talk to each other: eth0 in nearly all clusters."""
     run_as_user: int = 1000

@@ -6,10 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from whet.config import deepspeed
+from whet.config import deepspeed, secrets
 from whet.config.reading.files import read_config
 from whet.errors import MASK, ConfigError
-from whet.kubernetes import secrets
 
 _LONE = (".yaml", ".yml", ".json")
 

@@ -7,8 +7,10 @@ import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from whet.config import secrets
 from whet.config.ranks import require_output_for_restarts
 from whet.errors import ConfigError
+from whet.launch.words import is_python
 
 _NO = {"false", "no", "n", "f", "0"}
 
@@ -24,6 +26,7 @@ def command_line(words: Sequence[str], commands: Collection[str]) -> list[str]:
     if Path(first).suffix == ".py" and Path(first).is_file():
         return [sys.executable, *words]
     if shutil.which(first) is not None:
+        _require_no_secrets(words)
         return list(words)
     raise ConfigError(
         what="what is to be launched does not exist",
@@ -31,6 +34,19 @@ def command_line(words: Sequence[str], commands: Collection[str]) -> list[str]:
         why="it is no command of whet, no Python script here, and no program on PATH",
         fix=f"name one of {', '.join(commands)}, the path of a script that ends with .py, -m MODULE, or a program",
     )
+
+
+def _require_no_secrets(words: Sequence[str]) -> None:
+    """Refuse secrets in the command line of a program that is not Python, which whet cannot keep out of it."""
+    if not is_python(words) and (found := secrets.in_command(words)):
+        raise ConfigError(
+            what="the command line of each rank would show a secret",
+            got=", ".join(found),
+            why="every user of a machine can read the command lines of its processes; whet keeps secrets out of those "
+            "of Python scripts and modules alone",
+            fix="let the program read it from a variable, which ranks inherit (with several hosts: --env NAME), or "
+            "name the Python script itself: whet launch -- train.py ...",
+        )
 
 
 def require_words(words: Sequence[str]) -> None:

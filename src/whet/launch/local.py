@@ -10,13 +10,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
 from whet.errors import EXIT_OK, EXIT_STOPPED_AND_SAVED
 from whet.launch.child import STOP_S, WORDS
+from whet.launch.words import without_secrets
 
 _EVERY_S = 0.05
 _SAME_S = 1.0
@@ -132,11 +133,13 @@ def _started(start: RankStart) -> Running:
         if start.restart:
             output.write(f"--- whet launch: restart {start.restart} ---\n".encode())
             output.flush()
-    command = [sys.executable, "-m", "whet.launch.child", start.specification()]
+    words, held = without_secrets(start.command)
+    specification = replace(start, command=words).specification()
+    command = [sys.executable, "-m", "whet.launch.child", specification]
     try:
         process = subprocess.Popen(  # noqa: S603 (our own command)
             command, stdin=subprocess.PIPE, stdout=output, stderr=output and subprocess.STDOUT,
-            env=dict(start.environment), start_new_session=True,
+            env={**start.environment, **held}, start_new_session=True,
         )  # fmt: skip
     finally:
         if output is not None:

@@ -14,6 +14,7 @@ from transformers.trainer_pt_utils import EvalLoopContainer, find_batch_size
 from transformers.trainer_utils import EvalLoopOutput
 
 from whet.data.batch import Batch
+from whet.dist.messages import anything
 from whet.errors import ConfigError
 from whet.objectives.base import IGNORED, Objective
 from whet.objectives.distilled import Distilled
@@ -27,6 +28,7 @@ from whet.train.compat.dataloaders import WhetLoader, is_sized
 from whet.train.compat.eval_prediction import Extras
 from whet.train.compat.public import PublicTrainer
 from whet.train.control import stop
+from whet.train.resume import schema
 from whet.train.sync import OneRank, Sync
 
 T = TypeVar("T")
@@ -106,7 +108,7 @@ def _own(batches: Iterable[T], sync: Sync, *, fill: bool = False) -> Iterator[tu
 
 
 def _require_same(sync: Sync, n_batches: int) -> None:
-    seen = sync.gather(n_batches) if sync.n_ranks > 1 else [n_batches]
+    seen = sync.gather(n_batches, schema.count) if sync.n_ranks > 1 else [n_batches]
     if len(set(seen)) > 1:
         raise ConfigError(
             what="the ranks evaluate different data",
@@ -168,6 +170,34 @@ class _Result:
     mean_loss: float | None = None
 
 
+def _in_order(sync: Sync, own: Sequence[_Result]) -> list[_Result]:
+    """Return the results of all ranks, as one rank has them."""
+    return [_Result(**one) for one in sync.in_order([vars(one) for one in own], _is_result)]
+
+
+def _is_result(value: Any) -> bool:
+    return (
+        isinstance(value, dict) and value.keys() == _KINDS.keys() and all(_KINDS[name](value[name]) for name in value)
+    )
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, float)
+
+
+_KINDS: dict[str, schema.Check] = {
+    "n_rows": schema.count,
+    "n_targets": schema.count,
+    "loss_sum": schema.optional(_is_float),
+    "mean_loss": schema.optional(_is_float),
+    "part_sums": schema.object_of(_is_float),
+    "extras": schema.optional(lambda value: isinstance(value, np.ndarray)),
+    "predictions": anything,  # what a user's prediction_step returns
+    "labels": anything,
+}
+"""The fields of a `_Result` that came from another rank."""
+
+
 def _of_rows(
     trainer: PublicTrainer, dataset: Any, extras: Extras, *, keep: bool, ignore_keys: Sequence[str] | None
 ) -> Totals:
@@ -177,7 +207,7 @@ def _of_rows(
         _result(trainer, batch, output, extras, keep=keep, ignore_keys=ignore_keys)
         for batch, output in trainer.forward_batches(dataset)
     ]
-    for result in trainer.sync.in_order(own):
+    for result in _in_order(trainer.sync, own):
         found.add(result)
         extras.take(result.extras, result.mean_loss, result.n_rows)
         if result.labels is not None:
@@ -224,7 +254,7 @@ def _of_batches(
             trainer.events.send("on_prediction_step", trainer.state)
             if trainer.sync.n_ranks == 1:
                 _keep(found, extras, kept, kept_labels, [found.own.pop()])
-        _keep(found, extras, kept, kept_labels, trainer.sync.in_order(found.own))
+        _keep(found, extras, kept, kept_labels, _in_order(trainer.sync, found.own))
     finally:
         model.train(was_training)
     return found, kept.get_arrays(), kept_labels.get_arrays()

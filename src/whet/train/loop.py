@@ -34,7 +34,7 @@ from whet.train.few_samples import new_layers
 from whet.train.few_samples.weight_average import WeightAverage
 from whet.train.meter import Meter, counts_of, speed
 from whet.train.output import obstacles
-from whet.train.resume import fingerprint, restore
+from whet.train.resume import fingerprint, restore, schema
 from whet.train.resume.parts import OptimizerPart, SchedulePart
 from whet.train.run import Run, new_counters, reset
 from whet.train.sharding import share
@@ -353,7 +353,7 @@ class TrainingLoop:
         with trainer.evaluated_weights():  # an overridden evaluate may not call whet's
             try:
                 found = trainer.evaluate(**overrides.accepted(trainer.evaluate, **ignored))
-                metrics = self.sync.of_first(dict(found) if isinstance(found, Mapping) else {})
+                metrics = self.sync.of_first(dict(found) if isinstance(found, Mapping) else {}, schema.json_object)
                 search.report(trainer, metrics)
             except stop.Stopped:
                 self.safe_points.stop_in_evaluation(due)

@@ -15,12 +15,14 @@ from whet.config.ranks import Place
 from whet.config.rules.sharing import stage_of_run
 from whet.dist.gradients import GradientSum, ReduceOptions
 from whet.dist.group import Group, LostRankError
+from whet.dist.messages import Check, anything
 from whet.dist.tables import TableSum
 from whet.dist.zero_engine import ZeroEngine
 from whet.errors import ConfigError, WhetError
 from whet.log import logger
 from whet.models.fused.embeddings import GRADIENT
 from whet.train.control import stop
+from whet.train.resume import schema
 from whet.train.sharding.sharded import ShardedWeights
 
 T = TypeVar("T")
@@ -166,7 +168,8 @@ class ManyRanks:
     def memory_shortage(self, shortage: str | None) -> str | None:
         if not self.group.any_of(shortage is not None):
             return None
-        found = [(rank, one) for rank, one in enumerate(self.group.gather(shortage)) if one is not None]
+        of_ranks = self.group.gather(shortage, schema.optional(schema.text))
+        found = [(rank, one) for rank, one in enumerate(of_ranks) if one is not None]
         return f"rank {found[0][0]}: {found[0][1]}"
 
     def stop_early(self, wanted: bool) -> bool:
@@ -188,21 +191,21 @@ class ManyRanks:
         return self.group.any_of(better and self.place.is_first)
 
     def precision(self, name: str) -> str:
-        return self.group.of_first(name)
+        return self.group.of_first(name, schema.text)
 
     def micro_batch_rows(self, n_rows: int) -> int:
         return -int(self.group.largest_of(torch.tensor([-n_rows])).item())
 
     # ---- what one rank did for all ----
 
-    def of_first(self, value: T) -> T:
-        return self.group.of_first(value)
+    def of_first(self, value: T, valid: Check) -> T:
+        return self.group.of_first(value, valid)
 
-    def gather(self, value: T) -> list[T]:
-        return self.group.gather(value)
+    def gather(self, value: T, valid: Check, *, large: bool = False) -> list[T]:
+        return self.group.gather(value, valid, large=large)
 
-    def in_order(self, own: Sequence[T]) -> list[T]:
-        found = self.group.gather(list(own))
+    def in_order(self, own: Sequence[T], valid: Check = anything) -> list[T]:
+        found = self.group.gather(list(own), schema.list_of(valid), large=True)
         longest = max(map(len, found), default=0)
         return [of_rank[n] for n in range(longest) for of_rank in found if n < len(of_rank)]
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from whet.config.ranks import ALONE, Place
 from whet.dist.group import Group, LostRankError
+from whet.dist.messages import Check, anything
 
 T = TypeVar("T")
 
@@ -54,16 +55,19 @@ class Sync(Protocol):
         """Return the sums over the ranks."""
         ...
 
-    def of_first(self, value: T) -> T:
-        """Return the value of rank 0."""
+    def of_first(self, value: T, valid: Check) -> T:
+        """Return the value of rank 0: JSON or arrays of which `valid` holds, or the run ends."""
         ...
 
-    def gather(self, value: T) -> list[T]:
-        """Return the values of all ranks."""
+    def gather(self, value: T, valid: Check, *, large: bool = False) -> list[T]:
+        """Return the values of all ranks: JSON or arrays of which `valid` holds, or the run ends."""
         ...
 
-    def in_order(self, own: Sequence[T]) -> list[T]:
-        """Return the results of all ranks in one order, where rank r has computed number r, r + n_ranks and so on."""
+    def in_order(self, own: Sequence[T], valid: Check = anything) -> list[T]:
+        """Return the results of all ranks in one order, where rank r has computed number r, r + n_ranks and so on.
+
+        They are JSON or arrays, and `valid` holds of each, or the run ends.
+        """
         ...
 
     def copy_from_first(self, model: nn.Module) -> None:
@@ -153,13 +157,13 @@ class OneRank:
     def total_counts(self, counts: Sequence[int]) -> list[int]:
         return list(counts)
 
-    def of_first(self, value: T) -> T:
+    def of_first(self, value: T, valid: Check) -> T:
         return value
 
-    def gather(self, value: T) -> list[T]:
+    def gather(self, value: T, valid: Check, *, large: bool = False) -> list[T]:
         return [value]
 
-    def in_order(self, own: Sequence[T]) -> list[T]:
+    def in_order(self, own: Sequence[T], valid: Check = anything) -> list[T]:
         return list(own)
 
     def copy_from_first(self, model: nn.Module) -> None:

@@ -245,6 +245,38 @@ PLANTED = (
         ),
     ),
     Planted(
+        "ranks-unpickle",
+        "ranks exchange their values by torch's object collectives",
+        (
+            Edit(
+                "dist/group.py",
+                "            return messages.gather(value, valid, n_ranks=self.n_ranks, device=self.device, "
+                "large=large)\n",
+                "            found: list[Any] = [None] * self.n_ranks\n"
+                "            torch_dist.all_gather_object(found, value)\n"
+                "            return found\n",
+            ),
+            Edit(
+                "dist/group.py",
+                "            return messages.of_first(value, valid, rank=self.rank, device=self.device)\n",
+                "            held: list[Any] = [value]\n"
+                "            torch_dist.broadcast_object_list(held, src=0)\n"
+                "            return held[0]\n",
+            ),
+        ),
+        (
+            "ranks/test_messages.py::test_pickle_from_a_rogue_rank_ends_the_others_and_is_not_read[rogue-1]",
+            "ranks/test_messages.py::test_pickle_from_a_rogue_rank_ends_the_others_and_is_not_read[rogue rank 0-0]",
+            "rules/test_safety.py::test_no_code_comes_from_data",
+        ),
+    ),
+    Planted(
+        "message-unchecked",
+        "a message of another rank is taken, whatever value it holds",
+        (Edit("dist/messages.py", "    if not valid(value):\n", "    if False:\n"),),
+        ("ranks/test_messages.py::test_forged_message_is_refused_with_its_fault[another value]",),
+    ),
+    Planted(
         "token-logged",
         "the log shows texts unchanged, including secrets",
         (Edit("log.py", "return hide_secrets(escape_controls(", "return (escape_controls("),),

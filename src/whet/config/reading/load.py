@@ -14,6 +14,7 @@ from whet.config.reading.files import read_config
 from whet.config.reading.given import Names, Taken, take
 from whet.config.reading.help import render
 from whet.config.reading.values import read_flag
+from whet.config.secrets import hidden
 from whet.config.settings import broken_rules, draft, notes, refuse
 from whet.errors import ConfigError, Problem
 
@@ -62,7 +63,7 @@ def _without_dashes(command: Command, argv: Sequence[str]) -> ConfigError:
     """Return the error for words that were meant for the command after `--`."""
     return ConfigError(
         what=f"{command.name} takes its command after --",
-        got=shlex.join([*command.name.split(), *argv]),
+        got=shlex.join([*command.name.split(), *hidden(argv)[0]]),
         why="without the two dashes its own options and those of the command would be mixed up",
         fix=f"put them before the command: {command.name} [--OPTION VALUE ...] -- COMMAND ...",
     )

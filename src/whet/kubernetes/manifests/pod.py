@@ -13,6 +13,8 @@ from whet.kubernetes.plan import PORT, JobPlan
 Manifest = dict[str, Any]
 _CONTAINER = {"trainjob": "node", "pytorchjob": "pytorch", "job": "whet"}
 """Kind -> the container's name; the controllers of Kubeflow know theirs by it."""
+_OF_QUEUES = "kueue.x-k8s.io/"
+"""Labels with which Kueue admits a job: a pod that had them too would wait for an admission of its own."""
 _PORT_NAME = {"pytorchjob": "pytorchjob-port"}
 
 
@@ -32,13 +34,24 @@ def metadata(plan: JobPlan, more: Mapping[str, str] = MappingProxyType({})) -> M
 
 
 def job_metadata(plan: JobPlan) -> Manifest:
-    """Return the metadata of the job itself, with the user's labels."""
-    return metadata(plan, dict(word.split("=", 1) for word in plan.asked.label))
+    """Return the metadata of the job itself, with the user's labels and annotations."""
+    return metadata(plan, pairs(plan.asked.label)) | _annotations(plan)
+
+
+def pairs(words: Sequence[str]) -> dict[str, str]:
+    """Return NAME=VALUE words as a dict."""
+    return dict(word.split("=", 1) for word in words)
+
+
+def _annotations(plan: JobPlan) -> Manifest:
+    return {"annotations": pairs(plan.asked.annotation)} if plan.asked.annotation else {}
 
 
 def pod_template(plan: JobPlan, process: Manifest, *, restart_policy: str | None = "Never") -> Manifest:
     """Return the template of the pods, whose container has these fields about its process."""
-    return {"metadata": {"labels": labels(plan)}, "spec": _pod(plan, process, restart_policy)}
+    own = {name: value for name, value in pairs(plan.asked.label).items() if not name.startswith(_OF_QUEUES)}
+    described = {"labels": own | labels(plan), **_annotations(plan)}
+    return {"metadata": described, "spec": _pod(plan, process, restart_policy)}
 
 
 def process(plan: JobPlan, variables: Sequence[Manifest] = ()) -> Manifest:
@@ -53,6 +66,8 @@ def process(plan: JobPlan, variables: Sequence[Manifest] = ()) -> Manifest:
 def resources(plan: JobPlan) -> Manifest:
     """Return equal requests and limits: a pod of the class Guaranteed, which is evicted last."""
     amounts = {"cpu": str(plan.cpus), "memory": plan.memory}
+    if plan.asked.ephemeral_storage is not None:
+        amounts["ephemeral-storage"] = plan.asked.ephemeral_storage
     return {"requests": dict(amounts), "limits": dict(amounts)}
 
 
@@ -74,7 +89,9 @@ def _pod(plan: JobPlan, process: Manifest, restart_policy: str | None) -> Manife
     if asked.image_pull_secrets:
         spec["imagePullSecrets"] = [{"name": name} for name in asked.image_pull_secrets]
     if asked.node_selector:
-        spec["nodeSelector"] = dict(word.split("=", 1) for word in asked.node_selector)
+        spec["nodeSelector"] = pairs(asked.node_selector)
+    if asked.toleration:
+        spec["tolerations"] = [toleration(word) for word in asked.toleration]
     return spec | {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
@@ -90,6 +107,14 @@ def _pod(plan: JobPlan, process: Manifest, restart_policy: str | None) -> Manife
         "containers": [_container(plan, process)],
         "volumes": _volumes(plan),
     }
+
+
+def toleration(word: str) -> Manifest:
+    """Return the toleration of a taint: of any value without a value, of any effect without an effect."""
+    taint, _, effect = word.partition(":")
+    key, equals, value = taint.partition("=")
+    match: Manifest = {"operator": "Equal", "value": value} if equals else {"operator": "Exists"}
+    return {"key": key, **match, **({"effect": effect} if effect else {})}
 
 
 def _container(plan: JobPlan, process: Manifest) -> Manifest:

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
+from whet.config import secrets
 from whet.config.rules.ranges import Rule
 from whet.errors import Problem
-from whet.kubernetes import secrets
 from whet.kubernetes.fields import KubernetesFields
 from whet.kubernetes.rules.action import ACTION_RULES
 from whet.kubernetes.rules.amounts import AMOUNT_RULES

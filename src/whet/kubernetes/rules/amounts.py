@@ -8,13 +8,16 @@ from whet.errors import Problem
 from whet.kubernetes import quantity
 from whet.kubernetes.fields import KubernetesFields
 
-_LEAST_MEMORY = 2**28
-"""Bytes below which a text such as 64 is meant to be 64Gi."""
+_LEAST = {"memory": 2**28, "shared_memory": 2**20, "ephemeral_storage": 2**26}
+"""Bytes below which an amount is a mistake: no run fits, or /dev/shm and the disk hold nothing."""
+_USUAL_MOST = 2**42
+"""Bytes up to which a number without a unit may be meant with one."""
 _MOST_MEMORY = 2**50
 """Bytes that no pod has: the cluster would accept the job, and no node would ever take it."""
 _MOST_CPUS = 2**16
 _SPELLED = re.compile(r"0*(\d+(?:\.\d+)?)\s*(?:([kmgt])i?b?)?", re.IGNORECASE)
 """How amounts are written elsewhere: 64, 64 GB, 1.5gib."""
+_EXAMPLES = {"memory": "64Gi", "shared_memory": "1Gi", "ephemeral_storage": "20Gi"}
 _LEAST_GRACE_S = 30
 """Seconds: a step and a save of a small model, on a network volume."""
 
@@ -50,25 +53,29 @@ def every_rank_has_a_thread(asked: KubernetesFields) -> Problem | None:
 
 
 def memory_is_an_amount(asked: KubernetesFields) -> Problem | None:
-    """Memory and shared memory are quantities of Kubernetes with a unit."""
-    for name in ("memory", "shared_memory"):
+    """Memory, shared memory and storage are quantities of Kubernetes: bytes, unless a unit follows."""
+    for name in _LEAST:
         text = getattr(asked, name)
         amount = _amount(text)
         if text is not None and not _is_enough(name, amount):
             return Problem(
-                what=f"{name} is no amount of memory",
-                got=text,
-                why="Kubernetes counts bytes unless a unit follows, without a space: Mi, Gi, Ti, or M, G, T; "
-                "no node has more than 1024Ti",
-                fix=f"use --{name} {_with_unit(name, text)}",
+                what=f"{name} is no amount" if amount is None else f"{name} is too {_size(name, amount)}",
+                got=text if amount is None else f"{text}, which is {int(amount)} bytes",
+                why="Kubernetes counts bytes unless a unit follows, without a space: Mi, Gi, Ti, or M, G, T; a pod "
+                f"needs at least {_LEAST[name] >> 20}Mi of it, and no node has more than 1024Ti",
+                fix=f"write what is meant: {' or '.join(f'--{name} {one}' for one in _meant(name, text))}",
             )
     return None
+
+
+def _size(name: str, amount: Decimal) -> str:
+    return "small" if amount < _LEAST[name] else "large"
 
 
 def shared_memory_is_a_part(asked: KubernetesFields) -> Problem | None:
     """What lies in /dev/shm counts as memory of the pod."""
     memory, shared = _amount(asked.memory), _amount(asked.shared_memory)
-    if memory is None or shared is None or memory < _LEAST_MEMORY or shared <= memory / 2:
+    if memory is None or shared is None or memory < _LEAST["memory"] or shared <= memory / 2:
         return None
     return Problem(
         what="shared_memory is more than half of memory",
@@ -96,17 +103,15 @@ def _amount(text: str | None) -> Decimal | None:
 
 
 def _is_enough(name: str, amount: Decimal | None) -> bool:
-    return amount is not None and 0 < amount <= _MOST_MEMORY and (name != "memory" or amount >= _LEAST_MEMORY)
+    return amount is not None and _LEAST[name] <= amount <= _MOST_MEMORY
 
 
-def _with_unit(name: str, text: str) -> str:
-    """Return the amount that is meant, as Kubernetes writes it; an example if that cannot be known."""
+def _meant(name: str, text: str) -> list[str]:
+    """Return the amounts that may be meant, as Kubernetes writes them; an example if there is none."""
     found = _SPELLED.fullmatch(text.strip())
-    meant = f"{found[1]}{(found[2] or 'G').upper()}i" if found else ""
-    amount = _amount(meant)
-    if _is_enough(name, amount):
-        return meant
-    return "64Gi" if name == "memory" else "1Gi"
+    units = found[2].upper() if found and found[2] else "GM"
+    tried = [f"{found[1]}{unit}i" for unit in units] if found else []
+    return [one for one in tried if _LEAST[name] <= (_amount(one) or 0) <= _USUAL_MOST] or [_EXAMPLES[name]]
 
 
 AMOUNT_RULES: tuple[Rule, ...] = (

@@ -2,14 +2,19 @@
 
 from collections.abc import Iterator
 
+from whet.config import secrets
 from whet.config.rules.ranges import Rule
 from whet.errors import Problem
-from whet.kubernetes import names, secrets
+from whet.kubernetes import names
 from whet.kubernetes.fields import KubernetesFields
 
 _OBJECTS = ("service_account", "output_claim", "data_claim", "cache_claim")
-_OWN_LABELS = "app.kubernetes.io/"
-"""The prefix of the labels by which whet finds the job's pods."""
+_SET_BY_OTHERS = (
+    "app.kubernetes.io/", "batch.kubernetes.io/", "jobset.sigs.k8s.io/", "trainer.kubeflow.org/",
+    "training.kubeflow.org/",
+)  # fmt: skip
+"""Prefixes of the labels by which whet and the controllers find the job's pods."""
+_EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 
 
 def the_name_is_one_of_dns(asked: KubernetesFields) -> Problem | None:
@@ -98,12 +103,22 @@ def labels_are_pairs(asked: KubernetesFields) -> Problem | None:
         return twice
     for option, word in _labels(asked):
         name, equals, value = word.partition("=")
-        if option == "label" and name.startswith(_OWN_LABELS):
+        if option != "node_selector" and name.startswith(_SET_BY_OTHERS):
             return Problem(
-                what="labels of this prefix are set by whet",
+                what=f"{option}s of this prefix are set by whet and by the cluster's controllers",
                 got=word,
                 why="the job's pods are found by them",
-                fix=f"use a label without {_OWN_LABELS}",
+                fix=f"use one without {', '.join(_SET_BY_OTHERS)}",
+            )
+        if option == "annotation":
+            if equals and names.is_label(name, "any"):
+                continue
+            return Problem(
+                what="annotation is no annotation",
+                got=word,
+                why="an annotation is NAME=VALUE; the name has at most 63 letters, digits, dashes, dots and "
+                "underscores, and may have a prefix such as example.org/",
+                fix="use the form --annotation example.org/owner=team",
             )
         if not equals or not names.is_label(name, value):
             return Problem(
@@ -116,13 +131,28 @@ def labels_are_pairs(asked: KubernetesFields) -> Problem | None:
     return None
 
 
+def tolerations_are_of_taints(asked: KubernetesFields) -> Problem | None:
+    """Tolerations are written as taints are."""
+    for word in asked.toleration:
+        taint, colon, effect = word.partition(":")
+        key, _, value = taint.partition("=")
+        if not names.is_label(key, value) or (colon and effect not in _EFFECTS):
+            return Problem(
+                what="toleration is no taint",
+                got=word,
+                why=f"it is KEY=VALUE:EFFECT, KEY:EFFECT, KEY=VALUE or KEY, and EFFECT one of {', '.join(_EFFECTS)}",
+                fix="use the form --toleration dedicated=training:NoSchedule; kubectl describe node shows the taints",
+            )
+    return None
+
+
 def _given_twice(asked: KubernetesFields) -> Problem | None:
     given = [(option, word.partition("=")[0]) for option, word in _labels(asked)]
     twice = sorted({f"--{option} {name}" for option, name in given if given.count((option, name)) > 1})
     if not twice:
         return None
     return Problem(
-        what="a label is given twice",
+        what="a label or annotation is given twice",
         got=", ".join(twice),
         why="an object has one value for each name, so only one of them would count",
         fix="keep one of them for each name",
@@ -130,11 +160,11 @@ def _given_twice(asked: KubernetesFields) -> Problem | None:
 
 
 def _labels(asked: KubernetesFields) -> Iterator[tuple[str, str]]:
-    for option in ("label", "node_selector"):
+    for option in ("label", "annotation", "node_selector"):
         yield from ((option, word) for word in getattr(asked, option))
 
 
 NAMING_RULES: tuple[Rule, ...] = (
     the_name_is_one_of_dns, pods_have_valid_names, other_objects_have_valid_names, the_namespace_can_exist,
-    the_interface_is_one, the_image_is_one, labels_are_pairs,
+    the_interface_is_one, the_image_is_one, labels_are_pairs, tolerations_are_of_taints,
 )  # fmt: skip

@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 from dataclasses import fields
 
+from whet.config import secrets
 from whet.config.rules.ranges import Rule
 from whet.errors import MASK, Problem
-from whet.kubernetes import names, secrets
+from whet.kubernetes import names
 from whet.kubernetes.fields import KubernetesFields
 
 _RESERVED = {

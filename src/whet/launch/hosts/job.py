@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from whet import console
+from whet.config.secrets import hidden
 from whet.console import amount, plural
 from whet.errors import EXIT_BAD_CONFIG, EXIT_OK, EXIT_STOPPED_AND_SAVED
 from whet.launch.arguments import LaunchArguments
@@ -97,7 +98,7 @@ def _show_commands(member: Member, shown: Mapping[str, Any]) -> None:
         print(f"  agent: {shlex.join(member.command)}", file=sys.stderr)
     for rank, variables in shown["variables"].items():
         words = [f"{name}={value}" for name, value in sorted(variables.items())]
-        print(f"  rank {rank}: {shlex.join([*words, *shown['command']])}", file=sys.stderr)
+        print(f"  rank {rank}: {shlex.join(hidden([*words, *shown['command']])[0])}", file=sys.stderr)
 
 
 def say_failed(outcome: Outcome) -> None:

@@ -83,7 +83,7 @@ def add_reference(trainer: Trainer, pairs: PairRows) -> None:
     model: Any = trainer.model
     with model.disable_adapter() if wrapped else nullcontext():
         found = [output["log_probs"].cpu().numpy() for _, output in trainer.forward_batches(pairs)]
-    pairs.reference = np.concatenate(trainer.sync.in_order(found))
+    pairs.reference = np.concatenate(trainer.sync.in_order(found, lambda one: isinstance(one, np.ndarray)))
     seconds = time.perf_counter() - started_s
     logger.info("reference log-probabilities of %d pairs: %.1f s", len(pairs), seconds)
 

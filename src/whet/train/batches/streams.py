@@ -228,7 +228,7 @@ class RowSource:
         return list(islice(rows, size))
 
     def _require_same_rows(self, rows: list[Any]) -> None:
-        seen = self.sync.gather(digest_of_rows(rows)) if self.sync.n_ranks > 1 else [""]
+        seen = self.sync.gather(digest_of_rows(rows), schema.text) if self.sync.n_ranks > 1 else [""]
         if len(set(seen)) > 1:
             raise ConfigError(
                 what="the training set gives other rows on each rank",

@@ -15,6 +15,7 @@ from whet.log import logger
 from whet.models import adapters
 from whet.models.experts.layer import layers_of
 from whet.train.compat.public import PublicTrainer
+from whet.train.resume import schema
 
 _MOST_NAMED = 3
 _ONE_OF_MANY = re.compile(r"\.experts\.(expert_)?\d+\.")
@@ -70,7 +71,8 @@ class FirstGradients(TrainerCallback):
         trainer = self._trainer()
         if not self._hooks or self._read_at_update or trainer is None:
             return
-        without = set.intersection(*map(set, trainer.sync.gather(sorted(self._without))))
+        of_ranks = trainer.sync.gather(sorted(self._without), schema.list_of(schema.text))
+        without = set.intersection(*map(set, of_ranks))
         self._forget()
         if found := sorted(without & _required(model)):
             raise _never_learns(found, has_adapter=bool(adapters.names_of(model)))

@@ -70,7 +70,7 @@ def new_lineage() -> Lineage:
 def read_checkpoints(folders: Sequence[Path]) -> list[Checkpoint]:
     """Return the checkpoints in these folders; those whose manifest cannot be read are left out."""
     found = ((folder, manifest.facts_of(folder)) for folder in folders)
-    return [Checkpoint(folder, facts["step"], _lineage(facts)) for folder, facts in found if facts is not None]
+    return [Checkpoint(folder, facts["step"], lineage_in(facts)) for folder, facts in found if facts is not None]
 
 
 def abandoned(folders: Sequence[Path]) -> list[Path]:
@@ -81,8 +81,8 @@ def abandoned(folders: Sequence[Path]) -> list[Path]:
     ]
 
 
-def _lineage(facts: Mapping[str, Any]) -> Lineage:
-    """Return the lineage in a manifest; the unnamed one if it has none, or not in the form that whet writes."""
+def lineage_in(facts: Mapping[str, Any]) -> Lineage:
+    """Return the lineage in a manifest or of `Lineage.facts`; the unnamed one if it is not in the form of `facts`."""
     run, parents = facts.get("run"), facts.get("parents")
     if not isinstance(run, str) or not _ID.fullmatch(run) or not isinstance(parents, list):
         return Lineage(None)

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from whet.dist import messages
 from whet.dist.group import LostRankError
 from whet.errors import StorageError, WhetError
 from whet.log import logger
 from whet.train.checkpoint import finding, manifest, on_disk, snapshot, staging
-from whet.train.checkpoint.lineage import Lineage, new_lineage, read_checkpoints
+from whet.train.checkpoint.lineage import Lineage, lineage_in, new_lineage, read_checkpoints
 from whet.train.checkpoint.snapshot import RunState
 from whet.train.control import guard
 from whet.train.output import disk_errors
@@ -68,7 +69,7 @@ class Saver:
 
     def __post_init__(self) -> None:
         self._run, self._counters = self.run_state.run, self.run_state.counters
-        self.lineage = self.sync.of_first(self.lineage)
+        self.lineage = self._lineage_of_first(self.lineage)
         if self._run.args.save_async:
             self._buffers = snapshot.Buffers()
 
@@ -76,7 +77,16 @@ class Saver:
         """Remember where the run resumes from, and whether it stays in that lineage or begins a new one."""
         self.resumed_from = folder
         self.begins_with = (manifest.facts_of(folder) or {}).get(manifest.BEGINS_WITH)
-        self.lineage = self.sync.of_first(finding.lineage_after_resume(folder, self._run.output_dir))
+        self.lineage = self._lineage_of_first(finding.lineage_after_resume(folder, self._run.output_dir))
+
+    def _of_all(self, names: list[str]) -> list[list[str]]:
+        return self.sync.gather(names, schema.list_of(schema.text))
+
+    def _lineage_of_first(self, own: Lineage) -> Lineage:
+        return lineage_in(self.sync.of_first(own.facts(), schema.json_object))
+
+    def _folders_of_first(self, own: Sequence[Path]) -> list[Path]:
+        return [Path(name) for name in self.sync.of_first([*map(str, own)], schema.list_of(schema.text))]
 
     @property
     def last(self) -> Path | None:
@@ -101,7 +111,7 @@ class Saver:
     def load_state(self, saved: State) -> None:
         """Take over the checkpoints of the run before it stopped; none is removed before `rotate`."""
         schema.require_all(saved, {"names": schema.list_of(schema.text)}, "checkpoints")
-        self.folders = self.sync.of_first(self._own(saved["names"]) if self.sync.place.is_first else [])
+        self.folders = self._folders_of_first(self._own(saved["names"]) if self.sync.place.is_first else [])
 
     def rotate(self) -> None:
         """Remove the checkpoints beyond the limit: a kill may have come between a save and its rotation.
@@ -110,7 +120,8 @@ class Saver:
         """
         if self.sync.place.is_first:
             on_disk.rotate(self.folders, self._run.args.save_total_limit, self._protected())
-        self.folders = self.sync.of_first([path for path in self.folders if path.is_dir() and not path.is_symlink()])
+        there = [path for path in self.folders if path.is_dir() and not path.is_symlink()]
+        self.folders = self._folders_of_first(there)
 
     def _own(self, names: Sequence[str]) -> list[Path]:
         """Return the run's checkpoints that are still there; none if it resumes in another folder."""
@@ -144,7 +155,7 @@ class Saver:
             self._save(done, better=better, stops=stops)
 
     def _save(self, done: int, *, better: bool, stops: bool) -> None:
-        guard.require_finite(self._run.model, self.run_state.optimizer, f"after step {done}", self.sync.gather)
+        guard.require_finite(self._run.model, self.run_state.optimizer, f"after step {done}", self._of_all)
         self._last_s = time.monotonic()
         output_dir, state = self._run.output_dir, self._counters
         before = state.best_model_checkpoint
@@ -269,7 +280,7 @@ class Saver:
         self.sync.wait()  # for a slow disk
         known = [*(path for path in self.folders if path != target), target]
         there = [] if write is None else [path for path in known if _is_there(path, write)]
-        self.folders = self.sync.of_first(sorted(there, key=on_disk.step_of))
+        self.folders = self._folders_of_first(sorted(there, key=on_disk.step_of))
         error = None if write is None else write.error
         if error is not None and not isinstance(error, StorageError):
             raise error
@@ -283,8 +294,11 @@ class Saver:
 
     def _of_first(self, error: StorageError | None) -> StorageError | None:
         """Return the error of rank 0, on every rank."""
-        problems = self.sync.of_first(None if error is None else error.problems)
-        return error if error is not None or problems is None else StorageError.of(problems)  # pyright: ignore
+        own = None if error is None else messages.error_facts(error)
+        of_first = self.sync.of_first(own, schema.optional(messages.is_error))
+        if error is not None or of_first is None:
+            return error
+        return StorageError.of(messages.error_from(of_first).problems)  # pyright: ignore[reportReturnType]
 
     def _continue_or_raise(self, error: StorageError) -> None:
         """Continue without the checkpoint if `save_error_policy` says so; raise the error otherwise."""

@@ -95,7 +95,10 @@ class Accelerator:
         return _each(padded, self._of_all(tensor))
 
     def _of_all(self, tensors: Any) -> list[Any]:
-        return self._trainer.sync.gather(tensors) if self.num_processes > 1 else [tensors]
+        if self.num_processes == 1:
+            return [tensors]
+        found = self._trainer.sync.gather(tensors, lambda other: _alike(other, tensors), large=True)
+        return [_each(lambda one: one.to(self.device), [of_rank]) for of_rank in found]
 
     def clip_grad_norm_(self, parameters: Any, max_norm: float, norm_type: float = 2) -> Tensor:
         """Scale gradients down to a norm."""
@@ -142,6 +145,17 @@ class Accelerator:
     def no_sync(self, model: Any = None) -> Iterator[None]:
         """Run the block: gradients are exchanged in the last backward pass of a step only, in any case."""
         yield
+
+
+def _alike(one: Any, own: Any) -> bool:
+    """Return whether tensors of the same formats are at the same places of these tuples, lists and dicts."""
+    if isinstance(own, Mapping):
+        return isinstance(one, dict) and one.keys() == own.keys() and all(_alike(one[name], own[name]) for name in own)
+    if isinstance(own, tuple | list):
+        return isinstance(one, tuple | list) and len(one) == len(own) and all(map(_alike, one, own))
+    return (
+        isinstance(one, Tensor) and one.dtype == own.dtype if isinstance(own, Tensor) else not isinstance(one, Tensor)
+    )
 
 
 def _each(work: Callable[..., Any], found: Sequence[Any]) -> Any:

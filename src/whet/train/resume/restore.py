@@ -58,8 +58,10 @@ def agreed_folder(asked: str | bool | None, output_dir: Path, sync: Sync) -> Pat
     if sync.n_ranks == 1:
         return found
     sync.wait()  # rank 0 may read large files
-    folder = sync.of_first(None if found is None else found.absolute())
-    seen = sync.gather(None if folder is None else manifest.facts_of(folder))
+    name = sync.of_first(None if found is None else str(found.absolute()), schema.optional(schema.text))
+    folder = None if name is None else Path(name)
+    facts = None if folder is None else manifest.facts_of(folder)
+    seen = sync.gather(facts, schema.optional(schema.json_object))
     if folder is not None and (seen[0] is None or any(one != seen[0] for one in seen)):
         raise ConfigError(
             what="not all ranks can read the checkpoint",
@@ -124,8 +126,7 @@ def restore(
         if changed & {*METRIC_FIELDS}:  # values of another metric cannot be compared
             counters.best_metric, counters.best_global_step, best_folder = None, None, None
         found = best.restored_folder(run, lineage, best_folder, folder) if sync.place.is_first else None
-        found = sync.of_first(found)
-        counters.best_model_checkpoint = str(found) if found else None
+        counters.best_model_checkpoint = sync.of_first(str(found) if found else None, schema.optional(schema.text))
     logger.info("resuming after step %d from %s", counters.global_step, folder)
     if run.args.ddp_comm_hook == "powersgd" and sync.n_ranks > 1:
         logger.warning(

@@ -27,6 +27,11 @@ def count(value: Any) -> bool:
     return type(value) is int and 0 <= value < MOST
 
 
+def whole(value: Any) -> bool:
+    """Return whether this is an integer, such as a seed of 63 bits."""
+    return type(value) is int and abs(value) < MOST**4
+
+
 def number(value: Any) -> bool:
     """Return whether this is a finite number of a plausible size."""
     return type(value) in (int, float) and abs(value) < MOST**4 and math.isfinite(value)

@@ -14,6 +14,7 @@ from whet.dist.averages import averaged
 from whet.errors import ConfigError
 from whet.optim import divisible
 from whet.train.checkpoint.optimizer_state import parameters_of
+from whet.train.resume import schema
 from whet.train.sharding import unfinished
 from whet.train.sharding.outer_step import Meeting
 from whet.train.state import Stateful
@@ -115,7 +116,7 @@ def _tensors_of(optimizer: Optimizer, weights: Sequence[nn.Parameter]) -> Iterat
 def _require_same_form(sync: Any, optimizer: Optimizer, weights: Sequence[nn.Parameter]) -> None:
     """Raise ConfigError if a weight had a gradient on some ranks alone, so that their states are of different steps."""
     own = [_form(optimizer.state.get(weight, {}), weight) for weight in weights]
-    of_first = sync.of_first(own)
+    of_first = sync.of_first(own, schema.list_of(schema.list_of(lambda pair: isinstance(pair, tuple))))
     if not sync.group.any_of(own != of_first):
         return
     raise ConfigError(

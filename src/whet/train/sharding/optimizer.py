@@ -15,15 +15,17 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from whet.dist.group import Group
+from whet.dist.messages import DTYPES, dtype_name
 from whet.dist.shares import Rows, n_rows
 from whet.errors import ConfigError
 from whet.train.checkpoint.optimizer_state import OptimizerState
+from whet.train.resume import schema
 from whet.train.sharding.collected import CollectedState
 from whet.train.state import State, join, split
 
 SHARED = "whet_shared"
 """Attribute of an optimizer that has a share of a run's state."""
-_Forms = Mapping[str, tuple[Any, Mapping[str, tuple[tuple[int, ...], torch.dtype]]]]
+_Forms = Mapping[str, tuple[Any, Mapping[str, tuple[tuple[int, ...], str]]]]
 """Parameter -> its state with references instead of tensors, and shape and dtype of each tensor."""
 
 
@@ -121,9 +123,10 @@ class OptimizerShare(CollectedState):
         parts = {name: split(values) for name, values in own["state"].items()}
         of_ranks: list[_Forms] = self._group.gather(
             {
-                name: (plain, {path: (tuple(one.shape), one.dtype) for path, one in tensors.items()})
+                name: (plain, {path: (tuple(one.shape), dtype_name(one.dtype)) for path, one in tensors.items()})
                 for name, (plain, tensors) in parts.items()
-            }
+            },
+            schema.object_of(_is_form),
         )
         state: dict[str, Any] = {}
         for name in self._names:
@@ -142,10 +145,22 @@ class OptimizerShare(CollectedState):
         tensors = {}
         for path, (shape, _) in shaped.items():
             senders = holders if shape else holders[:1]  # a tensor without dims is the same on all
-            found = [self._group.to_first(own.get(path), rank, *forms[rank][1][path]) for rank in senders]
+            described = [(rank, *forms[rank][1][path]) for rank in senders]
+            found = [self._group.to_first(own.get(path), rank, shape, DTYPES[name]) for rank, shape, name in described]
             here = [one.cpu() for one in found if one is not None]
             tensors[path] = torch.cat(here) if len(here) > 1 else found[0]
         return join(plain, tensors) if self._group.rank == 0 else None
+
+
+def _is_form(form: Any) -> bool:
+    """Return whether this is what a rank says of a parameter's state: plain values, shapes and dtypes of tensors."""
+    if not (isinstance(form, tuple) and len(form) == 2 and isinstance(form[1], dict)):
+        return False
+    return all(_is_described(*one) if isinstance(one, tuple) else False for one in form[1].values())
+
+
+def _is_described(shape: Any = None, name: Any = None, *more: Any) -> bool:
+    return isinstance(shape, tuple) and all(map(schema.count, shape)) and name in DTYPES and not more
 
 
 def _next_to(kept: Tensor, state: Mapping[str, Any]) -> dict[str, Any]:

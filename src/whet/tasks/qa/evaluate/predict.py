@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
+
+from numpy import ndarray
 
 from whet.data.batch import Batch
 from whet.objectives.span import SpanObjective
@@ -13,7 +15,7 @@ from whet.tasks.qa.evaluate.decode import DecodeOptions, decode, write_predictio
 from whet.tasks.qa.evaluate.metrics import squad_metrics
 from whet.tasks.qa.evaluate.spans import concat, top_spans
 from whet.tasks.qa.splits import Split
-from whet.tasks.qa.types import Predictions
+from whet.tasks.qa.types import Predictions, SpanScores
 from whet.train.sync import OneRank, Sync
 from whet.train.trainer import Trainer
 
@@ -36,7 +38,18 @@ def predict(
     for batch, output in outputs:
         start, end, cu_seqlens = objective.span_logits(output, batch)
         scores.append(top_spans(start.float(), end.float(), cu_seqlens, options.n_best_size))
-    return decode(split.questions, split.windows, concat(sync.in_order(scores)), options)
+    return decode(split.questions, split.windows, concat(_in_order(sync, scores)), options)
+
+
+def _in_order(sync: Sync, own: Sequence[SpanScores]) -> list[SpanScores]:
+    """Return the scores of all ranks' batches, as one rank has them."""
+    names = {column.name for column in fields(SpanScores)}
+
+    def valid(one: Any) -> bool:
+        return isinstance(one, dict) and one.keys() == names and all(isinstance(each, ndarray) for each in one.values())
+
+    columns = [{name: getattr(one, name) for name in names} for one in own]
+    return [SpanScores(**one) for one in sync.in_order(columns, valid)]
 
 
 @dataclass(frozen=True)

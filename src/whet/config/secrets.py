@@ -1,4 +1,4 @@
-"""What looks like a secret: manifests are stored in the cluster and in repositories, where many can read them."""
+"""What looks like a secret: manifests, command lines and messages are read by many."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ _NAMES = re.compile(
        | (?:^|_)(?:PWD|PAT|AUTHORIZATION_HEADER)$
        | (?<!LOW)(?<!HIGH)(?<!MULTI)(?<!SINGLE)(?<!FORWARD)(?<!BACKWARD)(?<!_N)(?<!^N)(?:^|_)PASS$
        | (?:^|_)(?:API|ACCESS|ACCOUNT|SECRET|PRIVATE|AUTH|SIGNING|ENCRYPTION|LICENSE|{_SERVICES})_?KEY(?:_ID)?$
+       | (?:^|_)(?:WEBHOOK|WEBHOOK_URL|HOOK_URL|NETRC)$
        | (?:^|_)(?:API|ACCESS|AUTH|BEARER|REFRESH|SESSION|SERVICE|{_SERVICES})_?TOKEN$
        | ^TOKEN$
     """,
     re.IGNORECASE | re.VERBOSE,
 )
 """Variables and flags that hold a secret, whatever it looks like; a word such as PGPASSWORD may be glued to another."""
-_PERHAPS = re.compile(r"(?:^|_)(?:TOKEN|KEY|KEY_ID|AUTH|SIG|SIGNATURE)$", re.IGNORECASE)
-"""Those that may also hold a token of a tokenizer (pad_token), or a column to sort by (sort_key)."""
+_PERHAPS = re.compile(r"(?:^|_)(?:TOKEN|KEY|KEY_ID|AUTH|SIG|SIGNATURE|DSN)$", re.IGNORECASE)
+"""Those that may also hold a token of a tokenizer (pad_token), a column to sort by (sort_key), or a plain address."""
 _NUMBERED = re.compile(r"_?[vV]?\d+$")
 """The end of HF_TOKEN_2 and SIGNING_SECRET_V2."""
 _HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])")
@@ -48,6 +49,12 @@ _VALUES = re.compile(
       | \beyJ[\w-]{10,}\.eyJ[\w-]{10,}                     # JSON web tokens
       | -----BEGIN\ [A-Z\ ]*PRIVATE\ KEY
       | [A-Za-z][A-Za-z0-9+.-]*://[^/\s@:]*:(?!\$[({])[^/\s@]+@      # password of a URL, with or without a user
+      | [A-Za-z][A-Za-z0-9+.-]*://(?=[^/\s@]*\d)[A-Za-z0-9_-]{16,}@  # a token in the place of a user: DSNs of Sentry
+      | \bhttps://[^\s/]+/\S*(?:hooks?|webhookb?\d?)/\S*[\w-]{16,}   # webhooks: Slack, Discord, Teams, Mattermost
+      | \bhttps://hooks?\.[^\s/]+/\S*[\w-]{6,}                   # Slack, Zapier
+      | \bhttps://[^\s/]*webhook[^\s/]*/\S*[\w-]{16,}
+      | \b\d{6,12}:AA[\w-]{30,}                               # bots of Telegram
+      | \b(?:machine\s+\S+|default)\s+(?:(?:login|account)\s+\S+\s+)*password\s+\S+  # netrc
       | \b(?:Bearer|Basic)\s+(?=\S*[A-Z0-9])(?=\S*[a-z0-9])[\w+/.~-]{12,}=*  # a header of HTTP
     """,
     re.VERBOSE,
@@ -68,7 +75,19 @@ def in_variables(pairs: Sequence[str]) -> list[str]:
 
 def in_command(words: Sequence[str]) -> list[str]:
     """Return the flags and positions of a command's words that are or look like secrets."""
-    return list(dict.fromkeys(_in_command(words)))
+    return list(dict.fromkeys(name for _, name in _in_command(words)))
+
+
+def hidden(words: Sequence[str]) -> tuple[list[str], dict[int, str]]:
+    """Return the words with *** in place of those that are or look like secrets, and these by their index."""
+    found = {place: words[place] for place, _ in _in_command(words)}
+    shown = [_shown(word) if place in found else word for place, word in enumerate(words)]
+    return shown, found
+
+
+def _shown(word: str) -> str:
+    name, equals, _ = word.partition("=")
+    return f"{name}={MASK}" if equals and name.startswith("--") and not in_text(name) else MASK
 
 
 def in_text(text: str) -> bool:
@@ -86,16 +105,17 @@ def masked(text: str) -> str:
     return MASK if in_text(text) else text
 
 
-def _in_command(words: Sequence[str]) -> Iterator[str]:
+def _in_command(words: Sequence[str]) -> Iterator[tuple[int, str]]:
+    """Yield the index of each secret, and the flag before it or its position."""
     flag = ""
     for number, word in enumerate(words, start=1):
         name, equals, value = word.partition("=")
         if word.startswith("--"):
             flag = "" if in_text(name) else name
             if in_text(word) or (equals and _is_named(name, value)):
-                yield flag or f"word {number}"
+                yield number - 1, flag or f"word {number}"
         elif _is_secret(flag, word):
-            yield flag or f"word {number}"
+            yield number - 1, flag or f"word {number}"
         else:
             flag = ""
 
