@@ -21,6 +21,7 @@ from whet.jobs.fields import JobFields
 from whet.log import logger
 from whet.models.experts.layer import layers_of
 from whet.models.loading.heads import Head
+from whet.models.loading.missing_check import is_part, new_weights
 from whet.models.loading.quiet import quiet
 from whet.models.quantised import FLAGS, quantise
 from whet.models.view import ModelView
@@ -126,9 +127,14 @@ def _require_cpu(args: TrainingArguments, n_bits: int) -> None:
 
 
 def _trained_completely(model: Any, job: JobFields, head: Head) -> list[str]:
-    """Return the names of the modules that are trained next to the adapter: a new head, and new experts."""
-    heads = [] if head.causal else [name for name, _ in ModelView(model).head()]
-    return heads + ([] if job.moe_experts is None else [name for name, _ in layers_of(model)])
+    """Return the names of the modules that are trained next to the adapter: the head, new experts, all new weights.
+
+    New are also a pooler that the pretrained model came without: frozen, it would stay random.
+    """
+    found = [] if head.causal else [name for name, _ in ModelView(model).head()]
+    found += [] if job.moe_experts is None else [name for name, _ in layers_of(model)]
+    owners = dict.fromkeys(name.rpartition(".")[0] for name in new_weights(model))
+    return found + [owner for owner in owners if not is_part(owner, found)]
 
 
 def _targets(model: Any, asked: str | None) -> str | list[str]:

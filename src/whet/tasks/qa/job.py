@@ -39,7 +39,7 @@ def prepare(qa: QaArguments, args: TrainingArguments, questions: Mapping[str, Qu
     for name, split in splits.items():
         describe(name, split, qa.max_seq_length)
     set_seed(args.seed)  # the new weights of the head
-    model = load_qa_model(source)
+    model = load_qa_model(source, trained=not args.do_train)
     check_max_length(qa.max_seq_length, tokenizer, max_positions(model))
     parts = {name: _part(qa, args, name, split) for name, split in splits.items()}
     trainer = trainer_of(
