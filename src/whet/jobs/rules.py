@@ -207,7 +207,8 @@ def lora_trains(job: JobFields, args: TrainingArguments) -> Problem | None:
         what="lora_r has nothing to train",
         got=f"lora_r={job.lora_r} without do_train",
         why="a new adapter changes nothing before it is trained",
-        fix="add --do_train; to evaluate a trained adapter, merge it first: whet merge FOLDER --output_dir MERGED",
+        fix="add --do_train; to evaluate a trained adapter, merge it first: whet merge FOLDER --output_dir MERGED; or "
+        "write its predictions: whet predict FOLDER --file FILE",
     )
 
 

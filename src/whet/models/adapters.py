@@ -11,9 +11,23 @@ from torch import nn
 
 from whet import optional
 from whet.errors import ConfigError
+from whet.models import record
+from whet.models.wrapped import unwrapped
 
 _FILE = "adapter_model.safetensors"
 _DEFAULT = "default"
+DIGEST = "_whet_base_digest"
+"""In config.json next to an adapter: the digest of the weights that it was trained on."""
+
+
+def keep_digest(model: nn.Module, digest: str) -> None:
+    """Keep the digest of the weights that an adapter is trained on; each save writes it next to the adapter."""
+    record.keep(model, DIGEST, digest)
+
+
+def digest_kept(model: nn.Module) -> str | None:
+    """Return that digest; None if the adapter's run has kept none."""
+    return record.read(unwrapped(model), DIGEST)
 
 
 def names_of(model: nn.Module) -> list[str]:

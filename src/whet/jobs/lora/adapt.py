@@ -11,14 +11,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import xxhash
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from whet import optional
 from whet.config.arguments import TrainingArguments
 from whet.errors import ConfigError
+from whet.jobs.experts import with_experts
 from whet.jobs.fields import JobFields
 from whet.log import logger
+from whet.models import adapters
 from whet.models.experts.layer import layers_of
 from whet.models.loading.heads import Head
 from whet.models.loading.missing_check import is_part, new_weights
@@ -26,8 +29,10 @@ from whet.models.loading.quiet import quiet
 from whet.models.quantised import FLAGS, quantise
 from whet.models.view import ModelView
 from whet.train.checkpoint import weights
+from whet.train.output import printing
 
 ALL_LINEAR = "all-linear"
+_MOST_PLACES = 6
 TASK_TYPES = {
     "AutoModelForQuestionAnswering": "QUESTION_ANS",
     "AutoModelForSequenceClassification": "SEQ_CLS",
@@ -37,7 +42,27 @@ TASK_TYPES = {
 """The class of transformers that loads a model -> what peft calls its task."""
 
 
-def adapted(model: Any, job: JobFields, args: TrainingArguments, head: Head) -> Any:
+def prepared(model: Any, job: JobFields, args: TrainingArguments, head: Head) -> Any:
+    """Return the loaded model as the run trains it: with its new experts, and its adapter around it."""
+    if job.lora_r is not None:
+        adapters.keep_digest(model, digest_of(model))
+    return _adapted(with_experts(model, job, args), job, args, head)
+
+
+def digest_of(model: nn.Module) -> str:
+    """Return a digest of the weights that came from the model's files, in float32.
+
+    It does not depend on their names, their order or their number of files, which versions of transformers change.
+    """
+    new = set(new_weights(model))
+    total = sum(
+        xxhash.xxh3_128_intdigest(one.detach().contiguous().cpu().numpy().data, seed=one.ndim)
+        for name, one in model.named_parameters() if name not in new
+    )  # fmt: skip
+    return f"{total % (1 << 128):032x}"
+
+
+def _adapted(model: Any, job: JobFields, args: TrainingArguments, head: Head) -> Any:
     """Return the model with the adapter that the run asks for; without lora_r, the model as it is.
 
     A head that has its labels from the run is trained completely, next to the adapter; that of a language model is not.
@@ -66,6 +91,7 @@ def adapted(model: Any, job: JobFields, args: TrainingArguments, head: Head) -> 
     try:
         with quiet_peft():
             wrapped = peft.get_peft_model(model, config)
+        n_weights = sum(one.numel() for one in wrapped.parameters())
     except ValueError as error:
         raise ConfigError(
             what="no layer of the model takes LoRA",
@@ -82,7 +108,24 @@ def adapted(model: Any, job: JobFields, args: TrainingArguments, head: Head) -> 
         n_bits = 8 if job.load_in_8bit else 4
         _require_cpu(args, n_bits)
         logger.info("%s", quantise(wrapped, n_bits))
+    _say_share(wrapped, n_weights)
     return wrapped
+
+
+def _say_share(wrapped: Any, n_weights: int) -> None:
+    """Show how many of the model's weights are trained."""
+    n_trained = sum(one.numel() for one in wrapped.parameters() if one.requires_grad)
+    share = 100 * n_trained / n_weights
+    trained, all_of_them = _millions(n_trained, n_weights)
+    printing.show([f"LoRA: {trained} of {all_of_them} million weights trained ({share:.2g} %)"])
+
+
+def _millions(*counts: int) -> list[str]:
+    """Return the counts in millions, with one decimal place, or as many as the smallest needs."""
+    places = 1
+    while min(counts) and places < _MOST_PLACES and round(min(counts) / 1e6, places) == 0:
+        places += 1
+    return [f"{n / 1e6:.{places}f}" for n in counts]
 
 
 @contextmanager

@@ -10,9 +10,8 @@ from transformers import set_seed
 
 from whet.config.arguments import TrainingArguments
 from whet.errors import ConfigError, WhetError
-from whet.jobs.experts import with_experts
 from whet.jobs.job import PREFIX_OF, Job, Part, model_card, trainer_of
-from whet.jobs.lora.adapt import adapted
+from whet.jobs.lora.adapt import prepared
 from whet.jobs.sources import source_of
 from whet.jobs.teacher import add_teacher, require_reads
 from whet.jobs.tokenising.encode import check_max_length
@@ -43,7 +42,7 @@ def prepare(qa: QaArguments, args: TrainingArguments, questions: Mapping[str, Qu
     check_max_length(qa.max_seq_length, tokenizer, max_positions(model))
     parts = {name: _part(qa, args, name, split) for name, split in splits.items()}
     trainer = trainer_of(
-        adapted(with_experts(model, qa, args), qa, args, QUESTION_ANSWERING),
+        prepared(model, qa, args, QUESTION_ANSWERING),
         args,
         parts,
         tokenizer,

@@ -9,9 +9,8 @@ from typing import Any
 from transformers import DataCollatorForTokenClassification, set_seed
 
 from whet.config.arguments import TrainingArguments
-from whet.jobs.experts import with_experts
 from whet.jobs.job import Job, Part, model_card, trainer_of
-from whet.jobs.lora.adapt import adapted
+from whet.jobs.lora.adapt import prepared
 from whet.jobs.sources import source_of
 from whet.jobs.teacher import add_teacher, require_reads
 from whet.jobs.tokenising.cache import Cache
@@ -51,7 +50,7 @@ def prepare(job: TagArguments, args: TrainingArguments, sentences: Mapping[str, 
     }
     parts = {name: _part(job, split, tags, args) for name, split in splits.items()}
     trainer = trainer_of(
-        adapted(with_experts(model, job, args), job, args, TOKEN_CLASSIFICATION),
+        prepared(model, job, args, TOKEN_CLASSIFICATION),
         args,
         parts,
         tokenizer,
