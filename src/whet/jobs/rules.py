@@ -212,6 +212,18 @@ def lora_trains(job: JobFields, args: TrainingArguments) -> Problem | None:
     )
 
 
+def new_rows_are_trained(job: JobFields, args: TrainingArguments) -> Problem | None:
+    """Rows of new tokens mean nothing before they are trained."""
+    if not job.resize_token_embeddings or args.do_train:
+        return None
+    return Problem(
+        what="resize_token_embeddings has nothing to train",
+        got="resize_token_embeddings=True without do_train",
+        why="rows for new tokens begin without a meaning, and only a training gives them one",
+        fix="add --do_train, or leave --resize_token_embeddings out",
+    )
+
+
 def lora_dropout_is_a_probability(job: JobFields) -> Problem | None:
     """It is that of a value to be dropped."""
     if 0 <= job.lora_dropout < 1:
@@ -259,6 +271,7 @@ JOB_RULES: tuple[Rule, ...] = (
 )
 JOB_RUN_RULES: tuple[Rule, ...] = (
     does_something,
+    new_rows_are_trained,
     lora_trains,
     *LORA_RUN_RULES,
     *EXPERT_RUN_RULES,

@@ -24,6 +24,7 @@ from whet.log import logger
 from whet.models import adapters
 from whet.models.experts.layer import layers_of
 from whet.models.loading.heads import Head
+from whet.models.loading.load import add_rows
 from whet.models.loading.missing_check import is_part, new_weights
 from whet.models.loading.quiet import quiet
 from whet.models.quantised import FLAGS, quantise
@@ -33,6 +34,7 @@ from whet.train.output import printing
 
 ALL_LINEAR = "all-linear"
 _MOST_PLACES = 6
+_MOST_TOKENS = 5
 TASK_TYPES = {
     "AutoModelForQuestionAnswering": "QUESTION_ANS",
     "AutoModelForSequenceClassification": "SEQ_CLS",
@@ -42,11 +44,53 @@ TASK_TYPES = {
 """The class of transformers that loads a model -> what peft calls its task."""
 
 
-def prepared(model: Any, job: JobFields, args: TrainingArguments, head: Head) -> Any:
-    """Return the loaded model as the run trains it: with its new experts, and its adapter around it."""
+def prepared(model: Any, job: JobFields, args: TrainingArguments, head: Head, tokenizer: Any) -> Any:
+    """Return the loaded model as the run trains it: with rows for new tokens, new experts, and its adapter."""
     if job.lora_r is not None:
         adapters.keep_digest(model, digest_of(model))
-    return _adapted(with_experts(model, job, args), job, args, head)
+    new = add_rows(model, tokenizer)
+    if new:
+        _require_trained(model, job, args, len(new))
+        shown = _first_of(tokenizer.convert_ids_to_tokens(new))
+        printing.show([f"tokens: {len(new)} new in the embedding tables, now {new[-1] + 1:,} rows: {shown}"])
+    elif job.resize_token_embeddings:
+        printing.show(["tokens: the embedding tables have rows for all of them"])
+    return _adapted(with_experts(model, job, args), job, args, head, new)
+
+
+def _first_of(tokens: list[str]) -> str:
+    """Return the first tokens of a list, for a line."""
+    more = len(tokens) - _MOST_TOKENS
+    return " ".join(map(repr, tokens[:_MOST_TOKENS])) + (f" and {more} more" if more > 0 else "")
+
+
+def _require_trained(model: Any, job: JobFields, args: TrainingArguments, n_new: int) -> None:
+    """Refuse settings under which the rows of new tokens would stay as they are drawn."""
+    given = {"freeze_layers": args.freeze_layers, "methods": "freeze_tables" in args.methods or None}
+    output = model.get_output_embeddings()
+    if frozen := [name for name, value in given.items() if value is not None]:
+        raise ConfigError(
+            what=f"{' and '.join(frozen)} would freeze the rows of new tokens",
+            got=f"{n_new} tokens that the model has no rows for",
+            why="the embedding tables are frozen, and untrained rows mean nothing",
+            fix=f"leave --{' and --'.join(frozen)} out, or use the model's own tokenizer",
+        )
+    if job.lora_r is not None and getattr(output, "bias", None) is not None:
+        raise ConfigError(
+            what="lora_r does not go with new tokens in this model",
+            got=f"{type(model).__name__}: its output layer has a bias",
+            why="peft computes rows of new tokens in the output layer without its bias",
+            fix="leave --lora_r out, or use the model's own tokenizer",
+        )
+
+
+def _rows_to_train(model: Any, new: list[int]) -> dict[str, list[int]] | None:
+    """Return peft's setting for the rows of new tokens in each table that is no other's."""
+    tables = [model.get_input_embeddings(), model.get_output_embeddings()]
+    if tables[1] is not None and tables[1].weight is tables[0].weight:
+        tables = tables[:1]
+    names = {id(module): name for name, module in model.named_modules()}
+    return {names[id(table)]: new for table in tables if table is not None} if new else None
 
 
 def digest_of(model: nn.Module) -> str:
@@ -62,7 +106,7 @@ def digest_of(model: nn.Module) -> str:
     return f"{total % (1 << 128):032x}"
 
 
-def _adapted(model: Any, job: JobFields, args: TrainingArguments, head: Head) -> Any:
+def _adapted(model: Any, job: JobFields, args: TrainingArguments, head: Head, new: list[int]) -> Any:
     """Return the model with the adapter that the run asks for; without lora_r, the model as it is.
 
     A head that has its labels from the run is trained completely, next to the adapter; that of a language model is not.
@@ -86,6 +130,7 @@ def _adapted(model: Any, job: JobFields, args: TrainingArguments, head: Head) ->
         use_dora=job.use_dora,
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
         modules_to_save=_trained_completely(model, job, head) or None,
+        trainable_token_indices=_rows_to_train(model, new),
         **above,
     )
     try:

@@ -24,7 +24,7 @@ from whet.models.experts.settings import KEY, ExpertSettings, parsed
 from whet.models.experts.upcycle import upcycle
 from whet.models.loading import heads
 from whet.models.loading.folder_check import CONFIG, TOKENIZER, TOKENIZER_CONFIG, read_object
-from whet.models.loading.load import Labels, ModelSource, load_model, load_tokenizer
+from whet.models.loading.load import Labels, ModelSource, load_model, load_tokenizer, n_tokens, resize_rows
 from whet.models.loading.tensor_check import read_header
 from whet.models.wrapped import passed_on, unwrapped
 from whet.train.checkpoint.weights import save_processing, save_weights
@@ -35,7 +35,7 @@ _ADAPTER, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _READ = (
     *("r", "lora_alpha", "lora_dropout", "target_modules", "exclude_modules", "use_rslora", "use_dora", "task_type"),
     *("fan_in_fan_out", "bias", "modules_to_save", "layers_to_transform", "layers_pattern", "rank_pattern"),
-    "alpha_pattern",
+    *("alpha_pattern", "trainable_token_indices"),
 )
 """Settings of an adapter that say how it is computed; others may name code of other packages."""
 _HARMLESS = (
@@ -46,6 +46,8 @@ _HARMLESS = (
 _BEGINNINGS = ("gaussian", "eva", "orthogonal")
 """Ways to begin that leave the model's own weights as they are; others, such as PiSSA, change them too."""
 _TYPES = "token_type_ids"
+_MOST_ROWS = 1 << 22
+"""Of an embedding table: the largest vocabularies have a million tokens at most."""
 _UNFINISHED = ".merge.partial"
 """Lies in the output folder while the model is written to it."""
 _WITH_PEFT = "merge it with peft: merge_and_unload, then save_pretrained"
@@ -61,10 +63,11 @@ def run_merge(asked: MergeArguments) -> int:
     base = asked.model_name_or_path or settings.get("base_model_name_or_path") or ""
     source = ModelSource(model=str(base), revision=revision_of(settings, str(base)))
     model = base_model(source, head_of(settings, folder), folder)
+    tokenizer, reading = load_tokenizer(tokenizer_source(source, folder), resize=None), _file_of_run(folder, NAME)
+    require_rows(model, tokenizer, folder)
     wrapped = with_adapter(model, settings, folder)
     _embed_types_as_trained(wrapped)
     merged = wrapped.merge_and_unload()
-    tokenizer, reading = load_tokenizer(tokenizer_source(source, folder)), _file_of_run(folder, NAME)
 
     def fill(staging: Path) -> None:
         save_weights(merged, staging)
@@ -84,9 +87,22 @@ def base_model(source: ModelSource, head: heads.Head, folder: Path) -> Any:
     """
     model = load_model(source, head, labels=_labels(folder))
     _require_same_weights(model, source, folder)
+    resize_rows(model, _n_rows(model, folder))
     if (experts := _experts(folder)) is not None:
         upcycle(model, experts)
     return model
+
+
+def _n_rows(model: Any, folder: Path) -> int:
+    """Return how many rows the embedding tables had in the run: those of its own table, or of its configuration."""
+    table = model.get_input_embeddings()
+    name = next(name for name, module in model.named_modules() if module is table)
+    held = {one.replace(".base_layer.", "."): tensor for one, tensor in read_header(folder / _WEIGHTS).items()}
+    if (own := held.get(f"base_model.model.{name}.weight")) is not None:
+        return own.shape[0]
+    path = _file_of_run(folder, CONFIG)
+    found = None if path is None else read_object(path).get("vocab_size")
+    return found if isinstance(found, int) and found <= _MOST_ROWS else 0
 
 
 def _require_same_weights(model: Any, source: ModelSource, folder: Path) -> None:
@@ -232,7 +248,7 @@ def with_adapter(model: Any, settings: dict[str, Any], folder: Path) -> Any:
     try:
         with quiet_peft():
             wrapped = peft.get_peft_model(model, config)
-            wanted = set(peft.get_peft_model_state_dict(wrapped))
+            wanted = set(peft.get_peft_model_state_dict(wrapped, save_embedding_layers=False))
             found = peft.set_peft_model_state_dict(wrapped, weights)
     except (ValueError, RuntimeError) as error:
         raise _other_model(folder, " ".join(str(error).split())[:300]) from error
@@ -240,6 +256,18 @@ def with_adapter(model: Any, settings: dict[str, Any], folder: Path) -> Any:
     if odd:
         raise _other_model(folder, f"no place, or no weights, for {', '.join(odd[:3])}")
     return wrapped
+
+
+def require_rows(model: Any, tokenizer: Any, folder: Path) -> None:
+    """Refuse tokens of which neither the model nor the adapter has a row."""
+    n_rows, n_wanted = model.get_input_embeddings().weight.shape[0], n_tokens(tokenizer)
+    if n_wanted > n_rows:
+        raise ConfigError(
+            what="the tokenizer has tokens that the adapter and its model do not know",
+            got=f"{folder}: {n_wanted:,} tokens, {n_rows:,} rows",
+            why="text with these tokens has no embedding",
+            fix="put the tokenizer that it was trained with into the adapter's folder",
+        )
 
 
 def names_in(folder: Path) -> set[str]:

@@ -38,9 +38,10 @@ def load_trained(name: str, head: Head, base: str | None) -> tuple[Any, Any]:
             fix=f"name an adapter that {head.command} has trained",
         )
     source = _source(base, settings, folder)
-    tokenizer = load_tokenizer(merge.tokenizer_source(source, folder))
+    tokenizer = load_tokenizer(merge.tokenizer_source(source, folder), resize=None)
     model = merge.base_model(source, head, folder)
     new = new_weights(model)
+    merge.require_rows(model, tokenizer, folder)
     wrapped = merge.with_adapter(model, settings, folder)
     if lost := sorted(set(new) - merge.names_in(folder)):
         raise ConfigError(

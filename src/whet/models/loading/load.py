@@ -67,8 +67,11 @@ class ModelSource:
         return f"--{part}_name" if {"config": self.config, "tokenizer": self.tokenizer}.get(part) else self.flag
 
 
-def load_tokenizer(source: ModelSource) -> Any:
-    """Return the tokenizer; raises ConfigError if it cannot be loaded or has tokens that the model does not."""
+def load_tokenizer(source: ModelSource, *, resize: bool | None = False) -> Any:
+    """Return the tokenizer; raises ConfigError if it cannot be loaded or has tokens that the model does not.
+
+    `resize`: whether the model gets rows for such tokens (`add_rows`); None: for those that were added to a tokenizer.
+    """
     from transformers import AutoTokenizer
 
     name = source.name("tokenizer")
@@ -81,7 +84,7 @@ def load_tokenizer(source: ModelSource) -> Any:
             tokenizer = AutoTokenizer.from_pretrained(named, config=own, local_files_only=True, trust_remote_code=False)
         if tokenizer.is_fast:  # others are refused where they would be used
             _require_words(tokenizer, name, source.flag_of("tokenizer"))
-            _check_ids(tokenizer, source, own)
+            _check_ids(tokenizer, source, own, resize)
         tokenizer.name_or_path = name  # not where a download happens to lie
     except BaseException as error:
         if not (isinstance(error, Exception) or is_panic(error)):
@@ -284,24 +287,51 @@ def _require_words(tokenizer: Any, name: str, flag: str) -> None:
     )
 
 
-def _check_ids(tokenizer: Any, source: ModelSource, own: Any) -> None:
-    """Refuse a tokenizer that gives ids for which the model has no embedding."""
+def n_tokens(tokenizer: Any) -> int:
+    """Return how many rows an embedding table for this tokenizer has at least."""
+    return max(tokenizer.get_vocab().values(), default=-1) + 1
+
+
+def add_rows(model: Any, tokenizer: Any) -> list[int]:
+    """Give the model's embedding tables rows for all tokens of the tokenizer; return the new ones.
+
+    They are drawn around the mean of the others, as transformers does it (Hewitt 2021). Tied tables stay tied.
+    """
+    return resize_rows(model, n_tokens(tokenizer))
+
+
+def resize_rows(model: Any, n_rows: int) -> list[int]:
+    """Give the model's embedding tables this many rows, if they have fewer; return the new ones."""
+    from whet.models.loading.quiet import quiet
+
+    n_before = model.get_input_embeddings().weight.shape[0]
+    if n_rows > n_before:
+        with quiet():
+            model.resize_token_embeddings(n_rows)
+    return [*range(n_before, n_rows)]
+
+
+def _check_ids(tokenizer: Any, source: ModelSource, own: Any, resize: bool | None) -> None:
+    """Refuse a tokenizer that gives ids for which the model has no embedding, and gets none."""
     if source.tokenizer or source.config or own is None:
         folder = source.folder("config")
         own = _config(folder, source.model) if (folder / CONFIG).exists() else None
     n_known = getattr(own, "vocab_size", None)
     if n_known is None:
         return
-    token, largest = max(tokenizer.get_vocab().items(), key=lambda pair: pair[1], default=("", -1))
-    if largest >= n_known:
+    beyond = {number: token for token, number in tokenizer.get_vocab().items() if number >= n_known}
+    are_added = beyond.keys() <= set(tokenizer.get_added_vocab().values())
+    if beyond and not (are_added if resize is None else resize):
+        trains = source.flag != "--model" and resize is not False
         raise ConfigError(
             what="the tokenizer has tokens that the model does not know",
-            got=f"{token!r} is token {largest:,}",
+            got=f"{beyond[max(beyond)]!r} is token {max(beyond):,}",
             why=f"the model has embeddings for {n_known:,} tokens (vocab_size), counted from 0",
             fix="name a model and a tokenizer that were trained together"
-            + (": --model_name_or_path, --tokenizer_name" if source.flag != "--model" else ": another --model"),
+            + (": --model_name_or_path, --tokenizer_name" if source.flag != "--model" else ": another --model")
+            + ("; or train rows for these tokens: --resize_token_embeddings true" if trains else ""),
         )
-    check_special_ids(tokenizer, own, source.name("tokenizer"))
+    check_special_ids(tokenizer, own, source.name("tokenizer"), grows=bool(beyond))
 
 
 def _require_finite(model: Any, source: ModelSource) -> None:

@@ -32,7 +32,7 @@ def prepare(qa: QaArguments, args: TrainingArguments, questions: Mapping[str, Qu
     """Cut the windows, load the model and build its Trainer; raises every error before any training."""
     resume.check_early(args)
     source = source_of(qa)
-    tokenizer = load_tokenizer(source)
+    tokenizer = load_tokenizer(source, resize=qa.resize_token_embeddings if args.do_train else False)
     require_reads(qa, tokenizer, qa.max_seq_length)
     splits = {name: cut(asked, tokenizer, qa, with_labels=name == "train") for name, asked in questions.items()}
     for name, split in splits.items():
@@ -42,7 +42,7 @@ def prepare(qa: QaArguments, args: TrainingArguments, questions: Mapping[str, Qu
     check_max_length(qa.max_seq_length, tokenizer, max_positions(model))
     parts = {name: _part(qa, args, name, split) for name, split in splits.items()}
     trainer = trainer_of(
-        prepared(model, qa, args, QUESTION_ANSWERING),
+        prepared(model, qa, args, QUESTION_ANSWERING, tokenizer),
         args,
         parts,
         tokenizer,

@@ -41,7 +41,7 @@ def save_weights(model: nn.Module, folder: Path, tensors: Mapping[str, Tensor] |
     with utf8_name(folder) as named:
         if hasattr(model, "save_pretrained"):
             with quiet():
-                model.save_pretrained(named, state_dict=state)  # pyright: ignore[reportCallIssue]
+                model.save_pretrained(named, state_dict=state, **adapters.save_options(model))  # pyright: ignore[reportCallIssue]
             config = getattr(unwrapped(model), "config", None)
             if adapters.names_of(model) and hasattr(config, "to_json_string"):
                 digest = adapters.digest_kept(model)
