@@ -233,8 +233,8 @@ PLANTED = (
         (
             Edit(
                 "models/loading/load.py",
-                "    check_weights(folder, config.to_dict())\n",
-                "    check_weights(folder, config.to_dict())\n"
+                "    tensors = check_weights(folder, config.to_dict())\n",
+                "    tensors = check_weights(folder, config.to_dict())\n"
                 '    if (folder / "training_args.bin").exists():\n'
                 '        torch.load(folder / "training_args.bin", weights_only=False)\n',
             ),
