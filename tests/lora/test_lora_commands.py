@@ -234,7 +234,7 @@ def test_settings_of_lora_that_cannot_work_are_refused(
 
 def test_run_on_an_adapter_names_merge(small_decoder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     out = trained("lm", small_decoder, tmp_path)
-    assert run(["generate", str(out), "--prompt", "the"]) == EXIT_BAD_CONFIG
+    assert run(words("lm", out, tmp_path / "more", "--do_train", train_file=tmp_path / "rows.jsonl")) == EXIT_BAD_CONFIG
     assert "whet merge" in " ".join(capfd.readouterr().err.split())
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import yaml
 from safetensors.torch import load_file
 from tiny_qa import command, files, load, questions_of, squad, without_answers, write_json
 from torch import equal
-from transformers import AutoModelForQuestionAnswering, AutoTokenizer, TrainerState
+from transformers import AutoModelForQuestionAnswering, AutoTokenizer, BertForQuestionAnswering, TrainerState
 
 from whet.cli.main import run
 from whet.train.checkpoint import finding
@@ -249,7 +250,9 @@ def test_json_lines_for_programs(encoder: Path, data: Path, tmp_path: Path, caps
 def test_results_and_their_folder_are_printed(
     encoder: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = command(encoder, tmp_path / "out", "--do_eval", validation_file=data / "v1.json")
+    shutil.copytree(encoder, tmp_path / "model")
+    BertForQuestionAnswering.from_pretrained(encoder).save_pretrained(tmp_path / "model")
+    words = command(tmp_path / "model", tmp_path / "out", "--do_eval", validation_file=data / "v1.json")
     assert run(words) == 0
     shown = "".join(capsys.readouterr())
     assert f"{load(tmp_path / 'out', 'eval_results.json')['eval_f1']:.2f}" in shown

@@ -18,6 +18,7 @@ OFF: dict[str, tuple[object, ...]] = {
 }
 """Their values without effect, which are accepted."""
 OF_TRAINING = (
+    "resize_token_embeddings",
     "moe_experts", "moe_top_k", "moe_every", "moe_capacity_factor", "moe_aux_loss_coef", "moe_z_loss_coef",
     "teacher_model", "distillation_temperature", "distillation_alpha",
 )  # fmt: skip
@@ -34,6 +35,10 @@ class JobFields:
     """Take the model's configuration from this folder or hub name instead."""
     tokenizer_name: str | None = None
     """Take the tokenizer from this folder or hub name instead."""
+    resize_token_embeddings: bool | None = None
+    """Give the model rows for tokens of the tokenizer that its embedding tables have none for; they begin near the mean
+    of the others and are trained, with lora_r too. null: for tokens that were added to the tokenizer. true: for any, as
+    a new vocabulary has. false: such a tokenizer is refused."""
     cache_dir: str | None = None
     """Folder in which downloaded models and datasets are kept. null: the usual cache of the hub."""
     model_revision: str = "main"

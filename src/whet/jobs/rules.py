@@ -207,7 +207,20 @@ def lora_trains(job: JobFields, args: TrainingArguments) -> Problem | None:
         what="lora_r has nothing to train",
         got=f"lora_r={job.lora_r} without do_train",
         why="a new adapter changes nothing before it is trained",
-        fix="add --do_train; to evaluate a trained adapter, merge it first: whet merge FOLDER --output_dir MERGED",
+        fix="add --do_train; to evaluate a trained adapter, merge it first: whet merge FOLDER --output_dir MERGED; or "
+        "write its predictions: whet predict FOLDER --file FILE",
+    )
+
+
+def new_rows_are_trained(job: JobFields, args: TrainingArguments) -> Problem | None:
+    """Rows of new tokens mean nothing before they are trained."""
+    if not job.resize_token_embeddings or args.do_train:
+        return None
+    return Problem(
+        what="resize_token_embeddings has nothing to train",
+        got="resize_token_embeddings=True without do_train",
+        why="rows for new tokens begin without a meaning, and only a training gives them one",
+        fix="add --do_train, or leave --resize_token_embeddings out",
     )
 
 
@@ -258,6 +271,7 @@ JOB_RULES: tuple[Rule, ...] = (
 )
 JOB_RUN_RULES: tuple[Rule, ...] = (
     does_something,
+    new_rows_are_trained,
     lora_trains,
     *LORA_RUN_RULES,
     *EXPERT_RUN_RULES,

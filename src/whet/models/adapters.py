@@ -11,9 +11,31 @@ from torch import nn
 
 from whet import optional
 from whet.errors import ConfigError
+from whet.models import record
+from whet.models.wrapped import unwrapped
 
 _FILE = "adapter_model.safetensors"
 _DEFAULT = "default"
+DIGEST = "_whet_base_digest"
+"""In config.json next to an adapter: the digest of the weights that it was trained on."""
+
+
+def keep_digest(model: nn.Module, digest: str) -> None:
+    """Keep the digest of the weights that an adapter is trained on; each save writes it next to the adapter."""
+    record.keep(model, DIGEST, digest)
+
+
+def save_options(model: nn.Module) -> dict[str, Any]:
+    """Return what peft is called with to save the adapters of a command's run.
+
+    Its tables are those of its model, with the rows of new tokens in the adapter: peft would save them completely.
+    """
+    return {} if digest_kept(model) is None else {"save_embedding_layers": False}
+
+
+def digest_kept(model: nn.Module) -> str | None:
+    """Return that digest; None if the adapter's run has kept none."""
+    return record.read(unwrapped(model), DIGEST)
 
 
 def names_of(model: nn.Module) -> list[str]:
@@ -39,7 +61,7 @@ def require_saved(model: nn.Module) -> None:
     names = names_of(model)
     if not names:
         return
-    states = [_peft().get_peft_model_state_dict(model, adapter_name=name) for name in names]
+    states = [_peft().get_peft_model_state_dict(model, adapter_name=name, **save_options(model)) for name in names]
     saved = {tensor.data_ptr() for state in states for tensor in state.values()}
     lost = [name for name, one in model.named_parameters() if one.requires_grad and one.data_ptr() not in saved]
     if lost:

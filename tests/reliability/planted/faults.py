@@ -233,8 +233,8 @@ PLANTED = (
         (
             Edit(
                 "models/loading/load.py",
-                "    check_weights(folder, config.to_dict())\n",
-                "    check_weights(folder, config.to_dict())\n"
+                "    tensors = check_weights(folder, config.to_dict())\n",
+                "    tensors = check_weights(folder, config.to_dict())\n"
                 '    if (folder / "training_args.bin").exists():\n'
                 '        torch.load(folder / "training_args.bin", weights_only=False)\n',
             ),
@@ -402,5 +402,20 @@ PLANTED = (
             ),
         ),
         ("methods/test_changed_blocks.py::test_changed_blocks_answer_as_without_whet[bert-shared before]",),
+    ),
+    Planted(
+        "random-weights",
+        "weights that are not in the files of a model are random, whichever they are",
+        (
+            Edit(
+                "models/loading/missing_check.py",
+                "lost = sorted(name for name in missing if not is_part(name, parts) or name in half)",
+                "lost: list[str] = []",
+            ),
+        ),
+        (
+            "models/test_loaded_weights.py::test_weights_that_are_not_in_the_files_are_refused[one q_proj]",
+            "models/test_loaded_weights.py::test_every_command_refuses_a_model_without_a_projection",
+        ),
     ),
 )

@@ -11,22 +11,30 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import xxhash
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from whet import optional
 from whet.config.arguments import TrainingArguments
 from whet.errors import ConfigError
+from whet.jobs.experts import with_experts
 from whet.jobs.fields import JobFields
 from whet.log import logger
+from whet.models import adapters
 from whet.models.experts.layer import layers_of
 from whet.models.loading.heads import Head
+from whet.models.loading.load import add_rows
+from whet.models.loading.missing_check import is_part, new_weights
 from whet.models.loading.quiet import quiet
 from whet.models.quantised import FLAGS, quantise
 from whet.models.view import ModelView
 from whet.train.checkpoint import weights
+from whet.train.output import printing
 
 ALL_LINEAR = "all-linear"
+_MOST_PLACES = 6
+_MOST_TOKENS = 5
 TASK_TYPES = {
     "AutoModelForQuestionAnswering": "QUESTION_ANS",
     "AutoModelForSequenceClassification": "SEQ_CLS",
@@ -36,7 +44,69 @@ TASK_TYPES = {
 """The class of transformers that loads a model -> what peft calls its task."""
 
 
-def adapted(model: Any, job: JobFields, args: TrainingArguments, head: Head) -> Any:
+def prepared(model: Any, job: JobFields, args: TrainingArguments, head: Head, tokenizer: Any) -> Any:
+    """Return the loaded model as the run trains it: with rows for new tokens, new experts, and its adapter."""
+    if job.lora_r is not None:
+        adapters.keep_digest(model, digest_of(model))
+    new = add_rows(model, tokenizer)
+    if new:
+        _require_trained(model, job, args, len(new))
+        shown = _first_of(tokenizer.convert_ids_to_tokens(new))
+        printing.show([f"tokens: {len(new)} new in the embedding tables, now {new[-1] + 1:,} rows: {shown}"])
+    elif job.resize_token_embeddings:
+        printing.show(["tokens: the embedding tables have rows for all of them"])
+    return _adapted(with_experts(model, job, args), job, args, head, new)
+
+
+def _first_of(tokens: list[str]) -> str:
+    """Return the first tokens of a list, for a line."""
+    more = len(tokens) - _MOST_TOKENS
+    return " ".join(map(repr, tokens[:_MOST_TOKENS])) + (f" and {more} more" if more > 0 else "")
+
+
+def _require_trained(model: Any, job: JobFields, args: TrainingArguments, n_new: int) -> None:
+    """Refuse settings under which the rows of new tokens would stay as they are drawn."""
+    given = {"freeze_layers": args.freeze_layers, "methods": "freeze_tables" in args.methods or None}
+    output = model.get_output_embeddings()
+    if frozen := [name for name, value in given.items() if value is not None]:
+        raise ConfigError(
+            what=f"{' and '.join(frozen)} would freeze the rows of new tokens",
+            got=f"{n_new} tokens that the model has no rows for",
+            why="the embedding tables are frozen, and untrained rows mean nothing",
+            fix=f"leave --{' and --'.join(frozen)} out, or use the model's own tokenizer",
+        )
+    if job.lora_r is not None and getattr(output, "bias", None) is not None:
+        raise ConfigError(
+            what="lora_r does not go with new tokens in this model",
+            got=f"{type(model).__name__}: its output layer has a bias",
+            why="peft computes rows of new tokens in the output layer without its bias",
+            fix="leave --lora_r out, or use the model's own tokenizer",
+        )
+
+
+def _rows_to_train(model: Any, new: list[int]) -> dict[str, list[int]] | None:
+    """Return peft's setting for the rows of new tokens in each table that is no other's."""
+    tables = [model.get_input_embeddings(), model.get_output_embeddings()]
+    if tables[1] is not None and tables[1].weight is tables[0].weight:
+        tables = tables[:1]
+    names = {id(module): name for name, module in model.named_modules()}
+    return {names[id(table)]: new for table in tables if table is not None} if new else None
+
+
+def digest_of(model: nn.Module) -> str:
+    """Return a digest of the weights that came from the model's files, in float32.
+
+    It does not depend on their names, their order or their number of files, which versions of transformers change.
+    """
+    new = set(new_weights(model))
+    total = sum(
+        xxhash.xxh3_128_intdigest(one.detach().contiguous().cpu().numpy().data, seed=one.ndim)
+        for name, one in model.named_parameters() if name not in new
+    )  # fmt: skip
+    return f"{total % (1 << 128):032x}"
+
+
+def _adapted(model: Any, job: JobFields, args: TrainingArguments, head: Head, new: list[int]) -> Any:
     """Return the model with the adapter that the run asks for; without lora_r, the model as it is.
 
     A head that has its labels from the run is trained completely, next to the adapter; that of a language model is not.
@@ -60,11 +130,13 @@ def adapted(model: Any, job: JobFields, args: TrainingArguments, head: Head) -> 
         use_dora=job.use_dora,
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
         modules_to_save=_trained_completely(model, job, head) or None,
+        trainable_token_indices=_rows_to_train(model, new),
         **above,
     )
     try:
         with quiet_peft():
             wrapped = peft.get_peft_model(model, config)
+        n_weights = sum(one.numel() for one in wrapped.parameters())
     except ValueError as error:
         raise ConfigError(
             what="no layer of the model takes LoRA",
@@ -81,7 +153,24 @@ def adapted(model: Any, job: JobFields, args: TrainingArguments, head: Head) -> 
         n_bits = 8 if job.load_in_8bit else 4
         _require_cpu(args, n_bits)
         logger.info("%s", quantise(wrapped, n_bits))
+    _say_share(wrapped, n_weights)
     return wrapped
+
+
+def _say_share(wrapped: Any, n_weights: int) -> None:
+    """Show how many of the model's weights are trained."""
+    n_trained = sum(one.numel() for one in wrapped.parameters() if one.requires_grad)
+    share = 100 * n_trained / n_weights
+    trained, all_of_them = _millions(n_trained, n_weights)
+    printing.show([f"LoRA: {trained} of {all_of_them} million weights trained ({share:.2g} %)"])
+
+
+def _millions(*counts: int) -> list[str]:
+    """Return the counts in millions, with one decimal place, or as many as the smallest needs."""
+    places = 1
+    while min(counts) and places < _MOST_PLACES and round(min(counts) / 1e6, places) == 0:
+        places += 1
+    return [f"{n / 1e6:.{places}f}" for n in counts]
 
 
 @contextmanager
@@ -126,9 +215,14 @@ def _require_cpu(args: TrainingArguments, n_bits: int) -> None:
 
 
 def _trained_completely(model: Any, job: JobFields, head: Head) -> list[str]:
-    """Return the names of the modules that are trained next to the adapter: a new head, and new experts."""
-    heads = [] if head.causal else [name for name, _ in ModelView(model).head()]
-    return heads + ([] if job.moe_experts is None else [name for name, _ in layers_of(model)])
+    """Return the names of the modules that are trained next to the adapter: the head, new experts, all new weights.
+
+    New are also a pooler that the pretrained model came without: frozen, it would stay random.
+    """
+    found = [] if head.causal else [name for name, _ in ModelView(model).head()]
+    found += [] if job.moe_experts is None else [name for name, _ in layers_of(model)]
+    owners = dict.fromkeys(name.rpartition(".")[0] for name in new_weights(model))
+    return found + [owner for owner in owners if not is_part(owner, found)]
 
 
 def _targets(model: Any, asked: str | None) -> str | list[str]:

@@ -15,15 +15,17 @@ from torch import nn
 
 from whet import optional
 from whet.errors import ConfigError, StorageError
-from whet.jobs.lora.adapt import TASK_TYPES, quiet_peft
+from whet.jobs.lora.adapt import TASK_TYPES, digest_of, quiet_peft
 from whet.jobs.lora.merge_arguments import MergeArguments
 from whet.jobs.predict.trained import NAME
 from whet.log import logger, set_up
+from whet.models import adapters
 from whet.models.experts.settings import KEY, ExpertSettings, parsed
 from whet.models.experts.upcycle import upcycle
 from whet.models.loading import heads
 from whet.models.loading.folder_check import CONFIG, TOKENIZER, TOKENIZER_CONFIG, read_object
-from whet.models.loading.load import Labels, ModelSource, load_model, load_tokenizer
+from whet.models.loading.load import Labels, ModelSource, load_model, load_tokenizer, n_tokens, resize_rows
+from whet.models.loading.tensor_check import read_header
 from whet.models.wrapped import passed_on, unwrapped
 from whet.train.checkpoint.weights import save_processing, save_weights
 from whet.train.output import files as output_files
@@ -33,7 +35,7 @@ _ADAPTER, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _READ = (
     *("r", "lora_alpha", "lora_dropout", "target_modules", "exclude_modules", "use_rslora", "use_dora", "task_type"),
     *("fan_in_fan_out", "bias", "modules_to_save", "layers_to_transform", "layers_pattern", "rank_pattern"),
-    "alpha_pattern",
+    *("alpha_pattern", "trainable_token_indices"),
 )
 """Settings of an adapter that say how it is computed; others may name code of other packages."""
 _HARMLESS = (
@@ -44,6 +46,8 @@ _HARMLESS = (
 _BEGINNINGS = ("gaussian", "eva", "orthogonal")
 """Ways to begin that leave the model's own weights as they are; others, such as PiSSA, change them too."""
 _TYPES = "token_type_ids"
+_MOST_ROWS = 1 << 22
+"""Of an embedding table: the largest vocabularies have a million tokens at most."""
 _UNFINISHED = ".merge.partial"
 """Lies in the output folder while the model is written to it."""
 _WITH_PEFT = "merge it with peft: merge_and_unload, then save_pretrained"
@@ -55,16 +59,15 @@ def run_merge(asked: MergeArguments) -> int:
     set_up()
     folder, output = Path(asked.adapter), Path(asked.output_dir)
     _require_empty(output)
-    settings = _settings(folder)
+    settings = settings_of(folder)
     base = asked.model_name_or_path or settings.get("base_model_name_or_path") or ""
-    source = ModelSource(model=str(base), revision=_revision(settings, str(base)))
-    model = load_model(source, _head(settings, folder), labels=_labels(folder))
-    if (experts := _experts(folder)) is not None:
-        upcycle(model, experts)
-    wrapped = _with_adapter(model, settings, folder)
+    source = ModelSource(model=str(base), revision=revision_of(settings, str(base)))
+    model = base_model(source, head_of(settings, folder), folder)
+    tokenizer, reading = load_tokenizer(tokenizer_source(source, folder), resize=None), _file_of_run(folder, NAME)
+    require_rows(model, tokenizer, folder)
+    wrapped = with_adapter(model, settings, folder)
     _embed_types_as_trained(wrapped)
     merged = wrapped.merge_and_unload()
-    tokenizer, reading = load_tokenizer(_of_tokenizer(source, folder)), _file_of_run(folder, NAME)
 
     def fill(staging: Path) -> None:
         save_weights(merged, staging)
@@ -75,6 +78,47 @@ def run_merge(asked: MergeArguments) -> int:
     _write(output, fill)
     printing.show([f"{base} with the adapter of {folder} is in {output}"])
     return 0
+
+
+def base_model(source: ModelSource, head: heads.Head, folder: Path) -> Any:
+    """Return the model that the adapter in this folder was trained on, as it was before the training.
+
+    Raises ConfigError if its weights are others by now.
+    """
+    model = load_model(source, head, labels=_labels(folder))
+    _require_same_weights(model, source, folder)
+    resize_rows(model, _n_rows(model, folder))
+    if (experts := _experts(folder)) is not None:
+        upcycle(model, experts)
+    return model
+
+
+def _n_rows(model: Any, folder: Path) -> int:
+    """Return how many rows the embedding tables had in the run: those of its own table, or of its configuration."""
+    table = model.get_input_embeddings()
+    name = next(name for name, module in model.named_modules() if module is table)
+    held = {one.replace(".base_layer.", "."): tensor for one, tensor in read_header(folder / _WEIGHTS).items()}
+    if (own := held.get(f"base_model.model.{name}.weight")) is not None:
+        return own.shape[0]
+    path = _file_of_run(folder, CONFIG)
+    found = None if path is None else read_object(path).get("vocab_size")
+    return found if isinstance(found, int) and found <= _MOST_ROWS else 0
+
+
+def _require_same_weights(model: Any, source: ModelSource, folder: Path) -> None:
+    """Compare the digest of the model's weights with the one that the run has recorded; none is logged."""
+    path = _file_of_run(folder, CONFIG)
+    recorded = None if path is None else read_object(path).get(adapters.DIGEST)
+    if recorded is None:
+        logger.warning("%s records no digest of its model: %s is taken for it unchecked", folder, source.model)
+    elif recorded != digest_of(model):
+        raise ConfigError(
+            what="the adapter was trained on other weights",
+            got=source.model,
+            why=f"their digest is not the one in {path}: the model has changed since, or is another one",
+            fix=f"name the model that it was trained on in {source.flag}; to take this one all the same, remove "
+            f"{adapters.DIGEST} from {path}",
+        )
 
 
 def _write(output: Path, fill: Callable[[Path], None]) -> None:
@@ -94,7 +138,7 @@ def _write(output: Path, fill: Callable[[Path], None]) -> None:
         mark.unlink()
 
 
-def _settings(folder: Path) -> dict[str, Any]:
+def settings_of(folder: Path) -> dict[str, Any]:
     """Return the settings of the adapter in a folder."""
     if not (folder / _ADAPTER).is_file() or not (folder / _WEIGHTS).is_file():
         raise ConfigError(
@@ -134,13 +178,13 @@ def _require_known(settings: dict[str, Any]) -> None:
         )
 
 
-def _revision(settings: dict[str, Any], base: str) -> str:
+def revision_of(settings: dict[str, Any], base: str) -> str:
     """Return the revision of the model that the adapter names."""
     found = settings.get("revision") if base == settings.get("base_model_name_or_path") else None
     return found if isinstance(found, str) and found else "main"
 
 
-def _of_tokenizer(source: ModelSource, folder: Path) -> ModelSource:
+def tokenizer_source(source: ModelSource, folder: Path) -> ModelSource:
     """Return where the tokenizer comes from: the adapter's folder if it has one, as it was trained with it."""
     if not any((folder / name).exists() for name in (TOKENIZER, TOKENIZER_CONFIG)):
         return source
@@ -155,7 +199,8 @@ def _file_of_run(folder: Path, name: str) -> Path | None:
     return next((place / name for place in places if (place / name).exists()), None)
 
 
-def _head(settings: dict[str, Any], folder: Path) -> heads.Head:
+def head_of(settings: dict[str, Any], folder: Path) -> heads.Head:
+    """Return the head of the adapter's model; raises ConfigError if its task is none of whet's."""
     autos = {task: auto for auto, task in TASK_TYPES.items()}
     auto = autos.get(str(settings.get("task_type")))
     if auto is None:
@@ -187,7 +232,7 @@ def _experts(folder: Path) -> ExpertSettings | None:
     return None if path is None else parsed(read_object(path).get(KEY))
 
 
-def _with_adapter(model: Any, settings: dict[str, Any], folder: Path) -> Any:
+def with_adapter(model: Any, settings: dict[str, Any], folder: Path) -> Any:
     """Return the model with the adapter's pairs; raises ConfigError if they are of another model."""
     peft = _peft()
     config = peft.LoraConfig(**{name: settings[name] for name in _READ if name in settings})
@@ -203,7 +248,7 @@ def _with_adapter(model: Any, settings: dict[str, Any], folder: Path) -> Any:
     try:
         with quiet_peft():
             wrapped = peft.get_peft_model(model, config)
-            wanted = set(peft.get_peft_model_state_dict(wrapped))
+            wanted = set(peft.get_peft_model_state_dict(wrapped, save_embedding_layers=False))
             found = peft.set_peft_model_state_dict(wrapped, weights)
     except (ValueError, RuntimeError) as error:
         raise _other_model(folder, " ".join(str(error).split())[:300]) from error
@@ -211,6 +256,23 @@ def _with_adapter(model: Any, settings: dict[str, Any], folder: Path) -> Any:
     if odd:
         raise _other_model(folder, f"no place, or no weights, for {', '.join(odd[:3])}")
     return wrapped
+
+
+def require_rows(model: Any, tokenizer: Any, folder: Path) -> None:
+    """Refuse tokens of which neither the model nor the adapter has a row."""
+    n_rows, n_wanted = model.get_input_embeddings().weight.shape[0], n_tokens(tokenizer)
+    if n_wanted > n_rows:
+        raise ConfigError(
+            what="the tokenizer has tokens that the adapter and its model do not know",
+            got=f"{folder}: {n_wanted:,} tokens, {n_rows:,} rows",
+            why="text with these tokens has no embedding",
+            fix="put the tokenizer that it was trained with into the adapter's folder",
+        )
+
+
+def names_in(folder: Path) -> set[str]:
+    """Return the names of the weights that the adapter holds, as the model without peft has them."""
+    return {name.removeprefix("base_model.model.") for name in read_header(folder / _WEIGHTS)}
 
 
 def _embed_types_as_trained(wrapped: nn.Module) -> None:

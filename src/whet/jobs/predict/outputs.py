@@ -9,28 +9,22 @@ from typing import Any
 
 from whet.config.arguments import TrainingArguments
 from whet.errors import ConfigError, escape_controls
+from whet.jobs.predict import models
 from whet.jobs.predict.fields import PredictFields
 from whet.jobs.predict.trained import read_reading
-from whet.models.loading.heads import Head, head_named
-from whet.models.loading.load import ModelSource, load_config
+from whet.models.loading.heads import HEADS, Head
 from whet.train.output import files as output_files
 from whet.train.trainer import Trainer
 
 
-def source_of(asked: PredictFields) -> ModelSource:
-    """Return where the model comes from."""
-    return ModelSource(model=asked.model, flag="--model")
-
-
 def head_of(asked: PredictFields) -> Head:
-    """Return the head that the model's configuration names; raises ConfigError for any other head."""
-    config = load_config(source_of(asked))
-    head = head_named(config.architectures)
-    if head is not None:
+    """Return the head that the model's configuration or its adapter names; raises ConfigError for any other head."""
+    head, named = models.head_of(asked.model)
+    if head is not None and head in HEADS.values():
         return head
     raise ConfigError(
         what="the model has no head that whet predicts with",
-        got=f"{asked.model}: architectures {config.architectures}",
+        got=f"{asked.model}: {named}",
         why="the architecture says the task: question answering, sequence classification or token classification",
         fix="name a model that whet qa, whet classify or whet tag trained",
     )

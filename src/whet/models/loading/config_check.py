@@ -49,6 +49,8 @@ _TOKENIZER_FORBIDDEN = {
     "jumanpp_kwargs": _ELSEWHERE,
     "gguf_file": _ELSEWHERE,
 }
+_ROBERTAS = ("roberta", "xlm-roberta", "camembert")
+"""Model types with the same layers and the same names of weights."""
 _LEFT_BEHIND = ("special_tokens_map_file", "tokenizer_file")
 """Paths on the machine that saved the tokenizer; older versions wrote them, and nobody opens them."""
 
@@ -62,7 +64,9 @@ def checked_config(folder: Path) -> dict[str, Any]:
     values = saved.unmarked(read_object(path))
     _refuse_forbidden(path, values, _FORBIDDEN)
     experts = {KEY: values.pop(KEY)} if KEY in values else {}
-    return _known(path, values, _class_of(path, values)) | experts
+    config_class = _class_of(path, values)
+    _require_one_family(path, values)
+    return _known(path, values, config_class) | experts
 
 
 def check_tokenizer_config(folder: Path) -> None:
@@ -93,6 +97,34 @@ def _class_of(path: Path, values: Mapping[str, Any]) -> Any:
             fix="use a model that transformers itself implements",
         )
     return CONFIG_MAPPING[name]
+
+
+def _require_one_family(path: Path, values: Mapping[str, Any]) -> None:
+    """Refuse a model_type that contradicts the class in `architectures`.
+
+    Weights of Gemma fit a Llama, say: it computes something else with them.
+    """
+    from transformers.models.auto import modeling_auto
+
+    named, model_type = values.get("architectures"), values["model_type"]
+    tables = [table for name, table in vars(modeling_auto).items() if name.endswith("_MAPPING_NAMES")]
+    for name in named if isinstance(named, list) else []:
+        families = {kind for table in tables for kind, classes in table.items() if name in _listed(classes)}
+        if families and not any(_alike(kind, model_type) for kind in families):
+            raise bad_model(
+                f"{path} names two architectures",
+                got=f"model_type {model_type}, architectures {name}",
+                why="the weights are those of one of them, and the other would compute something else with them",
+                fix=f"set model_type to {' or '.join(sorted(families))}, or take architectures out if that is wrong",
+            )
+
+
+def _alike(family: str, other: str) -> bool:
+    return family == other or (family in _ROBERTAS and other in _ROBERTAS)
+
+
+def _listed(classes: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (classes,) if isinstance(classes, str) else classes
 
 
 def _known(path: Path, values: Mapping[str, Any], config_class: Any) -> dict[str, Any]:

@@ -27,7 +27,7 @@ _LARGEST_BYTES = {
 _LARGEST_TEXT_BYTES = 128 * _MIB
 """Limit of vocabularies, merges and templates."""
 _READ_WHOLE = (".json", ".txt", ".model", ".jinja", ".bpe", ".vocab")
-_ADAPTER = "adapter_config.json"
+ADAPTER = "adapter_config.json"
 
 
 def check_folder(folder: Path, *, adapter: bool = False) -> None:
@@ -40,12 +40,13 @@ def check_folder(folder: Path, *, adapter: bool = False) -> None:
             for template in sorted(path.iterdir()):
                 _check_entry(template, folder)
         _check_entry(path, folder)
-    if not adapter and (folder / _ADAPTER).exists():
+    if not adapter and (folder / ADAPTER).exists():
         raise bad_model(
             f"{folder}: this is an adapter",
-            got=_ADAPTER,
+            got=ADAPTER,
             why="it names a model of its own choice, to be loaded from another place",
-            fix="fold it into its model, and name that folder: whet merge FOLDER --output_dir MERGED",
+            fix="fold it into its model, and name that folder: whet merge FOLDER --output_dir MERGED; whet predict, "
+            "whet ask and whet generate take an adapter as it is",
         )
 
 

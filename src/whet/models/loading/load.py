@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +24,7 @@ from whet.models.loading.folder_check import CONFIG, check_folder
 from whet.models.loading.heads import QUESTION_ANSWERING, Head
 from whet.models.loading.hub_folder import local_folder, missing_folder
 from whet.models.loading.hub_reach import hub_problem
+from whet.models.loading.missing_check import in_short, is_part, new_parts, require_complete
 from whet.models.loading.tensor_check import check_weights
 from whet.models.loading.tokenizer_check import check_special_ids, check_tokenizer_file, is_panic
 from whet.models.packable import family_of
@@ -66,8 +67,11 @@ class ModelSource:
         return f"--{part}_name" if {"config": self.config, "tokenizer": self.tokenizer}.get(part) else self.flag
 
 
-def load_tokenizer(source: ModelSource) -> Any:
-    """Return the tokenizer; raises ConfigError if it cannot be loaded or has tokens that the model does not."""
+def load_tokenizer(source: ModelSource, *, resize: bool | None = False) -> Any:
+    """Return the tokenizer; raises ConfigError if it cannot be loaded or has tokens that the model does not.
+
+    `resize`: whether the model gets rows for such tokens (`add_rows`); None: for those that were added to a tokenizer.
+    """
     from transformers import AutoTokenizer
 
     name = source.name("tokenizer")
@@ -80,7 +84,7 @@ def load_tokenizer(source: ModelSource) -> Any:
             tokenizer = AutoTokenizer.from_pretrained(named, config=own, local_files_only=True, trust_remote_code=False)
         if tokenizer.is_fast:  # others are refused where they would be used
             _require_words(tokenizer, name, source.flag_of("tokenizer"))
-            _check_ids(tokenizer, source, own)
+            _check_ids(tokenizer, source, own, resize)
         tokenizer.name_or_path = name  # not where a download happens to lie
     except BaseException as error:
         if not (isinstance(error, Exception) or is_panic(error)):
@@ -107,7 +111,8 @@ def load_qa_model(source: ModelSource, *, trained: bool = False) -> Any:
 def load_model(source: ModelSource, head: Head, *, trained: bool = False, labels: Labels | None = None) -> Any:
     """Return the model with this head, weights in float32 (the master copy of any precision).
 
-    Raises ConfigError if it cannot be loaded, or, if it has to be `trained` already, where weights are missing.
+    Raises ConfigError if it cannot be loaded, if other weights than those of a new head are not in its files, or if
+    it has to be `trained` already and these are not there either.
     """
     name = source.name("config")
     config = load_config(source)
@@ -119,24 +124,20 @@ def load_model(source: ModelSource, head: Head, *, trained: bool = False, labels
     if labels is not None:
         _set_labels(config, labels)
     try:
-        model, report = _from_folder(source, head, config)
+        model, new = _from_folder(source, head, config, labels)
     except Exception as error:
         raise _not_loaded("model", source.model, error, source.flag) from error
-    mismatched = sorted(key for key, *_ in report["mismatched_keys"])
-    if mismatched and not (labels is not None and labels.may_replace):
-        raise _mismatch(source, labels, report["mismatched_keys"])
-    missing = sorted({*report["missing_keys"], *mismatched})
-    if trained and missing:
+    if trained and new:
         raise ConfigError(
             what=f"the model has not learnt to {head.learns}",
             got=source.model,
-            why=f"its folder holds no weights for {', '.join(missing)}",
+            why=f"its folder holds no weights for {in_short(new)}",
             fix=f"train it first: {head.command} --model_name_or_path {shlex.quote(source.model)} --train_file FILE "
             "--do_train --output_dir out, then name the folder out",
         )
     _require_finite(model, source)
-    _say_what_is_new(model, missing)
-    if labels is not None and not missing:
+    _say_what_is_new(model, new)
+    if labels is not None and not new:
         _say_what_was_learnt(earlier, labels)
     return model
 
@@ -150,15 +151,15 @@ def load_config(source: ModelSource) -> Any:
         raise _not_loaded("model configuration", name, error, source.flag_of("config")) from error
 
 
-def _from_folder(source: ModelSource, head: Head, config: Any) -> tuple[Any, dict[str, Any]]:
-    """Return the model and what transformers reports of missing and of mismatched weights."""
+def _from_folder(source: ModelSource, head: Head, config: Any, labels: Labels | None) -> tuple[Any, list[str]]:
+    """Return the model and the names of its new weights."""
     import torch
     import transformers
 
     from whet.models.loading.quiet import quiet
 
     folder = source.folder("model")
-    check_weights(folder, config.to_dict())
+    tensors = check_weights(folder, config.to_dict())
     with quiet(), utf8_name(folder) as named:
         model, report = _class_of(getattr(transformers, head.auto), config).from_pretrained(
             named,
@@ -172,7 +173,8 @@ def _from_folder(source: ModelSource, head: Head, config: Any) -> tuple[Any, dic
         )
     model.config.name_or_path = model.name_or_path = source.model  # not where a download happens to lie
     expert_loading.finish(model, report["missing_keys"], str(folder))
-    return model, report
+    _require_fitting(model, source, head, labels, report["mismatched_keys"])
+    return model, require_complete(model, report, tensors, head, folder, source.flag)
 
 
 def _class_of(auto: Any, config: Any) -> Any:
@@ -205,14 +207,26 @@ def _in_short(names: Sequence[str]) -> str:
     return ", ".join(map(str, names[:_MOST_NAMED])) + (", ..." if len(names) > _MOST_NAMED else "")
 
 
-def _mismatch(source: ModelSource, labels: Labels | None, found: Iterable[tuple[str, Any, Any]]) -> ConfigError:
-    """Return the error of weights that do not fit; those of a head for other labels can be replaced."""
+def _require_fitting(
+    model: Any, source: ModelSource, head: Head, labels: Labels | None, found: Collection[tuple[str, Any, Any]]
+) -> None:
+    """Refuse weights of other sizes than the model's; those of a head for other labels can be replaced."""
+    heads = () if head.causal else tuple(new_parts(model))
+    inside = [one for one in found if not is_part(one[0], heads)]
+    if inside:
+        raise _mismatch(source, None, inside)
+    if found and not (labels is not None and labels.may_replace):
+        raise _mismatch(source, labels, found)
+
+
+def _mismatch(source: ModelSource, labels: Labels | None, found: Collection[tuple[str, Any, Any]]) -> ConfigError:
+    sizes = [f"{name}: {tuple(saved)} in the file, {tuple(wanted)} wanted" for name, saved, wanted in sorted(found)]
     fix = "to begin with a new head: --ignore_mismatched_sizes; or name a model without a trained head"
     if labels is None:
         fix = "copy config.json again from where the model comes, or name another model"
     return ConfigError(
         what="weights of the model do not fit its configuration" + ("" if labels is None else " and these labels"),
-        got="; ".join(f"{key}: {tuple(saved)} in the file, {tuple(wanted)} wanted" for key, saved, wanted in found),
+        got="; ".join(sizes[:_MOST_NAMED]) + (f" and {len(sizes) - _MOST_NAMED} more" * (len(sizes) > _MOST_NAMED)),
         why=f"{source.model} was trained with other sizes than these",
         fix=fix,
     )
@@ -273,24 +287,51 @@ def _require_words(tokenizer: Any, name: str, flag: str) -> None:
     )
 
 
-def _check_ids(tokenizer: Any, source: ModelSource, own: Any) -> None:
-    """Refuse a tokenizer that gives ids for which the model has no embedding."""
+def n_tokens(tokenizer: Any) -> int:
+    """Return how many rows an embedding table for this tokenizer has at least."""
+    return max(tokenizer.get_vocab().values(), default=-1) + 1
+
+
+def add_rows(model: Any, tokenizer: Any) -> list[int]:
+    """Give the model's embedding tables rows for all tokens of the tokenizer; return the new ones.
+
+    They are drawn around the mean of the others, as transformers does it (Hewitt 2021). Tied tables stay tied.
+    """
+    return resize_rows(model, n_tokens(tokenizer))
+
+
+def resize_rows(model: Any, n_rows: int) -> list[int]:
+    """Give the model's embedding tables this many rows, if they have fewer; return the new ones."""
+    from whet.models.loading.quiet import quiet
+
+    n_before = model.get_input_embeddings().weight.shape[0]
+    if n_rows > n_before:
+        with quiet():
+            model.resize_token_embeddings(n_rows)
+    return [*range(n_before, n_rows)]
+
+
+def _check_ids(tokenizer: Any, source: ModelSource, own: Any, resize: bool | None) -> None:
+    """Refuse a tokenizer that gives ids for which the model has no embedding, and gets none."""
     if source.tokenizer or source.config or own is None:
         folder = source.folder("config")
         own = _config(folder, source.model) if (folder / CONFIG).exists() else None
     n_known = getattr(own, "vocab_size", None)
     if n_known is None:
         return
-    token, largest = max(tokenizer.get_vocab().items(), key=lambda pair: pair[1], default=("", -1))
-    if largest >= n_known:
+    beyond = {number: token for token, number in tokenizer.get_vocab().items() if number >= n_known}
+    are_added = beyond.keys() <= set(tokenizer.get_added_vocab().values())
+    if beyond and not (are_added if resize is None else resize):
+        trains = source.flag != "--model" and resize is not False
         raise ConfigError(
             what="the tokenizer has tokens that the model does not know",
-            got=f"{token!r} is token {largest:,}",
+            got=f"{beyond[max(beyond)]!r} is token {max(beyond):,}",
             why=f"the model has embeddings for {n_known:,} tokens (vocab_size), counted from 0",
             fix="name a model and a tokenizer that were trained together"
-            + (": --model_name_or_path, --tokenizer_name" if source.flag != "--model" else ": another --model"),
+            + (": --model_name_or_path, --tokenizer_name" if source.flag != "--model" else ": another --model")
+            + ("; or train rows for these tokens: --resize_token_embeddings true" if trains else ""),
         )
-    check_special_ids(tokenizer, own, source.name("tokenizer"))
+    check_special_ids(tokenizer, own, source.name("tokenizer"), grows=bool(beyond))
 
 
 def _require_finite(model: Any, source: ModelSource) -> None:

@@ -21,6 +21,8 @@ _FLOAT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 _OTHER_BYTES = {"I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 _COUNTERS = ("position_ids", "token_type_ids", "num_batches_tracked", "relative_position_index")
 """Ends of the names of tensors that hold whole numbers, not weights."""
+_MASK_DIMENSIONS = 4
+"""Of the causal masks that GPT-2 and its relatives saved as `attn.bias`."""
 _DAMAGED = "copy the model again from where it comes"
 _LAYERS = ("num_hidden_layers", "n_layers", "n_layer", "num_layers", "encoder_layers", "decoder_layers")
 _WIDTHS = ("vocab_size", "hidden_size", "dim", "d_model", "n_embd", "embedding_size", "type_vocab_size")
@@ -42,9 +44,17 @@ class Tensor:
     begin: int
     end: int
 
+    @property
+    def is_weight(self) -> bool:
+        """Whether it may be one: whole numbers, the masks of old decoders (four dimensions) and constants are none."""
+        return self.dtype in _FLOAT_BYTES and 0 < len(self.shape) < _MASK_DIMENSIONS
 
-def check_weights(folder: Path, config: Mapping[str, Any]) -> None:
-    """Refuse weight files that are damaged or lead elsewhere, and a configuration of other sizes than theirs."""
+
+def check_weights(folder: Path, config: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return what the weight files hold by name.
+
+    Refuses files that are damaged or lead elsewhere, and a configuration of other sizes than theirs.
+    """
     shards = _shards(folder)
     if not shards:
         raise bad_model(
@@ -57,6 +67,12 @@ def check_weights(folder: Path, config: Mapping[str, Any]) -> None:
     for path in shards:
         tensors |= read_header(path)
     _check_sizes(folder, config, tensors)
+    return tensors
+
+
+def layers_setting(config: Any) -> str:
+    """Return the name of the setting that says how many blocks a model of this configuration has."""
+    return next((name for name in _LAYERS if name in config.to_dict()), _LAYERS[0])
 
 
 def read_header(path: Path) -> dict[str, Tensor]:
@@ -110,7 +126,8 @@ def _tensor(path: Path, name: str, facts: Any) -> Tensor:
     numbers = [*shape, *places] if isinstance(shape, list) and isinstance(places, list) else [None]
     if len(numbers) != len(shape) + 2 or not all(type(n) is int and 0 <= n < 1 << 60 for n in numbers):
         raise _damaged(path, {name: facts}, "shapes and places are whole numbers that a file can have")
-    if dtype not in _FLOAT_BYTES and not (dtype in _OTHER_BYTES and name.endswith(_COUNTERS)):
+    is_mask = name.endswith(".bias") and len(shape) == _MASK_DIMENSIONS
+    if dtype not in _FLOAT_BYTES and not (dtype in _OTHER_BYTES and (is_mask or name.endswith(_COUNTERS))):
         raise _damaged(path, f"{name}: {dtype}", f"weights are of type {', '.join(_FLOAT_BYTES)}")
     n_bytes = math.prod(shape) * (_FLOAT_BYTES | _OTHER_BYTES)[dtype]
     if n_bytes != places[1] - places[0]:

@@ -45,12 +45,16 @@ def check_tokenizer_file(folder: Path) -> None:
     _check_words(path, values.get("model"))
 
 
-def check_special_ids(tokenizer: Any, config: Any, name: str) -> None:
-    """Refuse ids and token types that the tokenizer adds to a row and the model has no embedding for."""
+def check_special_ids(tokenizer: Any, config: Any, name: str, *, grows: bool = False) -> None:
+    """Refuse ids and token types that the tokenizer adds to a row and the model has no embedding for.
+
+    `grows`: the model gets embeddings for all ids.
+    """
     with rust_errors(name):
         row = tokenizer("a", "a", return_token_type_ids=True, verbose=False)
     with_types = "token_type_ids" in tokenizer.model_input_names
-    for column, setting in (("input_ids", "vocab_size"), ("token_type_ids", "type_vocab_size")):
+    settings = {"input_ids": "vocab_size", "token_type_ids": "type_vocab_size"}
+    for column, setting in [*settings.items()][grows:]:
         known = getattr(config, setting, None) or None  # 0 is how DeBERTa says that it reads no types
         largest = max(row[column], default=0)
         if known is not None and largest >= known and (with_types or column == "input_ids"):

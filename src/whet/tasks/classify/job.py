@@ -9,9 +9,8 @@ from typing import Any
 from transformers import set_seed
 
 from whet.config.arguments import TrainingArguments
-from whet.jobs.experts import with_experts
 from whet.jobs.job import PREFIX_OF, Job, Part, model_card, trainer_of
-from whet.jobs.lora.adapt import adapted
+from whet.jobs.lora.adapt import prepared
 from whet.jobs.sources import source_of
 from whet.jobs.teacher import add_teacher, require_reads
 from whet.jobs.tokenising.cache import Cache
@@ -39,7 +38,7 @@ def prepare(job: ClassifyArguments, args: TrainingArguments, examples: Mapping[s
     resume.check_early(args)
     source = source_of(job)
     scheme = _scheme(job, examples, load_config(source))
-    tokenizer = load_tokenizer(source)
+    tokenizer = load_tokenizer(source, resize=job.resize_token_embeddings if args.do_train else False)
     require_reads(job, tokenizer, job.max_seq_length)
     options = RowOptions(max_seq_length=job.max_seq_length, doc_stride=job.doc_stride)
     maker = RowMaker(
@@ -54,9 +53,7 @@ def prepare(job: ClassifyArguments, args: TrainingArguments, examples: Mapping[s
     decision = Decision(scheme, job.threshold, job.window_pooling)
     parts = {name: _part(split, decision, args) for name, split in splits.items()}
     length = job.max_seq_length if job.pad_to_max_length else None
-    trainer = trainer_of(
-        adapted(with_experts(model, job, args), job, args, SEQUENCE_CLASSIFICATION), args, parts, tokenizer, length
-    )
+    trainer = trainer_of(prepared(model, job, args, SEQUENCE_CLASSIFICATION, tokenizer), args, parts, tokenizer, length)
     in_pairs = any(split.examples.columns.pair for split in splits.values())
     add_teacher(trainer, job, SEQUENCE_CLASSIFICATION, pairs=in_pairs)
     return Job(

@@ -7,11 +7,12 @@ from pathlib import Path
 from whet.jobs.pooling import pooled
 from whet.jobs.predict import outputs
 from whet.jobs.predict.fields import PredictFields
+from whet.jobs.predict.models import load_trained
 from whet.jobs.tokenising.cache import Cache
 from whet.jobs.tokenising.encode import check_max_length
 from whet.jobs.tokenising.rows import RowMaker, RowOptions
 from whet.models.loading.heads import SEQUENCE_CLASSIFICATION
-from whet.models.loading.load import load_model, load_tokenizer, max_positions
+from whet.models.loading.load import max_positions
 from whet.tasks.classify.examples import Named
 from whet.tasks.classify.labels import scheme_of_config
 from whet.tasks.classify.prediction import Decision, logits_of
@@ -33,9 +34,7 @@ def predict(asked: PredictFields) -> int:
         skip_bad=asked.skip_bad,
     )  # fmt: skip
     examples.left_out.log(asked.file, "examples")
-    source = outputs.source_of(asked)
-    tokenizer = load_tokenizer(source)
-    model = load_model(source, SEQUENCE_CLASSIFICATION, trained=True)
+    model, tokenizer = load_trained(asked.model, SEQUENCE_CLASSIFICATION, asked.base_model_name_or_path)
     length = asked.max_seq_length or known.get("max_seq_length", _USUAL_LENGTH)
     check_max_length(length, tokenizer, max_positions(model))
     stride = known.get("doc_stride") if asked.doc_stride is None else asked.doc_stride

@@ -12,9 +12,10 @@ from transformers import set_seed
 
 from whet import console, log
 from whet.errors import ConfigError, escape_controls
+from whet.jobs.predict.models import load_trained
 from whet.log import logger
 from whet.models.loading.heads import CAUSAL_LM
-from whet.models.loading.load import ModelSource, load_model, load_tokenizer, max_positions
+from whet.models.loading.load import max_positions
 from whet.tasks.lm.generate_arguments import GenerateArguments
 
 Turns = list[dict[str, str]]
@@ -120,8 +121,8 @@ def _ids(found: int | list[int] | None) -> list[int]:
 def run_generate(asked: GenerateArguments) -> int:
     """Run the command; return its exit code."""
     log.set_up()
-    source = ModelSource(model=asked.model, flag="--model")
-    writer = Writer(load_model(source, CAUSAL_LM, trained=True).eval(), load_tokenizer(source), asked)
+    model, tokenizer = load_trained(asked.model, CAUSAL_LM, asked.base_model_name_or_path)
+    writer = Writer(model.eval(), tokenizer, asked)
     set_seed(asked.seed)
     if not asked.chat:
         for prompt in asked.prompts:

@@ -12,7 +12,10 @@ class GenerateFields:
     """Which model continues which text, unchecked."""
 
     model: str = field(default="", metadata={"required": True})
-    """Trained model: a folder that whet lm wrote, or a name on the hub. Comes first, with or without its flag."""
+    """Trained model: a folder that whet lm wrote, with all weights or an adapter, or a name on the hub. Comes first,
+    with or without its flag."""
+    base_model_name_or_path: str | None = None
+    """For the folder of an adapter: the model that it was trained on. null: the one that the adapter names."""
     prompt: str | tuple[str, ...] = ()
     """Text to continue. Give the flag several times to continue several texts. With chat it is what the user says."""
     chat: bool = False

@@ -9,9 +9,8 @@ from typing import Any
 from transformers import set_seed
 
 from whet.config.arguments import TrainingArguments
-from whet.jobs.experts import with_experts
 from whet.jobs.job import Job, Part, model_card, trainer_of
-from whet.jobs.lora.adapt import adapted
+from whet.jobs.lora.adapt import prepared
 from whet.jobs.sources import source_of
 from whet.jobs.teacher import add_teacher, require_reads
 from whet.jobs.tokenising.cache import Cache
@@ -34,7 +33,7 @@ def prepare(job: LmArguments, args: TrainingArguments, examples: Mapping[str, Ex
     """Tokenise, load the model and build its Trainer; raises whatever cannot work, before any training."""
     resume.check_early(args)
     source = source_of(job)
-    tokenizer = load_tokenizer(source)
+    tokenizer = load_tokenizer(source, resize=job.resize_token_embeddings if args.do_train else False)
     set_seed(args.seed)
     model = load_model(source, CAUSAL_LM, trained=not args.do_train)
     length = row_length(job.max_length, tokenizer, model)
@@ -46,7 +45,7 @@ def prepare(job: LmArguments, args: TrainingArguments, examples: Mapping[str, Ex
     for name, found in examples.items():
         rows = pairs.pair_rows(maker, name, found) if by_preference else maker.rows(name, found)
         parts[name] = Part(rows, LmJudge(rows), len(rows), found.left_out)
-    model = adapted(with_experts(model, job, args), job, args, CAUSAL_LM)
+    model = prepared(model, job, args, CAUSAL_LM, tokenizer)
     made = pairs.collate if by_preference else collate
     trainer = trainer_of(model, args, parts, tokenizer, None, data_collator=made)
     add_teacher(trainer, job, CAUSAL_LM)

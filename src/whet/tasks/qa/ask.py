@@ -11,8 +11,10 @@ import numpy as np
 
 from whet import console, log
 from whet.errors import escape_controls
+from whet.jobs.predict.models import load_trained
 from whet.jobs.tokenising.encode import check_max_length
-from whet.models.loading.load import ModelSource, load_qa_model, load_tokenizer, max_positions
+from whet.models.loading.heads import QUESTION_ANSWERING
+from whet.models.loading.load import max_positions
 from whet.objectives.choose import choose
 from whet.objectives.span import SpanObjective
 from whet.precision.policy import Float32
@@ -87,9 +89,7 @@ def show(question: str, answers: Sequence[Answer]) -> None:
 
 
 def _reader(asked: AskArguments) -> Reader:
-    source = ModelSource(model=asked.model, flag="--model")
-    tokenizer = load_tokenizer(source)
-    model = load_qa_model(source, trained=True)
+    model, tokenizer = load_trained(asked.model, QUESTION_ANSWERING, asked.base_model_name_or_path)
     check_max_length(asked.max_seq_length, tokenizer, max_positions(model))
     return Reader(
         model=model,

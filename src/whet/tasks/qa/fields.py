@@ -40,8 +40,10 @@ class AskFields:
     """The settings of `whet ask` before validation."""
 
     model: str = field(default="", metadata={"required": True})
-    """Model that was trained for question answering: a folder, or a name on the hub. Comes first, with or
-    without its flag."""
+    """Model that was trained for question answering: a folder, with all weights or an adapter, or a name on the hub.
+    Comes first, with or without its flag."""
+    base_model_name_or_path: str | None = None
+    """For the folder of an adapter: the model that it was trained on. null: the one that the adapter names."""
     context: str = field(default="", metadata={"required": True})
     """UTF-8 text file that contains the answer. - reads standard input."""
     question: Sequence[str] | str = field(default=(), metadata={"required": True, "kind": tuple[str, ...]})

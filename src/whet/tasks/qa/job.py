@@ -10,9 +10,8 @@ from transformers import set_seed
 
 from whet.config.arguments import TrainingArguments
 from whet.errors import ConfigError, WhetError
-from whet.jobs.experts import with_experts
 from whet.jobs.job import PREFIX_OF, Job, Part, model_card, trainer_of
-from whet.jobs.lora.adapt import adapted
+from whet.jobs.lora.adapt import prepared
 from whet.jobs.sources import source_of
 from whet.jobs.teacher import add_teacher, require_reads
 from whet.jobs.tokenising.encode import check_max_length
@@ -33,17 +32,17 @@ def prepare(qa: QaArguments, args: TrainingArguments, questions: Mapping[str, Qu
     """Cut the windows, load the model and build its Trainer; raises every error before any training."""
     resume.check_early(args)
     source = source_of(qa)
-    tokenizer = load_tokenizer(source)
+    tokenizer = load_tokenizer(source, resize=qa.resize_token_embeddings if args.do_train else False)
     require_reads(qa, tokenizer, qa.max_seq_length)
     splits = {name: cut(asked, tokenizer, qa, with_labels=name == "train") for name, asked in questions.items()}
     for name, split in splits.items():
         describe(name, split, qa.max_seq_length)
     set_seed(args.seed)  # the new weights of the head
-    model = load_qa_model(source)
+    model = load_qa_model(source, trained=not args.do_train)
     check_max_length(qa.max_seq_length, tokenizer, max_positions(model))
     parts = {name: _part(qa, args, name, split) for name, split in splits.items()}
     trainer = trainer_of(
-        adapted(with_experts(model, qa, args), qa, args, QUESTION_ANSWERING),
+        prepared(model, qa, args, QUESTION_ANSWERING, tokenizer),
         args,
         parts,
         tokenizer,

@@ -6,8 +6,10 @@ from pathlib import Path
 
 from whet.jobs.predict import outputs
 from whet.jobs.predict.fields import PredictFields
+from whet.jobs.predict.models import load_trained
 from whet.jobs.tokenising.encode import check_max_length
-from whet.models.loading.load import load_qa_model, load_tokenizer, max_positions
+from whet.models.loading.heads import QUESTION_ANSWERING
+from whet.models.loading.load import max_positions
 from whet.objectives.span import SpanObjective
 from whet.tasks.qa.evaluate.decode import DecodeOptions
 from whet.tasks.qa.evaluate.predict import predict as answers_of
@@ -26,9 +28,7 @@ def predict(asked: PredictFields) -> int:
     )
     questions.left_out.log(asked.file, "questions")
     known = outputs.reading_of(asked, "qa")
-    source = outputs.source_of(asked)
-    tokenizer = load_tokenizer(source)
-    model = load_qa_model(source, trained=True)
+    model, tokenizer = load_trained(asked.model, QUESTION_ANSWERING, asked.base_model_name_or_path)
     length = asked.max_seq_length or known.get("max_seq_length", _USUAL_LENGTH)
     check_max_length(length, tokenizer, max_positions(model))
     stride = known.get("doc_stride", _USUAL_STRIDE) if asked.doc_stride is None else asked.doc_stride

@@ -9,9 +9,8 @@ from typing import Any
 from transformers import DataCollatorForTokenClassification, set_seed
 
 from whet.config.arguments import TrainingArguments
-from whet.jobs.experts import with_experts
 from whet.jobs.job import Job, Part, model_card, trainer_of
-from whet.jobs.lora.adapt import adapted
+from whet.jobs.lora.adapt import prepared
 from whet.jobs.sources import source_of
 from whet.jobs.teacher import add_teacher, require_reads
 from whet.jobs.tokenising.cache import Cache
@@ -39,7 +38,7 @@ def prepare(job: TagArguments, args: TrainingArguments, sentences: Mapping[str, 
     resume.check_early(args)
     source = source_of(job)
     tags = _tags(sentences, load_config(source))
-    tokenizer = load_tokenizer(source)
+    tokenizer = load_tokenizer(source, resize=job.resize_token_embeddings if args.do_train else False)
     set_seed(args.seed)  # the new weights of the head
     labels = Labels(names=tags.names, may_replace=job.ignore_mismatched_sizes)
     model = load_model(source, TOKEN_CLASSIFICATION, trained=not args.do_train, labels=labels)
@@ -51,7 +50,7 @@ def prepare(job: TagArguments, args: TrainingArguments, sentences: Mapping[str, 
     }
     parts = {name: _part(job, split, tags, args) for name, split in splits.items()}
     trainer = trainer_of(
-        adapted(with_experts(model, job, args), job, args, TOKEN_CLASSIFICATION),
+        prepared(model, job, args, TOKEN_CLASSIFICATION, tokenizer),
         args,
         parts,
         tokenizer,

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from whet.jobs.predict import outputs
 from whet.jobs.predict.fields import PredictFields
+from whet.jobs.predict.models import load_trained
 from whet.jobs.tokenising.cache import Cache
 from whet.jobs.tokenising.words import WordRowMaker
 from whet.models.loading.heads import TOKEN_CLASSIFICATION
-from whet.models.loading.load import load_model, load_tokenizer
 from whet.tasks.tag.job import row_length
 from whet.tasks.tag.judge import entries_of
 from whet.tasks.tag.labels import tags_of_config
@@ -31,9 +31,7 @@ def predict(asked: PredictFields) -> int:
         Path(asked.file), named, need_tags=False, limit=asked.max_predict_samples, skip_bad=asked.skip_bad
     )
     sentences.left_out.log(asked.file, "sentences")
-    source = outputs.source_of(asked)
-    tokenizer = load_tokenizer(source)
-    model = load_model(source, TOKEN_CLASSIFICATION, trained=True)
+    model, tokenizer = load_trained(asked.model, TOKEN_CLASSIFICATION, asked.base_model_name_or_path)
     length = row_length(asked.max_seq_length or known.get("max_seq_length"), tokenizer, model)
     stride = known.get("doc_stride") if asked.doc_stride is None else asked.doc_stride
     rows = WordRowMaker(tokenizer, length, Cache(rows="rows"), stride).rows(sentences.words)

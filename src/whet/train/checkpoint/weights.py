@@ -41,10 +41,12 @@ def save_weights(model: nn.Module, folder: Path, tensors: Mapping[str, Tensor] |
     with utf8_name(folder) as named:
         if hasattr(model, "save_pretrained"):
             with quiet():
-                model.save_pretrained(named, state_dict=state)  # pyright: ignore[reportCallIssue]
+                model.save_pretrained(named, state_dict=state, **adapters.save_options(model))  # pyright: ignore[reportCallIssue]
             config = getattr(unwrapped(model), "config", None)
             if adapters.names_of(model) and hasattr(config, "to_json_string"):
-                (named / "config.json").write_text(config.to_json_string(), "utf-8")  # pyright: ignore
+                digest = adapters.digest_kept(model)
+                settings = json.loads(config.to_json_string()) | ({} if digest is None else {adapters.DIGEST: digest})  # pyright: ignore
+                (named / "config.json").write_text(json.dumps(settings, indent=2) + "\n", "utf-8")
             saved.mark(named, config)
         else:
             save_model(_State(state), str(named / WEIGHTS))  # pyright: ignore[reportArgumentType]
