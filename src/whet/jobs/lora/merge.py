@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from whet import optional
 from whet.errors import ConfigError, Problem, StorageError
+from whet.hardware import memory
 from whet.jobs.lora.adapt import TASK_TYPES, quiet_peft
 from whet.jobs.lora.merge_arguments import MergeArguments
 from whet.jobs.predict.trained import NAME
@@ -329,7 +330,8 @@ def _with_adapter(model: Any, settings: dict[str, Any], folder: Path) -> Any:
     except ConfigError:
         raise
     except Exception as error:  # what peft and torch raise for settings of other models, of any type
-        raise _other_model(folder, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}") from error
+        why = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        raise memory.lack(error) or _other_model(folder, why) from error
     odd = sorted(wanted - set(weights) if found is None else found.unexpected_keys)
     if odd:
         raise _other_model(folder, f"no place, or no weights, for {', '.join(odd[:3])}")
@@ -383,7 +385,7 @@ def _merged(wrapped: Any, rows: list[Tensor], folder: Path) -> Any:
         with quiet_peft():
             merged = wrapped.merge_and_unload()
     except Exception as error:
-        raise ConfigError(
+        raise memory.lack(error) or ConfigError(
             what="the adapter cannot be added to the weights of its model",
             got=str(folder),
             why=" ".join(str(error).split())[:300],
@@ -468,7 +470,7 @@ def _logits(model: Any, rows: list[Tensor], folder: Path) -> list[Tensor]:
         with torch.no_grad():
             done = [model(input_ids=row, attention_mask=torch.ones_like(row)) for row in rows]
     except Exception as error:
-        raise ConfigError(
+        raise memory.lack(error) or ConfigError(
             what="the model with the adapter cannot be run",
             got=f"{type(error).__name__}: {' '.join(str(error).split())[:300]}",
             why="the merged model is compared with it before anything is written",
