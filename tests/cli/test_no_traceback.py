@@ -91,7 +91,8 @@ def test_training_is_the_same_with_settings_of_what_a_call_returns(task: str, de
 
 FAULTS: dict[str, list[dict[str, Any]]] = {
     "config.json": [{"num_labels": 10**12}, {"num_hidden_layers": 10**12}, {"hidden_act": 5}, {"id2label": {"a": 1}},
-                    {"eos_token_id": "x"}, {"rope_parameters": []}, {"num_labels": None}],
+                    {"eos_token_id": "x"}, {"rope_parameters": []}, {"num_labels": None},
+                    {"attention_dropout": 5.0}, {"attention_dropout": None}],
     "tokenizer_config.json": [{"chat_template": [{"name": "../../x", "template": "a"}]}, {"chat_template": 5},
                               {"chat_template": [{"name": "x" * 252, "template": "a"}]}, {"model_max_length": []}],
     "generation_config.json": [{"stop_strings": 3}, {"bad_words_ids": 3}, {"eos_token_id": {}}],

@@ -43,6 +43,8 @@ _ALSO_KNOWN = (
 _OF_CALLS = ("return_dict", "use_return_dict", "output_attentions", "output_hidden_states", "torchscript",
              "chunk_size_feed_forward", "is_encoder_decoder")  # fmt: skip
 """Settings of how a call runs and what it returns, which whet decides, and one that is what its class says it is."""
+_PROBABILITIES = ("dropout", "dropout_prob", "pdrop", "layerdrop")
+"""Ends of the names of settings that are probabilities."""
 _LARGEST = {
     **dict.fromkeys(("num_labels", "num_experts", "num_local_experts"), 1 << 20),
     **dict.fromkeys(
@@ -132,13 +134,19 @@ def _known(path: Path, values: Mapping[str, Any], config_class: Any) -> dict[str
             raise bad_model(
                 f"{path}: {name} is no number that a model has", got=value, why=f"it is 0 to {largest:,}", fix=_COPY
             )
+    usual = {field.name: field.default for field in fields(config_class)} | {"use_return_dict": True}
+    for name, value in kept.items():
+        if name.endswith(_PROBABILITIES) and (value is None or isinstance(value, int | float)):
+            if value is None and not isinstance(usual.get(name), int | float):
+                continue  # such as classifier_dropout, which takes that of the hidden states then
+            if value is None or not 0 <= value <= 1:
+                raise bad_model(f"{path}: {name} is no probability", got=value, why="it is 0 to 1", fix=_COPY)
     for name, part in config_class.sub_configs.items():
         if isinstance(kept.get(name), dict):
             inner = kept[name]
             kept[name] = _known(path, inner, part if hasattr(part, "attribute_map") else _class_of(path, inner))
     odd = sorted(set(values) - set(kept) - {"_name_or_path", "_commit_hash", *_IMPLEMENTATIONS, *_OF_CALLS})
     odd = [name for name in odd if not name.startswith("_")]
-    usual = {field.name: field.default for field in fields(config_class)} | {"use_return_dict": True}
     unread = [name for name in _OF_CALLS if values.get(name) not in (None, usual.get(name, False))]
     if unread:
         logger.info("%s: %s left out: whet decides how a forward pass runs", path, ", ".join(unread))
