@@ -26,7 +26,7 @@ def require(module: str, *, needed_for: str, install: str, environment: str = ""
     """
     try:
         return importlib.import_module(module)
-    except ImportError as error:
+    except Exception as error:  # a damaged package raises what it likes
         package = module.partition(".")[0]
         if not is_installed(package):
             what, fix = f"the package {module!r} is missing", f"run: {environment}pip install {install}"
@@ -35,7 +35,9 @@ def require(module: str, *, needed_for: str, install: str, environment: str = ""
             again = package if install.startswith(f"'{DISTRIBUTION}[") else install
             fix = "install what it misses; or, if it is damaged, run: "
             fix += f"{environment}pip install --force-reinstall --no-deps {again}"
-        raise ConfigError(what=what, got=str(error), why=f"{needed_for} needs it", fix=fix) from error
+        raise ConfigError(
+            what=what, got=str(error) or type(error).__name__, why=f"{needed_for} needs it", fix=fix
+        ) from error
 
 
 def is_installed(package: str) -> bool:

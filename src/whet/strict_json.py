@@ -87,6 +87,19 @@ def number_or_null(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def jsonable(value: Any) -> Any:
+    """Return the value as JSON can hold it: arrays and tensors as lists, sets too, and what JSON has not as text."""
+    if isinstance(value, dict):
+        return {str(name): jsonable(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [jsonable(part) for part in value]
+    if isinstance(value, set | frozenset):
+        return [jsonable(part) for part in sorted(value, key=str)]
+    if value is None or isinstance(value, str | int | float):
+        return value
+    return jsonable(value.tolist()) if hasattr(value, "tolist") else str(value)
+
+
 def place_in(text: str, index: int) -> str:
     """Return the line and column of this character, both counted from 1."""
     return f"line {text.count(chr(10), 0, index) + 1}, column {index - text.rfind(chr(10), 0, index)}"

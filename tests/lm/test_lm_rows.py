@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ from following import followed, problems, ways
 from saved_decoder import TEMPLATE
 from text_tasks import SAILING, write_lines
 from whet.cli.lm import COMMAND
+from whet.data.files.rejected import Rejected
 from whet.errors import ConfigError, DataError
 from whet.jobs.tokenising.cache import Cache
-from whet.tasks.lm.render import rendered
+from whet.tasks.lm.render import Template, _turns_up_to, rendered
 from whet.tasks.lm.rows import RowMaker, collate
 from whet.tasks.lm.splits import read_file
 
@@ -287,6 +289,68 @@ def test_template_that_changes_earlier_turns_is_refused(decoder: Path, tmp_path:
     tokenizer.chat_template = None
     with pytest.raises(ConfigError, match="no chat template"):
         maker.rows("train", found)
+
+
+LONG = [
+    {"role": role, "content": f"{words} {n}"}
+    for n in range(200)
+    for role, words in (("user", "what broke over the bow?"), ("assistant", "a wave"))
+]
+WITH_TOOLS = [*LONG[:9], *[{"role": role, "content": "it"} for role in ("tool", "assistant")] * 3, *LONG[20:60]]
+TEMPLATES = {
+    "usual": TEMPLATE,
+    "counts turns": TEMPLATE.replace("<|end|>", "{{ loop.index }}<|end|>"),
+    "one end": TEMPLATE.replace("{% if add", "</s>{% if add"),
+    "asks later": TEMPLATE.replace("<|{{ message['role'] }}|>", "<|{{ message['role'] }}|>{{ loop.length }}"),
+}
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+@pytest.mark.parametrize("chat", [LONG[:60], [CHAT[0], *LONG[:60]], LONG[1:60], WITH_TOOLS])
+def test_turns_of_a_long_conversation_are_those_found_one_after_the_other(
+    chat: list[dict[str, Any]], template: str, decoder: Path, tmp_path: Path
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(decoder)
+    tokenizer.chat_template = TEMPLATES[template]
+    examples = read_file(write_lines(tmp_path / "c.jsonl", [{"messages": chat}]), None, limit=None, skip_bad=False)
+    shown = Template(tokenizer)
+
+    def outcome(work: Any) -> Any:
+        try:
+            return work()
+        except (DataError, Rejected) as problem:
+            return re.findall(r"messages\[\d+\]", str(problem))[0]
+
+    found = outcome(
+        lambda: [one for spans in rendered(examples, tokenizer, completion_only=True).spans for one in spans or ()]
+    )
+    assert found == outcome(lambda: _turns_up_to(len(chat), chat, 0, shown, shown.shown(chat)))
+
+
+def test_turns_of_a_long_conversation_are_found_in_time_that_grows_with_it(decoder: Path, tmp_path: Path) -> None:
+    tokenizer, n_shown = AutoTokenizer.from_pretrained(decoder), [0]
+    real = tokenizer.apply_chat_template
+
+    def counted(messages: list[dict[str, Any]], **options: Any) -> Any:
+        n_shown[0] += len(messages)
+        return real(messages, **options)
+
+    tokenizer.apply_chat_template = counted
+    examples = read_file(write_lines(tmp_path / "c.jsonl", [{"messages": LONG}]), None, limit=None, skip_bad=False)
+    rendered(examples, tokenizer, completion_only=True)
+    assert n_shown[0] < 8 * len(LONG)
+
+
+def test_template_that_takes_long_is_seen_in_the_log(
+    decoder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("whet.jobs.tokenising.progress.FIRST_S", 0.05)
+    tokenizer = AutoTokenizer.from_pretrained(decoder)
+    tokenizer.chat_template = "{% for n in range(99999) %}{% for m in range(9) %}{% endfor %}{% endfor %}" + TEMPLATE
+    examples = read_file(write_lines(tmp_path / "c.jsonl", [{"messages": CHAT}]), None, limit=None, skip_bad=False)
+    with caplog.at_level("INFO", logger="whet"):
+        rendered(examples, tokenizer, completion_only=False)
+    assert "writing texts by the chat template: 0 of 1 conversations are done" in caplog.text
 
 
 def test_collated_rows_are_padded_with_a_mask() -> None:

@@ -168,3 +168,30 @@ def test_metrics_are_written_and_collected(tmp_path: Path) -> None:
         "test_results.json": {"test_loss": 0.125},
         "all_results.json": {"train_loss": 0.5, "eval_loss": 0.25, "epoch": 2.0},
     }
+
+
+METRICS = {
+    "array": (np.array([0.5, 0.25]), [0.5, 0.25]),
+    "tensor": (torch.tensor([[1.0]] * 2), [[1.0], [1.0]]),
+    "set": ({2, 1}, [1, 2]),
+    "nested": ({"a": np.array([1]), 3: {4}}, {"a": [1], "3": [4]}),
+    "bytes": (b"x", "b'x'"),
+    "complex": (np.array([1j]), "1j"),
+    "nan": (float("nan"), "NaN"),
+}
+
+
+@pytest.mark.parametrize("kind", METRICS)
+def test_metric_that_json_has_not_is_saved_and_read_again(kind: str, tmp_path: Path) -> None:
+    """compute_metrics may return the F1 of each class, or a matrix; a run goes through with it, and resumes."""
+    found, saved = METRICS[kind]
+    options: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
+    for steps, resume in ((1, None), (2, True)):
+        rows = toy_rows(5)
+        trainer = toy_trainer(
+            tmp_path, train_dataset=rows, eval_dataset=rows, compute_metrics=lambda _: {"x": found}, max_steps=steps,
+            log_format="json", **options,
+        )  # fmt: skip
+        trainer.train(resume_from_checkpoint=resume)
+    trainer.save_metrics("eval", trainer.evaluate())
+    assert read_json(tmp_path / "eval_results.json")["eval_x"] == saved

@@ -3,10 +3,39 @@
 import sys
 
 from whet import console
-from whet.errors import WhetError
+from whet.errors import ConfigError, StorageError, WhetError
+from whet.hardware import memory
 
 _ERROR = "error: "
 _STYLES = {"  got:": "yellow", "  fix:": "green"}
+_LEAST_BYTES = 800 << 20
+"""Of address space: with less, importing torch ends the process with std::bad_alloc, which nobody can catch."""
+
+
+def require_address_space() -> None:
+    """Raise ConfigError if the process has not the address space that torch's libraries take."""
+    limit = memory.address_space_bytes()
+    if limit is not None and limit < _LEAST_BYTES:
+        raise ConfigError(
+            what="the limit on this process's address space is too small",
+            got=f"{limit:,} bytes",
+            why=f"torch's libraries alone take about {_LEAST_BYTES:,}",
+            fix="raise it: ulimit -v unlimited",
+        )
+
+
+def refusal(error: BaseException) -> WhetError | None:
+    """Return the error of what the system refused, memory or a file, to print; None for any other exception."""
+    if (lack := memory.lack(error)) is not None:
+        return lack
+    if isinstance(error, OSError):
+        return StorageError(
+            what="the system refused to read or to write",
+            got=str(error),
+            why="the command cannot continue without it",
+            fix="check that the place exists, that this user may use it, and that its disk has room",
+        )
+    return None
 
 
 def complain(error: WhetError) -> None:

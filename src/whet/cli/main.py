@@ -47,6 +47,10 @@ STOPPABLE = frozenset({"qa", "classify", "tag", "lm"})
 """The commands that a signal ends with a checkpoint."""
 RANKED = frozenset({"qa", "classify", "tag", "lm"})
 """The commands that several ranks can run together."""
+ANSWERING = frozenset({"ask", "generate", "predict"})
+"""The commands that read a text with a trained model."""
+WITHOUT_TORCH = frozenset({"launch", "k8s"})
+"""The commands that do not import torch."""
 _ONLY_PRINTS = frozenset({"__help", "_h", "__print_config"})
 """The flags, dashes as underscores, with which a command that trains prints something instead."""
 _HELP_WORDS = ("--help", "-h", "help")
@@ -84,6 +88,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     _let_idle_threads_sleep()
     if words[:1] and words[0] in STOPPABLE:
         stop.install()  # before all that takes time, such as importing torch
+    elif words[:1] and words[0] in ANSWERING:
+        stop.hear_interrupts()
     try:
         code = run(words)
     except BaseException:
@@ -174,10 +180,16 @@ def run(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return _INTERRUPTED
-    except OSError as error:
-        if error is not getattr(sys.stdout, "lost", None):
+    except Exception as error:
+        if isinstance(error, OSError) and error is getattr(sys.stdout, "lost", None):
+            return _lost(error)
+        from whet.cli.complain import complain, refusal
+
+        refused = refusal(error)
+        if refused is None:
             raise
-        return _lost(error)
+        complain(refused)
+        return refused.exit_code
 
 
 def _dispatch(argv: list[str]) -> int:
@@ -203,6 +215,10 @@ def _dispatch(argv: list[str]) -> int:
             _note(said)
     elif name in TRAINING:
         require_one_process(f"whet {name}")
+    if name not in WITHOUT_TORCH:
+        from whet.cli.complain import require_address_space
+
+        require_address_space()
     with quiet_libraries():
         done = command.run(*loaded.settings)
         return done if isinstance(done, int) else done()

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from whet.errors import WhetError
 from whet.hardware.cgroup import ROOT, folders, read_lines, read_words
+
+_LACK = ("can't allocate memory", "not enough memory", "cannot allocate memory", "out of memory", "bad_alloc",
+         "can't start new thread", "failed to map segment")  # fmt: skip
+"""Of the messages of torch, of the system and of its loader of libraries, in small letters."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +64,28 @@ def available_bytes(root: Path = ROOT) -> int | None:
     on_machine = _kilobytes(root / "proc/meminfo", "MemAvailable")
     known = [*free, *([] if on_machine is None else [on_machine])]
     return max(min(known), 0) if known else None
+
+
+def address_space_bytes() -> int | None:
+    """Return the limit on this process's address space (`ulimit -v`), None if there is none."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def lack(error: BaseException) -> WhetError | None:
+    """Return the error to print if this one says that memory is exhausted; None for any other."""
+    if not (isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM)):
+        says = str(error).lower() if isinstance(error, RuntimeError | ImportError) else ""
+        if not any(one in says for one in _LACK):
+            return None
+    limits = {"ulimit -v": address_space_bytes(), "machine or cgroup": limit_bytes()}
+    known = ", ".join(f"{name}: {size:,} bytes" for name, size in limits.items() if size is not None)
+    return WhetError(
+        what="there is not enough memory",
+        got=" ".join(str(error).split()) or type(error).__name__,
+        why=f"the system refused more; the limits are {known}",
+        fix="raise the limit (ulimit -v, the cgroup's, the pod's), or use a smaller model, or shorter and fewer rows",
+    )
 
 
 def resident_bytes(root: Path = ROOT) -> int | None:

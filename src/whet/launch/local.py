@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
-from whet.errors import EXIT_OK, EXIT_STOPPED_AND_SAVED
+from whet.errors import EXIT_OK, EXIT_STOPPED_AND_SAVED, OutputError
 from whet.launch.child import STOP_S, WORDS
 from whet.launch.words import without_secrets
 
@@ -104,6 +104,8 @@ def run(
     all ranks, which may then save; a second one kills them.
     """
     ending = ending or Ending()
+    for one in starts:
+        _make_log(one)
     with signals_noted(ending.asked if ending.noted is None else ending.noted):
         ranks = [_started(one) for one in starts]
         try:
@@ -125,14 +127,26 @@ def tail(log: Path, lines: int = 20) -> list[str]:
         return []
 
 
-def _started(start: RankStart) -> Running:
-    output: IO[bytes] | None = None
-    if start.log is not None:
+def _make_log(start: RankStart) -> None:
+    """Create the rank's log, or begin a new part of it; raises OutputError, before any rank runs, if that fails."""
+    if start.log is None:
+        return
+    try:
         start.log.parent.mkdir(parents=True, exist_ok=True)
-        output = start.log.open("ab" if start.restart else "wb")
-        if start.restart:
-            output.write(f"--- whet launch: restart {start.restart} ---\n".encode())
-            output.flush()
+        with start.log.open("ab" if start.restart else "wb") as file:
+            if start.restart:
+                file.write(f"--- whet launch: restart {start.restart} ---\n".encode())
+    except OSError as error:
+        raise OutputError(
+            what=f"the log of rank {start.rank} cannot be written",
+            got=str(error),
+            why="rank 0 prints to the terminal, and each other rank to a file of its own",
+            fix="name a folder that this user can write in --log_dir",
+        ) from error
+
+
+def _started(start: RankStart) -> Running:
+    output: IO[bytes] | None = None if start.log is None else start.log.open("ab")
     words, held = without_secrets(start.command)
     specification = replace(start, command=words).specification()
     command = [sys.executable, "-m", "whet.launch.child", specification]

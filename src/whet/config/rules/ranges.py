@@ -32,6 +32,26 @@ def only_with(
     return rule
 
 
+def is_text(name: str) -> Rule:
+    """Return the rule that a text, or each of several, holds complete characters: tokenizers take no others."""
+
+    def rule(settings: Any) -> Problem | None:
+        value = getattr(settings, name)
+        texts = [value] if isinstance(value, str) else value or ()
+        odd = next((text for text in texts if any("\ud800" <= char <= "\udfff" for char in text)), None)
+        if odd is None:
+            return None
+        return Problem(
+            what=f"{name} is not UTF-8",
+            got=ascii(odd)[:200],
+            why="a byte of another encoding, or half of a surrogate pair, is no character",
+            fix=f"write --{name} in UTF-8",
+        )
+
+    rule.__name__ = f"{name}_is_text"
+    return rule
+
+
 def at_least(name: str, low: float, why: str) -> Rule:
     """Return the rule that a number, if it is given, is `low` or more."""
 

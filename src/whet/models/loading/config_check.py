@@ -40,6 +40,18 @@ _ALSO_KNOWN = (
      "norm_rel_ebd", "pooler_hidden_size", "position_buckets", "share_att_key", "talking_head"),
 )  # fmt: skip
 """Settings that classes of today do not declare: those of older versions of transformers, and what DeBERTa reads."""
+_OF_CALLS = ("return_dict", "use_return_dict", "output_attentions", "output_hidden_states", "torchscript",
+             "chunk_size_feed_forward", "is_encoder_decoder")  # fmt: skip
+"""Settings of how a call runs and what it returns, which whet decides, and one that is what its class says it is."""
+_PROBABILITIES = ("dropout", "dropout_prob", "pdrop", "layerdrop")
+"""Ends of the names of settings that are probabilities."""
+_LARGEST = {
+    **dict.fromkeys(("num_labels", "num_experts", "num_local_experts"), 1 << 20),
+    **dict.fromkeys(
+        ("num_hidden_layers", "n_layers", "n_layer", "num_layers", "encoder_layers", "decoder_layers"), 1 << 14
+    ),
+}
+"""Counts of which transformers makes lists while it reads a configuration, and limits far above published models."""
 _TOKENIZER_FORBIDDEN = {
     "auto_map": _RUNS_CODE,
     "trust_remote_code": _RUNS_CODE,
@@ -76,12 +88,30 @@ def check_tokenizer_config(folder: Path) -> None:
         return
     values = read_object(path)
     _refuse_forbidden(path, values, _TOKENIZER_FORBIDDEN)
+    _check_template_names(path, values.get("chat_template"))
     for place, name, value in _entries({name: value for name, value in values.items() if name not in _LEFT_BEHIND}):
         names = value if isinstance(value, list) and name.endswith("_files") else [value]
         if name.endswith(("_file", "_files")) and not all(one is None or plain_name(one) for one in names):
             raise bad_model(f"{path}: {place} leads out of the folder", got=value, why=_ELSEWHERE, fix=_TAKE_OUT)
 
 
+def _check_template_names(path: Path, templates: Any) -> None:
+    """Refuse chat templates whose names are no names of files: each is saved in one of its own."""
+    if templates is None or isinstance(templates, str):
+        return
+    named = templates if isinstance(templates, list) else [templates]
+    for one in named:
+        name, text = (one.get("name"), one.get("template")) if isinstance(one, Mapping) else (None, None)
+        if not isinstance(text, str) or not plain_name(f"{name}.jinja") or not isinstance(name, str):
+            raise bad_model(
+                f"{path}: chat_template is no text, and no list of templates with names",
+                got=f"{one!r}"[:200],
+                why="each template is saved in a file of its name",
+                fix="correct chat_template, or take it out",
+            )
+
+
+_COPY = "copy config.json again from where the model comes"
 _TAKE_OUT = "take the entry out if you trust the rest, or use another model"
 
 
@@ -130,13 +160,28 @@ def _listed(classes: str | tuple[str, ...]) -> tuple[str, ...]:
 def _known(path: Path, values: Mapping[str, Any], config_class: Any) -> dict[str, Any]:
     """Return the settings that this class declares; the log names those that are left out."""
     known = _names(config_class)
-    kept = {name: value for name, value in values.items() if name in known}
+    kept = {name: value for name, value in values.items() if name in known and name not in _OF_CALLS}
+    for name, largest in _LARGEST.items():
+        if isinstance(value := kept.get(name), int | float) and not 0 <= value <= largest:
+            raise bad_model(
+                f"{path}: {name} is no number that a model has", got=value, why=f"it is 0 to {largest:,}", fix=_COPY
+            )
+    usual = {field.name: field.default for field in fields(config_class)} | {"use_return_dict": True}
+    for name, value in kept.items():
+        if name.endswith(_PROBABILITIES) and (value is None or isinstance(value, int | float)):
+            if value is None and not isinstance(usual.get(name), int | float):
+                continue  # such as classifier_dropout, which takes that of the hidden states then
+            if value is None or not 0 <= value <= 1:
+                raise bad_model(f"{path}: {name} is no probability", got=value, why="it is 0 to 1", fix=_COPY)
     for name, part in config_class.sub_configs.items():
         if isinstance(kept.get(name), dict):
             inner = kept[name]
             kept[name] = _known(path, inner, part if hasattr(part, "attribute_map") else _class_of(path, inner))
-    odd = sorted(set(values) - set(kept) - {"_name_or_path", "_commit_hash", *_IMPLEMENTATIONS})
+    odd = sorted(set(values) - set(kept) - {"_name_or_path", "_commit_hash", *_IMPLEMENTATIONS, *_OF_CALLS})
     odd = [name for name in odd if not name.startswith("_")]
+    unread = [name for name in _OF_CALLS if values.get(name) not in (None, usual.get(name, False))]
+    if unread:
+        logger.info("%s: %s left out: whet decides how a forward pass runs", path, ", ".join(unread))
     if odd:
         logger.info("%s: %s left out: %s does not know it", path, ", ".join(odd)[:300], config_class.__name__)
     return kept

@@ -15,12 +15,13 @@ from types import SimpleNamespace
 from typing import Any
 
 from whet.errors import ConfigError, WhetError
+from whet.hardware import memory
 from whet.log import logger
 from whet.models import finite, known
 from whet.models.experts import settings as expert_settings
 from whet.models.loading import experts as expert_loading
 from whet.models.loading.config_check import check_tokenizer_config, checked_config
-from whet.models.loading.folder_check import CONFIG, check_folder
+from whet.models.loading.folder_check import CONFIG, bad_model, check_folder
 from whet.models.loading.heads import QUESTION_ANSWERING, Head
 from whet.models.loading.hub_folder import local_folder, missing_folder
 from whet.models.loading.hub_reach import hub_problem
@@ -254,7 +255,15 @@ def _config(folder: Path, name: str) -> Any:
 
     values = checked_config(folder)
     experts = expert_settings.parsed(values.pop(expert_settings.KEY, None))
-    config = CONFIG_MAPPING[values.pop("model_type")].from_dict(values, name_or_path=name)
+    try:
+        config = CONFIG_MAPPING[values.pop("model_type")].from_dict(values, name_or_path=name)
+    except Exception as error:  # what transformers raises for a value of another type
+        raise bad_model(
+            f"{folder / CONFIG} is not valid",
+            got=f"{type(error).__name__}: {' '.join(str(error).split())}"[:500],
+            why="transformers builds the model from it",
+            fix="correct this setting, or copy config.json again from where the model comes",
+        ) from error
     if experts is not None:
         expert_settings.keep(config, experts)
     return config
@@ -353,9 +362,16 @@ def _say_what_is_new(model: Any, missing: list[str]) -> None:
 def _not_loaded(part: str, name: str, error: BaseException, flag: str) -> WhetError:
     if isinstance(error, WhetError):
         return error
+    if (lack := memory.lack(error)) is not None:
+        return lack
     if os.path.isdir(name):  # noqa: PTH112 - Path.is_dir raises if this user may not look
-        fix = f"check the files in {name}, or name another folder in {flag}"
+        files = (
+            "tokenizer_config.json and tokenizer.json"
+            if part == "tokenizer"
+            else "config.json, generation_config.json and the weights"
+        )
+        fix = f"check {files} in {name}, or name another folder in {flag}"
     else:
         fix = f"{flag} takes a folder with config.json and model.safetensors, or a name on the hub (needs a network)"
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return ConfigError(what=f"the {part} cannot be loaded", got=name, why=" ".join(lines)[:500], fix=fix)
+    why = f"{type(error).__name__}: {' '.join(str(error).split())}"[:500]
+    return ConfigError(what=f"the {part} cannot be loaded", got=name, why=why, fix=fix)

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import set_seed
+from transformers import GenerationConfig, set_seed
 
 from whet import console, log
-from whet.errors import ConfigError, escape_controls
+from whet.errors import ConfigError, DataError, escape_controls
 from whet.jobs.predict.models import load_trained
+from whet.jobs.tokenising import progress
 from whet.log import logger
 from whet.models.loading.heads import CAUSAL_LM
 from whet.models.loading.load import max_positions
@@ -20,6 +21,14 @@ from whet.tasks.lm.generate_arguments import GenerateArguments
 
 Turns = list[dict[str, str]]
 _SAID = "whatissaid"
+_OF_MODEL = (
+    *("eos_token_id", "bos_token_id", "pad_token_id", "stop_strings", "no_repeat_ngram_size", "min_new_tokens"),
+    *("bad_words_ids", "suppress_tokens", "begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id"),
+)
+"""Settings of generation_config.json that are read: which tokens end a text, and which may not stand in it."""
+_OF_OPTIONS = ("do_sample", "temperature", "top_k", "top_p", "repetition_penalty", "max_new_tokens", "max_length",
+               "use_cache", "transformers_version", "_from_model_config")  # fmt: skip
+"""Settings of it that the options of the command replace."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +41,7 @@ class Writer:
 
     def continued(self, text: str) -> str:
         """Return the continuation of a text."""
-        ids = self.tokenizer(text, return_tensors="pt")["input_ids"]
+        ids = self._ids_of(text)
         written, is_cut = self._written(ids)
         n_new = len(written) - ids.shape[1]
         if is_cut and n_new < self.asked.max_new_tokens:
@@ -64,8 +73,13 @@ class Writer:
         return ids
 
     def _asked(self, turns: Turns) -> torch.Tensor:
-        text = self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-        return self.tokenizer(text, return_tensors="pt", add_special_tokens=False)["input_ids"]
+        with progress.reported(1, "writing the text by the chat template", "conversation"):
+            text = self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        return self._ids_of(text, add_special_tokens=False)
+
+    def _ids_of(self, text: str, **options: bool) -> torch.Tensor:
+        with progress.reported(len(text)):
+            return self.tokenizer(text, return_tensors="pt", verbose=False, **options)["input_ids"]
 
     def _shown(self, ids: torch.Tensor, written: torch.Tensor) -> str:
         """Return the text behind the prompt's; a tokenizer may leave out the space that a text begins with."""
@@ -94,10 +108,20 @@ class Writer:
         mask = torch.ones_like(ids)
         end = self.tokenizer.eos_token_id
         padding = end if self.tokenizer.pad_token_id is None else self.tokenizer.pad_token_id
-        with torch.inference_mode():
-            found = self.model.generate(
-                input_ids=ids, attention_mask=mask, max_new_tokens=room, pad_token_id=padding, **chosen
-            )
+        if self.model.generation_config.stop_strings:
+            chosen["tokenizer"] = self.tokenizer
+        try:
+            with torch.inference_mode():
+                found = self.model.generate(
+                    input_ids=ids, attention_mask=mask, max_new_tokens=room, pad_token_id=padding, **chosen
+                )
+        except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError) as error:
+            raise ConfigError(
+                what="the model cannot continue the text with its settings",
+                got=asked.model,
+                why=f"{type(error).__name__}: {' '.join(str(error).split())}"[:400],
+                fix="correct generation_config.json in the model's folder, or remove it",
+            ) from error
         return found[0], len(found[0]) == ids.shape[1] + room and int(found[0][-1]) not in stops
 
 
@@ -122,6 +146,7 @@ def run_generate(asked: GenerateArguments) -> int:
     """Run the command; return its exit code."""
     log.set_up()
     model, tokenizer = load_trained(asked.model, CAUSAL_LM, asked.base_model_name_or_path)
+    _read_generation_config(model, asked.model)
     writer = Writer(model.eval(), tokenizer, asked)
     set_seed(asked.seed)
     if not asked.chat:
@@ -131,6 +156,17 @@ def run_generate(asked: GenerateArguments) -> int:
     _require_template(writer)
     _talk(writer, asked.prompts or _lines(), at_a_terminal=not asked.prompts and _asks())
     return 0
+
+
+def _read_generation_config(model: Any, name: str) -> None:
+    """Leave of the model's generation_config.json what `_OF_MODEL` names; the log says what else it holds."""
+    found = model.generation_config
+    kept = {name: value for name in _OF_MODEL if (value := getattr(found, name, None)) is not None}
+    asked = {name for name, value in found.to_diff_dict().items() if value is not None and value is not False}
+    if others := sorted(asked - {*_OF_MODEL, *_OF_OPTIONS}):
+        text = "generation_config.json of %s: %s left out: a token is the most probable one, or is drawn"
+        logger.info(text, name, ", ".join(others))
+    model.generation_config = GenerationConfig(**kept)
 
 
 def _talk(writer: Writer, said: Iterable[str], *, at_a_terminal: bool) -> None:
@@ -159,7 +195,16 @@ def _lines() -> Iterator[str]:
     while True:
         if asks:
             print("> ", end="", flush=True)
-        line = sys.stdin.readline()
+        try:
+            line = sys.stdin.readline()
+            line.encode()  # under LC_ALL=C other bytes are read as halves of surrogate pairs
+        except UnicodeError as error:
+            raise DataError(
+                what="a line of standard input is not UTF-8",
+                got=str(error),
+                why="a turn of the user is text",
+                fix="convert the text first, such as with iconv -f LATIN1 -t UTF-8",
+            ) from None
         if not line:
             return
         if line.strip():

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from whet.config.rules.ranges import Rule, at_least, only_with
+from whet.config.rules.ranges import Rule, at_least, is_text, only_with
 from whet.config.settings import checked
 from whet.errors import Problem
 
@@ -91,6 +91,7 @@ def _prompts(asked: GenerateFields) -> tuple[str, ...]:
 GENERATE_RULES: tuple[Rule, ...] = (
     has_a_model,
     has_a_prompt,
+    is_text("prompt"),
     at_least("max_new_tokens", 1, "a continuation has a token"),
     at_least("top_k", 0, "tokens are drawn among the most probable ones; 0 means all"),
     at_least("seed", 0, "torch's generators take no negative seed"),

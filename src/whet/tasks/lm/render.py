@@ -8,10 +8,13 @@ from typing import Any
 
 from whet.data.files.rejected import Rejected
 from whet.errors import ConfigError
+from whet.jobs.tokenising import progress
 from whet.tasks.lm.examples import Examples, is_chat
 from whet.tasks.lm.messages import Tools
 
-ASSISTANT = "assistant"
+ASSISTANT, _USER = "assistant", "user"
+_MANY_EXCHANGES = 8
+"""Turns of the user from which on it pays to look at each exchange by itself."""
 Spans = tuple[tuple[int, int], ...]
 """First character, and one past the last, of each part that is learnt."""
 Messages = Sequence[dict[str, Any]]
@@ -36,14 +39,16 @@ def rendered(examples: Examples, tokenizer: Any, *, completion_only: bool) -> Re
         raise _no_template(examples)
     texts, spans = [], []
     all_tools = examples.tools or [None] * len(examples)
-    for value, place, tools in zip(examples.values, examples.places, all_tools, strict=True):
-        try:
-            template = Template(tokenizer, tools)
-            text, found = _one(value, template, chats=chats, completion_only=completion_only)
-        except Rejected as problem:
-            raise problem.error(f"{examples.source}: {place}") from None
-        texts.append(text)
-        spans.append(found)
+    with progress.reported(len(examples), "writing texts by the chat template", "conversations") as count:
+        for value, place, tools in zip(examples.values, examples.places, all_tools, strict=True):
+            try:
+                template = Template(tokenizer, tools)
+                text, found = _one(value, template, chats=chats, completion_only=completion_only)
+            except Rejected as problem:
+                raise problem.error(f"{examples.source}: {place}") from None
+            texts.append(text)
+            spans.append(found)
+            count(1)
     with_end = examples.form in ("text", "completion") and not chats
     return Rendered(texts, spans, with_special=not chats, with_end=with_end)
 
@@ -105,15 +110,10 @@ def _turns(messages: Messages, first: int, template: Template) -> Spans:
 
     A turn is what the template adds when the assistant has answered, after the words that ask it to.
     """
-    whole, spans = template.shown(messages), []
-    for n, message in enumerate(messages):
-        if n < first or message["role"] != ASSISTANT:
-            continue
-        before = template.shown(messages[:n], ask=True) if n else _before_first(message, template)
-        after = template.shown(messages[: n + 1])
-        if not (after.startswith(before) and whole.startswith(after)):
-            raise _unstable(n)
-        spans.append((len(before), len(after)))
+    whole = template.shown(messages)
+    spans = _turns_by_exchange(messages, first, template, whole)
+    if spans is None:
+        spans = _turns_up_to(len(messages), messages, first, template, whole)
     if not spans:
         raise Rejected(
             "the conversation has no turn of the assistant",
@@ -123,6 +123,51 @@ def _turns(messages: Messages, first: int, template: Template) -> Spans:
             "--completion_only_loss false",
         )
     return tuple(spans)
+
+
+def _turns_up_to(end: int, messages: Messages, first: int, template: Template, whole: str) -> list[tuple[int, int]]:
+    """Return the turns among the messages before `end`; the template writes all earlier messages for each."""
+    spans = []
+    for n, message in enumerate(messages[:end]):
+        if n < first or message["role"] != ASSISTANT:
+            continue
+        before = template.shown(messages[:n], ask=True) if n else _before_first(message, template)
+        after = template.shown(messages[: n + 1])
+        if not (after.startswith(before) and whole.startswith(after)):
+            raise _unstable(n)
+        spans.append((len(before), len(after)))
+    return spans
+
+
+def _turns_by_exchange(messages: Messages, first: int, template: Template, whole: str) -> list[tuple[int, int]] | None:
+    """Return the turns in time that grows with the messages, and not with their square; None: not by this template.
+
+    What the template adds for a message is found behind the first exchange and the message's own: what lies between
+    does not matter to usual templates. It is right if all that is added, end to end, is the complete text.
+    """
+    starts = [n for n, message in enumerate(messages) if message["role"] == _USER]
+    if len(starts) < _MANY_EXCHANGES:
+        return None
+    head = starts[1]
+    spans, shown = _turns_up_to(head, messages, first, template, whole), template.shown(messages[:head])
+    if not whole.startswith(shown):
+        return None
+    at = len(shown)
+    for start, end in zip(starts[1:], [*starts[2:], len(messages)], strict=True):
+        before = shown
+        for n in range(start, end):
+            context = [*messages[:head], *messages[start:n]]
+            after = template.shown([*context, messages[n]])
+            added = after[len(before) :]
+            if not (after.startswith(before) and whole.startswith(added, at)):
+                return None
+            if n >= first and messages[n]["role"] == ASSISTANT:
+                asked = template.shown(context, ask=True)
+                if not after.startswith(asked):
+                    return None
+                spans.append((at + len(asked) - len(before), at + len(added)))
+            before, at = after, at + len(added)
+    return spans if at == len(whole) else None
 
 
 def _before_first(message: dict[str, Any], template: Template) -> str:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from whet.config.arguments import TrainingArguments
-from whet.config.rules.ranges import Rule, above, at_least, seed
+from whet.config.rules.ranges import Rule, above, at_least, is_text, seed
 from whet.config.rules.training import output_dir_has_a_name
 from whet.config.settings import broken
 from whet.errors import Problem
@@ -113,6 +113,7 @@ ASK_RULES: tuple[Rule, ...] = (
     ask_names_a_model,
     has_a_context,
     asks_something,
+    is_text("question"),
     *SPAN_RULES,
     at_least("n_best", 1, "at least one answer must be shown"),
 )

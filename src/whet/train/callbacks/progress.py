@@ -13,7 +13,7 @@ from transformers import TrainerCallback
 
 from whet import console
 from whet.errors import escape_controls
-from whet.strict_json import number_or_null
+from whet.strict_json import jsonable, number_or_null
 from whet.train.meter import Meter
 from whet.train.output import printing
 
@@ -44,7 +44,7 @@ class JsonLines(TrainerCallback):
 
     def _write(self, facts: dict[str, Any]) -> None:
         self._last_s = time.perf_counter()
-        sys.stdout.write(json.dumps({name: number_or_null(value) for name, value in facts.items()}) + "\n")
+        sys.stdout.write(json.dumps({name: number_or_null(jsonable(value)) for name, value in facts.items()}) + "\n")
         sys.stdout.flush()
 
 

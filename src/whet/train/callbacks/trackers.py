@@ -67,7 +67,8 @@ def renamed(name: str) -> str:
 
 
 def _tensorboard(_: TrainingArguments) -> Callable[[TrainingArguments], tuple[Write, Close]]:
-    require("tensorboard", needed_for="--report_to tensorboard", install="tensorboard")
+    for module in ("tensorboard", "torch.utils.tensorboard"):  # the second imports all that the first may lack
+        require(module, needed_for="--report_to tensorboard", install="tensorboard")
 
     def start(args: TrainingArguments) -> tuple[Write, Close]:
         from torch.utils.tensorboard import SummaryWriter

@@ -13,6 +13,7 @@ from transformers import TrainerState
 from whet.config.arguments import TrainingArguments
 from whet.errors import ConfigError, StorageError
 from whet.log import logger
+from whet.strict_json import jsonable
 from whet.train.checkpoint import finding, staging, weights
 from whet.train.checkpoint.lineage import Lineage
 from whet.train.run import Run
@@ -44,7 +45,7 @@ def _metric(wanted: str, metrics: dict[str, float]) -> float:
 def as_saved(state: TrainerState) -> dict[str, Any]:
     """Return the state as it is saved: with the name of the best checkpoint, not its path, as the folder may move."""
     best = state.best_model_checkpoint
-    return dataclasses.asdict(state) | {"best_model_checkpoint": Path(best).name if best else None}
+    return jsonable(dataclasses.asdict(state)) | {"best_model_checkpoint": Path(best).name if best else None}
 
 
 def restored_folder(run: Run, lineage: Lineage, saved: str | None, folder: Path) -> Path | None:

@@ -91,6 +91,31 @@ def install(*, deferred: bool = False) -> None:
         _read_signals(_current)
 
 
+def hear_interrupts() -> None:
+    """Let SIGINT end this process within seconds, also in a long native call; for commands that save nothing.
+
+    Python raises KeyboardInterrupt once the call is over. If that takes too long, a thread ends the process.
+    """
+    heard, (reads, writes) = threading.Event(), os.pipe()
+
+    def interrupt(*_: object) -> None:
+        heard.set()
+        raise KeyboardInterrupt
+
+    def watch() -> None:
+        while number := os.read(reads, 1):
+            if number[0] == signal.SIGINT and not heard.wait(_PATIENCE_S):
+                os.write(2, b"interrupted\n")
+                os._exit(_KILLED + signal.SIGINT)
+
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        return  # ignored, as under nohup, or the caller's
+    os.set_blocking(writes, False)
+    signal.signal(signal.SIGINT, interrupt)
+    signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
+    threading.Thread(target=watch, name="whet-interrupts", daemon=True).start()
+
+
 def restore() -> None:
     """Restore the handlers from before `install`."""
     global _current

@@ -11,6 +11,7 @@ from typing import Any
 from transformers.trainer_pt_utils import metrics_format as readable
 
 from whet.log import logger
+from whet.strict_json import jsonable
 from whet.train.output import files as output_files
 
 
@@ -62,6 +63,7 @@ def _json_number(value: Any) -> Any:
     """Return the value; NaN and the infinities, which JSON does not have, as text."""
     if hasattr(value, "item") and getattr(value, "size", 1) == 1:
         value = value.item()
+    value = jsonable(value)
     if not isinstance(value, float) or math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

@@ -101,8 +101,15 @@ def _template(
             fix="check that the data and the tokenizer are of the same language",
         )
     first = int(usable[0])
-    texts = questions.questions[first].lstrip(), questions.context(first)
+    place = int(questions.context_of[first])
+    begin, end = contexts.starts[place : place + 2]
+    some = contexts.spans[min(begin + _TEMPLATE_TOKENS, end) - 1, 1]  # a book need not be tokenised again for this
+    texts = questions.questions[first].lstrip(), questions.context(first)[: int(some)]
     return find_template(tokenizer, rust, *(texts if _question_first(tokenizer) else texts[::-1]))
+
+
+_TEMPLATE_TOKENS = 256
+"""Of a context, with which the template is looked for."""
 
 
 def _question_first(tokenizer: PreTrainedTokenizerBase) -> bool:

@@ -1,0 +1,251 @@
+"""What a user can cause ends with a message and its exit code: files of a model, folders, limits, damaged packages."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from saved_decoder import save_decoder
+from text_tasks import examples, save_encoder, words
+from whet.cli.main import run
+from whet.errors import EXIT_BAD_CONFIG, EXIT_BAD_DATA, EXIT_CANNOT_CREATE, EXIT_IO, EXIT_OTHER
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("decoder")
+    save_decoder(folder)
+    return folder
+
+
+def command(
+    *asked: object, limit: Callable[[], None] | None = None, **options: Any
+) -> subprocess.CompletedProcess[Any]:
+    """Run whet in a process of its own."""
+    line = [sys.executable, "-m", "whet", *map(str, asked)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"} | options.pop("env", {})
+    return subprocess.run(
+        line, capture_output=True, check=False, env=environment, preexec_fn=limit, timeout=120, **options
+    )
+
+
+def changed(folder: Path, copy: Path, file: str, **settings: Any) -> Path:
+    """Return a copy of the model whose file has other settings."""
+    shutil.copytree(folder, copy)
+    before = json.loads((copy / file).read_text()) if (copy / file).exists() else {}
+    (copy / file).write_text(json.dumps(before | settings))
+    return copy
+
+
+OF_CALLS: tuple[dict[str, Any], ...] = (
+    {"return_dict": False},
+    {"use_return_dict": False},
+    {"output_attentions": True},
+    {"output_hidden_states": "x"},
+    {"torchscript": True},
+    {"chunk_size_feed_forward": "x"},
+    {"is_encoder_decoder": True},
+)
+
+
+@pytest.mark.parametrize("settings", OF_CALLS, ids=str)
+def test_settings_of_what_a_call_returns_do_not_end_a_command(
+    settings: dict[str, Any], decoder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model = changed(decoder, tmp_path / "model", "config.json", **settings)
+    assert run(["generate", str(model), "--prompt", "the boat", "--max_new_tokens", "4"]) == 0
+    found = capfd.readouterr()
+    assert next(iter(settings)) in found.err
+    assert run(["generate", str(decoder), "--prompt", "the boat", "--max_new_tokens", "4"]) == 0
+    assert capfd.readouterr().out == found.out
+
+
+@pytest.mark.parametrize("task", ["classify", "lm"])
+def test_training_is_the_same_with_settings_of_what_a_call_returns(task: str, decoder: Path, tmp_path: Path) -> None:
+    folder, losses = decoder, []
+    if task == "classify":
+        folder = tmp_path / "encoder"
+        folder.mkdir()
+        save_encoder(folder)
+    model = changed(folder, tmp_path / "model", "config.json", return_dict=False, output_attentions=True)
+    for number, one in enumerate((folder, model)):
+        out = tmp_path / f"out{number}"
+        file = examples(task, tmp_path)
+        assert (
+            run(words(task, one, out, "--do_train", "--do_eval", train_file=file, validation_file=file, max_steps=2))
+            == 0
+        )
+        losses.append(json.loads((out / "eval_results.json").read_text())["eval_loss"])
+    assert losses[0] == losses[1]
+
+
+FAULTS: dict[str, list[dict[str, Any]]] = {
+    "config.json": [{"num_labels": 10**12}, {"num_hidden_layers": 10**12}, {"hidden_act": 5}, {"id2label": {"a": 1}},
+                    {"eos_token_id": "x"}, {"rope_parameters": []}, {"num_labels": None},
+                    {"attention_dropout": 5.0}, {"attention_dropout": None}],
+    "tokenizer_config.json": [{"chat_template": [{"name": "../../x", "template": "a"}]}, {"chat_template": 5},
+                              {"chat_template": [{"name": "x" * 252, "template": "a"}]}, {"model_max_length": []}],
+    "generation_config.json": [{"stop_strings": 3}, {"bad_words_ids": 3}, {"eos_token_id": {}}],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("file", "settings"), [(file, one) for file, some in FAULTS.items() for one in some], ids=str)
+def test_fault_in_a_file_of_the_model_names_that_file(
+    file: str, settings: dict[str, Any], decoder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Also when the tokenizer is what is loaded: it reads config.json too."""
+    model = changed(decoder, tmp_path / "model", file, **settings)
+    assert run(["generate", str(model), "--prompt", "the boat"]) == EXIT_BAD_CONFIG
+    said = capfd.readouterr().err
+    assert file in said
+    assert ("tokenizer cannot" in said or "tokenizer_config" in said) == (file == "tokenizer_config.json")
+
+
+def test_generation_stops_at_the_texts_that_the_model_names(
+    decoder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["--prompt", "the boat", "--max_new_tokens", "12"]
+    assert run(["generate", str(decoder), *asked]) == 0
+    written = capfd.readouterr().out
+    stop = written.strip()[-8:-5]
+    model = changed(decoder, tmp_path / "model", "generation_config.json", stop_strings=[stop])
+    assert run(["generate", str(model), *asked]) == 0
+    assert len(capfd.readouterr().out) < len(written)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"return_dict_in_generate": True}, {"num_beams": "x"}, {"prompt_lookup_num_tokens": []}]
+)
+def test_settings_of_other_ways_to_generate_are_left_out_and_named(
+    settings: dict[str, Any], decoder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model = changed(decoder, tmp_path / "model", "generation_config.json", **settings)
+    assert run(["generate", str(model), "--prompt", "the boat", "--max_new_tokens", "2"]) == 0
+    assert f"{next(iter(settings))} left out" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("flags", [["--prompt", "a\udcffb"], ["--chat", "--prompt", "a\ud800"]])
+def test_prompt_that_is_no_text_is_refused(
+    flags: list[str], decoder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:  # fmt: skip
+    assert run(["generate", str(decoder), *flags]) == EXIT_BAD_CONFIG
+    assert "prompt is not UTF-8" in capfd.readouterr().err
+
+
+def test_question_that_is_no_text_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "text").write_text("the boat")
+    assert run(["ask", "model", "--context", str(tmp_path / "text"), "--question", "a\udcff"]) == EXIT_BAD_CONFIG
+    assert "question is not UTF-8" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("locale", ["C", "C.UTF-8"])
+def test_turn_of_a_chat_that_is_no_text_is_refused(locale: str, decoder: Path) -> None:
+    done = command("generate", decoder, "--chat", input=b"a\xffb\n", env={"LC_ALL": locale, "PYTHONUTF8": "0"})
+    assert done.returncode == EXIT_BAD_DATA, done.stderr
+    assert b"Traceback" not in done.stderr
+    assert b"a line of standard input is not UTF-8" in done.stderr
+
+
+def test_launch_names_its_log_folder_before_a_rank_starts(tmp_path: Path) -> None:
+    """A file of its name is in the way here; a folder that cannot be written is the same to the launcher."""
+    (tmp_path / "launch-logs").write_text("in the way")
+    (tmp_path / "job.py").write_text("open('started', 'w')")
+    done = command("launch", "--nproc_per_node", 2, "--kept_free_cores", 0, "--", "job.py", cwd=tmp_path)
+    assert done.returncode == EXIT_CANNOT_CREATE, done.stderr
+    assert b"Traceback" not in done.stderr
+    assert b"--log_dir" in done.stderr
+    assert not (tmp_path / "started").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("megabytes", [100, 850])
+def test_too_small_an_address_space_is_refused_in_words(megabytes: int, decoder: Path) -> None:
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (megabytes << 20, megabytes << 20))
+
+    done = command("generate", decoder, "--prompt", "the", "--max_new_tokens", 1, limit=limit)
+    assert b"Traceback" not in done.stderr
+    if megabytes < 800:
+        assert done.returncode == EXIT_BAD_CONFIG
+        assert b"ulimit -v" in done.stderr
+    else:  # enough on some machines
+        assert done.returncode in (0, EXIT_OTHER), done.stderr
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: 9 bytes")])
+def test_command_without_memory_names_the_limits(
+    error: Exception, decoder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", fails)
+    assert run(["generate", str(decoder), "--prompt", "the"]) == EXIT_OTHER
+    said = capfd.readouterr().err
+    assert "there is not enough memory" in said
+    assert "ulimit -v" in said
+
+
+def test_file_that_the_system_refuses_is_named(
+    decoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """TensorBoard's folder: only its writer sees that it cannot be made."""
+    (tmp_path / "logs").write_text("in the way")
+    file = examples("lm", tmp_path)
+    asked = words("lm", decoder, tmp_path / "out", "--do_train", train_file=file, max_steps=1,
+                  report_to="tensorboard", logging_dir=tmp_path / "logs")  # fmt: skip
+    assert run(asked) == EXIT_IO
+    assert str(tmp_path / "logs") in capfd.readouterr().err
+
+
+INCOMPLETE = """
+import sys
+class Missing:
+    def find_spec(self, name, *_):
+        if name.startswith("tensorboard."):
+            raise {error}
+sys.meta_path.insert(0, Missing())
+from whet.cli.main import main
+main()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("error", ["ImportError(name)", "TypeError('Descriptors')"])
+def test_incomplete_tensorboard_is_refused_before_the_training(error: str, decoder: Path, tmp_path: Path) -> None:
+    file = examples("lm", tmp_path)
+    asked = words("lm", decoder, tmp_path / "out", "--do_train", train_file=file, report_to="tensorboard")
+    code = INCOMPLETE.format(error=error)
+    done = subprocess.run([sys.executable, "-c", code, *asked], capture_output=True, text=True, check=False)
+    assert done.returncode == EXIT_BAD_CONFIG, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "--force-reinstall --no-deps tensorboard" in done.stderr
+    assert not (tmp_path / "out" / "runs").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.reliability
+def test_interrupt_is_heard_while_a_long_text_is_tokenised(decoder: Path, tmp_path: Path) -> None:
+    """Tokenising 20 million characters is one native call, during which Python runs no handler of signals."""
+    (tmp_path / "turn").write_text("a" * 20_000_000 + "\n")
+    line = [sys.executable, "-m", "whet", "generate", str(decoder), "--chat"]
+    with (tmp_path / "turn").open() as turn:
+        process = subprocess.Popen(line, stdin=turn, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    said = next(one for one in process.stderr if "characters are done" in one)
+    assert "0 of 20,0" in said
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=60) == 128 + signal.SIGINT
+    assert "interrupted" in process.stderr.read()
+    process.stderr.close()
