@@ -237,15 +237,27 @@ def _not_shown_in(
     """Return the first message whose field makes no difference in the text; None: each makes one."""
     stripped = _without(messages, names)
     try:
-        if template.shown(stripped) == text:
+        other = template.shown(stripped)
+        if other == text:
             return holders[0]
-        if first is None or len(holders) == 1:
+        if len(holders) == 1:
             return None
-        other, theirs = template.shown(stripped), _turns(stripped, first, template)
-        ours = _turns(messages, first, template)
-    except Rejected:  # a template that fails without a call does show it
-        return None
-    return next((n for n in holders if n in ours and _parts(text, ours[n]) == _parts(other, theirs[n])), None)
+        theirs = _turns(stripped, first or 0, template)
+        ours = _turns(messages, first or 0, template)
+        return next((n for n in holders if n in ours and _parts(text, ours[n]) == _parts(other, theirs[n])), None)
+    except Rejected:  # a template that fails without a call does show it; one that changes earlier turns shows some
+        return (
+            None
+            if first is not None
+            else next((n for n in holders if _is_hidden(messages, n, names, text, template)), None)
+        )
+
+
+def _is_hidden(messages: Messages, n: int, names: Collection[str], text: str, template: Template) -> bool:
+    try:
+        return template.shown([*messages[:n], *_without(messages[n : n + 1], names), *messages[n + 1 :]]) == text
+    except Rejected:
+        return False
 
 
 def _parts(text: str, spans: Spans) -> list[str]:
