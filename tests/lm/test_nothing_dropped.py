@@ -53,12 +53,12 @@ def test_learnt_tokens_are_those_of_the_assistant_mask_of_transformers(
     tokenizer = with_template(decoder, GENERATION)
     chat = [{"role": "system", "content": "be brief"}, user(), assistant("aye"), user("and now? ÄÖ"), assistant()]
     theirs: Any = tokenizer.apply_chat_template(chat, return_assistant_tokens_mask=True, return_dict=True)
-    mask: list[int] = theirs["assistant_masks"]
+    mask = theirs["assistant_masks"]
     if more:
         first = mask.index(1)
         mask[first : mask.index(0, first)] = [0] * (mask.index(0, first) - first)
     file = write_lines(tmp_path / "c.jsonl", [{"messages": [*chat[:2], chat[2] | more, *chat[3:]]}])
-    row = maker(tokenizer, tmp_path).rows("train", read(file))[0]
+    row: Any = maker(tokenizer, tmp_path).rows("train", read(file))[0]
     assert list(row["input_ids"]) == theirs["input_ids"]
     assert [label != -100 for label in row["labels"]] == [bool(one) for one in mask]
 
