@@ -32,7 +32,7 @@ def read_split(job: ClassifyFields, name: str) -> Examples:
         **({"second text": columns.pair} if columns.pair else {}),
         "label": columns.label or (),
     }
-    printing.show([f"{name}: {plural(len(examples), 'example')}; {columns_line(read, examples.not_read)}"])
+    printing.show_wrapped(f"{name}: {plural(len(examples), 'example')}; {columns_line(read, examples.not_read)}")
     return examples
 
 

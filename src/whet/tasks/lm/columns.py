@@ -201,6 +201,8 @@ def _unclear(known: _Known, text: str | None) -> Rejected:
     """Return the refusal of a table whose text is not known, with how to name a prompt and its answer."""
     prompt, answer = known.first(PROMPT, *QUESTIONS), known.first(COMPLETION, *ANSWERS)
     parts = [f"name the column of the text: --dataset_text_field {text or 'NAME'}"]
+    if text and known.first(*QUESTIONS) and known.first(*ANSWERS):
+        parts.append(f"leave the column {text} out, so that the others are a question and its answer")
     if prompt and answer:
         names = " and ".join(f"{old} to {new}" for old, new in ((prompt, PROMPT), (answer, COMPLETION)) if old != new)
         if names:

@@ -38,7 +38,9 @@ def read_split(job: LmFields, name: str) -> Examples:
         found = _read_hub(job, name, limit)
     _require_completions(job, found)
     found.left_out.log(name, "examples")
-    printing.show([f"{name}: {len(found):,} {_WORDS[found.form]}" + (f"; {found.columns}" if found.columns else "")])
+    printing.show_wrapped(
+        f"{name}: {len(found):,} {_WORDS[found.form]}" + (f"; {found.columns}" if found.columns else "")
+    )
     return found
 
 

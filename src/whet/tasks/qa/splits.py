@@ -48,7 +48,7 @@ def _logged(name: str, questions: Questions) -> Questions:
     questions.left_out.log(name, "questions")
     read = ", ".join(one for one in READ if one in questions.fields)
     not_read = [one for one in questions.fields if one not in READ]
-    printing.show([f"{name}: {plural(len(questions), 'question')}; {columns_line({'read': read}, not_read)}"])
+    printing.show_wrapped(f"{name}: {plural(len(questions), 'question')}; {columns_line({'read': read}, not_read)}")
     return questions
 
 

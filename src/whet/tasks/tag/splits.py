@@ -32,7 +32,7 @@ def read_split(job: TagFields, name: str) -> Sentences:
     n_words = sum(map(len, found.words))
     size = f"{plural(len(found), 'sentence')}, {plural(n_words, 'word')}"
     read = {"tags": found.tag_column if found.tags else "none"}
-    printing.show([f"{name}: {size}; {columns_line(read, found.not_read)}"])
+    printing.show_wrapped(f"{name}: {size}; {columns_line(read, found.not_read)}")
     return found
 
 
