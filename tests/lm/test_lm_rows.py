@@ -17,7 +17,7 @@ from whet.cli.lm import COMMAND
 from whet.data.files.rejected import Rejected
 from whet.errors import ConfigError, DataError
 from whet.jobs.tokenising.cache import Cache
-from whet.tasks.lm.render import Template, _turns_up_to, rendered
+from whet.tasks.lm.render import Template, _turn, rendered
 from whet.tasks.lm.rows import RowMaker, collate
 from whet.tasks.lm.splits import read_file
 
@@ -219,7 +219,9 @@ def test_messages_without_words_are_read_where_nobody_learns_them(tmp_path: Path
     call = {"role": "assistant", "content": "", "tool_calls": [{"name": "f"}]}
     chats = [[{"role": "system", "content": ""}, {"role": "user", "content": " "}, CHAT[2]], [CHAT[1], call]]
     rows = [{"messages": chat, "tools": None} for chat in chats]
-    assert read_file(write_lines(tmp_path / "c.jsonl", rows), None, limit=None, skip_bad=False).values == chats
+    found = read_file(write_lines(tmp_path / "c.jsonl", rows), None, limit=None, skip_bad=False).values
+    called = {"type": "function", "function": {"name": "f", "arguments": {}}}
+    assert found == [chats[0], [CHAT[1], call | {"tool_calls": [called]}]]
 
 
 def test_bad_rows_can_be_skipped(tmp_path: Path) -> None:
@@ -233,7 +235,7 @@ ODD: tuple[Any, ...] = (
     3, 2.5, True, [], {}, [3], [None], ["x"], [[]], [{}], {"a": [1]}, "", "\0", "\ud800",
     [{"role": 3, "content": "x"}], [{"role": ["user"], "content": "x"}], [{"role": "user", "content": {"a": 1}}],
     [{"from": ["human"], "value": "hi"}], [{"from": {"a": 1}, "value": "hi"}], [{"from": None, "value": "hi"}],
-    [{"from": "human", "value": [1]}], [{"role": "user", "content": [{"type": "text", "text": "a"}]}],
+    [{"from": "human", "value": [1]}], [{"role": "user", "content": [{"type": "image", "image": "a.png"}]}],
     [{"role": "assistant", "content": None, "tool_calls": "x"}],
 )  # fmt: skip
 GOOD = (
@@ -324,7 +326,10 @@ def test_turns_of_a_long_conversation_are_those_found_one_after_the_other(
     found = outcome(
         lambda: [one for spans in rendered(examples, tokenizer, completion_only=True).spans for one in spans or ()]
     )
-    assert found == outcome(lambda: _turns_up_to(len(chat), chat, 0, shown, shown.shown(chat)))
+    answers = [n for n, message in enumerate(chat) if message["role"] == "assistant"]
+    assert found == outcome(
+        lambda: [span for n in answers for span in _turn(chat[: n + 1], None, shown.shown(chat), shown)]
+    )
 
 
 def test_turns_of_a_long_conversation_are_found_in_time_that_grows_with_it(decoder: Path, tmp_path: Path) -> None:
@@ -378,10 +383,10 @@ def test_conversations_of_sharegpt_are_messages(decoder: Path, tmp_path: Path) -
     assert found[0]["labels"] == found[1]["labels"]
 
 
-@pytest.mark.parametrize(("prompt", "answer"), [("instruction", "output"), ("prompt", "response")])
+@pytest.mark.parametrize(("prompt", "answer"), [("query", "completion"), ("prompt", "response")])
 def test_answers_under_another_name_are_not_taken_for_the_text(prompt: str, answer: str, tmp_path: Path) -> None:
     file = write_lines(tmp_path / "a.jsonl", [{prompt: "where?", answer: "there"}])
-    with pytest.raises(DataError, match=f"{answer} to completion"):
+    with pytest.raises(DataError, match=f"rename {prompt if answer == 'completion' else answer} to"):
         read_file(file, None, limit=None, skip_bad=False)
 
 

@@ -112,7 +112,7 @@ def table_rows(dataset: Dataset, limit: int | None = None) -> TableRows:
         for n, values in enumerate(zip(*columns, strict=True)):
             yield f"row {n}", dict(zip(wanted, values, strict=True))
 
-    return TableRows(list(dataset.column_names), take, classes)
+    return TableRows(list(dataset.column_names), take, classes, notation="arrow")
 
 
 def _class_names(dataset: Dataset, column: str) -> tuple[str, ...]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from whet.data.files.cells import refuse_twice
 from whet.data.files.csv_files import DELIMITERS, USUAL_DELIMITERS
@@ -23,15 +23,41 @@ PlacedRow = tuple[str, Any]
 """Where a row stands (line 7), and the row: a mapping, or a `Rejected` for a row that cannot be taken apart."""
 
 
+Notation = Literal["json", "csv", "arrow"]
+"""csv: each cell is a text. arrow: an object within a cell has the fields of all rows, null if its own row has none."""
+_MOST_NAMED = 30
+"""Columns in a line for people."""
+
+
 @dataclass(frozen=True)
 class TableRows:
     """The columns of a table, and its rows."""
 
     columns: Sequence[str]
+    """All that any row has. Of JSON, the fields of an object within a row are columns too, named by their path."""
     take: Callable[[Sequence[str]], Iterable[PlacedRow]]
     """Returns every row with at least these columns, if the table has them."""
     class_names: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """The names of the classes of columns that keep them as numbers, in their order; rows have the names."""
+    objects: Sequence[str] = ()
+    """Columns of JSON that hold objects; if they hold nothing else, `columns` has only the paths of their fields."""
+    notation: Notation = "json"
+
+    def not_read(self, read: Collection[str]) -> list[str]:
+        """Return the columns of the table other than these, and other than parts of these."""
+        return [
+            name for name in self.columns if name not in read and not name.startswith(tuple(f"{one}." for one in read))
+        ]
+
+
+def columns_line(read: Mapping[str, str | Sequence[str]], not_read: Sequence[str]) -> str:
+    """Return for people which columns are read as what, and which are not read: text: title + body; not read: id."""
+    named = {what: " + ".join([names] if isinstance(names, str) else names) or "none" for what, names in read.items()}
+    if not_read:
+        rest = len(not_read) - _MOST_NAMED
+        shown = ", ".join(map(str, not_read[:_MOST_NAMED]))
+        named["not read"] = f"{shown} and {rest:,} more" if rest > 0 else shown
+    return "; ".join(f"{what}: {names}" for what, names in named.items())
 
 
 def read_table(path: Path, delimiter: str | None = None) -> TableRows:
@@ -70,7 +96,7 @@ def _parquet(data: bytes) -> TableRows:
         for n, values in enumerate(zip(*values_of, strict=True)):
             yield f"row {n}", dict(zip(wanted, values, strict=True))
 
-    return TableRows(columns, take, classes)
+    return TableRows(columns, take, classes, notation="arrow")
 
 
 def named_classes(values: list[Any], names: Sequence[str]) -> list[Any]:
@@ -101,9 +127,28 @@ def _json(text: str, begin: int) -> TableRows:
             why="a file is one JSON document, or JSON lines with one object a line",
             fix="remove what follows, or write one object a line",
         )
-    rows = [(place, _with_paths(row)) for place, row in rows]
-    first = next((row for _, row in rows if isinstance(row, Mapping)), {})
-    return TableRows([name for name, value in first.items() if not isinstance(value, Mapping)], lambda _: rows)
+    columns, objects = _columns_of(rows)
+    if objects:
+        rows = [(place, _with_paths(row)) for place, row in rows]
+    return TableRows(columns, lambda _: rows, objects=objects)
+
+
+def _columns_of(rows: Sequence[PlacedRow]) -> tuple[list[str], list[str]]:
+    """Return all columns that any row has, objects by the paths of their fields, and the columns that hold objects."""
+    columns: dict[str, dict[str, None]] = {}
+    """Name -> the columns that it stands for: itself, unless all of its values are objects."""
+    objects: dict[str, None] = {}
+    for _, row in rows:
+        if type(row) is not dict:
+            continue
+        for name, value in row.items():
+            if type(value) is dict:
+                objects[name] = None
+                paths = [path for path, inner in _with_paths({name: value}).items() if type(inner) is not dict]
+                columns.setdefault(name, {}).update(dict.fromkeys(paths))
+            elif value is not None or name not in objects:
+                columns.setdefault(name, {})[name] = None
+    return list({path: None for paths in columns.values() for path in paths}), list(objects)
 
 
 def _with_paths(row: Any) -> Any:
@@ -117,13 +162,32 @@ def _with_paths(row: Any) -> Any:
     return found
 
 
+_LISTS = ("data", "rows", "examples", "instances", "train", "validation", "valid", "val", "dev", "eval", "test")
+"""Names under which a document holds its rows; the first one holds them next to anything else."""
+
+
 def _rows_of_document(document: Any) -> list[PlacedRow]:
+    """Return the rows of a JSON document: a list, an object whose list has one of the usual names, or one row."""
     if isinstance(document, Mapping):
-        inner = document.get("data")
-        if not isinstance(inner, list):
+        held = [name for name in _LISTS if _are_rows(document.get(name))]
+        others = [value for name, value in document.items() if name not in held]
+        if isinstance(document.get("data"), list):
+            held = ["data"]
+        elif not held or any(isinstance(one, list) or (isinstance(one, str) and " " in one) for one in others):
             return [("line 1", document)]  # JSON lines with only one line
-        document = inner
+        if len(held) > 1:
+            raise Rejected(
+                "the file holds several lists of rows",
+                got=held,
+                why="it is not known which of them is meant: an option names one file for each split",
+                fix="write each list into a file of its own",
+            )
+        document = document[held[0]]
     return [(f"entry {n}", row) for n, row in enumerate(document)]
+
+
+def _are_rows(found: Any) -> bool:
+    return isinstance(found, list) and bool(found) and all(isinstance(one, Mapping) for one in found)
 
 
 def _delimiter_of(text: str, path: Path) -> str:
@@ -150,7 +214,7 @@ def _csv(text: str, delimiter: str) -> TableRows:
             else:
                 yield f"line {line}", _other_columns(cells, columns, delimiter)
 
-    return TableRows(columns, take)
+    return TableRows(columns, take, notation="csv")
 
 
 def _n_empty_at_the_end(rows: Sequence[tuple[int, list[str]]]) -> int:

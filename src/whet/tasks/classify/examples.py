@@ -57,6 +57,8 @@ class Examples:
     left_out: LeftOut = field(default_factory=LeftOut)
     label_order: Sequence[str] = field(default=())
     """The names of the labels in the order of the data set, if that says one."""
+    not_read: Sequence[str] = ()
+    """The other columns of the data."""
 
     def __len__(self) -> int:
         return len(self.texts)

@@ -10,7 +10,7 @@ import numpy as np
 from whet.console import plural
 from whet.data.files.bad_rows import BadRows, no_cycle_search
 from whet.data.files.rejected import Rejected
-from whet.data.files.table import TableRows, read_table
+from whet.data.files.table import TableRows, columns_line, read_table
 from whet.jobs.hub_data import HubSource, load_split, table_rows
 from whet.tasks.classify.examples import Examples, Named, choose_columns, collect
 from whet.tasks.classify.fields import ClassifyFields
@@ -27,9 +27,12 @@ def read_split(job: ClassifyFields, name: str) -> Examples:
         examples = examples.take(order[:limit].tolist())
     examples.left_out.log(name, "examples")
     columns = examples.columns
-    second = f"; second text: {' + '.join(columns.pair)}" if columns.pair else ""
-    read = f"text: {' + '.join(columns.text)}{second}; label: {columns.label or 'none'}"
-    printing.show([f"{name}: {plural(len(examples), 'example')}; {read}"])
+    read = {
+        "text": columns.text,
+        **({"second text": columns.pair} if columns.pair else {}),
+        "label": columns.label or (),
+    }
+    printing.show_wrapped(f"{name}: {plural(len(examples), 'example')}; {columns_line(read, examples.not_read)}")
     return examples
 
 
@@ -65,4 +68,5 @@ def _read(job: ClassifyFields, name: str, limit: int | None) -> Examples:
 def _examples(rows: TableRows, named: Named, bad: BadRows, *, need_label: bool, limit: int | None) -> Examples:
     columns = choose_columns(rows.columns, named, need_label=need_label)
     found = collect(rows, columns, bad, need_label=need_label, limit=limit)
-    return replace(found, label_order=rows.class_names.get(columns.label or "", ()))
+    order = rows.class_names.get(columns.label or "", ())
+    return replace(found, label_order=order, not_read=rows.not_read(columns.all))

@@ -1,32 +1,41 @@
-"""Examples of language modelling: texts, prompts with completions, or conversations, as the data has them."""
+"""Examples of language modelling: texts, prompts with completions, or conversations, as the data has them.
+
+`columns.py` says which columns are read as what; here each row becomes an example, or is refused.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from io import StringIO
 from itertools import islice
-from typing import Any, Literal
+from typing import Any
 
+from whet import strict_json
 from whet.data.files.bad_rows import BadRows
 from whet.data.files.rejected import Rejected
-from whet.data.files.row_fields import object_of, text_field
-from whet.data.files.table import TableRows
+from whet.data.files.row_fields import kind, object_of, text_field
+from whet.data.files.table import TableRows, columns_line
 from whet.jobs.left_out import LeftOut
 from whet.tasks.lm import preferences
-from whet.tasks.lm.messages import TOOLS, Tools, are_messages, checked_messages, checked_tools
+from whet.tasks.lm.columns import CHOSEN, COMPLETION, PROMPT, REJECTED, Columns, Form, choose_columns, not_asked_for
+from whet.tasks.lm.messages import (
+    ASSISTANT,
+    NO_INPUTS,
+    TOOLS,
+    Message,
+    TemplateInputs,
+    are_messages,
+    checked_messages,
+    checked_tools,
+    learnt_flag,
+    turns,
+    with_system,
+    without_nulls,
+)
 
 _EXAMPLE = '{"text": "..."}'
 """What a row looks like, for messages."""
-
-Form = Literal["lines", "text", "completion", "messages", "preference"]
-"""lines: of a plain text file, with their line ends. completion: pairs of a prompt and its completion. preference: a
-prompt, the completion that was chosen, and the one that was rejected."""
-TEXTS = ("text", "content", "document", "sentence", "story", "body")
-MESSAGES, PROMPT, COMPLETION = "messages", "prompt", "completion"
-CONVERSATIONS = "conversations"
-"""Messages with other names for the same: ShareGPT's."""
-PROMPTS, ANSWERS = (PROMPT, "instruction", "question", "query"), (COMPLETION, "response", "output", "answer")
 
 
 @dataclass(frozen=True)
@@ -39,8 +48,10 @@ class Examples:
     """Texts, tuples of texts, or lists of messages, by the form."""
     places: Sequence[str]
     left_out: LeftOut = field(default_factory=LeftOut)
-    tools: Sequence[Tools] = ()
-    """What each conversation may call, for the chat template; empty: none of them has any."""
+    inputs: Sequence[TemplateInputs] = ()
+    """What the chat template gets next to each conversation; empty: nothing."""
+    columns: str = ""
+    """Which columns were read as what, and which were not read, for people."""
 
     def __len__(self) -> int:
         return len(self.values)
@@ -64,93 +75,210 @@ def from_table(
     rows: TableRows, text_column: str | None, bad: BadRows, limit: int | None, *, pairs: bool = False
 ) -> Examples:
     """Return the examples of a table, or its `pairs` of completions; raises one DataError that reports all bad rows."""
-    form, columns = preferences.form(rows.columns) if pairs else choose_form(rows.columns, text_column)
-    found: list[tuple[Any, Tools]] = []
+    columns = choose_columns(rows, text_column, pairs=pairs)
+    read = _READERS[columns.form]
+    values: list[Any] = []
+    inputs: list[TemplateInputs] = []
     places = []
-    for n, (place, row) in enumerate(rows.take(columns)):
+    for n, (place, row) in enumerate(rows.take(columns.all)):
         if n == limit:
             break
         try:
-            found.append(_value_and_tools(object_of(row, _EXAMPLE), form, columns))
+            row = object_of(row, _EXAMPLE)
+            if columns.looked_at:
+                _refuse_unhonoured(row, columns)
+            value = read(row, columns)
+            given = _inputs(row, columns, value)
         except Rejected as problem:
             bad.add(problem, lambda place=place: place)
             continue
+        values.append(value)
+        inputs.append(given)
         places.append(place)
-    bad.refuse(len(found), "example")
-    values, tools = [value for value, _ in found], [one for _, one in found]
-    return Examples(bad.source, form, values, places, LeftOut.of(bad), tools if any(tools) else ())
+    bad.refuse(len(values), "example")
+    line = columns_line(columns.read, rows.not_read(columns.read.values()))
+    given = inputs if any(one is not NO_INPUTS for one in inputs) else ()
+    return Examples(bad.source, columns.form, values, places, LeftOut.of(bad), given, line)
 
 
-def choose_form(found: Sequence[str], text_column: str | None) -> tuple[Form, list[str]]:
-    """Return what the rows of a table with these columns are, and the columns that are read."""
-    if text_column is not None and text_column not in found:
+def _text(row: Mapping[str, Any], columns: Columns) -> Any:
+    return text_field(row, columns.read["text"])
+
+
+def _conversation(row: Mapping[str, Any], columns: Columns) -> Any:
+    """Return the messages of a row, or the turns that its question, its answer and what stands before them are."""
+    read, unified = columns.read, columns.notation == "arrow"
+    if "messages" in read:
+        found = checked_messages(row.get(read["messages"]), read["messages"], unified=unified)
+        if "loss_mask" in read:
+            found = _masked(found, row.get(read["loss_mask"]), read["loss_mask"])
+        if row.get(columns.looked_at.get(CHOSEN, "")) is not None and found[-1]["role"] != ASSISTANT:
+            raise not_asked_for([read["messages"], CHOSEN, REJECTED])
+    else:
+        answer = {"role": ASSISTANT, "content": text_field(row, read["answer"])}
+        found = [*turns(row, read, unified=unified), answer]
+    return with_system(found, row.get(read["system"]), read["system"]) if "system" in read else found
+
+
+def _masked(messages: list[dict[str, Any]], mask: Any, name: str) -> list[dict[str, Any]]:
+    """Return the messages with a row's mask of them."""
+    if mask is None:
+        return messages
+    if not isinstance(mask, list) or len(mask) != len(messages):
         raise Rejected(
-            f"the column {text_column} is missing",
-            got=f"columns found: {', '.join(map(str, found)) or 'none'}",
-            why="--dataset_text_field names it",
-            fix="name the column that holds the text in --dataset_text_field",
+            f"{name} has not one entry for each message",
+            got=mask,
+            why="whet reads a mask of messages; one of tokens belongs to another tokenizer",
+            fix=f"write {name} as a list of 0 and 1 with an entry for each message, or leave it out",
         )
-    tools = [TOOLS] if TOOLS in found else []
-    if text_column is None and CONVERSATIONS in found and MESSAGES not in found:
-        return "messages", [CONVERSATIONS, *tools]
-    if text_column is None and MESSAGES in found:
-        return "messages", [MESSAGES, *tools]
-    if text_column is None and {PROMPT, COMPLETION} <= set(found):
-        return "completion", [PROMPT, COMPLETION, *tools]
-    usual = text_column or next((name for name in TEXTS if name in found), None)
-    if usual is None and len(found) == 1:
-        usual = found[0]
-    if usual is None and {preferences.CHOSEN, preferences.REJECTED} <= set(found):
-        raise preferences.not_asked_for(found)
-    if usual is None:
+    found = []
+    for n, message in enumerate(messages):
+        learnt, marked = learnt_flag(mask[n], f"{name}[{n}]"), Message(message)
+        marked.learnt = None if learnt and message["role"] == ASSISTANT else learnt
+        found.append(marked)
+    return found
+
+
+def _completion(row: Mapping[str, Any], columns: Columns) -> Any:
+    read, unified = columns.read, columns.notation == "arrow"
+    row = _cells_as_messages(row, (read["prompt"], read["completion"]), columns)
+    if are_messages(row, read["prompt"], read["completion"]):
+        prompt, completion = (checked_messages(row[read[what]], read[what], unified=unified) for what in _BOTH)
+        return with_system(prompt, row.get(read["system"]), read["system"]) if "system" in read else prompt, completion
+    prompt, completion = text_field(row, read["prompt"]), text_field(row, read["completion"])
+    _refuse_system(row, columns)
+    return prompt, completion
+
+
+_BOTH = (PROMPT, COMPLETION)
+
+
+def _preference(row: Mapping[str, Any], columns: Columns) -> Any:
+    """Return prompt, chosen and rejected completion of a row: texts, or lists of messages."""
+    read, unified = columns.read, columns.notation == "arrow"
+    row = _cells_as_messages(row, (read.get("prompt"), read["chosen"], read["rejected"]), columns)
+    pair = {what: row.get(read[what]) for what in (CHOSEN, REJECTED)}
+    pair = {what: [one] if isinstance(one, Mapping) else one for what, one in pair.items()}
+    texts = all(isinstance(one, str) for one in pair.values())
+    if "prompt" in read:
+        pair[PROMPT] = row.get(read["prompt"])
+    elif "messages" in read:
+        pair[PROMPT] = checked_messages(row.get(read["messages"]), read["messages"], unified=unified)
+    elif "question" in read:
+        asked = turns(row, read, unified=unified)
+        pair[PROMPT] = asked if texts or len(asked) > 1 else asked[0]["content"]
+    if texts and isinstance(pair.get(PROMPT), list):
+        pair |= {what: [{"role": ASSISTANT, "content": text_field(pair, what)}] for what in (CHOSEN, REJECTED)}
+    prompt, chosen, rejected = preferences.value(pair, unified=unified)
+    if not isinstance(prompt, list):
+        _refuse_system(row, columns)
+    elif "system" in read:
+        prompt = with_system(prompt, row.get(read["system"]), read["system"])
+    return prompt, chosen, rejected
+
+
+_READERS: Mapping[Form, Callable[[Mapping[str, Any], Columns], Any]] = {
+    "text": _text, "messages": _conversation, "completion": _completion, "preference": _preference,
+}  # fmt: skip
+
+
+def _cells_as_messages(row: Mapping[str, Any], names: Sequence[str | None], columns: Columns) -> Mapping[str, Any]:
+    """Return a row of CSV with the lists of messages that its cells hold as JSON."""
+    if columns.notation != "csv":
+        return row
+    there = {name: row[name] for name in names if name is not None}
+    if not all(isinstance(cell, str) and cell.lstrip()[:2] == "[{" for cell in there.values()):
+        return row
+    return {**row, **{name: checked_messages(cell, name) for name, cell in there.items()}}
+
+
+def _refuse_system(row: Mapping[str, Any], columns: Columns) -> None:
+    """Refuse a system prompt next to texts that are joined as they are."""
+    system = columns.read.get("system")
+    if system is None or row.get(system) in (None, ""):
+        return
+    answers = f"{COMPLETION} to output" if "completion" in columns else "keep chosen and rejected"
+    raise Rejected(
+        f"{system} stands next to texts",
+        got=row[system],
+        why=f"{PROMPT} is learnt from as it is, end to end with what follows it, and has no place for it",
+        fix=f"rename {PROMPT} to instruction ({answers}), which makes the row a conversation by the chat template; or "
+        f"write {system} into {PROMPT} and leave the column out",
+    )
+
+
+_WANTED = {"label", "kto_tag"}
+
+
+def _refuse_unhonoured(row: Mapping[str, Any], columns: Columns) -> None:
+    """Refuse a row that says what the run cannot honour: an unwanted completion, a weight, images."""
+    for what, name in columns.looked_at.items():
+        value = row.get(name)
+        if what in _WANTED:
+            if value is False or (isinstance(value, str) and value.strip().lower() == "false"):
+                raise Rejected(
+                    f"{name} is false: the completion is one that nobody wants",
+                    got=value,
+                    why="the run would learn it like the others; whet has no loss of single completions (KTO)",
+                    fix="leave such rows out: --skip_bad; or write pairs with chosen and rejected for --loss dpo",
+                )
+        elif what == "weight":
+            if value not in (None, "", 1, "1", "1.0"):
+                raise Rejected(
+                    f"{name} is a weight other than 1",
+                    got=value,
+                    why="every row counts the same: the loss is a mean over tokens",
+                    fix=f"leave {name} out, repeat rows that shall count more, and remove those with weight 0",
+                )
+        elif what != CHOSEN and value not in (None, "", []):
+            media = what != "loss_mask"
+            raise Rejected(
+                f"{name} holds what whet lm does not read",
+                got=value if not media else kind(value),
+                why="the model reads texts" if media else "it masks tokens or messages, and the row has no messages",
+                fix=f"remove the row, or the column {name} if the texts mean the same without it"
+                if media
+                else f"leave {name} out, or write the row as messages with a weight of 0 or 1 each",
+            )
+
+
+def _inputs(row: Mapping[str, Any], columns: Columns, value: Any) -> TemplateInputs:
+    """Return what the chat template of a row gets next to its messages; a text takes none."""
+    tools_name, more_name = columns.read.get("tools"), columns.read.get("chat_template_kwargs")
+    if tools_name is None and more_name is None:
+        return NO_INPUTS
+    tools = checked_tools(row.get(tools_name)) if tools_name else None
+    more = without_nulls(row.get(more_name)) if more_name else None
+    more = _object_in_cell(more) if isinstance(more, str) else more
+    if not tools and not more:
+        return NO_INPUTS
+    if more is not None and not isinstance(more, Mapping):
         raise Rejected(
-            "it is not known which column holds the text",
-            got=f"columns found: {', '.join(map(str, found)) or 'none'}",
-            why="rows have text, messages, or prompt and completion",
-            fix=_renamed(found) or "name the column of the text: --dataset_text_field NAME",
+            f"{more_name} is {kind(more)}, not an object",
+            got=more,
+            why="it names variables of the chat template",
+            fix=f'write {more_name} as {{"enable_thinking": false}}, or leave it out',
         )
-    return "text", [usual]
-
-
-def _renamed(found: Sequence[str]) -> str | None:
-    """Return how to name a prompt and its completion that have other usual names; None: there are none."""
-    prompt = next((name for name in PROMPTS if name in found), None)
-    answer = next((name for name in ANSWERS if name in found), None)
-    if prompt is None or answer is None:
-        return None
-    pairs = ((prompt, PROMPT), (answer, COMPLETION))
-    names = " and ".join(f"{old} to {new}" for old, new in pairs if old != new)
-    return f"rename {names}, so that the answer alone is learnt; put a column that belongs to the prompt into it"
-
-
-def _value_and_tools(row: Mapping[str, Any], form: Form, columns: Sequence[str]) -> tuple[Any, Tools]:
-    value, tools = _value(row, form, columns), None if form == "text" else checked_tools(row.get(TOOLS))
-    if tools and not is_chat(value):
+    if not is_chat(value):
         raise Rejected(
-            f"{TOOLS} stand next to texts",
-            got=tools,
-            why="the chat template shows tools, and a text that is no conversation has none",
-            fix=f"write the row as messages, or leave {TOOLS} out",
+            f"{TOOLS if tools else more_name} stand next to texts",
+            got=tools or more,
+            why="they are for the chat template, and a text that is no conversation has none",
+            fix=f"write the row as messages, or leave {tools_name if tools else more_name} out",
         )
-    return value, tools
+    return TemplateInputs(tools, more or {})
+
+
+def _object_in_cell(cell: str) -> Any:
+    try:
+        return strict_json.parse_document(cell) if cell.strip() else None
+    except strict_json.BadJson:
+        return cell
 
 
 def is_chat(value: Any) -> bool:
     """Return whether an example is a conversation, or a prompt with completions that are."""
     return isinstance(value, list) or (isinstance(value, tuple) and isinstance(value[0], list))
-
-
-def _value(row: Mapping[str, Any], form: Form, columns: Sequence[str]) -> Any:
-    if form == "text":
-        return text_field(row, columns[0])
-    if form == "preference":
-        return preferences.value(row)
-    if form == "messages":
-        return checked_messages(row.get(columns[0]), columns[0])
-    prompt, completion = row.get(PROMPT), row.get(COMPLETION)
-    if are_messages(row, PROMPT, COMPLETION):
-        return checked_messages(prompt, PROMPT), checked_messages(completion, COMPLETION)
-    return text_field(row, PROMPT), text_field(row, COMPLETION)
 
 
 def _null_character(line: str) -> Rejected:

@@ -55,8 +55,8 @@ def pair_rows(maker: RowMaker, name: str, found: Examples) -> PairRows:
     """Return the pairs of a split as rows of tokens; a prompt stands in both rows of its pair."""
     values = [(prompt, one) for prompt, chosen, rejected in found.values for one in (chosen, rejected)]
     places = [place for place in found.places for _ in range(2)]
-    tools = [one for one in found.tools for _ in range(2)]
-    return PairRows(maker.rows(name, Examples(found.source, "completion", values, places, found.left_out, tools)))
+    inputs = [one for one in found.inputs for _ in range(2)]
+    return PairRows(maker.rows(name, Examples(found.source, "completion", values, places, found.left_out, inputs)))
 
 
 def collate(pairs: Sequence[dict[str, Any]]) -> dict[str, Tensor]:

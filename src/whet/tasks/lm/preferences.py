@@ -3,38 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from whet.data.files.rejected import Rejected
 from whet.data.files.row_fields import text_field
-from whet.tasks.lm.messages import TOOLS, are_messages, checked_messages
+from whet.tasks.lm.columns import CHOSEN, PROMPT, REJECTED
+from whet.tasks.lm.messages import USER, are_messages, checked_messages
 
-PROMPT, CHOSEN, REJECTED = "prompt", "chosen", "rejected"
-_USER = "user"
 _EXAMPLE = '{"prompt": "...", "chosen": "...", "rejected": "..."}'
 
 
-def form(found: Sequence[str]) -> tuple[Literal["preference"], list[str]]:
-    """Return the columns that are read of a table with these columns."""
-    missing = [name for name in (CHOSEN, REJECTED) if name not in found]
-    if missing:
-        raise Rejected(
-            f"there is no column {' or '.join(missing)}",
-            got=f"columns found: {', '.join(map(str, found)) or 'none'}",
-            why="--loss dpo learns from a prompt, the completion that was chosen and the one that was rejected",
-            fix=f"write rows as {_EXAMPLE}, or leave --loss dpo out",
-        )
-    return "preference", [*(name for name in (PROMPT, TOOLS) if name in found), CHOSEN, REJECTED]
-
-
-def value(row: Mapping[str, Any]) -> tuple[Any, Any, Any]:
+def value(row: Mapping[str, Any], *, unified: bool = False) -> tuple[Any, Any, Any]:
     """Return prompt, chosen and rejected completion of a row: texts, or lists of messages.
 
     Completions that both repeat the prompt lose it. Without a prompt, it is what both begin with.
     """
     chosen, rejected = row.get(CHOSEN), row.get(REJECTED)
     if are_messages(row, CHOSEN, REJECTED):
-        return _of_messages(row, checked_messages(chosen, CHOSEN), checked_messages(rejected, REJECTED))
+        chosen = checked_messages(chosen, CHOSEN, unified=unified)
+        return _of_messages(row, chosen, checked_messages(rejected, REJECTED, unified=unified), unified)
     chosen, rejected = text_field(row, CHOSEN), text_field(row, REJECTED)
     if row.get(PROMPT) is not None:
         return _after(text_field(row, PROMPT), chosen, rejected)
@@ -43,28 +30,18 @@ def value(row: Mapping[str, Any]) -> tuple[Any, Any, Any]:
     return _split(chosen[:n], chosen[n:], rejected[n:])
 
 
-def not_asked_for(found: Sequence[str]) -> Rejected:
-    """Return the refusal of preferences in a run that learns texts."""
-    return Rejected(
-        "the rows are preferences",
-        got=f"columns found: {', '.join(map(str, found))}",
-        why="a run without --loss dpo learns texts, messages, or prompt and completion",
-        fix="add --loss dpo, or name the column of the text: --dataset_text_field NAME",
-    )
-
-
-def _of_messages(row: Mapping[str, Any], chosen: Any, rejected: Any) -> tuple[Any, Any, Any]:
+def _of_messages(row: Mapping[str, Any], chosen: Any, rejected: Any, unified: bool) -> tuple[Any, Any, Any]:
     prompt, n = row.get(PROMPT), _common(chosen, rejected)
     if isinstance(prompt, list):
-        return _after(checked_messages(prompt, PROMPT), chosen, rejected)
+        return _after(checked_messages(prompt, PROMPT, unified=unified), chosen, rejected)
     if prompt is None:
         return _split(chosen[:n], chosen[n:], rejected[n:])
     text, shared = text_field(row, PROMPT), chosen[:n]
-    if any(message["role"] == _USER for message in shared):
+    if any(message["role"] == USER for message in shared):
         _require_said(text, shared)
         return _split(shared, chosen[n:], rejected[n:])
     n_system = next((at for at, message in enumerate(shared) if message["role"] != "system"), n)
-    asked = [*shared[:n_system], {"role": _USER, "content": text}]
+    asked = [*shared[:n_system], {"role": USER, "content": text}]
     return _split(asked, chosen[n_system:], rejected[n_system:])
 
 

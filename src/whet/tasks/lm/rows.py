@@ -22,7 +22,8 @@ from whet.log import logger
 from whet.models.loading.tokenizer_check import rust_errors
 from whet.objectives.base import IGNORED
 from whet.tasks.lm.examples import Examples
-from whet.tasks.lm.render import Rendered, Spans, rendered
+from whet.tasks.lm.messages import Spans
+from whet.tasks.lm.render import Rendered, rendered
 
 _LAYOUT = 2
 """Raise this when the same input shall give other rows, or the file looks different."""
@@ -60,6 +61,7 @@ class RowMaker:
                 "%s: the tokenizer has no eos_token, so the model does not learn where a text ends",
                 name,
             )
+        self._warn(name, made)
         key.add_numbers([-1 if end is None else end])
         arrays = self.cache.take(key.hex(), lambda: self._make(made, examples, blocks=blocks))
         found = RowStore.from_arrays(arrays)
@@ -67,6 +69,18 @@ class RowMaker:
         if not len(found):
             raise _nothing_to_learn(name, examples, self.max_length)
         return found
+
+    def _warn(self, name: str, made: Rendered) -> None:
+        """Log what the chat template leaves out of the rows."""
+        if made.endless:
+            logger.warning(
+                "%s: the chat template ends no turn of the assistant, so the model does not learn where an answer ends",
+                name,
+            )
+        if made.not_shown:
+            logger.warning(
+                "%s: fields of messages that the chat template does not show: %s", name, ", ".join(made.not_shown)
+            )
 
     def _end(self) -> int | None:
         return self.tokenizer.eos_token_id

@@ -7,10 +7,10 @@ from pathlib import Path
 from whet.data.files.bad_rows import BadRows, no_cycle_search
 from whet.data.files.file_bytes import PARQUET, read_bytes, text_of
 from whet.data.files.rejected import Rejected
-from whet.data.files.table import read_table
+from whet.data.files.table import TableRows, read_table
 from whet.errors import ConfigError
 from whet.jobs.hub_data import HubSource, load_split, table_rows
-from whet.tasks.lm import preferences
+from whet.tasks.lm.columns import choose_columns
 from whet.tasks.lm.examples import Examples, from_lines, from_table
 from whet.tasks.lm.fields import LmFields
 from whet.train.output import printing
@@ -38,7 +38,9 @@ def read_split(job: LmFields, name: str) -> Examples:
         found = _read_hub(job, name, limit)
     _require_completions(job, found)
     found.left_out.log(name, "examples")
-    printing.show([f"{name}: {len(found):,} {_WORDS[found.form]}"])
+    printing.show_wrapped(
+        f"{name}: {len(found):,} {_WORDS[found.form]}" + (f"; {found.columns}" if found.columns else "")
+    )
     return found
 
 
@@ -51,7 +53,7 @@ def read_file(
         with no_cycle_search():
             if _is_plain(path):
                 if pairs:
-                    preferences.form(())  # plain text has no columns
+                    choose_columns(TableRows((), lambda _: ()), None, pairs=True)  # refuses: plain text has no columns
                 if text_column is not None:
                     raise _no_columns(path, text_column)
                 return from_lines(text_of(read_bytes(path)), bad, limit)

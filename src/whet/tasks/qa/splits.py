@@ -6,15 +6,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from whet.console import plural
+from whet.data.files.table import columns_line
 from whet.data.store import RowStore
 from whet.jobs.hub_data import HubSource
 from whet.log import logger
 from whet.tasks.qa.arguments import QaArguments
 from whet.tasks.qa.read.hub import read_hub
 from whet.tasks.qa.read.squad import read_questions
+from whet.tasks.qa.read.tables import READ
 from whet.tasks.qa.types import Questions, Windows
 from whet.tasks.qa.windows.cache import cached_windows
 from whet.tasks.qa.windows.cut import WindowOptions
+from whet.train.output import printing
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,9 @@ def read_split(qa: QaArguments, name: str) -> Questions:
 
 def _logged(name: str, questions: Questions) -> Questions:
     questions.left_out.log(name, "questions")
+    read = ", ".join(one for one in READ if one in questions.fields)
+    not_read = [one for one in questions.fields if one not in READ]
+    printing.show_wrapped(f"{name}: {plural(len(questions), 'question')}; {columns_line({'read': read}, not_read)}")
     return questions
 
 

@@ -33,6 +33,8 @@ class Questions:
     titles: Sequence[str] = field(default_factory=tuple)
     left_out: LeftOut = field(default_factory=LeftOut)
     """The questions that `skip_bad` skipped: a problem of a paragraph or an article skips all of its questions."""
+    fields: Sequence[str] = ()
+    """All columns of the data; of SQuAD's nested form, all fields of articles, paragraphs and questions."""
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -53,6 +53,8 @@ class Sentences:
     left_out: LeftOut = field(default_factory=LeftOut)
     tag_order: Sequence[str] = field(default=())
     """The tags in the order of the data set, if that names them."""
+    not_read: Sequence[str] = ()
+    """The other columns of the data, if they have names."""
 
     def __len__(self) -> int:
         return len(self.words)
@@ -100,7 +102,8 @@ def from_rows(rows: TableRows, named: Named, bad: BadRows, *, need_tags: bool, l
         found.words.append(given)
         found.tags.append(labels)
         found.places.append(place)
-    return replace(found.finish(tags or "tags"), tag_order=rows.class_names.get(tags or "", ()))
+    order, not_read = rows.class_names.get(tags or "", ()), rows.not_read([words, *([tags] if tags else [])])
+    return replace(found.finish(tags or "tags"), tag_order=order, not_read=not_read)
 
 
 def _column(found: Sequence[str], name: str | None, usual: Sequence[str], what: str, flag: str) -> str:

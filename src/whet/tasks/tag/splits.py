@@ -10,7 +10,7 @@ from whet.data.files.bad_rows import BadRows, no_cycle_search
 from whet.data.files.file_bytes import PARQUET, read_bytes, text_of
 from whet.data.files.json_text import skip_space
 from whet.data.files.rejected import Rejected
-from whet.data.files.table import read_table, with_line_ends
+from whet.data.files.table import columns_line, read_table, with_line_ends
 from whet.jobs.hub_data import HubSource, load_split, table_rows
 from whet.tasks.tag.columns import from_columns
 from whet.tasks.tag.fields import TagFields
@@ -31,7 +31,8 @@ def read_split(job: TagFields, name: str) -> Sentences:
     found.left_out.log(name, "sentences")
     n_words = sum(map(len, found.words))
     size = f"{plural(len(found), 'sentence')}, {plural(n_words, 'word')}"
-    printing.show([f"{name}: {size}; tags: {found.tag_column if found.tags else 'none'}"])
+    read = {"tags": found.tag_column if found.tags else "none"}
+    printing.show_wrapped(f"{name}: {size}; {columns_line(read, found.not_read)}")
     return found
 
 

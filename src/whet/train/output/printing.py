@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from whet import log
+from whet import console, log
 from whet.config.arguments import TrainingArguments
 from whet.config.ranks import here
+from whet.errors import escape_controls
 from whet.train.output import run_log
 
 
@@ -45,6 +46,11 @@ def before_a_table() -> Iterator[None]:
 def table_follows() -> bool:
     """Return whether a table shows the results later."""
     return _audience.table_follows and _audience.shows
+
+
+def show_wrapped(text: str) -> None:
+    """Print a text of one line, in lines that fit the terminal; names in it that come from data move no cursor."""
+    show(console.paragraph(escape_controls(text), "  ").splitlines())
 
 
 def show(lines: Sequence[str]) -> None:

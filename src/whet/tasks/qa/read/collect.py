@@ -21,6 +21,8 @@ class Collector:
     def __init__(self, source: str, *, limit: int | None, require_answers: bool, skip_bad: bool = False) -> None:
         self.bad = BadRows(source, skip_bad=skip_bad)
         self.require_answers = require_answers
+        self.fields: dict[str, None] = {}
+        """What rows, or the parts of a nested document, have; those that hold no other parts."""
         self._limit = limit
         self._ids: dict[str, Place] = {}
         self._titles: list[str] = []
@@ -35,9 +37,15 @@ class Collector:
         """Whether the limit is reached and readers may stop."""
         return self._limit is not None and self._n_seen >= self._limit
 
+    def see(self, part: Any) -> None:
+        """Note the fields of a row, an article, a paragraph or a question."""
+        if isinstance(part, Mapping) and not part.keys() <= self.fields.keys():
+            self.fields |= {name: None for name in part if name not in ("paragraphs", "qas")}
+
     def add(self, row: Any, *, context: str, title: str, place: Place) -> None:
         """Check the question of this row and store it. The context and the title were checked before."""
         self._n_seen += 1
+        self.see(row)
         try:
             if not isinstance(row, Mapping):
                 raise not_an_object(row)
@@ -82,6 +90,7 @@ class Collector:
             contexts=list(self._contexts),
             titles=self._titles if any(self._titles) else (),
             left_out=LeftOut.of(self.bad),
+            fields=list(self.fields),
         )
 
 

@@ -16,6 +16,7 @@ def read_nested(articles: Sequence[Any], collector: Collector) -> None:
     for a, article in enumerate(articles):
         if collector.full:
             return
+        collector.see(article)
         try:
             paragraphs, title = _list_field(article, "paragraphs"), title_field(article)
         except Rejected as problem:
@@ -26,6 +27,7 @@ def read_nested(articles: Sequence[Any], collector: Collector) -> None:
 
 
 def _read_paragraph(paragraph: Any, path: str, title: str, collector: Collector) -> None:
+    collector.see(paragraph)
     try:
         questions, context = _list_field(paragraph, "qas"), text_field(paragraph, "context")
     except Rejected as problem:

@@ -36,6 +36,7 @@ def read_rows(rows: Iterable[tuple[str, Any]], collector: Collector) -> None:
 def read_table(table: pyarrow.Table, collector: Collector) -> None:
     """Pass every row of an Arrow table to the collector."""
     refuse_twice(table.column_names)
+    collector.see(dict.fromkeys(table.column_names))
     check_columns(table.column_names, require_answers=collector.require_answers)
     wanted = [name for name in READ if name in table.column_names]
     read_columns({name: column_values(table.column(name)) for name in wanted}, collector)
@@ -44,6 +45,7 @@ def read_table(table: pyarrow.Table, collector: Collector) -> None:
 def read_columns(columns: Mapping[str, Sequence[Any]], collector: Collector) -> None:
     """Pass every row of these columns to the collector."""
     check_columns(list(columns), require_answers=collector.require_answers)
+    collector.see(columns)
     wanted = [name for name in READ if name in columns]
     rows = (dict(zip(wanted, row, strict=True)) for row in zip(*(columns[name] for name in wanted), strict=True))
     read_rows(((f"row {n}", row) for n, row in enumerate(rows)), collector)
