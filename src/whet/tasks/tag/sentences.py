@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,13 +15,19 @@ from whet.data.files.row_fields import kind, object_of, text_field
 from whet.data.files.table import TableRows
 from whet.jobs.left_out import LeftOut
 
+ENTITY = re.compile(r"O|[BIESLU]-.+")
+"""A tag that marks an entity, or none."""
 IGNORED = -100
 """The label that losses leave out."""
 _EXAMPLE = '{"tokens": ["..."], "tags": ["..."]}'
 """What a row looks like, for messages."""
 
+_ITEM = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|-?\d+"""
+_PRINTED_ITEM = re.compile(_ITEM)
+_PRINTED = re.compile(rf"\s*\[\s*(?:(?:{_ITEM})\s*(?:,\s*|(?=\])))*\]\s*")
+"""A list as Python prints it, with a comma after each item: numpy's lists have none, and words would join."""
 WORDS = ("tokens", "words", "text", "sentence")
-TAGS = ("ner_tags", "pos_tags", "upos", "tags", "labels", "label")
+TAGS = ("ner_tags", "pos_tags", "upos", "tags", "labels", "label", "word_labels")
 
 
 @dataclass(frozen=True)
@@ -53,6 +61,9 @@ class Sentences:
     left_out: LeftOut = field(default_factory=LeftOut)
     tag_order: Sequence[str] = field(default=())
     """The tags in the order of the data set, if that names them."""
+    word_column: str = "words"
+    notes: Sequence[str] = ()
+    """What else a user should know of how the data was read."""
 
     def __len__(self) -> int:
         return len(self.words)
@@ -92,6 +103,7 @@ def from_rows(rows: TableRows, named: Named, bad: BadRows, *, need_tags: bool, l
         if n == limit:
             break
         try:
+            row = _with_lists(row, words, tags)
             given = _words(row, words)
             labels = _tags(row, tags, len(given), needed=need_tags) if tags else None
         except Rejected as problem:
@@ -100,7 +112,8 @@ def from_rows(rows: TableRows, named: Named, bad: BadRows, *, need_tags: bool, l
         found.words.append(given)
         found.tags.append(labels)
         found.places.append(place)
-    return replace(found.finish(tags or "tags"), tag_order=rows.class_names.get(tags or "", ()))
+    read = found.finish(tags or "tags")
+    return replace(read, word_column=words, tag_order=rows.class_names.get(tags or "", ()))
 
 
 def _column(found: Sequence[str], name: str | None, usual: Sequence[str], what: str, flag: str) -> str:
@@ -115,10 +128,23 @@ def _column(found: Sequence[str], name: str | None, usual: Sequence[str], what: 
     )
 
 
+def _with_lists(row: Any, words: str, tags: str | None) -> Any:
+    """Return the row with lists in place of two texts with as many parts: words and tags, apart by spaces or commas."""
+    if not isinstance(row, Mapping) or tags is None:
+        return row
+    text, said = row.get(words), row.get(tags)
+    if not (isinstance(text, str) and isinstance(said, str)) or text.lstrip().startswith("["):
+        return row
+    parts = [part for part in text.split(" ") if part]
+    given = [part for part in said.replace(",", " ").split(" ") if part]
+    fits = len(parts) == len(given) and all(map(ENTITY.fullmatch, given))  # not a text and the name of its class
+    return {**row, words: parts, tags: given} if fits else row
+
+
 def _list(row: Any, name: str, what: str) -> list[Any]:
     value = object_of(row, _EXAMPLE).get(name)
     if isinstance(value, str) and value.lstrip().startswith("["):  # a cell of CSV
-        value = _json_list(value)
+        value = _list_of_cell(value)
     if isinstance(value, list):
         return value
     raise Rejected(
@@ -129,10 +155,15 @@ def _list(row: Any, name: str, what: str) -> list[Any]:
     )
 
 
-def _json_list(cell: str) -> Any:
+def _list_of_cell(cell: str) -> Any:
+    """Return the list that a cell holds as JSON, or as Python prints lists; the cell itself if it holds none."""
     try:
         return json.loads(cell)
-    except ValueError:
+    except (ValueError, RecursionError):
+        pass
+    try:
+        return [ast.literal_eval(one) for one in _PRINTED_ITEM.findall(cell)] if _PRINTED.fullmatch(cell) else cell
+    except (ValueError, SyntaxError):
         return cell
 
 
