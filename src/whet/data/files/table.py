@@ -102,8 +102,19 @@ def _json(text: str, begin: int) -> TableRows:
             fix="remove what follows, or write one object a line",
         )
     rows = [(place, _with_paths(row)) for place, row in rows]
+    _refuse_label_studio(rows[0][1] if rows else None)
     first = next((row for _, row in rows if isinstance(row, Mapping)), {})
     return TableRows([name for name, value in first.items() if not isinstance(value, Mapping)], lambda _: rows)
+
+
+def _refuse_label_studio(row: Any) -> None:
+    if isinstance(row, Mapping) and isinstance(row.get("data"), Mapping) and isinstance(row.get("annotations"), list):
+        raise Rejected(
+            "this is Label Studio's JSON export",
+            got=f"fields found: {', '.join(map(str, row))}",
+            why="it holds the work of each annotator, and it is not known whose is right",
+            fix="export the project as JSON-MIN or as CSV, and for tags of words as CONLL2003",
+        )
 
 
 def _with_paths(row: Any) -> Any:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from whet.console import plural
 from whet.data.store import RowStore
 from whet.jobs.hub_data import HubSource
 from whet.log import logger
@@ -15,6 +16,7 @@ from whet.tasks.qa.read.squad import read_questions
 from whet.tasks.qa.types import Questions, Windows
 from whet.tasks.qa.windows.cache import cached_windows
 from whet.tasks.qa.windows.cut import WindowOptions
+from whet.train.output import printing
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,9 @@ def read_split(qa: QaArguments, name: str) -> Questions:
 
 def _logged(name: str, questions: Questions) -> Questions:
     questions.left_out.log(name, "questions")
+    n_without = sum(not answers.texts for answers in questions.answers)
+    if n_without and name != "test":
+        printing.show([f"{name}: {n_without:,} of {plural(len(questions), 'question')} without an answer"])
     return questions
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ast
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from whet.data.files.bad_rows import BadRows
+from whet.data.files.cells import list_of_cell
 from whet.data.files.rejected import Rejected
 from whet.data.files.row_fields import kind, object_of, text_field
 from whet.data.files.table import TableRows
@@ -22,10 +21,6 @@ IGNORED = -100
 _EXAMPLE = '{"tokens": ["..."], "tags": ["..."]}'
 """What a row looks like, for messages."""
 
-_ITEM = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|-?\d+"""
-_PRINTED_ITEM = re.compile(_ITEM)
-_PRINTED = re.compile(rf"\s*\[\s*(?:(?:{_ITEM})\s*(?:,\s*|(?=\])))*\]\s*")
-"""A list as Python prints it, with a comma after each item: numpy's lists have none, and words would join."""
 WORDS = ("tokens", "words", "text", "sentence")
 TAGS = ("ner_tags", "pos_tags", "upos", "tags", "labels", "label", "word_labels")
 
@@ -144,7 +139,7 @@ def _with_lists(row: Any, words: str, tags: str | None) -> Any:
 def _list(row: Any, name: str, what: str) -> list[Any]:
     value = object_of(row, _EXAMPLE).get(name)
     if isinstance(value, str) and value.lstrip().startswith("["):  # a cell of CSV
-        value = _list_of_cell(value)
+        value = list_of_cell(value) or value
     if isinstance(value, list):
         return value
     raise Rejected(
@@ -153,18 +148,6 @@ def _list(row: Any, name: str, what: str) -> list[Any]:
         why=f"the {what} of a sentence are a list",
         fix=f'write {name} as a list: ["...", "..."]',
     )
-
-
-def _list_of_cell(cell: str) -> Any:
-    """Return the list that a cell holds as JSON, or as Python prints lists; the cell itself if it holds none."""
-    try:
-        return json.loads(cell)
-    except (ValueError, RecursionError):
-        pass
-    try:
-        return [ast.literal_eval(one) for one in _PRINTED_ITEM.findall(cell)] if _PRINTED.fullmatch(cell) else cell
-    except (ValueError, SyntaxError):
-        return cell
 
 
 def _words(row: Any, name: str) -> list[str]:

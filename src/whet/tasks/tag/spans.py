@@ -43,13 +43,6 @@ class SpanColumns:
 
 def span_columns(rows: TableRows, named: Named, *, need_tags: bool) -> SpanColumns | None:
     """Return the columns of texts and spans; None if the rows hold lists of words, or something else."""
-    if "data.text" in rows.columns and "annotations" in rows.columns:
-        raise Rejected(
-            "this is Label Studio's JSON export",
-            got=f"columns found: {', '.join(rows.columns)}",
-            why="it holds the work of each annotator, and it is not known whose is right",
-            fix="export the project as JSON-MIN or as CONLL2003",
-        )
     texts = (named.words,) if named.words else _TEXTS
     spans = (named.tags,) if named.tags else _SPANS
     sample = [row for _, row in rows.take((*texts, *spans, *TAGS)) if isinstance(row, Mapping)]
