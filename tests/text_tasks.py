@@ -102,3 +102,11 @@ def examples(command: str, folder: Path) -> Path:
         return write_csv(folder / "rows.csv", topic_rows())
     texts = [{"text": row["text"]} for row in topic_rows()]
     return write_lines(folder / "rows.jsonl", {"tag": TAGS, "qa": QUESTIONS, "lm": texts}[command])
+
+
+def documented_forms(heading: str) -> list[str]:
+    """The first column of the table below a heading of docs/tasks.md, without the marks of code."""
+    page = (Path(__file__).resolve().parents[1] / "docs" / "tasks.md").read_text("utf-8")
+    lines = page.partition(f"\n### {heading}\n")[2].partition("\n## ")[0].partition("\n### ")[0].splitlines()
+    rows = [line for line in lines if line.startswith("| ")]
+    return [row.split("|")[1].strip().replace("`", "") for row in rows[1:]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -91,6 +92,27 @@ def test_demo_runs_again_in_its_folder(minilm_dir: Path, tmp_path: Path) -> None
     for name in ("model.safetensors", "training_args.json"):
         (tmp_path / "out" / name).unlink()
     assert _demo(tmp_path / "out", 0.05).returncode == 0
+
+
+@pytest.mark.slow
+def test_an_interrupted_demo_continues_where_it_was(minilm_dir: Path, tmp_path: Path) -> None:
+    """Its F1 before the training is that of the first process."""
+    words = [sys.executable, "-m", "whet", "demo", "--output_dir", str(tmp_path), "--num_train_epochs", "0.4"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("step 10/"):
+                process.send_signal(signal.SIGINT)
+    assert process.returncode == 75
+    (checkpoint,) = tmp_path.glob("checkpoint-*")
+    step = int(checkpoint.name.partition("-")[2])
+    assert step >= 10
+    done = _demo(tmp_path, 0.4)
+    assert done.returncode == 0, done.stderr
+    assert f"resumes    after step {step} of 17" in done.stdout
+    assert "F1 before training" in done.stdout
+    assert not [*tmp_path.glob("checkpoint-*")]
+    assert json.loads((tmp_path / MARKER).read_text("utf-8")) == {"finished": True}
 
 
 @pytest.mark.slow

@@ -78,7 +78,7 @@ def test_header_of_columns_is_no_word(tmp_path: Path, end: str) -> None:
 
 
 def test_running_text_is_not_taken_for_columns(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="line 2 has 3 columns, and the line before 4") as error:
+    with pytest.raises(DataError, match="line 2 has 3 columns, and line 1 has 4") as error:
         _sentences(tmp_path / "text.txt", "the boat lay still\nwe set sail\n", need_tags=False)
     assert "write one word a line" in str(error.value)
 

@@ -8,11 +8,11 @@ from whet.kubernetes.arguments import KubernetesArguments
 
 
 def _run(asked: KubernetesArguments) -> int:
-    from whet.cli.main import COMMANDS, RANKED, STOPPABLE
+    from whet.cli.main import COMMANDS, RANKED, RESUMABLE
     from whet.kubernetes.command import OwnCommands
     from whet.kubernetes.run import run_kubernetes
 
-    own = OwnCommands(names=COMMANDS, ranked=RANKED, resumable=STOPPABLE, settings=_settings)
+    own = OwnCommands(names=COMMANDS, ranked=RANKED, resumable=RESUMABLE, settings=_settings)
     return run_kubernetes(asked, own)
 
 

@@ -43,7 +43,9 @@ COMMANDS = {
 }
 TRAINING = frozenset({"qa", "classify", "tag", "lm", "demo", "demo-lm", "bench-methods"})
 """The commands that train."""
-STOPPABLE = frozenset({"qa", "classify", "tag", "lm"})
+RESUMABLE = frozenset({"qa", "classify", "tag", "lm"})
+"""The commands that continue with --resume_from_checkpoint."""
+STOPPABLE = RESUMABLE | {"demo", "demo-lm"}
 """The commands that a signal ends with a checkpoint."""
 RANKED = frozenset({"qa", "classify", "tag", "lm"})
 """The commands that several ranks can run together."""

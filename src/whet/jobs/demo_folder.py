@@ -1,41 +1,108 @@
-"""The folder of a demo, which the next one may replace."""
+"""The folder of a demo: a demo that was interrupted continues in it, and one that has finished begins again."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from whet.config.arguments import TrainingArguments
 from whet.config.rules.training import NOT_COUNTED
-from whet.errors import ConfigError
+from whet.errors import ConfigError, WhetError
+from whet.train.checkpoint import finding, manifest, on_disk
+from whet.train.control import stop
+from whet.train.output import files as output_files
+
+_ARGUMENTS = "training_args.json"
+"""The settings of a training, in its folder and in its checkpoints."""
+_OF_A_RUN = ("seed", "num_train_epochs", "max_steps")
+"""Settings of a demo that its user gives."""
 
 
-def require_own(folder: Path, marker: str, args: TrainingArguments, fixed: Sequence[str]) -> None:
-    """Raise ConfigError if the folder contains anything but the files of an earlier demo.
+@contextmanager
+def continuing(folder: Path, marker: str, args: TrainingArguments, fixed: Sequence[str]) -> Iterator[TrainingArguments]:
+    """Yield the settings of the demo in this folder: if one was interrupted there, they continue it.
 
-    `marker` is the file that the demo writes first, `fixed` the settings that every run of it has. A folder with
-    checkpoints, or with a training of other settings, has become somebody's work.
+    `marker` is the file that the demo writes first, `fixed` the settings that every run of it has. Raises ConfigError
+    if the folder contains anything but the files of an earlier demo. A demo that comes to its end removes its
+    checkpoints; one that is stopped says that the same command continues it.
+    """
+    is_finished = _require_own(folder, marker, args, fixed)
+    checkpoint = None if is_finished else _interrupted(folder, args)
+    _mark(folder / marker, is_finished=False)
+    if checkpoint is not None:
+        step = (manifest.facts_of(checkpoint) or {}).get("step", 0)
+        print(f"Continues the demo that was interrupted in {folder}, after step {step}.\n", flush=True)
+        args = replace(args, resume_from_checkpoint=str(checkpoint))
+    try:
+        yield args
+    except stop.Stopped as stopped:
+        raise stop.Stopped(f"{stopped.what}; the same command continues the demo", {}, int(str(stopped.code))) from None
+    except ConfigError as error:
+        if checkpoint is None:
+            raise
+        raise ConfigError(
+            what=f"the demo in {folder} cannot be continued",
+            got=error.problems[0].what,
+            why="its checkpoint was written with other data, another model or another version",
+            fix=f"remove {folder}, or use another --output_dir",
+        ) from error
+    on_disk.remove_all(folder)
+    _mark(folder / marker, is_finished=True)
+
+
+def _mark(path: Path, *, is_finished: bool) -> None:
+    output_files.write_json(path, {"finished": is_finished}, indent=2, on_error="stop")
+
+
+def _require_own(folder: Path, marker: str, args: TrainingArguments, fixed: Sequence[str]) -> bool:
+    """Return whether no demo was interrupted in the folder; raises ConfigError if it holds somebody's work.
+
+    That are checkpoints which no interrupted demo has written, and a training of other settings.
     """
     names = set(os.listdir(folder)) - NOT_COUNTED  # noqa: PTH208 - only the names are asked for
-    has_checkpoints = any(name.startswith(("checkpoint-", "abandoned-")) for name in names)
-    own = marker in names and not has_checkpoints and _trained_here(folder / "training_args.json", args, fixed)
-    if names and not own:
+    is_finished = _content(folder / marker).get("finished") is not False
+    saved = [name for name in names if name.startswith(("checkpoint-", "abandoned-"))]
+    trained = [folder / _ARGUMENTS, *(folder / name / _ARGUMENTS for name in saved)]
+    own = marker in names and not (is_finished and saved) and all(_has(path, args, fixed) for path in trained)
+    if names and not (own and all((folder / name / _ARGUMENTS).exists() for name in saved)):
         raise ConfigError(
             what="output_dir is not empty",
             got=str(folder),
             why="it holds files that are not of a demo, and the demo would replace some of them",
             fix="use another --output_dir, or empty this one",
         )
+    return is_finished
 
 
-def _trained_here(path: Path, args: TrainingArguments, fixed: Sequence[str]) -> bool:
-    """Return whether the last training in the folder, if one came to its end, had the settings of a demo."""
+def _interrupted(folder: Path, args: TrainingArguments) -> Path | None:
+    """Return the checkpoint from which a demo with these settings continues; None if it has to begin again."""
+    try:
+        checkpoint = finding.newest(folder)
+        if checkpoint is None or not _has(checkpoint / _ARGUMENTS, args, _OF_A_RUN):
+            return None
+        from whet.train.resume import compare  # which loads torch
+
+        compare.require_same_settings(args, checkpoint)
+    except WhetError:  # every checkpoint is damaged, or another version has other settings: a demo may begin again
+        return None
+    return checkpoint
+
+
+def _has(path: Path, args: TrainingArguments, names: Sequence[str]) -> bool:
+    """Return whether the training of this file had these settings, or there was none."""
     if not path.exists():
         return True
+    kept = _content(path)
+    return all(name in kept and kept[name] == getattr(args, name) for name in names)
+
+
+def _content(path: Path) -> dict[str, object]:
     try:
-        kept = json.loads(path.read_text("utf-8"))
-        return all(kept[name] == getattr(args, name) for name in fixed)
-    except (OSError, ValueError, TypeError, KeyError):
-        return False
+        found = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

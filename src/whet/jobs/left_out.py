@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from whet.data.files.bad_rows import MAX_SHOWN, BadRows
@@ -23,16 +23,20 @@ class LeftOut:
     """Each with its position."""
     n_rows: int = 0
     """Rows that the problems make unusable: a problem of a paragraph concerns all of its questions."""
+    kinds: Mapping[str, int] = field(default_factory=dict)
+    """Kind of problem -> the rows that it makes unusable."""
 
     @classmethod
     def of(cls, bad: BadRows) -> LeftOut:
         """Return what was found in one source."""
-        return cls(bad.problems, bad.n_left_out)
+        return cls(bad.problems, bad.n_left_out, dict(bad.kinds.most_common()))
 
     def log(self, split: str, rows: str) -> None:
-        """Log how many rows of the split were left out, and the first reasons; `rows` is the word for them."""
+        """Log how many rows of the split were left out, by kind, and the first reasons; `rows` is their word."""
         if self.problems:
             logger.warning("%s: %d %s are bad and were left out:", split, self.n_rows, rows)
+        for reason, n_rows in self.kinds.items():
+            logger.warning("  %d: %s", n_rows, reason)
         for problem in self.problems[:MAX_SHOWN]:
             logger.warning("  %s", problem.what)
         if len(self.problems) > MAX_SHOWN:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -11,6 +13,9 @@ from whet.errors import DataError, Problem
 
 MAX_SHOWN = 10
 """Problems reported in full; more would hide the first."""
+
+_PARTICULARS = re.compile(r"'[^']*'|\"[^\"]*\"|\d[\d,.]*")
+"""What differs between two messages about the same kind of problem: quoted values and numbers."""
 
 Place = Callable[[], str]
 """Returns the position of a row. A function, because the text is needed only for bad data."""
@@ -25,12 +30,15 @@ class BadRows:
         self.problems: list[Problem] = []
         self.n_left_out = 0
         """Rows that these problems make unusable."""
+        self.kinds: Counter[str] = Counter()
+        """Kind of problem -> the rows that it makes unusable."""
         self._n_problems = 0
 
     def add(self, problem: Rejected, place: Place, n_rows: int = 1) -> None:
         """Count a problem and its unusable rows; store it if it is one of the first, or if all are reported."""
         self._n_problems += 1
         self.n_left_out += n_rows
+        self.kinds[_PARTICULARS.sub("...", problem.what)] += n_rows
         if self.skip_bad or len(self.problems) < MAX_SHOWN:
             self.problems.append(problem.at(f"{self.source}: {place()}"))
 

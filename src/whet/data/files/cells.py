@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,11 +15,30 @@ if TYPE_CHECKING:
     import pyarrow
 
 
+_ITEM = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|-?\d+"""
+_PRINTED_ITEM = re.compile(_ITEM)
+_PRINTED = re.compile(rf"\s*\[\s*(?:(?:{_ITEM})\s*(?:,\s*|(?=\])))*\]\s*")
+"""A list as Python prints it, with a comma after each item: numpy's lists have none, and words would join."""
+
+
 @dataclass(frozen=True)
 class Unreadable:
     """Placeholder for a cell that Arrow cannot convert, such as a text that is not UTF-8."""
 
     reason: str
+
+
+def list_of_cell(cell: str) -> list[Any] | None:
+    """Return the list that a cell of CSV holds, as JSON or as Python prints lists; None if it holds none."""
+    try:
+        found = json.loads(cell)
+        return found if isinstance(found, list) else None
+    except (ValueError, RecursionError):
+        pass
+    try:
+        return [ast.literal_eval(one) for one in _PRINTED_ITEM.findall(cell)] if _PRINTED.fullmatch(cell) else None
+    except (ValueError, SyntaxError):
+        return None
 
 
 def column_values(column: pyarrow.ChunkedArray) -> list[Any]:

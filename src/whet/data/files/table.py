@@ -130,6 +130,7 @@ def _json(text: str, begin: int) -> TableRows:
     columns, objects = _columns_of(rows)
     if objects:
         rows = [(place, _with_paths(row)) for place, row in rows]
+        _refuse_label_studio(rows[0][1])
     return TableRows(columns, lambda _: rows, objects=objects)
 
 
@@ -149,6 +150,16 @@ def _columns_of(rows: Sequence[PlacedRow]) -> tuple[list[str], list[str]]:
             elif value is not None or name not in objects:
                 columns.setdefault(name, {})[name] = None
     return list({path: None for paths in columns.values() for path in paths}), list(objects)
+
+
+def _refuse_label_studio(row: Any) -> None:
+    if isinstance(row, Mapping) and isinstance(row.get("data"), Mapping) and isinstance(row.get("annotations"), list):
+        raise Rejected(
+            "this is Label Studio's JSON export",
+            got=f"fields found: {', '.join(map(str, row))}",
+            why="it holds the work of each annotator, and it is not known whose is right",
+            fix="export the project as JSON-MIN or as CSV, and for tags of words as CONLL2003",
+        )
 
 
 def _with_paths(row: Any) -> Any:

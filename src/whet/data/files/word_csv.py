@@ -6,7 +6,7 @@ import csv
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from whet.data.files.conll import DOCUMENT, ColumnSentence
+from whet.data.files.conll import DOCUMENT, SPACES, ColumnSentence, by_spaces
 
 _MARKS = (",", ";", "|", "\t")
 _SENTENCE = {"sentence", "sentence #", "sentence#", "sent"} | {
@@ -38,11 +38,11 @@ def word_table(text: str, word_headings: set[str]) -> WordTable | None:
     if not filled:
         return None
     for mark in _MARKS:
-        names = [name.strip() for name in _cells(filled[0], mark)]
+        names = [name.strip(SPACES) for name in _cells(filled[0], mark)]
         if len(names) > 1 and word_headings & set(map(str.lower, names)):
             begin = next(at for at, (_, line) in enumerate(lines) if line.strip())
             return WordTable(names, mark, list(_sentences(lines[begin + 1 :], mark, _sentence_column(names))))
-    if all(len(line.split()) > 1 for line in filled):
+    if all(len(by_spaces(line)) > 1 for line in filled):
         return None
     for mark in _MARKS[:-1]:
         widths = {len(_cells(line, mark)) for line in filled}
@@ -69,7 +69,7 @@ def _sentences(lines: Sequence[tuple[int, str]], mark: str, column: int | None) 
     rows: list[tuple[int, list[str]]] = []
     current = ""
     for number, line in lines:
-        cells = [cell.strip() for cell in _cells(line, mark)] or ([line] if line.strip() else [])
+        cells = [cell.strip(SPACES) for cell in _cells(line, mark)] or ([line] if line.strip() else [])
         value = cells[column] if column is not None and column < len(cells) else ""
         ends = not any(cells) or cells[0] == DOCUMENT
         if (ends or (value and value != current)) and rows:

@@ -121,7 +121,7 @@ def collect(rows: TableRows, columns: Columns, bad: BadRows, *, need_label: bool
     pairs: list[str] = []
     labels: list[Any] = []
     places: list[str] = []
-    for n, (place, row) in enumerate(rows.take(columns.all)):
+    for n, (place, row) in enumerate(rows.take((*columns.all, "answer"))):
         if n == limit:
             break
         try:
@@ -129,6 +129,8 @@ def collect(rows: TableRows, columns: Columns, bad: BadRows, *, need_label: bool
             text = _text(row, columns.text, columns.delimiter)
             pair = _text(row, columns.pair, columns.delimiter) if columns.pair else ""
             label = _label(row, columns.label, needed=need_label)
+            if need_label and columns.label != "answer":
+                _require_accepted(row)
         except Rejected as problem:
             bad.add(problem, lambda place=place: place)
             continue
@@ -203,6 +205,13 @@ def _label(row: Mapping[str, Any], name: str | None, *, needed: bool) -> Any:
         )
     if gap:
         return None
+    if isinstance(value, list) and any(isinstance(one, list | dict) for one in value):
+        raise Rejected(
+            f"{name} holds spans or objects, not labels",
+            got=value,
+            why="the labels of a text are a list of texts or numbers",
+            fix="for spans of words use whet tag; else write the labels as a list of texts",
+        )
     if isinstance(value, str | int | float | list):
         return value
     raise Rejected(
@@ -211,6 +220,16 @@ def _label(row: Mapping[str, Any], name: str | None, *, needed: bool) -> Any:
         why="a label is a text, a number, or a list of them",
         fix=f"write {name} as a text or a number",
     )
+
+
+def _require_accepted(row: Mapping[str, Any]) -> None:
+    """Refuse a row of Prodigy whose annotation was rejected or passed over: its label is not that of the text."""
+    if (answer := row.get("answer")) in ("reject", "ignore"):
+        raise Rejected(
+            f"the answer of this row is {answer}",
+            why="Prodigy keeps such rows, and their label is not that of the text",
+            fix="export the accepted rows alone, or leave these out: --skip_bad",
+        )
 
 
 def _missing(missing: Mapping[str, Sequence[str]], found: Sequence[str]) -> Rejected:

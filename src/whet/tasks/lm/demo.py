@@ -11,13 +11,13 @@ from typing import Any
 
 from whet import console, log
 from whet.config.arguments import TrainingArguments
-from whet.jobs.demo_folder import require_own
+from whet.jobs.demo_folder import continuing
 from whet.jobs.summary import show
 from whet.tasks.lm.arguments import LmArguments
 from whet.tasks.lm.demo_arguments import DemoLmArguments
 from whet.tasks.lm.run import SHOWN
 from whet.tasks.lm.splits import read_split
-from whet.train.control import lock
+from whet.train.control import lock, stop
 from whet.train.output import files as output_files
 from whet.train.output import run_log
 
@@ -25,7 +25,7 @@ DATA = Path(str(files("whet.tasks.qa"))) / "demo_data"
 """Questions about texts; this demo learns the texts."""
 MARKER = "whet_demo_lm.json"
 """The file that marks the folder of this demo."""
-_FIXED = ("per_device_train_batch_size", "learning_rate", "warmup_steps", "logging_steps", "save_strategy")
+_FIXED = ("per_device_train_batch_size", "learning_rate", "warmup_steps", "logging_steps")
 """Settings that every demo has."""
 _VOCABULARY, _POSITIONS, _END = 768, 256, "<|endoftext|>"
 _SIZES = {
@@ -40,11 +40,11 @@ def run_demo(demo: DemoLmArguments) -> int:
     started_s = time.perf_counter()
     with lock.output_folder(demo.output_dir, overwrite=True) as folder, run_log.buffered():
         job, args = settings(demo, folder)
-        require_own(folder, MARKER, args, _FIXED)
-        output_files.write_json(folder / MARKER, {"made_by": "whet demo-lm"}, indent=2, on_error="stop")
-        write_texts(folder)
-        save_new_model(folder / "new", folder / "train.jsonl", demo.seed)
-        _show_it(job, args, folder, started_s)
+        with continuing(folder, MARKER, args, _FIXED) as args:
+            if args.resume_from_checkpoint is None:
+                write_texts(folder)
+                save_new_model(folder / "new", folder / "train.jsonl", demo.seed)
+            _show_it(job, args, folder, started_s)
     return 0
 
 
@@ -77,7 +77,9 @@ def settings(demo: DemoLmArguments, folder: Path) -> tuple[LmArguments, Training
         max_steps=demo.max_steps,
         seed=demo.seed,
         logging_steps=25,
-        save_strategy="no",
+        save_strategy="time",
+        save_interval_s=5,
+        save_total_limit=1,
     )
     return job, args
 
@@ -122,6 +124,7 @@ def _show_it(job: LmArguments, args: TrainingArguments, folder: Path, started_s:
 
     prepared = prepare(job, args, examples)
     metrics = prepared.run()
+    stop.mark_work_done()
     before = next(entry["eval_loss"] for entry in prepared.trainer.state.log_history if "eval_loss" in entry)
     print()
     show(SHOWN, metrics, folder, time.perf_counter() - started_s)

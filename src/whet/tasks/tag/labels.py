@@ -11,9 +11,8 @@ import numpy as np
 from whet.data.files.bad_rows import MAX_SHOWN
 from whet.errors import DataError, Problem
 from whet.jobs.tokenising.words import NO_WORD, WordRows
-from whet.tasks.tag.sentences import IGNORED, Sentences
+from whet.tasks.tag.sentences import ENTITY, IGNORED, Sentences
 
-_ENTITY = re.compile(r"O|[BIESLU]-.+")
 _ALMOST = re.compile(r"[bi][-_].+|[BI]_.+|.+[-_][BIbi]", re.DOTALL)
 _SHOWN_TAGS = 12
 
@@ -27,7 +26,7 @@ class Tags:
     @property
     def are_entities(self) -> bool:
         """Whether they mark entities (B-PER, I-PER, O); else each word has a plain tag, such as its part of speech."""
-        return all(_ENTITY.fullmatch(name) for name in self.names) and any(name != "O" for name in self.names)
+        return all(ENTITY.fullmatch(name) for name in self.names) and any(name != "O" for name in self.names)
 
     def almost_entity(self) -> str | None:
         """Return a tag that marks an entity in another way than `are_entities` knows; None if there is none."""

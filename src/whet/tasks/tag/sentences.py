@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from whet.data.files.bad_rows import BadRows
+from whet.data.files.cells import list_of_cell
 from whet.data.files.rejected import Rejected
 from whet.data.files.row_fields import kind, object_of, text_field
 from whet.data.files.table import TableRows
 from whet.jobs.left_out import LeftOut
 
+ENTITY = re.compile(r"O|[BIESLU]-.+")
+"""A tag that marks an entity, or none."""
 IGNORED = -100
 """The label that losses leave out."""
 _EXAMPLE = '{"tokens": ["..."], "tags": ["..."]}'
 """What a row looks like, for messages."""
 
 WORDS = ("tokens", "words", "text", "sentence")
-TAGS = ("ner_tags", "pos_tags", "upos", "tags", "labels", "label")
+TAGS = ("ner_tags", "pos_tags", "upos", "tags", "labels", "label", "word_labels")
 
 
 @dataclass(frozen=True)
@@ -53,8 +56,11 @@ class Sentences:
     left_out: LeftOut = field(default_factory=LeftOut)
     tag_order: Sequence[str] = field(default=())
     """The tags in the order of the data set, if that names them."""
+    word_column: str = "words"
     not_read: Sequence[str] = ()
     """The other columns of the data, if they have names."""
+    notes: Sequence[str] = ()
+    """What else a user should know of how the data was read."""
 
     def __len__(self) -> int:
         return len(self.words)
@@ -94,6 +100,7 @@ def from_rows(rows: TableRows, named: Named, bad: BadRows, *, need_tags: bool, l
         if n == limit:
             break
         try:
+            row = _with_lists(row, words, tags)
             given = _words(row, words)
             labels = _tags(row, tags, len(given), needed=need_tags) if tags else None
         except Rejected as problem:
@@ -102,8 +109,9 @@ def from_rows(rows: TableRows, named: Named, bad: BadRows, *, need_tags: bool, l
         found.words.append(given)
         found.tags.append(labels)
         found.places.append(place)
-    order, not_read = rows.class_names.get(tags or "", ()), rows.not_read([words, *([tags] if tags else [])])
-    return replace(found.finish(tags or "tags"), tag_order=order, not_read=not_read)
+    read, not_read = found.finish(tags or "tags"), rows.not_read([words, *([tags] if tags else [])])
+    order = rows.class_names.get(tags or "", ())
+    return replace(read, word_column=words, tag_order=order, not_read=not_read)
 
 
 def _column(found: Sequence[str], name: str | None, usual: Sequence[str], what: str, flag: str) -> str:
@@ -118,10 +126,23 @@ def _column(found: Sequence[str], name: str | None, usual: Sequence[str], what: 
     )
 
 
+def _with_lists(row: Any, words: str, tags: str | None) -> Any:
+    """Return the row with lists in place of two texts with as many parts: words and tags, apart by spaces or commas."""
+    if not isinstance(row, Mapping) or tags is None:
+        return row
+    text, said = row.get(words), row.get(tags)
+    if not (isinstance(text, str) and isinstance(said, str)) or text.lstrip().startswith("["):
+        return row
+    parts = [part for part in text.split(" ") if part]
+    given = [part for part in said.replace(",", " ").split(" ") if part]
+    fits = len(parts) == len(given) and all(map(ENTITY.fullmatch, given))  # not a text and the name of its class
+    return {**row, words: parts, tags: given} if fits else row
+
+
 def _list(row: Any, name: str, what: str) -> list[Any]:
     value = object_of(row, _EXAMPLE).get(name)
     if isinstance(value, str) and value.lstrip().startswith("["):  # a cell of CSV
-        value = _json_list(value)
+        value = list_of_cell(value) or value
     if isinstance(value, list):
         return value
     raise Rejected(
@@ -130,13 +151,6 @@ def _list(row: Any, name: str, what: str) -> list[Any]:
         why=f"the {what} of a sentence are a list",
         fix=f'write {name} as a list: ["...", "..."]',
     )
-
-
-def _json_list(cell: str) -> Any:
-    try:
-        return json.loads(cell)
-    except ValueError:
-        return cell
 
 
 def _words(row: Any, name: str) -> list[str]:

@@ -11,7 +11,7 @@ from whet.data.files.bad_rows import BadRows, Place
 from whet.data.files.rejected import Rejected
 from whet.data.files.row_fields import kind, text_field
 from whet.jobs.left_out import LeftOut
-from whet.tasks.qa.read.question import answers_field
+from whet.tasks.qa.read.question import answers_field, id_field
 from whet.tasks.qa.types import Answers, Questions
 
 
@@ -49,7 +49,7 @@ class Collector:
         try:
             if not isinstance(row, Mapping):
                 raise not_an_object(row)
-            name = text_field(row, "id")
+            name = id_field(row)
             question = text_field(row, "question")
             answers = answers_field(row, context, required=self.require_answers)
             if name in self._ids:
@@ -99,6 +99,8 @@ def title_field(row: Mapping[str, Any]) -> str:
     title = row.get("title")
     if title is None:
         return ""
+    if type(title) is int:
+        return str(title)
     if not isinstance(title, str):
         raise Rejected(
             f"title is {kind(title)}", got=title, why="it has to be a text", fix="write a text, or leave it out"

@@ -29,7 +29,10 @@ def read_nested(articles: Sequence[Any], collector: Collector) -> None:
 def _read_paragraph(paragraph: Any, path: str, title: str, collector: Collector) -> None:
     collector.see(paragraph)
     try:
-        questions, context = _list_field(paragraph, "qas"), text_field(paragraph, "context")
+        questions = _list_field(paragraph, "qas")
+        if not questions:
+            return None  # also without a context: annotation tools keep the paragraphs that nobody has asked about
+        context = text_field(paragraph, "context")
     except Rejected as problem:
         return collector.bad.add(problem, partial(_paragraph_place, path, title), _n_questions(paragraph))
     for q, question in enumerate(questions):
@@ -41,9 +44,12 @@ def _read_paragraph(paragraph: Any, path: str, title: str, collector: Collector)
 
 
 def _list_field(owner: Any, name: str) -> list[Any]:
+    """Return this list of an article or a paragraph; null is an empty one."""
     if not isinstance(owner, Mapping):
         raise not_an_object(owner)
     value = owner.get(name)
+    if value is None and name in owner:
+        return []
     if not isinstance(value, list):
         raise Rejected(
             f"{name} is {kind(value)}, not a list" if name in owner else f"{name} is missing",
@@ -79,4 +85,4 @@ def _question_place(path: str, index: int, title: str, question: Any) -> str:
 
 
 def _named(what: str, name: Any) -> str:
-    return f", {what} {name[:80]!r}" if isinstance(name, str) and name else ""
+    return f", {what} {str(name)[:80]!r}" if isinstance(name, str | int) and name != "" else ""

@@ -2,46 +2,71 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from whet.data.files.json_text import parse_json, skip_space
 from whet.data.files.rejected import Rejected
-from whet.data.files.row_fields import kind
+from whet.data.files.row_fields import kind, text_field
 from whet.tasks.qa.types import Answers
 
 _SAMPLE = 60
 _MAX_PLACES = 3
 
 
+def id_field(row: Mapping[str, Any]) -> str:
+    """Return the id of the row; a whole number becomes a text, as in the files of Haystack."""
+    value = row.get("id")
+    # type(value) is int, not isinstance: True is an int to Python
+    return str(value) if type(value) is int else text_field(row, "id")
+
+
 def answers_field(row: Mapping[str, Any], context: str, *, required: bool) -> Answers:
     """Return the answers of the row, each checked to be at its offset; empty if the context has none.
 
-    Both ways of writing them are read: a list of {text, answer_start}, and {text: [...], answer_start: [...]}.
+    Three ways of writing them are read: a list of {text, answer_start}, one such object, and {text: [...],
+    answer_start: [...]}. Of a question that is impossible, an empty answer is none.
     """
+    impossible = _impossible(row.get("is_impossible"))
     value = row.get("answers")
-    if value is None and not required:
+    if value is None and not (required and "answers" not in row and not impossible):
+        texts, starts = [], []
+    else:
+        texts, starts = _columns(_from_cell(value), present="answers" in row)
+    if impossible and all(text is None or (isinstance(text, str) and not text.strip()) for text in texts):
         return _NO_ANSWERS
-    texts, starts = _columns(_from_cell(value), present="answers" in row)
+    starts = [whole_number(start) for start in starts]
     for text, start in zip(texts, starts, strict=True):
-        # type(start) is int, not isinstance: True is an int to Python
         if type(start) is int and start >= 0 and isinstance(text, str) and context.startswith(text, start):
             if not text or text.isspace():
                 raise _empty_answer()
         else:
             raise _misplaced(text, start, context)
     answers = Answers(texts=tuple(texts), starts=tuple(starts)) if texts else _NO_ANSWERS
-    _check_impossible(row.get("is_impossible"), answers, required=required)
+    _check_impossible(impossible, answers, required=required)
     return answers
 
 
 _NO_ANSWERS = Answers()
+_WHOLE = re.compile(r"\s*(-?\d{1,18})(?:\.0*)?\s*")
+"""A whole number as a text; pandas adds .0 if a column has gaps."""
+
+
+def whole_number(value: Any) -> Any:
+    """Return the whole number that a text or a float holds; any other value as it is."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    match = _WHOLE.fullmatch(value) if isinstance(value, str) else None
+    return int(match[1]) if match else value
 
 
 def _from_cell(value: Any) -> Any:
-    """Return the value of a table's cell: CSV can store the answers only as JSON text."""
+    """Return the value of a table's cell: CSV can store the answers only as JSON text, and none as an empty one."""
     if not isinstance(value, str):
         return value
+    if not value.strip():
+        return []
     try:
         answers, end = parse_json(value, skip_space(value))
         if skip_space(value, end) == len(value):
@@ -63,6 +88,8 @@ def _columns(value: Any, *, present: bool) -> tuple[list[Any], list[Any]]:
         return [answer.get("text") for answer in value], [answer.get("answer_start") for answer in value]
     if isinstance(value, dict):
         texts, starts = value.get("text"), value.get("answer_start")
+        if isinstance(texts, str) and not isinstance(starts, list | dict):
+            return [texts], [starts]
         if isinstance(texts, list) and isinstance(starts, list) and len(texts) == len(starts):
             return texts, starts
     raise Rejected(
@@ -135,21 +162,31 @@ def _other_units(start: int | None, places: list[int], context: str) -> list[str
     ]
 
 
-def _check_impossible(flag: Any, answers: Answers, *, required: bool) -> None:
-    if flag is None:
-        return
-    if not isinstance(flag, bool):
-        raise Rejected(
-            f"is_impossible is {kind(flag)}", got=flag, why="it has to be true or false", fix="write true or false"
-        )
-    if flag and answers.texts:
+def _impossible(flag: Any) -> bool | None:
+    """Return whether the question is marked as impossible; None if nothing is said."""
+    if flag is None or isinstance(flag, bool):
+        return flag
+    said = flag.strip().lower() if isinstance(flag, str) else flag if type(flag) is int else None
+    if said in _FLAGS:
+        return _FLAGS[said]
+    raise Rejected(
+        f"is_impossible is {kind(flag)}", got=flag, why="it has to be true or false", fix="write true or false"
+    )
+
+
+_FLAGS = {"": None, "true": True, "1": True, 1: True, "false": False, "0": False, 0: False}
+"""What tables hold in place of true and false."""
+
+
+def _check_impossible(impossible: bool | None, answers: Answers, *, required: bool) -> None:
+    if impossible and answers.texts:
         raise Rejected(
             "is_impossible is true, but the question has answers",
             got=list(answers.texts[:_MAX_PLACES]),
             why="a question is either answerable or not",
             fix="set is_impossible to false, or move the answers to plausible_answers",
         )
-    if not flag and not answers.texts and required:
+    if impossible is False and not answers.texts and required:
         raise Rejected(
             "is_impossible is false, but the question has no answers",
             why="a question is either answerable or not",

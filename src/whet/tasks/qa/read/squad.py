@@ -82,6 +82,14 @@ def _read_document(document: Any, collector: Collector) -> None:
 
 
 def _read_data(items: Sequence[Any], collector: Collector) -> None:
+    first = items[0] if items else None
+    if isinstance(first, Mapping) and isinstance(first.get("data"), Mapping) and "annotations" in first:
+        raise Rejected(
+            "this is Label Studio's JSON export",
+            got=f"fields found: {', '.join(map(str, first))}",
+            why="it holds the work of each annotator, and it is not known whose is right",
+            fix="write one row a question: id, context, question and answers, or answer_text and answer_start",
+        )
     if items and _is_row(items[0]):
         read_rows(((f"data[{n}]", row) for n, row in enumerate(items)), collector)
     else:

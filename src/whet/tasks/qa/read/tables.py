@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,8 +18,6 @@ ANSWER_COLUMNS = ("answer_text", "answer_start")
 """Columns that may replace `answers`: one answer per row."""
 TEXTS = (*COLUMNS, *ANSWER_COLUMNS)
 READ = (*TEXTS, "is_impossible")
-_WHOLE = re.compile(r"\s*(-?\d{1,18})(?:\.0)?\s*")
-"""A whole number in a table; pandas adds .0 if the column has gaps."""
 
 
 def read_rows(rows: Iterable[tuple[str, Any]], collector: Collector) -> None:
@@ -55,7 +52,8 @@ def check_columns(found: Sequence[str], *, require_answers: bool) -> None:
     """Refuse rows with other columns than those of SQuAD."""
     apart = "answers" not in found and any(name in found for name in ANSWER_COLUMNS)
     answers = ANSWER_COLUMNS if apart else ("answers",)
-    needed = ["id", "context", "question", *(answers if require_answers else ())]
+    said = require_answers and "is_impossible" not in found  # an impossible question needs no answers
+    needed = ["id", "context", "question", *(answers if said else ())]
     missing = [name for name in needed if name not in found]
     if "answers" in found and any(name in found for name in ANSWER_COLUMNS):
         raise Rejected(
@@ -85,17 +83,9 @@ def _with_answers(row: Any) -> Any:
     if isinstance(text, list):
         return {**row, "answers": {"text": text, "answer_start": start}}
     none = text in (None, "") and (start in (None, "", -1, "-1") or start != start)  # NaN: a missing value of pandas
-    return {**row, "answers": [] if none else [{"text": text, "answer_start": _whole(start)}]}
-
-
-def _whole(value: Any) -> Any:
-    """Return the number in a table's cell, if there is one; the rules for answers refuse anything else."""
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    match = _WHOLE.fullmatch(value) if isinstance(value, str) else None
-    return int(match[1]) if match else value
+    return {**row, "answers": [] if none else [{"text": text, "answer_start": start}]}
 
 
 def _row_place(place: str, row: Any) -> str:
     name = row.get("id") if isinstance(row, Mapping) else None
-    return f"{place}, question {name[:80]!r}" if isinstance(name, str) and name else place
+    return f"{place}, question {str(name)[:80]!r}" if isinstance(name, str | int) and name != "" else place
