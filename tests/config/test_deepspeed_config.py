@@ -39,7 +39,26 @@ _REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}},
         "offload_param.device is nvme",
     ),
-    "schedule": ({"scheduler": {"type": "WarmupLR"}}, "scheduler is not known"),
+    "schedule": ({"scheduler": {"type": "OneCycle"}}, "scheduler.type is OneCycle, and whet reads WarmupLR"),
+    "schedule's rate": (
+        {
+            "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 1.0}},
+            "optimizer": {"type": "AdamW", "params": {"lr": 2.0}},
+        },
+        "scheduler.params.warmup_max_lr is 1.0, and learning_rate gives 5e-05",
+    ),
+    "schedule's shape": (
+        {"scheduler": {"type": "WarmupLR", "params": {"warmup_type": "log"}}},
+        "warmup_type is log",
+    ),
+    "schedule's end": (
+        {"scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 9}}},
+        "total_num_steps is 9, and",
+    ),
+    "schedule's key": (
+        {"scheduler": {"type": "WarmupLR", "params": {"total_num_steps": "auto"}}},
+        "scheduler.params.total_num_steps is not known",
+    ),
     "no section": ({"zero_optimization": 2}, "zero_optimization is no section"),
     "no stage": ({"zero_optimization": {"stage": 4}}, "zero_optimization.stage is 4"),
     "precision": ({"bf16": {"enabled": True}}, "bf16.enabled is True, and precision gives False"),
@@ -75,6 +94,54 @@ def test_deepspeed_value_of_another_type_is_refused_by_its_path(key: str, value:
     part[name] = value
     with pytest.raises(whet.ConfigError, match=rf"{key} is "):
         whet.TrainingArguments(deepspeed=config, **_USUAL)
+
+
+_WARMUP = {"warmup_min_lr": "auto", "warmup_max_lr": "auto", "warmup_num_steps": "auto"}
+_SCHEDULES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "WarmupLR": (_WARMUP, {"lr_scheduler_type": "constant_with_warmup"}),
+    "WarmupDecayLR": (_WARMUP | {"total_num_steps": "auto"}, {"lr_scheduler_type": "linear"}),
+    "WarmupCosineLR": (
+        {"total_num_steps": "auto", "warmup_num_steps": 5, "cos_min_ratio": 0.1},
+        {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": 0.1}, "warmup_steps": 5},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", _SCHEDULES)
+def test_deepspeed_schedule_is_that_of_the_run(kind: str) -> None:
+    params, expected = _SCHEDULES[kind]
+    config = _FULL | {"scheduler": {"type": kind, "params": params}}
+    args = whet.TrainingArguments(deepspeed=config, **_USUAL)
+    assert {name: getattr(args, name) for name in expected} == expected
+    assert args.learning_rate == whet.TrainingArguments().learning_rate
+    assert f"lr_scheduler_type {expected['lr_scheduler_type']}" in deepspeed_values.described(args)
+    assert "scheduler" not in deepspeed.engine_config(args, 64)  # the schedule is whet's own
+    other: dict[str, Any] = {"lr_scheduler_type": "polynomial"}
+    with pytest.raises(whet.ConfigError, match=f"scheduler.type is {kind}, and lr_scheduler_type is polynomial"):
+        whet.TrainingArguments(deepspeed=config, **_USUAL, **other)
+
+
+def test_deepspeed_schedule_has_the_numbers_of_its_file() -> None:
+    params = {"warmup_max_lr": 3e-4, "warmup_num_steps": 7, "warmup_type": "linear", "total_num_steps": 50}
+    config = _FULL | {"scheduler": {"type": "WarmupDecayLR", "params": params}}
+    args = whet.TrainingArguments(deepspeed=config, max_steps=50, **_USUAL)
+    assert (args.learning_rate, args.warmup_steps) == (3e-4, 7)
+
+
+@pytest.mark.parametrize(
+    ("change", "way"),
+    [
+        ({"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}}, 'write "cpu" as the device'),
+        ({"scheduler": {"type": "OneCycle"}}, "WarmupLR or WarmupDecayLR or WarmupCosineLR as scheduler.type"),
+        ({"amp": {"enabled": True}}, "remove the other keys"),
+    ],
+)
+def test_deepspeed_is_not_to_be_installed_for_what_it_does_not_change(change: dict[str, Any], way: str) -> None:
+    with pytest.raises(whet.ConfigError) as caught:
+        whet.TrainingArguments(deepspeed=_FULL | change, **_USUAL)
+    (problem,) = caught.value.problems
+    assert way in problem.fix
+    assert "pip install" not in problem.fix
 
 
 _TYPES: dict[str, Any] = {

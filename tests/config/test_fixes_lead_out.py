@@ -47,6 +47,8 @@ _REFUSED: dict[str, tuple[Command, str]] = {
     "a Python of nodes by hand": (LAUNCH, "--nnodes 2 --master_addr h --python python3 -- qa"),
     "a time to join over ssh": (LAUNCH, "--hosts a,b --join_timeout_s 60 -- qa"),
     "a range the wrong way round": (K8S, f"{_JOB} --kind pytorchjob --nodes 3 --min_nodes 4 --max_nodes 2 -- qa"),
+    "storage in bytes": (K8S, f"{_JOB} --ephemeral_storage 20 -- qa"),
+    "a toleration of no effect": (K8S, f"{_JOB} --toleration a=b:Never -- qa"),
     "the same below the job": (K8S, f"{_JOB} --kind pytorchjob --nodes 9 --min_nodes 4 --max_nodes 2 -- qa"),
     "the same above the job": (K8S, f"{_JOB} --kind pytorchjob --nodes 1 --min_nodes 4 --max_nodes 2 -- qa"),
 }
@@ -71,6 +73,7 @@ def test_the_fix_of_a_refusal_is_not_refused(case: str, tmp_path: Path) -> None:
     [
         ("1.5GB", "1.5Gi"), ("512MB", "512Mi"), ("65536MiB", "65536Mi"), ("064", "64Gi"), ("128 Gi", "128Gi"),
         ("100Mi", "64Gi"), ("64k", "64Gi"), ("100000000", "64Gi"), ("lots", "64Gi"), ("0", "64Gi"),
+        ("8000", "8000Mi"), ("8000m", "8000Mi"),
     ],
 )  # fmt: skip
 def test_the_memory_that_is_proposed_is_the_one_that_was_meant(given: str, meant: str) -> None:
@@ -79,6 +82,14 @@ def test_the_memory_that_is_proposed_is_the_one_that_was_meant(given: str, meant
     (problem,) = problems(K8S, words)
     assert problem.fix == f"use --memory {meant}"
     assert problems(K8S, followed(words, problem.fix)) == []
+
+
+@pytest.mark.parametrize("meant", ["512Gi", "512Mi"])
+def test_either_meaning_of_an_amount_in_bytes_leads_on(meant: str) -> None:
+    words = shlex.split(f"{_JOB.replace('64Gi', '512')} --shared_memory 16Mi -- qa")
+    (problem,) = problems(K8S, words)
+    assert f"--memory {meant}" in problem.fix
+    assert problems(K8S, followed(words, f"use --memory {meant}")) == []
 
 
 def test_the_factors_that_are_proposed_are_those_of_the_command() -> None:

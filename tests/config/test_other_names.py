@@ -112,7 +112,7 @@ _OLD_VALUES = {
     "group_by_length": (True, {"train_sampling_strategy": "group_by_length"}),
     "include_inputs_for_metrics": (True, {"include_for_metrics": ["inputs"]}),
     "use_ipex": (True, {}),
-    "xpu_backend": ("ccl", {"ddp_backend": "ccl"}),
+    "xpu_backend": ("ccl", {"ddp_backend": "gloo"}),
     "logging_nan_inf_filter": (True, {}),
     "torchdynamo": ("aot_eager", {"torch_compile": True, "torch_compile_backend": "aot_eager"}),
 }

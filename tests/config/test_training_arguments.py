@@ -191,7 +191,7 @@ def test_older_names_are_accepted_and_logged(caplog: pytest.LogCaptureFixture) -
     assert said[0] == "no_cuda is an older name of use_cpu, and was taken as true"
     assert said[1] == "evaluation_strategy is an older name of eval_strategy, and was taken as epoch"
     assert said[2].startswith("use_ipex has no effect: Intel's extension for PyTorch is archived")
-    assert said[3] == "xpu_backend is an older name of ddp_backend, and was taken as ccl"
+    assert said[3] == "xpu_backend is an older name of ddp_backend, and was taken as gloo"
 
 
 def _transformers_class() -> type:

@@ -16,7 +16,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "no CPUs": ({"cpus": None}, "--cpus 16"),
     "more ranks than CPUs": ({"cpus": "2", "nproc_per_node": 4}, "--cpus 4"),
     "memory without a unit": ({"memory": "64"}, "--memory 64Gi"),
-    "memory in bytes": ({"memory": "8000"}, "write what is meant: --memory 8000Mi"),
+    "memory in bytes": ({"memory": "8000"}, "use --memory 8000Mi"),
     "memory of either unit": ({"memory": "512"}, "--memory 512Gi or --memory 512Mi"),
     "memory in thousandths": ({"memory": "8000m"}, "8000m, which is 8 bytes"),
     "shared memory in bytes": ({"shared_memory": "64"}, "--shared_memory 64Gi or --shared_memory 64Mi"),

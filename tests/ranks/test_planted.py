@@ -28,7 +28,8 @@ _JOBS: dict[str, dict[str, Any]] = {
             [[7, 11], [20, 21, 22], [4, 4], [], list(range(10, 40)), None],
         ],
     },
-    "no such backend": {"kind": "joins", "backend": "ccl"},
+    "no such backend": {"kind": "joins", "backend": "ucc"},
+    "the backend of older guides": {"kind": "joins", "backend": "ccl"},
 }
 
 
@@ -94,5 +95,8 @@ def test_rows_of_a_table_have_the_sums_of_the_complete_table(found: Jobs) -> Non
 def test_backend_that_torch_lacks_is_refused_on_every_rank(found: Jobs) -> None:
     for rank in found["no such backend", 2]:
         assert "ddp_backend names a backend that this build of torch does not have" in rank["text"]
-        assert "no longer developed" in rank["text"]
         assert "use --ddp_backend gloo" in rank["text"]
+
+
+def test_ccl_runs_over_gloo(found: Jobs) -> None:
+    assert [rank["agreed"] for rank in found["the backend of older guides", 2]] == [True, True]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,18 @@ SIZES = {
     "gradient_accumulation_steps": "gradient_accumulation_steps",
 }
 """Key for a size of a batch -> its argument."""
+_ON_CPU_ALONE = "whet offloads to the memory of a cpu alone"
+_SCHEDULES: Mapping[str, str] = {
+    "WarmupLR": "constant_with_warmup", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine_with_min_lr",
+}  # fmt: skip
+"""DeepSpeed's schedules -> the same in lr_scheduler_type, with a linear warm-up."""
+_COSINE_FLOOR = 1e-4
+"""DeepSpeed's own share of the learning rate at the end of WarmupCosineLR."""
+_OF_SCHEDULES: Mapping[str, Collection[str]] = {
+    "WarmupLR": {"warmup_min_lr", "warmup_max_lr", "warmup_num_steps", "warmup_type", "last_batch_iteration"},
+    "WarmupCosineLR": {"total_num_steps", "warmup_min_ratio", "warmup_num_steps", "cos_min_ratio", "warmup_type",
+                       "last_batch_iteration"},
+}  # fmt: skip
 _NOT_MEANT = {"torch_adam", "adam_w_mode", "bias_correction"}
 """Settings of DeepSpeed's own Adam that agree with whet's AdamW if they are true."""
 
@@ -94,10 +106,24 @@ def problem_of(args: TrainingFields) -> Problem | None:
         what="the configuration of DeepSpeed cannot be honoured",
         got="; ".join(wrong),
         why="every value has to agree with the arguments, and a key that whet left out would change the run in silence",
-        fix='in the file of --deepspeed, write "auto" for what arguments set, write 1, 2 or 3 as '
-        "zero_optimization.stage, and remove the other keys that are named, or the section of an optimizer of another "
-        "type; where DeepSpeed is missing, its engine may honour them: DS_BUILD_OPS=0 pip install "
-        "--no-build-isolation deepspeed",
+        fix=_fix(wrong),
+    )
+
+
+def _fix(wrong: Sequence[str]) -> str:
+    """Return the ways forward from these faults: an installation of DeepSpeed is one where its engine would do more."""
+    said = "; ".join(wrong)
+    ways = ['write "auto" for what arguments set', "write 1, 2 or 3 as zero_optimization.stage"]
+    if _ON_CPU_ALONE in said:
+        ways.append('write "cpu" as the device of an offload, or remove its section')
+    if "scheduler" in said:
+        kinds = " or ".join(_SCHEDULES)
+        ways.append(f'write {kinds} as scheduler.type and "auto" for its params, or remove the section')
+    ways.append("remove the other keys that are named, or the section of an optimizer of another type")
+    engine = keys.WITHOUT_ENGINE in said
+    installs = "; or install its engine, which honours what it alone has: DS_BUILD_OPS=0 pip install "
+    return f"in the file of --deepspeed, {', '.join(ways)}" + (
+        f"{installs}--no-build-isolation deepspeed" if engine else ""
     )
 
 
@@ -181,12 +207,13 @@ def _completed(args: TrainingFields) -> tuple[Config, list[str]]:
     ):
         reader.match(path, expected, argument)
     _check_values(reader)
+    _check_scheduler(reader)
     return reader.found, reader.wrong
 
 
 def _check_sections(reader: _Reader) -> None:
     """Report sections that are no objects, unknown keys, and values of another type."""
-    sections = {"zero_optimization", "optimizer", "bf16", "fp16"}
+    sections = {"zero_optimization", "optimizer", "scheduler", "bf16", "fp16"}
     for path, known in keys.SECTIONS.items():
         reader.known(path, known if path else {*known, *sections})
     reader.section("aio")
@@ -204,7 +231,7 @@ def _check_values(reader: _Reader) -> None:
         path = f"zero_optimization.{name}"
         device = reader.section(path).get("device", "none")
         if device not in ("none", "cpu") and not reader.is_odd(f"{path}.device"):
-            reader.wrong.append(f"{path}.device is {device}, and whet offloads to the memory of a cpu alone")
+            reader.wrong.append(f"{path}.device is {device}, and {_ON_CPU_ALONE}")
     others = list(keys.fixed_otherwise(found))
     if not runs(reader.args.deepspeed):
         others += keys.need_engine(found, reader.args.ddp_comm_hook)
@@ -223,6 +250,44 @@ def _check_optimizer(reader: _Reader) -> None:
     for name in sorted(set(params) - set(_ADAM), key=str):
         if name not in _NOT_MEANT or params[name] is not True:
             reader.wrong.append(f"optimizer.params.{name} is not known")
+
+
+def _check_scheduler(reader: _Reader) -> None:
+    """Compare the schedule with that of the arguments: whet's own runs, and has the same shape."""
+    if "scheduler" not in reader.found:
+        return
+    args = reader.args
+    reader.known("scheduler", {"type", "params"})
+    kind = str(reader.section("scheduler").get("type"))
+    if kind not in _SCHEDULES:
+        reader.wrong.append(f"scheduler.type is {kind}, and whet reads {', '.join(_SCHEDULES)}")
+        return
+    if args.lr_scheduler_type != _SCHEDULES[kind]:
+        reader.wrong.append(f"scheduler.type is {kind}, and lr_scheduler_type is {args.lr_scheduler_type}")
+    names = _OF_SCHEDULES.get(kind, {*_OF_SCHEDULES["WarmupLR"], "total_num_steps"})
+    reader.known("scheduler.params", names)
+    floor = (args.lr_scheduler_kwargs or {}).get("min_lr_rate", _COSINE_FLOOR)
+    for name, expected, argument in (
+        ("warmup_min_lr", 0, "the warm-up begins at 0, which"),
+        ("warmup_min_ratio", 0, "the warm-up begins at 0, which"),
+        ("last_batch_iteration", -1, "the run begins at its first step, which"),
+        ("warmup_max_lr", args.learning_rate, "learning_rate"),
+        ("warmup_num_steps", args.warmup_steps, "warmup_steps"),
+        ("total_num_steps", args.max_steps if args.max_steps > 0 else "its own number", "the run"),
+        ("cos_min_ratio", floor, "lr_scheduler_kwargs min_lr_rate"),
+        ("warmup_type", "linear", "whet's warm-up"),
+    ):
+        reader.match(f"scheduler.params.{name}", expected, argument)
+
+
+def schedule_of(found: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
+    """Return the schedule of a configuration as lr_scheduler_type and lr_scheduler_kwargs; None if it has none."""
+    kind = str(keys.at(found, "scheduler.type"))
+    if kind not in _SCHEDULES:
+        return None
+    floor = keys.at(found, "scheduler.params.cos_min_ratio")
+    share = _COSINE_FLOOR if floor in (None, AUTO) else floor
+    return _SCHEDULES[kind], {"min_lr_rate": share} if kind == "WarmupCosineLR" else {}
 
 
 def _same(given: Any, expected: Any) -> bool:

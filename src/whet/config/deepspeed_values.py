@@ -17,14 +17,16 @@ from whet.config.names.deepspeed_keys import AUTO, at
 from whet.config.ranks import here
 
 _NUMBERS = {
-    "gradient_clipping": "max_grad_norm", "optimizer.params.lr": "learning_rate",
+    "gradient_clipping": "max_grad_norm", "scheduler.params.warmup_max_lr": "learning_rate",
+    "optimizer.params.lr": "learning_rate",
     "optimizer.params.eps": "adam_epsilon", "optimizer.params.weight_decay": "weight_decay",
 }  # fmt: skip
 _BETAS = ("adam_beta1", "adam_beta2")
 _ROWS, _STEPS = deepspeed.SIZES.values()
 _FORMATS = ("bf16", "fp16")
 _PRECISIONS = ("precision", *_FORMATS)
-_SET = (_ROWS, _STEPS, *_NUMBERS.values(), *_BETAS, "precision")
+_SCHEDULE = ("lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps")
+_SET = (_ROWS, _STEPS, *dict.fromkeys(_NUMBERS.values()), *_BETAS, *_SCHEDULE, "precision")
 """All fields that a configuration can set."""
 
 
@@ -37,7 +39,7 @@ def values_for(given: Mapping[str, Any]) -> dict[str, Any]:
         found = deepspeed.read(config)
     except (OSError, ValueError):
         return {}
-    values = {**_plain(found), **_sizes(found, given)}
+    values = {**_plain(found), **_sizes(found, given), **_schedule(found)}
     if not any(given.get(name) is not None for name in _PRECISIONS) and (precision := _precision(found)):
         values["precision"] = precision
     return {name: value for name, value in values.items() if name not in given}
@@ -62,6 +64,17 @@ def _plain(found: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(betas, list) and len(betas) == len(_BETAS) and all(map(_is_number, betas)):
         values |= dict(zip(_BETAS, betas, strict=True))
     return {name: float(value) for name, value in values.items()}
+
+
+def _schedule(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the schedule of the learning rate, and the steps of its warm-up if they are a number."""
+    schedule, steps = deepspeed.schedule_of(found), at(found, "scheduler.params.warmup_num_steps")
+    if schedule is None:
+        return {}
+    values: dict[str, Any] = {"lr_scheduler_type": schedule[0]}
+    if schedule[1]:
+        values["lr_scheduler_kwargs"] = schedule[1]
+    return values | ({"warmup_steps": int(steps)} if _is_count(steps) else {})
 
 
 def _sizes(found: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, int]:

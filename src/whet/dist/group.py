@@ -200,6 +200,9 @@ def leave() -> None:
 
 def _backend(asked: str | None, *, on_gpu: bool) -> str:
     name = (asked or ("nccl" if on_gpu else "gloo")).lower()
+    if name == "ccl" and not torch_dist.is_backend_available(name):
+        logger.warning("ddp_backend ccl: Intel's oneCCL bindings are no longer developed; the ranks exchange by gloo")
+        return "gloo"
     if not torch_dist.is_backend_available(name):
         raise ConfigError(
             what="ddp_backend names a backend that this build of torch does not have",
@@ -212,7 +215,6 @@ def _backend(asked: str | None, *, on_gpu: bool) -> str:
 
 def _why_missing(name: str) -> str:
     reasons: dict[str, str] = {
-        "ccl": "it was part of Intel's oneCCL bindings for PyTorch, which are no longer developed",
         "mpi": "torch has it only when it was compiled on a machine with MPI; mpirun starts ranks that use gloo",
         "nccl": "it is for NVIDIA's GPUs, and part of torch's CUDA builds only",
     }

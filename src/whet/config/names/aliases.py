@@ -9,6 +9,11 @@ def _same(value: Any) -> Any:
     return value
 
 
+def _over_gloo(backend: Any) -> Any:
+    """Return gloo for ccl, the backend of older guides: Intel's oneCCL bindings for PyTorch are archived."""
+    return "gloo" if str(backend).lower() == "ccl" else backend
+
+
 @dataclass(frozen=True, kw_only=True)
 class Alias:
     """Another name of a field, and the field it sets."""
@@ -34,7 +39,7 @@ class Alias:
     @property
     def reads(self) -> bool:
         """Whether scripts may read the name of finished settings."""
-        return self.to is None or self.convert is _same
+        return self.to is None or self.convert in (_same, _over_gloo)
 
     def speaks(self, value: object) -> bool:
         """Return whether to tell the user: not if a name without effect is switched off anyway."""
@@ -102,6 +107,6 @@ ALIASES: Mapping[str, Alias] = {
         read_as=False,
         note="losses are logged unfiltered; max_nonfinite_steps controls what happens if they are not finite",
     ),
-    "xpu_backend": Alias(to="ddp_backend", kind=str | None, unset=(None,)),
+    "xpu_backend": Alias(to="ddp_backend", kind=str | None, convert=_over_gloo, unset=(None,)),
     **_NO_DIFFERENCE,
 }

@@ -11,6 +11,7 @@ AUTO = "auto"
 _TYPES: Mapping[str, tuple[type, ...]] = {
     "true or false": (bool,), "a count": (int, float), "a number": (int, float), "a text": (str,), "a section": (dict,),
 }  # fmt: skip
+WITHOUT_ENGINE = "without DeepSpeed it is"
 _DTYPES = ("fp32", "fp16", "bfp16")
 _FOR_HOOKS = {"none": "fp32", "fp16": "fp16", "bf16": "bfp16"}
 """Values of ddp_comm_hook -> the same in DeepSpeed's words."""
@@ -116,7 +117,7 @@ def need_engine(found: Mapping[str, Any], hook: str) -> Iterator[str]:
         same = _FOR_HOOKS.get(hook, hook) if is_dtype else key.same
         if same is not None and value is not None and value not in (same, AUTO):
             instead = " (with stage 1, --ddp_comm_hook sets it)" if is_dtype else ""
-            yield f"{path} is {value!r}, and without DeepSpeed it is {same!r}{instead}"
+            yield f"{path} is {value!r}, and {WITHOUT_ENGINE} {same!r}{instead}"
 
 
 def tunes_engine(found: Mapping[str, Any]) -> Sequence[str]:

@@ -13,7 +13,8 @@ GONE: Mapping[str, str] = {
     "nvfuser": "nvFuser left torch with release 2.2; use inductor, which writes its own fused kernels",
     "aot_nvfuser": "nvFuser left torch with release 2.2; use inductor, which writes its own fused kernels",
     "nvprims_nvfuser": "nvFuser left torch with release 2.2; use inductor, which writes its own fused kernels",
-    "aot_cudagraphs": "it is called cudagraphs now; use that, or inductor with --torch_compile_mode reduce-overhead",
+    "aot_cudagraphs": "CUDA graphs need a GPU, and this backend is called cudagraphs now; use inductor, on a GPU with "
+    "--torch_compile_mode reduce-overhead",
     "aot_inductor": "inductor is the name for training; use that",
     "ofi": "it froze models for TorchScript and served inference alone; use inductor",
     "fx2trt": "TensorRT serves inference alone and cannot train; use inductor",

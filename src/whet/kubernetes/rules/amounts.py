@@ -63,7 +63,7 @@ def memory_is_an_amount(asked: KubernetesFields) -> Problem | None:
                 got=text if amount is None else f"{text}, which is {int(amount)} bytes",
                 why="Kubernetes counts bytes unless a unit follows, without a space: Mi, Gi, Ti, or M, G, T; a pod "
                 f"needs at least {_LEAST[name] >> 20}Mi of it, and no node has more than 1024Ti",
-                fix=f"write what is meant: {' or '.join(f'--{name} {one}' for one in _meant(name, text))}",
+                fix=f"use {' or '.join(f'--{name} {one}' for one in _meant(name, text))}",
             )
     return None
 
