@@ -253,6 +253,7 @@ def test_results_and_their_folder_are_printed(
     shutil.copytree(encoder, tmp_path / "model")
     BertForQuestionAnswering.from_pretrained(encoder).save_pretrained(tmp_path / "model")
     words = command(tmp_path / "model", tmp_path / "out", "--do_eval", validation_file=data / "v1.json")
+    capsys.readouterr()
     assert run(words) == 0
     shown = "".join(capsys.readouterr())
     assert f"{load(tmp_path / 'out', 'eval_results.json')['eval_f1']:.2f}" in shown

@@ -18,6 +18,7 @@ import pytest
 import torch
 from field_runs import Case, outcome
 from tiny_runs import Toy, tiny_bert, toy_rows, toy_trainer
+from transformers import AutoModelForQuestionAnswering
 
 import whet
 from whet.cli.main import run
@@ -228,6 +229,7 @@ def test_what_the_command_is_to_do(name: str, tmp_path: Path, stand_ins: Path, m
     copytree(stand_ins, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    AutoModelForQuestionAnswering.from_pretrained("bert-base-uncased").save_pretrained("bert-base-uncased")
     flag, file = _BY_COMMAND[name]
     words = ["qa", "--model_name_or_path", "bert-base-uncased", "--train_file", "train.json", "--validation_file",
              "dev.json", "--test_file", "test.json", "--use_cpu", "--num_train_epochs", "1", flag]  # fmt: skip
