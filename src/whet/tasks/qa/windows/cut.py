@@ -103,13 +103,13 @@ def _template(
     first = int(usable[0])
     place = int(questions.context_of[first])
     begin, end = contexts.starts[place : place + 2]
-    some = contexts.spans[min(begin + _TEMPLATE_TOKENS, end) - 1, 1]  # a book need not be tokenised again for this
-    texts = questions.questions[first].lstrip(), questions.context(first)[: int(some)]
+    some = min(contexts.spans[min(begin + _TEMPLATE_TOKENS, end) - 1, 1], contexts.spans[begin, 0] + _TEMPLATE_CHARS)
+    texts = questions.questions[first].lstrip()[:_TEMPLATE_CHARS], questions.context(first)[: int(some)]
     return find_template(tokenizer, rust, *(texts if _question_first(tokenizer) else texts[::-1]))
 
 
-_TEMPLATE_TOKENS = 256
-"""Of a context, with which the template is looked for."""
+_TEMPLATE_TOKENS, _TEMPLATE_CHARS = 256, 10_000
+"""Of a context, with which the template is looked for: a book need not be tokenised again, while no signal is heard."""
 
 
 def _question_first(tokenizer: PreTrainedTokenizerBase) -> bool:
