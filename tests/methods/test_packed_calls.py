@@ -136,7 +136,8 @@ def test_flattened_batch_has_the_loss_and_gradients_of_transformers(
         for one, other in zip(_gradients(found, optimised), _gradients(expected, model), strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=2e-6)  # sums over 100 tokens in another order
         same(model.eval(), optimised.eval(), {**batch, "use_cache": False})
-        model.train(), optimised.train()
+        model.train()
+        optimised.train()
     assert WITH_PADDING not in caplog.text
 
 
