@@ -76,5 +76,5 @@ def _require_numbers(numbers: Tensor, ids: Tensor) -> None:
         what="seq_idx does not say which sequence each token of this batch belongs to",
         got=f"seq_idx {tuple(numbers.shape)} for input_ids {tuple(ids.shape)}",
         why="it has one number for each token, the same for all tokens of a sequence",
-        fix="give seq_idx in the shape of input_ids, as DataCollatorWithFlattening(return_seq_idx=True) does",
+        fix="give seq_idx in the shape of input_ids, as DataCollatorWithFlattening does",
     )
