@@ -79,7 +79,7 @@ test-engines: $(HAS_ENGINES) ## Train by Ray Train, DeepSpeed, torchft, MPI and 
 	  tests/launch/test_hosts_training.py tests/launch/test_slurm.py \
 	  "tests/libraries/test_examples.py::test_example_runs_and_prints_its_result[ray_train]" $(ARGS)
 
-test-leak: $(HAS_TOOLS) ## Change one row of a batch: no other may move, in any family, task or format; peers' results next to it: 2 minutes
+test-leak: $(HAS_TOOLS) ## Change one row of a batch: no other may move, in any family, task or format; peers' results next to it: 4 minutes
 	@OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python tests/leak/leak_table.py $(ARGS)
 
 test-parity: $(HAS_TOOLS) ## Train 50 steps by transformers and by whet, each family and task, and compare every loss: 8 minutes

@@ -12,6 +12,7 @@ import pytest
 import torch
 from own_loops import N_ROWS, Loop, fresh, losses_of, made, tiny_bert
 from torch.utils.data import DataLoader
+from transformers import DataCollatorWithFlattening
 
 import whet
 from saved_decoder import save_decoder
@@ -62,15 +63,16 @@ def test_older_flag_for_the_format_is_understood() -> None:
     assert whet.Accelerator(cpu=True, bf16=True).mixed_precision == "bf16"
 
 
-@pytest.mark.parametrize("kind", ["whet", "accelerate"])
-def test_decoder_trains_in_the_loop(kind: str, request: pytest.FixtureRequest) -> None:
+@pytest.mark.filterwarnings("ignore:Using .DataCollatorWithFlattening:UserWarning")  # asks for flash kernels
+@pytest.mark.parametrize("collate", [padded_tokens, DataCollatorWithFlattening()], ids=["padded", "end to end"])
+def test_decoder_trains_in_the_loop(collate: Any) -> None:
     losses = {}
-    for one in {"accelerate", kind}:
+    for one in ("accelerate", "whet"):
         with fresh():
             accelerator, rows = made(one), token_rows(8)
             model = tiny_decoder("llama", use_cache=False)
             optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-            loader = DataLoader(rows, 4, collate_fn=padded_tokens)  # pyright: ignore[reportArgumentType]
+            loader = DataLoader(rows, 4, collate_fn=collate)  # pyright: ignore[reportArgumentType]
             model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
             model.train()
             losses[one] = []
@@ -80,7 +82,7 @@ def test_decoder_trains_in_the_loop(kind: str, request: pytest.FixtureRequest) -
                 optimizer.step()
                 optimizer.zero_grad()
                 losses[one].append(loss.item())
-    assert losses[kind] == pytest.approx(losses["accelerate"], rel=CLOSE)
+    assert losses["whet"] == pytest.approx(losses["accelerate"], rel=CLOSE)
 
 
 def test_checkpointing_recomputes_the_modules_that_have_blocks(caplog: pytest.LogCaptureFixture) -> None:

@@ -20,7 +20,9 @@ from torch import Tensor
 
 import whet
 from proven_models import PROVEN, proven_config
-from tiny import FAMILIES, NO_AUTOCAST, arguments, padded, tiny_config
+from tiny import DECODERS, FAMILIES, NO_AUTOCAST, arguments, padded, tiny_config
+from tiny_decoders import tiny_decoder
+from whet.models.known import known
 
 TASKS = {
     "qa": "AutoModelForQuestionAnswering",
@@ -51,6 +53,18 @@ class Outcome:
 
     rows: list[Tensor]
     gradients: list[Tensor]
+
+
+FORMS = ("positions", "offset positions", "mask of ones", "cu_seq_lens", "seq_idx", "block mask")
+"""How rows that lie end to end are given: all in one row of the batch."""
+_NAMED = ("cu_seq_lens", "seq_idx", "block mask")
+"""Those that say themselves which tokens belong together; positions say it to decoders alone."""
+_KEPT_FROM_ENCODER = ("deberta", "deberta-v2", "mpnet")
+"""Encoders whose heads in transformers do not hand on columns that they do not know."""
+_WITH_EXPERTS = ("moe", "mixtral")
+_ANOTHER_ORDER = 1e-4
+"""An expert computes the tokens that chose it together: a product of another size may sum in another order. What one
+row gives another by a leak is of the size of its own change, above 1."""
 
 
 Run = Callable[[list[dict[str, Any]]], list[Tensor]]
@@ -116,6 +130,60 @@ def run_padded(model: Any, rows: list[dict[str, Any]]) -> list[Tensor]:
     batch = {name: value for name, value in _collate(rows).items() if name in ("input_ids", "attention_mask")}
     torch.manual_seed(SEED)
     return _by_row(model(**batch), [len(row["input_ids"]) for row in rows])
+
+
+def most(family: str) -> float:
+    """Return by how much numbers of another row may change in this family without a leak."""
+    return _ANOTHER_ORDER if family.endswith(_WITH_EXPERTS) else 0.0
+
+
+def takes(family: str, form: str) -> bool:
+    """Return whether rows end to end in this form are several sequences for the family."""
+    return family in DECODERS or (form in _NAMED and family not in _KEPT_FROM_ENCODER)
+
+
+def measure_form(family: str, form: str, number_format: str, *, by_whet: bool = True) -> Moved | None:
+    """Return what moves when the family's model gets rows end to end in this form; None if it cannot run so.
+
+    `by_whet`: under `whet.optimize`; else as transformers runs it.
+    """
+    decodes, dtype = family in DECODERS, FORMATS[number_format]
+    model = tiny_decoder(family, dropout=DROPOUT).train() if decodes else model_of(family, "tag")
+    if not by_whet and dtype is not None and family in NO_AUTOCAST:
+        return None
+    model = whet.optimize(model, dtype=dtype) if by_whet else model
+    autocast = nullcontext() if by_whet or dtype is None else torch.autocast("cpu", dtype)
+    with autocast:
+        return moved(model, partial(run_end_to_end, model, form), "words" if decodes else "tag")
+
+
+def run_end_to_end(model: Any, form: str, rows: list[dict[str, Any]]) -> list[Tensor]:
+    """Return the logits of each row, the rows end to end and without labels."""
+    lengths = [len(row["input_ids"]) for row in rows]
+    decodes = model.config.model_type in DECODERS
+    torch.manual_seed(SEED)
+    call = end_to_end([row["input_ids"] for row in rows], form, causal=decodes)
+    call["position_ids"] += known()[model.config.model_type].first_position(model)
+    return list(model(**call, **{"use_cache": False} if decodes else {}).logits[0].split(lengths))
+
+
+def end_to_end(rows: list[list[int]], form: str, *, causal: bool) -> dict[str, Any]:
+    """Return a batch of one row that holds these rows in one of `FORMS`."""
+    lengths, ids = [len(row) for row in rows], torch.tensor([[one for row in rows for one in row]])
+    firsts = [3 * number for number in range(len(rows))] if form == "offset positions" else [0] * len(rows)
+    positions = [torch.arange(length) + first for length, first in zip(lengths, firsts, strict=True)]
+    call: dict[str, Any] = {"input_ids": ids, "position_ids": torch.cat(positions)[None]}
+    bounds, longest = torch.tensor([0, *lengths]).cumsum(0).int(), max(lengths)
+    if form == "cu_seq_lens":
+        call |= {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": longest, "max_length_k": longest}
+    if form == "seq_idx":
+        call["seq_idx"] = torch.arange(len(rows)).repeat_interleave(torch.tensor(lengths))[None].int()
+    if form == "mask of ones":
+        call["attention_mask"] = torch.ones_like(ids)
+    if form == "block mask":
+        blocks = torch.block_diag(*(torch.ones(n, n) for n in lengths))
+        call["attention_mask"] = (blocks.tril() if causal else blocks).bool()[None, None]
+    return call
 
 
 def _packed(model: Any, folder: Path) -> Run | None:

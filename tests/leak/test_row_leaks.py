@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from leak_runs import EVERY, WAYS, measure, moved
+from leak_runs import EVERY, FORMATS, FORMS, WAYS, measure, measure_form, moved, takes
 from peers import peers
 
 
@@ -20,6 +20,16 @@ def test_a_changed_row_moves_no_other_by_a_single_bit(family: str) -> None:
 @pytest.mark.parametrize("task", ["qa", "classify", "tag"])
 def test_no_task_moves_other_rows(task: str, way: str) -> None:
     found = measure("bert", task, way, "bf16")
+    assert found is not None
+    assert found.own > 1e-3
+    assert (found.logits, found.gradients) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("number_format", FORMATS)
+@pytest.mark.parametrize("form", [form for form in FORMS if takes("bert", form)])
+@pytest.mark.parametrize("family", ["bert", "modernbert", "albert", "roberta", "distilbert"])
+def test_a_changed_row_moves_no_other_that_a_caller_names(family: str, form: str, number_format: str) -> None:
+    found = measure_form(family, form, number_format)
     assert found is not None
     assert found.own > 1e-3
     assert (found.logits, found.gradients) == (0.0, 0.0)

@@ -156,3 +156,26 @@ def test_its_own_trainer_runs_without_padding(
     assert "with their padding" not in caplog.text
     assert len(logs[0]) == 10
     assert logs[1] == pytest.approx(logs[0], rel=0.02 if bf16 else 1e-4)  # bf16 has 8 bits
+
+
+@pytest.mark.parametrize(
+    "form", [{"padding_free": True, "max_length": None}, {"packing": True}], ids=["free", "packed"]
+)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_its_own_trainer_keeps_sequences_apart_that_it_lays_end_to_end(
+    family: str, form: dict[str, Any], folders: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By positions that restart, without a mask: TRL asks for flash attention, and transformers' sdpa does it too."""
+    logs = []
+    for optimized in (False, True):
+        model = AutoModelForCausalLM.from_pretrained(folders[family])
+        args = trl.SFTConfig(**(settings(tmp_path, len(TEXTS)) | {"max_steps": 6} | form), completion_only_loss=True)
+        trainer = trl.SFTTrainer(
+            model=whet.optimize(model) if optimized else model, args=args, train_dataset=Dataset.from_list(TEXTS),
+            processing_class=AutoTokenizer.from_pretrained(folders[family]),
+        )  # fmt: skip
+        trainer.train()
+        logs.append(column(trainer.state.log_history, "loss"))
+    assert not any(text in caplog.text for text in ("with their padding", "see each other"))
+    assert len(logs[0]) == 6
+    assert logs[1] == pytest.approx(logs[0], rel=1e-4)  # float32 sums in another order

@@ -133,6 +133,24 @@ def test_an_attention_implementation_that_is_set_later_is_honoured() -> None:
         torch.testing.assert_close(weights, others, rtol=0, atol=5e-6)
 
 
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("said_by", ["call", "configuration"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "bert", "modernbert"])
+def test_attention_in_one_or_both_directions_is_what_is_asked_for(family: str, said_by: str, attention: str) -> None:
+    """`is_causal` turns a decoder into an encoder, and an encoder into a decoder, as far as it does in transformers."""
+    causal = family in DECODERS
+    model = tiny_decoder(family, use_cache=False).eval() if causal else new(family, AutoModel)
+    model.set_attn_implementation(attention)
+    optimised, mask = whet.optimize(deepcopy(model)), torch.ones_like(IDS)
+    for asked in (causal, not causal):
+        for one in (model, optimised) if said_by == "configuration" else ():
+            one.config.is_causal = asked
+        options = {"is_causal": asked} if said_by == "call" else {}
+        for call in ({"input_ids": IDS}, {"input_ids": IDS, "attention_mask": mask}):
+            expected, found = (tensors(one(**call, **options))[0] for one in (model, optimised))
+            torch.testing.assert_close(found, expected, rtol=0, atol=5e-6)
+
+
 WRONG = {
     "no row": {"input_ids": IDS[:0], "attention_mask": MASK[:0]},
     "a short mask": {"input_ids": IDS, "attention_mask": MASK[:, :9]},

@@ -17,6 +17,7 @@ from tiny_runs import assert_same_weights, entries, tiny_bert, weights_of
 from torch import nn
 from transformers import (
     BertForSequenceClassification,
+    DataCollatorWithFlattening,
     DataCollatorWithPadding,
     ProgressCallback,
     TrainerCallback,
@@ -24,6 +25,8 @@ from transformers import (
 from transformers.trainer_utils import speed_metrics
 
 import whet
+from tiny_decoders import tiny_decoder
+from tiny_decoders import token_rows as decoder_rows
 from whet.errors import ConfigError
 
 
@@ -394,3 +397,44 @@ def test_gradients_of_a_training_step_are_those_of_the_model(tmp_path: Path) -> 
     assert found == loss
     assert torch.equal(logits, outputs["logits"].detach())
     assert torch.equal(labels, batch["labels"])
+
+
+@pytest.mark.filterwarnings("ignore:Using .DataCollatorWithFlattening:UserWarning")  # asks for flash kernels
+@pytest.mark.filterwarnings("ignore:.gradient_checkpointing. is deprecated:FutureWarning")
+@pytest.mark.parametrize("by_user", [False, True], ids=["own loss", "compute_loss"])
+@pytest.mark.parametrize(
+    ("more", "ours_alone", "shared"),
+    [
+        ({}, {}, {}),
+        ({"return_flash_attn_kwargs": True, "return_seq_idx": True}, {}, {}),
+        ({}, {"attn_implementation": "eager"}, {}),
+        ({}, {}, {"gradient_checkpointing": True}),
+    ],
+    ids=["positions", "named", "eager", "checkpointing"],
+)
+def test_sequences_end_to_end_train_as_in_transformers(
+    tmp_path: Path, more: dict[str, bool], ours_alone: dict[str, Any], shared: dict[str, Any], by_user: bool
+) -> None:
+    """DataCollatorWithFlattening with a model whose configuration has a cache, which both Trainers leave out."""
+    rows, found = decoder_rows(12), []
+    shared = {"per_device_eval_batch_size": 12} | shared
+    for base, args in (
+        (whet.Trainer, ours(tmp_path / "a", **shared, **ours_alone)),
+        (transformers.Trainer, theirs(tmp_path / "b", **shared)),
+    ):
+        model, collate = tiny_decoder("llama"), DataCollatorWithFlattening(**more)
+        made: Any = _with_loss(base) if by_user else base
+        trainer = made(model, args, collate, rows, rows)
+        trainer.train()
+        found.append([*losses(trainer), trainer.evaluate()["eval_loss"]])
+        assert model.config.use_cache is (base is whet.Trainer)
+    assert found[0] == pytest.approx(found[1], rel=1e-5)  # float32 rounding; rows that see each other are 1e-3 off
+
+
+def _with_loss(base: Any) -> Any:
+    class WithLoss(base):
+        def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
+            out = model(**inputs)
+            return (out.loss, out) if return_outputs else out.loss
+
+    return WithLoss

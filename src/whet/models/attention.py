@@ -101,7 +101,8 @@ def _eager(eager: Callable[..., Any], module: nn.Module, *qkv: Any, **options: A
     There is none for causal rows without padding or windows, where SDPA needs none; eager attention does.
     """
     query, key, value, seen = qkv
-    if seen is None and query.shape[2] > 1 and getattr(module, "is_causal", False):
+    causal = getattr(module, "is_causal", False) and options.get("is_causal") is not False
+    if seen is None and query.shape[2] > 1 and causal:
         n_queries, n_keys = query.shape[2], key.shape[2]
         seen = query.new_ones(n_queries, n_keys, dtype=torch.bool).tril(n_keys - n_queries)
     if seen is not None and seen.dtype == torch.bool:

@@ -25,8 +25,11 @@ def has_cache(options: Mapping[str, Any]) -> bool:
 
 def require_understood(module: nn.Module, mask: Tensor | None, options: Mapping[str, Any]) -> None:
     """Refuse what a packed pass would ignore: a mask or a bias that the module made itself, a cap, sinks."""
+    usual = {"is_causal": getattr(module, "is_causal", False)}  # transformers hands on what the configuration says
     asked = [
-        name for name, value in options.items() if name not in NO_EFFECT and value is not None and value is not False
+        name
+        for name, value in options.items()
+        if name not in NO_EFFECT and value is not None and value is not usual.get(name, False)
     ]
     if mask is not None:
         asked.append("attention_mask")

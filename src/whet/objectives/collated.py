@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from whet.data.padding import Padding
 from whet.data.store import RowStore
 from whet.kernels import random
 from whet.models.bad_batch import explained
+from whet.models.wrapped import unwrapped
 from whet.objectives.base import Collate
 
 
@@ -26,8 +28,25 @@ def seed_torch(seed: int, step: int, first_slot: int) -> None:
 def run_seeded(model: nn.Module, batch: Batch, seed: int, step: int) -> Any:
     """Run the model with torch's generator set from the place in the run: a resumed run draws the same masks."""
     seed_torch(seed, step, batch.first_slot)
-    with explained(model, batch.inputs):
+    with explained(model, batch.inputs), without_cache(model):
         return model(**batch.inputs)
+
+
+@contextmanager
+def without_cache(model: nn.Module) -> Iterator[None]:
+    """Switch `config.use_cache` off, as transformers' Trainer does, for calls that nobody continues.
+
+    With a cache transformers' decoders do not look for sequences whose positions restart in a row.
+    """
+    config = getattr(unwrapped(model), "config", None)
+    if not getattr(config, "use_cache", False):
+        yield
+        return
+    setattr(config, "use_cache", False)  # noqa: B010 - configurations declare no such attribute
+    try:
+        yield
+    finally:
+        setattr(config, "use_cache", True)  # noqa: B010
 
 
 def collated(collate: Collate, rows: list[Any], first_slot: int, label_names: Sequence[str]) -> Batch:

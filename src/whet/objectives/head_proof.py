@@ -87,7 +87,7 @@ def _run_packed(packed: PackedModel, rows: ProofRows, reads: str, columns: froze
         return PackedSpans(packed, columns).forward(batch, seed=0, step=0)
     head = PackedHead(packed.module, packed, _stacked, "tokens" if reads == "tokens" else "first tokens", columns)
     batch: Batch = collated(lambda _: _shaped(packed.module, rows.padded()), [{}] * len(rows.store), 0, ())
-    return head.forward(unpadding.without_padding(batch), seed=0, step=0)
+    return head.forward(unpadding.without_padding(batch, causal=False), seed=0, step=0)
 
 
 def _gradients(

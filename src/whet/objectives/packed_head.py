@@ -48,7 +48,7 @@ class PackedHead(OwnLoss):
         batch = super().batch(dataset, rows, first_slot, padded_to)
         why = self._why_padded(batch.inputs)
         if why is None:
-            return unpadding.without_padding(batch)
+            return unpadding.without_padding(batch, causal=self._packed.family.causal)
         if why not in self._told:
             self._told.add(why)
             logger.warning("whet.Trainer runs with their padding: %s", why)
@@ -72,7 +72,8 @@ class PackedHead(OwnLoss):
 
     def _why_padded(self, inputs: Mapping[str, Any]) -> str | None:
         """Return why a collated batch has to run with its padding; None if it need not."""
-        return unpadding.why_padded(inputs, first_tokens=self._reads == "first tokens")
+        first_tokens = self._reads == "first tokens"
+        return unpadding.why_padded(inputs, first_tokens=first_tokens, causal=self._packed.family.causal)
 
     def loss_sum(self, output: Any, batch: Batch) -> Tensor:
         if self._reads == "tokens" and not self.count(batch):  # the model's mean of nothing is not a number

@@ -418,4 +418,38 @@ PLANTED = (
             "models/test_loaded_weights.py::test_every_command_refuses_a_model_without_a_projection",
         ),
     ),
+    Planted(
+        "sequences-joined",
+        "sequences whose positions restart in a row of the caller's batch see each other",
+        (
+            Edit(
+                "methods/unpad/method.py",
+                "by_position = causal and mask is None and not unpad_calls.keeps_cache(self, call)",
+                "by_position = False",
+            ),
+            Edit(
+                "objectives/unpadding.py",
+                'by_position=causal and inputs.get("attention_mask") is None',
+                "by_position=False",
+            ),
+        ),
+        (
+            "methods/test_packed_calls.py::test_packed_input_in_any_form_gives_what_transformers_gives"
+            "[mistral-offset positions]",
+            "leak/test_decoder_leaks.py::test_a_changed_row_moves_no_other_that_a_caller_lays_next_to_it"
+            "[llama-positions-bf16]",
+            "train/test_trainer_like_transformers.py::test_sequences_end_to_end_train_as_in_transformers"
+            "[positions-own loss]",
+        ),
+    ),
+    Planted(
+        "offsets-unread",
+        "sequences that cu_seq_lens names see each other",
+        (Edit("data/sequences.py", "begins.view(-1)[offsets[offsets < ids.numel()].long()] = True", "pass"),),
+        (
+            "methods/test_packed_calls.py::test_named_sequences_are_kept_apart_in_every_attention"
+            "[modernbert-positions-cu_seq_lens]",
+            "leak/test_row_leaks.py::test_a_changed_row_moves_no_other_that_a_caller_names[bert-cu_seq_lens-bf16]",
+        ),
+    ),
 )

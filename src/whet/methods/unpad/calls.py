@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from whet.data import sequences
 from whet.kernels.native_call import is_followed
 from whet.models import attention
 
@@ -45,14 +46,14 @@ def why_padded(encoder: Any, call: Mapping[str, Any] | None, *, causal: bool = F
     mask = call.get("attention_mask")
     if mask is not None and not (isinstance(mask, Tensor) and mask.shape == ids.shape):
         return "attention masks of another shape than input_ids"
-    odd = [name for name, value in call.items() if not _is_understood(name, value, ids)]
+    odd = [name for name, value in call.items() if not _is_understood(encoder, name, value, ids, causal=causal)]
     if odd:
         return f"calls with {', '.join(odd)}"
-    return _why_cached(encoder, call) if causal else _why_causal(config)
-
-
-def _why_causal(config: Any) -> str | None:
-    return "calls with a causal mask" if getattr(config, "is_causal", False) else None
+    if (named := sequences.names_sequences(call)) and mask is not None and not bool(mask.all()):
+        return f"calls with {', '.join(named)} and padding in attention_mask: give one of the two"
+    if bool(call.get("is_causal", getattr(config, "is_causal", causal))) != causal:
+        return f"calls with a {'bidirectional' if causal else 'causal'} mask"
+    return _why_cached(encoder, call) if causal else None
 
 
 def _why_cached(decoder: Any, call: Mapping[str, Any]) -> str | None:
@@ -61,9 +62,38 @@ def _why_cached(decoder: Any, call: Mapping[str, Any]) -> str | None:
     return "calls that keep keys and values (use_cache): set config.use_cache = False" if wanted else None
 
 
+def keeps_cache(decoder: Any, call: Mapping[str, Any]) -> bool:
+    """Return whether transformers' own forward would keep keys and values in this call: then no position splits a row.
+
+    In training too, unless it checkpoints; whet then has no use for them.
+    """
+    checkpoints = getattr(decoder, "gradient_checkpointing", False) and decoder.training and torch.is_grad_enabled()
+    return bool(call.get("use_cache", getattr(decoder.config, "use_cache", False))) and not checkpoints
+
+
+def see_each_other(decoder: Any, call: Mapping[str, Any]) -> str | None:
+    """Return what lets sequences with positions of their own see each other in a decoder's call; None: nothing does.
+
+    transformers then reads a row as one sequence, and so does whet.
+    """
+    cause = "attention_mask" if call.get("attention_mask") is not None else "use_cache"
+    if cause == "use_cache" and not keeps_cache(decoder, call):
+        return None
+    mask, ids = call.get("attention_mask"), call.get("input_ids")
+    if isinstance(mask, Tensor) and not (isinstance(ids, Tensor) and mask.shape == ids.shape and bool(mask.all())):
+        return None
+    return cause if sequences.restart(call.get("position_ids")) else None
+
+
 def wants_tuple(encoder: Any, options: Mapping[str, Any]) -> bool:
     """Return whether a call with these options wants a plain tuple, as they or the encoder's configuration say."""
     return options.get("return_dict", getattr(encoder.config, "return_dict", True)) is False
+
+
+@cache
+def _takes_more(encoder: type) -> bool:
+    """Return whether the encoder's forward takes arguments that it does not name."""
+    return any(one.kind is one.VAR_KEYWORD for one in inspect.signature(encoder.forward).parameters.values())  # pyright: ignore
 
 
 @cache
@@ -83,12 +113,14 @@ def _asked(config: Any, call: Mapping[str, Any], name: str) -> bool:
     return asked is not False and asked is not None
 
 
-def _is_understood(name: str, value: Any, ids: Tensor) -> bool:
+def _is_understood(encoder: Any, name: str, value: Any, ids: Tensor, *, causal: bool) -> bool:
     """Return whether the packed pass can honour an argument."""
     if name in ("input_ids", "attention_mask"):
         return True
+    if name in sequences.COLUMNS:
+        return _takes_more(type(encoder)) and isinstance(value, (Tensor, int))
     if name in _COLUMNS:
         return _are_ids(value) and value.shape[0] in (1, ids.shape[0]) and value.shape[1] == ids.shape[1]
     if name == "is_causal":
-        return not value
+        return bool(value) == causal
     return isinstance(value, (bool, int, float, str)) or (isinstance(value, Tensor) and value.dim() == 0)

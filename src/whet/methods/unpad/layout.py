@@ -84,6 +84,22 @@ def layout_of(mask: Tensor, amount: PaddingInLoss) -> Layout:
     return _filled(columns[computed], ranks[computed], lengths, counts, _sources(mask, lengths, counts))
 
 
+def layout_without_padding(ids: Tensor, first_tokens: Tensor | None) -> Layout:
+    """Return the layout of a batch (B, T) without padding: its tokens stay where they are, end to end.
+
+    `first_tokens` (B, T) are those that begin a sequence; None: each row is one.
+    """
+    n_rows, longest = ids.shape
+    every = torch.arange(ids.numel(), device=ids.device)
+    if first_tokens is None:
+        lengths, ranks = every.new_full((n_rows,), longest), every % longest
+    else:
+        starts = first_tokens.flatten().nonzero()[:, 0]
+        lengths = starts.diff(append=starts.new_tensor([ids.numel()]))
+        ranks = every - starts.repeat_interleave(lengths)
+    return _filled(every, ranks, lengths, torch.zeros_like(lengths), every.view(ids.shape))
+
+
 def _cut(number: Tensor, n_padding: Tensor, counts: Tensor) -> Tensor:
     """Return where in a row's padding the stretch of this number begins."""
     return number * n_padding[:, None] // counts.clamp(min=1)[:, None]

@@ -11,13 +11,14 @@ from torch import Tensor, nn
 from whet.card import Card
 from whet.config.fields import PaddingInLoss
 from whet.config.methods import MethodSettings, Place
+from whet.data import sequences
 from whet.data.batch import HOLES, has_holes
 from whet.kernels.batch_position import BatchPosition
 from whet.log import logger
 from whet.methods.seam import Applied, Cost, Stage
 from whet.methods.unpad import calls as unpad_calls
 from whet.methods.unpad import lazy_head, padding_readers, pooled
-from whet.methods.unpad.layout import Layout, layout_of
+from whet.methods.unpad.layout import Layout, layout_of, layout_without_padding
 from whet.models import last_block, record
 from whet.models.bad_batch import explained
 from whet.models.binding import bind
@@ -66,6 +67,19 @@ class _Calls:
         if amount == "all" != self.amount and why not in self.told_why:
             self.told_why.add(why)
             logger.warning("whet.optimize: calls with %s compute each of these tokens: set the labels to -100", why)
+
+    def say_if_together(self, decoder: Any, call: Mapping[str, Any]) -> None:
+        """Log once that sequences whose positions restart in a row see each other, as they do in transformers."""
+        if "together" in self.told_why or (cause := unpad_calls.see_each_other(decoder, call)) is None:
+            return
+        self.told_why.add("together")
+        fix = "leave it out" if cause == "attention_mask" else "pass use_cache=False, or set config.use_cache = False"
+        logger.warning(
+            "whet.optimize: position_ids restart within a row, and its sequences see each other all the same, as in"
+            " transformers, because of %s: %s to keep them apart",
+            cause,
+            fix,
+        )
 
     def compute_all(self) -> None:
         """Let the last block compute all tokens from now on."""
@@ -168,16 +182,17 @@ def _run(self: Any, given: Sequence[Any], options: Mapping[str, Any], places: tu
     calls: _Calls = record.read(self, _CALLS)
     call = unpad_calls.named(self, given, options)
     causal = calls.packed.family.causal
+    if causal and call is not None:
+        calls.say_if_together(self, call)
     moved = why_other_window(self) if causal else None
     why = f"models in which {moved}" if moved else unpad_calls.why_padded(self, call, causal=causal)
     if call is None or why is not None:
         return calls.padded(self, why or "", given, options)
-    input_ids: Tensor = call.pop("input_ids")
-    mask = call.pop("attention_mask", torch.ones_like(input_ids)).to(input_ids.device, torch.bool)
-    if not bool(mask[:, 0].all()):  # heads read the first place, which has to be its own
-        return calls.padded(self, "rows that do not begin with a token: pad them on the right", given, options)
-    if has_holes(mask):
-        return calls.padded(self, HOLES, given, options)
+    input_ids: Tensor = call["input_ids"]
+    mask = call.pop("attention_mask", None)
+    by_position = causal and mask is None and not unpad_calls.keeps_cache(self, call)
+    first_tokens = sequences.first_tokens(call, by_position=by_position)
+    mask = torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask.to(input_ids.device, torch.bool)
     hooks = calls.packed.hooks
     hooks.look(self)
     if hooks.row_wise:
@@ -185,17 +200,19 @@ def _run(self: Any, given: Sequence[Any], options: Mapping[str, Any], places: tu
     if hooks.reshape:
         return calls.padded(self, _RESHAPED, given, options)
     amount = padding_readers.amount(calls.packed.module, calls.amount)
-    if causal:
-        if amount != "none":
-            return calls.padded(self, "decoders whose hidden states of padding tokens are read", given, options)
-        call["use_cache"] = False
-    if amount == "all" and calls.packed.attention_before == "eager" and getattr(self.config, "local_attention", None):
-        return calls.padded(self, "models with local attention, loaded as eager, whose padding is read", given, options)
+    is_full = bool(mask.all())
+    if not is_full and (why := _why_with_padding(calls, self, mask, amount)) is not None:
+        return calls.padded(self, why, given, options)
     calls.say_if_more(amount)
-    layout = layout_of(mask, amount)
-    given_ids = {"input_ids": input_ids, **call}
+    layout = layout_without_padding(input_ids, first_tokens) if is_full else layout_of(mask, amount)
+    given_ids = {name: value for name, value in call.items() if name not in sequences.COLUMNS}
+    call = {name: value for name, value in given_ids.items() if name != "input_ids"}
+    if causal:
+        call["use_cache"] = False
     positions = calls.packed.family.padded_positions(calls.packed.module, input_ids)
-    position, taken = _position(calls, layout, len(mask), amount, places)
+    position, taken = layout.position(), None
+    if first_tokens is None:  # otherwise first tokens of rows, which heads read, are not those of sequences
+        position, taken = _narrowed(calls, position, len(mask), amount, places)
     with explained(self, given_ids), calls.packed.placement.at(position), calls.autocast(mask.device):
         ids, packed_options = layout.packed(input_ids), _packed_inputs(call, layout, positions)
         later = None if taken is None else pooled.Pass(self, ids, packed_options)
@@ -204,7 +221,7 @@ def _run(self: Any, given: Sequence[Any], options: Mapping[str, Any], places: tu
         hooks.reshape = True
         return calls.padded(self, _RESHAPED, given, options)
     if taken is None or later is None:
-        out.last_hidden_state = _padded(self, out, mask, layout, amount)
+        out.last_hidden_state = _padded(self, out, mask, layout, amount, is_full=is_full)
     else:
         tokens = _tokens(self, out)
         all_states = partial(_all_states, calls, later.expecting(taken.tokens, tokens), position, mask)
@@ -214,14 +231,27 @@ def _run(self: Any, given: Sequence[Any], options: Mapping[str, Any], places: tu
     return out.to_tuple() if unpad_calls.wants_tuple(self, options) else out
 
 
-def _position(
-    calls: _Calls, layout: Layout, n_rows: int, amount: PaddingInLoss, places: tuple[Place, ...]
+def _why_with_padding(calls: _Calls, encoder: Any, mask: Tensor, amount: PaddingInLoss) -> str | None:
+    """Return why a call with padding tokens under this mask needs them; None if it can run without."""
+    if not bool(mask[:, 0].all()):  # heads read the first place, which has to be its own
+        return "rows that do not begin with a token: pad them on the right"
+    if has_holes(mask):
+        return HOLES
+    if calls.packed.family.causal and amount != "none":
+        return "decoders whose hidden states of padding tokens are read"
+    is_eager = calls.packed.attention_before == "eager"
+    if amount == "all" and is_eager and getattr(encoder.config, "local_attention", None):
+        return "models with local attention, loaded as eager, whose padding is read"
+    return None
+
+
+def _narrowed(
+    calls: _Calls, position: BatchPosition, n_rows: int, amount: PaddingInLoss, places: tuple[Place, ...]
 ) -> tuple[BatchPosition, pooled.Taken | None]:
     """Return the position of the call's pass, and the tokens that pooling takes if the last block computes no others.
 
     Where a head reads first tokens alone, the last block computes these.
     """
-    position = layout.position()
     if amount != "none":
         return position, None
     if places:
@@ -259,11 +289,13 @@ def _tokens(encoder: Any, out: Any) -> Tensor:
     return out.last_hidden_state.to(next(encoder.parameters()).dtype)[0]
 
 
-def _padded(encoder: Any, out: Any, mask: Tensor, layout: Layout, amount: PaddingInLoss) -> Tensor:
-    """Return the hidden states as the padded batch has them (B, T, D)."""
+def _padded(encoder: Any, out: Any, mask: Tensor, layout: Layout, amount: PaddingInLoss, *, is_full: bool) -> Tensor:
+    """Return the hidden states as the padded batch has them (B, T, D); a batch that `is_full` has no padding."""
     tokens = _tokens(encoder, out)
     if len(tokens) == len(mask) < int(mask.sum()):  # those of first tokens alone
         return nn.functional.pad(tokens[:, None], (0, 0, 0, mask.shape[1] - 1))
+    if is_full:
+        return tokens[: mask.numel()].view(*mask.shape, -1)
     return _scattered(tokens, mask) if amount == "none" else layout.padded(tokens)
 
 

@@ -26,7 +26,7 @@ from whet.models.called_with import CACHE_NAMES
 from whet.models.packed import PackedModel, packed_model
 from whet.models.wrapped import unwrapped
 from whet.objectives.base import IGNORED, Collate
-from whet.objectives.collated import seed_torch
+from whet.objectives.collated import seed_torch, without_cache
 from whet.objectives.heads import ALL_LAYERS, asks_for_layers
 from whet.objectives.own_loss import OwnLoss, loss_parts_of
 from whet.own_loop import held
@@ -75,7 +75,7 @@ class UserLoss:
     def forward(self, batch: Batch, *, seed: int, step: int) -> Any:
         seed_torch(seed, step, batch.first_slot)
         read = {name: value for name, value in batch.inputs.items() if self._read is None or name in self._read}
-        with explained(self.model, read):
+        with explained(self.model, read), without_cache(self.model):
             return self.model(**read)
 
     def loss_sum(self, output: Any, batch: Batch) -> Tensor:
@@ -206,6 +206,7 @@ def _forward(trainer: PublicTrainer, model: nn.Module, inputs: Mapping[str, Any]
             stack.enter_context(held.targets_of([unwrapped(model)], inputs))
         stack.enter_context(trainer.precision.forward())
         stack.enter_context(explained(model, inputs))
+        stack.enter_context(without_cache(model))
         yield
 
 

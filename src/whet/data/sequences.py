@@ -1,0 +1,80 @@
+"""Where sequences begin in a batch whose rows hold several of them end to end, without padding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from whet.errors import DataError
+
+_OFFSETS = ("cu_seq_lens_q", "cu_seq_lens_k")
+BOUNDS = (*_OFFSETS, "seq_idx")
+"""Columns that name the sequences of a batch. transformers' flash attention reads the first two, and its
+DataCollatorWithFlattening makes all three."""
+COLUMNS = (*BOUNDS, "max_length_q", "max_length_k")
+"""These and the numbers that come with them, which whet counts itself."""
+
+
+def first_tokens(inputs: Mapping[str, Any], *, by_position: bool) -> Tensor | None:
+    """Return which tokens (B, T) are the first of a sequence; None if each row is one sequence.
+
+    The columns of `BOUNDS` say it, whatever the attention is. `by_position`: a token whose position does not follow
+    that of the token before it begins a sequence as well. transformers' decoders read a batch so if it has
+    position_ids, no mask and no cache; its encoders never do. Raises DataError for columns that do not fit the batch.
+    """
+    ids: Tensor = inputs["input_ids"]
+    begins = torch.zeros_like(ids, dtype=torch.bool)
+    for name in _OFFSETS:
+        if isinstance(offsets := inputs.get(name), Tensor):
+            _require_offsets(name, offsets, ids)
+            begins.view(-1)[offsets[offsets < ids.numel()].long()] = True
+    if isinstance(numbers := inputs.get("seq_idx"), Tensor):
+        _require_numbers(numbers, ids)
+        begins[:, 1:] |= numbers[:, 1:] != numbers[:, :-1]
+    if by_position and isinstance(positions := inputs.get("position_ids"), Tensor):
+        begins[:, 1:] |= _restarts(positions)
+    if not bool(begins[:, 1:].any()):
+        return None
+    begins[:, 0] = True
+    return begins
+
+
+def names_sequences(inputs: Mapping[str, Any]) -> list[str]:
+    """Return which columns of `BOUNDS` the batch has."""
+    return [name for name in BOUNDS if inputs.get(name) is not None]
+
+
+def restart(positions: Any) -> bool:
+    """Return whether position_ids (B, T) start again within a row."""
+    return isinstance(positions, Tensor) and positions.dim() == 2 and bool(_restarts(positions).any())
+
+
+def _restarts(positions: Tensor) -> Tensor:
+    """Return which tokens (B, T - 1), from the second on, do not have the position after that of the token before."""
+    return positions[:, 1:] != positions[:, :-1] + 1
+
+
+def _require_offsets(name: str, offsets: Tensor, ids: Tensor) -> None:
+    found = offsets.tolist() if offsets.dim() == 1 and not offsets.is_floating_point() else []
+    if found and found[0] == 0 and found[-1] == ids.numel() and found == sorted(found):
+        return
+    raise DataError(
+        what=f"{name} does not say where the sequences of this batch begin and end",
+        got=f"{found or tuple(offsets.shape)} for input_ids {tuple(ids.shape)}",
+        why="it holds offsets into the batch's tokens, from 0 to their number, as for flash attention in transformers",
+        fix=f"for sequences of 5 and 6 tokens give [0, 5, 11]; or leave {name} out, and let position_ids restart",
+    )
+
+
+def _require_numbers(numbers: Tensor, ids: Tensor) -> None:
+    if numbers.dim() == 2 and numbers.shape[0] in (1, ids.shape[0]) and numbers.shape[1] == ids.shape[1]:
+        return
+    raise DataError(
+        what="seq_idx does not say which sequence each token of this batch belongs to",
+        got=f"seq_idx {tuple(numbers.shape)} for input_ids {tuple(ids.shape)}",
+        why="it has one number for each token, the same for all tokens of a sequence",
+        fix="give seq_idx in the shape of input_ids, as DataCollatorWithFlattening does",
+    )
