@@ -168,11 +168,13 @@ def _attention_of(model: Any) -> str:
 
 
 def _placement_of(model: nn.Module, kernel: Kernel, outside: str, *, causal: bool) -> Placement:
-    """Return the link that the model had when it was prepared before, if it fits; else a new one.
+    """Return the link that the model had when it was prepared before, or that its parts have; a new one if none fits.
 
     Trainers and calls that prepared the model earlier have that link, and so do fused parts; all run in its passes.
+    Encoders with tied blocks share one, so that these blocks run in the passes of each.
     """
-    before = _EARLIER.get(model)
+    sites = (module.__dict__.get(attention.SITE) for module in model.modules())
+    before = _EARLIER.get(model) or next((site.placement for site in sites if site is not None), None)
     if before is None or (before.kernel, before.attention_outside, before.causal) != (kernel, outside, causal):
         before = Placement(kernel, outside=outside, causal=causal)
     _EARLIER[model] = before

@@ -187,8 +187,14 @@ _IN_WORDS = {
 def _put_blocks(state: _State, blocks: Sequence[nn.Module], how: _How) -> None:
     done = {id(block) for inner in state.inside for block in _blocks(ModelView(inner.module))}
     for block in blocks:
-        if id(block) not in done:
+        if id(block) not in done and not _runs_as(block, how):
             _put_forward(state, block, partial(_block, how))
+
+
+def _runs_as(block: nn.Module, how: _How) -> bool:
+    """Return whether the block runs so already: encoders with tied blocks are changed one after the other."""
+    forward = block.__dict__.get("forward")
+    return isinstance(forward, partial) and forward.func is _block and forward.args[0] == how
 
 
 def _put_forward(state: _State, module: nn.Module, forward: Callable[..., Any]) -> None:
