@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
 from transformers import (
     BertConfig,
@@ -269,3 +272,23 @@ def test_a_decoder_whose_forward_was_replaced_is_named_as_such(how: str) -> None
     why = "forward of its LlamaModel was replaced" if how == "of the decoder" else "has a forward of its own"
     with pytest.raises(whet.ConfigError, match=why):
         whet.optimize(model)
+
+
+_SECOND_IMPORT = """
+import sys
+from transformers import BertConfig, BertForSequenceClassification
+from transformers.utils.import_utils import direct_transformers_import
+direct_transformers_import(sys.argv[1])
+import whet
+sizes = dict(vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
+print(whet.changes(whet.optimize(BertForSequenceClassification(BertConfig(**sizes)))))
+"""
+
+
+@pytest.mark.slow
+def test_a_second_import_of_transformers_changes_nothing(tmp_path: Path) -> None:
+    """transformers' own tests import it again from the path of their checkout."""
+    (tmp_path / "transformers").symlink_to(Path(str(transformers.__file__)).parent)
+    command = [sys.executable, "-c", _SECOND_IMPORT, str(tmp_path / "transformers")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "no padding" in done.stdout, done.stderr[-2000:]

@@ -138,7 +138,14 @@ def test_a_hook_that_comes_later_takes_part(tmp_path: Path) -> None:
 def test_adalora_of_answers_has_its_own_loss(tmp_path: Path) -> None:
     """whet's span loss would leave out what the adapter adds to the model's."""
     peft = pytest.importorskip("peft")
-    sizes: dict[str, Any] = {"init_r": 4, "target_r": 2, "total_step": 100, "tinit": 1, "tfinal": 1, "orth_reg_weight": 5.0}
+    sizes: dict[str, Any] = {
+        "init_r": 4,
+        "target_r": 2,
+        "total_step": 100,
+        "tinit": 1,
+        "tfinal": 1,
+        "orth_reg_weight": 5.0,
+    }
     config = peft.AdaLoraConfig(task_type="QUESTION_ANS", target_modules=["query", "value"], **sizes)
     found = []
     for weight in (5.0, 0.0):

@@ -56,6 +56,8 @@ def why_not_parts(model: nn.Module) -> str | None:
     own = other_forward(base)
     if own is not None and not home_of(own).startswith("whet."):
         return f"the forward of its {type(base).__name__} was replaced"
+    if asks_for_layers(base):
+        return f"the configuration of its {type(base).__name__} asks for {' or '.join(ALL_LAYERS)}"
     if predicts_next_tokens(model) and base.loss_function is not ForCausalLMLoss:
         return f"the loss_function of its {type(base).__name__} is not that of next tokens"
     return None

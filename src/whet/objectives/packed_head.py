@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from whet.data.batch import Batch
 from whet.kernels.batch_position import BatchPosition
 from whet.log import logger
-from whet.models import last_block
+from whet.models import attention, last_block
 from whet.models.bad_batch import explained
 from whet.models.packed import PackedModel, position_of
 from whet.objectives import heads, unpadding
@@ -77,6 +77,8 @@ class PackedHead(OwnLoss):
         """
         if (why := heads.why_not_parts(self.model)) is not None:
             return f"calls of the complete model, since {why}"
+        if not attention.is_routed(self._packed.module.base_model.config):  # pyright: ignore
+            return "models whose attention implementation was changed afterwards"
         return unpadding.why_padded(inputs, first_tokens=self._reads == "first tokens")
 
     def loss_sum(self, output: Any, batch: Batch) -> Tensor:

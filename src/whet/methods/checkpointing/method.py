@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
+from inspect import signature
 from typing import Any, Literal
 
 import torch
@@ -201,7 +202,9 @@ def _put_forward(state: _State, module: nn.Module, forward: Callable[..., Any]) 
     before = module.__dict__.get("forward")
     state.forwards.append((module, before))
     module.__dict__[_INNER] = before
+    own = signature(module.forward)
     module.forward = partial(forward, module)
+    setattr(module.forward, "__signature__", own)  # noqa: B010
 
 
 def _inner(module: nn.Module) -> Callable[..., Any]:
