@@ -48,7 +48,7 @@ def register() -> None:
     """Make `attn_implementation="whet"` known to transformers, and let configurations name it in whet's passes."""
     AttentionInterface.register(NAME, attend)
     AttentionMaskInterface.register(NAME, mask)
-    given = PreTrainedConfig._attn_implementation
+    given: Any = PreTrainedConfig._attn_implementation
     if given.fget is not _in_force:
         PreTrainedConfig._attn_implementation = property(_in_force, given.fset, doc=given.__doc__)  # pyright: ignore
 

@@ -146,7 +146,7 @@ def prepare(
     if family is None:
         return None
     attention.register()
-    before = str(model.config._attn_implementation)
+    before = str(model.config._attn_implementation)  # pyright: ignore[reportAttributeAccessIssue]
     placement = _placement_of(model, kernel, causal=family.causal)
     changed = model.base_model if encoder_only else model
     assert isinstance(changed, nn.Module)
