@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
+from inspect import signature
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -235,3 +239,83 @@ def test_second_derivatives_are_refused_and_not_left_out() -> None:
     assert "whet.restore(model)" in caught.value.problems[0].fix
     whet.restore(model)
     assert len(curvature()) == len(weights)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_configuration_reads_as_it_was_loaded(family: str, attention: str, tmp_path: Path) -> None:
+    plain = new(family, AutoModel)
+    if not plain._can_set_attn_implementation():
+        attention = plain.config._attn_implementation
+    model = new(family, AutoModel, attn_implementation=attention)
+    before = (model.config._attn_implementation, model.config.to_dict(), signature(model.forward))
+    whet.optimize(model)
+    model(IDS, attention_mask=MASK)
+    for one in (model, deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert (one.config._attn_implementation, one.config.to_dict(), signature(one.forward)) == before
+        assert f"{one.config._attn_implementation}" == attention
+    model.save_pretrained(tmp_path)
+    assert "whet" not in (tmp_path / "config.json").read_text()
+    whet.restore(model)
+    assert type(model.config._attn_implementation) is str
+    assert signature(model.forward) == before[-1]
+
+
+def test_another_model_of_the_same_configuration_is_as_transformers_has_it() -> None:
+    """Both keep what they are: the second is made after the first was optimised."""
+    model = whet.optimize(new("bert", AutoModel, attn_implementation="eager").eval())
+    other, plain = new_of(model.config), new_of(deepcopy(model.config))
+    wanted = plain(IDS, attention_mask=MASK, output_attentions=True)
+    found = other(IDS, attention_mask=MASK, output_attentions=True)
+    assert torch.equal(found.attentions[0], wanted.attentions[0])
+    before = n_computed_of(model)
+    assert before < IDS.numel()
+
+
+def new_of(config: Any) -> Any:
+    torch.manual_seed(0)
+    return AutoModel.from_config(config).eval()
+
+
+def n_computed_of(model: Any) -> int:
+    """Return how many tokens the blocks of the model compute in a call with padding."""
+    seen: list[int] = []
+    handle = model.encoder.layer[0].register_forward_hook(lambda _, given, __: seen.append(given[0][..., 0].numel()))
+    model(IDS, attention_mask=MASK)
+    handle.remove()
+    return seen[0]
+
+
+def test_attention_weights_can_be_asked_for_later_as_in_transformers() -> None:
+    model, plain = (new("bert", AutoModel, attn_implementation="eager") for _ in range(2))
+    whet.optimize(model)
+    for one in (model, plain):
+        one.config.output_attentions = True
+    found, wanted = (one(IDS, attention_mask=MASK) for one in (model, plain))
+    for weights, others in zip(found.attentions, wanted.attentions, strict=True):
+        assert torch.equal(weights, others)
+    by_sdpa = whet.optimize(new("bert", AutoModel, attn_implementation="sdpa"))
+    with pytest.raises(ValueError, match="set to sdpa"):  # transformers' own words
+        by_sdpa.config.output_attentions = True
+
+
+def test_threads_outside_of_a_pass_read_what_was_loaded() -> None:
+    model, read = whet.optimize(new("bert", AutoModel, attn_implementation="eager")), []
+    with ThreadPoolExecutor(1) as pool:
+
+        def look(*_: Any) -> None:
+            read.append(
+                (model.config._attn_implementation, pool.submit(lambda: model.config._attn_implementation).result())
+            )
+
+        model.encoder.layer[0].register_forward_hook(look)
+        model(IDS, attention_mask=MASK)
+    assert read == [("whet", "eager")]
+
+
+def test_an_untouched_model_compiles_as_one_graph_next_to_an_optimised_one() -> None:
+    whet.optimize(new("bert", AutoModel))
+    plain = new("bert", AutoModel)
+    compiled: Any = torch.compile(plain, backend="eager", fullgraph=True)
+    wanted, found = (one(IDS, attention_mask=MASK).last_hidden_state for one in (plain, compiled))
+    torch.testing.assert_close(found, wanted)

@@ -168,12 +168,10 @@ class Placement:
     own even so, since what is innermost counts.
     """
 
-    def __init__(self, kernel: Kernel = "auto", *, outside: str = "sdpa", causal: bool = False) -> None:
+    def __init__(self, kernel: Kernel = "auto", *, causal: bool = False) -> None:
         self.kernel: Kernel = kernel
         self.causal = causal
         """Whether the model's attention is causal."""
-        self.attention_outside = outside
-        """The attention implementation of transformers that the model has outside of whet's passes."""
         self.traced: KeyedPosition | None = None
         """The position in a graph that is being traced: a tracer cannot read context variables."""
 

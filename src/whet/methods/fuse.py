@@ -77,7 +77,7 @@ def _put(packed: PackedModel, *, row_gradients: bool) -> dict[str, int]:
             changed[type(module).__name__] += 1
     if packed.family.proven:
         changed.update(generic.put(packed.module, packed.placement))
-    words: Any = packed.module.get_input_embeddings()  # pyright: ignore[reportCallIssue]
+    words: Any = packed.module.base_model.get_input_embeddings()  # pyright: ignore
     if row_gradients and type(words) is nn.Embedding and _trained_alone(words.weight, packed.module):
         setattr(words, GRADIENT, RowGradient(words.weight))
     return dict(changed)

@@ -43,7 +43,7 @@ def apply(view: ModelView, settings: MethodSettings) -> Applied | None:
         got=f"{type(model).__name__}, padded batches" if packed is None else type(model).__name__,
         why=f"it serves encoders of the families {known.names()} with a head that whet runs without padding",
         fix=INSTEAD
-        if known.of_type(unwrapped(model)) is None
+        if known.of_model(unwrapped(model)) is None
         else f"{INSTEAD}; or leave out what makes batches padded (--attn_implementation, a collator)",
     )
 

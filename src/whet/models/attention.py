@@ -2,12 +2,12 @@
 
 import sys
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.configuration_utils import PreTrainedConfig
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask, sdpa_mask
 
@@ -17,7 +17,6 @@ from whet.kernels.batch_position import Site, running, running_position
 from whet.kernels.specs import AttentionSpec, Drop
 from whet.models.called_with import require_understood
 from whet.models.fused.chosen import require_all
-from whet.models.known import known
 from whet.models.recomputation import came_later, require_no_other_pass, require_pass
 
 CARD = Card(
@@ -36,10 +35,66 @@ SITE = "whet_site"
 """Attribute of an attention module that holds its Site."""
 
 
+class Routed(str):
+    """The name of a model's attention implementation, as it was loaded, in the configuration of a prepared model.
+
+    It is that name for everybody who reads it. While a pass runs, the configuration names whet's attention instead.
+    """
+
+    __slots__ = ()
+
+
 def register() -> None:
-    """Make `attn_implementation="whet"` known to transformers."""
+    """Make `attn_implementation="whet"` known to transformers, and let configurations name it in whet's passes."""
     AttentionInterface.register(NAME, attend)
     AttentionMaskInterface.register(NAME, mask)
+    given: Any = PreTrainedConfig._attn_implementation
+    if given.fget is not _in_force:
+        PreTrainedConfig._attn_implementation = property(_in_force, given.fset, doc=given.__doc__)  # pyright: ignore
+
+
+def route(model: nn.Module) -> None:
+    """Let the model compute attention by whet's function within passes, and by its own elsewhere."""
+    for config in _configs_of(model):
+        config._attn_implementation_internal = Routed(config._attn_implementation_internal)
+
+
+def unroute(model: nn.Module) -> None:
+    """Undo `route`, exactly."""
+    for config in _configs_of(model):
+        if is_routed(config):
+            config._attn_implementation_internal = str(config._attn_implementation_internal)
+
+
+def is_routed(config: Any) -> bool:
+    """Return whether passes compute attention by whet's function: nobody has set another one since `route`."""
+    return type(config._attn_implementation_internal) is Routed
+
+
+def _configs_of(model: nn.Module) -> list[Any]:
+    """Return the configurations that the model's modules read and that name an attention implementation."""
+    found = (module.__dict__.get("config") for module in model.modules())
+    named = {id(one): one for one in found if isinstance(getattr(one, "_attn_implementation_internal", None), str)}
+    return list(named.values())
+
+
+def _in_force(config: Any) -> str | None:
+    """Return the attention implementation of a configuration: whet's where a pass of a prepared model runs.
+
+    Modules, masks and parts that came into the model later all read it. Other threads, and calls outside of a pass,
+    read what was loaded. So does a tracer of other models, which sees a plain text here.
+    """
+    found = config._attn_implementation_internal
+    return NAME if type(found) is Routed and _is_whets_turn() else found
+
+
+def _is_whets_turn() -> bool:
+    """Return whether a pass runs, or may have run: a backward pass that computes a part again cannot see it."""
+    if torch.compiler.is_compiling():
+        return True
+    if running() is None:
+        return torch._C._current_graph_task_id() != -1
+    return running_position() is not None
 
 
 def attend(
@@ -48,7 +103,7 @@ def attend(
     """Return the attention output (B, T, H, K) for query, key and value (B, H, T, K).
 
     In a packed pass B is 1, T is all tokens of all rows, and each row sees itself alone. Outside of one (the model is
-    called by somebody else) it is transformers' own: eager, with its weights, where the model had that, or else SDPA.
+    called by somebody else) it is transformers' own: eager, with its weights, if the model was loaded so, or else SDPA.
     """
     site: Site | None = getattr(module, SITE, None)
     position = None if site is None else site.position
@@ -59,7 +114,7 @@ def attend(
         if attention_mask is None:
             require_pass(module, site, query)
     if site is None or position is None or not position.is_of(query.shape[0], query.shape[2]):
-        return _outside(module, site)(module, query, key, value, attention_mask, **options)
+        return _outside(module)(module, query, key, value, attention_mask, **options)
     require_understood(module, attention_mask, options)
     require_all(module, query.shape[2], position)
     p = options.get("dropout", 0.0)
@@ -86,40 +141,25 @@ def _window(options: Mapping[str, Any]) -> int | None:
     return None if given is None else given - 1
 
 
-def _outside(module: nn.Module, site: Site | None) -> Callable[..., tuple[Tensor, Tensor | None]]:
+def _outside(module: Any) -> Callable[..., tuple[Tensor, Tensor | None]]:
     """Return the attention function that the model has outside of whet's passes."""
-    if site is None or site.placement.attention_outside != "eager":
+    if _loaded(getattr(module, "config", None)) != "eager":
         return sdpa_attention_forward
     homes = (sys.modules[part.__module__] for part in type(module).__mro__)
-    eager = next(home.eager_attention_forward for home in homes if hasattr(home, "eager_attention_forward"))
-    return partial(_eager, eager)
-
-
-def _eager(eager: Callable[..., Any], module: nn.Module, *qkv: Any, **options: Any) -> tuple[Tensor, Tensor]:
-    """Run a family's eager attention with our mask, which is SDPA's: true where a key is seen.
-
-    There is none for causal rows without padding or windows, where SDPA needs none; eager attention does.
-    """
-    query, key, value, seen = qkv
-    causal = getattr(module, "is_causal", False) and options.get("is_causal") is not False
-    if seen is None and query.shape[2] > 1 and causal:
-        n_queries, n_keys = query.shape[2], key.shape[2]
-        seen = query.new_ones(n_queries, n_keys, dtype=torch.bool).tril(n_keys - n_queries)
-    if seen is not None and seen.dtype == torch.bool:
-        hidden = torch.finfo(query.dtype).min
-        seen = torch.zeros_like(seen, dtype=query.dtype).masked_fill(~seen, hidden)
-    return eager(module, query, key, value, seen, **options)
+    return next(home.eager_attention_forward for home in homes if hasattr(home, "eager_attention_forward"))
 
 
 def mask(*args: Any, attention_mask: Tensor | None = None, **options: Any) -> Tensor | None:
-    """Return the mask for padded calls, and None for packed ones, whose rows and windows the attention knows itself."""
-    config = options.get("config")
-    family = known().get(getattr(config, "model_type", ""))
-    sees_all = getattr(config, "sliding_window", None) is None and not (family is not None and family.causal)
-    if attention_mask is None and (sees_all or _is_packed(options)):
+    """Return None for packed calls, whose rows and windows the attention knows itself; else the model's own mask."""
+    if attention_mask is None and _is_packed(options):
         return None
-    made_by = eager_mask if family is not None and family.adds_masks else sdpa_mask
+    made_by = eager_mask if _loaded(options.get("config")) == "eager" else sdpa_mask
     return made_by(*args, attention_mask=attention_mask, **options)
+
+
+def _loaded(config: Any) -> str:
+    """Return the attention implementation that a model was loaded with, whatever runs now."""
+    return str(getattr(config, "_attn_implementation_internal", None))
 
 
 def _is_packed(call: Mapping[str, Any]) -> bool:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from whet.errors import ConfigError, DataError, WhetError
+from whet.log import logger
 from whet.models import bad_labels
 from whet.models.packable import family_of
 from whet.models.wrapped import unwrapped
@@ -32,10 +33,19 @@ def explained(model: nn.Module, inputs: Mapping[str, Any]) -> Iterator[None]:
     try:
         yield
     except _FAILURES as error:
-        found = None if isinstance(error, WhetError) else problem_of(unwrapped(model), inputs) or _overflow_of(error)
+        found = None if isinstance(error, WhetError) else _found_for(error, model, inputs)
         if found is None:
             raise
         raise found from error
+
+
+def _found_for(error: Exception, model: nn.Module, inputs: Mapping[str, Any]) -> WhetError | None:
+    """Return what explains the error; None if nothing does, or if a model of a user's own cannot be looked at."""
+    try:
+        return problem_of(unwrapped(model), inputs) or _overflow_of(error)
+    except Exception as failed:
+        logger.debug("no explanation of the model's error: %s: %s", type(failed).__name__, failed)
+        return None
 
 
 def _overflow_of(error: Exception) -> WhetError | None:
@@ -83,8 +93,11 @@ def _odd_ids(model: Any, ids: Tensor, _: Any) -> DataError | None:
 
 
 def _odd_tokens(model: Any, ids: Tensor, _: Any) -> DataError | None:
-    n_tokens = model.get_input_embeddings().num_embeddings
-    if (odd := bad_labels.outside(ids, n_tokens)) is None:
+    try:
+        n_tokens = getattr(model.get_input_embeddings(), "num_embeddings", None)
+    except NotImplementedError:  # a model of a user's own, which names no table
+        return None
+    if n_tokens is None or (odd := bad_labels.outside(ids, n_tokens)) is None:
         return None
     return OutsideOfTable(
         what="the model has no embedding for a token of the batch",

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import copyreg
 from collections.abc import Callable
+from functools import cache
+from inspect import Signature, signature
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from types import MethodType
@@ -25,8 +27,13 @@ _AROUND = {
 """Where functions are written that may stand around a forward, and the name of the one that may; None: all."""
 
 
-def bind(forward: Callable[..., Any], module: nn.Module) -> MethodType:
-    """Return the forward as a method of this module."""
+def bind(forward: Callable[..., Any], module: nn.Module, *, signed: bool = False) -> MethodType:
+    """Return the forward as a method of this module; `signed`: with the signature that the class's forward has.
+
+    Trainers and libraries read the names of a model's columns there.
+    """
+    if signed:
+        forward = _signed(forward, type(module))
     copyreg.pickle(MethodType, _reduced)  # type: ignore[arg-type]
     ForkingPickler.register(MethodType, _reduced)  # what multiprocessing sends has reducers of its own
     return MethodType(forward, module)
@@ -77,13 +84,25 @@ def unbound(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _reduced(method: MethodType) -> Any:
-    function = method.__func__
+    function, is_signed = method.__func__, isinstance(getattr(method.__func__, "__signature__", None), Signature)
     if getattr(getattr(function, "func", function), "__module__", "").startswith("whet."):
-        return _again, (method.__func__, method.__self__)
+        return _again, (function.__wrapped__ if is_signed else function, method.__self__, is_signed)
     return method.__reduce__()
 
 
-def _again(forward: Callable[..., Any], module: nn.Module) -> MethodType:
+def _again(forward: Callable[..., Any], module: nn.Module, signed: bool = False) -> MethodType:
     """Bind a forward in the process that has loaded the module: transformers there knows nothing of whet yet."""
     attention.register()
-    return bind(forward, module)
+    return bind(forward, module, signed=signed)
+
+
+@cache
+def _signed(forward: Callable[..., Any], cls: type[nn.Module]) -> Callable[..., Any]:
+    """Return the forward with the signature of the class's own."""
+
+    def with_signature(self: nn.Module, *args: Any, **options: Any) -> Any:
+        return forward(self, *args, **options)
+
+    with_signature.__signature__ = signature(cls.forward)  # pyright: ignore[reportFunctionMemberAccess]
+    with_signature.__wrapped__ = forward  # pyright: ignore[reportFunctionMemberAccess]
+    return with_signature

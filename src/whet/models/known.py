@@ -5,9 +5,11 @@ from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from whet.models import families
 from whet.models.family import Family
@@ -31,17 +33,44 @@ def names(*, causal: bool | None = False) -> str:
     return ", ".join(name for name, family in known().items() if causal in (None, family.causal))
 
 
-def of_type(model: nn.Module) -> Family | None:
-    """Return the family of the model's `model_type`, or the one that a proof has found for this model.
-
-    An encoder whose configuration makes it a decoder counts as unknown: its attention is causal.
-    """
-    config = getattr(model, "config", None)
-    found = known().get(getattr(config, "model_type", ""))
-    if getattr(config, "is_decoder", False) and (found is None or not found.causal):
-        return None
+def of_model(model: nn.Module) -> Family | None:
+    """Return the family of the model's encoder by its class, or the one that a proof has found for this model."""
+    found = of_classes(model)
     verdict = recorded(model) if found is None else None
     return found if verdict is None else verdict.family
+
+
+def of_classes(model: nn.Module) -> Family | None:
+    """Return the family that has defined the forward of the model's encoder; None: it is somebody else's.
+
+    The configuration says nothing: modules of a user's own borrow one, or hold encoders of that family.
+    """
+    encoder = encoder_of(model)
+    home = None if encoder is None else home_of_forward(type(encoder))
+    family = known().get(getattr(getattr(home, "config_class", None), "model_type", ""))
+    return family if family is not None and home is not None and family.owns(home) else None
+
+
+def encoder_of(model: Any) -> PreTrainedModel | None:
+    """Return the encoder of a model of transformers, which may be the model; None for any other module.
+
+    A model of a user's own that keeps its encoder under another name than its class's `base_model_prefix` is itself
+    what transformers calls its `base_model`.
+    """
+    base = model.base_model if isinstance(model, PreTrainedModel) else None
+    return base if isinstance(base, PreTrainedModel) and base.base_model is base else None
+
+
+def encoders_inside(model: nn.Module) -> list[PreTrainedModel]:
+    """Return the other encoders of known families that a module holds, next to its own or in place of one."""
+    own = encoder_of(model)
+    others = (part for part in model.modules() if isinstance(part, PreTrainedModel) and part not in (own, model))
+    return [part for part in others if encoder_of(part) is part and of_classes(part) is not None]
+
+
+def home_of_forward(cls: type[nn.Module]) -> type[nn.Module]:
+    """Return the class, this one or one that it inherits from, that defines its forward."""
+    return next(one for one in cls.__mro__ if "forward" in vars(one))
 
 
 @torch.compiler.assume_constant_result  # the listing of a folder cannot be part of a graph

@@ -6,15 +6,15 @@ from torch import nn
 
 from whet.models.binding import other_forward
 from whet.models.family import Family
-from whet.models.known import of_type
+from whet.models.known import encoder_of, home_of_forward, known, of_model
 from whet.models.proof.verdict import recorded
 from whet.models.standard import is_trusted, learn
-from whet.models.wrapped import adds_tokens, only_wraps, unwrapped
+from whet.models.wrapped import adds_tokens, unwrapped
 
 
 def family_of(model: nn.Module) -> Family | None:
     """Return the family of the model, or None for one that whet cannot run without padding."""
-    return None if why_padded(model) is not None else of_type(unwrapped(model))
+    return None if why_padded(model) is not None else of_model(unwrapped(model))
 
 
 def why_padded(model: nn.Module, within: nn.Module | None = None) -> str | None:
@@ -24,13 +24,15 @@ def why_padded(model: nn.Module, within: nn.Module | None = None) -> str | None:
     the family. `within` is the part of the model that is to run without padding, by default all of it.
     """
     base = unwrapped(model)
-    family = of_type(base)
+    family = of_model(base)
     if family is None:
         return _why_unknown(base)
     if adds_tokens(model):
         return "its adapter puts tokens of its own before each row"
-    if not only_wraps(model):
-        return f"something is around its {type(model).__name__}: hooks, or a forward of its own"
+    if not family.causal and getattr(base.config, "is_decoder", False):
+        return "its configuration makes it a decoder (is_decoder), whose attention is causal"
+    if (why := _why_other_encoder(base)) is not None:
+        return why
     if (why := family.why_padded(base)) is not None or family.proven:
         return why
     if family.causal and (why := _why_other_decoder(base, family)) is not None:
@@ -51,8 +53,21 @@ def why_padded(model: nn.Module, within: nn.Module | None = None) -> str | None:
 
 def _why_unknown(base: nn.Module) -> str:
     """Return why the model has no family: what the proof has found, if there was one."""
-    verdict = recorded(base)
-    return "whet does not know its family" if verdict is None or verdict.why_padded is None else verdict.why_padded
+    verdict, cls = recorded(base), type(encoder_of(base) or base)
+    found = "whet does not know its family" if verdict is None or verdict.why_padded is None else verdict.why_padded
+    given = next((one for one in cls.__mro__[1:] if any(family.owns(one) for family in known().values())), None)
+    if given is None or "forward" not in vars(given):
+        return found
+    return f"its {cls.__name__} has a forward of its own in place of that of {given.__name__}, and {found}"
+
+
+def _why_other_encoder(base: Any) -> str | None:
+    """Return what computes in place of the forward that the class of the model's encoder has in its source."""
+    encoder = base.base_model
+    home = home_of_forward(type(encoder))
+    if runs_forward_of(encoder, (home.__name__,)) or not is_trusted(home):
+        return None
+    return f"the forward of its {type(encoder).__name__} was replaced"
 
 
 def predicts_next_tokens(model: nn.Module) -> bool:
@@ -65,6 +80,8 @@ def predicts_next_tokens(model: nn.Module) -> bool:
 def _why_other_decoder(base: Any, family: Family) -> str | None:
     """Return why a decoder of a known family needs its padding."""
     if base is not base.base_model and not predicts_next_tokens(base):
+        if any(cls.__name__.endswith(_NEXT_TOKEN_HEADS) and is_trusted(cls) for cls in type(base).__mro__):
+            return f"its {type(base).__name__} has a forward of its own, which may read any hidden state"
         return "of decoders, whet packs causal language models; other heads read the last token of each row"
     config = base.config
     if not getattr(config, "is_causal", True) or getattr(config, "use_bidirectional_attention", None):

@@ -1,7 +1,7 @@
 """Prepare a model for packed batches: attention within sequences, dropout masks by position."""
 
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import NoReturn
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -67,12 +67,22 @@ class PackedModel:
 
     def __call__(self, batch: Batch, *, seed: int, step: int) -> object:
         """Return the model's output for the packed batch; its token dims are (1, N)."""
+        if not attention.is_routed(self.module.base_model.config):  # pyright: ignore
+            raise _changed_since()
         position = position_of(batch, seed=seed, step=step)
         if self.module.training:  # dropouts that have no site draw from torch's generator: a resumed run draws the same
             seed_torch(position.key(int(position.row_slots[0])))
         self.hooks.look(self.module.base_model)  # pyright: ignore[reportArgumentType]
         with explained(self.module, batch.inputs), self.placement.at(position):
             return self.module(**batch.inputs)
+
+
+def _changed_since() -> ConfigError:
+    return ConfigError(
+        what="the model's attention implementation was changed after whet had prepared it",
+        why="without padding, only whet's attention keeps the rows of a batch apart",
+        fix="change it first and then make the Trainer; or use --attn_implementation sdpa, which trains with padding",
+    )
 
 
 def position_of(batch: Batch, *, seed: int, step: int) -> BatchPosition:
@@ -136,8 +146,8 @@ def prepare(
     if family is None:
         return None
     attention.register()
-    before = _attention_of(model)
-    placement = _placement_of(model, kernel, before, causal=family.causal)
+    before = str(model.config._attn_implementation)  # pyright: ignore[reportAttributeAccessIssue]
+    placement = _placement_of(model, kernel, causal=family.causal)
     changed = model.base_model if encoder_only else model
     assert isinstance(changed, nn.Module)
     _place_sites(changed, family, placement)
@@ -145,7 +155,7 @@ def prepare(
     for module in model.modules():
         setattr(module, _REPLICATE, refuse_replicas)
     _bind_parts(changed, placement)
-    _set_attention(model, family, attention.NAME)
+    attention.route(model)
     packed = PackedModel(model, family, placement, before)
     record.keep(model, _PACKED, packed)
     return packed
@@ -156,25 +166,16 @@ def packed_model(model: nn.Module) -> PackedModel | None:
     return record.read(unwrapped(model), _PACKED)
 
 
-def _attention_of(model: Any) -> str:
-    """Return the attention implementation that the model has outside of whet's passes.
-
-    Another model with this encoder and its configuration may have been prepared before.
-    """
-    sites = (module.__dict__.get(attention.SITE) for module in model.modules())
-    before = next((site.placement.attention_outside for site in sites if site is not None), None)
-    found = str(model.config._attn_implementation)
-    return before if before is not None and found == attention.NAME else found
-
-
-def _placement_of(model: nn.Module, kernel: Kernel, outside: str, *, causal: bool) -> Placement:
-    """Return the link that the model had when it was prepared before, if it fits; else a new one.
+def _placement_of(model: nn.Module, kernel: Kernel, *, causal: bool) -> Placement:
+    """Return the link that the model had when it was prepared before, or that its parts have; a new one if none fits.
 
     Trainers and calls that prepared the model earlier have that link, and so do fused parts; all run in its passes.
+    Encoders with tied blocks share one, so that these blocks run in the passes of each.
     """
-    before = _EARLIER.get(model)
-    if before is None or (before.kernel, before.attention_outside, before.causal) != (kernel, outside, causal):
-        before = Placement(kernel, outside=outside, causal=causal)
+    sites = (module.__dict__.get(attention.SITE) for module in model.modules())
+    before = _EARLIER.get(model) or next((site.placement for site in sites if site is not None), None)
+    if before is None or (before.kernel, before.causal) != (kernel, causal):
+        before = Placement(kernel, causal=causal)
     _EARLIER[model] = before
     return before
 
@@ -193,7 +194,7 @@ def release(packed: PackedModel) -> None:
         if parts.runs_always(module):
             module.__dict__.pop(PLACEMENT, None)
             module.__dict__.pop("forward", None)
-    _set_attention(packed.module, packed.family, packed.attention_before)
+    attention.unroute(packed.module)
 
 
 def _place_sites(model: nn.Module, family: Family, placement: Placement) -> None:
@@ -219,14 +220,6 @@ def _bind_parts(model: nn.Module, placement: Placement) -> None:
         if part is not None and part.always and bound(module) is None:
             module.__dict__[PLACEMENT] = placement
             module.forward = bind(part.forward, module)
-
-
-def _set_attention(model: Any, family: Family, name: str) -> None:
-    """Set the attention implementation; of a model without the AttentionInterface, it decides about masks alone."""
-    if family.adds_masks:
-        model.config._attn_implementation = name
-    else:
-        model.set_attn_implementation(name)
 
 
 def _is_plain_dropout(module: nn.Module) -> bool:

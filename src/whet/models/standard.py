@@ -7,13 +7,10 @@ pass asks again, which costs a few attribute reads, less than the call that is s
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-import transformers
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 from transformers import activations
@@ -22,7 +19,7 @@ from transformers.pytorch_utils import Conv1D
 
 from whet.kernels.specs import Kind
 from whet.models.family import RmsNorm
-from whet.models.known import owner_of
+from whet.models.known import home_of_forward, owner_of
 
 ACTIVATIONS: dict[type[nn.Module], Kind] = {
     activations.GELUActivation: "gelu",
@@ -132,7 +129,7 @@ def is_trusted(cls: type) -> bool:
 
 def learn(cls: type[nn.Module]) -> bool:
     """Return whether this is a trusted class whose forward is as its source has it, inherited or not; remember that."""
-    if not (is_trusted(cls) and is_trusted(_home_of(cls)) and is_as_in_source(cls)):
+    if not (is_trusted(cls) and is_trusted(home_of_forward(cls)) and is_as_in_source(cls)):
         return False
     _TRUSTED[cls] = cls.forward
     return True
@@ -140,23 +137,25 @@ def learn(cls: type[nn.Module]) -> bool:
 
 def is_as_in_source(cls: type[nn.Module]) -> bool:
     """Return whether the forward of the class, inherited or not, is the one that its source file has."""
-    home = _home_of(cls)
-    source, code = sys.modules.get(home.__module__), getattr(_without_theirs(cls.forward), "__code__", None)
-    if source is None or code is None:
+    home, forward = home_of_forward(cls), _without_theirs(cls.forward)
+    code, written = getattr(forward, "__code__", None), getattr(forward, "__globals__", {})
+    if code is None or written.get("__name__") != home.__module__:
         return False
-    return code.co_filename == source.__file__ and code.co_qualname == f"{home.__qualname__}.forward"
-
-
-def _home_of(cls: type[nn.Module]) -> type:
-    return next(one for one in cls.__mro__ if "forward" in vars(one))
+    return code.co_filename == written.get("__file__") and code.co_qualname == f"{home.__qualname__}.forward"
 
 
 def _without_theirs(forward: Any) -> Any:
-    """Return the forward that transformers' own decorators are around."""
-    home = str(Path(transformers.__file__).parent)
-    while hasattr(forward, "__wrapped__") and forward.__code__.co_filename.startswith(home):
+    """Return the forward that transformers' own decorators are around.
+
+    They are known by the module that they were written in: its path changes where transformers is imported again.
+    """
+    while hasattr(forward, "__wrapped__") and _written_in(forward).startswith("transformers."):
         forward = forward.__wrapped__
     return forward
+
+
+def _written_in(function: Any) -> str:
+    return getattr(function, "__globals__", {}).get("__name__") or ""
 
 
 def is_unchanged(module: nn.Module) -> bool:

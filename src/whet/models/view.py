@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from whet.models.known import of_type
+from whet.models.known import of_model
 from whet.models.wrapped import unwrapped
 
 _LINEARS = (nn.Linear, Conv1D)
@@ -57,7 +57,7 @@ class ModelView:
         Known family: the modules of its block classes; ALBERT has one, which runs many times. Otherwise the members of
         each outermost ModuleList of two or more modules of one class; of an encoder and decoder, both stacks.
         """
-        modules, family = list(_modules(self.model)), of_type(self.model)
+        modules, family = list(_modules(self.model)), of_model(self.model)
         blocks = [named for named in modules if family is not None and family.is_block(named.module)]
         return blocks or _stacked(modules)
 
@@ -118,7 +118,7 @@ class ModelView:
 
     def _read_by_blocks(self, encoder: nn.Module) -> list[nn.Module]:
         """Return the parts that the family names as read by each block; a model may lack some."""
-        family, modules = of_type(self.model), dict(encoder.named_modules())
+        family, modules = of_model(self.model), dict(encoder.named_modules())
         return [modules[name] for name in ([] if family is None else family.read_by_blocks) if name in modules]
 
 

@@ -23,12 +23,31 @@ def adds_tokens(model: nn.Module) -> bool:
     return isinstance(model, _peft_class("PeftModel")) and bool(model.active_peft_config.is_prompt_learning)  # pyright: ignore
 
 
-def only_wraps(model: nn.Module) -> bool:
-    """Return whether calling the model inside is as good as calling this one: nobody looks at the calls in between."""
+def why_not_inside(model: nn.Module) -> str | None:
+    """Return why this model has to be called, and not the one inside of it; None if what is around hands calls on.
+
+    Of peft's wrappers most do. Those of AdaLoRA, X-LoRA and Poly have forwards of their own, which add to the loss or
+    run the model twice, and activated LoRA looks for its tokens in each call.
+    """
     base = unwrapped(model)
     outer = [model, model.base_model] if isinstance(model, _peft_class("PeftModel")) else [model]
-    around = [module for module in outer if module is not base]
-    return not any(has_hooks(one) or "forward" in one.__dict__ or not is_pefts(one) for one in around)
+    for one in outer:
+        name = type(one).__name__
+        if one is not base and has_hooks(one):
+            return f"hooks on its {name} see its calls"
+        if one is not base and not _hands_on(one):
+            return f"its {name} may do more than call the model inside"
+    configs: Any = getattr(model, "peft_config", {}) if model is not base else {}
+    if any(getattr(config, "alora_invocation_tokens", None) for config in configs.values()):
+        return "its adapter begins at tokens that it looks for in each call (alora_invocation_tokens)"
+    return None
+
+
+def _hands_on(wrapper: nn.Module) -> bool:
+    """Return whether the wrapper runs a forward of peft's that calls the model inside, and does no more."""
+    cls = type(wrapper)
+    known = is_pefts(wrapper) and cls.forward.__module__ in _HANDING_ON and cls.__call__ is nn.Module.__call__
+    return known and "forward" not in wrapper.__dict__
 
 
 def passed_on(model: nn.Module, names: frozenset[str]) -> frozenset[str]:
@@ -50,6 +69,10 @@ def passed_on(model: nn.Module, names: frozenset[str]) -> frozenset[str]:
         if before is not None:
             base.forward = before
     return names
+
+
+_HANDING_ON = ("peft.peft_model", "peft.tuners.tuners_utils")
+"""Where peft has the forwards that hand a call on; tuners that do more have forwards in files of their own."""
 
 
 class _Reached(Exception):  # noqa: N818

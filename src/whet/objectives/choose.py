@@ -13,7 +13,7 @@ from whet.models import attention
 from whet.models.loading import implementation
 from whet.models.packable import answers_questions, family_of, predicts_next_tokens
 from whet.models.packed import prepare
-from whet.models.wrapped import passed_on, unwrapped
+from whet.models.wrapped import passed_on, unwrapped, why_not_inside
 from whet.objectives import head_proof, heads, padded_tokens
 from whet.objectives.base import Collate, Objective
 from whet.objectives.next_tokens import PackedNextTokens
@@ -45,10 +45,15 @@ def choose(
     rows go through one run padded, with the model's own loss. `attn` is the code that is to compute attention: with
     transformers' eager or sdpa, batches are padded.
     """
-    spans = collate is None and answers_questions(model)
+    around = why_not_inside(model)
+    spans = collate is None and answers_questions(model) and around is None
     next_tokens = predicts_next_tokens(model)
     reads = "tokens" if next_tokens else None if spans else heads.reads(model)
     can_pack = (spans or reads is not None) and attn in _KERNELS and family_of(model) is not None
+    why = around if spans else heads.why_not_parts(model)
+    if can_pack and why is not None:
+        logger.info("the complete %s is called, and not its parts: %s", type(model).__name__, why)
+        can_pack = False
     if can_pack and attn == implementation.FLASH:
         implementation.require_kernels(next(model.parameters()).device)
     read = _token_columns(model) if can_pack else frozenset[str]()

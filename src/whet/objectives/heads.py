@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from torch import nn
+from transformers.loss.loss_utils import ForCausalLMLoss
 
-from whet.models.packable import runs_forward_of
-from whet.models.standard import has_hooks, is_trusted
-from whet.models.wrapped import unwrapped
+from whet.models.binding import other_forward
+from whet.models.packable import predicts_next_tokens, runs_forward_of
+from whet.models.standard import has_hooks, home_of, is_trusted
+from whet.models.wrapped import unwrapped, why_not_inside
 
 Reads = Literal["first tokens", "tokens"]
 """The hidden state of each sequence's first token, or that of each token on its own."""
@@ -39,6 +41,26 @@ def reads_beside(model: nn.Module) -> Reads | None:
     if found == "first tokens" and not pools_first_tokens(base):
         return None
     return None if asks_for_layers(base) else found
+
+
+def why_not_parts(model: nn.Module) -> str | None:
+    """Return why the complete model has to be called, with its batch as it is, and not its encoder and head alone.
+
+    None: what is around these two does nothing else. A language model's loss is then that of its next tokens.
+    """
+    if (why := why_not_inside(model)) is not None:
+        return why
+    base: Any = unwrapped(model)
+    if has_hooks(base):
+        return f"hooks on its {type(base).__name__} see its calls"
+    own = other_forward(base)
+    if own is not None and not home_of(own).startswith("whet."):
+        return f"the forward of its {type(base).__name__} was replaced"
+    if asks_for_layers(base):
+        return f"the configuration of its {type(base).__name__} asks for {' or '.join(ALL_LAYERS)}"
+    if predicts_next_tokens(model) and base.loss_function is not ForCausalLMLoss:
+        return f"the loss_function of its {type(base).__name__} is not that of next tokens"
+    return None
 
 
 def pools_first_tokens(model: nn.Module) -> bool:

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from whet.data.batch import Batch
 from whet.kernels.batch_position import BatchPosition
 from whet.log import logger
-from whet.models import last_block
+from whet.models import attention, last_block
 from whet.models.bad_batch import explained
 from whet.models.packed import PackedModel, position_of
-from whet.objectives import unpadding
+from whet.objectives import heads, unpadding
 from whet.objectives.base import IGNORED, Collate, Rows
 from whet.objectives.collated import run_seeded, seed_torch
 from whet.objectives.heads import Reads
@@ -71,7 +71,14 @@ class PackedHead(OwnLoss):
                 return self.model(**self._of_head(batch, places))
 
     def _why_padded(self, inputs: Mapping[str, Any]) -> str | None:
-        """Return why a collated batch has to run with its padding; None if it need not."""
+        """Return why a collated batch has to run with its padding; None if it need not.
+
+        Hooks and wrappers may have come since the Trainer was made.
+        """
+        if (why := heads.why_not_parts(self.model)) is not None:
+            return f"calls of the complete model, since {why}"
+        if not attention.is_routed(self._packed.module.base_model.config):  # pyright: ignore
+            return "models whose attention implementation was changed afterwards"
         first_tokens = self._reads == "first tokens"
         return unpadding.why_padded(inputs, first_tokens=first_tokens, causal=self._packed.family.causal)
 

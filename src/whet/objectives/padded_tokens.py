@@ -5,15 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor, nn
-from transformers.loss.loss_utils import ForCausalLMLoss
 
 from whet.data.batch import Batch
 from whet.models.bad_batch import explained
-from whet.models.known import of_type
+from whet.models.known import of_model
 from whet.models.packable import predicts_next_tokens
-from whet.models.standard import has_hooks
-from whet.models.wrapped import adds_tokens, only_wraps, unwrapped
-from whet.objectives import router_loss
+from whet.models.wrapped import adds_tokens, unwrapped
+from whet.objectives import heads, router_loss
 from whet.objectives.base import IGNORED, Collate
 from whet.objectives.collated import seed_torch
 from whet.objectives.next_tokens import head_of, loss_and_hits, loss_sum
@@ -51,9 +49,7 @@ class PaddedNextTokens(OwnLoss):
 
     def _is_called(self, batch: Batch) -> bool:
         """Return whether the model itself must be called: others look at it, or it takes more than its decoder does."""
-        return (
-            bool(batch.inputs.keys() - _DECODERS_COLUMNS) or has_hooks(unwrapped(self.model)) or not takes(self.model)
-        )
+        return bool(batch.inputs.keys() - _DECODERS_COLUMNS) or not takes(self.model)
 
     def loss_sum(self, output: Any, batch: Batch) -> Tensor:
         return output["loss_sum"] if "loss_sum" in output else super().loss_sum(output, batch)
@@ -74,8 +70,8 @@ def _read(states: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 def takes(model: nn.Module) -> bool:
     """Return whether the model's loss is that of its hidden states, head and cap alone."""
     base = unwrapped(model)
-    family = of_type(base) if predicts_next_tokens(model) else None
-    if family is None or not family.causal or adds_tokens(model) or not only_wraps(model):
+    family = of_model(base) if predicts_next_tokens(model) else None
+    if family is None or not family.causal or adds_tokens(model) or heads.why_not_parts(model) is not None:
         return False
     spread = getattr(base, "hf_device_map", None) is not None  # over several devices, by hooks
-    return base.loss_function is ForCausalLMLoss and not spread and not router_loss.is_asked_for(base)
+    return not spread and not router_loss.is_asked_for(base)

@@ -103,8 +103,13 @@ def targets_of(models: Sequence[nn.Module], inputs: Mapping[str, Any]) -> Iterat
 
 
 def holds(model: nn.Module) -> bool:
-    """Return whether the model is no model of transformers: its encoders, if any, are somewhere inside."""
-    return not isinstance(unwrapped(model), PreTrainedModel)
+    """Return whether the model's encoders are somewhere inside of it, and not where transformers has the one of a head.
+
+    So it is with modules that are no model of transformers, and with models of a user's own that hold encoders of known
+    families under names of their own, or several.
+    """
+    base = unwrapped(model)
+    return not isinstance(base, PreTrainedModel) or inside.holds_others(base)
 
 
 def encoders_in(model: nn.Module) -> list[inside.Encoder]:

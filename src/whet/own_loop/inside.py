@@ -13,7 +13,6 @@ from whet.config.methods import Place
 from whet.models import known
 from whet.models.packable import family_of
 from whet.models.proof import prove
-from whet.models.proof.verdict import recorded
 from whet.models.wrapped import unwrapped
 from whet.own_loop import curated, spacy_pipes
 
@@ -74,19 +73,22 @@ def prove_in(holder: Any) -> None:
         for path, module in root.named_modules():
             if isinstance(module, PreTrainedModel) and not any(path.startswith(f"{name}.") for name in outer):
                 prove.ensure(module)
-                if family_of(module) is not None:
+                if _runs_packed(module):
                     outer.append(path)
 
 
 def is_known(model: nn.Module) -> bool:
-    """Return whether the model itself is of a family that whet knows or has proven, wrapped by peft or not."""
+    """Return whether the model itself is of a family that whet knows or has proven, wrapped by peft or not.
+
+    One with further encoders, such as a teacher's, is a module that holds several.
+    """
     base = unwrapped(model)
-    if not isinstance(base, PreTrainedModel):
-        return False
-    verdict = recorded(base)
-    return getattr(base.config, "model_type", None) in known.known() or (
-        verdict is not None and verdict.family is not None
-    )
+    return isinstance(base, PreTrainedModel) and known.of_model(base) is not None and not holds_others(base)
+
+
+def holds_others(base: nn.Module) -> bool:
+    """Return whether a model holds encoders that can run packed next to, or in place of, one of its own."""
+    return any(family_of(encoder) is not None for encoder in known.encoders_inside(base))
 
 
 def _known_in(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -103,8 +105,12 @@ def _known_in(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 def _can_change(module: nn.Module) -> bool:
     """Return whether the module is a model of transformers or of curated-transformers that can run packed."""
-    known_here = isinstance(module, PreTrainedModel) and family_of(module) is not None
-    return known_here or curated.is_encoder(module)
+    return _runs_packed(module) or curated.is_encoder(module)
+
+
+def _runs_packed(module: nn.Module) -> bool:
+    """Return whether the module is a model of transformers that can run packed, and holds no further ones."""
+    return isinstance(module, PreTrainedModel) and family_of(module) is not None and not holds_others(module)
 
 
 def _reader_after(root: nn.Module, path: str) -> nn.Module | None:

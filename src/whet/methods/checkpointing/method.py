@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
+from inspect import signature
 from typing import Any, Literal
 
 import torch
@@ -187,15 +188,23 @@ _IN_WORDS = {
 def _put_blocks(state: _State, blocks: Sequence[nn.Module], how: _How) -> None:
     done = {id(block) for inner in state.inside for block in _blocks(ModelView(inner.module))}
     for block in blocks:
-        if id(block) not in done:
+        if id(block) not in done and not _runs_as(block, how):
             _put_forward(state, block, partial(_block, how))
+
+
+def _runs_as(block: nn.Module, how: _How) -> bool:
+    """Return whether the block runs so already: encoders with tied blocks are changed one after the other."""
+    forward = block.__dict__.get("forward")
+    return isinstance(forward, partial) and forward.func is _block and forward.args[0] == how
 
 
 def _put_forward(state: _State, module: nn.Module, forward: Callable[..., Any]) -> None:
     before = module.__dict__.get("forward")
     state.forwards.append((module, before))
     module.__dict__[_INNER] = before
+    own = signature(module.forward)
     module.forward = partial(forward, module)
+    setattr(module.forward, "__signature__", own)  # noqa: B010
 
 
 def _inner(module: nn.Module) -> Callable[..., Any]:

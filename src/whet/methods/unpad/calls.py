@@ -41,7 +41,7 @@ def why_padded(encoder: Any, call: Mapping[str, Any] | None, *, causal: bool = F
     config = encoder.config
     if any(_asked(config, call, name) for name in _OUTPUTS):
         return "calls that ask for hidden states or attention weights of all layers"
-    if config._attn_implementation != attention.NAME:
+    if not attention.is_routed(config):
         return "models whose attention implementation was changed afterwards"
     mask = call.get("attention_mask")
     if mask is not None and not (isinstance(mask, Tensor) and mask.shape == ids.shape):

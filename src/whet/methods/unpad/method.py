@@ -112,7 +112,7 @@ def apply(view: ModelView, settings: MethodSettings) -> Applied | None:
     encoder = _encoder(view.model)
     record.keep(view.model, CARD.name, settings.unpad)
     record.keep(encoder, _CALLS, _Calls(packed, settings, settings.unpad))
-    encoder.forward = bind(_forward, encoder)
+    encoder.forward = bind(_forward, encoder, signed=True)
     padding_readers.apply(view.model)
     lazy_head.apply(view.model)
     return Applied(CARD.name, "no padding")

@@ -52,7 +52,7 @@ def upcycle(model: Any, settings: ExpertSettings, *, seed: int = 42) -> Any:
 
 def replace_parts(model: Any, settings: ExpertSettings, *, copied: bool) -> None:
     """Put sparse layers in the place of every n-th feed-forward part; without `copied` their weights have no values."""
-    family, blocks = known.of_type(model), [block for _, block in ModelView(model).blocks()]
+    family, blocks = known.of_model(model), [block for _, block in ModelView(model).blocks()]
     parts = None if family is None else family.feed_forward
     if parts is None:
         raise _not_known(model)

@@ -14,7 +14,7 @@ from whet.kernels.library import library
 from whet.log import logger
 from whet.models.family import Family, after_padding, by_pooler
 from whet.models.fused import generic
-from whet.models.known import known
+from whet.models.known import encoders_inside, of_classes
 from whet.models.packed import PackedModel, prepare, release
 from whet.models.proof import observed, refusals
 from whet.models.proof.compare import gap
@@ -36,13 +36,14 @@ _RATE = 0.1
 def ensure(model: nn.Module) -> Verdict | None:
     """Return the verdict on the model's encoder, proving it first if need be; None for a known family.
 
-    The proof runs a copy on a few short rows, forward and backward: it takes the time of some training steps. It leaves
-    no trace in the model or in any generator.
+    None too for a module of a user's own that holds encoders of known families: these run packed, and not what is
+    around them. The proof runs a copy on a few short rows, forward and backward: it takes the time of some training
+    steps. It leaves no trace in the model or in any generator.
     """
     base = unwrapped(model)
     encoder = getattr(base, "base_model", None)
     config = getattr(base, "config", None)
-    if not isinstance(encoder, nn.Module) or config is None or getattr(config, "model_type", None) in known():
+    if not isinstance(encoder, nn.Module) or config is None or of_classes(base) is not None or encoders_inside(base):
         return None
     found = recorded(base)
     if found is None:
