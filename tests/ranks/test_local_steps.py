@@ -104,5 +104,6 @@ def test_a_signal_waits_for_the_average(found: Jobs) -> None:
 def test_ranks_that_step_alone_refuse_what_has_no_average(found: Jobs) -> None:
     for rank in found["refused", 2]:
         assert "local_sgd_steps does not go with this optimizer" in rank["optimizer"]
+        assert "an outer step does not go with weights that share memory" in rank["shared memory"]
         assert "weights of this rank alone" in rank["save"]
         assert "this rank's share" in rank["after an error"]

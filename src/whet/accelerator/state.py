@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_model, save_model
 from torch import nn
 
 from whet.accelerator import between_ranks, loaders
@@ -18,7 +17,7 @@ from whet.accelerator.state_folder import publish, require_intact
 from whet.dist import messages
 from whet.errors import ConfigError, StorageError, WhetError
 from whet.paths import utf8_name
-from whet.train.checkpoint import content
+from whet.train.checkpoint import content, weights
 from whet.train.checkpoint.optimizer_state import OptimizerState, names_in
 from whet.train.resume import schema
 from whet.train.resume.parts import alike, without_tensors
@@ -140,7 +139,7 @@ def _write(inner: Any, parts: dict[str, State], folder: Path) -> None:
     content.write_tensors(tensors, folder)
     with utf8_name(folder) as named:
         for number, model in enumerate(_models(inner)):
-            save_model(model, str(named / _weights_name(number)))
+            weights.save_module(model.state_dict(), named / _weights_name(number))
 
 
 def _collected(inner: Any, kept: Sequence[Any]) -> dict[str, State]:
@@ -187,7 +186,7 @@ def _restore(inner: Any, kept: Sequence[Any], saved: dict[str, State], folder: P
         raise ValueError(f"the state holds {', '.join(sorted(saved))}; this loop has {', '.join(sorted(wanted))}")
     with utf8_name(folder) as named:
         for number, model in enumerate(models):
-            load_model(model, str(named / _weights_name(number)))
+            weights.load_module(model, [named / _weights_name(number)])
     for number, wrapped in enumerate(inner._optimizers):
         state = OptimizerState(wrapped.optimizer, names_in(wrapped.optimizer, holder))
         state.load_state(saved[f"optimizer_{number}"])

@@ -1,22 +1,40 @@
 """Settings that operators take next to their tensors: the native ones, those of compiled graphs and the plain ones."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from typing import Literal
 
 from torch import Tensor
 
-from whet.kernels.batch_position import BatchPosition, Kernel
+from whet.errors import ConfigError
+from whet.kernels.batch_position import BatchPosition, Kernel, Site
 
 Kind = Literal["gelu", "gelu_tanh", "silu"]
 
 
 @dataclass(frozen=True)
 class Drop:
-    """Dropout with probability p (0 <= p <= 1) at one site of a model."""
+    """Dropout with probability p at one site of a model; `at` makes it."""
 
     p: float
     position: BatchPosition
     site: int
+
+    @classmethod
+    def at(cls, site: Site, p: float, position: BatchPosition) -> Drop | None:
+        """Return the dropout of this use of the site; None if p is 0.
+
+        Raises ConfigError unless 0 <= p <= 1, as torch's own dropout does: the operators compute with any number.
+        """
+        if not 0.0 <= p <= 1.0:
+            raise ConfigError(
+                what="a dropout of the model is not a probability",
+                got=p,
+                why="it is the share of numbers that are set to zero",
+                fix="use 0 to 1: config.json has one for each kind, such as attention_dropout or hidden_dropout_prob",
+            )
+        return cls(p, position, site.use()) if p else None
 
     @property
     def key(self) -> tuple[int, int]:
@@ -58,6 +76,21 @@ class AttentionSpec:
     kernel: Kernel = "auto"
     key_counts: Tensor | None = None
     window: int | None = None
+
+
+def window_of(sliding_window: int | None) -> int | None:
+    """Return `AttentionSpec.window` for the number of keys that a token sees on one side, itself included.
+
+    Raises ConfigError for less than one key: a negative window would mean none to the operators.
+    """
+    if sliding_window is not None and sliding_window < 1:
+        raise ConfigError(
+            what="a window of the model's attention holds no token",
+            got=sliding_window,
+            why="each token sees itself",
+            fix="set sliding_window in config.json to 1 or more, or to null for none",
+        )
+    return None if sliding_window is None else sliding_window - 1
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from transformers.masking_utils import eager_mask, sdpa_mask
 from whet.card import Card
 from whet.kernels.attention.packed import attend as attend_rows
 from whet.kernels.batch_position import Site, running, running_position
-from whet.kernels.specs import AttentionSpec, Drop
+from whet.kernels.specs import AttentionSpec, Drop, window_of
 from whet.models.called_with import require_understood
 from whet.models.fused.chosen import require_all
 from whet.models.recomputation import came_later, require_no_other_pass, require_pass
@@ -117,8 +117,7 @@ def attend(
         return _outside(module)(module, query, key, value, attention_mask, **options)
     require_understood(module, attention_mask, options)
     require_all(module, query.shape[2], position)
-    p = options.get("dropout", 0.0)
-    drop = Drop(p, position, site.use()) if p > 0.0 else None
+    drop = Drop.at(site, options.get("dropout", 0.0), position)
     scale = options.get("scaling") or query.shape[-1] ** -0.5
     spec = AttentionSpec(
         position.cu_seqlens,
@@ -128,17 +127,11 @@ def attend(
         max_seqlen=position.max_seqlen,
         kernel=site.placement.kernel,
         key_counts=position.key_counts,
-        window=_window(options),
+        window=window_of(options.get("sliding_window")),
     )
     # Under autocast a family's own rotation leaves queries and keys in fp32, and values are in bf16.
     q, k, v = (tensor[0].transpose(0, 1).to(value.dtype) for tensor in (query, key, value))
     return attend_rows(q, k, v, spec)[None], None
-
-
-def _window(options: Mapping[str, Any]) -> int | None:
-    """Return how far a query sees, where flash attention in transformers has its windows end."""
-    given = options.get("sliding_window")
-    return None if given is None else given - 1
 
 
 def _outside(module: Any) -> Callable[..., tuple[Tensor, Tensor | None]]:

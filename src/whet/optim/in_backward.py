@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from whet.card import Card
+from whet.kernels import shared_memory
 from whet.kernels.layers.embedding import TAKES_THE_REST
 from whet.log import logger
 
@@ -37,6 +38,8 @@ class InBackward:
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
         self._squares: list[Tensor] = []
+        self._waiting: frozenset[int] | None = None
+        """The ids of the parameters that `finish` leaves to the optimizer's own step; None: this step has not begun."""
         self._n_left_out = 0
         parameters = [(number, p) for number, group in enumerate(optimizer.param_groups) for p in group["params"]]
         self._hooks = [p.register_post_accumulate_grad_hook(self._hook(number)) for number, p in parameters]
@@ -56,7 +59,8 @@ class InBackward:
     def finish(self) -> tuple[float, bool]:
         """End the step: return the norm of all its gradients, and whether all of them were finite.
 
-        Gradients that did not come through autograd still exist; the optimizer's own step uses them.
+        Some gradients still exist, and the optimizer's own step uses them: those that did not come through autograd,
+        and those of parameters that share memory, as the backward pass still reads one when the other is complete.
         """
         left = [p.grad for group in self._optimizer.param_groups for p in group["params"] if p.grad is not None]
         squares = [*self._squares, *(_square(grad) for grad in left)]
@@ -64,11 +68,15 @@ class InBackward:
         whole = self._n_left_out == 0 and math.isfinite(norm)
         if self._n_left_out:
             logger.warning("%d gradients were not finite and were skipped; the others were used", self._n_left_out)
-        self._squares, self._n_left_out = [], 0
+        self._squares, self._n_left_out, self._waiting = [], 0, None
         return norm, whole
 
     @torch.no_grad()
     def _take(self, parameter: Any, number: int) -> None:
+        if self._waiting is None:
+            self._waiting = _sharing_memory(self._optimizer)
+        if id(parameter) in self._waiting:
+            return
         square = _square(parameter.grad)
         self._squares.append(square)
         if torch.isfinite(square):
@@ -77,6 +85,11 @@ class InBackward:
         else:
             self._n_left_out += 1
         parameter.grad = None
+
+
+def _sharing_memory(optimizer: Optimizer) -> frozenset[int]:
+    parameters = [one for group in optimizer.param_groups for one in group["params"]]
+    return frozenset(id(parameters[number]) for group in shared_memory.overlapping(parameters) for number in group)
 
 
 def _square(grad: Tensor) -> Tensor:

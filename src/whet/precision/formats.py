@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from whet.errors import ConfigError
+from whet.kernels import shared_memory
 from whet.log import logger
 from whet.precision.device import uses_tf32
 from whet.precision.policy import Precision
@@ -42,13 +43,14 @@ def raise_to_float32(model: nn.Module) -> None:
     """Convert half-precision weights and buffers to float32, in place; the log says how many.
 
     Usual learning rates make updates smaller than a weight's last bit (2^-9 of it in bf16), which would be lost.
-    Parameters stay the same objects, so an existing optimizer still works.
+    Parameters stay the same objects, so an existing optimizer still works, and those over one memory still share it.
     """
     found = [tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.dtype in _HALF]
     stored = ", ".join(sorted({_SHORT[tensor.dtype] for tensor in found}))
-    for tensor in found:
+    together = shared_memory.converted_together(found, torch.float32)
+    for number, tensor in enumerate(found):
         gradient, tensor.grad = tensor.grad, None
-        tensor.data = tensor.data.float()
+        tensor.data = together.pop(number) if number in together else tensor.data.float()
         tensor.grad = None if gradient is None else gradient.float()
     if found:
         n_weights = sum(tensor.numel() for tensor in found) / 1e6

@@ -452,4 +452,21 @@ PLANTED = (
             "leak/test_row_leaks.py::test_a_changed_row_moves_no_other_that_a_caller_names[bert-cu_seq_lens-bf16]",
         ),
     ),
+    Planted(
+        "overlaps-unseen",
+        "nobody knows which parameters share memory",
+        (Edit("kernels/shared_memory.py", "    if _are_apart(tensors):\n        return []\n", "    return []\n"),),
+        tuple(
+            f"optim/test_shared_memory.py::test_{name}"
+            for name in (
+                "update_of_overlapping_parameters_equals_theirs_one_by_one[native-WhetAdamW-transposed]",
+                "update_of_overlapping_parameters_equals_theirs_one_by_one[native-WhetAdamW8bit-columns]",
+                "trainer_with_overlapping_parameters_trains_as_torch_does[adapter-{}]",
+                "trainer_with_overlapping_parameters_trains_as_torch_does[matrix-"
+                "{'max_grad_norm': 0.0, 'optimizer_in_backward': True}]",
+                "saved_model_has_every_overlapping_weight_by_name",
+                "weights_raised_to_float32_share_memory_as_before",
+            )
+        ),
+    ),
 )

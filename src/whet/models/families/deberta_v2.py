@@ -126,7 +126,8 @@ def _dropped(module: Any, vectors: Tensor, first: int, position: BatchPosition) 
         return module(vectors)
     if not module.training or module.p == 0.0:
         return vectors
-    return dropout(vectors, Drop(module.p, position.of_table(first, len(vectors)), module.site.use()))
+    drop = Drop.at(module.site, module.p, position.of_table(first, len(vectors)))
+    return vectors if drop is None else dropout(vectors, drop)
 
 
 _ATTENTION: Slots = dict.fromkeys(("query_proj", "key_proj", "value_proj", "pos_key_proj", "pos_query_proj"), nn.Linear)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from whet.kernels.attention.packed import attend_joined
 from whet.kernels.layers.activation import gated_act_joined
 from whet.kernels.layers.rotary import rotate_joined
+from whet.kernels.specs import window_of
 from whet.models.called_with import require_understood
 from whet.models.family import Family, FeedForward, Part, Slots
 from whet.models.fused.attention import spec_of
@@ -71,8 +72,7 @@ def _attended(attn: Any, x: Tensor, positions: tuple[Tensor, Tensor]) -> Tensor:
     `positions` are cosines and sines (1, N, K).
     """
     qkv = with_bias(x, attn.Wqkv)[0].unflatten(-1, (3, -1, attn.head_dim))
-    window = None if attn.sliding_window is None else attn.sliding_window - 1
-    spec = spec_of(attn, x.shape[1], attn.head_dim**-0.5, attn.attention_dropout, window)
+    spec = spec_of(attn, x.shape[1], attn.head_dim**-0.5, attn.attention_dropout, window_of(attn.sliding_window))
     found = attend_joined(rotate_joined(qkv, positions[0][0], positions[1][0]), spec).flatten(1)[None]
     return of_chosen(found, attn, attn.whet_site.position)
 

@@ -71,7 +71,7 @@ def spec_of(module: Any, n_tokens: int, scale: float, p: float, window: int | No
         position.cu_seqlens,
         scale,
         causal=site.placement.causal,
-        drop=Drop(p, position, site.use()) if module.training and p > 0.0 else None,
+        drop=Drop.at(site, p, position) if module.training else None,
         max_seqlen=position.max_seqlen,
         kernel=site.placement.kernel,
         key_counts=position.key_counts,

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from whet.kernels.attention.packed import attend
 from whet.kernels.layers.activation import gated_act
 from whet.kernels.layers.rotary import rotate
+from whet.kernels.specs import window_of
 from whet.models.family import Slots
 from whet.models.fused.attention import spec_of
 from whet.models.fused.layers import normalised, with_bias
@@ -32,7 +33,7 @@ def attended(attn: Any, x: Tensor, angles: Angles | None, window: int | None) ->
     q, k = (_norm_of_heads(attn, name, one) for name, one in (("q_norm", q), ("k_norm", k)))
     if angles is not None:
         q, k = (rotate(one, angles[0][0], angles[1][0]) for one in (q, k))
-    spec = spec_of(attn, x.shape[1], attn.scaling, attn.attention_dropout, None if window is None else window - 1)
+    spec = spec_of(attn, x.shape[1], attn.scaling, attn.attention_dropout, window_of(window))
     return attend(q.to(v.dtype), k.to(v.dtype), v, spec).flatten(1)[None]
 
 

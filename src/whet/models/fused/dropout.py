@@ -26,7 +26,8 @@ class PlacedDropout(nn.Dropout):
             require_pass(self, self.site, input)
         if position is None or not position.has(math.prod(input.shape[:-1])):
             return nn.functional.dropout(input, self.p)
-        return dropout(input, Drop(self.p, position, self.site.use()))
+        drop = Drop.at(self.site, self.p, position)
+        return input if drop is None else dropout(input, drop)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, site={self.site.number}"
@@ -39,4 +40,4 @@ def drop_of(module: PlacedDropout) -> Drop | None:
     position = module.site.position
     if position is None:  # its owner runs in a pass
         raise came_later(module)
-    return Drop(module.p, position, module.site.use())
+    return Drop.at(module.site, module.p, position)

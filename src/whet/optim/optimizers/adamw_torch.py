@@ -20,8 +20,16 @@ def build(request: Request) -> Optimizer:
 
 
 def build_fused(request: Request) -> Optimizer:
-    """Return torch's AdamW that updates all weights in one pass over memory."""
-    return torch.optim.AdamW(request.groups, **request.adam, fused=True)
+    """Return torch's AdamW that updates all weights in one pass over memory; on a CPU only if all are contiguous.
+
+    Its operator for CPUs takes the memory of a parameter as contiguous, and writes past the elements of other views.
+    """
+    parameters = [one for group in request.groups for one in group["params"]]
+    fused = all(one.is_contiguous() for one in parameters if one.device.type == "cpu")
+    if not fused:
+        logger.info("optim adamw_torch_fused: some weights are not contiguous; adamw_torch updates them, which computes"
+                    " the same")  # fmt: skip
+    return torch.optim.AdamW(request.groups, **request.adam, fused=fused)
 
 
 def build_hf(request: Request) -> Optimizer:

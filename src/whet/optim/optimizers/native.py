@@ -6,9 +6,10 @@ from it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
+from whet.errors import ConfigError
+from whet.kernels import shared_memory
 from whet.kernels.optimizer.adamw import AdamWTensors
 from whet.kernels.optimizer.adamw_8bit import AdamW8bitTensors
 from whet.kernels.optimizer.rows_in_use import RowsInUse, rows_in_use
@@ -140,8 +143,14 @@ class WhetAdamW8bit(NativeAdamW):
 
 
 def _due(optimizer: Optimizer, begin: Callable[[Tensor], State], grad_scale: float) -> Iterator[Due]:
-    """Yield the parameters that have a gradient: all at once, unless some have missed steps or groups differ."""
+    """Yield the parameters that have a gradient: all at once, unless some have missed steps or groups differ.
+
+    Parameters that share memory are updated one after the other, in the order of the groups, as in torch.
+    """
     found: dict[tuple[Any, ...], Due] = {}
+    given = [one for group in optimizer.param_groups for one in group["params"] if one.grad is not None]
+    turns = dict(zip(map(id, given), shared_memory.turns(given), strict=True))
+    _require_one_master([one for one in given if turns[id(one)]])
     for group in optimizer.param_groups:
         (beta1, beta2), eps = group["betas"], group["eps"]
         rate = (float(group["lr"]), float(group["weight_decay"]))
@@ -152,12 +161,27 @@ def _due(optimizer: Optimizer, begin: Callable[[Tensor], State], grad_scale: flo
             if not state:
                 state |= begin(parameter)
             state["step"] = int(state["step"]) + 1  # a state of torch's AdamW has a tensor here
-            key = (beta1, beta2, eps, state["step"], grad_scale)
-            due = found.get(key) or found.setdefault(key, Due(AdamWStep(*key)))
+            step = (beta1, beta2, eps, state["step"], grad_scale)
+            key = (turns[id(parameter)], *step)
+            due = found.get(key) or found.setdefault(key, Due(AdamWStep(*step)))
             due.parameters.append(parameter)
             due.states.append(state)
             due.rates.append(rate)
-    yield from found.values()
+    for key in sorted(found, key=itemgetter(0)):
+        yield found[key]
+
+
+def _require_one_master(second: Sequence[Tensor]) -> None:
+    """Raise ConfigError for a narrow parameter that shares memory with an earlier one: their masters would differ."""
+    for one in second:
+        if one.dtype != torch.float32:
+            raise ConfigError(
+                what="whet's AdamW cannot update these parameters",
+                got=f"two parameters in {one.dtype} over the same memory, one of shape {tuple(one.shape)}",
+                why="each has its values in float32 in its own state, and the update of one would undo the other's",
+                fix="make them one parameter, convert the weights to float32, or use torch.optim.AdamW "
+                "(--optim adamw_torch)",
+            )
 
 
 def _update(due: Due, tensors: Callable[..., AdamWTensors | AdamW8bitTensors], rows: list[RowsInUse | None]) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -73,11 +74,11 @@ def _text(values: Any) -> str:
 
 
 def _without_shared_memory(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors, those that share memory as copies: safetensors does not write the same memory twice."""
+    """Return contiguous tensors, those that share memory as copies: safetensors writes each memory once."""
     seen: set[int] = set()
     found = {}
     for name, tensor in tensors.items():
         memory = tensor.untyped_storage().data_ptr()
-        found[name] = tensor.clone() if memory in seen else tensor
+        found[name] = tensor.clone(memory_format=torch.contiguous_format) if memory in seen else tensor.contiguous()
         seen.add(memory)
     return found

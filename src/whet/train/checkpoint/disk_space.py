@@ -100,7 +100,8 @@ def _optimizer_state(optimizer: Optimizer, model: nn.Module) -> State:
 def _untied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors, each memory only once."""
     places = {
-        (tensor.data_ptr(), tuple(tensor.shape)) if tensor.numel() else name: name for name, tensor in tensors.items()
+        (tensor.data_ptr(), tuple(tensor.shape), tensor.stride()) if tensor.numel() else name: name
+        for name, tensor in tensors.items()
     }
     return {name: tensors[name] for name in places.values()}
 

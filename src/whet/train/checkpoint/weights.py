@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file, load_model, save_model
+from safetensors.torch import load_file, save_model
 from torch import Tensor, nn
 
 from whet.errors import ConfigError
+from whet.kernels import shared_memory
 from whet.models import adapters
 from whet.models.experts import saved
 from whet.models.loading.quiet import quiet
@@ -40,16 +41,45 @@ def save_weights(model: nn.Module, folder: Path, tensors: Mapping[str, Tensor] |
         )
     with utf8_name(folder) as named:
         if hasattr(model, "save_pretrained"):
+            saves_adapters = bool(adapters.names_of(model))
+            if not saves_adapters:
+                tied: Mapping[str, str] = getattr(model, "all_tied_weights_keys", {})
+                state = _apart(state, lambda names: [name for name in names if name in {*tied, *tied.values()}])
             with quiet():
                 model.save_pretrained(named, state_dict=state, **adapters.save_options(model))  # pyright: ignore[reportCallIssue]
             config = getattr(unwrapped(model), "config", None)
-            if adapters.names_of(model) and hasattr(config, "to_json_string"):
+            if saves_adapters and hasattr(config, "to_json_string"):
                 digest = adapters.digest_kept(model)
                 settings = json.loads(config.to_json_string()) | ({} if digest is None else {adapters.DIGEST: digest})  # pyright: ignore
                 (named / "config.json").write_text(json.dumps(settings, indent=2) + "\n", "utf-8")
             saved.mark(named, config)
         else:
-            save_model(_State(state), str(named / WEIGHTS))  # pyright: ignore[reportArgumentType]
+            save_module(state, named / WEIGHTS)
+
+
+def save_module(state: Mapping[str, Tensor], file: Path) -> None:
+    """Write the weights of a plain module; those of one tensor under several names are written once."""
+
+    def once(names: Sequence[str]) -> Sequence[str]:
+        first = state[names[0]]
+        same = len({shared_memory.layout_of(state[name]) for name in names}) == 1
+        return names if same and first.untyped_storage().nbytes() == first.nbytes else []
+
+    save_model(_State(_apart(state, once)), str(file))  # pyright: ignore[reportArgumentType]
+
+
+def _apart(state: Mapping[str, Tensor], once: Callable[[Sequence[str]], Sequence[str]]) -> dict[str, Tensor]:
+    """Return the tensors; where several share memory, all but the first and those of `once` as copies.
+
+    `once` returns the names that the library writes once by itself. Any other sharing it would refuse.
+    """
+    names, found = list(state), dict(state)
+    for group in shared_memory.overlapping(list(state.values())):
+        members = [names[number] for number in group]
+        kept = once(members) or members[:1]
+        others = (name for name in members if name not in kept)
+        found |= {name: state[name].clone(memory_format=torch.contiguous_format) for name in others}
+    return found
 
 
 def has_weights(folder: Path) -> bool:
@@ -107,17 +137,22 @@ def load_weights(model: nn.Module, folder: Path) -> None:
         adapters.load(model, folder)
         return
     index = folder / f"{WEIGHTS}.index.json"
-    if not index.exists():
-        with utf8_name(folder) as named:
-            _require_floats(model, named / WEIGHTS)
-            load_model(model, named / WEIGHTS)
-        return
-    shards = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
+    files = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values())) if index.exists() else [WEIGHTS]
     with utf8_name(folder) as named:
-        for shard in shards:
-            _require_floats(model, named / Path(shard).name)
-        tensors = {name: t for shard in shards for name, t in load_file(named / Path(shard).name).items()}
-    model.load_state_dict(tensors)
+        load_module(model, [named / Path(file).name for file in files])
+
+
+def load_module(model: nn.Module, files: Sequence[Path]) -> None:
+    """Load the weights by name; a name may be missing if its memory is that of another one, as of a tied weight."""
+    for file in files:
+        _require_floats(model, file)
+    tensors = {name: tensor for file in files for name, tensor in load_file(file).items()}
+    missing, unexpected = model.load_state_dict(tensors, strict=False)
+    own = model.state_dict()
+    loaded = [own[name] for name in tensors if name in own]
+    lost = [name for name in missing if not any(shared_memory.holds(one, own[name]) for one in loaded)]
+    if lost or unexpected:
+        raise RuntimeError(f"weights that are missing: {lost[:3]}, weights that have no place: {unexpected[:3]}")
 
 
 def _require_floats(model: nn.Module, file: Path) -> None:

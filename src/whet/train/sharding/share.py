@@ -14,6 +14,7 @@ from whet.config import deepspeed
 from whet.config.rules.sharing import stage_of_run
 from whet.dist.sharded_model import ShardedModel
 from whet.errors import ConfigError
+from whet.kernels import shared_memory
 from whet.log import logger
 from whet.models.fused.embeddings import GRADIENT
 from whet.models.view import ModelView
@@ -208,6 +209,8 @@ def build(trainer: PublicTrainer, optimizer: Optimizer) -> Sharing:
     _require_complete(optimizer)
     args, sync = trainer.args, trainer.sync
     if args.local_sgd_steps and sync.n_ranks > 1:
+        if not is_mean(args):
+            _require_own_memory(trainer.model, optimizer, "an outer step")
         return LocalSteps(sync, args.local_sgd_steps, _meeting(trainer, optimizer))
     by_engine = deepspeed.runs(args.deepspeed)
     stage = deepspeed.stage_of(args.deepspeed) if by_engine else stage_of_run(args)
@@ -217,6 +220,7 @@ def build(trainer: PublicTrainer, optimizer: Optimizer) -> Sharing:
     if not stage or sync.n_ranks == 1:
         return NotShared()
     divisible.require_known(optimizer)
+    _require_own_memory(trainer.model, optimizer, f"zero_stage {stage}")
     if by_engine:
         return EngineSharing(sync, lambda model: deepspeed.engine_config(args, _hidden_size(model)))
     if args.deepspeed is not None:
@@ -299,6 +303,23 @@ def _require_shareable(model: nn.Module, trained: Sequence[nn.Parameter], unit: 
                 got=type(model).__name__,
                 why=why,
                 fix="use --zero_stage 1, which shares the optimizer's state, without --fsdp and --deepspeed",
+            )
+
+
+def _require_own_memory(model: nn.Module, optimizer: Optimizer, what: str) -> None:
+    """Refuse a trained parameter that lies in the memory of another weight: ranks would update their rows apart."""
+    tensors = {id(one): (name, one) for name, one in (*model.named_parameters(), *model.named_buffers())}
+    names, weights = [name for name, _ in tensors.values()], [one for _, one in tensors.values()]
+    trained = {id(one) for one in parameters_of(optimizer)}
+    for group in shared_memory.overlapping(weights):
+        if any(id(weights[number]) in trained for number in group):
+            raise ConfigError(
+                what=f"{what} does not go with weights that share memory",
+                got=", ".join(names[number] for number in group[:3]),
+                why="ranks would move these weights to memory of their own, and an update of one would no longer "
+                "change the other",
+                fix="make them one parameter under several names, or leave --zero_stage, --fsdp, --deepspeed and "
+                "--outer_learning_rate out",
             )
 
 
