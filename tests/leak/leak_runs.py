@@ -163,6 +163,9 @@ def run_end_to_end(model: Any, form: str, rows: list[dict[str, Any]]) -> list[Te
     decodes = model.config.model_type in DECODERS
     torch.manual_seed(SEED)
     call = end_to_end([row["input_ids"] for row in rows], form, causal=decodes)
+    if form == "block mask" and model.config._attn_implementation == "eager":  # which adds the mask to the scores
+        seen = call["attention_mask"]
+        call["attention_mask"] = torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float32).min)
     call["position_ids"] += known()[model.config.model_type].first_position(model)
     return list(model(**call, **{"use_cache": False} if decodes else {}).logits[0].split(lengths))
 

@@ -18,7 +18,7 @@ from transformers import AutoModel, AutoModelForTokenClassification, DataCollato
 import whet
 from tiny import DECODERS, FAMILIES, tiny_config
 from tiny_decoders import tiny_decoder, token_rows
-from whet.errors import DataError
+from whet.errors import ConfigError, DataError
 from whet.models.known import known
 
 pytestmark = pytest.mark.filterwarnings(
@@ -171,6 +171,49 @@ def test_named_sequences_are_kept_apart_in_every_attention(family: str, given_po
     expected = torch.cat([model(ids, position_ids=one).logits for ids, one in parts], dim=1)
     for mask in ({}, {"attention_mask": torch.ones_like(IDS)}):
         torch.testing.assert_close(optimised(**call, **mask).logits, expected, **CLOSE)
+
+
+@pytest.mark.parametrize("named", ["cu_seq_lens", "seq_idx"])
+@pytest.mark.parametrize("family", ["llama", "bert"])
+@pytest.mark.parametrize("more", ["output_hidden_states", "inputs_embeds", "use_cache", "set_attn_implementation"])
+def test_named_sequences_that_would_see_each_other_are_refused(more: str, family: str, named: str) -> None:
+    """Such calls run with transformers' own sdpa, which does not read the names."""
+    model = decoder(family) if family in DECODERS else encoder(family)
+    optimised = whet.optimize(model)
+    call: dict[str, Any] = FORMS[named] | {"position_ids": places(25)}
+    if more == "inputs_embeds":
+        call[more] = optimised.get_input_embeddings()(call.pop("input_ids"))
+    elif more == "set_attn_implementation":
+        optimised.set_attn_implementation("eager")
+    elif more == "use_cache" and family == "bert":
+        pytest.skip("an encoder has no cache")
+    else:
+        call[more] = True
+    with pytest.raises(ConfigError, match="would see each other"):
+        optimised(**call)
+
+
+def test_decoder_that_transformers_keeps_apart_itself_may_give_its_hidden_states() -> None:
+    """By positions that restart where the names say, without mask and cache."""
+    model = decoder("llama")
+    call = FORMS["cu_seq_lens"] | {"position_ids": PLACES, "output_hidden_states": True, "use_cache": False}
+    expected = model(**call).hidden_states[-1]
+    torch.testing.assert_close(whet.optimize(model)(**call).hidden_states[-1], expected, **CLOSE)
+
+
+def test_evaluation_with_the_default_cache_keeps_named_sequences_apart() -> None:
+    """Nobody continues several sequences in a row; a call that asks for a cache itself is refused."""
+    optimised = whet.optimize(decoder("llama"))
+    assert optimised.config.use_cache
+    call = FORMS["cu_seq_lens"] | {"position_ids": PLACES}
+    torch.testing.assert_close(optimised(**call).logits, optimised(**call, use_cache=False).logits, **CLOSE)
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "llama"])
+def test_column_that_transformers_ignores_changes_nothing(family: str, caplog: pytest.LogCaptureFixture) -> None:
+    model = decoder(family) if family in DECODERS else encoder(family)
+    expected = model(input_ids=IDS, return_loss=True).logits
+    torch.testing.assert_close(whet.optimize(model)(input_ids=IDS, return_loss=True).logits, expected, **CLOSE)
 
 
 def encoder(family: str) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whet.errors import DataError
+from whet.errors import ConfigError, DataError
 
 _OFFSETS = ("cu_seq_lens_q", "cu_seq_lens_k")
 BOUNDS = (*_OFFSETS, "seq_idx")
@@ -45,6 +45,34 @@ def first_tokens(inputs: Mapping[str, Any], *, by_position: bool) -> Tensor | No
 def names_sequences(inputs: Mapping[str, Any]) -> list[str]:
     """Return which columns of `BOUNDS` the batch has."""
     return [name for name in BOUNDS if inputs.get(name) is not None]
+
+
+def require_kept_apart(inputs: Mapping[str, Any], why: str, *, attention: str, by_position: bool) -> None:
+    """Refuse a batch that names several sequences in a row and runs with transformers' own forward: it mixes them.
+
+    `why` it runs so, with which `attention`: only flash attention reads the names. `by_position`: the model keeps apart
+    sequences whose positions restart.
+    """
+    named, ids = names_sequences(inputs), inputs.get("input_ids", inputs.get("inputs_embeds"))
+    if not named or not isinstance(ids, Tensor) or ids.is_meta or attention.startswith("flash"):
+        return
+    rows = {**inputs, "input_ids": ids[..., 0] if "input_ids" not in inputs else ids}  # of embeddings (B, T, D)
+    begins = first_tokens(rows, by_position=False)
+    if begins is None:
+        return
+    if by_position:
+        positions = {name: rows.get(name) for name in ("input_ids", "position_ids")}
+        found = first_tokens(positions, by_position=True)
+        if found is not None and torch.equal(found, begins):
+            return
+    names = ", ".join(named)
+    raise ConfigError(
+        what=f"the sequences that {named[0]} names would see each other",
+        got=why,
+        why=f"such batches run with transformers' own forward, and its {attention} attention does not read {names}",
+        fix="change what the message names; or give a decoder position_ids that restart with each sequence, no "
+        f"attention_mask and use_cache=False; if they may see each other, leave {names} out",
+    )
 
 
 def restart(positions: Any) -> bool:

@@ -84,12 +84,13 @@ def has_hooks(module: nn.Module) -> bool:
 
 
 def is_harmless(hook: Any) -> bool:
-    """Return whether the hook only names the time that passes, or asks for gradients as reentrant checkpoints need it.
+    """Return whether the hook only names the time that passes, keeps outputs, or asks for gradients for checkpoints.
 
-    The latter are put on embeddings by transformers and peft.
+    transformers keeps what a call with `output_hidden_states` asks for by hooks that stay. Those for gradients are put
+    on embeddings by transformers and peft, as reentrant checkpoints need them.
     """
     home = home_of(hook)
-    if home.startswith("whet."):
+    if home.startswith(("whet.", "transformers.utils.output_capturing")):
         return True
     asks = getattr(hook, "__name__", "") in ("make_inputs_require_grads", "make_inputs_require_grad")
     return asks and home.startswith(("transformers.", "peft."))

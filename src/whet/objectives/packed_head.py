@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from whet.data import sequences
 from whet.data.batch import Batch
 from whet.kernels.batch_position import BatchPosition
 from whet.log import logger
@@ -52,6 +53,9 @@ class PackedHead(OwnLoss):
         if why not in self._told:
             self._told.add(why)
             logger.warning("whet.Trainer runs with their padding: %s", why)
+        splits = self._packed.family.causal and batch.inputs.get("attention_mask") is None
+        own = str(getattr(self._packed.module.base_model.config, "_attn_implementation", ""))  # pyright: ignore
+        sequences.require_kept_apart(batch.inputs, why, attention=own, by_position=splits)
         return batch
 
     def forward(self, batch: Batch, *, seed: int, step: int) -> Any:

@@ -13,6 +13,7 @@ from torch import Tensor
 from whet.data import sequences
 from whet.kernels.native_call import is_followed
 from whet.models import attention
+from whet.models.called_with import NO_EFFECT
 
 _IDS = (torch.int64, torch.int32)
 _COLUMNS = ("token_type_ids", "position_ids")
@@ -58,7 +59,9 @@ def why_padded(encoder: Any, call: Mapping[str, Any] | None, *, causal: bool = F
 
 def _why_cached(decoder: Any, call: Mapping[str, Any]) -> str | None:
     """Return why a decoder's call needs its padding: its caller may want the keys and values of all places."""
-    wanted = call.get("use_cache", getattr(decoder.config, "use_cache", False) and not decoder.training)
+    # By default decoders keep them outside of training; nobody continues several sequences in a row.
+    by_default = getattr(decoder.config, "use_cache", False) and not decoder.training
+    wanted = call.get("use_cache", by_default and not sequences.names_sequences(call))
     return "calls that keep keys and values (use_cache): set config.use_cache = False" if wanted else None
 
 
@@ -76,6 +79,8 @@ def see_each_other(decoder: Any, call: Mapping[str, Any]) -> str | None:
 
     transformers then reads a row as one sequence, and so does whet.
     """
+    if sequences.names_sequences(call):
+        return None
     cause = "attention_mask" if call.get("attention_mask") is not None else "use_cache"
     if cause == "use_cache" and not keeps_cache(decoder, call):
         return None
@@ -85,22 +90,36 @@ def see_each_other(decoder: Any, call: Mapping[str, Any]) -> str | None:
     return cause if sequences.restart(call.get("position_ids")) else None
 
 
+def require_kept_apart(encoder: Any, call: Mapping[str, Any], why: str, *, causal: bool) -> None:
+    """Refuse a call that runs with transformers' own forward, which would mix the sequences that the call names."""
+    if not is_followed():
+        splits = causal and call.get("attention_mask") is None and not keeps_cache(encoder, call)
+        own = str(getattr(encoder.config, "_attn_implementation", ""))
+        sequences.require_kept_apart(call, why, attention=own, by_position=splits)
+
+
 def wants_tuple(encoder: Any, options: Mapping[str, Any]) -> bool:
     """Return whether a call with these options wants a plain tuple, as they or the encoder's configuration say."""
     return options.get("return_dict", getattr(encoder.config, "return_dict", True)) is False
 
 
 @cache
+def _parameters(encoder: type) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters of the encoder's forward, by name."""
+    parameters = list(inspect.signature(encoder.forward).parameters.values())[1:]  # pyright: ignore
+    return {one.name: one for one in parameters}
+
+
+@cache
 def _takes_more(encoder: type) -> bool:
     """Return whether the encoder's forward takes arguments that it does not name."""
-    return any(one.kind is one.VAR_KEYWORD for one in inspect.signature(encoder.forward).parameters.values())  # pyright: ignore
+    return any(one.kind is one.VAR_KEYWORD for one in _parameters(encoder).values())
 
 
 @cache
 def _names(encoder: type) -> tuple[str, ...]:
     """Return the names of the arguments that the encoder's forward takes by position."""
-    parameters = list(inspect.signature(encoder.forward).parameters.values())[1:]  # pyright: ignore
-    return tuple(one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD)
+    return tuple(one.name for one in _parameters(encoder).values() if one.kind is one.POSITIONAL_OR_KEYWORD)
 
 
 def _are_ids(value: Any) -> bool:
@@ -123,4 +142,6 @@ def _is_understood(encoder: Any, name: str, value: Any, ids: Tensor, *, causal: 
         return _are_ids(value) and value.shape[0] in (1, ids.shape[0]) and value.shape[1] == ids.shape[1]
     if name == "is_causal":
         return bool(value) == causal
+    if value is not False and name not in _parameters(type(encoder)) and name not in NO_EFFECT:
+        return False  # a column of the batch, say: transformers ignores it, and a packed attention would refuse it
     return isinstance(value, (bool, int, float, str)) or (isinstance(value, Tensor) and value.dim() == 0)

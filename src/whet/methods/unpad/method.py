@@ -92,6 +92,9 @@ class _Calls:
         if why not in self.told_why:
             self.told_why.add(why)
             logger.warning("whet.optimize: with their padding run %s", why)
+        call = unpad_calls.named(encoder, given, options)
+        if call is not None:
+            unpad_calls.require_kept_apart(encoder, call, why, causal=self.packed.family.causal)
         dtype = next(encoder.parameters()).dtype
         with self.packed.placement.outside(), self.autocast(next(encoder.parameters()).device):
             out = type(encoder).forward(encoder, *given, **options)
