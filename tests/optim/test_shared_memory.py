@@ -246,6 +246,30 @@ def test_saved_model_has_every_overlapping_weight_by_name(tmp_path: Path) -> Non
         assert "lm_head.weight" not in file.keys()  # noqa: SIM118 (no dict)
 
 
+class Parts(nn.Module):
+    """Weights and a buffer that are each a part of a larger tensor, and do not overlap."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.q, self.k = (nn.Parameter(one) for one in torch.randn(8, 8).chunk(2))
+        self.register_buffer("shift", torch.randn(12)[:4])
+
+    def forward(self, x: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+        found = (x @ (self.q + self.k).t() + self.shift).sum(-1)
+        return {"logits": found} if labels is None else {"loss": ((found - labels) ** 2).mean(), "logits": found}
+
+
+def test_parts_of_larger_tensors_are_saved_and_resumed(tmp_path: Path) -> None:
+    """safetensors refuses a tensor that is not all of its memory."""
+    kwargs = {"save_strategy": "steps", "save_steps": 3}
+    expected = _run(tmp_path / "all", Parts(), _sums(), **kwargs)
+    (tmp_path / "rest").mkdir()
+    (tmp_path / "all" / "checkpoint-00000003").rename(tmp_path / "rest" / "checkpoint-00000003")
+    resumed = _run(tmp_path / "rest", Parts(), _sums(), resume="auto", **kwargs)
+    assert all(torch.equal(one, _weights(expected)[name]) for name, one in _weights(resumed).items())
+
+
 def test_weights_raised_to_float32_share_memory_as_before() -> None:
     model = Overlapping().bfloat16()
     model.second.weight, model.third.weight = (

@@ -65,7 +65,9 @@ def save_module(state: Mapping[str, Tensor], file: Path) -> None:
         same = len({shared_memory.layout_of(state[name]) for name in names}) == 1
         return names if same and first.untyped_storage().nbytes() == first.nbytes else []
 
-    save_model(_State(_apart(state, once)), str(file))  # pyright: ignore[reportArgumentType]
+    apart = _apart(state, once)
+    parts = [name for name, one in apart.items() if one.untyped_storage().nbytes() > one.nbytes]  # refused as well
+    save_model(_State(apart | {name: _copy(apart[name]) for name in parts}), str(file))  # pyright: ignore[reportArgumentType]
 
 
 def _apart(state: Mapping[str, Tensor], once: Callable[[Sequence[str]], Sequence[str]]) -> dict[str, Tensor]:
@@ -77,9 +79,12 @@ def _apart(state: Mapping[str, Tensor], once: Callable[[Sequence[str]], Sequence
     for group in shared_memory.overlapping(list(state.values())):
         members = [names[number] for number in group]
         kept = once(members) or members[:1]
-        others = (name for name in members if name not in kept)
-        found |= {name: state[name].clone(memory_format=torch.contiguous_format) for name in others}
+        found |= {name: _copy(state[name]) for name in members if name not in kept}
     return found
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def has_weights(folder: Path) -> bool:
