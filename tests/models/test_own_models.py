@@ -6,6 +6,7 @@ import logging
 import subprocess
 import sys
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from transformers import (
     PreTrainedModel,
 )
 from transformers.modeling_outputs import SequenceClassifierOutput
+from transformers.models.bert.modeling_bert import BertEmbeddings
 
 import whet
 from tiny import arguments, losses, tiny_config
@@ -237,6 +239,30 @@ def test_other_modules_with_a_known_configuration_run_padded(
     assert trainer.objective.packed_model is None
     assert "batches run padded" in caplog.text
     assert losses(trainer)[0] == pytest.approx(wanted, rel=1e-6)
+
+
+class Later(BertEmbeddings):
+    """Numbers positions from three on, if nobody gives any."""
+
+    def forward(self, input_ids: Any = None, token_type_ids: Any = None, position_ids: Any = None, **more: Any) -> Any:
+        if position_ids is None:
+            position_ids = torch.arange(3, 3 + input_ids.shape[1])[None]
+        return super().forward(input_ids, token_type_ids, position_ids, **more)
+
+
+@pytest.mark.parametrize("how", ["class", "object"])
+def test_embeddings_of_ones_own_keep_their_positions(how: str) -> None:
+    """A packed pass gives positions itself."""
+    torch.manual_seed(0)
+    model = BertForSequenceClassification(config())
+    later = Later(model.config)
+    if how == "class":
+        later.load_state_dict(model.bert.embeddings.state_dict())
+        model.bert.embeddings = later
+    else:
+        model.bert.embeddings.forward = MethodType(Later.forward, later)
+    with pytest.raises(whet.ConfigError, match="may number the positions in another way"):
+        whet.optimize(model)
 
 
 @pytest.mark.parametrize("cls", [Failing, FailingLater])

@@ -46,9 +46,19 @@ def of_classes(model: nn.Module) -> Family | None:
     The configuration says nothing: modules of a user's own borrow one, or hold encoders of that family.
     """
     encoder = encoder_of(model)
-    home = None if encoder is None else home_of_forward(type(encoder))
+    if encoder is None:
+        return None
+    home = home_of_forward(type(encoder))
     family = known().get(getattr(getattr(home, "config_class", None), "model_type", ""))
-    return family if family is not None and home is not None and family.owns(home) else None
+    if family is None or not family.owns(home):
+        return None
+    return _of_blocks(encoder) or family  # a family may have the forward of another around blocks of its own
+
+
+def _of_blocks(encoder: nn.Module) -> Family | None:
+    """Return the family that defines the blocks of the encoder, as its first one says."""
+    owners = ((module, owner_of(type(module))) for module in encoder.modules())
+    return next((owner for module, owner in owners if owner is not None and owner.is_block(module)), None)
 
 
 def encoder_of(model: Any) -> PreTrainedModel | None:

@@ -1,5 +1,7 @@
 """Whether whet can run a model without its padding, and if not, why."""
 
+import inspect
+from functools import cache
 from typing import Any
 
 from torch import nn
@@ -37,6 +39,8 @@ def why_padded(model: nn.Module, within: nn.Module | None = None) -> str | None:
         return why
     if family.causal and (why := _why_other_decoder(base, family)) is not None:
         return why
+    if (why := _why_other_positions(base.base_model, family)) is not None:
+        return why
     blocks = [module for module in base.modules() if family.is_block(module)]
     for block in blocks:
         if not any(family.is_attention(part) for part in block.modules()):
@@ -68,6 +72,27 @@ def _why_other_encoder(base: Any) -> str | None:
     if runs_forward_of(encoder, (home.__name__,)) or not is_trusted(home):
         return None
     return f"the forward of its {type(encoder).__name__} was replaced"
+
+
+def _why_other_positions(encoder: nn.Module, family: Family) -> str | None:
+    """Return which embeddings of a user's own may number positions in a way of their own: a packed pass numbers them.
+
+    Blocks and attention are given the positions that the embeddings have.
+    """
+    for module in encoder.modules():
+        cls, own = type(module), other_forward(module)
+        if module is encoder or family.is_block(module) or family.is_attention(module) or not _takes_positions(cls):
+            continue
+        replaced = own is not None and not getattr(getattr(own, "func", own), "__module__", "").startswith("whet.")
+        if replaced or not is_trusted(home_of_forward(cls)):
+            return f"its {cls.__name__} has a forward of its own, and may number the positions in another way"
+    return None
+
+
+@cache
+def _takes_positions(cls: type[nn.Module]) -> bool:
+    """Return whether the forward that the class defines takes positions."""
+    return "position_ids" in inspect.signature(cls.forward).parameters
 
 
 def predicts_next_tokens(model: nn.Module) -> bool:
