@@ -242,6 +242,17 @@ def test_old_and_tied_files_load(task: str, write: Callable[[Path], Path], tmp_p
     loaded(write(tmp_path / "model"), task)
 
 
+def test_output_table_in_the_files_is_kept_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """config.json says that the tables are tied, and the files hold two: saved as tied, others would read one."""
+    folder = saved(tmp_path / "model", LlamaForCausalLM, "llama", tie_word_embeddings=False)
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}), "utf-8")
+    model = loaded(folder, "lm")
+    assert model.lm_head.weight is not model.get_input_embeddings().weight
+    assert not model.config.tie_word_embeddings
+    assert "tie_word_embeddings" in caplog.text
+
+
 def test_real_encoder_of_sentence_transformers_loads_for_every_task(minilm_dir: Path) -> None:
     for task in ("qa", "classify", "tag"):
         loaded(minilm_dir, task)

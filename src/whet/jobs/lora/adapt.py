@@ -175,9 +175,10 @@ def _millions(*counts: int) -> list[str]:
 
 @contextmanager
 def quiet_peft() -> Iterator[None]:
-    """Run the block without what transformers says to peft: its users can do nothing about it."""
+    """Run the block without what transformers says to peft, and peft of tied tables, which `whet merge` decides."""
     with quiet(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*is_gradient_checkpointing.*", FutureWarning)
+        warnings.filterwarnings("ignore", "Input and output embeddings are no longer tied after merging")
         yield
 
 

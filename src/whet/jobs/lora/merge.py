@@ -162,7 +162,7 @@ def base_model(source: ModelSource, head: heads.Head, folder: Path) -> Any:
 
     Raises ConfigError if its weights are others by now.
     """
-    model = load_model(source, head, labels=_labels(folder))
+    model = load_model(source, head, labels=_labels(folder), adapted=True)
     _require_same_weights(model, source, folder)
     resize_rows(model, _n_rows(model, folder))
     if (experts := _experts(folder)) is not None:

@@ -109,11 +109,13 @@ def load_qa_model(source: ModelSource, *, trained: bool = False) -> Any:
     return load_model(source, QUESTION_ANSWERING, trained=trained)
 
 
-def load_model(source: ModelSource, head: Head, *, trained: bool = False, labels: Labels | None = None) -> Any:
+def load_model(
+    source: ModelSource, head: Head, *, trained: bool = False, labels: Labels | None = None, adapted: bool = False
+) -> Any:
     """Return the model with this head, weights in float32 (the master copy of any precision).
 
     Raises ConfigError if it cannot be loaded, if other weights than those of a new head are not in its files, or if
-    it has to be `trained` already and these are not there either.
+    it has to be `trained` already and these are not there either. `adapted`: an adapter comes next, with its own head.
     """
     name = source.name("config")
     config = load_config(source)
@@ -137,7 +139,7 @@ def load_model(source: ModelSource, head: Head, *, trained: bool = False, labels
             "--do_train --output_dir out, then name the folder out",
         )
     _require_finite(model, source)
-    _say_what_is_new(model, new)
+    _say_what_is_new(model, [] if adapted else new)
     if labels is not None and not new:
         _say_what_was_learnt(earlier, labels)
     return model
@@ -175,7 +177,21 @@ def _from_folder(source: ModelSource, head: Head, config: Any, labels: Labels | 
     model.config.name_or_path = model.name_or_path = source.model  # not where a download happens to lie
     expert_loading.finish(model, report["missing_keys"], str(folder))
     _require_fitting(model, source, head, labels, report["mismatched_keys"])
+    _name_ties_as_loaded(model)
     return model, require_complete(model, report, tensors, head, folder, source.flag)
+
+
+def _name_ties_as_loaded(model: Any) -> None:
+    """Say in the configuration that the output has a table of its own, if the files hold one: it is saved so."""
+    read, written = model.get_input_embeddings(), model.get_output_embeddings()
+    config = model.config.get_text_config(decoder=True)
+    tied = getattr(config, "tie_word_embeddings", False) and getattr(written, "weight", None) is not None
+    if tied and read is not None and written.weight is not read.weight:
+        model.config.tie_word_embeddings = config.tie_word_embeddings = False
+        logger.warning(
+            "tie_word_embeddings is true in config.json, but the model's files hold a table of the output's own: "
+            "the two are trained and saved apart, with tie_word_embeddings: false"
+        )
 
 
 def _class_of(auto: Any, config: Any) -> Any:
@@ -354,6 +370,7 @@ def _require_finite(model: Any, source: ModelSource) -> None:
 
 
 def _say_what_is_new(model: Any, missing: list[str]) -> None:
+    """Log the model's size and the weights that no file holds."""
     n_weights = sum(parameter.numel() for parameter in model.parameters())
     new = f"; new, still to be learnt: {', '.join(missing)}" if missing else ""
     logger.info("%s, %.1f million weights%s", type(model).__name__, n_weights / 1e6, new)
