@@ -108,6 +108,7 @@ _ASK = {
     "has_a_context": {"context": ""},
     "asks_something": {"question": (" ",)},
     "n_best_at_least_1": {"n_best": 0},
+    "question_is_text": {"question": ("Wh\ud800?",)},
     **{name: broken for name, broken in _QA.items() if name in {rule.__name__ for rule in ASK_RULES}},
 }
 _DEMO = {
@@ -152,6 +153,7 @@ _RUN = {
         {"lora_r": 8, "load_in_8bit": True},
         {"do_train": True, "torch_compile": True},
     ),
+    "new_rows_are_trained": ({"resize_token_embeddings": True}, {"do_eval": True}),
     "teacher_teaches": ({"teacher_model": "teacher"}, {"do_eval": True}),
     "experts_are_trained": ({"moe_experts": 8}, {"do_eval": True}),
     "experts_keep_their_blocks": ({"moe_experts": 8}, {"do_train": True, "reinit_layers": 1}),

@@ -17,6 +17,7 @@ def test_long_text_reports_its_progress(
 ) -> None:
     """With a tenth of a second between the lines, a text of 4 million characters has several."""
     caplog.set_level("INFO", logger="whet")
+    monkeypatch.setattr(progress, "FIRST_S", 0.1)
     monkeypatch.setattr(progress, "INTERVAL_S", 0.1)
     text = "The rain fell on the hills and the sheep slept. " * 80_000
     made = encode.encode_texts(encode.rust_tokenizer(trained_tokenizer()), ["short", text], n_threads=n_threads)

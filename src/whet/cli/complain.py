@@ -8,8 +8,8 @@ from whet.hardware import memory
 
 _ERROR = "error: "
 _STYLES = {"  got:": "yellow", "  fix:": "green"}
-_LEAST_BYTES = 800 << 20
-"""Of address space: with less, importing torch ends the process with std::bad_alloc, which nobody can catch."""
+_LEAST_BYTES = 1100 << 20
+"""Of address space: with less, torch hangs, or ends the process with std::bad_alloc, which nobody can catch."""
 
 
 def require_address_space() -> None:

@@ -265,8 +265,9 @@ PLANTED = (
             ),
         ),
         (
-            "ranks/test_messages.py::test_pickle_from_a_rogue_rank_ends_the_others_and_is_not_read[rogue-1]",
-            "ranks/test_messages.py::test_pickle_from_a_rogue_rank_ends_the_others_and_is_not_read[rogue rank 0-0]",
+            "ranks/test_rank_messages.py::test_pickle_from_a_rogue_rank_ends_the_others_and_is_not_read[rogue-1]",
+            "ranks/test_rank_messages.py::test_pickle_from_a_rogue_rank_ends_the_others_and_is_not_read"
+            "[rogue rank 0-0]",
             "rules/test_safety.py::test_no_code_comes_from_data",
         ),
     ),
@@ -274,7 +275,7 @@ PLANTED = (
         "message-unchecked",
         "a message of another rank is taken, whatever value it holds",
         (Edit("dist/messages.py", "    if not valid(value):\n", "    if False:\n"),),
-        ("ranks/test_messages.py::test_forged_message_is_refused_with_its_fault[another value]",),
+        ("ranks/test_rank_messages.py::test_forged_message_is_refused_with_its_fault[another value]",),
     ),
     Planted(
         "token-logged",
