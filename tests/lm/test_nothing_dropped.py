@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 from saved_decoder import TEMPLATE as PLAIN_TEMPLATE
 from text_tasks import QUESTIONS, TAGS, words, write_csv, write_lines
 from whet.cli.main import run
-from whet.errors import EXIT_BAD_DATA, DataError
+from whet.errors import EXIT_BAD_DATA, ConfigError, DataError
 from whet.jobs.tokenising.cache import Cache
 from whet.tasks.lm.render import rendered
 from whet.tasks.lm.rows import RowMaker
@@ -94,6 +94,38 @@ def test_mask_of_a_row_is_one_of_its_messages(decoder: Path, tmp_path: Path) -> 
         ([{"messages": [user(), assistant(images=["a.png"])]}], r"messages\[1\].images is no text"),
         ([{"messages": "[{'role': 'user', 'content': 'a'}]"}], "messages is a text, and no JSON"),
         ([{"instruction": ASK, "output": ANSWER, "history": [["a"]]}], "history is no list of pairs"),
+        (
+            [
+                {
+                    "input": {"messages": [user()]},
+                    "preferred_output": [assistant()],
+                    "non_preferred_output": [assistant("x")],
+                }
+            ],
+            "add --loss dpo",
+        ),
+        ([{"text": None}], "line 1: text is null, not a text(.|\n)*fix: fill it in, or remove the row"),
+        ([{"text": 7}], 'line 1: text is a whole number, not a text(.|\n)*fix: write it as a text: "7"'),
+        ([{"text": True}], 'fix: write it as a text: "true"'),
+        ([{"text": ["a", "b"]}], "line 1: text is a list, not a text(.|\n)*fix: write a row for each of its texts"),
+        (
+            [{"url": "a", "body": {"model": "m", "messages": [user(), assistant()]}}],
+            "line 1: body is an object, not a text(.|\n)*fix: take body.messages out into a column of its own: "
+            r'{"messages": ',
+        ),
+        (
+            [{"id": 1, "body": {"title": "a", "text": "b"}}],
+            "fix: name its field that holds the text: --dataset_text_field body.title, or body.text",
+        ),
+        (
+            [{"segments": [{"label": False, "text": ASK}, {"label": True, "text": ANSWER}]}],
+            "line 1: segments is a list, not a text(.|\n)*fix: write the row as messages, or with prompt and ",
+        ),
+        ([{"chat": [user(), assistant()]}], "fix: rename the column chat to messages"),
+        (
+            [{"messages": [user() | {"content": {"text": "a"}}]}],
+            "without the notation of an object, such as those of its field text",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -103,6 +135,33 @@ def test_row_that_says_what_is_not_honoured_is_refused(tmp_path: Path, rows: lis
         place = message.replace("line 1", "entry 0").replace("line 2", "entry 1") if name == "r.json" else message
         with pytest.raises(DataError, match=place):
             read(tmp_path / name)
+
+
+def test_object_of_parquet_is_no_text(tmp_path: Path) -> None:
+    """Its fields are no columns, so that no option can name one."""
+    parquet.write_table(pyarrow.Table.from_pylist([{"body": {"text": ASK}}]), tmp_path / "rows.parquet")
+    with pytest.raises(DataError, match="fix: write the words of its field text into a column of their own: text"):
+        read(tmp_path / "rows.parquet")
+
+
+def test_unnamed_column_that_is_not_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text(",text,id\n0,a,x\n", "utf-8")
+    assert read(tmp_path / "rows.csv").columns == "text: text; not read: (no name), id"
+
+
+@pytest.mark.parametrize(
+    "template",
+    ["{% for m in messages %}{{ m['content'] }}", "{{ messages[0]['content'] | unheard }}",
+     "{% if messages %}{{ messages[0]['content'] | unheard }}{% endif %}"],
+)  # fmt: skip
+def test_damaged_chat_template_is_no_fault_of_a_row(decoder: Path, tmp_path: Path, template: str) -> None:
+    rows = read(write_lines(tmp_path / "c.jsonl", [{"messages": [user(), CALL, RESULT, assistant()]}]))
+    with pytest.raises(ConfigError, match="the model's chat template is damaged") as refused:
+        rendered(rows, with_template(decoder, template), completion_only=True)
+    assert "line 1:" in str(refused.value.problems[0].got) or "No filter" in str(refused.value.problems[0].got)
+    assert "c.jsonl" not in str(refused.value)
+    with pytest.raises(DataError, match="line 1: the model's chat template refuses the conversation"):
+        rendered(rows, with_template(decoder, "{{ raise_exception('No filter named a') }}"), completion_only=True)
 
 
 def test_unwanted_completions_can_be_skipped(tmp_path: Path) -> None:

@@ -155,7 +155,11 @@ def test_every_kind_of_question_that_is_left_out_is_named(tmp_path: Path, caplog
     found.left_out.log("train", "questions")
     assert [record.getMessage() for record in caplog.records][:4] == [
         "train: 14 questions are bad and were left out:",
-        "  12: an answer does not stand where answer_start says",
-        "  1: an answer is empty",
-        "  1: is_impossible is false, but the question has no answers",
+        "  12 questions: an answer does not stand where answer_start says",
+        "  1 question: an answer is empty",
+        "  1 question: is_impossible is false, but the question has no answers",
     ]
+    assert caplog.records[-1].getMessage() == "  and 4 more problems"
+    caplog.clear()
+    _read(tmp_path / "data", _nested({"answers": _GIVEN}, empty), skip_bad=True).left_out.log("train", "questions")
+    assert caplog.records[0].getMessage() == "train: 1 question is bad and was left out:"

@@ -187,6 +187,28 @@ def test_a_word_that_is_blank_is_named_by_its_character(tmp_path: Path) -> None:
     assert "U+00A0, which this line holds" in _problem(tmp_path / "data", "a\u00a0O\nb\u00a0B-X\n")
 
 
+_SOURCE = "#\thttp://n-tv.de/b [2009-10-17]\n"
+"""What GermEval 2014 writes above each sentence."""
+
+
+@pytest.mark.parametrize("line", ["{n}\t{w}\t{t}\tO", "{n}\t{w}\t{t}", "{w}\t{p}\t{t}"])
+def test_comments_with_a_tab_are_read_by_their_columns(tmp_path: Path, line: str) -> None:
+    found = _read(tmp_path / "data", _columns(line, above=_SOURCE))
+    assert (found.words, found.tags) == ([_WORDS] * 2, [_TAGS] * 2)
+    assert any(note.startswith("not read: 2 comments, the first in line 1: #") for note in found.notes)
+    found = _read(tmp_path / "data", _columns("{n}\t{w}", above=_SOURCE), need_tags=False)
+    assert (found.words, found.tags) == ([_WORDS] * 2, None)
+
+
+def test_the_word_with_a_tab_is_no_comment(tmp_path: Path) -> None:
+    found = _read(tmp_path / "data", "#\tO\na\tB-X\n\nb\tO\n#\tB-X\n\n#\tO\n")
+    assert (found.words, found.tags) == ([["#", "a"], ["b", "#"], ["#"]], [["O", "B-X"], ["O", "B-X"], ["O"]])
+    found = _read(tmp_path / "data", _SOURCE + "#\tSYM\tO\na\tX\tB-X\n#\tSYM\tO\n")
+    assert (found.words, found.tags) == ([["#", "a", "#"]], [["O", "B-X", "O"]])
+    assert "line 1: " in _problem(tmp_path / "data", "#\tO\na\tX\tO\nb\tX\tB-X\n")
+    assert "line 2: " in _problem(tmp_path / "data", "a\tX\tO\n#\tSYM\nb\tX\tB-X\n")
+
+
 def test_comments_are_told_from_the_word_and_from_hash_tags(tmp_path: Path) -> None:
     found = _read(tmp_path / "data", "# from the log\n# O\n#sail O\na B-X\n\n# other\n# B-X\n")
     assert (found.words, found.tags) == ([["#", "#sail", "a"], ["#"]], [["O", "O", "B-X"], ["B-X"]])

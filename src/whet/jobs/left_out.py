@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from whet.console import plural
 from whet.data.files.bad_rows import MAX_SHOWN, BadRows
 from whet.errors import Problem
 from whet.log import logger
@@ -32,15 +33,17 @@ class LeftOut:
         return cls(bad.problems, bad.n_left_out, dict(bad.kinds.most_common()))
 
     def log(self, split: str, rows: str) -> None:
-        """Log how many rows of the split were left out, by kind, and the first reasons; `rows` is their word."""
+        """Log how many rows of the split were left out, by kind, and the first reasons; `rows` is their plural."""
+        row = rows.removesuffix("s")
         if self.problems:
-            logger.warning("%s: %d %s are bad and were left out:", split, self.n_rows, rows)
+            were = "is bad and was" if self.n_rows == 1 else "are bad and were"
+            logger.warning("%s: %s %s left out:", split, plural(self.n_rows, row), were)
         for reason, n_rows in self.kinds.items():
-            logger.warning("  %d: %s", n_rows, reason)
+            logger.warning("  %s: %s", plural(n_rows, row), reason)
         for problem in self.problems[:MAX_SHOWN]:
             logger.warning("  %s", problem.what)
         if len(self.problems) > MAX_SHOWN:
-            logger.warning("  and %d more problems", len(self.problems) - MAX_SHOWN)
+            logger.warning("  and %s", plural(len(self.problems) - MAX_SHOWN, "more problem"))
 
     def write(self, path: Path, on_error: str) -> None:
         """Write what was left out and why, one object for each problem; no file if there is none.

@@ -65,7 +65,7 @@ def read_columns(text: str) -> Columns:
     plain = [line for line in filled if not line.startswith(("#", DOCUMENT))] or filled
     cut = _cutter(plain)
     width = _usual(len(cut(line)) for line in plain)
-    comments = _comments(lines, cut, width, {cells[-1] for cells in map(cut, plain) if cells})
+    comments = _comments(lines, cut, width, [cells for cells in map(cut, plain) if cells])
     ignored = {number for number, _ in comments}
     found = list(_sentences(((number, line) for number, line in lines if number not in ignored), cut))
     is_conllu = width == len(CONLLU) and _counts_from_one(found)
@@ -192,13 +192,16 @@ def _mixed(tabbed: Sequence[str], spaced: Sequence[str]) -> bool:
 
 
 def _comments(
-    lines: Sequence[tuple[int, str]], cut: Callable[[str], list[str]], width: int, last: set[str]
+    lines: Sequence[tuple[int, str]], cut: Callable[[str], list[str]], width: int, others: Sequence[list[str]]
 ) -> list[tuple[int, str]]:
-    """Return the lines that are comments, of a file of this many columns whose other lines end with one of `last`.
+    """Return the lines that are comments, of a file of this many columns; `others` are the lines without a # in front.
 
     The word # has as many columns as other words, and a hash tag (#sail) without its tag is no comment. Above a
-    sentence a comment may have as many as a word, if the file has others: then it ends with no tag of the file.
+    sentence a comment may have as many as a word, if the file has others: then it ends with no tag of the file. So
+    does one with a tab after the #, which may also be a word that lacks a column; among numbered words # is none.
     """
+    last = {cells[-1] for cells in others}
+    numbered = bool(others) and all(_WHOLE.fullmatch(cells[0]) or _NO_WORD.fullmatch(cells[0]) for cells in others)
     certain, uncertain = [], []
     begins = True
     for number, line in lines:
@@ -207,19 +210,15 @@ def _comments(
             continue
         cells = cut(line)
         said = bool(_KEY_AND_VALUE.match(line))
+        above = begins and _TEXT.fullmatch(cells[-1]) is not None and cells[-1] not in last
+        tabbed = above and line.startswith("#\t")
         if (
-            said
+            said or (tabbed and numbered)
             if len(cells) == width
-            else said or line.startswith("# ") or width == len(CONLLU) or _is_ontonotes(line)
+            else said or tabbed or line.startswith("# ") or width == len(CONLLU) or _is_ontonotes(line)
         ):
             certain.append((number, line))
-        elif (
-            len(cells) == width
-            and begins
-            and line.startswith("# ")
-            and _TEXT.fullmatch(cells[-1])
-            and cells[-1] not in last
-        ):
+        elif len(cells) == width and above and line.startswith("# "):
             uncertain.append((number, line))
         else:
             begins = False

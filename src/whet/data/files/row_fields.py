@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 from whet.data.files.cells import Unreadable
 from whet.data.files.rejected import Rejected
+
+_MOST_NAMED = 5
+"""Fields in a message."""
 
 
 def text_field(row: Mapping[str, Any], name: str) -> str:
@@ -17,7 +21,7 @@ def text_field(row: Mapping[str, Any], name: str) -> str:
             f"{name} is missing" if name not in row else f"{name} is {kind(value)}, not a text",
             got=sorted(map(str, row)) if name not in row else value,
             why=f"every row needs {name} as a text",
-            fix=f"write {name} as a JSON string",
+            fix=f"add {name}, as a text" if name not in row else _as_text(value),
         )
     if not value or value.isspace():
         raise Rejected(
@@ -29,6 +33,21 @@ def text_field(row: Mapping[str, Any], name: str) -> str:
     if "\0" in value or not value.isascii():
         _refuse_bad_characters(name, value)
     return value
+
+
+def _as_text(value: Any) -> str:
+    """Return how to write what is no text as one."""
+    if value is None or value != value:  # a gap, as null or NaN
+        return "fill it in, or remove the row"
+    if isinstance(value, bool | int | float):
+        return f'write it as a text: "{json.dumps(value)}"'
+    if isinstance(value, Mapping):
+        texts = [str(part) for part, inner in value.items() if isinstance(inner, str)][:_MOST_NAMED]
+        where = f", such as those of its field {' or '.join(texts)}" if texts else ""
+        return f"write words alone, without the notation of an object{where}"
+    if isinstance(value, list | tuple):
+        return "write its words alone, as one text without the notation of a list"
+    return "write it as a text" + (" in UTF-8, or remove the row" if isinstance(value, bytes | Unreadable) else "")
 
 
 def object_of(row: Any, example: str) -> Mapping[str, Any]:

@@ -55,7 +55,7 @@ def columns_line(read: Mapping[str, str | Sequence[str]], not_read: Sequence[str
     named = {what: " + ".join([names] if isinstance(names, str) else names) or "none" for what, names in read.items()}
     if not_read:
         rest = len(not_read) - _MOST_NAMED
-        shown = ", ".join(map(str, not_read[:_MOST_NAMED]))
+        shown = ", ".join(str(name) if str(name).strip() else "(no name)" for name in not_read[:_MOST_NAMED])
         named["not read"] = f"{shown} and {rest:,} more" if rest > 0 else shown
     return "; ".join(f"{what}: {names}" for what, names in named.items())
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import nn
 
+from whet.console import plural
 from whet.errors import ConfigError
 from whet.models import record
 from whet.models.loading.heads import Head
@@ -236,4 +237,4 @@ def in_short(names: Sequence[str]) -> str:
     only = {re.sub(r"(?<=\.)\d+(?=\.)", "*", name): name for name in reversed(names)}
     said = [f"{one} ({n} of them)" if n > 1 else only[one] for one, n in counts.items()]
     more = len(said) - _MOST_NAMED
-    return ", ".join(said[:_MOST_NAMED]) + (f" and {more} more kinds" if more > 0 else "")
+    return ", ".join(said[:_MOST_NAMED]) + (f" and {plural(more, 'more kind')}" if more > 0 else "")

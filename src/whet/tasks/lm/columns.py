@@ -109,7 +109,7 @@ def choose_columns(table: TableRows, text_column: str | None, *, pairs: bool) ->
             "messages", ("loss_mask", *_OF_AN_ANSWER), question=question, input=_input_of(known, question),
             history=known.first("history"), answer=answer, **more,
         )  # fmt: skip
-    if text is None and known.first(CHOSEN) and known.first(REJECTED):
+    if text is None and known.first(CHOSEN, *_PREFERRED) and known.first(REJECTED, *_NOT_PREFERRED):
         raise not_asked_for(known.described())
     if text is None or prompt or question or known.first(COMPLETION, *ANSWERS, CHOSEN) not in (None, text):
         raise _unclear(known, text)

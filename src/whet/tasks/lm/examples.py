@@ -18,7 +18,17 @@ from whet.data.files.row_fields import kind, object_of, text_field
 from whet.data.files.table import TableRows, columns_line
 from whet.jobs.left_out import LeftOut
 from whet.tasks.lm import preferences
-from whet.tasks.lm.columns import CHOSEN, COMPLETION, PROMPT, REJECTED, Columns, Form, choose_columns, not_asked_for
+from whet.tasks.lm.columns import (
+    CHOSEN,
+    COMPLETION,
+    MESSAGES,
+    PROMPT,
+    REJECTED,
+    Columns,
+    Form,
+    choose_columns,
+    not_asked_for,
+)
 from whet.tasks.lm.messages import (
     ASSISTANT,
     NO_INPUTS,
@@ -36,6 +46,8 @@ from whet.tasks.lm.messages import (
 
 _EXAMPLE = '{"text": "..."}'
 """What a row looks like, for messages."""
+_MOST_NAMED = 5
+"""Fields in a message."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +114,42 @@ def from_table(
 
 
 def _text(row: Mapping[str, Any], columns: Columns) -> Any:
-    return text_field(row, columns.read["text"])
+    name = columns.read["text"]
+    value = row.get(name)
+    if isinstance(value, Mapping | list):
+        raise Rejected(
+            f"{name} is {kind(value)}, not a text",
+            got=value,
+            why="a text is learnt as it is: the notation of a list or an object would be learnt like words",
+            fix=_words_of_object(name, value, columns) if isinstance(value, Mapping) else _words_of_list(name, value),
+        )
+    return text_field(row, name)
+
+
+def _words_of_object(name: str, found: Mapping[str, Any], columns: Columns) -> str:
+    """Return how to give the words of an object, such as the body of a request in a batch of OpenAI's."""
+    parts = {part.lower(): part for part in found}
+    if messages := next((parts[one] for one in MESSAGES if isinstance(found.get(parts.get(one, "")), list)), None):
+        tools = f", and {TOOLS} likewise" if found.get(TOOLS) else ""
+        return f'take {name}.{messages} out into a column of its own: {{"messages": [...]}}{tools}'
+    texts = [part for part, value in found.items() if isinstance(value, str)][:_MOST_NAMED]
+    if not texts:
+        return "write its words alone, as a text"
+    if columns.notation == "json":  # paths are columns
+        named = ", or ".join(f"{name}.{part}" for part in texts)
+        return f"name its field that holds the text: --dataset_text_field {named}"
+    return f"write the words of its field {' or '.join(texts)} into a column of their own: text"
+
+
+def _words_of_list(name: str, found: Sequence[Any]) -> str:
+    if not found:
+        return "fill it in, or remove the row"
+    if all(isinstance(one, str) for one in found):
+        return "write a row for each of its texts"
+    if all(isinstance(one, Mapping) and ("role" in one or "from" in one) for one in found):
+        renamed = f"rename the column {name} to messages"
+        return "leave --dataset_text_field out" if name.lower() in MESSAGES else renamed
+    return "write the row as messages, or with prompt and completion, so that the completion alone is learnt"
 
 
 def _conversation(row: Mapping[str, Any], columns: Columns) -> Any:

@@ -23,6 +23,8 @@ Messages = Sequence[Mapping[str, Any]]
 _ROWS_LOOKED_AT = 20
 """Rows with a field of messages in which the template may show it: whether it does hardly depends on the row."""
 _USER = "user"
+_UNKNOWN_NAMES = ("No filter named", "No test named")
+"""What Jinja says of names in a branch, which it looks up when it gets there."""
 _MANY_EXCHANGES = 8
 """Turns of the user from which on it pays to look at each exchange by itself."""
 
@@ -76,11 +78,13 @@ class Template:
     def shown(self, messages: Messages, *, ask: bool = False) -> str:
         """Return the conversation as text; with `ask`, up to the words after which the assistant answers.
 
-        Arguments of calls are objects, or JSON text for a template that fails on objects.
+        Arguments of calls are objects, or JSON text for a template that fails on objects. Raises Rejected if the
+        template refuses the conversation, and ConfigError if it is no template that could show any.
         """
         try:
             return self._shown(messages, ask)
         except Exception as error:  # a template raises what it likes
+            self._require_is_sound(error)
             as_text = _with_arguments_as_text(messages)
             with suppress(Exception):
                 if as_text is not None:
@@ -91,6 +95,26 @@ class Template:
                 why="templates have rules of their own, such as turns of user and assistant by turns",
                 fix="change the conversation, or use a model with another template",
             ) from None
+
+    def _require_is_sound(self, error: Exception) -> None:
+        """Raise ConfigError if this error says that the template itself is wrong, whatever the conversation is.
+
+        Jinja's errors are known by their names: transformers brings Jinja, whet does not.
+        """
+        if any(one.__name__ == "TemplateSyntaxError" for one in type(error).__mro__):
+            got = f"line {getattr(error, 'lineno', '?')}: {getattr(error, 'message', error)}"
+        elif type(error).__name__ == "TemplateRuntimeError" and str(error).startswith(_UNKNOWN_NAMES):
+            got = str(error)
+        else:
+            return
+        folder = getattr(self.tokenizer, "name_or_path", "")
+        raise ConfigError(
+            what="the model's chat template is damaged",
+            got=got[:300],
+            why="it is a program of Jinja, and cannot be run",
+            fix=f"correct it in chat_template.jinja or tokenizer_config.json of {folder or 'the model'}, or fetch the "
+            "file again",
+        ) from None
 
     def _shown(self, messages: Messages, ask: bool) -> str:
         return self.tokenizer.apply_chat_template(
