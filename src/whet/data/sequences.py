@@ -70,8 +70,8 @@ def require_kept_apart(inputs: Mapping[str, Any], why: str, *, attention: str, b
         what=f"the sequences that {named[0]} names would see each other",
         got=why,
         why=f"such batches run with transformers' own forward, and its {attention} attention does not read {names}",
-        fix="change what the message names; or give a decoder position_ids that restart with each sequence, and neither "
-        f"attention_mask nor a cache; if they may see each other, leave {names} out",
+        fix="change what the message names; or give a decoder position_ids that restart with each sequence, without "
+        f"attention_mask and cache; if they may see each other, leave {names} out",
     )
 
 
