@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -80,8 +80,16 @@ class Staged:
                 raise OSError("; ".join(problems))
         if replaces:
             on_disk.delete(self._replaced)
+        try:  # the checkpoint is published: what the disk does not say of others changes nothing in that
+            self._tidy_up(aside, facts.get(manifest.BEGINS_WITH))
+        except OSError as error:
+            logger.warning("what earlier runs have left in %s cannot be read: %s", self.target.parent, error)
+        return self.target
+
+    def _tidy_up(self, aside: Sequence[Path], begins_with: str | None) -> None:
+        """Remove what is left of earlier runs whose steps others hold, and log what stays of what was moved aside."""
         if self.lineage is not None:
-            discard_held(self.target.parent, self.lineage, facts.get(manifest.BEGINS_WITH))
+            discard_held(self.target.parent, self.lineage, begins_with)
         kept = [one for one in aside if one.is_dir()]
         if kept:
             logger.warning(
@@ -89,7 +97,6 @@ class Staged:
                 "that you do not need: %s",
                 ", ".join(f"{one} ({amount(_n_bytes(one))})" for one in kept),
             )
-        return self.target
 
     def _set_others_aside(self) -> list[Path]:
         """Move the checkpoints of other lineages into folders named for these, and return their new paths.
