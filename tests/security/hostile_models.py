@@ -191,7 +191,7 @@ KINDS: dict[str, tuple[Spoil, str]] = {
     "shape overflow": (_header(_overflow), "model.safetensors is damaged"),
     "overlap": (_header(_overlap), "model.safetensors is damaged"),
     "vocabulary of a trillion": (_config(vocab_size=10**12), "vocab_size of .* does not fit"),
-    "million layers": (_config(num_hidden_layers=10**6), "num_hidden_layers of .* does not fit"),
+    "million layers": (_config(num_hidden_layers=10**6), "config.json.* that a model has"),
     "positions": (_config(max_position_embeddings=10**9), "max_position_embeddings of .* does not fit"),
     "NaN": (_tensors(_nan), "not finite.*layer.1.output.dense.weight"),
     "whole numbers": (_tensors(_whole_numbers), "word_embeddings.weight: I64"),
