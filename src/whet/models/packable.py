@@ -80,11 +80,10 @@ def _why_other_positions(encoder: nn.Module, family: Family) -> str | None:
     Blocks and attention are given the positions that the embeddings have.
     """
     for module in encoder.modules():
-        cls, own = type(module), other_forward(module)
+        cls = type(module)
         if module is encoder or family.is_block(module) or family.is_attention(module) or not _takes_positions(cls):
             continue
-        replaced = own is not None and not getattr(getattr(own, "func", own), "__module__", "").startswith("whet.")
-        if replaced or not is_trusted(home_of_forward(cls)):
+        if _is_replaced(module) or not is_trusted(home_of_forward(cls)):
             return f"its {cls.__name__} has a forward of its own, and may number the positions in another way"
     return None
 
@@ -135,10 +134,15 @@ def answers_questions(model: nn.Module) -> bool:
     return bool(names) and runs_forward_of(base, names)
 
 
+def _is_replaced(module: nn.Module) -> bool:
+    """Return whether the object has a forward that is neither its class's nor whet's."""
+    own = other_forward(module)
+    return own is not None and not getattr(getattr(own, "func", own), "__module__", "").startswith("whet.")
+
+
 def runs_forward_of(module: nn.Module, names: tuple[str, ...]) -> bool:
     """Return whether the module runs the forward that was written for one of these classes, or whet's."""
-    own = other_forward(module)
-    if own is not None and not getattr(getattr(own, "func", own), "__module__", "").startswith("whet."):
+    if _is_replaced(module):
         return False
     given = [cls for cls in type(module).__mro__ if cls.__name__ in names and learn(cls)]
     return any(type(module).forward is cls.forward for cls in given)
