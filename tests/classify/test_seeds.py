@@ -141,7 +141,7 @@ def test_stopped_seeds_resume_bitwise_without_repeating_a_finished_one(
     with log.open("ab") as file:
         process = subprocess.Popen(line(cut), stdout=file, stderr=file)
         give_up = time.monotonic() + _DEADLINE_S
-        while not (cut / "seed-43" / "checkpoint-00000010" / "MANIFEST.json").exists():
+        while not (cut / "seed-43" / "checkpoint-10" / "MANIFEST.json").exists():
             assert process.poll() is None, log.read_text()
             assert time.monotonic() < give_up, log.read_text()
             time.sleep(0.02)

@@ -6,7 +6,7 @@ import pytest
 
 from whet.cli.again import command
 
-_PATH = "out/checkpoint-00000008"
+_PATH = "out/checkpoint-8"
 
 
 @pytest.mark.parametrize(

@@ -28,9 +28,9 @@ def test_errors_are_folded_at_the_width_of_the_terminal(columns: int) -> None:
     "whole",
     [
         "run: pip install --force-reinstall torch, then python -m whet.kernels.build",
-        "--resume_from_checkpoint '/a folder/with a long name/checkpoint-00000001',",
+        "--resume_from_checkpoint '/a folder/with a long name/checkpoint-1',",
         "whet.optimize(AutoModelForQuestionAnswering.from_pretrained('bert-base-uncased'))",
-        "/a/path/that/is/much/longer/than/any/line/of/this/terminal/could/ever/hold/checkpoint-00000001",
+        "/a/path/that/is/much/longer/than/any/line/of/this/terminal/could/ever/hold/checkpoint-1",
     ],
 )
 def test_a_folded_error_keeps_what_is_copied_on_one_line(whole: str) -> None:

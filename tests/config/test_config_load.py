@@ -294,7 +294,7 @@ def test_print_config_refuses_what_a_run_would_refuse(words: tuple[str, ...]) ->
 
 
 @pytest.mark.parametrize(
-    ("words", "meant"), [([], "auto"), (["true"], "auto"), (["out/checkpoint-00000002"], "out/checkpoint-00000002")]
+    ("words", "meant"), [([], "auto"), (["true"], "auto"), (["out/checkpoint-2"], "out/checkpoint-2")]
 )
 def test_resume_takes_a_path_or_nothing(words: list[str], meant: str) -> None:
     assert _load(*_WORK, "--resume_from_checkpoint", *words)[1].resume_from_checkpoint == meant

@@ -165,7 +165,7 @@ _RUN = {
     "seeds_are_compared": ({"seeds": 2}, {"do_train": True}),
     "seeds_resume_together": (
         {"seeds": 2},
-        {"do_train": True, "do_eval": True, "resume_from_checkpoint": "checkpoint-00000005"},
+        {"do_train": True, "do_eval": True, "resume_from_checkpoint": "checkpoint-5"},
     ),
 }
 _SINGLE = [

@@ -60,7 +60,7 @@ def train(folder: Path, name: str) -> dict[str, Any]:
     else:
         model, kind = tiny_model("bert", dropout=0.1), whet.Trainer
     trainer = kind(model, args, train_dataset=rows, eval_dataset=rows)
-    trainer.train(resume_from_checkpoint=str(folder / f"out-{source}" / "checkpoint-00000003") if source else None)
+    trainer.train(resume_from_checkpoint=str(folder / f"out-{source}" / "checkpoint-3") if source else None)
     return {
         "losses": [entry["loss"] for entry in trainer.state.log_history if "loss" in entry],
         "evaluated": [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry],

@@ -107,7 +107,7 @@ def test_resumed_is_uninterrupted_with_other_settings(tmp_path: Path, changes: d
 
 def test_every_way_to_name_the_checkpoint(tmp_path: Path, uninterrupted: dict[str, Ended]) -> None:
     ended(trainer_of(tmp_path / "cut", stop=5))
-    path = str(tmp_path / "cut" / "checkpoint-00000005")
+    path = str(tmp_path / "cut" / "checkpoint-5")
     for resume in (True, "auto", path):
         assert_identical(ended(trainer_of(tmp_path / "cut", seed=9), resume), uninterrupted["bert"])
     asked = trainer_of(tmp_path / "elsewhere", seed=9, resume_from_checkpoint=path)

@@ -90,7 +90,7 @@ def test_resumed_run_with_experts_ends_with_the_same_bits(models: Path, tmp_path
     whole = asked("lm", models, tmp_path, **options)
     assert run(whole) == 0
     wanted = load_file(tmp_path / "out" / "model.safetensors")
-    shutil.rmtree(tmp_path / "out" / "checkpoint-00000004")
+    shutil.rmtree(tmp_path / "out" / "checkpoint-4")
     assert run([*whole, "--resume_from_checkpoint", "auto"]) == 0
     found = load_file(tmp_path / "out" / "model.safetensors")
     assert all(torch.equal(found[name], value) for name, value in wanted.items())

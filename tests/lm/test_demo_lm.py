@@ -30,13 +30,13 @@ def test_demo_learns_prints_a_text_and_runs_again(tmp_path: Path, capsys: pytest
 def test_demo_keeps_checkpoints_and_files_of_others(tmp_path: Path) -> None:
     demo = DemoLmArguments(output_dir=str(tmp_path / "demo"), max_steps=2)
     run_demo(demo)
-    (tmp_path / "demo" / "checkpoint-00000002").mkdir()
+    (tmp_path / "demo" / "checkpoint-2").mkdir()
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "notes.txt").write_text("mine", "utf-8")
     for name in ("demo", "other"):
         with pytest.raises(ConfigError, match="not of a demo"):
             run_demo(DemoLmArguments(output_dir=str(tmp_path / name), max_steps=2))
-    assert (tmp_path / "demo" / "checkpoint-00000002").exists()
+    assert (tmp_path / "demo" / "checkpoint-2").exists()
     assert [path.name for path in (tmp_path / "other").iterdir()] == ["notes.txt"]
 
 

@@ -111,7 +111,7 @@ def test_resumed_run_keeps_the_reference_and_refuses_another_beta(
     options = {"train_file": data, "per_device_train_batch_size": 4, "save_strategy": "steps", "save_steps": 2}
     options |= {"max_steps": 4}
     assert run(line(decoder, tmp_path / "straight", "--do_train", **options)) == 0
-    place = tmp_path / "straight" / "checkpoint-00000002"
+    place = tmp_path / "straight" / "checkpoint-2"
     resumed = line(decoder, tmp_path / "again", "--do_train", **options, resume_from_checkpoint=place)
     assert run(resumed) == 0
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("straight", "again")]
@@ -134,7 +134,7 @@ def test_run_that_resumes_with_another_reference_is_refused(
         model.model.layers[0].self_attn.q_proj.weight.mul_(1.1)
     shutil.copytree(decoder, tmp_path / "other")
     model.save_pretrained(tmp_path / "other")
-    place = tmp_path / "out" / "checkpoint-00000001"
+    place = tmp_path / "out" / "checkpoint-1"
     for folder, code in ((decoder, 0), (tmp_path / "other", EXIT_BAD_CONFIG)):
         capfd.readouterr()
         again = line(folder, tmp_path / folder.name, "--do_train", **options, resume_from_checkpoint=place)

@@ -97,7 +97,7 @@ def test_kinds_of_lora_are_those_of_peft(kind: str, small_decoder: Path, tmp_pat
         torch.testing.assert_close(ours(ids).logits, loaded.eval()(ids).logits, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("adapter", [".", "checkpoint-00000002"])
+@pytest.mark.parametrize("adapter", [".", "checkpoint-2"])
 def test_merged_classifier_keeps_its_labels(adapter: str, encoder: Path, tmp_path: Path) -> None:
     """Also from a checkpoint of a run that has not ended: the output folder holds nothing else then."""
     options = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}

@@ -83,10 +83,10 @@ SAVING = {"save_strategy": "steps", "save_steps": 3}
 def test_resumed_run_ends_with_the_same_adapter(small_decoder: Path, tmp_path: Path) -> None:
     straight, cut = tmp_path / "straight", tmp_path / "cut"
     assert run(asked("lm", small_decoder, straight, **SAVING)) == 0
-    shutil.copytree(straight / "checkpoint-00000003", cut / "checkpoint-00000003")
+    shutil.copytree(straight / "checkpoint-3", cut / "checkpoint-3")
     assert run(asked("lm", small_decoder, cut, resume_from_checkpoint="auto", **SAVING)) == 0
     found, wanted = (load_file(folder / "adapter_model.safetensors") for folder in (cut, straight))
-    early = load_file(straight / "checkpoint-00000003" / "adapter_model.safetensors")
+    early = load_file(straight / "checkpoint-3" / "adapter_model.safetensors")
     assert all(torch.equal(found[name], value) for name, value in wanted.items())
     assert not any(torch.equal(early[name], value) for name, value in wanted.items())
 
@@ -135,7 +135,7 @@ def test_weights_of_4_bits_train_resume_and_merge(
 
     assert run(words_of(straight)) == 0
     assert "linear layers in 4 bits:" in (straight / "run.log").read_text()
-    shutil.copytree(straight / "checkpoint-00000003", cut / "checkpoint-00000003")
+    shutil.copytree(straight / "checkpoint-3", cut / "checkpoint-3")
     assert run(words_of(cut, "--resume_from_checkpoint")) == 0
     found, wanted = (load_file(folder / "adapter_model.safetensors") for folder in (cut, straight))
     assert all(torch.equal(found[name], value) for name, value in wanted.items())

@@ -64,7 +64,7 @@ def test_resumed_run_is_bitwise_the_uninterrupted_one(name: str, tmp_path: Path)
     whole = trainer_for(HEADS[name], "roberta", tmp_path, **saving)
     whole.train()
     resumed = trainer_for(HEADS[name], "roberta", tmp_path, **saving)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-00000003"))
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
     assert losses_of(resumed)[-5:] == losses_of(whole)[-5:]
     for (_, ours), (_, theirs) in zip(resumed.model.named_parameters(), whole.model.named_parameters(), strict=True):
         assert torch.equal(ours, theirs)

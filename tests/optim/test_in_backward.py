@@ -66,7 +66,7 @@ def test_in_backward_run_resumes_bitwise(tmp_path: Path) -> None:
     saving = {"optimizer_in_backward": True, "save_strategy": "steps", "save_steps": 3, "optim": "adamw_whet_8bit"}
     whole = run(tmp_path / "whole", **saving)
     (tmp_path / "rest").mkdir()
-    (tmp_path / "whole" / "checkpoint-00000003").rename(tmp_path / "rest" / "checkpoint-00000003")
+    (tmp_path / "whole" / "checkpoint-3").rename(tmp_path / "rest" / "checkpoint-3")
     resumed = run(tmp_path / "rest", resume_from_checkpoint="auto", **saving)
     for one, other in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
         assert torch.equal(one, other)

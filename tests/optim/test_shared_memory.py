@@ -223,7 +223,7 @@ def test_checkpoints_of_overlapping_parameters_resume_bitwise(
     saving = {"save_strategy": "steps", "save_steps": 3, **changes}
     expected = _run(tmp_path / "all", make(), rows(), **saving)
     (tmp_path / "rest").mkdir()
-    (tmp_path / "all" / "checkpoint-00000003").rename(tmp_path / "rest" / "checkpoint-00000003")
+    (tmp_path / "all" / "checkpoint-3").rename(tmp_path / "rest" / "checkpoint-3")
     resumed = _run(tmp_path / "rest", make(), rows(), resume="auto", **saving)
     before = _weights(expected)
     assert all(torch.equal(one, before[name]) for name, one in _weights(resumed).items())
@@ -234,15 +234,15 @@ def test_checkpoints_of_overlapping_parameters_resume_bitwise(
 def test_saved_model_has_every_overlapping_weight_by_name(tmp_path: Path) -> None:
     """So that it loads into a model without the overlap; one tensor under several names is written once, as before."""
     _run(tmp_path / "sums", Overlapping(), _sums(), save_strategy="steps", save_steps=6)
-    written = load_file(tmp_path / "sums" / "checkpoint-00000006" / "model.safetensors")
+    written = load_file(tmp_path / "sums" / "checkpoint-6" / "model.safetensors")
     assert torch.equal(written["first.weight"].t(), written["second.weight"])
     assert torch.equal(written["first.weight"][2:6], written["third.weight"])
     model = _run(tmp_path / "words", _masked_words(), _words(), save_strategy="steps", save_steps=6)
-    apart = BertForMaskedLM.from_pretrained(tmp_path / "words" / "checkpoint-00000006")
+    apart = BertForMaskedLM.from_pretrained(tmp_path / "words" / "checkpoint-6")
     assert all(torch.equal(one, _weights(model)[name]) for name, one in _weights(apart).items())
     tied = tiny_decoder("llama", tie_word_embeddings=True)
     _run(tmp_path / "tied", tied, _words(), save_strategy="steps", save_steps=6)
-    with safe_open(tmp_path / "tied" / "checkpoint-00000006" / "model.safetensors", "pt") as file:
+    with safe_open(tmp_path / "tied" / "checkpoint-6" / "model.safetensors", "pt") as file:
         assert "lm_head.weight" not in file.keys()  # noqa: SIM118 (no dict)
 
 
@@ -265,7 +265,7 @@ def test_parts_of_larger_tensors_are_saved_and_resumed(tmp_path: Path) -> None:
     kwargs = {"save_strategy": "steps", "save_steps": 3}
     expected = _run(tmp_path / "all", Parts(), _sums(), **kwargs)
     (tmp_path / "rest").mkdir()
-    (tmp_path / "all" / "checkpoint-00000003").rename(tmp_path / "rest" / "checkpoint-00000003")
+    (tmp_path / "all" / "checkpoint-3").rename(tmp_path / "rest" / "checkpoint-3")
     resumed = _run(tmp_path / "rest", Parts(), _sums(), resume="auto", **kwargs)
     assert all(torch.equal(one, _weights(expected)[name]) for name, one in _weights(resumed).items())
 

@@ -151,11 +151,11 @@ def test_resumed_run_keeps_the_choice_bitwise(tmp_path: Path, caplog: pytest.Log
     caplog.set_level(logging.INFO, logger="whet")
     whole = trainer_of(tmp_path, clock_of(0.6, 0.2), **_SAVING)
     whole.train()
-    assert _settings(tmp_path / "checkpoint-00000002")["precision"] == "bf16"
+    assert _settings(tmp_path / "checkpoint-2")["precision"] == "bf16"
     for changes in ({}, {"bf16": True}):
         caplog.clear()
         resumed = trainer_of(tmp_path, no_clock, **_SAVING, **changes)
-        resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-00000002"))
+        resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
         assert _said(caplog) == ([] if changes else ["precision auto: bf16, as in the checkpoint"])
         assert _same_bits(resumed, whole)
 

@@ -122,5 +122,5 @@ def test_allowing_the_named_changes_lets_the_run_start(
 def test_message_counts_the_damaged_checkpoints(tmp_path: Path) -> None:
     for step in range(1, 6):
         (tmp_path / on_disk.folder_name(step)).mkdir()
-    with pytest.raises(StorageError, match=r"(?s)none of the 5 .*the newest 3: checkpoint-00000005"):
+    with pytest.raises(StorageError, match=r"(?s)none of the 5 .*the newest 3: checkpoint-5"):
         finding.newest(tmp_path)

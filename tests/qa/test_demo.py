@@ -67,7 +67,7 @@ def _demo(folder: Path, epochs: float) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("marked", [False, True])
-@pytest.mark.parametrize("name", ["checkpoint-00000002/model.safetensors", "training_args.json"])
+@pytest.mark.parametrize("name", ["checkpoint-2/model.safetensors", "training_args.json"])
 def test_demo_keeps_the_files_of_another_run(minilm_dir: Path, tmp_path: Path, name: str, marked: bool) -> None:
     """Also in a folder that a demo made, and another run used after it."""
     kept = tmp_path / name

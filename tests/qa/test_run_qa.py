@@ -312,7 +312,7 @@ def test_full_disk_ends_the_run_with_74_and_keeps_the_checkpoint(encoder: Path, 
         _, errors = process.communicate()
     assert process.returncode == 74, errors
     assert "error: the checkpoint of step 4 cannot be written" in errors
-    assert finding.newest(folder) == folder / "checkpoint-00000002"
+    assert finding.newest(folder) == folder / "checkpoint-2"
     assert not list(folder.glob(".*"))
 
 

@@ -123,5 +123,5 @@ def test_checkpoints_name_the_number_of_their_ranks(found: Jobs, tmp_path: Path)
 
     listed = json.loads((found.folder("whole", 2).parents[1] / "jobs.json").read_text("utf-8"))
     folder = next(job["args"]["output_dir"] for job in listed if job["folder"] == str(found.folder("whole", 2)))
-    manifest = json.loads((Path(folder) / "checkpoint-00000012" / "MANIFEST.json").read_text("utf-8"))
+    manifest = json.loads((Path(folder) / "checkpoint-12" / "MANIFEST.json").read_text("utf-8"))
     assert manifest["facts"]["n_ranks"] == 2 if "facts" in manifest else manifest["n_ranks"] == 2

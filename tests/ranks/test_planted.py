@@ -58,9 +58,9 @@ def test_batch_size_that_ranks_find_differently_is_the_smallest(found: Jobs) -> 
 def test_best_model_that_ranks_judge_differently_is_that_of_rank_0(found: Jobs) -> None:
     """Rank 0 finds the first evaluation best, rank 1 each; the first alone is saved, and both end with it."""
     ranks, stopped = found["best", 2], found["stops", 2]
-    assert [rank["best"] for rank in ranks] == [[2, "checkpoint-00000002"]] * 2
+    assert [rank["best"] for rank in ranks] == [[2, "checkpoint-2"]] * 2
     saved = found.folder("best", 2).parent.glob("out/checkpoint-*")
-    assert sorted(path.name for path in saved) == ["checkpoint-00000002"]
+    assert sorted(path.name for path in saved) == ["checkpoint-2"]
     assert {rank["digest"] for rank in ranks} == {rank["digest"] for rank in stopped}
 
 

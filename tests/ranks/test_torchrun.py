@@ -65,7 +65,7 @@ def test_killed_rank_is_started_again_with_the_same_result(
     run = _launched(launcher, tmp_path / "killed", encoder, questions, *_FLAGS)
     try:
         until = time.monotonic() + 90
-        while not (tmp_path / "killed" / "checkpoint-00000002").exists() and time.monotonic() < until:
+        while not (tmp_path / "killed" / "checkpoint-2").exists() and time.monotonic() < until:
             time.sleep(0.005)
         process = _rank(run.pid, killed)
         assert process is not None
@@ -84,7 +84,7 @@ def test_ranks_that_resume_with_powersgd_say_that_its_memory_begins_again(
 ) -> None:
     hook = ("--ddp_comm_hook", "powersgd", "--max_steps", "4", "--save_steps", "2")
     assert [one.code for one in qa(2, tmp_path / "out", encoder, questions, *hook)] == [0, 0]
-    place = tmp_path / "out" / "checkpoint-00000002"
+    place = tmp_path / "out" / "checkpoint-2"
     again = qa(2, tmp_path / "again", encoder, questions, *hook, "--resume_from_checkpoint", str(place))
     assert [one.code for one in again] == [0, 0]
     assert "powersgd keeps what it has not sent yet in no checkpoint" in " ".join(again[0].err.split())

@@ -196,7 +196,7 @@ def test_what_ranks_cannot_share_is_refused_on_each(found: Jobs, what: str, refu
 
 
 def _checkpoint(found: Jobs, name: str) -> Path:
-    return found.folder(name, 2).parent / "out" / "checkpoint-00000006"
+    return found.folder(name, 2).parent / "out" / "checkpoint-6"
 
 
 def test_zero_resumes_at_other_numbers_of_ranks_and_stages(found: Jobs) -> None:

@@ -14,7 +14,7 @@ from trials import OUT, REPLACED
 
 from whet.train.checkpoint import finding, staging
 
-ONE, TWO = "checkpoint-00000001", "checkpoint-00000002"
+ONE, TWO = "checkpoint-1", "checkpoint-2"
 OLD, NEW = "old", "new"
 _TRIES = 3
 

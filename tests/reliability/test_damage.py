@@ -23,7 +23,7 @@ from whet.train.checkpoint import finding, manifest, on_disk
 
 pytestmark = pytest.mark.reliability
 
-ONE, TWO = "checkpoint-00000001", "checkpoint-00000002"
+ONE, TWO = "checkpoint-1", "checkpoint-2"
 _MANIFEST, _WEIGHTS = "MANIFEST.json", "model.safetensors"
 _TENSORS = (_WEIGHTS, "optimizer.safetensors")
 _PAGE = 4096

@@ -96,7 +96,7 @@ def test_training_goes_on_where_that_is_the_policy(
 
     monkeypatch.setattr(manifest, "seal", seal)
     trainer(**changes).train()
-    assert [path.name for path in sorted(Path(OUT).iterdir())] == [ONE, "checkpoint-00000003", "run.log"]
+    assert [path.name for path in sorted(Path(OUT).iterdir())] == [ONE, "checkpoint-3", "run.log"]
     assert "continues without this checkpoint" in caplog.text
     monkeypatch.setattr(manifest, "seal", real)
     resumed = trainer(max_steps=3, save_strategy="no")
@@ -151,4 +151,4 @@ def test_a_disk_without_room_for_two_checkpoints_is_refused(tmp_path: Path, monk
     trainer(max_steps=2, save_steps=1).train()
     free[0] = size + 2000  # a run that goes on has the first of the two already
     trainer(max_steps=3, save_steps=1).train(resume_from_checkpoint="auto")
-    assert finding.newest(Path(OUT)) == Path(OUT, "checkpoint-00000003")
+    assert finding.newest(Path(OUT)) == Path(OUT, "checkpoint-3")

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.reliability
 
 _SEED = 20260
 _KILLED = -9
-_LAST = f"checkpoint-{N_STEPS:08d}"
+_LAST = f"checkpoint-{N_STEPS}"
 
 
 @pytest.fixture(scope="module")

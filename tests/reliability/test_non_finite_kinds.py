@@ -86,7 +86,7 @@ def test_a_bad_step_changes_no_bit(tmp_path: Path, how: str, caplog: pytest.LogC
     trainer = _trainer(tmp_path, how, BAD, callbacks=[seen])
     result = trainer.train()
     assert_same_weights(seen.kept[BAD - 1], seen.kept[BAD - 2])
-    assert_same_weights(load_file(tmp_path / f"checkpoint-{BAD:08d}" / "model.safetensors"), seen.kept[BAD - 2])
+    assert_same_weights(load_file(tmp_path / f"checkpoint-{BAD}" / "model.safetensors"), seen.kept[BAD - 2])
     assert not torch.equal(seen.kept[BAD]["head.weight"], seen.kept[BAD - 1]["head.weight"])
     assert _all_finite(tmp_path) == trainer.state.global_step == N_STEPS
     (told,) = [message for message in caplog.messages if "not applied" in message]
@@ -222,7 +222,7 @@ def test_nan_just_before_a_save(tmp_path: Path, what: str) -> None:
         trainer.train()
     assert caught.value.exit_code == 70
     assert _all_finite(tmp_path) == 1
-    assert checkpoints(tmp_path) == [f"checkpoint-{BAD - 1:08d}"]
+    assert checkpoints(tmp_path) == [f"checkpoint-{BAD - 1}"]
 
 
 def test_the_final_model_is_not_saved_with_bad_weights(corpus: Corpus, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from whet.train.loop import TrainingLoop
 
 pytestmark = pytest.mark.reliability
 
-ONE, TWO = "checkpoint-00000001", "checkpoint-00000002"
+ONE, TWO = "checkpoint-1", "checkpoint-2"
 _STAGED, _REPLACED = f".{TWO}.partial", f".{TWO}.replaced"
 _SAME_STEP = "step replaced"
 

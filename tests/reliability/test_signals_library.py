@@ -68,7 +68,7 @@ def test_a_trainer_that_is_told_to_listens(tmp_path: Path, number: int, caplog: 
     assert [signal.getsignal(one) for one in stop.SIGNALS] == before
     assert stop.requested() is None, "the next run starts without a signal"
     assert "resume_from_checkpoint='auto'" in caplog.text
-    assert checkpoints(tmp_path / "out") == ["checkpoint-00000007"]
+    assert checkpoints(tmp_path / "out") == ["checkpoint-7"]
     again = toy_trainer(tmp_path / "out", model=Toy(dropout=0.1), **_RUN)
     again.train(resume_from_checkpoint="auto")
     whole = _whole(tmp_path / "whole")

@@ -156,7 +156,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint of step 2, as a run has written it."""
     folder = tmp_path_factory.mktemp("good")
     _train(folder)
-    return folder / "checkpoint-00000002"
+    return folder / "checkpoint-2"
 
 
 def _forged(good: Path, folder: Path, spoil: Spoil) -> Path:

@@ -22,7 +22,7 @@ NAMES = (
 )  # fmt: skip
 """The files of a run, next to its checkpoints."""
 STAGING = (
-    ".checkpoint-00000001.partial", ".checkpoint-00000001.replaced", ".checkpoint-00000001.removed", ".model.partial",
+    ".checkpoint-1.partial", ".checkpoint-1.replaced", ".checkpoint-1.removed", ".model.partial",
     *(f".{name}.partial" for name in NAMES),
 )  # fmt: skip
 
@@ -100,7 +100,7 @@ def test_places_of_checkpoints_and_lock_are_not_written_through(
     name: str, plant: Callable[[Path, Path], None], encoder: Path, tmp_path: Path, outside: Path
 ) -> None:
     """The run replaces what is in its way, or is refused: it does not write through it, wait, or fail otherwise."""
-    names = {"staging": STAGING, "checkpoint": ("checkpoint-00000001",), "lock": (".whet.lock",)}
+    names = {"staging": STAGING, "checkpoint": ("checkpoint-1",), "lock": (".whet.lock",)}
     (tmp_path / "out").mkdir()
     for one in names.get(name, ("abandoned-unnamed",)):
         plant(tmp_path / "out" / one, outside)

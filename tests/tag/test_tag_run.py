@@ -143,7 +143,7 @@ def test_a_killed_tagging_run_resumes_bitwise(word_encoder: Path, things: Path, 
     assert subprocess.run(line(whole), capture_output=True, check=False).returncode == 0
     process = subprocess.Popen(line(cut), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     give_up = time.monotonic() + _DEADLINE_S
-    while not (cut / "checkpoint-00000020" / "MANIFEST.json").exists():
+    while not (cut / "checkpoint-20" / "MANIFEST.json").exists():
         assert process.poll() is None
         assert time.monotonic() < give_up
         time.sleep(0.05)

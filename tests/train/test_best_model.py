@@ -137,8 +137,8 @@ def test_resumed_run_keeps_its_best_checkpoint(tmp_path: Path, limit: int) -> No
     again = toy_trainer(tmp_path, compute_metrics=losing_metrics([1]), **usual)
     again.train(resume_from_checkpoint="auto")
     assert _steps(tmp_path) == [1, 4]
-    assert again.state.best_model_checkpoint == str(tmp_path / "checkpoint-00000001")
-    assert_same_weights(again.model, load_file(tmp_path / "checkpoint-00000001" / "model.safetensors"))
+    assert again.state.best_model_checkpoint == str(tmp_path / "checkpoint-1")
+    assert_same_weights(again.model, load_file(tmp_path / "checkpoint-1" / "model.safetensors"))
 
 
 def test_resumed_run_finishes_a_rotation_that_a_kill_prevented(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_checkpoints_of_an_earlier_longer_run_do_not_crowd_out_new_ones(tmp_path
     _run(tmp_path, [1, 2, 3, 4])
     trainer, after = _run(tmp_path, [1, 2], overwrite_output_dir=True, save_total_limit=1, seed=1)
     assert 2 in _steps(tmp_path)
-    assert_same_weights(load_file(tmp_path / "checkpoint-00000002" / "model.safetensors"), after[-1])
+    assert_same_weights(load_file(tmp_path / "checkpoint-2" / "model.safetensors"), after[-1])
     assert trainer.state.global_step == 2
 
 
@@ -172,7 +172,7 @@ def test_saving_only_the_best(tmp_path: Path, load_best: bool) -> None:
     trainer, after = _run(tmp_path, [2, 1, 3, 2], save_strategy="best", load_best_model_at_end=load_best)
     assert _steps(tmp_path) == [1, 3]
     assert_same_weights(trainer.model, after[2] if load_best else after[3])
-    assert_same_weights(load_file(tmp_path / "checkpoint-00000003" / "model.safetensors"), after[2])
+    assert_same_weights(load_file(tmp_path / "checkpoint-3" / "model.safetensors"), after[2])
 
 
 def test_a_metric_that_no_evaluation_gives_is_refused_with_those_there_are(tmp_path: Path) -> None:

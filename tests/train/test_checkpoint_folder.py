@@ -20,7 +20,7 @@ from whet.errors import EXIT_IO, StorageError
 from whet.train.checkpoint import finding, on_disk, staging
 
 _MANIFEST = "MANIFEST.json"
-_TWO, _FOUR = "checkpoint-00000002", "checkpoint-00000004"
+_TWO, _FOUR = "checkpoint-2", "checkpoint-4"
 
 
 @pytest.fixture
@@ -145,16 +145,16 @@ def test_damage_is_found_and_the_checkpoint_before_is_used(
 
 def test_a_checkpoint_under_another_steps_name_is_damaged(saved: Path) -> None:
     """The newest is told by the step in its name, so the name has to be true."""
-    (saved / _TWO).rename(saved / "checkpoint-00000009")
+    (saved / _TWO).rename(saved / "checkpoint-9")
     assert finding.newest(saved) == saved / _FOUR
 
 
 def test_the_newest_is_told_by_its_step_and_by_no_clock(saved: Path) -> None:
     for path in [saved / _TWO, *(saved / _TWO).iterdir()]:
         path.touch()
-    (saved / "checkpoint-00000008").symlink_to(saved / _TWO)
+    (saved / "checkpoint-8").symlink_to(saved / _TWO)
     (saved / "checkpoint-99").mkdir()  # another program's
-    (saved / ".checkpoint-00000010.partial").mkdir()
+    (saved / ".checkpoint-10.partial").mkdir()
     assert finding.newest(saved) == saved / _FOUR
 
 
@@ -181,7 +181,7 @@ def test_auto_without_any_checkpoint_says_that_it_starts_anew(tmp_path: Path, ca
     assert f"there is no checkpoint in {tmp_path}: the run starts at its first step" in caplog.messages
 
 
-@pytest.mark.parametrize("path", ["nowhere", "checkpoint-00000003"])
+@pytest.mark.parametrize("path", ["nowhere", "checkpoint-3"])
 def test_a_checkpoint_that_is_not_there_is_refused(saved: Path, path: str) -> None:
     with pytest.raises(StorageError, match=path):
         toy_trainer(saved).train(resume_from_checkpoint=str(saved / path))
@@ -194,12 +194,12 @@ def test_saving_again_replaces_the_whole_folder(saved: Path) -> None:
 
 
 def test_what_a_killed_run_left_half_written_goes_away(saved: Path) -> None:
-    left = saved / ".checkpoint-00000006.partial"
+    left = saved / ".checkpoint-6.partial"
     left.mkdir()
     (left / "model.safetensors").write_bytes(b"half")
     toy_trainer(saved, max_steps=6, save_strategy="steps", save_steps=2).train(resume_from_checkpoint="auto")
-    assert sorted(path.name for path in saved.iterdir()) == [_TWO, _FOUR, "checkpoint-00000006", "run.log"]
-    assert on_disk.problems_of(saved / "checkpoint-00000006") == []
+    assert sorted(path.name for path in saved.iterdir()) == [_TWO, _FOUR, "checkpoint-6", "run.log"]
+    assert on_disk.problems_of(saved / "checkpoint-6") == []
 
 
 def test_the_checkpoint_before_goes_only_when_the_new_one_reads_well(
@@ -217,8 +217,8 @@ def test_the_checkpoint_before_goes_only_when_the_new_one_reads_well(
     trainer = toy_trainer(tmp_path, max_steps=2, save_strategy="steps", save_steps=1, save_total_limit=1)
     with pytest.raises(StorageError, match=r"(?s)step 2 cannot be written.*model.safetensors: \d+ bytes"):
         trainer.train()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-00000001", "run.log"]
-    assert on_disk.problems_of(tmp_path / "checkpoint-00000001") == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-1", "run.log"]
+    assert on_disk.problems_of(tmp_path / "checkpoint-1") == []
 
 
 def test_a_save_killed_while_it_replaces_a_step_loses_nothing(saved: Path) -> None:
@@ -234,10 +234,10 @@ def test_a_save_killed_while_it_replaces_a_step_loses_nothing(saved: Path) -> No
 def test_clearing_up_follows_no_link(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     (elsewhere / "mine").write_text("x", "utf-8")
-    for name in (f".{_TWO}.partial", f".{_TWO}.removed", "checkpoint-00000001"):
+    for name in (f".{_TWO}.partial", f".{_TWO}.removed", "checkpoint-1"):
         (saved / name).symlink_to(elsewhere)
     staging.clean_up(saved)
-    on_disk.rotate([saved / "checkpoint-00000001", saved / _TWO, saved / _FOUR], 1, None)
+    on_disk.rotate([saved / "checkpoint-1", saved / _TWO, saved / _FOUR], 1, None)
     on_disk.remove_all(saved)
     assert (elsewhere / "mine").exists()
 

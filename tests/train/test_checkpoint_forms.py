@@ -14,7 +14,7 @@ from transformers import EarlyStoppingCallback
 import whet
 from whet.train.checkpoint.manifest import digest_of
 
-_FORM_1 = Path(__file__).with_name("form_1") / "checkpoint-00000004"
+_FORM_1 = Path(__file__).with_name("form_1") / "checkpoint-4"
 """Written by the last version that knew form 1: `_trainer` after four of six steps."""
 _RUN: dict[str, Any] = {
     "num_train_epochs": 2, "save_strategy": "steps", "save_steps": 4, "eval_strategy": "steps", "eval_steps": 2,
@@ -44,7 +44,7 @@ def test_checkpoint_of_form_1_resumes_as_the_whole_run(tmp_path: Path) -> None:
     assert _losses(resumed) == pytest.approx(_losses(whole), rel=1e-5)
     for name, weight in whole.model.state_dict().items():
         torch.testing.assert_close(resumed.model.state_dict()[name], weight, rtol=1e-5, atol=1e-6)
-    manifest = json.loads((tmp_path / "out" / "checkpoint-00000006" / "MANIFEST.json").read_text())
+    manifest = json.loads((tmp_path / "out" / "checkpoint-6" / "MANIFEST.json").read_text())
     assert (manifest["format_version"], manifest["n_rows"], manifest["seed"], manifest["n_ranks"]) == (2, 24, 5, 1)
     assert manifest["parents"] or manifest["run"]
 
@@ -58,11 +58,11 @@ def _step_losses(folder: Path) -> list[float]:
 def test_moments_have_the_names_and_shapes_of_the_parameters(tmp_path: Path) -> None:
     trainer = _trainer(tmp_path)
     trainer.train()
-    moments = load_file(tmp_path / "checkpoint-00000004" / "optimizer.safetensors")
+    moments = load_file(tmp_path / "checkpoint-4" / "optimizer.safetensors")
     shapes = {name: tuple(parameter.shape) for name, parameter in trainer.model.named_parameters()}
     for moment in ("exp_avg", "exp_avg_sq"):
         assert {name: tuple(moments[f"state.{name}.{moment}"].shape) for name in shapes} == shapes
-    state = json.loads((tmp_path / "checkpoint-00000004" / "state.json").read_text())
+    state = json.loads((tmp_path / "checkpoint-4" / "state.json").read_text())
     assert sorted(name for group in state["optimizer"]["param_groups"] for name in group["params"]) == sorted(shapes)
 
 
@@ -83,7 +83,7 @@ def test_parameters_in_another_order_get_their_own_moments(tmp_path: Path) -> No
         tmp_path, model=other, optimizers=(optimizer(other, reverse=True), None), save_strategy="steps", save_steps=2
     )
     with pytest.raises(whet.WhetError, match="holds other parameters"):
-        again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-00000002"))
+        again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
 
 
 def test_patience_of_early_stopping_counts_on_after_a_resume(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_patience_of_early_stopping_counts_on_after_a_resume(tmp_path: Path) -> 
         }  # fmt: skip
         folder = tmp_path / way
         if way == "resumed":
-            shutil.copytree(tmp_path / "whole" / "checkpoint-00000003", folder / "checkpoint-00000003")
+            shutil.copytree(tmp_path / "whole" / "checkpoint-3", folder / "checkpoint-3")
         trainer = _trainer(folder, callbacks=[EarlyStoppingCallback(early_stopping_patience=4)], **changes)
         trainer.train(resume_from_checkpoint="auto" if way == "resumed" else None)
         ended[way] = trainer.state.global_step
@@ -105,7 +105,7 @@ def test_patience_of_early_stopping_counts_on_after_a_resume(tmp_path: Path) -> 
 
 def test_unknown_form_is_refused_by_its_number(tmp_path: Path) -> None:
     _trainer(tmp_path).train()
-    folder = tmp_path / "checkpoint-00000006"
+    folder = tmp_path / "checkpoint-6"
     sealed = json.loads((folder / "MANIFEST.json").read_text())
     del sealed["checksum"]
     sealed["format_version"] = 3

@@ -138,10 +138,10 @@ def test_resumed_run_has_the_same_weights(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(cache, "_TOKENS", 50)
     saving = {"save_strategy": "steps", "save_steps": 4, "cache_frozen_trunk": True, "num_train_epochs": 3}
     trainer_of(tmp_path / "run", **saving).train()
-    wanted = load_file(tmp_path / "run" / "checkpoint-00000008" / "model.safetensors")
-    shutil.copytree(tmp_path / "run" / "checkpoint-00000004", tmp_path / "again" / "checkpoint-00000004")
+    wanted = load_file(tmp_path / "run" / "checkpoint-8" / "model.safetensors")
+    shutil.copytree(tmp_path / "run" / "checkpoint-4", tmp_path / "again" / "checkpoint-4")
     trainer_of(tmp_path / "again", **saving).train(resume_from_checkpoint=True)
-    found = load_file(tmp_path / "again" / "checkpoint-00000008" / "model.safetensors")
+    found = load_file(tmp_path / "again" / "checkpoint-8" / "model.safetensors")
     assert all(torch.equal(found[name], value) for name, value in wanted.items())
 
 

@@ -38,9 +38,9 @@ def test_a_checkpoint_that_does_not_fit(refused: dict[str, Any], name: str) -> N
     assert outcome.get("exit") == EXIT_IO, outcome
     assert "checkpoint of step 2 cannot be written" in outcome["message"]
     assert "--output_dir" in outcome["message"]
-    assert checkpoints(folder) == ["checkpoint-00000001"]
-    assert on_disk.problems_of(folder / "checkpoint-00000001") == []
-    assert {path.name for path in folder.iterdir()} - {"run.log"} == {"checkpoint-00000001"}
+    assert checkpoints(folder) == ["checkpoint-1"]
+    assert on_disk.problems_of(folder / "checkpoint-1") == []
+    assert {path.name for path in folder.iterdir()} - {"run.log"} == {"checkpoint-1"}
 
 
 @pytest.mark.reliability
@@ -60,7 +60,7 @@ def test_a_folder_that_may_not_be_written(tmp_path: Path) -> None:
             toy_trainer(tmp_path, max_steps=2, save_strategy="steps").train(resume_from_checkpoint="auto")
     finally:
         tmp_path.chmod(0o700)
-    assert finding.newest(tmp_path) == tmp_path / "checkpoint-00000001"
+    assert finding.newest(tmp_path) == tmp_path / "checkpoint-1"
 
 
 def test_a_write_that_fails_for_another_reason_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -153,11 +153,11 @@ def test_parts_after_a_resume_are_those_of_the_uninterrupted_run(tmp_path: Path)
     complete = toy_trainer(tmp_path / "a", model=TwoParts(), **settings)
     complete.train()
     resumed = toy_trainer(tmp_path / "b", model=TwoParts(), **settings)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-00000005"))
+    resumed.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-5"))
     assert len(entries(complete, "fit_loss")) == 2
     for name in ("loss", "fit_loss", "size_loss"):
         assert entries(resumed, name) == entries(complete, name)
-    history = read_json(tmp_path / "b" / "checkpoint-00000006" / "trainer_state.json")["log_history"]
+    history = read_json(tmp_path / "b" / "checkpoint-6" / "trainer_state.json")["log_history"]
     assert [entry["size_loss"] for entry in history if "size_loss" in entry] == [
         value for _, value in entries(complete, "size_loss")
     ]

@@ -24,7 +24,7 @@ def _plant(place: Path, kind: str, outside: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["file", "link to a folder", "link to nothing"])
 @pytest.mark.parametrize(
-    "name", ["checkpoint-00000004", ".checkpoint-00000004.partial", ".checkpoint-00000002.replaced"]
+    "name", ["checkpoint-4", ".checkpoint-4.partial", ".checkpoint-2.replaced"]
 )
 def test_an_obstacle_is_named_before_the_first_step(tmp_path: Path, name: str, kind: str) -> None:
     out, outside = tmp_path / "an out", tmp_path / "outside"
@@ -43,13 +43,13 @@ def test_an_obstacle_is_named_before_the_first_step(tmp_path: Path, name: str, k
 
 
 def test_an_obstacle_that_no_save_meets_is_left_alone(tmp_path: Path) -> None:
-    _plant(tmp_path / "checkpoint-00000099", "file", tmp_path / "outside")
+    _plant(tmp_path / "checkpoint-99", "file", tmp_path / "outside")
     assert toy_trainer(tmp_path, **_SAVES).train().global_step == 4
-    (tmp_path / "checkpoint-00000002").rename(tmp_path / "elsewhere")
-    (tmp_path / "checkpoint-00000002").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "checkpoint-2").rename(tmp_path / "elsewhere")
+    (tmp_path / "checkpoint-2").symlink_to(tmp_path / "elsewhere")
     resumed = toy_trainer(tmp_path, **(_SAVES | {"max_steps": 6}))
     assert resumed.train(resume_from_checkpoint=True).global_step == 6
-    assert (tmp_path / "checkpoint-00000099").read_text("utf-8") == "mine"
+    assert (tmp_path / "checkpoint-99").read_text("utf-8") == "mine"
     unsaved = toy_trainer(tmp_path, save_strategy="no", max_steps=100, num_train_epochs=50)
     assert unsaved.train().global_step == 100
 
@@ -59,15 +59,15 @@ def test_an_obstacle_that_appears_during_the_run_is_named_with_the_newest_checkp
     class Plants(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             if state.global_step == 3:
-                _plant(tmp_path / "checkpoint-00000004", kind, tmp_path / "outside")
+                _plant(tmp_path / "checkpoint-4", kind, tmp_path / "outside")
 
     with pytest.raises(StorageError, match="step 4 cannot be written") as caught:
         toy_trainer(tmp_path, callbacks=[Plants()], **_SAVES).train()
     (problem,) = caught.value.problems
-    assert f"newest complete checkpoint is {tmp_path / 'checkpoint-00000002'}" in problem.why
-    assert f"move away what is at {tmp_path / 'checkpoint-00000004'}" in problem.fix
+    assert f"newest complete checkpoint is {tmp_path / 'checkpoint-2'}" in problem.why
+    assert f"move away what is at {tmp_path / 'checkpoint-4'}" in problem.fix
     assert "resume with --resume_from_checkpoint" in problem.fix
     assert list((tmp_path / "outside").iterdir()) == []
-    (tmp_path / "checkpoint-00000004").unlink()
+    (tmp_path / "checkpoint-4").unlink()
     assert toy_trainer(tmp_path, **_SAVES).train(resume_from_checkpoint=True).global_step == 4
-    assert checkpoints(tmp_path) == ["checkpoint-00000002", "checkpoint-00000004"]
+    assert checkpoints(tmp_path) == ["checkpoint-2", "checkpoint-4"]

@@ -55,7 +55,7 @@ def test_a_full_disk_names_the_checkpoint_and_prints_the_command_that_works(tmp_
         encoder, out, "--do_train", train_file=data, save_steps=1, max_steps=2, save_strategy="steps", max_seq_length=64
     )
     assert run([*words[:-1], words[-1], "--max_steps", "1"]) == 0
-    size = (out / "checkpoint-00000001" / "optimizer.safetensors").stat().st_size
+    size = (out / "checkpoint-1" / "optimizer.safetensors").stat().st_size
     script = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]),) * 2); "
     script += "from whet.cli.main import main; main(sys.argv[2:])"
     again = [*words, "--resume_from_checkpoint", "auto"]
@@ -64,9 +64,9 @@ def test_a_full_disk_names_the_checkpoint_and_prints_the_command_that_works(tmp_
     )
     assert done.returncode == EXIT_IO, done.stderr
     assert "the checkpoint of step 2 cannot be written" in done.stderr
-    assert f"newest complete checkpoint is {out / 'checkpoint-00000001'}" in done.stderr
+    assert f"newest complete checkpoint is {out / 'checkpoint-1'}" in done.stderr
     assert "ulimit -f unlimited" in done.stderr
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("whet qa ")]
     assert run(shlex.split(line)[1:]) == 0
-    assert (out / "checkpoint-00000002").is_dir()
+    assert (out / "checkpoint-2").is_dir()
     assert (out / "train_results.json").is_file()

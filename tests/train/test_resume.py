@@ -150,9 +150,9 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path, name: str, how: 
     whole.train()
     folder = tmp_path / "resumed"
     folder.mkdir()
-    (tmp_path / "whole" / "checkpoint-00000004").rename(folder / "checkpoint-00000004")
+    (tmp_path / "whole" / "checkpoint-4").rename(folder / "checkpoint-4")
     resumed = _trainer(
-        case, folder, resume_from_checkpoint="auto" if how == "auto" else str(folder / "checkpoint-00000004")
+        case, folder, resume_from_checkpoint="auto" if how == "auto" else str(folder / "checkpoint-4")
     )
     resumed.train()
     assert_same_weights(resumed.model, whole.model)
@@ -205,7 +205,7 @@ def test_a_run_that_would_not_go_on_as_it_began_is_refused(tmp_path: Path, chang
     """Other rows a step, or another order: step 4 of this run is another place than step 4 of that one."""
     _trainer(CASES["plain module"], tmp_path).train()
     with pytest.raises(
-        ConfigError, match=r"(?s)checkpoint-00000008 cannot resume.*got: .* in the checkpoint -> .* now"
+        ConfigError, match=r"(?s)checkpoint-8 cannot resume.*got: .* in the checkpoint -> .* now"
     ):
         _trainer(CASES["plain module"], tmp_path, max_steps=12, resume_from_checkpoint="auto", **changes).train()
 
@@ -225,7 +225,7 @@ def test_an_epoch_that_was_left_early_stays_left(tmp_path: Path) -> None:
     whole = trainer()
     whole.train()
     assert whole.state.global_step == 8
-    resumed = trainer(resume_from_checkpoint=str(tmp_path / "checkpoint-00000004"))
+    resumed = trainer(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
     resumed.train()
     assert_same_weights(resumed.model, whole.model)
     assert _figures(resumed) == _figures(whole)
@@ -236,7 +236,7 @@ def test_best_checkpoint_is_found_after_a_resume(tmp_path: Path) -> None:
     case = CASES["plain module"]
     whole = _trainer(case, tmp_path, **changes)
     whole.train()
-    resumed = _trainer(case, tmp_path, **changes, resume_from_checkpoint=str(tmp_path / "checkpoint-00000004"))
+    resumed = _trainer(case, tmp_path, **changes, resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
     resumed.train()
     assert resumed.state.best_global_step == whole.state.best_global_step
     assert_same_weights(resumed.model, whole.model)

@@ -110,7 +110,7 @@ def test_run_that_is_shorter_than_its_checkpoint_says_so(tmp_path: Path, caplog:
     assert "nothing is trained" not in caplog.text  # the same command again
     trainer = toy_trainer(tmp_path, max_steps=2, **_SAVED)
     trainer.train(resume_from_checkpoint=True)
-    assert "checkpoint-00000004 is of step 4, and this run ends after step 2: nothing is trained" in caplog.text
+    assert "checkpoint-4 is of step 4, and this run ends after step 2: nothing is trained" in caplog.text
     assert trainer.state.global_step == 4
 
 

@@ -67,9 +67,9 @@ def test_each_decision_is_asked(tmp_path: Path) -> None:
 def test_stop_of_another_rank_saves_and_stops(tmp_path: Path) -> None:
     sync = Recording()
     sync._answers["stop_signal"] = lambda _: "SIGTERM" if sync.asked.count("total_loss") == 3 else None
-    with pytest.raises(Stopped, match=r"stopped by SIGTERM after step 3: saved in .*checkpoint-00000003"):
+    with pytest.raises(Stopped, match=r"stopped by SIGTERM after step 3: saved in .*checkpoint-3"):
         _train(tmp_path, sync)
-    assert "checkpoint-00000003" in checkpoints(tmp_path)
+    assert "checkpoint-3" in checkpoints(tmp_path)
 
 
 class Evaluated(Recorder):
@@ -127,7 +127,7 @@ def test_memory_shortage_of_another_rank_saves_and_stops(tmp_path: Path) -> None
     sync._answers["memory_shortage"] = lambda _: "1 MiB left" if sync.asked.count("total_loss") == 3 else None
     with pytest.raises(Stopped, match=r"memory runs out \(1 MiB left.*after step 3: saved in"):
         _train(tmp_path, sync)
-    assert "checkpoint-00000003" in checkpoints(tmp_path)
+    assert "checkpoint-3" in checkpoints(tmp_path)
 
 
 def test_step_that_is_not_finite_on_another_rank_is_not_applied(

@@ -108,7 +108,7 @@ def test_a_wish_to_evaluate(tmp_path: Path) -> None:
 
 def test_a_wish_to_save(tmp_path: Path) -> None:
     _run(tmp_path, Wisher("should_save"))
-    assert checkpoints(tmp_path) == ["checkpoint-00000002"]
+    assert checkpoints(tmp_path) == ["checkpoint-2"]
 
 
 def test_a_wish_to_stop(tmp_path: Path) -> None:

@@ -168,7 +168,7 @@ def test_a_run_of_an_overridden_loader_and_loss_resumes_exactly(tmp_path: Path, 
 
     whole = run(tmp_path / "a")
     assert whole.state.global_step == 8
-    again = run(tmp_path / "b", tmp_path / "a" / f"checkpoint-{resumed_at:08d}")
+    again = run(tmp_path / "b", tmp_path / "a" / f"checkpoint-{resumed_at}")
     assert_same_weights(again.model, whole.model)
     assert losses(again) == losses(whole)
 
@@ -186,7 +186,7 @@ def test_a_loader_with_other_rows_after_a_resume_is_refused(tmp_path: Path) -> N
     Own(Smoothed(), ours(tmp_path, **args), train_dataset=class_rows()).train()
     again = Own(Smoothed(), ours(tmp_path, **args), train_dataset=class_rows())
     with pytest.raises(whet.DataError, match="gives other rows than those"):
-        again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-00000002"))
+        again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
 
 
 def test_an_overridden_evaluation_loader_decides_what_is_judged(tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ def test_a_stopped_run_over_a_stream_goes_on_with_the_next_row(tmp_path: Path, s
         return trainer
 
     whole = run(tmp_path / "a")
-    again = run(tmp_path / "b", tmp_path / "a" / f"checkpoint-{step:08d}")
+    again = run(tmp_path / "b", tmp_path / "a" / f"checkpoint-{step}")
     assert_same_weights(again.model, whole.model)
     assert losses(again) == losses(whole)
     if source == "with a state":
@@ -109,7 +109,7 @@ def test_a_stream_that_gives_other_rows_after_a_stop_is_refused(tmp_path: Path) 
     whet.Trainer(Smoothed(), args, train_dataset=Torch(class_rows(14))).train()
     other = whet.Trainer(Smoothed(), args, train_dataset=Torch(class_rows(14)[::-1]))
     with pytest.raises(DataError, match=r"(?s)gives other rows than those.*fix: "):
-        other.train(resume_from_checkpoint=str(tmp_path / "checkpoint-00000002"))
+        other.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
 
 
 def test_ignore_data_skip_takes_what_a_live_source_gives_next(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -145,7 +145,7 @@ def test_ignore_data_skip_still_restores_a_source_that_knows_its_place(tmp_path:
 def test_the_place_in_a_stream_is_in_the_checkpoint(tmp_path: Path) -> None:
     args = ours(tmp_path, max_steps=2, save_strategy="steps", save_steps=2)
     whet.Trainer(Smoothed(), args, train_dataset=streaming(class_rows(14))).train()
-    kept = read_json(tmp_path / "checkpoint-00000002" / "state.json")["loader"]
+    kept = read_json(tmp_path / "checkpoint-2" / "state.json")["loader"]
     assert (kept["epoch"], kept["step"]) == (0, 2)
     assert kept["rows"] is not None
 

@@ -51,7 +51,7 @@ def same(found: Weights, wanted: Weights) -> bool:
 
 
 def saved(folder: Path, step: int) -> Weights:
-    return load_file(folder / f"checkpoint-{step:08d}" / "model.safetensors")
+    return load_file(folder / f"checkpoint-{step}" / "model.safetensors")
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +107,7 @@ def test_a_run_that_is_killed_while_it_averages_resumes_bitwise(uninterrupted: R
     path = [str(Path(__file__).parents[1]), *sys.path]
     killed = subprocess.run(words, env={"PYTHONPATH": ":".join(path)}, capture_output=True, check=False)
     assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
-    assert (tmp_path / f"checkpoint-{KILLED_AFTER:08d}").is_dir()
+    assert (tmp_path / f"checkpoint-{KILLED_AFTER}").is_dir()
     weigher = Weigher()
     trainer = averaged(tmp_path, seed=9, callbacks=[weigher], save_steps=N_STEPS)
     trainer.train(resume_from_checkpoint="auto")
@@ -122,7 +122,7 @@ def test_a_run_that_is_killed_while_it_averages_resumes_bitwise(uninterrupted: R
 def test_a_run_resumes_before_within_and_after_the_averaging(step: int, uninterrupted: Run, tmp_path: Path) -> None:
     whole, _, folder = uninterrupted
     trainer = averaged(tmp_path, seed=9, save_strategy="no")
-    trainer.train(resume_from_checkpoint=str(folder / f"checkpoint-{step:08d}"))
+    trainer.train(resume_from_checkpoint=str(folder / f"checkpoint-{step}"))
     assert same(weights_of(trainer.model), weights_of(whole.model))
 
 
@@ -131,7 +131,7 @@ def test_other_ways_to_save_and_step_resume_bitwise(changes: dict[str, Any], tmp
     whole = averaged(tmp_path / "whole", **changes)
     whole.train()
     trainer = averaged(tmp_path / "resumed", seed=9, **changes)
-    trainer.train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{KILLED_AFTER:08d}"))
+    trainer.train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{KILLED_AFTER}"))
     assert same(weights_of(trainer.model), weights_of(whole.model))
 
 
@@ -169,7 +169,7 @@ def test_a_save_model_of_a_user_saves_the_mean(uninterrupted: Run, tmp_path: Pat
 def test_checkpoints_with_only_the_model_hold_the_mean(uninterrupted: Run, tmp_path: Path) -> None:
     averaged(tmp_path, save_only_model=True, save_steps=N_STEPS).train()
     assert same(saved(tmp_path, N_STEPS), weights_of(uninterrupted[0].model))
-    assert not (tmp_path / f"checkpoint-{N_STEPS:08d}" / "average.safetensors").exists()
+    assert not (tmp_path / f"checkpoint-{N_STEPS}" / "average.safetensors").exists()
 
 
 def test_a_longer_run_averages_from_its_own_middle(uninterrupted: Run, tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_a_longer_run_averages_from_its_own_middle(uninterrupted: Run, tmp_path:
     longer = averaged(tmp_path / "whole", max_steps=20, callbacks=[weigher], save_strategy="no")
     longer.train()
     resumed = averaged(tmp_path / "resumed", seed=9, max_steps=20, save_strategy="no")
-    resumed.train(resume_from_checkpoint=str(folder / f"checkpoint-{KILLED_AFTER:08d}"))
+    resumed.train(resume_from_checkpoint=str(folder / f"checkpoint-{KILLED_AFTER}"))
     assert gap(weights_of(longer.model), mean_of(weigher.trained[10:])) < ROUNDING
     assert same(weights_of(resumed.model), weights_of(longer.model))
 
@@ -235,7 +235,7 @@ def test_a_checkpoint_with_other_weights_next_to_the_mean_is_refused(uninterrupt
     """A tensor of another shape would be broadcast over the weights."""
     trainer = averaged(tmp_path)
     trainer.train()
-    folder = tmp_path / f"checkpoint-{KILLED_AFTER:08d}"
+    folder = tmp_path / f"checkpoint-{KILLED_AFTER}"
     kept = load_file(folder / "average.safetensors")
     name = "weights.bert.encoder.layer.0.output.dense.bias"
     save_file(kept | {name: torch.zeros(1)}, folder / "average.safetensors")
@@ -256,7 +256,7 @@ def test_the_mean_is_counted_in_the_forecast_of_a_checkpoint(tmp_path: Path, mon
     forecast = disk_space.forecast_bytes
     monkeypatch.setattr(disk_space, "forecast_bytes", lambda state: seen.append(forecast(state)) or seen[-1])
     averaged(tmp_path).train()
-    written = sum(path.stat().st_size for path in (tmp_path / f"checkpoint-{N_STEPS:08d}").iterdir())
+    written = sum(path.stat().st_size for path in (tmp_path / f"checkpoint-{N_STEPS}").iterdir())
     assert 0.9 < seen[0] / written < 1.1
 
 
@@ -267,7 +267,7 @@ def test_a_run_that_no_longer_averages_resumes_with_the_trained_weights(uninterr
         tmp_path, seed=9, callbacks=[weigher], weight_averaging_start=None, save_strategy="no",
         resume_allow_changes=("weight_averaging_start",),
     )  # fmt: skip
-    trainer.train(resume_from_checkpoint=str(folder / f"checkpoint-{KILLED_AFTER:08d}"))
+    trainer.train(resume_from_checkpoint=str(folder / f"checkpoint-{KILLED_AFTER}"))
     assert all(map(same, weigher.trained, before.trained[KILLED_AFTER:]))
     assert same(weights_of(trainer.model), before.trained[-1])
 
@@ -286,5 +286,5 @@ def test_adapters_are_averaged_and_resume_bitwise(tmp_path: Path) -> None:
 
     whole, weigher = run(tmp_path / "whole", 0)
     assert gap(whole, mean_of(weigher.trained[BEGINS - 1 :])) < ROUNDING
-    resumed, _ = run(tmp_path / "other", 1, str(tmp_path / "whole" / f"checkpoint-{KILLED_AFTER:08d}"))
+    resumed, _ = run(tmp_path / "other", 1, str(tmp_path / "whole" / f"checkpoint-{KILLED_AFTER}"))
     assert same(resumed, whole)

@@ -35,8 +35,8 @@ def newest(output_dir: Path) -> Path | None:
         logger.warning(
             "%s is damaged and was passed over, the checkpoint before it is tried: %s", folder, "; ".join(problems[:3])
         )
+    not_resumable.require_not_of_transformers(output_dir)
     if not folders:
-        not_resumable.require_not_of_transformers(output_dir)
         return None
     raise StorageError(
         what=f"none of the {len(folders)} checkpoints in {output_dir} is complete",

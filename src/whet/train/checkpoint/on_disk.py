@@ -1,6 +1,6 @@
 """The folders of checkpoints on the disk: their names, which are there, and how they are removed.
 
-`checkpoint-00001234/` is a checkpoint, `abandoned-ID/` holds those that a run left when it went back to an older one. A
+`checkpoint-1234/` is a checkpoint, `abandoned-ID/` holds those that a run left when it went back to an older one. A
 folder is renamed to a hidden name before it is deleted, so no half-deleted folder has the name of a checkpoint.
 """
 
@@ -18,8 +18,8 @@ from whet.log import logger
 from whet.train.checkpoint import manifest
 from whet.train.checkpoint.lineage import Checkpoint
 
-NAME = re.compile(r"checkpoint-(\d{8,18})")
-HIDDEN = re.compile(r"\.(checkpoint-\d{8,18})\.(partial|replaced|removed)")
+NAME = re.compile(r"checkpoint-(\d{1,18})")
+HIDDEN = re.compile(r"\.(checkpoint-\d{1,18})\.(partial|replaced|removed)")
 MODEL_STAGING = ".model.partial"
 """Where a model is written before its files are moved to the output folder."""
 ASIDE = "abandoned"
@@ -28,7 +28,7 @@ ASIDE = "abandoned"
 
 def folder_name(step: int) -> str:
     """Return the folder name of the checkpoint after `step` optimizer steps."""
-    return f"checkpoint-{step:08d}"
+    return f"checkpoint-{step}"
 
 
 def step_of(folder: Path) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from whet.errors import OutputError
 
-_NAMES = re.compile(r"checkpoint-(\d{8,18})|\.checkpoint-(\d{8,18})\.(?:partial|replaced)")
+_NAMES = re.compile(r"checkpoint-(\d{1,18})|\.checkpoint-(\d{1,18})\.(?:partial|replaced)")
 _MOST_NAMED = 3
 
 
