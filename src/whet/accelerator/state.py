@@ -40,7 +40,7 @@ def save(inner: Any, kept: Sequence[Any], folder: str | Path | None) -> Path:
     """Write the state of all ranks to the folder; the first rank writes, and every rank raises what it raises."""
     target = _named(folder, "save_state")
     _require_no_gradients(inner)
-    randoms = between_ranks.gather(_random_state(inner.device), schema.json_object)
+    randoms = between_ranks.gather(random_state(inner.device), schema.json_object)
     own: BaseException | None = None
     if inner.is_main_process:
         try:
@@ -199,10 +199,10 @@ def _restore(inner: Any, kept: Sequence[Any], saved: dict[str, State], folder: P
     if inner.scaler is not None:
         inner.scaler.load_state_dict(saved["scaler"])
     inner.step = int(saved["loop"]["accumulated"])
-    _set_random_state(saved["random"][str(inner.process_index)], inner.device)
+    set_random_state(saved["random"][str(inner.process_index)], inner.device)
 
 
-def _random_state(device: torch.device) -> State:
+def random_state(device: torch.device) -> State:
     """Return the states of the generators of torch, numpy and Python in this process."""
     kind, words, place, has_gauss, gauss = np.random.get_state(legacy=True)
     version, numbers, following = random.getstate()
@@ -215,7 +215,7 @@ def _random_state(device: torch.device) -> State:
     return found | ({"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {})
 
 
-def _set_random_state(saved: State, device: torch.device) -> None:
+def set_random_state(saved: State, device: torch.device) -> None:
     by_numpy, by_python = saved["numpy"], saved["python"]
     torch.set_rng_state(saved["torch"])
     words = by_numpy["words"].numpy().astype(np.uint32)

@@ -1,0 +1,496 @@
+"""`whet.Trainer`: transformers' Trainer over a model that runs without padding, with checkpoints that cannot be lost.
+
+The loop, evaluation, callbacks, flags and trackers are transformers' own. This class changes what the methods below
+override, and nothing else: the model (`whet.optimize`), the optimizer's operator, the format of the products, how a
+checkpoint is written and read, and where training stops when a signal, memory or a gradient asks for it.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from torch.utils.data import IterableDataset
+from transformers import trainer as loop
+from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
+from transformers.trainer_utils import SaveStrategy
+
+from whet.accelerator import between_ranks, replay
+from whet.accelerator.state import random_state, set_random_state
+from whet.config.optimizer_names import options, plugged_in
+from whet.errors import NonFiniteError, StorageError
+from whet.hf import checkpoint, stopping
+from whet.hf.arguments import TrainingArguments, is_own_optimizer
+from whet.hf.checkpoint import OPTIMIZER, RANDOM, SCALER, SCHEDULER, read_state, write_state
+from whet.kernels import allocator
+from whet.kernels.random import generators_kept
+from whet.log import logger
+from whet.models.packable import why_padded
+from whet.optim import schedule
+from whet.optim.optimizers import auto, native
+from whet.own_loop import curated, inside
+from whet.own_loop.changes import changes
+from whet.own_loop.optimize import optimize
+from whet.precision import compare
+from whet.train.batches.draws import Draws
+from whet.train.checkpoint import manifest, on_disk
+from whet.train.checkpoint.optimizer_state import OptimizerState, names_in
+from whet.train.control import guard, lock
+from whet.train.output import disk_errors
+from whet.train.output import files as output_files
+from whet.train.resume import schema
+from whet.train.resume.parts import alike, without_tensors
+
+_PRECISION = "precision"
+"""The fact of a checkpoint that says what the products of its training ran in."""
+
+
+class Trainer(transformers.Trainer):
+    """transformers' Trainer, whose models run without padding and whose checkpoints are atomic, sealed and plain.
+
+    Takes what transformers' class takes, in the same order, and `tokenizer`, the older name of `processing_class`.
+    `args` may be transformers' TrainingArguments too. An encoder or decoder of a known family is changed in place by
+    `whet.optimize`; any other model trains as it is, and the log says why.
+
+    Killed at any moment and resumed, a training is bitwise equal to one that was not, on one rank and on several.
+    """
+
+    _folders: checkpoint.Folders | None = None
+    _saving_to: Path | None = None
+    """The staging folder of the checkpoint that is being written."""
+    _products: torch.dtype | None = None
+    """What `precision="auto"` chose: a format narrower than float32, or None."""
+    _random_of_step: Any = None
+    """The random states before the first micro-batch of a step that has begun."""
+    _n_nonfinite = 0
+    _memory: guard.MemoryGuard | None = None
+
+    @functools.wraps(transformers.Trainer.__init__)
+    def __init__(self, model: Any = None, args: Any = None, *more: Any, tokenizer: Any = None, **named: Any) -> None:
+        if tokenizer is not None:
+            named.setdefault("processing_class", tokenizer)
+        args = TrainingArguments("tmp_trainer") if args is None else args
+        super().__init__(model, args, *more, **named)
+        self._change_model()
+        if self.args.device.type == "cpu":
+            allocator.keep_freed_memory()
+
+    def call_model_init(self, trial: Any = None) -> nn.Module:
+        """Return a new model of `model_init`, changed as one that is given."""
+        model = super().call_model_init(trial)
+        _change(model, self.args)
+        return model
+
+    def _change_model(self) -> None:
+        if not self.is_distributed_loading_by_transformers:
+            _change(self.model, self.args)
+
+    # ---- Training ----
+
+    def train(
+        self,
+        resume_from_checkpoint: str | bool | None = None,
+        trial: Any = None,
+        ignore_keys_for_eval: list[str] | None = None,
+    ) -> Any:
+        """Train as transformers' Trainer does; see there. `resume_from_checkpoint` also takes "auto".
+
+        True and "auto" take the newest intact checkpoint of the output folder; "auto" begins at the first step if there
+        is none. Raises StorageError for a checkpoint that is damaged or was not written by whet, Stopped (exit 75) or
+        KeyboardInterrupt after a signal, and NonFiniteError (exit 70).
+        """
+        self._change_model()
+        output_dir = Path(self._get_output_dir(trial))
+        writes = self.args.should_save and self.args.save_strategy != SaveStrategy.NO
+        with lock.locked_if_possible(output_dir) if writes else nullcontext(), self._stopping():
+            folder = checkpoint.folder_to_resume(
+                resume_from_checkpoint, output_dir, is_first=self.is_world_process_zero()
+            )
+            self._folders = checkpoint.Folders(output_dir, folder, is_first=self.is_world_process_zero())
+            self._memory = guard.memory_guard(self.args) if hasattr(self.args, "memory_limit_gb") else None
+            self._random_of_step, self._n_nonfinite = None, 0
+            self._products = self._chosen_products(folder)
+            resumed = None if folder is None else str(folder)
+            return super().train(resumed, trial, ignore_keys_for_eval)
+
+    @contextmanager
+    def _stopping(self) -> Iterator[None]:
+        wanted = getattr(self.args, "save_on_signal", False) and self.args.save_strategy != SaveStrategy.NO
+        with stopping.noted() if wanted else nullcontext() as self._signals:
+            yield
+
+    def get_train_dataloader(self) -> Any:
+        """Return transformers' loader, whose random numbers follow from (seed, epoch, batch).
+
+        A sampler, a data set or a collator that draws random numbers draws them again after a resume, and the dropout
+        masks of the training do not move with what the data draw.
+        """
+        prepared = super().get_train_dataloader()
+        if hasattr(prepared, "base_dataloader"):
+            replay.replay(prepared, self.args.seed if self.args.data_seed is None else self.args.data_seed)
+        return prepared
+
+    def _run_epoch(self, *args: Any, **named: Any) -> None:
+        with _skipping_keeps_the_draws():
+            super()._run_epoch(*args, **named)
+
+    def _init_training_state(self, *args: Any, **named: Any) -> Any:
+        found = super()._init_training_state(*args, **named)
+        self._find_best_next_to_it()
+        return found
+
+    def _find_best_next_to_it(self) -> None:
+        """Find the best checkpoint in the output folder if the folder of the training was moved."""
+        state, folders = self.state, self._folders
+        if state.best_global_step and state.best_model_checkpoint is None and folders is not None:
+            name = on_disk.folder_name(state.best_global_step)
+            state.best_model_checkpoint = next((str(path) for path in folders.own() if path.name == name), None)
+
+    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        """Compute the gradient of a micro-batch; training may stop here, between two micro-batches."""
+        first = self._random_of_step is None or self._random_of_step[0] != self.state.global_step
+        if first:
+            self._random_of_step = (self.state.global_step, random_state(self.args.device))
+        if first or self.args.world_size == 1:
+            self._stop_if_asked()
+        return super().training_step(model, inputs, num_items_in_batch)
+
+    def _maybe_log_save_evaluate(self, *args: Any, **named: Any) -> None:
+        self._random_of_step = None  # the step is complete
+        super()._maybe_log_save_evaluate(*args, **named)
+
+    def _stop_if_asked(self) -> None:
+        """Save the completed steps and stop if a signal came, or if memory runs out."""
+        name = None if self._signals is None else self._signals.requested
+        shortage = None if self._memory is None else self._memory.shortage()
+        if self.args.world_size > 1:
+            seen = between_ranks.gather([name, shortage], _is_wish)
+            name = next((one for one, _ in seen if one), None)
+            shortage = next((one for _, one in seen if one), None)
+        if name is None and shortage is None:
+            return
+        why = f"stopped by {name}" if name else f"stopped, as memory runs out ({shortage})"
+        raise stopping.stopped(why, name, self.state.global_step, self._saved_now())
+
+    def _saved_now(self) -> Path | None:
+        """Return the checkpoint of the completed steps, written now if need be; None if there is none to write."""
+        if not self.state.global_step or self.args.save_strategy == SaveStrategy.NO:
+            return None
+        folder = Path(self._get_output_dir(None), on_disk.folder_name(self.state.global_step))
+        if not any(folder == one and not manifest.holds_only_model(one) for one in self._own_folders()):
+            self.model.zero_grad()
+            only_model, self.args.save_only_model = self.args.save_only_model, False
+            try:
+                self._save_checkpoint(self.model_wrapped, None)
+            finally:
+                self.args.save_only_model = only_model
+        return folder
+
+    def _own_folders(self) -> list[Path]:
+        assert self._folders is not None
+        return self._folders.own()
+
+    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
+        """Return the norm of the step's gradient; a gradient that is not finite is dropped, so nothing is updated."""
+        norm = super()._get_grad_norm(model, grad_norm=grad_norm)
+        most = getattr(self.args, "max_nonfinite_steps", 0)
+        if not most or self.accelerator.scaler is not None or norm is None:
+            return norm
+        if math.isfinite(float(norm)):
+            self._n_nonfinite = 0
+            return norm
+        self._n_nonfinite += 1
+        step = self.state.global_step + 1
+        logger.warning("step %d was not applied: its gradient has the norm %s", step, float(norm))
+        if self._n_nonfinite >= most:
+            raise NonFiniteError(
+                what=f"{most} steps in a row were not finite",
+                got=f"gradient norm {float(norm)} at step {step}",
+                why="the weights would become NaN; they are still those of the last good step",
+                fix="lower learning_rate, raise warmup_steps, check the rows of these steps, or set "
+                "max_nonfinite_steps=0 to apply such steps as transformers does",
+            )
+        model.zero_grad(set_to_none=True)
+        return norm
+
+    # ---- Precision ----
+
+    def autocast_smart_context_manager(self, cache_enabled: bool | None = True) -> Any:
+        """Return the context of forward passes: the format that `precision="auto"` chose, or none."""
+        if self._products is None:
+            return super().autocast_smart_context_manager(cache_enabled)
+        return torch.autocast(self.args.device.type, self._products, cache_enabled=bool(cache_enabled))
+
+    def _chosen_products(self, folder: Path | None) -> torch.dtype | None:
+        """Return bfloat16 if `auto` finds it clearly faster here, or if the checkpoint's training ran in it."""
+        if getattr(self.args, "precision", "fp32") != "auto" or self.accelerator.mixed_precision != "no":
+            return None
+        kept = None if folder is None else (manifest.facts_of(folder) or {}).get(_PRECISION)
+        chosen = kept if kept in ("fp32", "bf16") else between_ranks.of_first(self._faster_format(), schema.text)
+        return torch.bfloat16 if chosen == "bf16" else None
+
+    def _faster_format(self) -> str:
+        batch = self._first_batch() if self.args.device.type == "cpu" and changes(self.model) is not None else None
+        if batch is None or 6.0 * self.model.num_parameters(exclude_embeddings=True) * 512 < compare.LEAST_FLOP:
+            return "fp32"
+        times = compare.alternate(
+            functools.partial(self._pass, batch, None),
+            functools.partial(self._pass, batch, torch.bfloat16),
+            time.perf_counter,
+        )
+        found = "bf16" if times.speedup >= compare.MARGIN else "fp32"
+        text = "precision auto: %s; bf16 runs at %.2f times the speed of fp32, and %.2f are asked for"
+        logger.info(text, found, times.speedup, compare.MARGIN)
+        return found
+
+    def _first_batch(self) -> Mapping[str, Any] | None:
+        """Return the first rows of the training set as a batch with labels; None for a stream, or without a loss."""
+        rows, n_rows = self.train_dataset, self.args.per_device_train_batch_size
+        if isinstance(rows, IterableDataset) or not hasattr(rows, "__getitem__") or not hasattr(rows, "__len__"):
+            return None
+        if not hasattr(self.model, "num_parameters") or not len(rows):
+            return None
+        collate = self._get_collator_with_removed_columns(self.data_collator, description="training")
+        with Draws(self.args.seed, self.data_collator, rows).apart(0):
+            batch = collate([rows[number] for number in range(min(n_rows, len(rows)))])
+        labelled = isinstance(batch, Mapping) and all(name in batch for name in self.label_names)
+        return self._prepare_inputs(dict(batch)) if labelled and self.label_names else None
+
+    def _pass(self, batch: Mapping[str, Any], dtype: torch.dtype | None) -> None:
+        """Run a forward and a backward pass that leave no trace."""
+        training, buffers = self.model.training, [one.clone() for one in self.model.buffers()]
+        with generators_kept():
+            self.model.train()
+            with nullcontext() if dtype is None else torch.autocast(self.args.device.type, dtype):
+                outputs = self.model(**batch)
+            (outputs["loss"] if isinstance(outputs, Mapping) else outputs[0]).backward()
+            self.model.zero_grad(set_to_none=True)
+            self.model.train(training)
+        with torch.no_grad():
+            for buffer, before in zip(self.model.buffers(), buffers, strict=True):
+                buffer.copy_(before)
+
+    # ---- Optimizer ----
+
+    @staticmethod
+    def get_optimizer_cls_and_kwargs(args: Any, model: Any = None) -> tuple[Any, Any]:
+        """Return the class of the optimizer and its arguments: whet's own for its names, else transformers'."""
+        name, trained = args.optim, [] if model is None else [one for one in model.parameters() if one.requires_grad]
+        if not is_own_optimizer(name):
+            return _safe(transformers.Trainer.get_optimizer_cls_and_kwargs(args, model), trained)
+        if name == "auto":
+            name = auto.name_for(trained)
+        adam = {"lr": args.learning_rate, "betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
+        if name == "adamw_whet":
+            return native.WhetAdamW, adam
+        if name == "adamw_whet_8bit":
+            return native.WhetAdamW8bit, adam
+        if name in plugged_in():
+            return functools.partial(_of_plug_in, model, args), {"lr": args.learning_rate}
+        plain = copy.copy(args)
+        plain.optim = name
+        return _safe(transformers.Trainer.get_optimizer_cls_and_kwargs(plain, model), trained)
+
+    # ---- Checkpoints ----
+
+    def _get_output_dir(self, trial: Any) -> str:
+        return super()._get_output_dir(trial) if self._saving_to is None else str(self._saving_to)
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """Let transformers write the checkpoint into a hidden folder, and publish it once it is complete."""
+        output_dir, step = Path(self._get_output_dir(trial)), self.state.global_step
+        if self._folders is None or self._folders.output_dir != output_dir:
+            self._folders = checkpoint.Folders(output_dir, None, is_first=self.is_world_process_zero())
+        self._require_finite()
+        facts: dict[str, Any] = {
+            "n_ranks": self.args.world_size,
+            "seed": self.args.seed,
+            _PRECISION: "fp32" if self._products is None else "bf16",
+        }
+        if self.args.save_only_model:
+            facts[manifest.ONLY_MODEL] = True
+        best = self.state.best_model_checkpoint
+        try:
+            target = self._folders.write(step, functools.partial(self._fill, model, trial, output_dir), facts)
+        except StorageError as error:
+            self.state.best_model_checkpoint = best
+            if getattr(self.args, "save_error_policy", "stop") == "stop":
+                raise disk_errors.resumable(error, *self._last_saved()) from error
+            logger.warning("training continues without this checkpoint: %s", error)
+            return
+        if self.args.push_to_hub:
+            super()._push_from_checkpoint(str(target))
+        if self.args.should_save:
+            best = self.state.best_model_checkpoint
+            on_disk.rotate(self._folders.own(), self.args.save_total_limit, None if best is None else Path(best))
+
+    def _last_saved(self) -> tuple[Path | None, dict[str, object]]:
+        complete = [path for path in self._own_folders() if not manifest.holds_only_model(path)]
+        return (complete[-1], {"resume_from_checkpoint": True}) if complete else (None, {})
+
+    def _fill(self, model: nn.Module, trial: Any, output_dir: Path, folder: Path) -> None:
+        """Write the files of a checkpoint into the staging folder."""
+        state, before = self.state, self.state.best_model_checkpoint
+        self._saving_to = folder
+        try:
+            super()._save_checkpoint(model, trial)
+        finally:
+            self._saving_to = None
+        state.best_model_checkpoint = before  # transformers looked for it in the staging folder
+        best = None if not state.best_global_step else output_dir / on_disk.folder_name(state.best_global_step)
+        if best is not None and (state.best_global_step == state.global_step or best.is_dir()):
+            state.best_model_checkpoint = str(best)
+        if self.args.should_save:
+            state.save_to_json(str(folder / on_disk.folder_name(state.global_step) / TRAINER_STATE_NAME))
+
+    def _require_finite(self) -> None:
+        if getattr(self.args, "max_nonfinite_steps", 0):
+            inner = getattr(self.optimizer, "optimizer", self.optimizer)
+            guard.require_finite(self.model, inner, f"after step {self.state.global_step}")
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        """Upload a checkpoint once it has its name, not while it is being written."""
+        if self._saving_to is None:
+            super()._push_from_checkpoint(checkpoint_folder)
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        """Write the model's files all or none, and the arguments as JSON in place of a pickle."""
+        target = Path(self.args.output_dir if output_dir is None else output_dir)
+        write = functools.partial(self._write_model, state_dict)
+        if self._saving_to is not None or not self.args.should_save:
+            write(target)
+        else:
+            output_files.write_model(target, write)
+
+    def _write_model(self, state_dict: Any, folder: Path) -> None:
+        super()._save(str(folder), state_dict)
+        if self.args.should_save:
+            (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)
+            (folder / "training_args.json").write_text(self.args.to_json_string() + "\n", "utf-8")
+
+    @property
+    def _by_engine(self) -> bool:
+        """Whether an engine, such as DeepSpeed or FSDP, owns the state of the optimizer and saves it in its form."""
+        return bool(self.is_deepspeed_enabled or self.is_fsdp_enabled)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        if self._by_engine:
+            super()._save_optimizer_and_scheduler(output_dir)
+        elif self.args.should_save:
+            write_state(Path(output_dir), OPTIMIZER, self._optimizer_state().state())
+            write_state(Path(output_dir), SCHEDULER, without_tensors(schedule.state_of(self.lr_scheduler)))
+
+    def _save_scaler(self, output_dir: str) -> None:
+        scaler = self.accelerator.scaler
+        if scaler is not None and self.args.should_save:
+            write_state(Path(output_dir), SCALER, dict(scaler.state_dict()))
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        """Write the random states of all ranks; in the middle of a step, those before it began."""
+        kept = self._random_of_step
+        own = random_state(self.args.device) if kept is None else kept[1]
+        states = between_ranks.gather(own, schema.json_object)
+        if self.args.should_save:
+            write_state(Path(output_dir), RANDOM, {str(rank): one for rank, one in enumerate(states)})
+
+    def _optimizer_state(self) -> OptimizerState:
+        inner = getattr(self.optimizer, "optimizer", self.optimizer)
+        return OptimizerState(inner, names_in(inner, self.model))
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:  # noqa: F811 - transformers' name
+        if checkpoint is None or self._by_engine:
+            super()._load_optimizer_and_scheduler(checkpoint)
+            return
+        folder = Path(checkpoint)
+        optimizer, scheduler = read_state(folder, OPTIMIZER), read_state(folder, SCHEDULER)
+        if optimizer is None or scheduler is None:
+            return
+        with _fitting(folder):
+            self._optimizer_state().load_state(optimizer)
+            schedule.load_state(self.lr_scheduler, alike(scheduler, self.lr_scheduler.state_dict()))
+
+    def _load_scaler(self, checkpoint: str | None) -> None:  # noqa: F811
+        found = None if checkpoint is None else read_state(Path(checkpoint), SCALER)
+        if found is not None:
+            self.accelerator.scaler.load_state_dict(found)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:  # noqa: F811
+        found = None if checkpoint is None else read_state(Path(checkpoint), RANDOM)
+        own = None if found is None else found.get(str(self.args.process_index))
+        if own is not None:
+            set_random_state(own, self.args.device)
+        elif checkpoint is not None:
+            logger.warning("%s has no random states of rank %d: dropout differs", checkpoint, self.args.process_index)
+
+
+def _change(model: nn.Module, args: Any) -> None:
+    """Let the model run without padding where it can, and log why where it cannot."""
+    inside.prove_in(model)
+    encoders = [encoder.model for encoder in inside.encoders_in(model)]
+    reasons = [None if curated.is_encoder(one) else why_padded(one) for one in encoders]
+    why = next(filter(None, reasons), None) if encoders else "no model of transformers in it is known to whet"
+    if why is not None:
+        logger.info("%s trains as it is, with its padding: %s", type(model).__name__, why)
+    elif changes(model) is None:
+        padding, tokens = getattr(args, "padding_in_loss", "auto"), getattr(args, "last_block_tokens", "read")
+        optimize(model, padding=padding, last_block_tokens=tokens)
+
+
+def _of_plug_in(model: nn.Module, args: Any, groups: Any, **given: Any) -> torch.optim.Optimizer:
+    """Return the optimizer of a plug-in, over these parameter groups."""
+    built = plugged_in()[args.optim].load()(model, args, options(args.optim, args.optim_args))
+    common = {name: value for name, value in built.param_groups[0].items() if name not in ("params", "weight_decay")}
+    built.param_groups.clear()
+    for group in groups:
+        built.add_param_group({**common, **given, **group})
+    return built
+
+
+def _safe(found: tuple[Any, Any], parameters: list[Any]) -> tuple[Any, Any]:
+    """Return torch's plain AdamW for weights that are not contiguous: its fused operator for CPUs takes them as such."""
+    kind, given = found
+    odd = any(not one.is_contiguous() for one in parameters if one.device.type == "cpu")
+    return (kind, {**given, "fused": False}) if odd and given.get("fused") else found
+
+
+@contextmanager
+def _skipping_keeps_the_draws() -> Iterator[None]:
+    """Let transformers' loop skip batches of an epoch so that those after them draw what they would have drawn."""
+    before: Callable[..., Any] = loop.skip_first_batches
+
+    def skip(prepared: Any, n_batches: int = 0) -> Any:
+        rest = before(prepared, n_batches)
+        replay.replay_rest(rest, prepared, n_batches)
+        return rest
+
+    loop.skip_first_batches = skip
+    try:
+        yield
+    finally:
+        loop.skip_first_batches = before
+
+
+@contextmanager
+def _fitting(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, RuntimeError) as error:
+        raise StorageError(
+            what=f"{folder} does not fit this training",
+            got=f"{type(error).__name__}: {error}"[:300],
+            why="a training resumes with the same model, optimizer and schedule",
+            fix="use the arguments of the training that wrote it; or start from its weights with a new output_dir",
+        ) from error
+
+
+def _is_wish(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(one is None or isinstance(one, str) for one in value)
