@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import AutoConfig, AutoModelForQuestionAnswering
 
-import whet
+import engine
 from whet.data.store import RowStore
 from whet.kernels.library import library
 from whet.models.known import known
@@ -133,7 +133,7 @@ def masked_loss(model: torch.nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
     return (losses[0] + losses[1]) / 2
 
 
-def arguments(folder: Path, **changes: Any) -> whet.TrainingArguments:
+def arguments(folder: Path, **changes: Any) -> engine.TrainingArguments:
     """Return the settings of a short run that logs each step and saves nothing, unless told otherwise."""
     usual: dict[str, Any] = {
         "output_dir": str(folder),
@@ -146,7 +146,7 @@ def arguments(folder: Path, **changes: Any) -> whet.TrainingArguments:
         "save_strategy": "no",
         "disable_tqdm": True,
     }
-    return whet.TrainingArguments(**(usual | changes))
+    return engine.TrainingArguments(**(usual | changes))
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-import whet
+import engine
 from tiny import DECODERS, FIRST_WORD, VOCABULARY, arguments, tiny_config
 
 __all__ = ["DECODERS"]
@@ -53,6 +53,6 @@ def collate(rows: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
 
 def trainer_of(folder: Path, model: Any, rows: Rows, **settings: Any) -> Any:
     """Return a trainer of the rows whose batches run packed."""
-    trainer = whet.Trainer(model=model, args=arguments(folder, **settings), train_dataset=rows, data_collator=collate)
+    trainer = engine.Trainer(model=model, args=arguments(folder, **settings), train_dataset=rows, data_collator=collate)
     assert trainer.objective.packed
     return trainer

@@ -1,4 +1,4 @@
-"""Tiny models with every head that has its own loss, rows for them, and short runs of whet.Trainer."""
+"""Tiny models with every head that has its own loss, rows for them, and short runs of engine.Trainer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 import transformers
 from torch import Tensor
 
-import whet
+import engine
 from tiny import tiny_config
 
 N_ROWS = 24
@@ -108,7 +108,7 @@ def losses_of(trainer: Any) -> list[float]:
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
 
-def trainer_for(head: Head, family: str, out: Path, **changes: Any) -> whet.Trainer:
+def trainer_for(head: Head, family: str, out: Path, **changes: Any) -> engine.Trainer:
     """Return whet's Trainer for a tiny model with this head.
 
     Besides changes of the settings: `dropout`, entries of the model's `config` and its `attn`, or a `model` and a
@@ -118,9 +118,9 @@ def trainer_for(head: Head, family: str, out: Path, **changes: Any) -> whet.Trai
     dropout, attn = changes.pop("dropout", 0.0), changes.pop("attn", None)
     made = model_of(head, family, dropout=dropout, **(config or {}), **({"attn_implementation": attn} if attn else {}))
     settings: dict[str, Any] = SETTINGS | {"precision": "fp32"} | changes
-    return whet.Trainer(
+    return engine.Trainer(
         model=made if model is None else model,
-        args=whet.TrainingArguments(output_dir=str(out), **settings),
+        args=engine.TrainingArguments(output_dir=str(out), **settings),
         train_dataset=rows_for(head),
         data_collator=collate or collator(family),
     )

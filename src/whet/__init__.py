@@ -9,20 +9,20 @@ from whet.version import __version__
 
 if TYPE_CHECKING:
     from whet.accelerator.accelerator import Accelerator
-    from whet.config.arguments import TrainingArguments
     from whet.errors import ConfigError, DataError, WhetError
+    from whet.hf.arguments import TrainingArguments
+    from whet.hf.trainer import Trainer
     from whet.models.experts.settings import ExpertSettings
     from whet.models.experts.upcycle import upcycle
     from whet.own_loop.changes import changes
     from whet.own_loop.optimize import optimize, restore
     from whet.train.callbacks.ray_train import RayReport
-    from whet.train.trainer import Trainer
 
 _HOME = {
     "Accelerator": "whet.accelerator.accelerator",
     "ExpertSettings": "whet.models.experts.settings",
-    "TrainingArguments": "whet.config.arguments",
-    "Trainer": "whet.train.trainer",
+    "TrainingArguments": "whet.hf.arguments",
+    "Trainer": "whet.hf.trainer",
     "RayReport": "whet.train.callbacks.ray_train",
     "changes": "whet.own_loop.changes",
     "optimize": "whet.own_loop.optimize",

@@ -15,7 +15,7 @@ from tiny_qa import command, squad
 from torch import Tensor
 from transformers import AutoTokenizer, XLNetConfig, XLNetModel
 
-import whet
+import engine
 from saved_decoder import save_decoder
 from text_tasks import SAILING, load, save_encoder, topic_rows, words, write_csv, write_lines
 from tiny import Pad, arguments, losses, tiny_model, tiny_rows
@@ -38,7 +38,7 @@ def run_of(folder: Path, student: Any, teacher: Any, rows: Any, **given: Any) ->
         folder, per_device_train_batch_size=len(rows), max_steps=10, learning_rate=RATE, adam_epsilon=1e-4,
         lr_scheduler_type="constant", warmup_steps=0, weight_decay=0.0,
     )  # fmt: skip
-    trainer = whet.Trainer(model=student, args=settings, train_dataset=rows, **given)
+    trainer = engine.Trainer(model=student, args=settings, train_dataset=rows, **given)
     theirs = choose(teacher.eval(), None, trainer.collate)
     if hasattr(theirs, "needs_logits"):
         theirs.needs_logits = False
@@ -139,7 +139,7 @@ def test_padded_language_models_as_student_and_teacher_are_refused(tmp_path: Pat
     """Their logits stand one place before their labels, and nothing would move them."""
     models = [tiny_decoder("gemma2", attn_logit_softcapping=50.0, seed=seed) for seed in (0, 5)]
     settings = arguments(tmp_path, max_steps=1)
-    trainer = whet.Trainer(model=models[0], args=settings, train_dataset=token_rows(4), data_collator=collate)
+    trainer = engine.Trainer(model=models[0], args=settings, train_dataset=token_rows(4), data_collator=collate)
     assert not trainer.objective.packed
     how = Distillation(temperature=TEMPERATURE, alpha=ALPHA, teacher="")
     assert distilled(trainer.objective, models[0], choose(models[1].eval(), None, collate), how) is None

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import engine
 import whet
 
 _WRONG: dict[str, Any] = {"bf16": "maybe", "lerning_rate": 3e-5, "learning_rate": -1.0, "warmup_steps": 1.5}
@@ -18,7 +19,7 @@ _WHATS = ("does not fit", "lerning_rate", "learning_rate is below 0", "warmup_st
 
 def test_python_arguments_report_all_problems_at_once() -> None:
     with pytest.raises(whet.WhetError) as caught:
-        whet.TrainingArguments("out", **_WRONG)
+        engine.TrainingArguments("out", **_WRONG)
     assert [any(what in problem.what for problem in caught.value.problems) for what in _WHATS] == [True] * 4
 
 

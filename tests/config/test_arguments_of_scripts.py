@@ -22,8 +22,10 @@ from transformers import HfArgumentParser, IntervalStrategy, SchedulerType
 from transformers.trainer_utils import SaveStrategy
 from transformers.training_args import OptimizerNames, ParallelMode
 
+import engine
 import whet
-from whet import ConfigError, TrainingArguments, WhetError
+from engine import TrainingArguments
+from whet import ConfigError, WhetError
 from whet.config.names.status import statuses
 from whet.config.names.translate import arguments_of
 from whet.config.options import options_of
@@ -112,8 +114,8 @@ def test_parser_of_transformers_reads_dicts_and_json(tmp_path: Path) -> None:
 def test_settings_are_unchanged_by_an_argument_parser() -> None:
     """The parser writes to the fields of the class that it reads."""
     code = (
-        "import whet; from transformers import HfArgumentParser; HfArgumentParser(whet.TrainingArguments);"
-        "a = whet.TrainingArguments(save_steps=3, lr_scheduler_kwargs=None, bf16=None, resume_from_checkpoint=True);"
+        "import whet; from transformers import HfArgumentParser; HfArgumentParser(engine.TrainingArguments);"
+        "a = engine.TrainingArguments(save_steps=3, lr_scheduler_kwargs=None, bf16=None, resume_from_checkpoint=True);"
         "print(a.save_steps, a.lr_scheduler_kwargs, a.bf16, a.resume_from_checkpoint)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -240,7 +242,7 @@ def test_arguments_of_transformers_train(tmp_path: Path, kind: Any, caplog: pyte
     theirs = kind(str(tmp_path), use_cpu=True, max_steps=2, save_strategy="no", report_to="none")
     theirs.per_device_train_batch_size = 3
     with caplog.at_level("WARNING", logger="whet.config"):
-        trainer = whet.Trainer(Toy(), theirs, train_dataset=toy_rows())
+        trainer = engine.Trainer(Toy(), theirs, train_dataset=toy_rows())
     assert not caplog.records
     assert trainer.args == TrainingArguments(
         str(tmp_path), use_cpu=True, max_steps=2, save_strategy="no", per_device_train_batch_size=3
@@ -253,18 +255,18 @@ def test_arguments_of_transformers_that_change_after_the_trainer_was_made_are_re
     theirs: Any = transformers.TrainingArguments(
         str(tmp_path), use_cpu=True, max_steps=2, save_strategy="no", report_to="none", lr_scheduler_kwargs={}
     )
-    trainer = whet.Trainer(Toy(), theirs, train_dataset=toy_rows())
+    trainer = engine.Trainer(Toy(), theirs, train_dataset=toy_rows())
     assert trainer.train().global_step == 2
     theirs.max_steps = 3
     with pytest.raises(ConfigError, match="max_steps of TrainingArguments changed after") as caught:
         trainer.train()
     assert "make a new Trainer" in str(caught.value.problems[0].fix)
-    assert whet.Trainer(Toy(), theirs, train_dataset=toy_rows()).train().global_step == 3
+    assert engine.Trainer(Toy(), theirs, train_dataset=toy_rows()).train().global_step == 3
 
 
 def test_arguments_of_transformers_whose_lists_change_after_the_trainer_was_made_are_refused(tmp_path: Path) -> None:
     theirs: Any = transformers.TrainingArguments(str(tmp_path), use_cpu=True, max_steps=2, report_to=["tensorboard"])
-    trainer = whet.Trainer(Toy(), theirs, train_dataset=toy_rows())
+    trainer = engine.Trainer(Toy(), theirs, train_dataset=toy_rows())
     theirs.report_to.clear()
     with pytest.raises(ConfigError, match="report_to of TrainingArguments changed after"):
         trainer.train()
@@ -273,17 +275,17 @@ def test_arguments_of_transformers_whose_lists_change_after_the_trainer_was_made
 def test_arguments_of_transformers_that_whet_lacks_are_refused_by_name(tmp_path: Path) -> None:
     theirs = transformers.TrainingArguments(str(tmp_path), use_cpu=True, neftune_noise_alpha=5.0, push_to_hub=True)
     with pytest.raises(ConfigError, match="neftune_noise_alpha") as caught:
-        whet.Trainer(Toy(), theirs)  # pyright: ignore[reportArgumentType]
+        engine.Trainer(Toy(), theirs)  # pyright: ignore[reportArgumentType]
     assert "push_to_hub" in str(caught.value)
     generating = transformers.Seq2SeqTrainingArguments(str(tmp_path), use_cpu=True, predict_with_generate=True)
     with pytest.raises(ConfigError, match="predict_with_generate"):
-        whet.Trainer(Toy(), generating)  # pyright: ignore[reportArgumentType]
+        engine.Trainer(Toy(), generating)  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize("args", [{"output_dir": "out"}, "out", ModelArguments()])
 def test_objects_that_are_not_arguments_are_refused(args: Any) -> None:
     with pytest.raises(ConfigError, match="args are not TrainingArguments"):
-        whet.Trainer(Toy(), args)
+        engine.Trainer(Toy(), args)
 
 
 def test_every_field_of_transformers_has_a_status() -> None:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from whet import ConfigError, TrainingArguments
+from engine import TrainingArguments
+from whet import ConfigError
 from whet.config.options import MASK, options_of
 from whet.config.rules.saving import SAVING_RULES
 from whet.config.rules.sharing import SHARING_RULES

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import engine
 import whet
 from whet.cli.qa import COMMAND
 from whet.config import deepspeed, deepspeed_values
@@ -79,7 +80,7 @@ def test_deepspeed_section_that_is_no_object_is_refused_by_its_path(section: str
         part = part[parent]
     part[name] = value
     with pytest.raises(whet.ConfigError, match=rf"{section} is no section"):
-        whet.TrainingArguments(deepspeed=config, **_USUAL)
+        engine.TrainingArguments(deepspeed=config, **_USUAL)
 
 
 @pytest.mark.parametrize("value", [None, [], {}, "two"], ids=repr)
@@ -93,7 +94,7 @@ def test_deepspeed_value_of_another_type_is_refused_by_its_path(key: str, value:
         part = part[parent]
     part[name] = value
     with pytest.raises(whet.ConfigError, match=rf"{key} is "):
-        whet.TrainingArguments(deepspeed=config, **_USUAL)
+        engine.TrainingArguments(deepspeed=config, **_USUAL)
 
 
 _WARMUP = {"warmup_min_lr": "auto", "warmup_max_lr": "auto", "warmup_num_steps": "auto"}
@@ -111,20 +112,20 @@ _SCHEDULES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 def test_deepspeed_schedule_is_that_of_the_run(kind: str) -> None:
     params, expected = _SCHEDULES[kind]
     config = _FULL | {"scheduler": {"type": kind, "params": params}}
-    args = whet.TrainingArguments(deepspeed=config, **_USUAL)
+    args = engine.TrainingArguments(deepspeed=config, **_USUAL)
     assert {name: getattr(args, name) for name in expected} == expected
-    assert args.learning_rate == whet.TrainingArguments().learning_rate
+    assert args.learning_rate == engine.TrainingArguments().learning_rate
     assert f"lr_scheduler_type {expected['lr_scheduler_type']}" in deepspeed_values.described(args)
     assert "scheduler" not in deepspeed.engine_config(args, 64)  # the schedule is whet's own
     other: dict[str, Any] = {"lr_scheduler_type": "polynomial"}
     with pytest.raises(whet.ConfigError, match=f"scheduler.type is {kind}, and lr_scheduler_type is polynomial"):
-        whet.TrainingArguments(deepspeed=config, **_USUAL, **other)
+        engine.TrainingArguments(deepspeed=config, **_USUAL, **other)
 
 
 def test_deepspeed_schedule_has_the_numbers_of_its_file() -> None:
     params = {"warmup_max_lr": 3e-4, "warmup_num_steps": 7, "warmup_type": "linear", "total_num_steps": 50}
     config = _FULL | {"scheduler": {"type": "WarmupDecayLR", "params": params}}
-    args = whet.TrainingArguments(deepspeed=config, max_steps=50, **_USUAL)
+    args = engine.TrainingArguments(deepspeed=config, max_steps=50, **_USUAL)
     assert (args.learning_rate, args.warmup_steps) == (3e-4, 7)
 
 
@@ -138,7 +139,7 @@ def test_deepspeed_schedule_has_the_numbers_of_its_file() -> None:
 )
 def test_deepspeed_is_not_to_be_installed_for_what_it_does_not_change(change: dict[str, Any], way: str) -> None:
     with pytest.raises(whet.ConfigError) as caught:
-        whet.TrainingArguments(deepspeed=_FULL | change, **_USUAL)
+        engine.TrainingArguments(deepspeed=_FULL | change, **_USUAL)
     (problem,) = caught.value.problems
     assert way in problem.fix
     assert "pip install" not in problem.fix
@@ -164,7 +165,7 @@ def test_deepspeed_value_is_taken_by_its_type_of_json(
     usual = {"precision": "fp32", "per_device_train_batch_size": 4, "gradient_accumulation_steps": 1}
     config = _with(_FULL | {"zero_optimization": {"stage": 1}}, path, _TYPES[path])
     with pytest.raises(whet.ConfigError, match=rf"{path} is .*, and ") as caught:
-        whet.TrainingArguments(deepspeed=config, **usual)
+        engine.TrainingArguments(deepspeed=config, **usual)
     assert str(caught.value).count(f"{path} is ") == 1
 
 
@@ -181,10 +182,10 @@ def test_deepspeed_key_that_its_engine_alone_honours_is_refused_without_it(
 ) -> None:
     config = _with(_FULL, path, _NEED_ENGINE[path])
     monkeypatch.setattr(deepspeed, "is_installed", lambda _: True)
-    whet.TrainingArguments(deepspeed=config, **_USUAL)
+    engine.TrainingArguments(deepspeed=config, **_USUAL)
     monkeypatch.setattr(deepspeed, "is_installed", lambda _: False)
     with pytest.raises(whet.ConfigError, match=rf"(?s){path} is .*, and without DeepSpeed it is .*pip install"):
-        whet.TrainingArguments(deepspeed=config, **_USUAL)
+        engine.TrainingArguments(deepspeed=config, **_USUAL)
 
 
 def test_every_known_deepspeed_key_is_compared_refused_or_named_as_a_setting_of_the_engine() -> None:
@@ -204,23 +205,25 @@ def test_deepspeed_number_format_of_the_exchange_agrees_with_the_hook(monkeypatc
     monkeypatch.setattr(deepspeed, "is_installed", lambda _: False)
     config = _FULL | {"zero_optimization": {"stage": 1}}
     for hook, name in {"none": "fp32", "bf16": "bfp16", "fp16": "fp16"}.items():
-        whet.TrainingArguments(deepspeed=config | {"communication_data_type": name}, **_USUAL, ddp_comm_hook=hook)
+        engine.TrainingArguments(deepspeed=config | {"communication_data_type": name}, **_USUAL, ddp_comm_hook=hook)
         other = "fp32" if name != "fp32" else "fp16"
         with pytest.raises(whet.ConfigError, match=f"communication_data_type is '{other}'"):
-            whet.TrainingArguments(deepspeed=config | {"communication_data_type": other}, **_USUAL, ddp_comm_hook=hook)
+            engine.TrainingArguments(
+                deepspeed=config | {"communication_data_type": other}, **_USUAL, ddp_comm_hook=hook
+            )
 
 
 @pytest.mark.parametrize("name", ["zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer"])
 def test_deepspeed_key_that_whet_sets_itself_is_not_overwritten_in_silence(name: str) -> None:
     same = keys.OF_ENGINE[name].same
-    whet.TrainingArguments(deepspeed=_FULL | {name: same}, **_USUAL)
+    engine.TrainingArguments(deepspeed=_FULL | {name: same}, **_USUAL)
     with pytest.raises(whet.ConfigError, match=f"{name} is {not same}, and the optimizer is whet's"):
-        whet.TrainingArguments(deepspeed=_FULL | {name: not same}, **_USUAL)
+        engine.TrainingArguments(deepspeed=_FULL | {name: not same}, **_USUAL)
 
 
 def test_deepspeed_offload_to_a_cpu_is_where_a_cpu_has_everything() -> None:
     config = _with(_FULL, "zero_optimization.offload_param.device", "cpu")
-    args = whet.TrainingArguments(deepspeed=config, use_cpu=True, **_USUAL)
+    args = engine.TrainingArguments(deepspeed=config, use_cpu=True, **_USUAL)
     assert "offload_param" not in deepspeed.engine_config(args, hidden_size=32)["zero_optimization"]
 
 
@@ -233,8 +236,8 @@ def test_settings_of_the_stage_next_to_deepspeed_agree_or_are_refused(
 ) -> None:
     monkeypatch.setattr(deepspeed, "is_installed", lambda _: has_engine)
     with pytest.raises(whet.ConfigError, match=rf"{next(iter(given))} .* does not go with deepspeed"):
-        whet.TrainingArguments(deepspeed=_FULL, **_USUAL, **given)
-    whet.TrainingArguments(deepspeed=_FULL, **_USUAL, zero_stage=2)
+        engine.TrainingArguments(deepspeed=_FULL, **_USUAL, **given)
+    engine.TrainingArguments(deepspeed=_FULL, **_USUAL, zero_stage=2)
 
 
 def _with(config: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
@@ -258,28 +261,28 @@ _ENGINE_HONOURS = {"ddp_backend", "ddp_timeout"}
 def test_settings_of_the_exchange_are_honoured_or_refused_with_deepspeed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A new ddp setting has to be listed here."""
     monkeypatch.setattr(deepspeed, "is_installed", lambda _: True)
-    assert {one.name for one in fields(whet.TrainingArguments) if one.name.startswith("ddp_")} == set(_DDP)
+    assert {one.name for one in fields(engine.TrainingArguments) if one.name.startswith("ddp_")} == set(_DDP)
     for stage in (1, 2, 3):
         config = _FULL | {"zero_optimization": {"stage": stage}}
         for name, value in _DDP.items():
             if name in _ENGINE_HONOURS:
-                whet.TrainingArguments(deepspeed=config, **_USUAL, **{name: value})
+                engine.TrainingArguments(deepspeed=config, **_USUAL, **{name: value})
                 continue
             with pytest.raises(whet.ConfigError, match=rf"{name}.* does not go with deepspeed"):
-                whet.TrainingArguments(deepspeed=config, **_USUAL, **{name: value})
+                engine.TrainingArguments(deepspeed=config, **_USUAL, **{name: value})
 
 
 def test_ddp_settings_hold_where_whet_carries_out_the_first_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deepspeed, "is_installed", lambda _: False)
     config = _FULL | {"zero_optimization": {"stage": 1}}
-    assert whet.TrainingArguments(deepspeed=config, **_USUAL, ddp_bucket_cap_mb=8).ddp_bucket_cap_mb == 8
+    assert engine.TrainingArguments(deepspeed=config, **_USUAL, ddp_bucket_cap_mb=8).ddp_bucket_cap_mb == 8
 
 
 def test_deepspeed_config_takes_auto_from_the_arguments(tmp_path: Path) -> None:
     file = tmp_path / "ds_config.json"
     file.write_text(json.dumps(_FULL), "utf-8")
     for given in (str(file), _FULL):
-        args = whet.TrainingArguments(deepspeed=given, **_USUAL)
+        args = engine.TrainingArguments(deepspeed=given, **_USUAL)
         config = deepspeed.engine_config(args, hidden_size=32)
         assert config["zero_optimization"] == {"stage": 2, "reduce_bucket_size": 1024, "overlap_comm": False}
         assert config["gradient_clipping"] == args.max_grad_norm
@@ -287,14 +290,14 @@ def test_deepspeed_config_takes_auto_from_the_arguments(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(is_installed("deepspeed"), reason="shows what happens without DeepSpeed")
 def test_deepspeed_config_is_carried_out_by_whet_without_deepspeed() -> None:
-    assert stage_of_run(whet.TrainingArguments(deepspeed=_FULL, **_USUAL)) == 2
+    assert stage_of_run(engine.TrainingArguments(deepspeed=_FULL, **_USUAL)) == 2
 
 
 @pytest.mark.parametrize("case", _REFUSED)
 def test_deepspeed_config_that_whet_cannot_honour_is_refused_by_its_path(case: str) -> None:
     changes, words = _REFUSED[case]
     with pytest.raises(whet.ConfigError) as caught:
-        whet.TrainingArguments(deepspeed=_FULL | changes, **_USUAL, max_grad_norm=1.0, learning_rate=5e-5)
+        engine.TrainingArguments(deepspeed=_FULL | changes, **_USUAL, max_grad_norm=1.0, learning_rate=5e-5)
     assert words in str(caught.value)
 
 
@@ -331,9 +334,9 @@ def test_arguments_that_are_not_given_take_deepspeeds_values(case: str, tmp_path
     config, given, expected = _TAKEN[case]
     file = tmp_path / "ds.json"
     file.write_text(json.dumps({"zero_optimization": {"stage": 2}, **config}), "utf-8")
-    args = whet.TrainingArguments(deepspeed=str(file), **given)
+    args = engine.TrainingArguments(deepspeed=str(file), **given)
     assert {name: getattr(args, name) for name in expected} == expected
-    assert whet.TrainingArguments(**args.to_dict()) == args
+    assert engine.TrainingArguments(**args.to_dict()) == args
 
 
 @pytest.mark.parametrize(
@@ -354,7 +357,7 @@ def test_arguments_that_are_given_stand_against_deepspeeds_values(
     config: dict[str, Any], given: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(whet.ConfigError) as caught:
-        whet.TrainingArguments(deepspeed={"zero_optimization": {"stage": 2}, **config}, **given)
+        engine.TrainingArguments(deepspeed={"zero_optimization": {"stage": 2}, **config}, **given)
     assert words in str(caught.value)
 
 
@@ -363,7 +366,7 @@ def test_the_flags_of_a_command_stand_and_the_others_take_deepspeeds_values(tmp_
     file.write_text('{"zero_optimization": {"stage": 2}, "gradient_clipping": 0.5, "train_batch_size": 6}', "utf-8")
     words = ["--model_name_or_path", "m", "--train_file", "t.json", "--do_train", "--output_dir", str(tmp_path / "out")]
     loaded = load(COMMAND, [*words, "--deepspeed", str(file), "--gradient_accumulation_steps", "2"])
-    args = next(one for one in loaded.settings if isinstance(one, whet.TrainingArguments))
+    args = next(one for one in loaded.settings if isinstance(one, engine.TrainingArguments))
     assert (args.per_device_train_batch_size, args.max_grad_norm, args.precision) == (3, 0.5, "fp32")
     assert deepspeed_values.described(args) == ["ds.json: stage 2", "max_grad_norm 0.5", "precision fp32"]
 
@@ -376,10 +379,10 @@ def test_deepspeed_file_that_cannot_be_read_is_refused(tmp_path: Path, text: str
     file = tmp_path / "ds_config.json"
     file.write_text(text, "utf-8")
     with pytest.raises(whet.ConfigError, match=words) as caught:
-        whet.TrainingArguments(deepspeed=str(file), **_USUAL)
+        engine.TrainingArguments(deepspeed=str(file), **_USUAL)
     assert "or the file" in caught.value.problems[0].fix
 
 
 def test_deepspeed_file_that_is_missing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(whet.ConfigError, match="ds_config"):
-        whet.TrainingArguments(deepspeed=str(tmp_path / "ds_config.json"), **_USUAL)
+        engine.TrainingArguments(deepspeed=str(tmp_path / "ds_config.json"), **_USUAL)

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from whet import ConfigError, TrainingArguments
+from engine import TrainingArguments
+from whet import ConfigError
 from whet.config.rules.loading import LOADING_RULES
 
 _BROKEN: dict[str, tuple[dict[str, Any], str]] = {

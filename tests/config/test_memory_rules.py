@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from whet import ConfigError, TrainingArguments
+from engine import TrainingArguments
+from whet import ConfigError
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import transformers
 
-from whet import ConfigError, TrainingArguments
+from engine import TrainingArguments
+from whet import ConfigError
 from whet.config.names.aliases import ALIASES
 from whet.config.names.not_honoured import NOT_HONOURED, NOT_HONOURED_OLD, REFUSED, SEEN_IN
 from whet.config.names.off_values import OFF

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import engine
 import whet
 from tiny import tiny_model, tiny_rows
 from whet.cli.main import run
@@ -19,17 +20,17 @@ from whet.config.recipes import RECIPES
 FEW = dict(RECIPES["few_samples"])
 
 
-def made(**given: Any) -> whet.TrainingArguments:
-    return whet.TrainingArguments(recipe="few_samples", **given)
+def made(**given: Any) -> engine.TrainingArguments:
+    return engine.TrainingArguments(recipe="few_samples", **given)
 
 
-def values(args: whet.TrainingArguments) -> dict[str, Any]:
+def values(args: engine.TrainingArguments) -> dict[str, Any]:
     return {name: getattr(args, name) for name in FEW}
 
 
 def test_a_recipe_sets_what_is_not_given() -> None:
     assert values(made()) == FEW
-    assert values(whet.TrainingArguments()) != FEW
+    assert values(engine.TrainingArguments()) != FEW
 
 
 def test_a_given_setting_wins_even_with_its_default() -> None:
@@ -94,18 +95,18 @@ def test_copies_keep_the_values() -> None:
     args = made(warmup_steps=0)
     assert dataclasses.replace(args, seed=3) == dataclasses.replace(args, seed=3, recipe="few_samples")
     assert values(dataclasses.replace(args, seed=3)) == values(args)
-    assert whet.TrainingArguments(**args.to_dict()) == args
+    assert engine.TrainingArguments(**args.to_dict()) == args
 
 
 def test_a_recipe_that_would_set_nothing_is_refused() -> None:
     """dataclasses.replace gives every field, so a recipe cannot take hold there: that must not be silent."""
     with pytest.raises(whet.ConfigError, match="recipe few_samples sets nothing"):
-        dataclasses.replace(whet.TrainingArguments(), recipe="few_samples")
+        dataclasses.replace(engine.TrainingArguments(), recipe="few_samples")
 
 
 def test_an_unknown_recipe_is_refused_with_the_list() -> None:
     with pytest.raises(whet.ConfigError, match="one of few_samples"):
-        whet.TrainingArguments(recipe="few_shots")  # pyright: ignore[reportArgumentType]
+        engine.TrainingArguments(recipe="few_shots")  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize(
@@ -122,16 +123,16 @@ def test_an_unknown_recipe_is_refused_with_the_list() -> None:
 )
 def test_values_without_a_meaning_are_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(whet.ConfigError, match=message):
-        whet.TrainingArguments(**given)
+        engine.TrainingArguments(**given)
 
 
 @pytest.mark.parametrize(("epochs", "min_steps", "n_steps"), [(1, 9, 9), (1, None, 3), (4, 9, 12)])
 def test_min_steps_lengthens_a_short_run(epochs: int, min_steps: int | None, n_steps: int, tmp_path: Path) -> None:
-    args = whet.TrainingArguments(
+    args = engine.TrainingArguments(
         str(tmp_path), num_train_epochs=epochs, min_steps=min_steps, per_device_train_batch_size=4, use_cpu=True,
         save_strategy="no", disable_tqdm=True,
     )  # fmt: skip
-    trainer = whet.Trainer(tiny_model("bert"), args, train_dataset=tiny_rows(12))
+    trainer = engine.Trainer(tiny_model("bert"), args, train_dataset=tiny_rows(12))
     assert trainer.train().global_step == n_steps
     assert trainer.state.max_steps == n_steps
 
@@ -147,7 +148,7 @@ def test_the_first_lines_and_the_log_show_what_the_recipe_set(
         save_strategy="epoch",
         disable_tqdm=True,
     )
-    whet.Trainer(tiny_model("bert"), args, train_dataset=tiny_rows(12)).train()
+    engine.Trainer(tiny_model("bert"), args, train_dataset=tiny_rows(12)).train()
     line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("recipe "))
     assert "few_samples: warmup_steps 0.1" in line
     logged = (tmp_path / "run.log").read_text("utf-8")

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from whet import ConfigError, TrainingArguments
+from engine import TrainingArguments
+from whet import ConfigError
 from whet.config.options import options_of
 
 _OTHER_DEFAULTS = {

@@ -17,7 +17,7 @@ from transformers import (
     OlmoModel,
 )
 
-import whet
+import engine
 from tiny import arguments, tiny_config, tiny_model
 from whet.cli.main import run
 from whet.kernels.library import library
@@ -63,7 +63,7 @@ def test_the_doctor_says_what_the_trainer_does(family: str, tmp_path: Path, caps
     config = tiny_config("bert") if family == "bert" else EuroBertConfig(**_SIZES, mask_token_id=3)
     model = AutoModelForSequenceClassification.from_config(config)
     found = json.loads(asked(tmp_path / "model", model, capsys, "--json"))
-    trained = whet.Trainer(model=model, args=arguments(tmp_path / "out"))
+    trained = engine.Trainer(model=model, args=arguments(tmp_path / "out"))
     assert found["packed"] == (trained.objective.packed_model is not None)
     assert (found["head"] == "reads packed rows") == isinstance(trained.objective, PackedHead)
 

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import whet
+import engine
 from tiny import padded, tiny_model, tiny_rows
 
 ARGUMENTS: dict[str, Any] = {
@@ -36,7 +36,7 @@ TRAININGS: dict[str, tuple[int, str | None]] = {
 """Name -> stage of DeepSpeed (0: without), and the training whose third step it resumes from."""
 
 
-class NanAtThirdStep(whet.Trainer):
+class NanAtThirdStep(engine.Trainer):
     """Has a loss of its own, which is not a number in one step."""
 
     def compute_loss(
@@ -54,11 +54,11 @@ def train(folder: Path, name: str) -> dict[str, Any]:
     if stage:
         given |= {"deepspeed": CONFIG | {"zero_optimization": CONFIG["zero_optimization"] | {"stage": stage}}}
     rows = tiny_rows(19, "bert")
-    args = whet.TrainingArguments(str(folder / f"out-{name}"), **given)
+    args = engine.TrainingArguments(str(folder / f"out-{name}"), **given)
     if name.startswith("nan"):
         model, kind = tiny_model("bert"), partial(NanAtThirdStep, data_collator=partial(padded, pad_id=0))
     else:
-        model, kind = tiny_model("bert", dropout=0.1), whet.Trainer
+        model, kind = tiny_model("bert", dropout=0.1), engine.Trainer
     trainer = kind(model, args, train_dataset=rows, eval_dataset=rows)
     trainer.train(resume_from_checkpoint=str(folder / f"out-{source}" / "checkpoint-3") if source else None)
     return {

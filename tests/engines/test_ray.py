@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import engine
 import whet
 from tiny import tiny_model, tiny_rows
 from whet.train.checkpoint import on_disk
@@ -65,8 +66,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def alone(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     """Return the losses of one process with the same rows per step."""
     given: dict[str, Any] = ARGUMENTS | {"save_strategy": "no", "per_device_train_batch_size": 8}
-    args = whet.TrainingArguments(str(tmp_path_factory.mktemp("alone")), **given)
-    trainer = whet.Trainer(tiny_model("bert", dropout=0.1), args, train_dataset=tiny_rows(20, "bert"))
+    args = engine.TrainingArguments(str(tmp_path_factory.mktemp("alone")), **given)
+    trainer = engine.Trainer(tiny_model("bert", dropout=0.1), args, train_dataset=tiny_rows(20, "bert"))
     trainer.train()
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from transformers import AttentionInterface
 
+import engine
 import whet
 from tiny import FAMILIES, arguments, losses, tiny_model, tiny_rows
 from whet.kernels.attention import choice as attention_path
@@ -36,10 +37,10 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def trainer_of(folder: Path, family: str, name: str | None, **changes: Any) -> whet.Trainer:
+def trainer_of(folder: Path, family: str, name: str | None, **changes: Any) -> engine.Trainer:
     rows = tiny_rows(24, family, lengths=(24, 24))
     args = arguments(folder, attn_implementation=name, max_steps=6, **changes)
-    return whet.Trainer(model=tiny_model(family), args=args, train_dataset=rows)
+    return engine.Trainer(model=tiny_model(family), args=args, train_dataset=rows)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -76,7 +77,7 @@ def test_the_log_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> No
 
 def test_a_model_that_ran_packed_before_runs_padded_when_told(tmp_path: Path, calls: list[str]) -> None:
     trainer = trainer_of(tmp_path, "bert", None)
-    again = whet.Trainer(
+    again = engine.Trainer(
         model=trainer.model,
         args=arguments(tmp_path, attn_implementation="sdpa", max_steps=1),
         train_dataset=trainer.train_dataset,
@@ -87,7 +88,7 @@ def test_a_model_that_ran_packed_before_runs_padded_when_told(tmp_path: Path, ca
 
 def test_whets_own_is_refused_where_it_cannot_serve(tmp_path: Path) -> None:
     with pytest.raises(whet.ConfigError, match="whet's attention does not serve this model"):
-        whet.Trainer(model=tiny_model("bert", is_decoder=True), args=arguments(tmp_path, attn_implementation="whet"))
+        engine.Trainer(model=tiny_model("bert", is_decoder=True), args=arguments(tmp_path, attn_implementation="whet"))
 
 
 @pytest.mark.parametrize(
@@ -109,6 +110,6 @@ def test_flash_names_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyP
         trainer_of(tmp_path, "bert", "flash_attention_2", bf16=True)
     padded = arguments(tmp_path, attn_implementation="flash_attention_2", bf16=True)
     with pytest.raises(whet.ConfigError, match="no GPU that torch can use and no package flash-attn"):
-        whet.Trainer(model=tiny_model("bert", is_decoder=True), args=padded)
+        engine.Trainer(model=tiny_model("bert", is_decoder=True), args=padded)
     with pytest.raises(whet.ConfigError, match="does not compute in float32"):
         arguments(tmp_path, attn_implementation="flash_attention_2")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-import whet
+import engine
 from tiny import FAMILIES, arguments, losses, operators, tiny_model, tiny_rows, weights_of
 from whet.data import batch as batches
 
@@ -17,8 +17,8 @@ __all__ = ["operators"]
 TOLERANCE = 1e-6  # sums of float32 over tokens, split in another way
 
 
-def _run(folder: Path, family: str) -> whet.Trainer:
-    trainer = whet.Trainer(
+def _run(folder: Path, family: str) -> engine.Trainer:
+    trainer = engine.Trainer(
         model=tiny_model(family, dropout=0.1),
         args=arguments(folder, max_steps=10, per_device_train_batch_size=8, optim="sgd", learning_rate=0.05),
         train_dataset=tiny_rows(40, family),

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
-import whet
+import engine
 from tiny import Pad, arguments, losses, tiny_model, tiny_rows, weights_of
 from whet.data.prefetch import NAME
 from whet.train.checkpoint import on_disk
@@ -26,10 +26,10 @@ class _EndsEpochs(TrainerCallback):
         control.should_epoch_stop = state.global_step % 2 == 0
 
 
-def _run(folder: Path, *, padded: bool = False, callbacks: Any = None, **changes: Any) -> whet.Trainer:
+def _run(folder: Path, *, padded: bool = False, callbacks: Any = None, **changes: Any) -> engine.Trainer:
     usual = {"per_device_train_batch_size": 6, "gradient_accumulation_steps": 2, "max_steps": 12}
     model = tiny_model("bert", dropout=0.1, **({"is_decoder": True} if padded else {}))
-    trainer = whet.Trainer(
+    trainer = engine.Trainer(
         model=model,
         args=arguments(folder, **(usual | changes)),
         train_dataset=tiny_rows(60),
@@ -43,7 +43,7 @@ def _run(folder: Path, *, padded: bool = False, callbacks: Any = None, **changes
     return trainer
 
 
-def _assert_same(found: whet.Trainer, wanted: whet.Trainer) -> None:
+def _assert_same(found: engine.Trainer, wanted: engine.Trainer) -> None:
     assert losses(found) == losses(wanted)
     after = weights_of(wanted.model)
     assert [name for name, value in weights_of(found.model).items() if not torch.equal(value, after[name])] == []

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import BertTokenizer
 
-import whet
+import engine
 from tiny import arguments, losses, tiny_model, weights_of
 from whet.tasks.qa.arguments import QaArguments
 from whet.tasks.qa.job import prepare
@@ -65,7 +65,7 @@ def model_folder(tmp_path: Path) -> Path:
     return folder
 
 
-def _trained(model: Path, questions: Path, folder: Path, **changes: Any) -> tuple[whet.Trainer, float]:
+def _trained(model: Path, questions: Path, folder: Path, **changes: Any) -> tuple[engine.Trainer, float]:
     """Train as `whet qa` does; return the trainer and the part of the padding that was avoided."""
     usual = {"max_seq_length": 48, "doc_stride": 8, "overwrite_cache": True}
     qa = QaArguments(model_name_or_path=str(model), train_file=str(questions), **(usual | changes))
@@ -96,7 +96,7 @@ def test_tokenizing_threads_and_the_cache_change_nothing(tmp_path: Path, model_f
     assert _different(one, two) == _different(one, cached) == []
 
 
-def _different(one: whet.Trainer, other: whet.Trainer) -> list[str]:
+def _different(one: engine.Trainer, other: engine.Trainer) -> list[str]:
     """Return the weights that differ in any bit."""
     found, wanted = weights_of(one.model), weights_of(other.model)
     return [name for name in wanted if not torch.equal(found[name], wanted[name])]

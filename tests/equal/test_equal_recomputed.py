@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import SqueezeBertConfig, SqueezeBertForQuestionAnswering
 
-import whet
+import engine
 from tiny import FAMILIES, arguments, losses, plain_torch, tiny_model, tiny_rows, weights_of
 
 POLICIES = ("blocks", "selective")
@@ -22,7 +22,7 @@ Run = tuple[list[float], dict[str, Tensor]]
 def run(folder: Path, model: Any, family: str = "bert", *, lengths: tuple[int, int] = (6, 40), **changes: Any) -> Run:
     """Train over accumulated batches; return losses and weights."""
     usual = {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 2, "max_steps": 3, "seed": 5}
-    trainer = whet.Trainer(
+    trainer = engine.Trainer(
         model=model, args=arguments(folder, **(usual | changes)), train_dataset=tiny_rows(18, family, lengths=lengths)
     )
     trainer.train()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import IBertConfig, IBertForQuestionAnswering, TrainerCallback
 
-import whet
+import engine
 from tiny import arguments, assert_same_weights, losses, padded, plain_torch, tiny_model, tiny_rows, weights_of
 
 FAMILIES = ("albert", "bert", "distilbert", "roberta")
@@ -40,17 +40,17 @@ class Ended:
     weights: dict[str, Tensor]
 
 
-def ended(trainer: whet.Trainer, resume: str | bool | None = None) -> Ended:
+def ended(trainer: engine.Trainer, resume: str | bool | None = None) -> Ended:
     """Train and return what there is to compare."""
     mean_loss = trainer.train(resume_from_checkpoint=resume).training_loss
     history = [entry for entry in trainer.state.log_history if "loss" in entry]
     return Ended(history, mean_loss, weights_of(trainer.model))
 
 
-def trainer_of(folder: Path, family: str = "bert", *, stop: int = 0, seed: int = 0, **changes: Any) -> whet.Trainer:
+def trainer_of(folder: Path, family: str = "bert", *, stop: int = 0, seed: int = 0, **changes: Any) -> engine.Trainer:
     """Return a trainer over 75 rows, 12 a step; `seed` is that of the first weights alone."""
     usual = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3, "max_steps": N_STEPS}
-    return whet.Trainer(
+    return engine.Trainer(
         model=tiny_model(family, dropout=0.1, seed=seed),
         args=arguments(folder, **(usual | {"weight_decay": 0.01} | changes)),
         train_dataset=tiny_rows(75, family),
@@ -131,14 +131,14 @@ def test_resumed_with_other_batches_is_uninterrupted_to_rounding(
     assert_same_weights(found.weights, wanted.weights, 1e-6)
 
 
-def _padded_trainer(folder: Path, *, stop: int = 0, seed: int = 0) -> whet.Trainer:
+def _padded_trainer(folder: Path, *, stop: int = 0, seed: int = 0) -> engine.Trainer:
     torch.manual_seed(seed)
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
     model = IBertForQuestionAnswering(IBertConfig(vocab_size=200, max_position_embeddings=80, **sizes))
     args = arguments(folder, per_device_train_batch_size=6, gradient_accumulation_steps=2, max_steps=N_STEPS)
     columns = padded(list(tiny_rows(75, "roberta")), pad_id=1)
     rows = [{name: column[row] for name, column in columns.items()} for row in range(75)]
-    trainer = whet.Trainer(model=model, args=args, train_dataset=rows, callbacks=[StopAfter(stop)])
+    trainer = engine.Trainer(model=model, args=args, train_dataset=rows, callbacks=[StopAfter(stop)])
     assert not trainer.objective.packed
     return trainer
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import whet
+import engine
 from tiny import (
     FAMILIES,
     arguments,
@@ -46,7 +46,7 @@ class Run:
 def run(folder: Path, family: str = "bert", *, rows: Any = None, **changes: Any) -> Run:
     """Train with dropout on shuffled rows, over the end of an epoch whose last step is short."""
     usual = {"per_device_train_batch_size": 12, "max_steps": N_STEPS, "weight_decay": 0.01, "seed": 5}
-    trainer = whet.Trainer(
+    trainer = engine.Trainer(
         model=tiny_model(family, dropout=0.1),
         args=arguments(folder, **(usual | changes)),
         train_dataset=tiny_rows(75, family) if rows is None else rows,
@@ -137,7 +137,7 @@ def test_another_seed_is_another_curve(tmp_path: Path, whole_steps: dict[str, Ru
 @pytest.mark.parametrize("family", FAMILIES)
 def test_uneven_packings_give_one_gradient(tmp_path: Path, family: str) -> None:
     """Twelve rows of a step as 12, as 5 + 7, as 1 + 10 + 1: the order is kept, the cuts are anywhere."""
-    trainer = whet.Trainer(
+    trainer = engine.Trainer(
         model=tiny_model(family, dropout=0.1), args=arguments(tmp_path), train_dataset=tiny_rows(12, family)
     )
     trainer.model.train()
@@ -150,7 +150,7 @@ def test_uneven_packings_give_one_gradient(tmp_path: Path, family: str) -> None:
             assert float((gradient[name] - wanted).abs().max()) < 2e-6 * scale, name
 
 
-def _gradient(trainer: whet.Trainer, cuts: list[int]) -> dict[str, Tensor]:
+def _gradient(trainer: engine.Trainer, cuts: list[int]) -> dict[str, Tensor]:
     """Return the gradient of the step over all rows, cut into micro-batches at these places."""
     objective: Objective = trainer.objective
     pieces = [range(first, end) for first, end in pairwise(cuts)]

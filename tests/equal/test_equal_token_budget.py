@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import engine
 import whet
 from tiny import arguments, losses, tiny_model, tiny_rows
 from whet.data import budget
@@ -42,7 +43,7 @@ def test_rows_of_any_data_set_are_counted_without_their_padding() -> None:
 def test_the_curve_stays_and_batches_get_smaller(tmp_path: Path) -> None:
     def run(**changes: Any) -> tuple[list[float], list[int]]:
         args = arguments(tmp_path, per_device_train_batch_size=12, max_steps=8, **changes)
-        trainer = whet.Trainer(model=tiny_model("bert", dropout=0.1), args=args, train_dataset=tiny_rows(60))
+        trainer = engine.Trainer(model=tiny_model("bert", dropout=0.1), args=args, train_dataset=tiny_rows(60))
         sizes: list[int] = []
         forward = trainer.objective.forward
         trainer.objective.forward = lambda batch, **place: sizes.append(batch.n_tokens) or forward(batch, **place)
@@ -59,4 +60,4 @@ def test_the_curve_stays_and_batches_get_smaller(tmp_path: Path) -> None:
 def test_padded_models_are_refused(tmp_path: Path) -> None:
     args = arguments(tmp_path, max_tokens_per_batch=100)
     with pytest.raises(whet.ConfigError, match="max_tokens_per_batch goes with packed batches"):
-        whet.Trainer(model=tiny_model("bert", is_decoder=True), args=args)
+        engine.Trainer(model=tiny_model("bert", is_decoder=True), args=args)

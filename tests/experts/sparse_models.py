@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import engine
 import whet
 from tiny import arguments, tiny_model, tiny_rows
 from tiny_decoders import tiny_decoder, token_rows, trainer_of
@@ -29,7 +30,7 @@ def trainer(folder: Path, model: Any, *, n_rows: int = 16, **settings: Any) -> A
     family = model.config.model_type
     if known()[family].causal:
         return trainer_of(folder, model, token_rows(n_rows), **settings)
-    return whet.Trainer(model, arguments(folder, **settings), train_dataset=tiny_rows(n_rows, family))
+    return engine.Trainer(model, arguments(folder, **settings), train_dataset=tiny_rows(n_rows, family))
 
 
 def logged(found: Any, name: str) -> list[float]:

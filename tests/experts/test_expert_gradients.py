@@ -13,6 +13,7 @@ from sparse_models import dense_model, logged, sparse_model, trainer
 from torch import nn
 from transformers import AutoModelForSequenceClassification
 
+import engine
 import whet
 from tiny import arguments, padded, tiny_config, tiny_model, tiny_rows
 from tiny_decoders import collate, token_rows
@@ -45,7 +46,7 @@ def test_every_weight_next_to_experts_has_a_gradient(
     wanted = trainer(tmp_path, sparse_model("qwen3", top_k=2), n_rows=8, **settings)
     wanted.train()
     settings |= {"attn_implementation": None if packed else "sdpa"} | CHECKPOINTING[checkpointing]
-    found = whet.Trainer(model, arguments(tmp_path, **settings), train_dataset=token_rows(8), data_collator=collate)
+    found = engine.Trainer(model, arguments(tmp_path, **settings), train_dataset=token_rows(8), data_collator=collate)
     assert found.objective.packed == packed
     found.train()
     (task,), (balance,) = logged(found, "task_loss"), logged(found, "moe_balance_loss")
@@ -75,7 +76,7 @@ def test_experts_need_a_known_feed_forward_part_for_each_block() -> None:
         upcycle(tiny_model("modernbert", dropout=0.1), ExpertSettings(experts=4))
 
 
-class _OwnLoss(whet.Trainer):
+class _OwnLoss(engine.Trainer):
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
@@ -124,7 +125,7 @@ def test_classifier_with_experts_in_its_last_block_computes_all_tokens(tmp_path:
         torch.manual_seed(0)
         model = upcycle(AutoModelForSequenceClassification.from_config(tiny_config("bert")), ExpertSettings(experts=4))
         args = arguments(tmp_path, max_steps=1, last_block_tokens=tokens)
-        found = whet.Trainer(model, args, train_dataset=rows, data_collator=lambda taken: padded(taken, 0))
+        found = engine.Trainer(model, args, train_dataset=rows, data_collator=lambda taken: padded(taken, 0))
         found.train()
         seen.append(logged(found, "moe_balance_loss"))
     assert seen[0] == seen[1]

@@ -10,6 +10,7 @@ import pytest
 import torch
 from sparse_models import dense_model, logged, sparse_model, trainer
 
+import engine
 import whet
 from tiny import arguments
 from tiny_decoders import collate, tiny_decoder, token_rows, trainer_of
@@ -27,7 +28,7 @@ def limited(folder: Path, **settings: Any) -> Any:
     """Train a step with a capacity that drops tokens."""
     args = arguments(folder, max_steps=1, per_device_train_batch_size=8, **settings)
     model = sparse_model("qwen3", top_k=2, capacity_factor=0.5)
-    found = whet.Trainer(model, args, train_dataset=token_rows(8), data_collator=collate)
+    found = engine.Trainer(model, args, train_dataset=token_rows(8), data_collator=collate)
     found.train()
     return found
 

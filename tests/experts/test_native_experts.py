@@ -11,6 +11,7 @@ import transformers
 from sparse_models import logged
 from torch import nn
 
+import engine
 import whet
 from tiny import arguments, losses, weights_of
 from tiny_decoders import collate, tiny_decoder, token_rows, trainer_of
@@ -77,7 +78,7 @@ def test_restored_model_has_its_own_experts_again(tmp_path: Path) -> None:
 def test_noise_of_routers_keeps_the_padding(tmp_path: Path) -> None:
     model = tiny_decoder("mixtral", router_jitter_noise=0.1)
     args = arguments(tmp_path, max_steps=1)
-    assert not whet.Trainer(model, args, train_dataset=token_rows(4), data_collator=collate).objective.packed
+    assert not engine.Trainer(model, args, train_dataset=token_rows(4), data_collator=collate).objective.packed
 
 
 def test_native_experts_get_no_experts_again() -> None:

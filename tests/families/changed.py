@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+import engine
 import whet
 from tiny import Pad, arguments, tiny_config, tiny_model, tiny_rows
 
@@ -28,6 +29,6 @@ def changed_by(how: str, family: str, folder: Path) -> Any:
         return whet.optimize(model)
     changes = {"gradient_checkpointing": True} if how == "checkpointing" else {}
     args = arguments(folder, max_steps=1, **changes)
-    trainer = whet.Trainer(model=model, args=args, train_dataset=tiny_rows(4, family))
+    trainer = engine.Trainer(model=model, args=args, train_dataset=tiny_rows(4, family))
     trainer.train()
     return model

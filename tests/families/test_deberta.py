@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import AutoModelForMaskedLM
 from transformers.models.deberta_v2 import modeling_deberta_v2 as theirs
 
+import engine
 import whet
 from tiny import arguments, padded, tiny_config, tiny_model, tiny_rows
 from whet.data.batch import pack
@@ -79,7 +80,7 @@ def logits_and_gradients(model: Any, start: Tensor, end: Tensor) -> tuple[Tensor
 
 
 def packed_results(folder: Path, rows: Any, family: str = FAMILY, **changes: Any) -> tuple[Tensor, dict[str, Tensor]]:
-    trainer = whet.Trainer(model=tiny_model(family, **changes).train(), args=arguments(folder))
+    trainer = engine.Trainer(model=tiny_model(family, **changes).train(), args=arguments(folder))
     objective: Any = trainer.objective
     assert objective.packed
     batch = objective.batch(rows, range(len(rows)), 0)
@@ -202,9 +203,9 @@ def test_the_first_debertas_own_code_in_bf16_is_refused_with_a_way_to_go_on(tmp_
     padding = {"data_collator": partial(padded, pad_id=0)}
     eager = arguments(tmp_path, bf16=True, max_steps=2, attn_implementation="eager")
     with pytest.raises(ConfigError, match="fails under autocast in 16 bits"):
-        whet.Trainer(tiny_model(FIRST), eager, train_dataset=rows, **padding).train()
+        engine.Trainer(tiny_model(FIRST), eager, train_dataset=rows, **padding).train()
     usual = arguments(tmp_path, bf16=True, max_steps=2)
-    assert whet.Trainer(tiny_model(FIRST), usual, train_dataset=rows).train().global_step == 2
+    assert engine.Trainer(tiny_model(FIRST), usual, train_dataset=rows).train().global_step == 2
 
 
 def test_an_attention_of_a_users_own_keeps_the_padding() -> None:

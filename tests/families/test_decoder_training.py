@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
+import engine
 import whet
 from tiny import arguments, assert_same_weights, losses, tiny_config, weights_of
 from tiny_decoders import DECODERS, collate, tiny_decoder, token_rows, trainer_of
@@ -102,7 +103,9 @@ def test_rows_padded_on_the_left_train_as_in_transformers(tmp_path: Path, way: s
         loss = whet.optimize(tiny_decoder("gpt2")).train()(**batch).loss
     else:
         args = arguments(tmp_path)
-        trainer = whet.Trainer(model=tiny_decoder("gpt2"), args=args, train_dataset=rows, data_collator=lambda _: batch)
+        trainer = engine.Trainer(
+            model=tiny_decoder("gpt2"), args=args, train_dataset=rows, data_collator=lambda _: batch
+        )
         found = trainer.objective.batch(rows, range(5), 0)
         assert found.columns is None
         trainer.model.train()
@@ -116,7 +119,7 @@ def test_capped_attention_runs_padded_and_says_why(tmp_path: Path, caplog: pytes
     model = tiny_decoder("gemma2", attn_logit_softcapping=5.0, attn_implementation="eager")
     batch = collate(rows)
     wanted = float(model.train()(**batch).loss.detach())
-    trainer = whet.Trainer(
+    trainer = engine.Trainer(
         model=model, args=arguments(tmp_path, max_steps=1, per_device_train_batch_size=6),
         train_dataset=rows, data_collator=collate,
     )  # fmt: skip
@@ -138,7 +141,7 @@ def test_decoder_that_classifies_runs_padded(tmp_path: Path) -> None:
         return padded | {"labels": torch.tensor([row["labels"] for row in given])}
 
     wanted = float(model(**batch(rows)).loss.detach())
-    trainer = whet.Trainer(
+    trainer = engine.Trainer(
         model=model, args=arguments(tmp_path, max_steps=1, per_device_train_batch_size=6),
         train_dataset=rows, data_collator=batch,
     )  # fmt: skip
@@ -150,7 +153,7 @@ def test_decoder_that_classifies_runs_padded(tmp_path: Path) -> None:
 def test_bidirectional_decoder_is_not_packed_as_a_causal_one(tmp_path: Path) -> None:
     rows = token_rows(6)
     wanted = float(tiny_decoder("llama", is_causal=False).train()(**collate(rows)).loss.detach())
-    trainer = whet.Trainer(
+    trainer = engine.Trainer(
         model=tiny_decoder("llama", is_causal=False),
         args=arguments(tmp_path, max_steps=1, per_device_train_batch_size=6),
         train_dataset=rows, data_collator=collate,
@@ -182,7 +185,7 @@ def test_batch_without_targets_has_the_loss_and_gradients_0(tmp_path: Path, fami
     batch = {name: column.flip(1) for name, column in collate(rows).items()}
     capped = {"attn_logit_softcapping": 5.0, "attn_implementation": "eager"} if family == "gemma2" else {}
     model = tiny_decoder(family, **capped)
-    trainer = whet.Trainer(model=model, args=arguments(tmp_path), train_dataset=rows, data_collator=lambda _: batch)
+    trainer = engine.Trainer(model=model, args=arguments(tmp_path), train_dataset=rows, data_collator=lambda _: batch)
     found = trainer.objective.batch(rows, range(2), 0)
     output = trainer.objective.forward(found, seed=0, step=0)
     if family == "llama" and found.columns is None:  # the loss of gemma2 never is this mean

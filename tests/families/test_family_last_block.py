@@ -12,6 +12,7 @@ from native_rows import RowsOfOperators
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification
 
+import engine
 import whet
 from tiny import tiny_config
 from trained_heads import HEADS, collator, rows_for, trainer_for
@@ -158,7 +159,7 @@ def test_optimized_encoder_called_directly_gives_all_states() -> None:
 def test_loss_of_a_users_own_may_average_the_encoders_tokens(tmp_path: Path) -> None:
     """The model's class reads first tokens, but here the encoder is called without its head."""
 
-    class Averaging(whet.Trainer):
+    class Averaging(engine.Trainer):
         def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
             mask = inputs["attention_mask"]
             states = model.bert(inputs["input_ids"], attention_mask=mask).last_hidden_state

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import whet
+import engine
 from tiny import FAMILIES, NO_AUTOCAST, arguments, masked_loss, padded, tiny_model, tiny_rows
 from whet.data.store import RowStore
 from whet.precision.policy import BFloat16, Float32
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("operators")
 
 def trainer_of(folder: Path, family: str) -> Any:
     """Return a trainer whose model runs packed."""
-    trainer = whet.Trainer(model=tiny_model(family), args=arguments(folder))
+    trainer = engine.Trainer(model=tiny_model(family), args=arguments(folder))
     assert trainer.objective.packed
     trainer.model.train()
     return trainer

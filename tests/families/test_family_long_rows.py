@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import whet
+import engine
 from tiny import FAMILIES, arguments, padded, tiny_model, tiny_rows
 
 # As in test_family_logits.py; attention sums ten times as many terms. Seen: 1e-6.
@@ -20,7 +20,7 @@ LENGTHS = (150, 300)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_long_rows_equal_the_untouched_models(tmp_path: Path, family: str) -> None:
     model, untouched = (tiny_model(family, max_position_embeddings=310).train() for _ in range(2))
-    trainer = whet.Trainer(model=model, args=arguments(tmp_path))
+    trainer = engine.Trainer(model=model, args=arguments(tmp_path))
     rows = tiny_rows(4, family, lengths=LENGTHS)
     batch = padded(list(rows), untouched.config.pad_token_id)
     objective, real = trainer.objective, batch["attention_mask"].bool()

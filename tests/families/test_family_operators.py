@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import engine
 import whet
 from tiny import FAMILIES, arguments, losses, tiny_model, tiny_rows
 from whet.config.methods import MethodSettings
@@ -96,7 +97,7 @@ def test_checkpointing_leaves_losses_and_weights_unchanged(tmp_path: Path, famil
     def trained(**changes: Any) -> tuple[list[float], list[Tensor]]:
         args = arguments(tmp_path, max_steps=3, **changes)
         model = tiny_model(family, dropout=0.1)
-        trainer = whet.Trainer(model=model, args=args, train_dataset=tiny_rows(12, family))
+        trainer = engine.Trainer(model=model, args=args, train_dataset=tiny_rows(12, family))
         trainer.train()
         return losses(trainer), [parameter.detach() for parameter in model.parameters()]
 

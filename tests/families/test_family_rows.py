@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-import whet
+import engine
 from tiny import FAMILIES, VOCABULARY, arguments, plain_torch, tiny_model, tiny_rows
 from whet.data.batch import pack
 from whet.data.store import RowStore
@@ -32,7 +32,7 @@ class Rows:
     """Gives the start logits of rows in a packed batch, in training mode with dropout or without."""
 
     def __init__(self, folder: Path, family: str, dropout: float) -> None:
-        self.trainer = whet.Trainer(model=tiny_model(family, dropout=dropout), args=arguments(folder))
+        self.trainer = engine.Trainer(model=tiny_model(family, dropout=dropout), args=arguments(folder))
         assert self.trainer.objective.packed
         self.trainer.model.train()
 

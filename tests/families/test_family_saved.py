@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForQuestionAnswering
 
-import whet
+import engine
 from tiny import FAMILIES, VOCABULARY, arguments, padded, tiny_model, tiny_rows
 
 # Logits of size 0.5 after two layers of float32 sums in another order; seen: 4e-7.
@@ -22,10 +22,10 @@ families = pytest.mark.parametrize("family", FAMILIES)
 operators = pytest.mark.usefixtures("operators")
 
 
-def trained(folder: Path, family: str, **changes: Any) -> whet.Trainer:
+def trained(folder: Path, family: str, **changes: Any) -> engine.Trainer:
     """Return a trainer of the family after four steps."""
     settings = arguments(folder, **({"max_steps": 4} | changes))
-    trainer = whet.Trainer(model=tiny_model(family, dropout=0.1), args=settings, train_dataset=tiny_rows(16, family))
+    trainer = engine.Trainer(model=tiny_model(family, dropout=0.1), args=settings, train_dataset=tiny_rows(16, family))
     trainer.train()
     return trainer
 
@@ -85,7 +85,7 @@ def test_ordinary_padded_calls_answer_as_before(tmp_path: Path, family: str) -> 
     """With a mask and without, with labels and without, before training and after."""
     rows, untouched, model = tiny_rows(9, family), tiny_model(family).eval(), tiny_model(family)
     batch = padded(list(rows), untouched.config.pad_token_id)
-    trainer = whet.Trainer(model=model, args=arguments(tmp_path, max_steps=2), train_dataset=rows)
+    trainer = engine.Trainer(model=model, args=arguments(tmp_path, max_steps=2), train_dataset=rows)
     model.eval()
     torch.testing.assert_close(logits(model, batch), logits(untouched, batch), rtol=0, atol=TOLERANCE)
     torch.testing.assert_close(model(**batch).loss, untouched(**batch).loss, rtol=TOLERANCE, atol=0)
@@ -102,7 +102,7 @@ def test_ordinary_padded_calls_answer_as_before(tmp_path: Path, family: str) -> 
 def test_ordinary_training_calls_drop_as_before(tmp_path: Path, family: str) -> None:
     """Someone else's training step: another mask at each call, the same ones from the same seed of torch."""
     model, rows = tiny_model(family, dropout=0.1), tiny_rows(4, family)
-    whet.Trainer(model=model, args=arguments(tmp_path))
+    engine.Trainer(model=model, args=arguments(tmp_path))
     batch = padded(list(rows), model.config.pad_token_id)
     model.train()
     torch.manual_seed(3)
@@ -120,7 +120,7 @@ def test_a_step_that_fails_leaves_an_ordinary_model(tmp_path: Path) -> None:
     """A token that the model has no embedding for ends the run; the model answers padded calls as ever."""
     untouched, model, rows = tiny_model("bert").eval(), tiny_model("bert"), tiny_rows(4)
     beyond = {"input_ids": [5, VOCABULARY, 6], "start_positions": 0, "end_positions": 1}
-    trainer = whet.Trainer(model=model, args=arguments(tmp_path, max_steps=2), train_dataset=[beyond])
+    trainer = engine.Trainer(model=model, args=arguments(tmp_path, max_steps=2), train_dataset=[beyond])
     with pytest.raises(IndexError):
         trainer.train()
     batch = padded(list(rows), 0)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, default_data_collator
 
+import engine
 import whet
 from tiny import DECODERS, FAMILIES, arguments, tiny_config
 from tiny_decoders import tiny_decoder
@@ -83,7 +84,7 @@ def test_dropout_of_a_config_file_is_refused_in_training(tmp_path: Path, family:
     def train() -> None:
         """Load and train; torch refuses the modules of some families when the model is made."""
         model = auto.from_pretrained(tmp_path / "model")
-        whet.Trainer(model, arguments(tmp_path / "out"), default_data_collator, rows).train()
+        engine.Trainer(model, arguments(tmp_path / "out"), default_data_collator, rows).train()
 
     with pytest.raises((ConfigError, ValueError), match="probability"):
         train()

@@ -11,6 +11,7 @@ import torch
 from test_family_logits import FP32_TOLERANCE
 from torch import Tensor
 
+import engine
 import whet
 from tiny import arguments, padded, tiny_model, tiny_rows
 from whet.data.store import RowStore
@@ -43,7 +44,7 @@ def test_packed_rows_are_numbered_as_padded_ones(
     model, batch = _model_and_batch(family, changes, later)
     wanted = model(**batch)
     args = arguments(tmp_path, padding_in_loss=padding_in_loss)
-    trainer = whet.Trainer(model=copy.deepcopy(model), args=args, eval_dataset=list(_rows(model)))
+    trainer = engine.Trainer(model=copy.deepcopy(model), args=args, eval_dataset=list(_rows(model)))
     assert trainer.objective.packed
     start, _ = trainer.predict(list(_rows(model))).predictions
     _require_same(torch.from_numpy(start), wanted.start_logits, batch)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+import engine
 import whet
 from tiny import arguments, losses, tiny_model, tiny_rows
 from whet.kernels.attention import choice as attention_path
@@ -26,7 +27,7 @@ def curve(folder: Path, *, dropout: float = 0.1, **changes: Any) -> list[float]:
     usual = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1, "max_steps": 6, "seed": 5}
     args = arguments(folder, **(usual | {"use_cpu": False, "bf16": True} | changes))
     model = tiny_model("bert", dropout=dropout)
-    trainer = whet.Trainer(model=model, args=args, train_dataset=tiny_rows(24))
+    trainer = engine.Trainer(model=model, args=args, train_dataset=tiny_rows(24))
     assert trainer.device.type == "cuda"
     assert trainer.objective.packed
     trainer.train()
@@ -60,7 +61,7 @@ def test_whets_masks_survive_accumulation_and_are_the_cpus(tmp_path: Path) -> No
     split = curve(tmp_path, per_device_train_batch_size=2, gradient_accumulation_steps=2, **fp32)
     assert split == pytest.approx(whole, rel=1e-4)  # float32 in another order, over six steps
     args = arguments(tmp_path, per_device_train_batch_size=4, max_steps=6, seed=5, use_cpu=True, precision="fp32")
-    here = whet.Trainer(model=tiny_model("bert", dropout=0.1), args=args, train_dataset=tiny_rows(24))
+    here = engine.Trainer(model=tiny_model("bert", dropout=0.1), args=args, train_dataset=tiny_rows(24))
     here.train()
     assert losses(here) == pytest.approx(whole, rel=1e-4)
 

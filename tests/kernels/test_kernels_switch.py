@@ -17,10 +17,10 @@ from torch.profiler import profile
 import whet
 from tiny import tiny_model, tiny_rows
 with tempfile.TemporaryDirectory() as folder:
-    args = whet.TrainingArguments(output_dir=folder, use_cpu=True, max_steps=2, save_strategy="no", disable_tqdm=True,
+    args = engine.TrainingArguments(output_dir=folder, use_cpu=True, max_steps=2, save_strategy="no", disable_tqdm=True,
                                   report_to="none", precision="fp32", torch_compile={compiled},
                                   torch_compile_backend={backend})
-    trainer = whet.Trainer(model=tiny_model("bert"), args=args, train_dataset=tiny_rows(8))
+    trainer = engine.Trainer(model=tiny_model("bert"), args=args, train_dataset=tiny_rows(8))
     with profile() as seen:
         trainer.train()
     model = whet.optimize(tiny_model("bert"))

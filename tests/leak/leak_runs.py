@@ -18,6 +18,7 @@ import torch
 import transformers
 from torch import Tensor
 
+import engine
 import whet
 from proven_models import PROVEN, proven_config
 from tiny import DECODERS, FAMILIES, NO_AUTOCAST, arguments, padded, tiny_config
@@ -192,7 +193,7 @@ def end_to_end(rows: list[list[int]], form: str, *, causal: bool) -> dict[str, A
 def _packed(model: Any, folder: Path) -> Run | None:
     """Return how whet's Trainer runs its batches; None where it pads them."""
     spans = type(model).__name__.endswith("ForQuestionAnswering")
-    trainer = whet.Trainer(model=model, args=arguments(folder), data_collator=None if spans else _collate)
+    trainer = engine.Trainer(model=model, args=arguments(folder), data_collator=None if spans else _collate)
     objective: Any = trainer.objective
     if not objective.packed:
         return None

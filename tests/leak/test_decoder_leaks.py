@@ -12,6 +12,7 @@ import torch
 from leak_runs import DROPOUT, FORMATS, FORMS, SEED, WAYS, Run, measure_form, most, moved, run_padded
 from torch import Tensor
 
+import engine
 import whet
 from tiny import DECODERS, arguments
 from tiny_decoders import collate, tiny_decoder
@@ -23,7 +24,7 @@ EACH = [one if one in _QUICK else pytest.param(one, marks=pytest.mark.reliabilit
 
 def packed(model: Any, folder: Path) -> Run:
     """How whet's Trainer runs the model, with the logits of all tokens."""
-    objective: Any = whet.Trainer(model, arguments(folder), collate).objective
+    objective: Any = engine.Trainer(model, arguments(folder), collate).objective
     assert objective.packed
 
     def run(rows: list[dict[str, Any]]) -> list[Tensor]:

@@ -13,7 +13,7 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, RobertaConfig
 
-import whet
+import engine
 from saved_decoder import TEMPLATE
 from text_tasks import SAILING, load
 from tiny import arguments
@@ -43,7 +43,7 @@ def test_saved_model_has_the_special_tokens_of_its_tokenizer_as_in_transformers(
             model = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"]))
         given: dict[str, Any] = {"train_dataset": rows(), "data_collator": collate, "processing_class": tokenizer}
         if name == "ours":
-            trainer: Any = whet.Trainer(model=model, args=arguments(tmp_path / name, max_steps=1), **given)
+            trainer: Any = engine.Trainer(model=model, args=arguments(tmp_path / name, max_steps=1), **given)
         else:
             args = transformers.TrainingArguments(
                 output_dir=str(tmp_path / name), max_steps=1, use_cpu=True, report_to="none", save_strategy="no"
@@ -73,7 +73,7 @@ def test_positions_that_count_from_the_padding_token_stay(tmp_path: Path, decode
     data = [{"input_ids": [20, 30], "labels": 1}] * 4
     batch = {"input_ids": torch.tensor([[20, 30]] * 4), "attention_mask": torch.ones(4, 2), "labels": torch.ones(4)}
     batch["labels"] = batch["labels"].long()
-    whet.Trainer(
+    engine.Trainer(
         model=model, args=arguments(tmp_path, max_steps=1), train_dataset=data, processing_class=tokenizer,
         data_collator=lambda _: batch,
     ).train()  # fmt: skip

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-import whet
+import engine
 from text_tasks import examples, load, save_encoder, words
 from tiny import arguments
 from tiny_decoders import collate, tiny_decoder, token_rows, trainer_of
@@ -270,7 +270,7 @@ def test_weight_without_a_gradient_ends_the_first_step(tmp_path: Path, settings:
     model = tiny_decoder("llama")
     model.model.unread = nn.Linear(4, 4)
     wrapped = peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj", "unread"], r=2))
-    trainer = whet.Trainer(wrapped, arguments(tmp_path, max_steps=2, **settings), collate, token_rows(8))
+    trainer = engine.Trainer(wrapped, arguments(tmp_path, max_steps=2, **settings), collate, token_rows(8))
     for _ in range(2):  # a second training looks again, and the first has left nothing behind
         with pytest.raises(ConfigError, match=r"unread\.lora_A"):
             trainer.train()
@@ -292,7 +292,7 @@ def test_every_weight_that_is_trained_has_a_gradient(
         trainer = trainer_of(tmp_path, model, token_rows(8), **settings)
     else:
         args = arguments(tmp_path, attn_implementation="sdpa", **settings)
-        trainer = whet.Trainer(model=model, args=args, train_dataset=token_rows(8), data_collator=collate)
+        trainer = engine.Trainer(model=model, args=args, train_dataset=token_rows(8), data_collator=collate)
         assert not trainer.objective.packed
     trainer.train()
 

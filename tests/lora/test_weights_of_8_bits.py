@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers.pytorch_utils import Conv1D
 
+import engine
 import whet
 from tiny import (
     DECODERS_WITH_OWN_CODE,
@@ -65,7 +66,7 @@ def trained(folder: Path, model: Any, family: str, **settings: Any) -> Any:
     args = arguments(folder, **(usual | settings))
     causal = family in DECODERS_WITH_OWN_CODE
     rows = token_rows(12) if causal else tiny_rows(12, family)
-    made = whet.Trainer(model=model, args=args, train_dataset=rows, data_collator=collate if causal else None)
+    made = engine.Trainer(model=model, args=args, train_dataset=rows, data_collator=collate if causal else None)
     made.train()
     return made
 

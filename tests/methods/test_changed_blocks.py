@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
+import engine
 import whet
 from tiny import DECODERS, FAMILIES, arguments, losses, tiny_config
 from whet.models.known import known
@@ -126,7 +127,7 @@ def _holds_in_trainer(family: str, name: str, folder: Path, *, adapted: bool = F
     if adapted:
         ours = _with_adapter(ours)
     args = arguments(folder, max_steps=1, **settings)
-    trainer = whet.Trainer(model=ours, args=args, data_collator=_padded, train_dataset=rows)  # type: ignore[arg-type]
+    trainer = engine.Trainer(model=ours, args=args, data_collator=_padded, train_dataset=rows)  # type: ignore[arg-type]
     if when == "after":
         change(trainer.model.get_base_model() if adapted else trainer.model)
     trainer.train()
@@ -227,12 +228,12 @@ def test_blocks_in_places_of_the_other_kind_train_padded_or_are_refused(family: 
     moved, plain = _model(family), _model(family)
     swap(moved)
     swap(plain)
-    before = whet.Trainer(moved, arguments(tmp_path, max_steps=1), _padded, rows)
+    before = engine.Trainer(moved, arguments(tmp_path, max_steps=1), _padded, rows)
     assert not before.objective.packed
     before.train()
     with torch.no_grad():
         assert losses(before) == pytest.approx([float(plain.train()(**_padded(rows)).loss)], rel=1e-4)
-    after = whet.Trainer(_model(family), arguments(tmp_path, max_steps=1), _padded, rows)
+    after = engine.Trainer(_model(family), arguments(tmp_path, max_steps=1), _padded, rows)
     swap(after.model)
     with pytest.raises(whet.WhetError, match=r"block 0 has .* window.*, and its place in config\.layer_types"):
         after.train()
@@ -276,7 +277,7 @@ def test_a_block_of_another_model_is_refused_in_training(tmp_path: Path) -> None
     rows = [{"input_ids": list(range(10 + n, 16 + 4 * n)), "labels": 1} for n in range(4)]
     rows = [row | {"attention_mask": [1] * len(row["input_ids"])} for row in rows]
     args = arguments(tmp_path, max_steps=1)
-    trainer = whet.Trainer(model=model, args=args, data_collator=_padded, train_dataset=rows)  # type: ignore[arg-type]
+    trainer = engine.Trainer(model=model, args=args, data_collator=_padded, train_dataset=rows)  # type: ignore[arg-type]
     _blocks(model)[0] = _blocks(whet.optimize(_model("bert", dropout=0.1)))[0]
     with pytest.raises(whet.WhetError, match="came into the model after"):
         trainer.train()

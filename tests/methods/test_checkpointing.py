@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+import engine
 import whet
 from tiny import FAMILIES, arguments, losses, tiny_model, tiny_rows
 from usage import counts_memory, in_use_bytes
@@ -82,8 +83,8 @@ def test_restoring_leaves_no_trace(family: str, policy: Any) -> None:
 
 def test_a_later_trainer_does_without() -> None:
     model, folder = tiny_model("bert"), Path("unused")
-    whet.Trainer(model=model, args=arguments(folder, gradient_checkpointing=True))
-    whet.Trainer(model=model, args=arguments(folder))
+    engine.Trainer(model=model, args=arguments(folder, gradient_checkpointing=True))
+    engine.Trainer(model=model, args=arguments(folder))
     assert [name for name, block in model.named_modules() if _is_computed_again(block)] == []
 
 
@@ -103,7 +104,9 @@ def test_the_models_own_switch_is_honoured(tmp_path: Path, family: str, monkeypa
 
     def curve(*, switched: bool) -> list[float]:
         model = tiny_model(family, dropout=0.1)
-        trainer = whet.Trainer(model=model, args=arguments(tmp_path, max_steps=3), train_dataset=tiny_rows(12, family))
+        trainer = engine.Trainer(
+            model=model, args=arguments(tmp_path, max_steps=3), train_dataset=tiny_rows(12, family)
+        )
         if switched:
             _switch_on(model)
         trainer.train()
@@ -147,14 +150,14 @@ def _stack(rows: Any) -> dict[str, torch.Tensor]:
 
 def test_evaluation_keeps_nothing_and_computes_nothing_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     args = arguments(tmp_path, gradient_checkpointing=True, max_steps=1, do_eval=True)
-    trainer = whet.Trainer(model=tiny_model("bert"), args=args, eval_dataset=tiny_rows(4))
+    trainer = engine.Trainer(model=tiny_model("bert"), args=args, eval_dataset=tiny_rows(4))
     monkeypatch.setattr(checkpointing, "checkpoint", lambda *args, **kw: pytest.fail("checkpointed in evaluation"))
     assert trainer.evaluate()["eval_loss"] > 0
 
 
 def test_a_model_without_blocks_is_refused(tmp_path: Path) -> None:
     with pytest.raises(whet.ConfigError, match="finds no blocks"):
-        whet.Trainer(model=nn.Linear(2, 2), args=arguments(tmp_path, gradient_checkpointing=True))
+        engine.Trainer(model=nn.Linear(2, 2), args=arguments(tmp_path, gradient_checkpointing=True))
 
 
 def test_blocks_of_any_module_are_found(tmp_path: Path) -> None:
@@ -173,7 +176,7 @@ def test_blocks_of_any_module_are_found(tmp_path: Path) -> None:
     def curve(**changes: Any) -> list[float]:
         torch.manual_seed(0)
         rows = [{"x": torch.ones(4) * n} for n in range(8)]
-        trainer = whet.Trainer(model=Stack(), args=arguments(tmp_path, max_steps=3, **changes), train_dataset=rows)
+        trainer = engine.Trainer(model=Stack(), args=arguments(tmp_path, max_steps=3, **changes), train_dataset=rows)
         trainer.train()
         return losses(trainer)
 
@@ -207,5 +210,5 @@ def test_offload_is_refused_on_a_cpu(tmp_path: Path) -> None:
     args = arguments(tmp_path, activation_offload=True, use_cpu=False)
     if not torch.cuda.is_available():
         with pytest.raises(whet.ConfigError, match="on a CPU they are there already"):
-            whet.Trainer(model=model, args=args)
+            engine.Trainer(model=model, args=args)
     order.restore(model)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import whet
+import engine
 from tiny import arguments, losses, tiny_model, tiny_rows
 
 ENDS = {"bert": "bert.encoder.layer.1.output", "electra": "electra.encoder.layer.0.output"}
@@ -27,7 +27,7 @@ def run(family: str, folder: Path, *, checkpoints: bool) -> tuple[list[float], l
 
     model.get_submodule(INSIDE[family]).register_forward_hook(look)
     args = arguments(folder, gradient_checkpointing=checkpoints, max_steps=3, precision="fp32")
-    trainer = whet.Trainer(model, args, train_dataset=tiny_rows(12, family))
+    trainer = engine.Trainer(model, args, train_dataset=tiny_rows(12, family))
     trainer.train()
     return losses(trainer), seen
 

@@ -14,6 +14,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 from transformers import SqueezeBertConfig, SqueezeBertForQuestionAnswering
 
+import engine
 import whet
 from tiny import DECODERS, FAMILIES, Pad, arguments, losses, tiny_model, tiny_rows, weights_of
 from tiny_decoders import tiny_decoder, token_rows, trainer_of
@@ -55,11 +56,11 @@ def squeezebert() -> Any:
     )
 
 
-def trained(folder: Path, model: Any, family: str = "bert", **changes: Any) -> whet.Trainer:
+def trained(folder: Path, model: Any, family: str = "bert", **changes: Any) -> engine.Trainer:
     rows = tiny_rows(24, family)
     args = arguments(folder, **({"max_steps": 3} | changes))
     collate = Pad(1) if isinstance(model, SqueezeBertForQuestionAnswering) else None
-    trainer = whet.Trainer(model=model, args=args, train_dataset=rows, data_collator=collate)
+    trainer = engine.Trainer(model=model, args=args, train_dataset=rows, data_collator=collate)
     trainer.train()
     return trainer
 
@@ -89,7 +90,7 @@ def test_twenty_steps_of_other_lengths_need_few_graphs(tmp_path: Path) -> None:
     """Six layers, twenty numbers of tokens, batches of three rows and of one: one graph to train, one to evaluate."""
     model, rows = tiny_model("bert", dropout=0.1, num_hidden_layers=6), tiny_rows(58, lengths=(6, 60))
     args = arguments(tmp_path, per_device_train_batch_size=3, num_train_epochs=1, torch_compile_backend="eager")
-    trainer = whet.Trainer(model=model, args=args, train_dataset=rows, eval_dataset=rows)
+    trainer = engine.Trainer(model=model, args=args, train_dataset=rows, eval_dataset=rows)
     trainer.train()
     assert trainer.state.global_step == 20
     assert n_graphs() <= 2
@@ -147,7 +148,7 @@ def test_checkpoints_have_the_usual_names_and_resume(tmp_path: Path) -> None:
     assert not [name for name in whole.model.state_dict() if "_orig_mod" in name]
     assert weights_of(whole.model).keys() == weights_of(tiny_model("bert")).keys()
     args = arguments(tmp_path / "b", **saved)
-    later = whet.Trainer(model=tiny_model("bert", dropout=0.1), args=args, train_dataset=tiny_rows(24))
+    later = engine.Trainer(model=tiny_model("bert", dropout=0.1), args=args, train_dataset=tiny_rows(24))
     later.train(resume_from_checkpoint=str(tmp_path / "a" / on_disk.folder_name(2)))
     assert later.state.global_step == 4
     assert [n for n, w in weights_of(whole.model).items() if not torch.equal(w, later.model.state_dict()[n])] == []
@@ -190,7 +191,7 @@ def test_a_model_without_blocks_is_compiled_as_a_whole(tmp_path: Path) -> None:
     for backend in (None, "eager"):
         torch.manual_seed(0)
         args = arguments(tmp_path, max_steps=3, torch_compile_backend=backend)
-        trainer = whet.Trainer(model=Line(), args=args, train_dataset=rows)
+        trainer = engine.Trainer(model=Line(), args=args, train_dataset=rows)
         trainer.train()
         curves.append(losses(trainer))
     assert n_graphs() > 0
@@ -241,7 +242,7 @@ def test_what_does_not_go_together_is_refused(tmp_path: Path, asked: dict[str, A
 )
 def test_what_torch_does_not_know_is_refused(tmp_path: Path, asked: dict[str, Any], said: str) -> None:
     with pytest.raises(whet.ConfigError, match=f"torch.compile does not know {said}"):
-        whet.Trainer(model=tiny_model("bert"), args=arguments(tmp_path, **asked))
+        engine.Trainer(model=tiny_model("bert"), args=arguments(tmp_path, **asked))
 
 
 @pytest.mark.parametrize(
@@ -250,7 +251,7 @@ def test_what_torch_does_not_know_is_refused(tmp_path: Path, asked: dict[str, An
 def test_cuda_graphs_are_refused_on_a_cpu(tmp_path: Path, asked: dict[str, Any]) -> None:
     """torch skips them there: the mode would do nothing, and the backend warn and do nothing."""
     with pytest.raises(whet.ConfigError, match="CUDA graphs are asked for on the CPU"):
-        whet.Trainer(model=tiny_model("bert"), args=arguments(tmp_path, **asked))
+        engine.Trainer(model=tiny_model("bert"), args=arguments(tmp_path, **asked))
 
 
 @pytest.mark.parametrize("backend", ["aot_eager_decomp_partition_with_mode", "dynamo_minifier_backend", "openxla"])
@@ -271,7 +272,7 @@ def test_inductor_without_a_compiler_is_refused(tmp_path: Path) -> None:
         config.patch({"cpp.cxx": ("no-such-compiler",)}),
         pytest.raises(whet.ConfigError, match="no C\\+\\+ compiler"),
     ):
-        whet.Trainer(model=tiny_model("bert"), args=arguments(tmp_path, torch_compile=True))
+        engine.Trainer(model=tiny_model("bert"), args=arguments(tmp_path, torch_compile=True))
 
 
 @pytest.mark.gate

@@ -14,6 +14,7 @@ import torch
 from changed import batch_of, changed_by, logits
 from torch import Tensor
 
+import engine
 import whet
 from tiny import arguments, tiny_model, tiny_rows
 
@@ -61,6 +62,6 @@ def test_a_model_can_be_sent_to_a_worker(tmp_path: Path) -> None:
 
 def test_a_compiled_model_refuses_to_be_pickled(tmp_path: Path) -> None:
     args = arguments(tmp_path, torch_compile=True, torch_compile_backend="eager")
-    trainer = whet.Trainer(model=tiny_model("bert"), args=args, train_dataset=tiny_rows(4))
+    trainer = engine.Trainer(model=tiny_model("bert"), args=args, train_dataset=tiny_rows(4))
     with pytest.raises(whet.WhetError, match="compiled"):
         pickle.dumps(trainer.model)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import whet
+import engine
 from tiny import arguments, plain_torch, tiny_model, tiny_rows
 from usage import counts_memory, in_use_bytes
 from whet.config.methods import MethodSettings
@@ -142,7 +142,7 @@ def test_int8_packs_the_bytes_that_it_says(tmp_path: Path) -> None:
     """To the byte."""
     model = tiny_model("bert")
     args = arguments(tmp_path, precision="int8", max_steps=1)
-    trainer = whet.Trainer(model=model, args=args, train_dataset=tiny_rows(8))
+    trainer = engine.Trainer(model=model, args=args, train_dataset=tiny_rows(8))
     trainer.train()
     packed = [pack for _, pack in cast("Any", trainer.precision)._step._packed.values()]
     measured = sum(tensor.nbytes for pack in packed for tensor in (pack.data, pack.scales))

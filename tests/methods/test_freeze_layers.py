@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+import engine
 import whet
 from tiny import FAMILIES_WITH_OWN_CODE, arguments, tiny_model, tiny_rows, weights_of
 from tiny_decoders import DECODERS, tiny_decoder
@@ -16,9 +17,9 @@ from whet.methods import freeze_layers, order
 from whet.models.view import ModelView
 
 
-def trained(folder: Path, n_frozen: int | None, **changes: Any) -> whet.Trainer:
+def trained(folder: Path, n_frozen: int | None, **changes: Any) -> engine.Trainer:
     args = arguments(folder, **({"max_steps": 2, "optim": "adamw_torch", "freeze_layers": n_frozen} | changes))
-    trainer = whet.Trainer(model=tiny_model("bert", dropout=0.1), args=args, train_dataset=tiny_rows(12))
+    trainer = engine.Trainer(model=tiny_model("bert", dropout=0.1), args=args, train_dataset=tiny_rows(12))
     trainer.train()
     return trainer
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+import engine
 import whet
 from tiny import arguments, tiny_model, tiny_rows, weights_of
 from whet.config.methods import MethodSettings
@@ -16,9 +17,9 @@ from whet.methods import freeze_tables
 from whet.models.view import ModelView
 
 
-def trained(folder: Path, **changes: Any) -> whet.Trainer:
+def trained(folder: Path, **changes: Any) -> engine.Trainer:
     args = arguments(folder, max_steps=2, optim="adamw_torch", **changes)
-    trainer = whet.Trainer(model=tiny_model("bert", dropout=0.1), args=args, train_dataset=tiny_rows(12))
+    trainer = engine.Trainer(model=tiny_model("bert", dropout=0.1), args=args, train_dataset=tiny_rows(12))
     trainer.train()
     return trainer
 
@@ -44,4 +45,4 @@ def test_it_saves_the_moments_that_it_says(tmp_path: Path) -> None:
 
 def test_a_model_without_tables_is_refused(tmp_path: Path) -> None:
     with pytest.raises(whet.ConfigError, match="finds no embedding table"):
-        whet.Trainer(model=nn.Linear(2, 2), args=arguments(tmp_path, methods=["freeze_tables"]))
+        engine.Trainer(model=nn.Linear(2, 2), args=arguments(tmp_path, methods=["freeze_tables"]))

@@ -18,7 +18,7 @@ from transformers import (
     XLMRobertaConfig,
 )
 
-from whet import Trainer, TrainingArguments
+from engine import Trainer, TrainingArguments
 from whet.config.methods import MethodSettings
 from whet.data.store import RowStore
 from whet.kernels.library import library

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModel, AutoModelForSequenceClassification
 
+import engine
 import whet
 from tiny import arguments, padded, tiny_config, tiny_model, tiny_rows
 from whet.errors import ConfigError
@@ -110,7 +111,7 @@ def test_the_trainer_refuses_a_hook_that_returns_more_rows(head: str, tmp_path: 
     if head == "classes":
         rows = [{"input_ids": row["input_ids"], "labels": number % 2} for number, row in enumerate(rows)]
     given = {} if head == "answers" else {"data_collator": _collate}
-    trainer = whet.Trainer(model, arguments(tmp_path, max_steps=1), train_dataset=rows, **given)
+    trainer = engine.Trainer(model, arguments(tmp_path, max_steps=1), train_dataset=rows, **given)
     with pytest.raises(ConfigError, match="something else of a packed batch"):
         trainer.train()
 

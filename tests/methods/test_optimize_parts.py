@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
 from torch.utils.checkpoint import checkpoint
 
+import engine
 import whet
 from tiny import FAMILIES, arguments, tiny_model, tiny_rows
 from whet.models.known import known
@@ -48,7 +49,7 @@ def test_a_checkpoint_around_a_block_is_refused(operators: None, implementation:
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_a_checkpoint_around_a_block_is_refused_in_the_trainer(tmp_path: Path, implementation: CheckpointImpl) -> None:
     model = wrap(tiny_model("bert"), implementation)
-    trainer = whet.Trainer(model=model, args=arguments(tmp_path, max_steps=1), train_dataset=tiny_rows(4))
+    trainer = engine.Trainer(model=model, args=arguments(tmp_path, max_steps=1), train_dataset=tiny_rows(4))
     with pytest.raises(whet.WhetError, match="the forward pass is over"):
         trainer.train()
 

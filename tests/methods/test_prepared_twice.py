@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+import engine
 import whet
 from tiny import FAMILIES_WITH_OWN_CODE, arguments, padded, tiny_model, tiny_rows
 
@@ -16,7 +17,7 @@ ROWS = 6
 
 def trainer_of(folder: Path, model: Any, family: str) -> Any:
     rows = tiny_rows(ROWS, family)
-    return whet.Trainer(model, arguments(folder, per_device_eval_batch_size=3), eval_dataset=rows)
+    return engine.Trainer(model, arguments(folder, per_device_eval_batch_size=3), eval_dataset=rows)
 
 
 def predicted(trainer: Any) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from torch import nn
 
+import engine
 import whet
 from tiny import arguments, tiny_model
 from whet.config.methods import CompileSettings, MethodSettings
@@ -82,7 +83,7 @@ def test_restore_takes_out_all_that_a_trainer_put_in(tmp_path: Path) -> None:
     model = tiny_model("bert", dropout=0.1)
     before = copied(attributes(model))
     args = arguments(tmp_path, gradient_checkpointing=True, torch_compile=True, torch_compile_backend="eager")
-    whet.Trainer(model=model, args=args)
+    engine.Trainer(model=model, args=args)
     assert packed_model(model) is not None
     assert [name for name in vars(model) if name.startswith("whet")] == ["whet"]
     assert whet.restore(model) is model

@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers.models.mpnet.modeling_mpnet import MPNetSelfAttention
 
+import engine
 import whet
 from tiny import Pad, arguments, tiny_model, tiny_rows
 
@@ -19,9 +20,9 @@ class Sharper(MPNetSelfAttention):
 
 def test_mpnet_with_a_subclass_of_its_attention_runs_padded(tmp_path: Path) -> None:
     model = tiny_model("mpnet")
-    assert whet.Trainer(model=tiny_model("mpnet"), args=arguments(tmp_path)).objective.packed
+    assert engine.Trainer(model=tiny_model("mpnet"), args=arguments(tmp_path)).objective.packed
     model.mpnet.encoder.layer[1].attention.attn = Sharper(model.config)
-    assert not whet.Trainer(model=model, args=arguments(tmp_path)).objective.packed
+    assert not engine.Trainer(model=model, args=arguments(tmp_path)).objective.packed
 
 
 @pytest.mark.parametrize(

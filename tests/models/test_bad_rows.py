@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-import whet
+import engine
 from tiny import arguments, losses, tiny_model, tiny_rows
 from whet import DataError
 
@@ -24,7 +24,7 @@ def test_a_row_without_an_answer_in_it_is_refused(tmp_path: Path, name: str) -> 
     """Its loss would be infinite or NaN, and the whole step lost."""
     rows = [*tiny_rows(3, lengths=(20, 20)), *tiny_rows(1, lengths=(9, 9))]
     rows[3] |= BAD[name]
-    trainer = whet.Trainer(model=tiny_model("bert"), args=arguments(tmp_path, max_steps=1), train_dataset=rows)
+    trainer = engine.Trainer(model=tiny_model("bert"), args=arguments(tmp_path, max_steps=1), train_dataset=rows)
     with pytest.raises(DataError, match="row 3"):
         trainer.train()
 
@@ -32,6 +32,6 @@ def test_a_row_without_an_answer_in_it_is_refused(tmp_path: Path, name: str) -> 
 def test_the_last_token_may_be_the_answer(tmp_path: Path) -> None:
     rows = [*tiny_rows(3, lengths=(20, 20)), *tiny_rows(1, lengths=(9, 9))]
     rows[3] |= {"start_positions": 8, "end_positions": 8}
-    trainer = whet.Trainer(model=tiny_model("bert"), args=arguments(tmp_path, max_steps=1), train_dataset=rows)
+    trainer = engine.Trainer(model=tiny_model("bert"), args=arguments(tmp_path, max_steps=1), train_dataset=rows)
     trainer.train()
     assert 0 < losses(trainer)[0] < 10

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize, prune
 from transformers.models.bert import modeling_bert
 
+import engine
 import whet
 from tiny import Pad, arguments, losses, tiny_model, tiny_rows
 from whet.kernels.library import library
@@ -265,7 +266,7 @@ def test_chunked_feed_forward_is_right(family: str, dropout: float, tmp_path: Pa
 
     def curve(chunk: int) -> list[float]:
         model = tiny_model(family, dropout=dropout, chunk_size_feed_forward=chunk)
-        trainer = whet.Trainer(model=model, args=arguments(tmp_path, max_steps=3), train_dataset=rows)
+        trainer = engine.Trainer(model=model, args=arguments(tmp_path, max_steps=3), train_dataset=rows)
         assert trainer.objective.packed
         trainer.train()
         return losses(trainer)
@@ -307,7 +308,7 @@ def _with_convolution(_: Any) -> Any:
 def test_what_may_mix_the_tokens_of_rows_keeps_its_padding(make: Any, tmp_path: Path) -> None:
     with pytest.raises(whet.WhetError, match="mix the tokens of different rows"):
         whet.optimize(make(_OwnAttention))
-    assert not whet.Trainer(
+    assert not engine.Trainer(
         model=make(_OwnAttention), args=arguments(tmp_path), train_dataset=tiny_rows(4)
     ).objective.packed
 
@@ -331,7 +332,7 @@ def test_a_hook_on_the_word_tables_gradient_is_run(tmp_path: Path) -> None:
         pytest.skip("without the native operators the gradient is autograd's")
     seen: list[str] = []
     model = tiny_model("bert")
-    trainer = whet.Trainer(model=model, args=arguments(tmp_path, max_steps=2), train_dataset=tiny_rows(8))
+    trainer = engine.Trainer(model=model, args=arguments(tmp_path, max_steps=2), train_dataset=tiny_rows(8))
     weight = model.bert.embeddings.word_embeddings.weight
     before = weight.detach().clone()
     weight.register_hook(lambda gradient: seen.append("gradient") or torch.zeros_like(gradient))

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
+import engine
 import whet
 from tiny import arguments, tiny_model
 from whet.errors import ConfigError
@@ -52,6 +53,6 @@ def test_a_mixture_of_experts_trains_packed_and_takes_optimize(tmp_path: Path) -
     with torch.no_grad():
         before = model(ids, labels=ids).loss
         assert torch.allclose(whet.optimize(model)(ids, labels=ids).loss, before, rtol=1e-5)  # fp32 sums
-    trainer = whet.Trainer(_moe(), arguments(tmp_path, precision="auto", max_steps=1), train_dataset=rows)
+    trainer = engine.Trainer(_moe(), arguments(tmp_path, precision="auto", max_steps=1), train_dataset=rows)
     assert trainer.objective.packed
     trainer.train()

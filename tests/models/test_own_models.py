@@ -24,6 +24,7 @@ from transformers import (
 from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.models.bert.modeling_bert import BertEmbeddings
 
+import engine
 import whet
 from tiny import arguments, losses, tiny_config
 from tiny_decoders import tiny_decoder
@@ -199,7 +200,7 @@ def collate(rows: Any) -> dict[str, Tensor]:
 def trained(model: Any, folder: Path, **changes: Any) -> Any:
     given = {"max_steps": 2, "per_device_train_batch_size": 6, "precision": "fp32", "remove_unused_columns": False}
     args = arguments(folder, **(given | changes))
-    trainer = whet.Trainer(model=model, args=args, train_dataset=rows(), data_collator=collate)  # type: ignore[arg-type]
+    trainer = engine.Trainer(model=model, args=args, train_dataset=rows(), data_collator=collate)  # type: ignore[arg-type]
     trainer.train()
     return trainer
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-import whet
+import engine
 from tiny import arguments, padded, tiny_model, tiny_rows
 from whet.data.store import RowStore
 
@@ -21,9 +21,9 @@ TOLERANCE = 5e-6
 operators = pytest.mark.usefixtures("operators")
 
 
-def trainer_of(folder: Path, model: Any) -> whet.Trainer:
+def trainer_of(folder: Path, model: Any) -> engine.Trainer:
     """Return a trainer whose model whet has prepared."""
-    trainer = whet.Trainer(model=model, args=arguments(folder))
+    trainer = engine.Trainer(model=model, args=arguments(folder))
     assert trainer.objective.packed
     return trainer
 
@@ -64,7 +64,7 @@ def test_a_frozen_table_gets_no_gradient(tmp_path: Path, frozen_by: str) -> None
     model, rows = tiny_model("bert"), tiny_rows(8)
     words = model.get_input_embeddings().weight
     words.requires_grad_(frozen_by == "after")
-    trainer = whet.Trainer(model=model, args=arguments(tmp_path, max_steps=3, weight_decay=0.1), train_dataset=rows)
+    trainer = engine.Trainer(model=model, args=arguments(tmp_path, max_steps=3, weight_decay=0.1), train_dataset=rows)
     words.requires_grad_(False)
     before, head = words.detach().clone(), model.qa_outputs.weight.detach().clone()
     trainer.train()
@@ -82,7 +82,7 @@ def test_a_model_may_have_a_second_trainer(tmp_path: Path) -> None:
     trained = [tiny_model("bert", dropout=0.1), tiny_model("bert", dropout=0.1)]
     trainer_of(tmp_path, trained[1])
     for one in trained:
-        whet.Trainer(model=one, args=arguments(tmp_path, max_steps=4), train_dataset=rows).train()
+        engine.Trainer(model=one, args=arguments(tmp_path, max_steps=4), train_dataset=rows).train()
     assert all(torch.equal(a, b) for a, b in zip(trained[0].parameters(), trained[1].parameters(), strict=True))
 
 

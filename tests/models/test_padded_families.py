@@ -17,6 +17,7 @@ from transformers import (
     IBertForQuestionAnswering,
 )
 
+import engine
 import whet
 from tiny import FAMILIES, Pad, arguments, losses, masked_loss, padded, tiny_model, tiny_rows
 from whet.data.store import RowStore
@@ -64,7 +65,7 @@ def padded_features(rows: RowStore, pad_id: int) -> list[dict[str, Any]]:
 def test_an_unknown_model_trains_padded_and_the_log_says_so(tmp_path: Path, name: str, messages: list[str]) -> None:
     model = unknown_model(name)
     features = padded_features(tiny_rows(24, "roberta"), model.config.pad_token_id)
-    trainer = whet.Trainer(model=model, args=arguments(tmp_path, num_train_epochs=4), train_dataset=features)
+    trainer = engine.Trainer(model=model, args=arguments(tmp_path, num_train_epochs=4), train_dataset=features)
     assert [line for line in messages if "padded" in line and type(model).__name__ in line] != []
     trainer.train()
     assert not trainer.objective.packed
@@ -80,7 +81,7 @@ def test_its_loss_leaves_padding_out(tmp_path: Path, name: str) -> None:
         wanted = float(masked_loss(model, padded(list(rows), pad_id)))
     wide = padded(list(rows), pad_id, length=60)
     features = [{column: wide[column][row].tolist() for column in wide} for row in range(4)]
-    trainer = whet.Trainer(model=model, args=arguments(tmp_path, max_steps=1), train_dataset=features)
+    trainer = engine.Trainer(model=model, args=arguments(tmp_path, max_steps=1), train_dataset=features)
     trainer.train()
     assert losses(trainer) == pytest.approx([wanted], rel=1e-5)
 
@@ -89,7 +90,7 @@ def test_its_loss_leaves_padding_out(tmp_path: Path, name: str) -> None:
 def test_a_known_encoder_runs_without_padding_and_the_log_says_so(
     tmp_path: Path, family: str, messages: list[str]
 ) -> None:
-    trainer = whet.Trainer(model=tiny_model(family), args=arguments(tmp_path))
+    trainer = engine.Trainer(model=tiny_model(family), args=arguments(tmp_path))
     assert trainer.objective.packed
     assert [line for line in messages if line.startswith(f"batches run without padding ({family})")] != []
 
@@ -100,7 +101,7 @@ def test_rows_of_one_length_need_no_mask(tmp_path: Path) -> None:
     with_mask = padded_features(rows, 1)
     curves = []
     for dataset in (with_mask, rows):
-        trainer = whet.Trainer(
+        trainer = engine.Trainer(
             model=unknown_model("ibert"), args=arguments(tmp_path, max_steps=3), train_dataset=dataset
         )
         trainer.train()
@@ -119,7 +120,7 @@ def test_rows_padded_on_the_left_are_refused(tmp_path: Path) -> None:
         }
         for row in tiny_rows(4, "roberta", lengths=(20, 20))
     ]
-    trainer = whet.Trainer(model=unknown_model("ibert"), args=arguments(tmp_path, max_steps=1), train_dataset=rows)
+    trainer = engine.Trainer(model=unknown_model("ibert"), args=arguments(tmp_path, max_steps=1), train_dataset=rows)
     with pytest.raises(whet.DataError, match="padded on the left"):
         trainer.train()
 
@@ -127,7 +128,7 @@ def test_rows_padded_on_the_left_are_refused(tmp_path: Path) -> None:
 def test_rows_that_nobody_can_pad_are_refused(tmp_path: Path) -> None:
     """Of different lengths, without a tokenizer: the error says what to give."""
     rows = tiny_rows(4, "roberta")
-    trainer = whet.Trainer(model=unknown_model("ibert"), args=arguments(tmp_path, max_steps=1), train_dataset=rows)
+    trainer = engine.Trainer(model=unknown_model("ibert"), args=arguments(tmp_path, max_steps=1), train_dataset=rows)
     with pytest.raises(whet.WhetError, match="processing_class"):
         trainer.train()
 
@@ -137,7 +138,7 @@ def test_a_collator_of_the_users_own_is_used(tmp_path: Path) -> None:
     rows, model = tiny_rows(4), tiny_model("bert")
     with torch.no_grad():
         wanted = model(**padded(list(rows), 0, length=50)).loss.item()
-    trainer = whet.Trainer(
+    trainer = engine.Trainer(
         model=model, args=arguments(tmp_path, max_steps=1), train_dataset=rows, data_collator=Pad(0, length=50)
     )
     assert not trainer.objective.packed
@@ -148,6 +149,6 @@ def test_a_collator_of_the_users_own_is_used(tmp_path: Path) -> None:
 def test_a_model_that_runs_padded_is_left_as_it_is(tmp_path: Path) -> None:
     model = unknown_model("ibert")
     before = [type(module) for module in model.modules()]
-    whet.Trainer(model=model, args=arguments(tmp_path))
+    engine.Trainer(model=model, args=arguments(tmp_path))
     assert [type(module) for module in model.modules()] == before
     assert any(isinstance(module, nn.Dropout) for module in model.modules())

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import IBertConfig, IBertForQuestionAnswering
 
-import whet
+import engine
 from marks import needs_vnni
 from tiny import FAMILIES, Pad, arguments, losses, padded, tiny_model, tiny_rows, weights_of
 from whet.data.padding import SAMPLES
@@ -34,11 +34,13 @@ class Tokenizer(Pad):
         return self(rows)
 
 
-def trainer_of(folder: Path, model: Any, rows: RowStore, *, length: int | None = None, **changes: Any) -> whet.Trainer:
+def trainer_of(
+    folder: Path, model: Any, rows: RowStore, *, length: int | None = None, **changes: Any
+) -> engine.Trainer:
     """Return a trainer whose loss counts padding."""
     pads = Tokenizer(model.config.pad_token_id, length)
     args = arguments(folder, per_device_train_batch_size=ROWS_PER_BATCH, **changes)
-    return whet.Trainer(
+    return engine.Trainer(
         model=model, args=args, train_dataset=rows, eval_dataset=rows, processing_class=pads, padded_length=length
     )
 
@@ -51,7 +53,7 @@ def transformers_loss(model: nn.Module, rows: RowStore, length: int | None = Non
     return torch.stack(found).mean()
 
 
-def loss_and_gradients(trainer: whet.Trainer, n_rows: int, *, rows_at_once: int = ROWS_PER_BATCH) -> float:
+def loss_and_gradients(trainer: engine.Trainer, n_rows: int, *, rows_at_once: int = ROWS_PER_BATCH) -> float:
     """Leave the gradients of a step in the trainer's model; return its loss."""
     trainer.model.train()
     rows = range(n_rows)
@@ -112,7 +114,7 @@ def test_padding_is_that_of_the_batch_however_it_is_split(tmp_path: Path, family
     """Accumulation and micro-batches of few tokens, dropout on: the same curve."""
     rows, changes = tiny_rows(32, family), {"max_steps": 4, "padding_in_loss": amount, "optim": "sgd"}
 
-    def run(**more: Any) -> whet.Trainer:
+    def run(**more: Any) -> engine.Trainer:
         model = tiny_model(family, dropout=0.1)
         trainer = trainer_of(tmp_path, model, rows, gradient_accumulation_steps=2, **changes, **more)
         trainer.train()
@@ -149,7 +151,7 @@ def test_coarser_formats_count_the_same_padding(tmp_path: Path, precision: str) 
     rows = tiny_rows(8)
     wanted = float(transformers_loss(tiny_model("bert"), rows, 60).detach())
     changes = {"padding_in_loss": "all", "precision": precision, "max_steps": 1, "per_device_train_batch_size": 8}
-    trainer = whet.Trainer(tiny_model("bert"), arguments(tmp_path, **changes), train_dataset=rows, padded_length=60)
+    trainer = engine.Trainer(tiny_model("bert"), arguments(tmp_path, **changes), train_dataset=rows, padded_length=60)
     trainer.train()
     assert losses(trainer)[0] == pytest.approx(wanted, rel=0.02)  # factors of 8 bits; without padding: 0.8 times it
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import whet
+import engine
 from tiny import arguments, tiny_model
 
 LOCAL, LENGTH = 8, 60
@@ -19,7 +19,7 @@ def test_modernbert_without_a_mask_keeps_its_windows(tmp_path: Path, implementat
     plain, model = (tiny_model("modernbert", local_attention=LOCAL).eval() for _ in range(2))
     for one in (plain, model):
         one.set_attn_implementation(implementation)
-    whet.Trainer(model=model, args=arguments(tmp_path))
+    engine.Trainer(model=model, args=arguments(tmp_path))
     with torch.no_grad():
         found, expected = (one.eval()(input_ids=ids).start_logits for one in (model, plain))
         everywhere = tiny_model("modernbert", local_attention=2 * LENGTH).eval()(input_ids=ids).start_logits

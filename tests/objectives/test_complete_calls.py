@@ -12,7 +12,7 @@ import transformers
 from torch import Tensor
 from transformers.loss.loss_utils import ForCausalLMLoss
 
-import whet
+import engine
 from tiny import arguments, losses, tiny_model, tiny_rows
 from tiny_decoders import collate, tiny_decoder, token_rows
 
@@ -118,7 +118,7 @@ def test_what_is_around_a_language_model_takes_part(what: str, attention: Any, t
 
 def by_whet(model: Any, folder: Path, **changes: Any) -> list[float]:
     args = arguments(folder, precision="fp32", per_device_train_batch_size=4, **_RUN, **changes)
-    trainer = whet.Trainer(model=model, args=args, train_dataset=rows(), data_collator=collate)  # type: ignore[arg-type]
+    trainer = engine.Trainer(model=model, args=args, train_dataset=rows(), data_collator=collate)  # type: ignore[arg-type]
     trainer.train()
     return losses(trainer)
 
@@ -126,7 +126,7 @@ def by_whet(model: Any, folder: Path, **changes: Any) -> list[float]:
 def test_a_hook_that_comes_later_takes_part(tmp_path: Path) -> None:
     model = tiny_decoder("llama")
     args = arguments(tmp_path, precision="fp32", per_device_train_batch_size=4, **_RUN)
-    trainer = whet.Trainer(model=model, args=args, train_dataset=rows(), data_collator=collate)  # type: ignore[arg-type]
+    trainer = engine.Trainer(model=model, args=args, train_dataset=rows(), data_collator=collate)  # type: ignore[arg-type]
     assert type(trainer.objective).__name__ == "PackedNextTokens"
     seen: list[Tensor] = []
     model.register_forward_hook(lambda _, __, output: seen.append(output.loss))
@@ -152,7 +152,7 @@ def test_adalora_of_answers_has_its_own_loss(tmp_path: Path) -> None:
         config.orth_reg_weight = weight
         args = arguments(tmp_path / str(weight), precision="fp32", max_steps=1)
         model = adapted(config, tiny_model("bert"))
-        trainer = whet.Trainer(model=model, args=args, train_dataset=tiny_rows(8, "bert", lengths=(20, 20)))
+        trainer = engine.Trainer(model=model, args=args, train_dataset=tiny_rows(8, "bert", lengths=(20, 20)))
         trainer.train()
         found.append(losses(trainer)[0])
     assert found[0] > found[1] + 1

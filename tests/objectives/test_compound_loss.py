@@ -12,6 +12,7 @@ from tiny_runs import tiny_bert
 from torch import Tensor
 from transformers import BertForSequenceClassification
 
+import engine
 import whet
 from tiny import FAMILIES, arguments, losses, operators, padded, tiny_model, tiny_rows
 from whet.objectives.joint import joint_cross_entropy
@@ -60,12 +61,12 @@ def test_joint_is_the_cross_entropy_among_all_spans(scale: float) -> None:
         torch.testing.assert_close(mine.grad.double(), exact.grad, rtol=1e-4, atol=1e-5 * scale)
 
 
-def trained(folder: Path, family: str = "bert", **changes: Any) -> whet.Trainer:
+def trained(folder: Path, family: str = "bert", **changes: Any) -> engine.Trainer:
     usual: dict[str, Any] = {"max_steps": 3, "span_loss": "compound"}
     model = tiny_model(family)
     columns = padded(list(tiny_rows(12, family)), model.config.pad_token_id or 0)
     rows = [{name: column[row] for name, column in columns.items()} for row in range(12)]
-    trainer = whet.Trainer(model, arguments(folder, **(usual | changes)), train_dataset=rows)
+    trainer = engine.Trainer(model, arguments(folder, **(usual | changes)), train_dataset=rows)
     trainer.train()
     return trainer
 
@@ -93,7 +94,7 @@ def test_the_first_step_has_the_loss_that_all_spans_give(tmp_path: Path) -> None
         joint = pairs[above].logsumexp(0) - pairs[first, last]
         wanted.append((start.logsumexp(0) - start[first] + end.logsumexp(0) - end[last] + joint) / 2)
     args = arguments(tmp_path, max_steps=1, span_loss="compound", per_device_train_batch_size=4)
-    trainer = whet.Trainer(tiny_model("bert"), args, train_dataset=rows)
+    trainer = engine.Trainer(tiny_model("bert"), args, train_dataset=rows)
     trainer.train()
     assert losses(trainer)[0] == pytest.approx(float(torch.stack(wanted).mean()), rel=1e-5)  # float32 passes
 
@@ -121,7 +122,7 @@ def test_a_span_that_ends_before_it_begins_is_refused(tmp_path: Path) -> None:
     rows[2] |= {"start_positions": 3, "end_positions": 1}
     for attn in (None, "eager"):
         args = arguments(tmp_path, max_steps=1, span_loss="compound", attn_implementation=attn)
-        trainer = whet.Trainer(tiny_model("bert"), args, train_dataset=rows)
+        trainer = engine.Trainer(tiny_model("bert"), args, train_dataset=rows)
         with pytest.raises(whet.DataError, match="the answer in row 2 of the data set ends before it begins"):
             trainer.train()
 
@@ -129,6 +130,6 @@ def test_a_span_that_ends_before_it_begins_is_refused(tmp_path: Path) -> None:
 def test_models_and_losses_without_spans_are_refused(tmp_path: Path) -> None:
     args = arguments(tmp_path, span_loss="compound")
     with pytest.raises(whet.ConfigError, match=r"(?s)span_loss compound does not go.*BertForSequenceClassification"):
-        whet.Trainer(tiny_bert(BertForSequenceClassification), args)
+        engine.Trainer(tiny_bert(BertForSequenceClassification), args)
     with pytest.raises(whet.ConfigError, match="loss of your own"):
-        whet.Trainer(tiny_model("bert"), args, compute_loss_func=lambda outputs, labels: outputs.loss)
+        engine.Trainer(tiny_model("bert"), args, compute_loss_func=lambda outputs, labels: outputs.loss)

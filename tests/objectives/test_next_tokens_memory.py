@@ -37,7 +37,7 @@ if sys.argv[6] == "optimized":
     model.config.use_cache = False
     whet.optimize(model)
 else:
-    trainer = whet.Trainer(model, arguments(folder, attn_implementation=attn), collate, rows)
+    trainer = engine.Trainer(model, arguments(folder, attn_implementation=attn), collate, rows)
     assert trainer.objective.packed == (sys.argv[6] == "packed")
     objective = trainer.objective
     objective.needs_logits = False

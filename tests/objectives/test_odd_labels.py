@@ -1,4 +1,4 @@
-"""Labels that a head cannot learn from: what the error names, in whet.Trainer and under whet.optimize."""
+"""Labels that a head cannot learn from: what the error names, in engine.Trainer and under whet.optimize."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForMultipleChoice, AutoModelForSequenceClassification, AutoModelForTokenClassification
 
+import engine
 import whet
 from tiny import arguments, tiny_config
 
@@ -38,13 +39,13 @@ def new(head: Any, **changes: Any) -> Any:
     return head.from_config(tiny_config("bert", **changes))
 
 
-class Own(whet.Trainer):
+class Own(engine.Trainer):
     def compute_loss(self, *given: Any, **options: Any) -> Any:
         return super().compute_loss(*given, **options)
 
 
 @pytest.mark.parametrize(("head", "config", "columns", "said"), MISSING.values(), ids=MISSING)
-@pytest.mark.parametrize("kind", [whet.Trainer, Own], ids=["own loss", "compute_loss"])
+@pytest.mark.parametrize("kind", [engine.Trainer, Own], ids=["own loss", "compute_loss"])
 def test_rows_without_labels_name_the_column_and_the_fix(
     head: Any, config: Any, columns: Any, said: list[str], kind: Any, tmp_path: Path
 ) -> None:
@@ -56,7 +57,7 @@ def test_rows_without_labels_name_the_column_and_the_fix(
 
 
 def test_rows_without_labels_are_predicted_all_the_same(tmp_path: Path) -> None:
-    found = whet.Trainer(new(CLASSES), arguments(tmp_path)).predict([{"input_ids": IDS}] * 3)
+    found = engine.Trainer(new(CLASSES), arguments(tmp_path)).predict([{"input_ids": IDS}] * 3)
     assert found.predictions.shape == (3, 2)
 
 
@@ -84,7 +85,7 @@ def test_labels_that_do_not_fit_are_named_in_training(
 ) -> None:
     rows = [{"input_ids": _ids(head), "labels": label}] * 8
     with pytest.raises(whet.DataError) as caught:
-        whet.Trainer(new(head, **config), arguments(tmp_path), train_dataset=rows).train()
+        engine.Trainer(new(head, **config), arguments(tmp_path), train_dataset=rows).train()
     for part in said:
         assert part in str(caught.value)
 
@@ -110,7 +111,7 @@ def test_a_class_that_is_not_there_is_still_an_index_error() -> None:
 def test_multiple_choice_names_a_sequence_that_is_too_long(tmp_path: Path) -> None:
     rows = [{"input_ids": [[5] * 100, [5] * 100], "labels": 0}] * 4
     with pytest.raises(whet.DataError, match="100 tokens"):
-        whet.Trainer(new(CHOICES), arguments(tmp_path), train_dataset=rows).train()
+        engine.Trainer(new(CHOICES), arguments(tmp_path), train_dataset=rows).train()
 
 
 FITTING = [

@@ -1,4 +1,4 @@
-"""Heads with their own loss in whet.Trainer: what goes without padding, what does not, and what a user sees of it."""
+"""Heads with their own loss in engine.Trainer: what goes without padding, what does not, and what a user sees of it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import BertModel, BertPreTrainedModel
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-import whet
+import engine
 from marks import needs_vnni
 from tiny import tiny_config
 from trained_heads import HEADS, SETTINGS, collator, losses_of, model_of, rows_for, trainer_for
@@ -155,12 +155,12 @@ class MeanOfTokens(BertPreTrainedModel):
 
 
 def test_head_of_a_users_own_gets_hidden_states_without_the_cost_of_padding(tmp_path: Path) -> None:
-    def trainer(**changes: Any) -> whet.Trainer:
+    def trainer(**changes: Any) -> engine.Trainer:
         torch.manual_seed(3)
         args: dict[str, Any] = SETTINGS | {"precision": "fp32"} | changes
-        return whet.Trainer(
+        return engine.Trainer(
             model=MeanOfTokens(tiny_config("bert")),
-            args=whet.TrainingArguments(output_dir=str(tmp_path), **args),
+            args=engine.TrainingArguments(output_dir=str(tmp_path), **args),
             train_dataset=rows_for(HEADS["regression"]),
             data_collator=collator("bert"),
         )
@@ -182,7 +182,7 @@ def test_head_with_a_layer_of_a_users_own_is_not_taken_for_the_usual_one(tmp_pat
         def forward(self, states: Tensor) -> Tensor:
             return self.out(states + states.roll(1, 1))
 
-    def trainer(**changes: Any) -> whet.Trainer:
+    def trainer(**changes: Any) -> engine.Trainer:
         model = model_of(HEADS["tokens"], "bert")
         torch.manual_seed(4)
         model.classifier = Neighbours()
@@ -198,7 +198,7 @@ def test_head_with_a_layer_of_a_users_own_is_not_taken_for_the_usual_one(tmp_pat
 def test_adapter_on_a_classifier_runs_without_padding(tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
 
-    def trainer(**changes: Any) -> whet.Trainer:
+    def trainer(**changes: Any) -> engine.Trainer:
         torch.manual_seed(5)
         lora = peft.LoraConfig(task_type="SEQ_CLS", r=4, target_modules=["query", "value"], lora_dropout=0.0)
         model = peft.get_peft_model(model_of(HEADS["classes"], "bert"), lora)

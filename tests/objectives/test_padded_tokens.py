@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import whet
+import engine
 from tiny import DECODERS, VOCABULARY, arguments, losses
 from tiny_decoders import collate, tiny_decoder, token_rows
 from whet.objectives.own_loss import OwnLoss
@@ -40,7 +40,7 @@ def test_loss_and_gradients_are_those_of_transformers(
     capped, family = family.endswith("caps"), family.split()[0]
     model = tiny_decoder(family, **(CAPS if capped else {}))
     attn = None if capped else "sdpa" if model._supports_sdpa else "eager"
-    trainer = whet.Trainer(model, arguments(tmp_path, attn_implementation=attn), collate, token_rows(6))
+    trainer = engine.Trainer(model, arguments(tmp_path, attn_implementation=attn), collate, token_rows(6))
     objective: Any = trainer.objective
     assert not objective.packed
     for labelled in (0.7, 0.0):
@@ -68,7 +68,7 @@ def test_capped_model_trains_and_evaluates_as_with_its_own_loss(tmp_path: Path) 
         torch.manual_seed(0)
         config = peft.LoraConfig(target_modules=["q_proj"], r=2, init_lora_weights="gaussian")
         model = peft.get_peft_model(tiny_decoder("gemma2", **CAPS), config)
-        trainer = whet.Trainer(model, arguments(tmp_path, **options), collate, rows, eval_dataset=rows)
+        trainer = engine.Trainer(model, arguments(tmp_path, **options), collate, rows, eval_dataset=rows)
         assert isinstance(trainer.objective, PaddedNextTokens)
         if plain:
             trainer.objective = OwnLoss(model, trainer.collate)
@@ -80,7 +80,7 @@ def test_capped_model_trains_and_evaluates_as_with_its_own_loss(tmp_path: Path) 
 
 def test_model_that_gets_a_hook_later_is_called(tmp_path: Path) -> None:
     model, seen = tiny_decoder("gemma2", **CAPS), []
-    trainer = whet.Trainer(model, arguments(tmp_path, max_steps=2), collate, token_rows(6))
+    trainer = engine.Trainer(model, arguments(tmp_path, max_steps=2), collate, token_rows(6))
     assert isinstance(trainer.objective, PaddedNextTokens)
     model.register_forward_hook(lambda _, __, out: seen.append(out.logits.shape[-1]))
     trainer.train()
@@ -94,7 +94,7 @@ def test_columns_that_only_the_loss_reads_reach_it(tmp_path: Path) -> None:
         batch = collate(some)
         return batch | {"shift_labels": batch["labels"].clone().flip(-1)}
 
-    trainer = whet.Trainer(model, arguments(tmp_path), shifted, rows)
+    trainer = engine.Trainer(model, arguments(tmp_path), shifted, rows)
     batch = trainer.objective.batch(rows, range(6), 0)
     model.train()
     loss = trainer.objective.loss_sum(trainer.objective.forward(batch, seed=0, step=0), batch)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-import whet
+import engine
 from whet.optim import registry
 
 PACKAGES = {
@@ -38,9 +38,9 @@ class Layers(nn.Module):
         self.to(dtype)
 
 
-def arguments(optim: str, **changes: Any) -> whet.TrainingArguments:
+def arguments(optim: str, **changes: Any) -> engine.TrainingArguments:
     """Settings with this optimizer."""
-    return whet.TrainingArguments(**({"optim": optim, "learning_rate": RATE, "weight_decay": DECAY} | changes))
+    return engine.TrainingArguments(**({"optim": optim, "learning_rate": RATE, "weight_decay": DECAY} | changes))
 
 
 def cases(names: Iterable[str] = registry.ENTRIES) -> list[Any]:

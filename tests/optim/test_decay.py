@@ -11,7 +11,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-import whet
+import engine
 from proven_models import proven_config
 from tiny import DECODERS, FAMILIES, tiny_config
 from whet.errors import ConfigError
@@ -44,8 +44,8 @@ class Layers(nn.Module):
 _DECAYS = {"embedding.weight", "linear.weight", "scale"}
 
 
-def _args(folder: Path, **changes: Any) -> whet.TrainingArguments:
-    return whet.TrainingArguments(output_dir=str(folder), use_cpu=True, save_strategy="no", max_steps=1, **changes)
+def _args(folder: Path, **changes: Any) -> engine.TrainingArguments:
+    return engine.TrainingArguments(output_dir=str(folder), use_cpu=True, save_strategy="no", max_steps=1, **changes)
 
 
 @pytest.mark.parametrize("optim", _DECOUPLED)
@@ -57,7 +57,7 @@ def test_one_step_without_a_gradient_is_the_decay(tmp_path: Path, optim: str) ->
         nn.init.uniform_(parameter, 0.5, 1.5)
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     args = _args(tmp_path, optim=optim, weight_decay=0.1, learning_rate=0.5)
-    whet.Trainer(model=model, args=args, train_dataset=[{"x": torch.ones(1)}]).train()
+    engine.Trainer(model=model, args=args, train_dataset=[{"x": torch.ones(1)}]).train()
     for name, parameter in model.named_parameters():
         wanted = before[name] * (1 - 0.5 * 0.1 if name in _DECAYS else 1.0)
         torch.testing.assert_close(parameter.detach(), wanted, rtol=1e-6, atol=0.0)  # one float32 product

@@ -9,6 +9,7 @@ import torch
 from torch.optim import Optimizer
 from transformers.optimization import Adafactor
 
+import engine
 import whet
 from whet.config.optimizer_names import OPTIONS
 from whet.errors import ConfigError
@@ -28,7 +29,7 @@ def _model() -> torch.nn.Module:
 @pytest.mark.parametrize("name", [name for name in OPTIONS if name not in _OTHER_MACHINES])
 def test_each_optimizer_of_whet_can_be_shared_out(name: str) -> None:
     try:
-        optimizer = registry.build(_model(), whet.TrainingArguments(optim=name, report_to=[]))
+        optimizer = registry.build(_model(), engine.TrainingArguments(optim=name, report_to=[]))
     except whet.WhetError as error:
         pytest.skip(str(error))
     divisible.require_known(optimizer)

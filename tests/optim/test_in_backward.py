@@ -11,7 +11,7 @@ from optimizer_runs import cases
 from torch import Tensor, nn
 from transformers import BertConfig, BertForQuestionAnswering, TrainerCallback
 
-import whet
+import engine
 from whet.errors import ConfigError
 from whet.optim import registry
 from whet.optim.in_backward import InBackward
@@ -39,17 +39,17 @@ def rows(n: int = 16) -> list[dict[str, Tensor]]:
     return [{"x": row, "labels": row.sum()} for row in x]
 
 
-def run(folder: Path, *, model: nn.Module | None = None, data: Any = None, **changes: Any) -> whet.Trainer:
+def run(folder: Path, *, model: nn.Module | None = None, data: Any = None, **changes: Any) -> engine.Trainer:
     """A trained trainer; what Trainer itself takes goes there."""
     own = {name: changes.pop(name) for name in ("callbacks", "optimizers") if name in changes}
-    args = whet.TrainingArguments(output_dir=str(folder), **(_USUAL | changes))
-    trainer = whet.Trainer(model=model or Deep(), args=args, train_dataset=data or rows(), **own)
+    args = engine.TrainingArguments(output_dir=str(folder), **(_USUAL | changes))
+    trainer = engine.Trainer(model=model or Deep(), args=args, train_dataset=data or rows(), **own)
     with torch.compiler.set_stance("force_eager"):
         trainer.train()
     return trainer
 
 
-def figures(trainer: whet.Trainer, name: str) -> list[float]:
+def figures(trainer: engine.Trainer, name: str) -> list[float]:
     return [entry[name] for entry in trainer.state.log_history if name in entry]
 
 
@@ -141,7 +141,7 @@ def test_non_finite_gradients_do_not_reach_the_weights(tmp_path: Path) -> None:
 
 def test_incompatible_settings_are_refused_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
-        whet.TrainingArguments(optimizer_in_backward=True, gradient_accumulation_steps=2, max_grad_norm=1.0)
+        engine.TrainingArguments(optimizer_in_backward=True, gradient_accumulation_steps=2, max_grad_norm=1.0)
     (problem,) = caught.value.problems
     assert "--gradient_accumulation_steps 1" in problem.fix
     assert "--max_grad_norm 0" in problem.fix
@@ -151,5 +151,5 @@ def test_incompatible_settings_are_refused_at_once() -> None:
 def test_token_limit_is_refused_like_accumulation() -> None:
     """It cuts a step into batches, each of which would take a step of its own: the losses would be others."""
     with pytest.raises(ConfigError, match="each would take a step of its own") as caught:
-        whet.TrainingArguments(optimizer_in_backward=True, max_grad_norm=0.0, max_tokens_per_batch=100)
+        engine.TrainingArguments(optimizer_in_backward=True, max_grad_norm=0.0, max_tokens_per_batch=100)
     assert "leave --max_tokens_per_batch out" in caught.value.problems[0].fix

@@ -13,6 +13,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
+import engine
 import whet
 
 _PEAK = 1e-3
@@ -154,11 +155,11 @@ def test_custom_metric_schedule_changes_at_evaluations(tmp_path: Path) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=_PEAK)
     scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.1, patience=0, threshold=0.9)
     rows = [{"x": torch.tensor(1.0), "labels": torch.tensor(0.0)}] * 4
-    args = whet.TrainingArguments(
+    args = engine.TrainingArguments(
         str(tmp_path), max_steps=6, eval_strategy="steps", eval_steps=2, logging_steps=1, save_strategy="no",
         per_device_train_batch_size=1, use_cpu=True,
     )  # fmt: skip
-    trainer = whet.Trainer(model, args, train_dataset=rows, eval_dataset=rows, optimizers=(optimizer, scheduler))
+    trainer = engine.Trainer(model, args, train_dataset=rows, eval_dataset=rows, optimizers=(optimizer, scheduler))
     trainer.train()
     rates = [entry["learning_rate"] for entry in trainer.state.log_history if "learning_rate" in entry]
     assert rates == pytest.approx([_PEAK] * 4 + [_PEAK / 10] * 2)
@@ -191,7 +192,7 @@ def test_custom_metric_schedule_changes_at_evaluations(tmp_path: Path) -> None:
 )
 def test_schedule_that_cannot_work_is_refused_before_the_run(given: dict[str, Any], wanted: str) -> None:
     with pytest.raises(whet.ConfigError, match=wanted):
-        whet.TrainingArguments(**given)
+        engine.TrainingArguments(**given)
 
 
 @pytest.mark.parametrize(
@@ -212,10 +213,10 @@ def test_schedule_by_a_rising_metric_is_logged(caplog: pytest.LogCaptureFixture)
     given: dict[str, Any] = {
         "lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "epoch", "metric_for_best_model": "f1",
     }  # fmt: skip
-    whet.TrainingArguments(**given)
+    engine.TrainingArguments(**given)
     assert '{"mode": "max"}' in caplog.text
     caplog.clear()
-    whet.TrainingArguments(**given, lr_scheduler_kwargs={"mode": "max"})
+    engine.TrainingArguments(**given, lr_scheduler_kwargs={"mode": "max"})
     assert not caplog.records
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from transformers import BertConfig, BertForMaskedLM, default_data_collator
 
+import engine
 import whet
 from tiny_decoders import tiny_decoder
 from whet.errors import ConfigError
@@ -80,7 +81,7 @@ def test_update_of_overlapping_parameters_is_that_of_torch(views: str, name: str
     def made(groups: list[dict[str, Any]]) -> list[Optimizer]:
         """The optimizer that the registry makes for these parameters."""
         model = nn.ParameterList([one for group in groups for one in group["params"]])
-        built = registry.build(model, whet.TrainingArguments(optim=name, learning_rate=0.1))
+        built = registry.build(model, engine.TrainingArguments(optim=name, learning_rate=0.1))
         settings = {key: value for key, value in built.param_groups[0].items() if key not in ("params", "weight_decay")}
         built.param_groups.clear()
         for group in groups:
@@ -189,8 +190,8 @@ _MODELS: Mapping[str, tuple[Callable[[], nn.Module], Callable[[], list[dict[str,
 def _run(folder: Path, model: nn.Module, rows: list[dict[str, Any]], resume: Any = None, **changes: Any) -> Any:
     usual = {"use_cpu": True, "per_device_train_batch_size": 4, "learning_rate": 1e-3, "save_strategy": "no",
              "max_steps": 6, "weight_decay": 0.1, "precision": "fp32", "report_to": "none"}  # fmt: skip
-    args = whet.TrainingArguments(output_dir=str(folder), **(usual | changes))
-    trainer = whet.Trainer(model=model, args=args, train_dataset=rows, data_collator=default_data_collator)
+    args = engine.TrainingArguments(output_dir=str(folder), **(usual | changes))
+    trainer = engine.Trainer(model=model, args=args, train_dataset=rows, data_collator=default_data_collator)
     trainer.train(resume_from_checkpoint=resume)
     return trainer.model
 

@@ -12,7 +12,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-import whet
+import engine
 from tiny import Pad
 from whet.data.store import RowStore
 
@@ -98,8 +98,8 @@ def textbook_run(model: Any, rows: RowStore, _: Path, loss: Loss) -> Curve:
 
 def whet_run(model: Any, rows: RowStore, folder: Path, **changes: Any) -> Curve:
     """Train the model with whet."""
-    args = whet.TrainingArguments(output_dir=str(folder), **(SETTINGS | {"precision": "fp32"} | changes))
-    trainer = whet.Trainer(model=model, args=args, train_dataset=rows)
+    args = engine.TrainingArguments(output_dir=str(folder), **(SETTINGS | {"precision": "fp32"} | changes))
+    trainer = engine.Trainer(model=model, args=args, train_dataset=rows)
     assert trainer.objective.packed
     trainer.train()
     steps = [entry for entry in trainer.state.log_history if "loss" in entry]

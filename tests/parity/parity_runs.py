@@ -1,4 +1,4 @@
-"""The same 50 steps by transformers' Trainer, by whet.Trainer, and by transformers' Trainer after whet.optimize.
+"""The same 50 steps by transformers' Trainer, by engine.Trainer, and by transformers' Trainer after whet.optimize.
 
 Models are tiny and without dropout, rows have many lengths, and every step is logged. A family that whet learns later,
 or a task that is added to TASKS, is in the table without another change.
@@ -30,7 +30,7 @@ N_STEPS, N_ROWS, ROWS_PER_BATCH = 50, 60, 8
 """The last batch of an epoch is shorter than the others."""
 TOLERANCE = 1e-4
 """Relative, of each loss: 50 steps of float32 sums in another order. Another token in one sum moves a loss by 1e-3."""
-WAYS = ("whet.Trainer", "whet.optimize")
+WAYS = ("engine.Trainer", "whet.optimize")
 EVERY = (*FAMILIES, *DECODERS, *PROVEN)
 """Families with a file, and some that run packed by proof."""
 _RUN: dict[str, Any] = {
@@ -200,7 +200,7 @@ def by_transformers(model: nn.Module, family: str, task: str, folder: Path) -> l
 
 
 def by_whet(model: nn.Module, family: str, task: str, folder: Path) -> list[float]:
-    """Return the losses of whet.Trainer; it counts padding in a loss in which transformers counts it."""
+    """Return the losses of engine.Trainer; it counts padding in a loss in which transformers counts it."""
     given: dict[str, Any] = {"precision": "fp32"} | ({"padding_in_loss": "all"} if TASKS[task].spans else {})
     return _losses(whet, model, family, task, folder, **given)
 
@@ -211,11 +211,11 @@ def optimized(model: nn.Module, family: str, task: str, folder: Path) -> list[fl
     return by_transformers(model, family, task, folder)
 
 
-_RUNS = {"whet.Trainer": by_whet, "whet.optimize": optimized}
+_RUNS = {"engine.Trainer": by_whet, "whet.optimize": optimized}
 
 
 class _Tokenizer(Pad):
-    """What whet.Trainer asks of a tokenizer to count padding in a loss: how to pad, and with what."""
+    """What engine.Trainer asks of a tokenizer to count padding in a loss: how to pad, and with what."""
 
     def __init__(self, pad_token_id: int) -> None:
         super().__init__(pad_token_id)

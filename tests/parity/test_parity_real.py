@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from padded_peers import SETTINGS, textbook_run, whet_run
 
+from engine import TrainingArguments
 from tiny import masked_loss
-from whet import TrainingArguments
 from whet.jobs.job import Job
 from whet.tasks.qa.arguments import QaArguments
 from whet.tasks.qa.job import prepare

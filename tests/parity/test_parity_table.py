@@ -1,4 +1,4 @@
-"""A part of `make test-parity`: every family and every task once, through whet.Trainer and through whet.optimize."""
+"""A part of `make test-parity`: every family and every task once, through engine.Trainer and through whet.optimize."""
 
 from __future__ import annotations
 

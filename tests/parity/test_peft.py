@@ -16,6 +16,7 @@ from padded_peers import HAS_ACCELERATE
 from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
+import engine
 import whet
 from tiny import FAMILIES, Pad, arguments, lora_targets, losses, masked_loss, operators, tiny_model, tiny_rows
 
@@ -91,7 +92,7 @@ def by_whet(model: Any, rows: Any, folder: Path) -> list[float]:
     args = arguments(folder, precision="fp32", **_RUN)
     task_is_answers = hasattr(rows, "labels")
     collator = None if task_is_answers else PadLabels(model.config.pad_token_id)
-    trainer = whet.Trainer(model=model, args=args, train_dataset=rows, data_collator=collator)
+    trainer = engine.Trainer(model=model, args=args, train_dataset=rows, data_collator=collator)
     assert trainer.objective.packed
     trainer.train()
     return losses(trainer)
@@ -106,7 +107,7 @@ def in_their_loop_by_base(model: Any, rows: Any, folder: Path) -> list[float]:
     return by_transformers(model, rows, folder)
 
 
-WAYS = {"whet.Trainer": by_whet, "optimize": in_their_loop, "optimize the base": in_their_loop_by_base}
+WAYS = {"engine.Trainer": by_whet, "optimize": in_their_loop, "optimize the base": in_their_loop_by_base}
 
 
 @cache
@@ -131,7 +132,7 @@ def assert_same(way: str, family: str, task: str, folder: Path, **lora: Any) -> 
     assert moved == {name: value.requires_grad for name, value in model.named_parameters()}
 
 
-@pytest.mark.parametrize("way", ["whet.Trainer", "optimize"])
+@pytest.mark.parametrize("way", ["engine.Trainer", "optimize"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_lora_has_the_losses_of_transformers_trainer(way: str, family: str, tmp_path: Path) -> None:
     assert_same(way, family, "answers", tmp_path)
@@ -158,7 +159,7 @@ def test_every_kind_of_lora_has_the_losses_of_transformers_trainer(
     {"bias": "all"},
 ], ids=lambda lora: ",".join(lora))  # fmt: skip
 def test_adapters_elsewhere_have_the_losses_of_transformers_trainer(family: str, lora: Any, tmp_path: Path) -> None:
-    assert_same("whet.Trainer", family, "answers", tmp_path, **lora)
+    assert_same("engine.Trainer", family, "answers", tmp_path, **lora)
 
 
 PREFIX = {"num_virtual_tokens": 3, "task_type": "QUESTION_ANS"}
@@ -184,7 +185,7 @@ def test_other_methods_of_peft_are_right_or_refused(kind: str, tmp_path: Path) -
     rows = [rows_of("answers", "bert")[n] for n in range(N_ROWS)]
     _require_it_runs(model(), _own_loss_pad(rows))
     args = arguments(tmp_path, precision="fp32", **_RUN)
-    trainer = whet.Trainer(model=model(), args=args, train_dataset=rows, data_collator=_own_loss_pad)
+    trainer = engine.Trainer(model=model(), args=args, train_dataset=rows, data_collator=_own_loss_pad)
     trainer.train()
     theirs = transformers.Trainer(
         model=model(),
@@ -200,7 +201,7 @@ def test_other_methods_of_peft_are_right_or_refused(kind: str, tmp_path: Path) -
     if kind == "ia3":
         assert whet.optimize(model()) is not None
         return
-    assert not whet.Trainer(model=model(), args=args, train_dataset=rows).objective.packed
+    assert not engine.Trainer(model=model(), args=args, train_dataset=rows).objective.packed
     with pytest.raises(whet.WhetError, match="tokens of its own before each row"):
         whet.optimize(model())
 
@@ -322,7 +323,7 @@ def test_a_resumed_run_of_an_adapter_is_bitwise_the_same(asynchronous: bool, tmp
         given = {"save_strategy": "steps", "save_steps": 2, "save_async": asynchronous, "precision": "fp32"} | _RUN
         model = model_of("bert", dropout=0.1, lora_dropout=0.2)
         args = arguments(folder, **(given | changes))
-        trainer = whet.Trainer(model=model, args=args, train_dataset=rows_of("answers", "bert"))
+        trainer = engine.Trainer(model=model, args=args, train_dataset=rows_of("answers", "bert"))
         trainer.train()
         trainer.save_model()
         return losses(trainer), {name: value.detach().clone() for name, value in model.named_parameters()}
@@ -346,7 +347,7 @@ def test_weights_that_no_save_would_keep_are_refused(tmp_path: Path) -> None:
     model = model_of("bert")
     model.get_base_model().bert.embeddings.word_embeddings.weight.requires_grad_(True)
     args = arguments(tmp_path, save_strategy="steps", max_steps=1)
-    trainer = whet.Trainer(model=model, args=args, train_dataset=rows_of("answers", "bert"))
+    trainer = engine.Trainer(model=model, args=args, train_dataset=rows_of("answers", "bert"))
     with pytest.raises(whet.WhetError, match="word_embeddings") as caught:
         trainer.train()
     assert "modules_to_save" in str(caught.value)

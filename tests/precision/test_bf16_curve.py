@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from transformers import SqueezeBertConfig, SqueezeBertForQuestionAnswering, TrainerCallback
 
-import whet
+import engine
 from tiny import arguments, losses, padded, plain_torch, tiny_model, tiny_rows, weights_of
 from whet.kernels.library import library
 from whet.models.loading.load import ModelSource, load_qa_model, load_tokenizer
@@ -46,34 +46,34 @@ def _padded_job() -> tuple[nn.Module, Any]:
     return SqueezeBertForQuestionAnswering(config), rows
 
 
-def _run(folder: Path, family: str, precision: str, *callbacks: TrainerCallback, **changes: Any) -> whet.Trainer:
+def _run(folder: Path, family: str, precision: str, *callbacks: TrainerCallback, **changes: Any) -> engine.Trainer:
     usual = {"max_steps": N_STEPS, "per_device_train_batch_size": 8, "learning_rate": 1e-3, "seed": 5, "data_seed": 5}
     model, rows = _padded_job() if family == "squeezebert" else (tiny_model(family, dropout=0.1), tiny_rows(96, family))
     args = arguments(folder, **(usual | {"precision": precision} | changes))
-    trainer = whet.Trainer(model=model, args=args, train_dataset=rows, callbacks=list(callbacks))
+    trainer = engine.Trainer(model=model, args=args, train_dataset=rows, callbacks=list(callbacks))
     assert trainer.objective.packed == (family != "squeezebert")
     trainer.train()
     return trainer
 
 
-def _gaps(found: whet.Trainer, wanted: whet.Trainer) -> list[float]:
+def _gaps(found: engine.Trainer, wanted: engine.Trainer) -> list[float]:
     assert len(losses(found)) == N_STEPS
     return [abs(a - b) / b for a, b in zip(losses(found), losses(wanted), strict=True)]
 
 
 @pytest.fixture(scope="module")
-def fp32(tmp_path_factory: pytest.TempPathFactory) -> whet.Trainer:
+def fp32(tmp_path_factory: pytest.TempPathFactory) -> engine.Trainer:
     """The run that the others are held against."""
     return _run(tmp_path_factory.mktemp("fp32"), "bert", "fp32")
 
 
-def _assert_follows(bf16: whet.Trainer, fp32: whet.Trainer) -> None:
+def _assert_follows(bf16: engine.Trainer, fp32: engine.Trainer) -> None:
     assert 0.0 < max(_gaps(bf16, fp32)) < WITHIN
     assert losses(bf16)[-1] < losses(bf16)[0] / 3
     assert {value.dtype for value in weights_of(bf16.model).values() if value.is_floating_point()} == {torch.float32}
 
 
-def test_bf16_curve_of_fused_operators_follows_fp32(tmp_path: Path, fp32: whet.Trainer) -> None:
+def test_bf16_curve_of_fused_operators_follows_fp32(tmp_path: Path, fp32: engine.Trainer) -> None:
     if library() is None:
         pytest.skip("the native operators are not built here (python -m whet.kernels.build)")
     _assert_follows(_run(tmp_path, "bert", "bf16"), fp32)
@@ -85,12 +85,12 @@ def test_hidden_states_between_blocks_are_bf16(tmp_path: Path, precision: str, d
     model, seen = tiny_model("bert", dropout=0.1), set[torch.dtype]()
     model.bert.encoder.layer[1].register_forward_pre_hook(lambda _, inputs: seen.add(inputs[0].dtype))
     args = arguments(tmp_path, precision=precision, max_steps=2)
-    whet.Trainer(model=model, args=args, train_dataset=tiny_rows(96, "bert")).train()
+    engine.Trainer(model=model, args=args, train_dataset=tiny_rows(96, "bert")).train()
     assert seen == {dtype}
 
 
 @pytest.mark.slow
-def test_bf16_curve_in_plain_torch_follows_fp32(tmp_path: Path, fp32: whet.Trainer) -> None:
+def test_bf16_curve_in_plain_torch_follows_fp32(tmp_path: Path, fp32: engine.Trainer) -> None:
     with plain_torch():
         _assert_follows(_run(tmp_path, "bert", "bf16"), fp32)
 
@@ -105,7 +105,7 @@ def test_bf16_curve_of_padded_models_follows_fp32(tmp_path: Path) -> None:
     _assert_follows(*(_run(tmp_path, "squeezebert", precision) for precision in ("bf16", "fp32")))
 
 
-def test_bf16_weights_would_break_the_bound(tmp_path: Path, fp32: whet.Trainer) -> None:
+def test_bf16_weights_would_break_the_bound(tmp_path: Path, fp32: engine.Trainer) -> None:
     for other in (_run(tmp_path, "bert", "fp32", seed=6), _run(tmp_path, "bert", "fp32", RoundedWeights())):
         gaps = _gaps(other, fp32)
         assert max(gaps) > 20 * WITHIN
@@ -129,6 +129,6 @@ def test_bf16_curve_of_a_pretrained_encoder_follows_fp32(
     for precision in ("fp32", "bf16"):
         torch.manual_seed(0)
         args = arguments(tmp_path, precision=precision, max_steps=N_STEPS, learning_rate=5e-5, warmup_steps=10)
-        runs.append(whet.Trainer(model=load_qa_model(source), args=args, train_dataset=rows))
+        runs.append(engine.Trainer(model=load_qa_model(source), args=args, train_dataset=rows))
         runs[-1].train()
     assert 0.0 < max(_gaps(runs[1], runs[0])) < WITHIN

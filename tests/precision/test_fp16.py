@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
-import whet
+import engine
 from tiny import arguments, losses, tiny_model, tiny_rows, weights_of
 from whet.errors import NonFiniteError
 
@@ -48,16 +48,16 @@ class Watch(TrainerCallback):
         self.weights.append(torch.cat([p.detach().flatten().clone() for p in model.parameters()]))
 
 
-def _steep(folder: Path, spoil: str = "", **changes: Any) -> whet.Trainer:
+def _steep(folder: Path, spoil: str = "", **changes: Any) -> engine.Trainer:
     x = torch.randn(24, 4, generator=torch.Generator().manual_seed(7))
     rows = [{"x": row, "labels": row.sum()} for row in x]
     usual = {"fp16": True, "num_train_epochs": 4, "warmup_steps": 0}
     callbacks = changes.pop("callbacks", None)
     args = arguments(folder, **(usual | changes))
-    return whet.Trainer(model=Steep(spoil), args=args, train_dataset=rows, callbacks=callbacks)
+    return engine.Trainer(model=Steep(spoil), args=args, train_dataset=rows, callbacks=callbacks)
 
 
-def _scale(trainer: whet.Trainer) -> float:
+def _scale(trainer: engine.Trainer) -> float:
     return trainer.precision.state()["scale"]
 
 
@@ -69,7 +69,7 @@ def test_fp16_learns_like_fp32(tmp_path: Path) -> None:
         model.qa_outputs.register_forward_hook(lambda _module, _given, out, seen=seen: seen.append(out.dtype))
         # With this seed no step overflows: a step that lowers the scale and is left out makes it another run.
         args = arguments(tmp_path, precision=precision, max_steps=40, learning_rate=1e-3, seed=3)
-        trainer = whet.Trainer(model=model, args=args, train_dataset=tiny_rows(48))
+        trainer = engine.Trainer(model=model, args=args, train_dataset=tiny_rows(48))
         assert "train_steps_not_applied" not in trainer.train().metrics
         runs[precision] = trainer
         assert set(seen) == {torch.float16 if precision == "fp16" else torch.float32}

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from transformers import IBertConfig, IBertForQuestionAnswering, TrainerCallback
 
-import whet
+import engine
 from marks import needs_vnni
 from tiny import arguments, losses, padded, plain_torch, tiny_model, tiny_rows, weights_of
 from whet.errors import ConfigError
@@ -43,9 +43,9 @@ class StopAfter(TrainerCallback):
             control.should_training_stop = control.should_save = True
 
 
-def _trainer(folder: Path, family: str = "bert", *callbacks: TrainerCallback, **changes: Any) -> whet.Trainer:
+def _trainer(folder: Path, family: str = "bert", *callbacks: TrainerCallback, **changes: Any) -> engine.Trainer:
     usual = {"precision": "int8", "max_steps": 8, "per_device_train_batch_size": 8, "seed": 5}
-    return whet.Trainer(
+    return engine.Trainer(
         model=tiny_model(family, dropout=0.1),
         args=arguments(folder, **(usual | changes)),
         train_dataset=tiny_rows(64, family),
@@ -53,18 +53,18 @@ def _trainer(folder: Path, family: str = "bert", *callbacks: TrainerCallback, **
     )
 
 
-def _trained(folder: Path, family: str = "bert", *callbacks: TrainerCallback, **changes: Any) -> whet.Trainer:
+def _trained(folder: Path, family: str = "bert", *callbacks: TrainerCallback, **changes: Any) -> engine.Trainer:
     trainer = _trainer(folder, family, *callbacks, **changes)
     trainer.train()
     return trainer
 
 
-def _same(found: whet.Trainer, wanted: whet.Trainer) -> bool:
+def _same(found: engine.Trainer, wanted: engine.Trainer) -> bool:
     ours, theirs = weights_of(found.model), weights_of(wanted.model)
     return losses(found) == losses(wanted) and all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
-def _assert_follows(int8: whet.Trainer, fp32: whet.Trainer, within: float) -> None:
+def _assert_follows(int8: engine.Trainer, fp32: engine.Trainer, within: float) -> None:
     gaps = [abs(a - b) / b for a, b in zip(losses(int8), losses(fp32), strict=True)]
     assert 0.0 < max(gaps) < within
     assert sum(gaps) / len(gaps) < within / 4
@@ -95,7 +95,7 @@ def test_int8_curve_of_a_pretrained_encoder_follows_fp32(
     for precision in ("int8", "fp32"):
         torch.manual_seed(0)
         args = arguments(tmp_path, precision=precision, max_steps=N_STEPS, learning_rate=5e-5, warmup_steps=10)
-        runs.append(whet.Trainer(model=load_qa_model(source), args=args, train_dataset=rows))
+        runs.append(engine.Trainer(model=load_qa_model(source), args=args, train_dataset=rows))
         runs[-1].train()
     _assert_follows(runs[0], runs[1], WITHIN_REAL)
 
@@ -151,7 +151,7 @@ def test_int8_run_does_not_depend_on_threads(tmp_path: Path) -> None:
 def test_int8_run_evaluates_in_fp32(tmp_path: Path) -> None:
     trainer, rows = _trained(tmp_path, max_steps=2), tiny_rows(12)
     found = trainer.predict(rows).predictions
-    plain = whet.Trainer(model=trainer.model, args=arguments(tmp_path, precision="fp32"))
+    plain = engine.Trainer(model=trainer.model, args=arguments(tmp_path, precision="fp32"))
     for ours, theirs in zip(found, plain.predict(rows).predictions, strict=True):
         assert (ours == theirs).all()
 
@@ -188,11 +188,11 @@ def test_int8_is_refused_for_padded_models(tmp_path: Path) -> None:
     model: nn.Module = IBertForQuestionAnswering(IBertConfig(vocab_size=200, max_position_embeddings=80, **sizes))
     args = arguments(tmp_path, precision="int8")
     with pytest.raises(ConfigError, match="none of this model's layers could run in it") as refused:
-        whet.Trainer(model=model, args=args, train_dataset=padded(list(tiny_rows(4, "roberta")), pad_id=1))
+        engine.Trainer(model=model, args=args, train_dataset=padded(list(tiny_rows(4, "roberta")), pad_id=1))
     assert "--precision auto" in str(refused.value)
     sdpa = arguments(tmp_path, precision="int8", attn_implementation="sdpa")
     with pytest.raises(ConfigError, match="none of this model's layers"):
-        whet.Trainer(model=tiny_model("bert"), args=sdpa, train_dataset=tiny_rows(4))
+        engine.Trainer(model=tiny_model("bert"), args=sdpa, train_dataset=tiny_rows(4))
 
 
 def test_int8_is_refused_without_native_operators() -> None:
@@ -208,9 +208,9 @@ def test_int8_is_refused_on_a_gpu() -> None:
 def test_int8_is_refused_with_other_formats() -> None:
     for changes in ({"bf16": True}, {"fp16": True}):
         with pytest.raises(ConfigError, match="contradict"):
-            whet.TrainingArguments(precision="int8", **changes)
+            engine.TrainingArguments(precision="int8", **changes)
     with pytest.raises(ConfigError, match="int8 does not work with torch_compile"):
-        whet.TrainingArguments(precision="int8", torch_compile=True)
+        engine.TrainingArguments(precision="int8", torch_compile=True)
 
 
 _ASK = """

@@ -10,15 +10,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import whet
+import engine
 from tiny import arguments, losses, tiny_model, tiny_rows, weights_of
 from whet.models.loading.load import ModelSource, load_qa_model
 
 
-def _trainer(folder: Path, model: Any, **changes: Any) -> whet.Trainer:
+def _trainer(folder: Path, model: Any, **changes: Any) -> engine.Trainer:
     optimizers = changes.pop("optimizers", (None, None))
     args = arguments(folder, max_steps=4, **changes)
-    return whet.Trainer(model=model, args=args, train_dataset=tiny_rows(16), optimizers=optimizers)
+    return engine.Trainer(model=model, args=args, train_dataset=tiny_rows(16), optimizers=optimizers)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])

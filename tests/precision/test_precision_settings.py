@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from whet import ConfigError, TrainingArguments
+from engine import TrainingArguments
+from whet import ConfigError
 from whet.precision import device, policy
 
 _CPU = torch.device("cpu")

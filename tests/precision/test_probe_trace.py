@@ -13,7 +13,7 @@ from timed_runs import Mixed, clock_of, trainer_of
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
-import whet
+import engine
 from tiny import arguments
 from whet.kernels.layers.embedding import RowGradient
 from whet.models.fused.embeddings import GRADIENT
@@ -33,10 +33,10 @@ def _assert_untouched(model: nn.Module, before: dict[str, Tensor]) -> None:
     assert [name for name, value in model.state_dict().items() if not value.equal(before[name])] == []
 
 
-def _mixed_trainer(folder: Path) -> whet.Trainer:
+def _mixed_trainer(folder: Path) -> engine.Trainer:
     numbers = torch.Generator().manual_seed(2)
     rows = [{"x": x, "labels": x.sum()} for x in torch.randn(12, 4, generator=numbers)]
-    trainer = whet.Trainer(model=Mixed(), args=arguments(folder), train_dataset=rows)
+    trainer = engine.Trainer(model=Mixed(), args=arguments(folder), train_dataset=rows)
     trainer.clock = clock_of(1.0, 1.0)
     return trainer
 
@@ -93,7 +93,7 @@ def test_probe_leaves_no_trace_with_checkpointing(tmp_path: Path, reentrant: boo
             return {"loss": ((self.head(self.frozen(hidden)).squeeze(-1) - labels) ** 2).mean()}
 
     trainer = _mixed_trainer(tmp_path)
-    trainer = whet.Trainer(model=Again(), args=trainer.args, train_dataset=trainer.train_dataset)
+    trainer = engine.Trainer(model=Again(), args=trainer.args, train_dataset=trainer.train_dataset)
     before = _state(trainer.model)
     assert measure(TrialModel.of(trainer), trainer.train_dataset, np.arange(12), "bf16") is not None
     _assert_untouched(trainer.model, before)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
+import engine
 import whet
 from tiny import arguments, tiny_config
 
@@ -43,7 +44,7 @@ def test_plain_layers_with_integer_weights_are_refused(name: str, tmp_path: Path
         if found.endswith(part):
             whole_numbers(weight)
     with pytest.raises(whet.ConfigError, match=r"are integers(.|\n)*torch\.int8"):
-        whet.Trainer(model, arguments(tmp_path), train_dataset=ROWS)
+        engine.Trainer(model, arguments(tmp_path), train_dataset=ROWS)
     with pytest.raises(RuntimeError, match="dtype"):  # torch's own, as of the untouched model
         whet.optimize(model)(**BATCH)
 
@@ -57,7 +58,7 @@ def test_adapters_train_on_a_base_quantised_by_torchao(tmp_path: Path) -> None:
     wanted = model(**BATCH).logits
     torch.testing.assert_close(whet.optimize(deepcopy(model))(**BATCH).logits, wanted, rtol=0, atol=5e-6)
     before = {name: weight.detach().clone() for name, weight in model.named_parameters() if weight.requires_grad}
-    whet.Trainer(model, arguments(tmp_path), train_dataset=ROWS).train()
+    engine.Trainer(model, arguments(tmp_path), train_dataset=ROWS).train()
     after = dict(model.named_parameters())
     assert any("lora_" in name for name in before)
     assert [name for name, weight in before.items() if torch.equal(weight, after[name])] == []

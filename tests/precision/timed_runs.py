@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import whet
+import engine
 from tiny import arguments, tiny_model, tiny_rows
 
 
@@ -37,10 +37,10 @@ def measurable_model(**changes: Any) -> Any:
     return tiny_model("bert", dropout=0.1, hidden_size=128, num_hidden_layers=4, intermediate_size=256, **changes)
 
 
-def trainer_of(folder: Path, clock: Callable[[], float] | None = None, **changes: Any) -> whet.Trainer:
+def trainer_of(folder: Path, clock: Callable[[], float] | None = None, **changes: Any) -> engine.Trainer:
     """Return a trainer of three steps on such a model; `clock` times what it measures."""
     own = {name: changes.pop(name) for name in ("model", "callbacks") if name in changes}
-    trainer = whet.Trainer(
+    trainer = engine.Trainer(
         **({"model": measurable_model()} | own),
         args=arguments(folder, **({"max_steps": 3} | changes)),
         train_dataset=tiny_rows(24, lengths=(20, 40)),

@@ -22,6 +22,7 @@ from transformers import (
     EuroBertModel,
 )
 
+import engine
 import odd_encoders
 import whet
 from proven_models import PROVEN, batch, proven_config, shown
@@ -92,7 +93,7 @@ def test_an_encoder_that_mixes_rows_runs_padded_and_the_log_says_why(
 ) -> None:
     model = odd(name)
     with shown(caplog):
-        whet.Trainer(model=model, args=arguments(tmp_path))
+        engine.Trainer(model=model, args=arguments(tmp_path))
     assert REFUSED[name] in reason(model)
     assert any(REFUSED[name] in line and "may" in line for line in caplog.messages)
     with pytest.raises(whet.ConfigError, match="without padding"):
@@ -214,7 +215,7 @@ def test_the_log_says_why_a_head_trains_with_its_padding(
     model = EuroBertForTokenClassification(odd_encoders.config())
     model.classifier = nn.Sequential(nn.Linear(32, 2), end)
     with shown(caplog):
-        whet.Trainer(model=model, args=arguments(tmp_path))
+        engine.Trainer(model=model, args=arguments(tmp_path))
     start = "EuroBertForTokenClassification trains with its padding: a trial of its head with packed rows"
     assert any(re.search(f"{start} {why}", line) for line in caplog.messages)
 
@@ -233,7 +234,7 @@ def _losses_by_torch(model: Any, rows: list[dict[str, Any]]) -> list[float]:
 def _losses_by_whet(model: Any, rows: list[dict[str, Any]], folder: Path) -> list[float]:
     settings = {"learning_rate": 5e-3, "lr_scheduler_type": "constant", "warmup_steps": 0, "max_grad_norm": 0.0}
     args = arguments(folder, max_steps=4, **settings)
-    trainer = whet.Trainer(model=model, args=args, train_dataset=rows, data_collator=Pad())
+    trainer = engine.Trainer(model=model, args=args, train_dataset=rows, data_collator=Pad())
     assert reason(model) == ""
     trainer.train()
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
@@ -242,7 +243,7 @@ def _losses_by_whet(model: Any, rows: list[dict[str, Any]], folder: Path) -> lis
 def test_masked_words_of_a_proven_model_compute_the_masked_places_alone(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = AutoModelForMaskedLM.from_config(proven_config("eurobert"))
-    trainer = whet.Trainer(model=model, args=arguments(tmp_path))
+    trainer = engine.Trainer(model=model, args=arguments(tmp_path))
     assert type(trainer.objective).__name__ == "PackedHead"
 
 

@@ -8,11 +8,11 @@ from typing import Any
 from ends_of_ranks import AllDie
 from tiny_runs import Toy, toy_rows
 
-import whet
+import engine
 from tiny_decoders import collate, tiny_decoder, token_rows
 
 
-class _Recorded(whet.Trainer):
+class _Recorded(engine.Trainer):
     """Keeps the rows of each training step."""
 
     seen: list[dict[str, Any]]
@@ -44,7 +44,7 @@ def outer_adapter(job: dict[str, Any], rank: int) -> dict[str, Any]:
     wrapped: Any = peft.get_peft_model(tiny_decoder("llama"), peft.LoraConfig(target_modules=["q_proj"], r=2))
     before = {name: one.detach().clone() for name, one in wrapped.named_parameters()}
     rows: Any = token_rows(24)
-    trainer = whet.Trainer(wrapped, _arguments(job), collate, rows)
+    trainer = engine.Trainer(wrapped, _arguments(job), collate, rows)
     trainer.train(resume_from_checkpoint=job.get("resume"))
     moved = {name: float((one.detach() - before[name]).abs().sum()) for name, one in wrapped.named_parameters()}
     return {
@@ -53,11 +53,11 @@ def outer_adapter(job: dict[str, Any], rank: int) -> dict[str, Any]:
     }
 
 
-def _arguments(job: dict[str, Any]) -> whet.TrainingArguments:
+def _arguments(job: dict[str, Any]) -> engine.TrainingArguments:
     usual: dict[str, Any] = {
         "output_dir": str(Path(job["folder"]).parent / "out"), "max_steps": 8, "logging_steps": 1,
         "per_device_train_batch_size": 12 // job["n_ranks"], "precision": "fp32", "learning_rate": 3e-2,
         "lr_scheduler_type": "constant", "max_grad_norm": 0.0, "report_to": [], "ddp_timeout": 20,
         "save_strategy": "no",
     }  # fmt: skip
-    return whet.TrainingArguments(**(usual | job["args"]))
+    return engine.TrainingArguments(**(usual | job["args"]))

@@ -15,7 +15,7 @@ import torch.distributed as torch_dist
 from jobs_of_ranks import arguments, left_by
 from tiny_runs import Toy, toy_rows
 
-import whet
+import engine
 from whet.dist import group, messages
 from whet.errors import DataError
 
@@ -82,7 +82,7 @@ def trains_with_rogue(job: dict[str, Any], rank: int) -> dict[str, Any]:
     if rank == 1:
         sent = torch.frombuffer(bytearray(pickle.dumps(Evil(created))), dtype=torch.uint8)
         messages._encoded = lambda value, large: sent  # pyright: ignore
-    trainer = whet.Trainer(Toy(), arguments(job), train_dataset=toy_rows(), eval_dataset=toy_rows())
+    trainer = engine.Trainer(Toy(), arguments(job), train_dataset=toy_rows(), eval_dataset=toy_rows())
     try:
         trainer.train()
         trainer.evaluate()

@@ -12,7 +12,7 @@ import torch
 from tiny_runs import Toy, toy_rows
 from torch import nn
 
-import whet
+import engine
 from tiny import tiny_model, tiny_rows
 from whet.dist import group
 from whet.dist.tables import TableSum
@@ -29,7 +29,7 @@ def planted(job: dict[str, Any], rank: int) -> dict[str, Any]:
     counts = {"training": 0}
     model, rows = Toy(), toy_rows(32)
     model.register_forward_hook(lambda *_: counts.update(training=counts["training"] + model.training))
-    trainer = whet.Trainer(model, jobs_of_ranks.arguments(job), train_dataset=rows, eval_dataset=toy_rows(11))
+    trainer = engine.Trainer(model, jobs_of_ranks.arguments(job), train_dataset=rows, eval_dataset=toy_rows(11))
     counts["training"] = 0
     trainer.train()
     kept = [trainer.state.best_global_step, Path(trainer.state.best_model_checkpoint or "none").name]
@@ -64,7 +64,7 @@ def dealt(job: dict[str, Any], rank: int) -> dict[str, Any]:
     model.get_input_embeddings().register_forward_pre_hook(
         lambda _, given: tokens.append(given[0].numel()) if model.training else None
     )
-    trainer = whet.Trainer(model, jobs_of_ranks.arguments(job), train_dataset=rows)
+    trainer = engine.Trainer(model, jobs_of_ranks.arguments(job), train_dataset=rows)
     tokens.clear()
     trainer.train()
     return jobs_of_ranks.left_by(trainer, tokens=tokens, longest=int(rows.lengths.max()))
@@ -81,7 +81,7 @@ def evaluated(job: dict[str, Any], rank: int) -> dict[str, Any]:
             return {"loss": (x[:, 0] ** 2).mean(), "logits": x[:, 0] + 0 * self.head.bias}
 
     args = jobs_of_ranks.arguments(job | {"args": {"per_device_eval_batch_size": 2}})
-    trainer = whet.Trainer(Watched(), args, train_dataset=toy_rows(8), eval_dataset=rows)
+    trainer = engine.Trainer(Watched(), args, train_dataset=toy_rows(8), eval_dataset=rows)
     seen.clear()
     predictions = trainer.predict(rows)
     return {"seen": seen, "predictions": np.asarray(predictions.predictions).tolist()}

@@ -17,7 +17,7 @@ from tiny_runs import Toy, toy_rows
 from torch.utils.data import IterableDataset
 from transformers import TrainerCallback
 
-import whet
+import engine
 from tiny import tiny_model, tiny_rows
 from tiny_decoders import collate, tiny_decoder, token_rows
 from whet.models.experts.settings import ExpertSettings
@@ -31,13 +31,13 @@ _USUAL: dict[str, Any] = {
 }  # fmt: skip
 
 
-def arguments(job: dict[str, Any]) -> whet.TrainingArguments:
+def arguments(job: dict[str, Any]) -> engine.TrainingArguments:
     given = _USUAL | {"output_dir": str(Path(job["folder"]).parent / "out")} | job.get("args", {})
     rows = given.pop("rows_per_step", 8) // job["n_ranks"] // given.get("gradient_accumulation_steps", 1)
-    return whet.TrainingArguments(**({"per_device_train_batch_size": job.get("rows", rows)} | given))
+    return engine.TrainingArguments(**({"per_device_train_batch_size": job.get("rows", rows)} | given))
 
 
-def left_by(trainer: whet.Trainer, **more: Any) -> dict[str, Any]:
+def left_by(trainer: engine.Trainer, **more: Any) -> dict[str, Any]:
     """Return what a run left in this rank."""
     held = trainer.model.state_dict()
     digest = hashlib.sha256(b"".join(one.numpy().tobytes() for one in held.values())).hexdigest()
@@ -54,7 +54,7 @@ def left_by(trainer: whet.Trainer, **more: Any) -> dict[str, Any]:
     } | more  # fmt: skip
 
 
-def _questions(job: dict[str, Any], cls: type[whet.Trainer] = whet.Trainer, **more: Any) -> whet.Trainer:
+def _questions(job: dict[str, Any], cls: type[engine.Trainer] = engine.Trainer, **more: Any) -> engine.Trainer:
     rows = tiny_rows(job.get("n_rows", 20), job.get("family", "bert"))
     model = tiny_model(job.get("family", "bert"), dropout=job.get("dropout", 0.1))
     if "experts" in job:
@@ -108,12 +108,12 @@ def shared(job: dict[str, Any], rank: int) -> dict[str, Any]:
 def words(job: dict[str, Any], rank: int) -> dict[str, Any]:
     """Train a decoder, whose loss reads its head without a call of the model."""
     rows: Any = token_rows(20)
-    trainer = whet.Trainer(tiny_decoder("llama"), arguments(job), data_collator=collate, train_dataset=rows)
+    trainer = engine.Trainer(tiny_decoder("llama"), arguments(job), data_collator=collate, train_dataset=rows)
     trainer.train()
     return left_by(trainer)
 
 
-class _OwnLoss(whet.Trainer):
+class _OwnLoss(engine.Trainer):
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
@@ -121,7 +121,7 @@ class _OwnLoss(whet.Trainer):
         return (outputs["loss"], outputs) if return_outputs else outputs["loss"]
 
 
-class _PlainBackward(whet.Trainer):
+class _PlainBackward(engine.Trainer):
     """Calls backward itself, as scripts do that never ran on several processes."""
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
@@ -131,7 +131,7 @@ class _PlainBackward(whet.Trainer):
         return loss.detach()
 
 
-class _TwoBackwards(whet.Trainer):
+class _TwoBackwards(engine.Trainer):
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         for _ in range(2):
             loss = self.compute_loss(model, inputs)
@@ -139,7 +139,7 @@ class _TwoBackwards(whet.Trainer):
         return loss.detach()
 
 
-class _OwnSampler(whet.Trainer):
+class _OwnSampler(engine.Trainer):
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         return torch.utils.data.SequentialSampler(toy_rows(32))
 
@@ -151,7 +151,7 @@ class _ReadsAnything(Toy):
         return super().forward(x, labels)
 
 
-class _OwnMean(whet.Trainer):
+class _OwnMean(engine.Trainer):
     """Returns a plain mean, whatever the number of targets."""
 
     def compute_loss(
@@ -181,8 +181,8 @@ class _Stream(IterableDataset[Any]):
         yield from toy_rows(32)
 
 
-_TOYS: dict[str, type[whet.Trainer]] = {
-    "whet": whet.Trainer, "compute_loss": _OwnLoss, "plain_backward": _PlainBackward, "two_backwards": _TwoBackwards,
+_TOYS: dict[str, type[engine.Trainer]] = {
+    "whet": engine.Trainer, "compute_loss": _OwnLoss, "plain_backward": _PlainBackward, "two_backwards": _TwoBackwards,
     "own_sampler": _OwnSampler, "own_mean": _OwnMean, "infinite": _InfiniteLoss,
 }  # fmt: skip
 
@@ -296,7 +296,7 @@ class _Hangs(_Signal):
                 os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def _die_in_forward(rank: int, step: int, trainer: whet.Trainer) -> None:
+def _die_in_forward(rank: int, step: int, trainer: engine.Trainer) -> None:
     """End rank 1 while the other one computes gradients."""
 
     def end(*_: Any) -> None:
@@ -309,7 +309,7 @@ def _die_in_forward(rank: int, step: int, trainer: whet.Trainer) -> None:
 class _Poison(TrainerCallback):
     """Makes the gradient of rank 1 infinite in one step, after its last micro-batch."""
 
-    def __init__(self, rank: int, step: int, trainer: whet.Trainer) -> None:
+    def __init__(self, rank: int, step: int, trainer: engine.Trainer) -> None:
         self.rank, self.step, self.hook = rank, step, None
         self.parameter = next(trainer.model.parameters())
 
@@ -323,7 +323,7 @@ class _Poison(TrainerCallback):
             self.hook = None
 
 
-def _run_out_of_memory(step: int, trainer: whet.Trainer) -> None:
+def _run_out_of_memory(step: int, trainer: engine.Trainer) -> None:
     """Let this rank find too little memory at a step."""
     from whet.train.control import guard
 

@@ -13,7 +13,7 @@ from tiny_runs import Toy, toy_rows
 from torch import nn
 from transformers import TrainerCallback
 
-import whet
+import engine
 from tiny_decoders import collate, tiny_decoder, token_rows
 from whet.cli.main import run
 from whet.dist.sharded_model import ShardedModel
@@ -74,12 +74,12 @@ def unread(job: dict[str, Any], rank: int) -> dict[str, Any]:
     model = tiny_decoder("llama")
     model.model.unread = nn.Linear(4, 4)
     wrapped: Any = peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj", "unread"], r=2))
-    args = whet.TrainingArguments(
+    args = engine.TrainingArguments(
         output_dir=str(Path(job["folder"]).parent / "out"), max_steps=2, per_device_train_batch_size=4,
         save_strategy="no", precision="fp32", report_to=[], ddp_timeout=20, **job["args"],
     )  # fmt: skip
     rows: Any = token_rows(16)
-    whet.Trainer(wrapped, args, collate, rows).train()
+    engine.Trainer(wrapped, args, collate, rows).train()
     return {}
 
 
@@ -107,7 +107,7 @@ def offloaded(job: dict[str, Any], rank: int) -> dict[str, Any]:
 class _Saves(TrainerCallback):
     """Saves the model after the first step, when the ranks have different weights."""
 
-    trainer: whet.Trainer
+    trainer: engine.Trainer
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.trainer.save_model(str(Path(args.output_dir) / "by-callback"))
@@ -139,14 +139,16 @@ def _trainer(
     local_sgd_steps: int = 0,
     outer_momentum: float = 0.0,
     **more: Any,
-) -> whet.Trainer:
-    args = whet.TrainingArguments(
+) -> engine.Trainer:
+    args = engine.TrainingArguments(
         output_dir=str(Path(job["folder"]).parent / "out"), zero_stage=stage, max_steps=3, learning_rate=1e-2,
         per_device_train_batch_size=4, save_strategy="no", precision="fp32", report_to=[], ddp_timeout=20,
         local_sgd_steps=local_sgd_steps, outer_momentum=outer_momentum,
     )  # fmt: skip
     rows: Any = toy_rows(16)
-    return whet.Trainer(model or Toy(), args, train_dataset=rows, eval_dataset=rows, callbacks=list(callbacks), **more)
+    return engine.Trainer(
+        model or Toy(), args, train_dataset=rows, eval_dataset=rows, callbacks=list(callbacks), **more
+    )
 
 
 def _text(call: Callable[[], Any]) -> str:

@@ -12,7 +12,7 @@ from faults import NEW, OLD, ONE, TWO, After, Saves, sweep
 from harness import NO_STRACE, READING_CALLS, Fault, Server, at_once, count, ptrace_works
 from trials import OUT, trainer
 
-import whet
+import engine
 from not_shown import not_shown
 from whet.errors import EXIT_IO, StorageError
 from whet.train.checkpoint import disk_space, finding, manifest
@@ -117,7 +117,7 @@ def test_a_refused_save_ends_the_run_by_default(tmp_path: Path, monkeypatch: pyt
         trainer(max_steps=3, save_steps=1).train()
 
 
-def _forecast_bytes(run: whet.Trainer) -> int:
+def _forecast_bytes(run: engine.Trainer) -> int:
     loop = TrainingLoop(run)
     loop.start(None)
     return disk_space.forecast_bytes(loop.run_state)

@@ -12,6 +12,7 @@ import pytest
 from forked_runs import LIMIT_S, fork
 from transformers import TrainerCallback
 
+import engine
 from whet.hardware import memory
 
 pytestmark = pytest.mark.reliability
@@ -61,12 +62,10 @@ def _train(folder: Path, every: int = EVERY, **changes: Any) -> list[tuple[int, 
     def work() -> None:
         from tiny_runs import arguments, tiny_bert
 
-        import whet
-
         watch = Watch(every)
         usual = {"train_sampling_strategy": "random", "logging_strategy": "no", "gradient_accumulation_steps": 1}
         args = arguments(folder / "out", **(usual | changes))
-        whet.Trainer(model=tiny_bert(), args=args, train_dataset=_rows(), callbacks=[watch]).train()
+        engine.Trainer(model=tiny_bert(), args=args, train_dataset=_rows(), callbacks=[watch]).train()
         (folder / "seen.json").write_text(json.dumps(watch.seen), "utf-8")
 
     child = fork(work, folder / "log")

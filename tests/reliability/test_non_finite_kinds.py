@@ -19,7 +19,7 @@ from tiny_runs import Recorder, Toy, arguments, assert_same_weights, checkpoints
 from torch import Tensor
 from transformers import TrainerCallback
 
-import whet
+import engine
 from whet.errors import NonFiniteError
 from whet.models import finite
 from whet.train.checkpoint import on_disk
@@ -64,7 +64,7 @@ def _rows(*bad: int) -> list[dict[str, Tensor]]:
     return [{"x": row, "labels": row.masked_fill(row == 99, 0.5).sum()} for row in x]
 
 
-def _trainer(folder: Path, how: str, *bad: int, **changes: Any) -> whet.Trainer:
+def _trainer(folder: Path, how: str, *bad: int, **changes: Any) -> engine.Trainer:
     usual = {"logging_steps": 1, "save_strategy": "steps", "save_steps": 1, "max_loss_spike": 20.0}
     return toy_trainer(folder, model=Bad(how), train_dataset=_rows(*bad), **(usual | changes))
 
@@ -142,7 +142,7 @@ def test_a_batch_without_a_target_is_no_loss_of_zero(tmp_path: Path, caplog: pyt
     seen = Recorder(weights_of)
     model = tiny_bert(BertForMaskedLM)
     args = arguments(tmp_path, logging_steps=1, weight_decay=0.1)
-    trainer = whet.Trainer(model=model, args=args, train_dataset=rows, callbacks=[seen])
+    trainer = engine.Trainer(model=model, args=args, train_dataset=rows, callbacks=[seen])
     trainer.train()
     assert_same_weights(seen.kept[1], seen.kept[0])
     assert "step 2 was not applied" in caplog.text

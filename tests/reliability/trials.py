@@ -16,7 +16,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-import whet
+import engine
 from tiny import arguments, tiny_model, tiny_rows
 from whet.errors import WhetError
 from whet.train.loop import TrainingLoop
@@ -46,14 +46,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
 _PR_SET_PTRACER, _ANY = 0x59616D61, ctypes.c_ulong(-1)
 
 
-def trainer(config: str = "plain", model: Any = None, rows: Any = None, **changes: Any) -> whet.Trainer:
+def trainer(config: str = "plain", model: Any = None, rows: Any = None, **changes: Any) -> engine.Trainer:
     """Return a trainer of a tiny BERT with dropout that saves every third step into `out`, below the working folder."""
     usual = {"max_steps": N_STEPS, "save_strategy": "steps", "save_steps": SAVE_STEPS}
     if model is None:
         model = tiny_model("bert", dropout=0.1, hidden_size=16, intermediate_size=32)
     if config == "frozen":
         model.base_model.embeddings.requires_grad_(False)
-    return whet.Trainer(
+    return engine.Trainer(
         model=model,
         args=arguments(Path(OUT), **(usual | CONFIGS[config] | changes)),
         train_dataset=_ROWS if rows is None else rows,

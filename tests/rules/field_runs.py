@@ -20,6 +20,7 @@ from tiny_runs import tiny_bert
 from torch import nn
 from transformers import TrainerCallback
 
+import engine
 import whet
 from whet.train.control.stop import Stopped
 
@@ -129,11 +130,11 @@ def _run(folder: Path, given: Mapping[str, Any], case: Case) -> dict[str, Any]:
 
 
 def _train(settings: dict[str, Any], watch: Watch, case: Case) -> dict[str, Any]:
-    args = whet.TrainingArguments(**settings)
+    args = engine.TrainingArguments(**settings)
     rows = rows_of(N_ROWS, of_one_length=args.attn_implementation not in (None, "whet"))
     kept = _Kept()
     scores = iter(range(100))
-    trainer = whet.Trainer(
+    trainer = engine.Trainer(
         model=tiny_bert(), args=args, train_dataset=rows, eval_dataset=rows[:6], callbacks=[watch],
         processing_class=Processing(case.bad_disk) if case.bad_disk else None,
         compute_metrics=lambda _: {"score": float(next(scores))},

@@ -20,6 +20,7 @@ from field_runs import Case, outcome
 from tiny_runs import Toy, tiny_bert, toy_rows, toy_trainer
 from transformers import AutoModelForQuestionAnswering
 
+import engine
 import whet
 from whet.cli.main import run
 from whet.train.callbacks import progress
@@ -166,7 +167,7 @@ _SHOWN_APART = {"use_cpu", "run_name", "disable_tqdm", "profile", "remove_unused
 
 
 def test_every_field_is_shown_to_count() -> None:
-    fields = {field.name for field in dataclasses.fields(whet.TrainingArguments)}
+    fields = {field.name for field in dataclasses.fields(engine.TrainingArguments)}
     assert fields == {*CASES, *_NEEDS_GPU, *_NEEDS_TENSORBOARD, *_BY_COMMAND, *_NEEDS_RANKS, *_SHOWN_APART}
 
 
@@ -211,14 +212,16 @@ def test_equal_settings_give_equal_runs(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", _NEEDS_GPU)
 def test_what_needs_a_gpu_is_refused_without_one(name: str, tmp_path: Path) -> None:
     with pytest.raises(whet.ConfigError, match="GPU") as caught:
-        whet.Trainer(model=tiny_bert(), args=whet.TrainingArguments(output_dir=tmp_path, **_NEEDS_GPU[name]))
+        engine.Trainer(model=tiny_bert(), args=engine.TrainingArguments(output_dir=tmp_path, **_NEEDS_GPU[name]))
     assert name in str(caught.value).lower()
 
 
 def test_use_cpu(tmp_path: Path) -> None:
     """Where there is a GPU, the run stays off it; where there is none, it is on the CPU either way."""
     devices = [
-        whet.Trainer(model=tiny_bert(), args=whet.TrainingArguments(output_dir=tmp_path, use_cpu=wanted)).device.type
+        engine.Trainer(
+            model=tiny_bert(), args=engine.TrainingArguments(output_dir=tmp_path, use_cpu=wanted)
+        ).device.type
         for wanted in (False, True)
     ]
     assert devices == ["cuda" if _GPU else "cpu", "cpu"]
@@ -252,14 +255,14 @@ def test_run_name_reaches_the_tracker(tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("trackers", ["none", "tensorboard"])
 def test_run_name_without_a_tracker_that_has_names_is_refused(trackers: str) -> None:
     with pytest.raises(whet.ConfigError, match="run_name is given, but"):
-        whet.TrainingArguments(run_name="first", report_to=trackers)
+        engine.TrainingArguments(run_name="first", report_to=trackers)
 
 
 def test_disable_tqdm(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a terminal there is a bar, without it the lines that a file gets."""
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     shown = [
-        {type(one) for one in whet.Trainer(tiny_bert(), whet.TrainingArguments(disable_tqdm=off)).events.callbacks}
+        {type(one) for one in engine.Trainer(tiny_bert(), engine.TrainingArguments(disable_tqdm=off)).events.callbacks}
         for off in (False, True)
     ]
     assert progress.Bar in shown[0] - shown[1]
@@ -323,4 +326,4 @@ def test_tensorboard_is_there_or_refused(tmp_path: Path) -> None:
     if importlib.util.find_spec("tensorboard"):
         pytest.skip("tensorboard is installed")
     with pytest.raises(whet.ConfigError, match="tensorboard"):
-        whet.Trainer(tiny_bert(), whet.TrainingArguments(output_dir=tmp_path, report_to="tensorboard"))
+        engine.Trainer(tiny_bert(), engine.TrainingArguments(output_dir=tmp_path, report_to="tensorboard"))

@@ -13,6 +13,7 @@ from pathlib import Path
 import transformers
 from message_texts import PLACEHOLDER, Text, all_texts, choices
 
+import engine
 import whet
 from whet.cli.main import COMMANDS
 from whet.config.optimizer_names import ELSEWHERE, OPTIONS
@@ -104,7 +105,12 @@ def test_every_command_module_and_extra_in_a_message_exists() -> None:
 
 def test_every_setting_assigned_in_a_fix_is_a_name_that_callers_have() -> None:
     """`enable_jit_checkpoint=False`, `padding='all'`: a field, or a parameter of what callers have."""
-    takers = [transformers.Trainer.__init__, whet.Trainer.__init__, whet.Trainer.hyperparameter_search, whet.optimize]
+    takers = [
+        transformers.Trainer.__init__,
+        engine.Trainer.__init__,
+        engine.Trainer.hyperparameter_search,
+        whet.optimize,
+    ]
     takers.append(transformers.PreTrainedTokenizerBase.__call__)
     known = {*_KINDS} | {name for taker in takers for name in inspect.signature(taker).parameters}
     for one in _TEXTS:

@@ -11,7 +11,7 @@ import transformers
 from tiny_runs import Toy, arguments, toy_rows
 from transformers_page import PAGE, written
 
-import whet
+import engine
 from whet.errors import ConfigError
 from whet.train.compat.method_table import ARGUMENTS, HONOURED_INTERNAL, INTERNAL, METHODS, SEEN_IN
 
@@ -41,17 +41,17 @@ def test_attributes_that_scripts_set_are_there() -> None:
     others = [
         name for name in _THEIRS if not name.startswith("_") and not callable(getattr(transformers.Trainer, name))
     ]
-    assert [name for name in others if not hasattr(whet.Trainer, name)] == []
+    assert [name for name in others if not hasattr(engine.Trainer, name)] == []
 
 
 def test_the_constructor_takes_what_transformers_takes_in_its_order() -> None:
-    theirs, ours = (list(_parameters(kind.__init__)) for kind in (transformers.Trainer, whet.Trainer))
+    theirs, ours = (list(_parameters(kind.__init__)) for kind in (transformers.Trainer, engine.Trainer))
     assert ours[: len(theirs)] == theirs
 
 
 @pytest.mark.parametrize("name", _PUBLIC)
 def test_a_method_takes_what_transformers_takes(name: str) -> None:
-    theirs, ours = (_parameters(getattr(kind, name)) for kind in (transformers.Trainer, whet.Trainer))
+    theirs, ours = (_parameters(getattr(kind, name)) for kind in (transformers.Trainer, engine.Trainer))
     takes_any = any(one.kind == one.VAR_KEYWORD for one in ours.values())
     missing = [one for one, kind in theirs.items() if one not in ours and kind.kind != kind.VAR_KEYWORD]
     assert takes_any or missing == []
@@ -62,12 +62,12 @@ def test_a_method_takes_what_transformers_takes(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(name for name, method in METHODS.items() if method.refused))
 def test_a_method_that_is_refused_says_what_to_do(name: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=rf"(?s)no {name}.*fix: use transformers' own Trainer"):
-        getattr(_trainer(whet.Trainer, tmp_path), name)()
+        getattr(_trainer(engine.Trainer, tmp_path), name)()
 
 
 @pytest.mark.parametrize("name", _PUBLIC + _UNDER)
 def test_an_override_is_honoured_or_refused_at_construction(name: str, tmp_path: Path) -> None:
-    kind = type("Own", (whet.Trainer,), {name: lambda self, *_, **__: None})
+    kind = type("Own", (engine.Trainer,), {name: lambda self, *_, **__: None})
     honoured = name in HONOURED_INTERNAL or (name in METHODS and METHODS[name].override == "honoured")
     if honoured:
         assert _trainer(kind, tmp_path)

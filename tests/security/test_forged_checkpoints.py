@@ -13,8 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from engine import Trainer, TrainingArguments
 from tiny import tiny_model
-from whet import Trainer, TrainingArguments
 from whet.errors import WhetError
 from whet.hardware.memory import peak_bytes
 from whet.train.checkpoint import manifest

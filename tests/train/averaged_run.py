@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-import whet
+import engine
 from tiny import arguments, tiny_model, tiny_rows
 
 N_STEPS, BEGINS, KILLED_AFTER = 10, 6, 8
@@ -26,9 +26,9 @@ class KillAfter(TrainerCallback):
 
 
 def averaged(
-    folder: Path, *, seed: int = 0, callbacks: list[Any] | None = None, kind: Any = whet.Trainer, wrap: Any = None,
+    folder: Path, *, seed: int = 0, callbacks: list[Any] | None = None, kind: Any = engine.Trainer, wrap: Any = None,
     **changes: Any,
-) -> whet.Trainer:  # fmt: skip
+) -> engine.Trainer:  # fmt: skip
     """Return the trainer of the run, of class `kind`; `seed` is that of the first weights, `wrap` wraps the model."""
     usual: dict[str, Any] = {
         "max_steps": N_STEPS, "weight_averaging_start": 0.5, "save_strategy": "steps", "save_steps": 1,

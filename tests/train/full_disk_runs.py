@@ -11,7 +11,7 @@ from typing import Any
 
 from tiny_runs import arguments, span_rows, tiny_bert, toy_trainer
 
-import whet
+import engine
 from whet.errors import WhetError
 
 CASES = {
@@ -33,11 +33,11 @@ def main(folder: Path) -> None:
     print(json.dumps(found))
 
 
-def _trainer(folder: Path, name: str, **changes: Any) -> whet.Trainer:
+def _trainer(folder: Path, name: str, **changes: Any) -> engine.Trainer:
     changes |= {"save_strategy": "steps", "resume_from_checkpoint": "auto"}
     if CASES[name][0] == "toy":
         return toy_trainer(folder / name, **changes)
-    return whet.Trainer(model=tiny_bert(), args=arguments(folder / name, **changes), train_dataset=span_rows())
+    return engine.Trainer(model=tiny_bert(), args=arguments(folder / name, **changes), train_dataset=span_rows())
 
 
 def _refused(limit: int, work: Callable[..., Any], *given: Any) -> dict[str, Any]:

@@ -6,11 +6,12 @@ from override_runs import ours, pad, token_rows
 from tiny_runs import tiny_bert
 from transformers import BertForSequenceClassification
 
+import engine
 import whet
 
 model = tiny_bert(BertForSequenceClassification, num_labels=3)
 args = ours(sys.argv[1], save_strategy="epoch")
-trainer = whet.Trainer(model, args, pad, token_rows(), token_rows(5))
+trainer = engine.Trainer(model, args, pad, token_rows(), token_rows(5))
 trainer.train()
 trainer.evaluate()
 try:

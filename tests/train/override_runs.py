@@ -10,7 +10,7 @@ import transformers
 from tiny_runs import arguments
 from torch import nn
 
-import whet
+import engine
 
 
 class Smoothed(nn.Module):
@@ -68,7 +68,7 @@ def theirs(folder: Path, **changes: Any) -> transformers.TrainingArguments:
     return transformers.TrainingArguments(**(usual | changes))
 
 
-def ours(folder: Path, **changes: Any) -> whet.TrainingArguments:
+def ours(folder: Path, **changes: Any) -> engine.TrainingArguments:
     return arguments(folder, **({"optim": "adamw_torch", "logging_steps": 1, "precision": "fp32"} | changes))
 
 

@@ -16,6 +16,7 @@ import pytest
 import torch
 from tiny_runs import toy_trainer
 
+import engine
 import whet
 from tiny import arguments, losses, tiny_model, tiny_rows, weights_of
 from whet.hardware import memory, trim
@@ -124,12 +125,12 @@ def test_room_is_left_for_the_optimizer_and_before_the_guard_warns() -> None:
     assert not HostMemory(lambda: [room], 0).fits(int(3.5 * holds))
 
 
-def _wide_trainer(folder: Path, **changes: Any) -> whet.Trainer:
+def _wide_trainer(folder: Path, **changes: Any) -> engine.Trainer:
     """A model of which 32 rows take about 100 MiB more than it does itself."""
     model = tiny_model("bert", dropout=0.1, hidden_size=64, max_position_embeddings=512)
     usual = {"per_device_train_batch_size": 32, "max_steps": 2, "precision": "fp32"}
     rows = tiny_rows(40, lengths=(100, 500))
-    return whet.Trainer(model=model, args=arguments(folder, **(usual | changes)), train_dataset=rows)
+    return engine.Trainer(model=model, args=arguments(folder, **(usual | changes)), train_dataset=rows)
 
 
 @in_another_process

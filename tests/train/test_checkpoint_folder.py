@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from tiny_runs import assert_same_weights, checkpoints, read_json, span_rows, tiny_bert, toy_trainer, weights_of
 from transformers import BertForQuestionAnswering, TrainerState
 
-import whet
+import engine
 from whet.errors import EXIT_IO, StorageError
 from whet.train.checkpoint import finding, on_disk, staging
 
@@ -71,9 +71,11 @@ def test_nothing_else_is_left_in_the_folder(saved: Path) -> None:
 
 
 def test_a_checkpoint_of_a_model_of_transformers_loads_as_a_model(tmp_path: Path) -> None:
-    trainer = whet.Trainer(
+    trainer = engine.Trainer(
         model=tiny_bert(),
-        args=whet.TrainingArguments(output_dir=str(tmp_path), use_cpu=True, save_strategy="epoch", num_train_epochs=1),
+        args=engine.TrainingArguments(
+            output_dir=str(tmp_path), use_cpu=True, save_strategy="epoch", num_train_epochs=1
+        ),
         train_dataset=span_rows(),
     )
     trainer.train()

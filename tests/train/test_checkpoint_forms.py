@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from tests.train.tiny_runs import Toy, toy_trainer
 from transformers import EarlyStoppingCallback
 
+import engine
 import whet
 from whet.train.checkpoint.manifest import digest_of
 
@@ -23,11 +24,11 @@ _RUN: dict[str, Any] = {
 }  # fmt: skip
 
 
-def _trainer(folder: Path, **changes: Any) -> whet.Trainer:
+def _trainer(folder: Path, **changes: Any) -> engine.Trainer:
     return toy_trainer(folder, model=Toy(dropout=0.1), **(_RUN | changes))
 
 
-def _losses(trainer: whet.Trainer, name: str = "loss") -> dict[int, float]:
+def _losses(trainer: engine.Trainer, name: str = "loss") -> dict[int, float]:
     return {entry["step"]: entry[name] for entry in trainer.state.log_history if name in entry}
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from transformers import TrainerCallback
 
-import whet
+import engine
 from tiny import arguments, losses, tiny_model, tiny_rows
 from whet.models import lazy_tensor
 from whet.train.clipping import ClipInOwnPass
@@ -56,10 +56,10 @@ class Everywhere(Looks):
         self.handle.remove()
 
 
-def _run(folder: Path, *callbacks: TrainerCallback, **changes: Any) -> whet.Trainer:
+def _run(folder: Path, *callbacks: TrainerCallback, **changes: Any) -> engine.Trainer:
     args = arguments(folder, max_steps=8, learning_rate=1e-2, max_grad_norm=BOUND, **changes)
     model = tiny_model("bert", dropout=0.1)
-    trainer = whet.Trainer(model=model, args=args, train_dataset=tiny_rows(32, "bert"), callbacks=list(callbacks))
+    trainer = engine.Trainer(model=model, args=args, train_dataset=tiny_rows(32, "bert"), callbacks=list(callbacks))
     trainer.train()
     return trainer
 
@@ -82,7 +82,7 @@ def test_who_looks_sees_the_clipped_gradient_and_changes_nothing(tmp_path: Path,
 def test_the_bound_counts(tmp_path: Path, optim: str) -> None:
     clipped = losses(_run(tmp_path / "clipped", optim=optim))
     args = arguments(tmp_path / "free", max_steps=8, learning_rate=1e-2, max_grad_norm=0.0, optim=optim)
-    free = whet.Trainer(model=tiny_model("bert", dropout=0.1), args=args, train_dataset=tiny_rows(32, "bert"))
+    free = engine.Trainer(model=tiny_model("bert", dropout=0.1), args=args, train_dataset=tiny_rows(32, "bert"))
     free.train()
     assert losses(free)[-1] != pytest.approx(clipped[-1], rel=1e-4)
 

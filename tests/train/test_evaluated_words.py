@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForMaskedLM
 
+import engine
 import whet
 from tiny import arguments, padded, tiny_config
 
@@ -48,7 +49,7 @@ def trainer(folder: Path, **more: Any) -> Any:
     torch.manual_seed(0)
     model = AutoModelForMaskedLM.from_config(tiny_config("bert", vocab_size=_VOCABULARY))
     args = arguments(folder, per_device_eval_batch_size=8)
-    made = whet.Trainer(model=model, args=args, eval_dataset=rows(), data_collator=collate, **more)
+    made = engine.Trainer(model=model, args=args, eval_dataset=rows(), data_collator=collate, **more)
     assert made.objective.packed
     return made
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import whet
+import engine
 from tiny import arguments
 from tiny_decoders import collate, tiny_decoder, token_rows, trainer_of
 
@@ -31,9 +31,9 @@ class Some(nn.Module):
         return {"loss": loss * float("nan") if self._n_broken >= 0 else loss}
 
 
-def some(folder: Path, model: nn.Module, optimizer: Any = None, **settings: Any) -> whet.Trainer:
+def some(folder: Path, model: nn.Module, optimizer: Any = None, **settings: Any) -> engine.Trainer:
     rows = [{"x": torch.full((4,), float(n)), "labels": torch.tensor(float(n))} for n in range(8)]
-    return whet.Trainer(model, arguments(folder, **settings), train_dataset=rows, optimizers=(optimizer, None))
+    return engine.Trainer(model, arguments(folder, **settings), train_dataset=rows, optimizers=(optimizer, None))
 
 
 def unread_llama() -> Any:
@@ -64,7 +64,7 @@ def test_line_names_the_weights_that_the_loss_does_not_read(
     """The training continues without them. Packed, the embeddings' gradient does not come through autograd."""
     if "padded" in changes:
         args = arguments(tmp_path, max_steps=3, attn_implementation="sdpa", **way)
-        whet.Trainer(unread_llama(), args, collate, token_rows(8)).train()
+        engine.Trainer(unread_llama(), args, collate, token_rows(8)).train()
     else:
         trainer_of(tmp_path, unread_llama(), token_rows(8), max_steps=3, **way, **changes).train()
     assert named(caplog) == ["model.unread.bias, model.unread.weight"]

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import TrainerCallback
 
-import whet
+import engine
 from tiny import DECODERS_WITH_OWN_CODE, FAMILIES_WITH_OWN_CODE, arguments, losses, tiny_model, tiny_rows
 from tiny_decoders import collate, tiny_decoder
 from whet.data.store import RowStore
@@ -35,7 +35,7 @@ def decoder_rows() -> RowStore:
     return RowStore(found.cu_seqlens, {"input_ids": found.tokens["input_ids"], "labels": found.tokens["input_ids"]})
 
 
-def trainer_of(folder: Path, family: str = "bert", model: Any = None, **settings: Any) -> whet.Trainer:
+def trainer_of(folder: Path, family: str = "bert", model: Any = None, **settings: Any) -> engine.Trainer:
     """Return a trainer for three epochs whose first block is frozen."""
     causal = family in DECODERS_WITH_OWN_CODE
     make = tiny_decoder if causal else tiny_model
@@ -43,7 +43,7 @@ def trainer_of(folder: Path, family: str = "bert", model: Any = None, **settings
     rows = decoder_rows() if causal else tiny_rows(N_ROWS, family)
     args = arguments(folder, **(usual | settings))
     model = model or make(family, dropout=0.1)
-    return whet.Trainer(model=model, args=args, train_dataset=rows, data_collator=collate if causal else None)
+    return engine.Trainer(model=model, args=args, train_dataset=rows, data_collator=collate if causal else None)
 
 
 def curve(folder: Path, family: str = "bert", **settings: Any) -> list[float]:
@@ -207,7 +207,7 @@ def test_rows_that_change_are_refused(tmp_path: Path) -> None:
 
     trainer = trainer_of(tmp_path, "llama", cache_frozen_trunk=True, num_train_epochs=1)
     args, model = trainer.args, trainer.model
-    trainer = whet.Trainer(model=model, args=args, train_dataset=decoder_rows(), data_collator=masking)
+    trainer = engine.Trainer(model=model, args=args, train_dataset=decoder_rows(), data_collator=masking)
     with pytest.raises(ConfigError, match="not the same each time"):
         trainer.train()
 
@@ -239,6 +239,6 @@ def test_what_keeps_no_states_is_refused(says: str, tmp_path: Path) -> None:
 def test_rows_of_another_kind_are_refused(tmp_path: Path) -> None:
     args = arguments(tmp_path, freeze_layers=1, cache_frozen_trunk=True)
     rows = tiny_rows(8)
-    trainer = whet.Trainer(model=tiny_model("bert"), args=args, train_dataset=[rows[n] for n in range(8)])
+    trainer = engine.Trainer(model=tiny_model("bert"), args=args, train_dataset=[rows[n] for n in range(8)])
     with pytest.raises(ConfigError, match="rows in a list"):
         trainer.train()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tiny_runs import Toy, arguments, assert_same_weights, span_rows, tiny_bert, toy_trainer
 
-import whet
+import engine
 
 
 class Unsteady(Toy):
@@ -49,7 +49,7 @@ def test_full_determinism_changes_nothing_of_packed_runs(tmp_path: Path) -> None
     """whet's operators repeat bitwise on a CPU without it."""
     found = []
     for wanted in (False, True):
-        trainer = whet.Trainer(
+        trainer = engine.Trainer(
             tiny_bert(hidden_dropout_prob=0.1), arguments(tmp_path, full_determinism=wanted), train_dataset=span_rows()
         )
         trainer.train()

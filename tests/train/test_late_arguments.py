@@ -14,7 +14,7 @@ import transformers
 from tiny_runs import Toy, arguments, toy_rows, toy_trainer
 from transformers import TrainerCallback
 
-import whet
+import engine
 from whet.errors import ConfigError
 from whet.log import logger
 from whet.train.compat import late_arguments
@@ -70,7 +70,7 @@ def _level() -> Iterator[None]:
 def test_every_field_that_construction_carries_out_is_refused_later_or_carried_out_again(tmp_path: Path) -> None:
     args = arguments(tmp_path)
     with _fields_read() as read:
-        whet.Trainer(Toy(), args, train_dataset=toy_rows())
+        engine.Trainer(Toy(), args, train_dataset=toy_rows())
     again = {"log_level", "gradient_accumulation_steps", "per_device_train_batch_size", "eval_strategy"}
     assert read <= {*late_arguments.MODEL, *late_arguments.CALLBACKS, *again}
     assert {*late_arguments.MODEL, *late_arguments.CALLBACKS} == CHANGES.keys()
@@ -121,8 +121,8 @@ def test_arguments_that_change_under_a_running_training_are_refused(tmp_path: Pa
 
 
 def test_model_init_carries_out_new_settings_of_the_model(tmp_path: Path) -> None:
-    args = whet.TrainingArguments(str(tmp_path), max_steps=1, save_strategy="no", precision="fp32", use_cpu=True)
-    trainer = whet.Trainer(args=args, model_init=lambda: Toy(), train_dataset=toy_rows(), eval_dataset=toy_rows())
+    args = engine.TrainingArguments(str(tmp_path), max_steps=1, save_strategy="no", precision="fp32", use_cpu=True)
+    trainer = engine.Trainer(args=args, model_init=lambda: Toy(), train_dataset=toy_rows(), eval_dataset=toy_rows())
     trainer.args = dataclasses.replace(args, precision="bf16", bf16=None)
     with pytest.raises(ConfigError, match=r"precision.* changed too late"):
         trainer.evaluate()
@@ -141,8 +141,8 @@ def test_arguments_of_transformers_that_are_put_in_later_are_translated(tmp_path
 
 
 def test_an_evaluation_that_comes_late_needs_its_data_before_the_first_step(tmp_path: Path) -> None:
-    args = whet.TrainingArguments(str(tmp_path), max_steps=3, save_strategy="no", use_cpu=True)
-    trainer = whet.Trainer(Toy(), args, train_dataset=toy_rows())
+    args = engine.TrainingArguments(str(tmp_path), max_steps=3, save_strategy="no", use_cpu=True)
+    trainer = engine.Trainer(Toy(), args, train_dataset=toy_rows())
     trainer.args = dataclasses.replace(args, eval_strategy="steps", eval_steps=2)
     with pytest.raises(ConfigError, match="no data set to evaluate on"):
         trainer.train()
@@ -167,7 +167,7 @@ def test_names_for_a_tracker_whose_run_has_begun_are_refused(tmp_path: Path) -> 
 @contextmanager
 def _fields_read() -> Iterator[set[str]]:
     """Note the fields of TrainingArguments that are read within the block."""
-    kind: Any = whet.TrainingArguments
+    kind: Any = engine.TrainingArguments
     fields = {one.name for one in dataclasses.fields(kind)}
     read: set[str] = set()
 

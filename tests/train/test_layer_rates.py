@@ -10,6 +10,7 @@ import torch
 from tiny_runs import Toy, toy_trainer
 from transformers import AutoModelForQuestionAnswering, GPT2Config, T5Config
 
+import engine
 import whet
 from tiny import FAMILIES, arguments, tiny_model, tiny_rows, weights_of
 
@@ -18,12 +19,14 @@ N_BLOCKS = 2
 ONE_STACK = [family for family in FAMILIES if family != "albert"]
 
 
-def trainer_of(folder: Path, family: str = "bert", **changes: Any) -> whet.Trainer:
+def trainer_of(folder: Path, family: str = "bert", **changes: Any) -> engine.Trainer:
     usual: dict[str, Any] = {"layerwise_lr_decay": DECAY, "warmup_steps": 0, "lr_scheduler_type": "constant"}
-    return whet.Trainer(tiny_model(family), arguments(folder, **(usual | changes)), train_dataset=tiny_rows(12, family))
+    return engine.Trainer(
+        tiny_model(family), arguments(folder, **(usual | changes)), train_dataset=tiny_rows(12, family)
+    )
 
 
-def rates_of(trainer: whet.Trainer) -> dict[str, float]:
+def rates_of(trainer: engine.Trainer) -> dict[str, float]:
     """The learning rate of each parameter, as a share of the highest."""
     names = {id(one): name for name, one in trainer.model.named_parameters()}
     groups = trainer.create_optimizer().param_groups
@@ -87,7 +90,7 @@ def test_the_schedule_scales_every_rate(tmp_path: Path) -> None:
 def test_a_decoder_has_depths_too(tmp_path: Path) -> None:
     config = GPT2Config(vocab_size=50, n_positions=40, n_embd=16, n_layer=2, n_head=2)
     model = AutoModelForQuestionAnswering.from_config(config)
-    trainer = whet.Trainer(model, arguments(tmp_path, layerwise_lr_decay=DECAY), train_dataset=tiny_rows(4))
+    trainer = engine.Trainer(model, arguments(tmp_path, layerwise_lr_decay=DECAY), train_dataset=tiny_rows(4))
     found = rates_of(trainer)
     assert (found["transformer.wte.weight"], found["transformer.h.0.attn.c_attn.weight"]) == (0.125, 0.25)
     assert (found["transformer.h.1.attn.c_attn.weight"], found["qa_outputs.weight"]) == (0.5, 1.0)
@@ -98,7 +101,7 @@ def test_models_of_unknown_depth_are_refused_by_name(tmp_path: Path) -> None:
         T5Config(vocab_size=50, d_model=16, d_kv=8, d_ff=16, num_layers=2, num_heads=2)
     )
     for model, name in ((tiny_model("albert"), "Albert"), (t5, "T5"), (Toy(), "Toy")):
-        trainer = whet.Trainer(model, arguments(tmp_path, layerwise_lr_decay=DECAY), train_dataset=tiny_rows(4))
+        trainer = engine.Trainer(model, arguments(tmp_path, layerwise_lr_decay=DECAY), train_dataset=tiny_rows(4))
         with pytest.raises(whet.ConfigError, match=f"(?s)layerwise_lr_decay does not go with this model.*{name}"):
             trainer.train()
 
@@ -107,13 +110,13 @@ def test_an_optimizer_without_these_rates_is_refused(tmp_path: Path) -> None:
     model = tiny_model("bert")
     given = torch.optim.AdamW(model.parameters(), lr=5e-4)
     args = arguments(tmp_path, layerwise_lr_decay=DECAY)
-    trainer = whet.Trainer(model, args, train_dataset=tiny_rows(4), optimizers=(given, None))
+    trainer = engine.Trainer(model, args, train_dataset=tiny_rows(4), optimizers=(given, None))
     with pytest.raises(whet.ConfigError, match="layerwise_lr_decay is not carried out by this optimizer"):
         trainer.train()
 
 
 def test_overridden_decay_names_keep_the_rates(tmp_path: Path) -> None:
-    class NoDecay(whet.Trainer):
+    class NoDecay(engine.Trainer):
         def get_decay_parameter_names(self, model: Any = None) -> list[str]:
             return []
 

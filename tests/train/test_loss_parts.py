@@ -11,7 +11,7 @@ from tiny_runs import Toy, arguments, assert_same_weights, entries, read_json, t
 from torch import Tensor
 from transformers import MixtralConfig, MixtralForCausalLM, default_data_collator
 
-import whet
+import engine
 
 _LENGTHS = (3, 5, 7, 4)
 """Labelled tokens of the rows: two micro-batches have different numbers of targets."""
@@ -34,7 +34,7 @@ def _word_rows() -> list[dict[str, Tensor]]:
     return [{"input_ids": row, "labels": label} for row, label in zip(rows, labels, strict=True)]
 
 
-def _expert_trainer(folder: Path, kind: type[whet.Trainer] = whet.Trainer, **changes: Any) -> whet.Trainer:
+def _expert_trainer(folder: Path, kind: type[engine.Trainer] = engine.Trainer, **changes: Any) -> engine.Trainer:
     settings: dict[str, Any] = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "logging_steps": 1}
     args = arguments(folder, **(settings | changes))
     return kind(model=_experts(), args=args, train_dataset=_word_rows(), data_collator=default_data_collator)
@@ -95,14 +95,14 @@ def test_router_loss_is_a_metric_of_an_evaluation(tmp_path: Path) -> None:
 
 def test_router_loss_is_not_logged_without_router_logits(tmp_path: Path) -> None:
     args = arguments(tmp_path, logging_steps=1)
-    trainer = whet.Trainer(model=_experts(output_router_logits=False), args=args, train_dataset=_word_rows())
+    trainer = engine.Trainer(model=_experts(output_router_logits=False), args=args, train_dataset=_word_rows())
     trainer.train()
     assert entries(trainer, "loss")
     assert not entries(trainer, "aux_loss")
 
 
 def test_router_loss_is_logged_through_an_overridden_compute_loss(tmp_path: Path) -> None:
-    class Doubled(whet.Trainer):
+    class Doubled(engine.Trainer):
         def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
             return 2 * super().compute_loss(model, inputs, *args, **kwargs)
 
@@ -114,7 +114,7 @@ def test_router_loss_is_logged_through_an_overridden_compute_loss(tmp_path: Path
 
 
 def test_loss_of_a_users_own_formula_has_no_router_loss(tmp_path: Path) -> None:
-    class FromLogits(whet.Trainer):
+    class FromLogits(engine.Trainer):
         def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
             return model(**inputs).logits.square().mean()
 

@@ -15,7 +15,7 @@ from override_runs import losses, ours, theirs
 from tiny_runs import arguments, assert_same_weights, tiny_bert
 from transformers import BertForMaskedLM, BertTokenizer, DataCollatorForLanguageModeling
 
-import whet
+import engine
 from tiny import tiny_config
 from whet.errors import ConfigError
 
@@ -85,7 +85,7 @@ def trained(
         lr_scheduler_type="constant", train_sampling_strategy="random", **changes,
     )  # fmt: skip
     model = tiny_bert(BertForMaskedLM, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
-    trainer = whet.Trainer(model, args, train_dataset=rows() if data is None else data, data_collator=seen)
+    trainer = engine.Trainer(model, args, train_dataset=rows() if data is None else data, data_collator=seen)
     trainer.train(resume)
     return trainer.model, seen.labels
 
@@ -149,7 +149,7 @@ def test_padding_between_tokens_trains_as_in_transformers(family: str, tmp_path:
         for i in range(8)
     ]
     found = []
-    sides: Any = ((whet.Trainer, ours(tmp_path / "a")), (transformers.Trainer, theirs(tmp_path / "b")))
+    sides: Any = ((engine.Trainer, ours(tmp_path / "a")), (transformers.Trainer, theirs(tmp_path / "b")))
     for base, args in sides:
         torch.manual_seed(0)
         model = transformers.AutoModelForSequenceClassification.from_config(tiny_config(family))

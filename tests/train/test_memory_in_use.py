@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from transformers import TrainerCallback
 
-import whet
+import engine
 from tiny import arguments, tiny_model, tiny_rows
 
 SETTLED, LAST = 60, 120
@@ -49,7 +49,7 @@ class _Watch(TrainerCallback):
 def test_steps_of_other_lengths_leave_nothing_behind(tmp_path: Path) -> None:
     watch = _Watch()
     model = tiny_model("bert", hidden_size=256, intermediate_size=512, max_position_embeddings=512)
-    trainer = whet.Trainer(
+    trainer = engine.Trainer(
         model=model,
         args=arguments(tmp_path, precision="fp32", max_steps=LAST, per_device_train_batch_size=6, logging_steps=LAST),
         train_dataset=tiny_rows(400, lengths=(30, 220)),

@@ -11,6 +11,7 @@ import torch
 from tiny_runs import Toy, bert_config
 from transformers import BertForQuestionAnswering, BertForSequenceClassification, TrainerCallback
 
+import engine
 import whet
 from tiny import FAMILIES, arguments, tiny_model, tiny_rows, weights_of
 from tiny_decoders import collate, tiny_decoder, token_rows
@@ -28,12 +29,12 @@ class First(TrainerCallback):
         self.weights = weights_of(model)
 
 
-def begun(folder: Path, model: Any, resume: str | None = None, **changes: Any) -> tuple[whet.Trainer, dict[str, Any]]:
+def begun(folder: Path, model: Any, resume: str | None = None, **changes: Any) -> tuple[engine.Trainer, dict[str, Any]]:
     """Train a few steps; return the trainer and the weights that it began with."""
     first = First()
     usual: dict[str, Any] = {"reinit_layers": 1, "max_steps": 2}
     args = arguments(folder, **(usual | changes))
-    trainer = whet.Trainer(model, args, train_dataset=tiny_rows(12), callbacks=[first])
+    trainer = engine.Trainer(model, args, train_dataset=tiny_rows(12), callbacks=[first])
     trainer.train(resume_from_checkpoint=resume)
     assert first.weights is not None
     return trainer, first.weights
@@ -49,7 +50,7 @@ def test_the_last_block_is_drawn_as_transformers_does(family: str, tmp_path: Pat
     reference, before = copy.deepcopy(model), weights_of(model)
     first = First()
     args = arguments(tmp_path, reinit_layers=1, max_steps=1, seed=7)
-    whet.Trainer(model, args, train_dataset=rows, callbacks=[first]).train()
+    engine.Trainer(model, args, train_dataset=rows, callbacks=[first]).train()
     assert first.weights is not None
     name, block = ModelView(reference).blocks()[-1]
     with torch.no_grad():
@@ -70,7 +71,7 @@ def test_the_pooler_is_new_too(tmp_path: Path) -> None:
     rows = [{"input_ids": [2, 10 + i, 3], "labels": i % 3} for i in range(12)]
     first = First()
     args = arguments(tmp_path, reinit_layers=1, max_steps=1)
-    whet.Trainer(model, args, train_dataset=rows, callbacks=[first]).train()
+    engine.Trainer(model, args, train_dataset=rows, callbacks=[first]).train()
     assert first.weights is not None
     parts = {name.rpartition(".")[0] for name in changed(first.weights, before)}
     assert "bert.pooler.dense" in parts
@@ -120,7 +121,7 @@ def test_a_second_training_continues_with_what_it_learnt(tmp_path: Path) -> None
 def test_an_evaluation_draws_nothing(tmp_path: Path) -> None:
     model = tiny_model("bert")
     before = weights_of(model)
-    whet.Trainer(model, arguments(tmp_path, reinit_layers=1), eval_dataset=tiny_rows(4)).evaluate()
+    engine.Trainer(model, arguments(tmp_path, reinit_layers=1), eval_dataset=tiny_rows(4)).evaluate()
     assert changed(weights_of(model), before) == set()
 
 
@@ -152,7 +153,7 @@ def test_a_recipe_leaves_them_out_where_they_do_not_fit(
     settings: dict[str, Any] = {"recipe": "few_samples", "max_steps": 2}
     args = arguments(tmp_path, **settings)
     collator = {"data_collator": collate} if name == "decoder" else {}
-    whet.Trainer(model, args, train_dataset=rows, callbacks=[first], **collator).train()
+    engine.Trainer(model, args, train_dataset=rows, callbacks=[first], **collator).train()
     assert first.weights is not None
     assert all(torch.equal(before[one], first.weights[one]) for one in before)
     assert "reinit_layers 1 is left out" in caplog.text

@@ -23,9 +23,7 @@ def _plant(place: Path, kind: str, outside: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["file", "link to a folder", "link to nothing"])
-@pytest.mark.parametrize(
-    "name", ["checkpoint-4", ".checkpoint-4.partial", ".checkpoint-2.replaced"]
-)
+@pytest.mark.parametrize("name", ["checkpoint-4", ".checkpoint-4.partial", ".checkpoint-2.replaced"])
 def test_an_obstacle_is_named_before_the_first_step(tmp_path: Path, name: str, kind: str) -> None:
     out, outside = tmp_path / "an out", tmp_path / "outside"
     out.mkdir()

@@ -11,7 +11,7 @@ import pytest
 from tiny_runs import toy_trainer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-import whet
+import engine
 from whet.errors import ConfigError
 from whet.train.checkpoint import on_disk
 
@@ -19,7 +19,7 @@ _TEMPLATES = {"default": "{{ messages }}", "rag": "{{ documents }}", "tool_use":
 _ONE = on_disk.folder_name(1)
 
 
-def _trainer(folder: Path, processing: Any, **changes: Any) -> whet.Trainer:
+def _trainer(folder: Path, processing: Any, **changes: Any) -> engine.Trainer:
     trainer = toy_trainer(folder, **({"max_steps": 1, "save_strategy": "steps", "save_steps": 1} | changes))
     trainer.processing_class = processing
     return trainer

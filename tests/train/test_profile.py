@@ -24,7 +24,7 @@ from tiny_runs import (
 )
 from transformers import BertForMaskedLM, SqueezeBertConfig, SqueezeBertForQuestionAnswering, TrainerCallback
 
-import whet
+import engine
 from whet.errors import ConfigError
 from whet.kernels.library import library
 from whet.train.callbacks.operator_groups import GROUPS, default_group, group_of
@@ -35,7 +35,7 @@ from whet.train.callbacks.step_times import BETWEEN
 def _profiled(folder: Path, model: Any, rows: Any, *callbacks: Any, **changes: Any) -> Any:
     """Train with `profile`; return the trainer."""
     args = arguments(folder, profile=True, **changes)
-    trainer = whet.Trainer(model=model, args=args, train_dataset=rows, callbacks=callbacks)
+    trainer = engine.Trainer(model=model, args=args, train_dataset=rows, callbacks=callbacks)
     trainer.train()
     return trainer
 
@@ -110,7 +110,7 @@ def test_a_resumed_run_counts_from_where_it_went_on(tmp_path: Path, capsys: pyte
 def test_weights_are_those_of_a_run_without(tmp_path: Path) -> None:
     """With dropout on."""
     profiled = _profiled(tmp_path / "a", tiny_bert(), span_rows(24), max_steps=8)
-    plain = whet.Trainer(model=tiny_bert(), args=arguments(tmp_path / "b", max_steps=8), train_dataset=span_rows(24))
+    plain = engine.Trainer(model=tiny_bert(), args=arguments(tmp_path / "b", max_steps=8), train_dataset=span_rows(24))
     plain.train()
     assert_same_weights(profiled.model, plain.model)
 
@@ -157,7 +157,7 @@ def test_evaluations_and_checkpoints_between_the_steps_are_left_out(tmp_path: Pa
     args = arguments(
         tmp_path, profile=True, max_steps=5, eval_strategy="steps", eval_steps=1, save_strategy="steps", save_steps=1
     )
-    trainer = whet.Trainer(
+    trainer = engine.Trainer(
         model=tiny_bert(), args=args, train_dataset=span_rows(12), eval_dataset=span_rows(400), callbacks=[seen]
     )
     trainer.train()
@@ -290,7 +290,7 @@ def test_profile_without_training_is_refused() -> None:
     from whet.tasks.qa.rules import check_run
 
     qa = QaArguments(model_name_or_path="m", validation_file="dev.json")
-    problems = check_run(qa, whet.TrainingArguments(do_eval=True, profile=True))
+    problems = check_run(qa, engine.TrainingArguments(do_eval=True, profile=True))
     assert [problem.what for problem in problems] == ["profile has nothing to look at"]
     with pytest.raises(ConfigError, match="does not fit"):
-        whet.TrainingArguments(profile="often")
+        engine.TrainingArguments(profile="often")

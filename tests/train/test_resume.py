@@ -19,7 +19,7 @@ from transformers import (
     default_data_collator,
 )
 
-import whet
+import engine
 from whet.errors import ConfigError
 
 
@@ -116,9 +116,9 @@ _RUN = {
 }  # fmt: skip
 
 
-def _trainer(case: Case, folder: Path, **changes: Any) -> whet.Trainer:
+def _trainer(case: Case, folder: Path, **changes: Any) -> engine.Trainer:
     model = case.model()
-    return whet.Trainer(
+    return engine.Trainer(
         model=model,
         args=arguments(folder, **(_RUN | case.changes | changes)),
         data_collator=default_data_collator if isinstance(model, BertForMaskedLM) else None,
@@ -128,13 +128,13 @@ def _trainer(case: Case, folder: Path, **changes: Any) -> whet.Trainer:
     )
 
 
-def _figures(trainer: whet.Trainer) -> list[dict[str, Any]]:
+def _figures(trainer: engine.Trainer) -> list[dict[str, Any]]:
     """The log without times."""
     timed = ("runtime", "per_second", "padding_avoided")
     return [{k: v for k, v in entry.items() if not k.endswith(timed)} for entry in trainer.state.log_history]
 
 
-def _optimizer_bits(trainer: whet.Trainer) -> dict[str, Any]:
+def _optimizer_bits(trainer: engine.Trainer) -> dict[str, Any]:
     assert trainer.optimizer is not None
     state = trainer.optimizer.state_dict()["state"]
     return {
@@ -151,9 +151,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path, name: str, how: 
     folder = tmp_path / "resumed"
     folder.mkdir()
     (tmp_path / "whole" / "checkpoint-4").rename(folder / "checkpoint-4")
-    resumed = _trainer(
-        case, folder, resume_from_checkpoint="auto" if how == "auto" else str(folder / "checkpoint-4")
-    )
+    resumed = _trainer(case, folder, resume_from_checkpoint="auto" if how == "auto" else str(folder / "checkpoint-4"))
     resumed.train()
     assert_same_weights(resumed.model, whole.model)
     assert_same_weights(_optimizer_bits(resumed), _optimizer_bits(whole))
@@ -204,9 +202,7 @@ def test_a_run_resumed_for_longer_goes_on(tmp_path: Path) -> None:
 def test_a_run_that_would_not_go_on_as_it_began_is_refused(tmp_path: Path, changes: dict[str, int]) -> None:
     """Other rows a step, or another order: step 4 of this run is another place than step 4 of that one."""
     _trainer(CASES["plain module"], tmp_path).train()
-    with pytest.raises(
-        ConfigError, match=r"(?s)checkpoint-8 cannot resume.*got: .* in the checkpoint -> .* now"
-    ):
+    with pytest.raises(ConfigError, match=r"(?s)checkpoint-8 cannot resume.*got: .* in the checkpoint -> .* now"):
         _trainer(CASES["plain module"], tmp_path, max_steps=12, resume_from_checkpoint="auto", **changes).train()
 
 
@@ -217,7 +213,7 @@ def test_an_epoch_that_was_left_early_stays_left(tmp_path: Path) -> None:
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             control.should_epoch_stop |= state.global_step == 2
 
-    def trainer(**changes: Any) -> whet.Trainer:
+    def trainer(**changes: Any) -> engine.Trainer:
         made = _trainer(CASES["plain module"], tmp_path, max_steps=9, **changes)
         made.events.callbacks.append(Leaves())
         return made

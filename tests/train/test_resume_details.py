@@ -9,7 +9,7 @@ import pytest
 from tiny_runs import assert_same_weights, span_rows, tiny_bert, toy_rows, toy_trainer, weights_of
 from transformers import BertForSequenceClassification, TrainerCallback
 
-import whet
+import engine
 from whet.errors import ConfigError
 
 _SAVED = {"save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps", "eval_steps": 1}
@@ -96,10 +96,10 @@ def test_rows_of_a_step_say_what_they_are_made_of(tmp_path: Path) -> None:
 
 def test_padding_is_one_difference(tmp_path: Path) -> None:
     args = {"max_steps": 2, "save_steps": 1, "use_cpu": True, "per_device_train_batch_size": 4}
-    whet.Trainer(tiny_bert(), whet.TrainingArguments(str(tmp_path), **args), train_dataset=span_rows()).train()
-    changed = whet.TrainingArguments(str(tmp_path), padding_in_loss="sampled", **(args | {"max_steps": 3}))
+    engine.Trainer(tiny_bert(), engine.TrainingArguments(str(tmp_path), **args), train_dataset=span_rows()).train()
+    changed = engine.TrainingArguments(str(tmp_path), padding_in_loss="sampled", **(args | {"max_steps": 3}))
     with pytest.raises(ConfigError, match="other settings: padding_in_loss, data") as caught:
-        whet.Trainer(tiny_bert(), changed, train_dataset=span_rows()).train(resume_from_checkpoint=True)
+        engine.Trainer(tiny_bert(), changed, train_dataset=span_rows()).train(resume_from_checkpoint=True)
     assert "per_device_train_batch_size" not in str(caught.value)
 
 

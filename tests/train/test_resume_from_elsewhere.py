@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import transformers
 
+from engine import Trainer, TrainingArguments
 from tiny import tiny_model
-from whet import Trainer, TrainingArguments
 from whet.errors import StorageError
 from whet.train.checkpoint import finding
 

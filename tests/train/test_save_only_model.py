@@ -22,7 +22,7 @@ from tiny_runs import (
 )
 from transformers import AutoModelForQuestionAnswering, TrainerCallback
 
-import whet
+import engine
 from whet.errors import StorageError
 from whet.train.control.stop import Stopped
 
@@ -60,7 +60,7 @@ def _loaded(folder: Path) -> Any:
 
 def test_a_checkpoint_with_only_the_model_is_loaded_by_transformers(tmp_path: Path) -> None:
     model = tiny_bert()
-    whet.Trainer(model, arguments(tmp_path, max_steps=1, **SAVES), train_dataset=span_rows()).train()
+    engine.Trainer(model, arguments(tmp_path, max_steps=1, **SAVES), train_dataset=span_rows()).train()
     found = AutoModelForQuestionAnswering.from_pretrained(tmp_path / "checkpoint-1")
     assert_same_weights(found, model)
 

@@ -10,7 +10,7 @@ import pytest
 import tiny_qa
 from tiny_runs import Recorder, Toy, assert_same_weights, checkpoints, toy_trainer
 
-from whet import TrainingArguments
+from engine import TrainingArguments
 from whet.tasks.classify import job as classify_job
 from whet.tasks.classify.arguments import ClassifyArguments
 from whet.tasks.classify.splits import read_split as read_examples

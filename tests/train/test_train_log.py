@@ -10,6 +10,7 @@ import pytest
 import transformers
 from tiny_runs import Toy, arguments, span_rows, tiny_bert, toy_rows
 
+import engine
 import whet
 
 _LOSS = {"loss": float, "grad_norm": float, "learning_rate": float, "epoch": float, "step": int}
@@ -84,7 +85,7 @@ def test_a_loss_entry_is_the_mean_since_the_one_before(tmp_path: Path) -> None:
 def test_the_floating_point_operations_of_a_model_are_counted(tmp_path: Path) -> None:
     """6 for each weight and token (forward 2, backward 4), embeddings left out."""
     rows, model = span_rows(), tiny_bert()
-    trainer = whet.Trainer(model=model, args=arguments(tmp_path), train_dataset=rows)
+    trainer = engine.Trainer(model=model, args=arguments(tmp_path), train_dataset=rows)
     trainer.train()
     n_tokens = sum(len(row["input_ids"]) for row in rows)
     wanted = 6 * n_tokens * model.num_parameters(exclude_embeddings=True)

@@ -15,6 +15,7 @@ from transformers import (
     AutoTokenizer,
 )
 
+import engine
 import whet
 from saved_decoder import save_decoder
 from tiny import arguments, tiny_config
@@ -52,7 +53,7 @@ BAD: dict[str, tuple[Any, Any, str, str]] = {
 ROWS = pytest.mark.parametrize(("head", "row", "said", "fix"), BAD.values(), ids=BAD)
 
 
-class Own(whet.Trainer):
+class Own(engine.Trainer):
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
         outputs = model(**inputs)
         return (outputs.loss, outputs) if return_outputs else outputs.loss
@@ -71,7 +72,7 @@ def refusal(run: Any) -> tuple[str, str]:
 
 
 @ROWS
-@pytest.mark.parametrize("kind", [whet.Trainer, Own], ids=["whet's loss", "compute_loss"])
+@pytest.mark.parametrize("kind", [engine.Trainer, Own], ids=["whet's loss", "compute_loss"])
 def test_training_on_bad_rows_says_what_is_wrong(
     head: Any, row: Any, said: str, fix: str, kind: Any, tmp_path: Path
 ) -> None:
@@ -83,14 +84,14 @@ def test_training_on_bad_rows_says_what_is_wrong(
 @pytest.mark.parametrize("name", ["text", "label too large", "too long", "label of text"])
 def test_evaluating_bad_rows_says_what_is_wrong(name: str, tmp_path: Path) -> None:
     head, row, said, fix = BAD[name]
-    text, way = refusal(whet.Trainer(new(head), arguments(tmp_path), eval_dataset=[row] * 8).evaluate)
+    text, way = refusal(engine.Trainer(new(head), arguments(tmp_path), eval_dataset=[row] * 8).evaluate)
     assert said in text
     assert fix in way
 
 
 def test_a_family_that_numbers_from_its_padding_token_names_the_length_that_fits(tmp_path: Path) -> None:
     model, row = new(CLASSES, "roberta", pad_token_id=1), {"input_ids": [5] * 79, "label": 1}
-    text, fix = refusal(whet.Trainer(model, arguments(tmp_path), train_dataset=[row] * 8).train)
+    text, fix = refusal(engine.Trainer(model, arguments(tmp_path), train_dataset=[row] * 8).train)
     assert "79 tokens" in text
     assert "max_length=78" in fix
 
@@ -108,7 +109,7 @@ def test_an_optimised_model_names_a_sequence_that_is_too_long(family: str) -> No
 
 def test_next_words_without_labels_name_the_collator_that_makes_them(tmp_path: Path) -> None:
     for model, masked in ((tiny_decoder("llama"), False), (new(WORDS), True)):
-        trainer = whet.Trainer(model, arguments(tmp_path), train_dataset=[{"input_ids": IDS}] * 8)
+        trainer = engine.Trainer(model, arguments(tmp_path), train_dataset=[{"input_ids": IDS}] * 8)
         text, fix = refusal(trainer.train)
         assert "rows have no labels" in text
         assert f"DataCollatorForLanguageModeling(tokenizer, mlm={masked})" in fix
@@ -119,7 +120,7 @@ def test_labels_that_no_collator_pads_name_one_that_does(tmp_path: Path) -> None
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "decoder")
     tokenizer.pad_token = tokenizer.eos_token
     rows = [{"input_ids": IDS[:n], "labels": IDS[:n]} for n in (2, 3, 4, 2)] * 2
-    trainer = whet.Trainer(tiny_decoder("llama"), arguments(tmp_path), train_dataset=rows, processing_class=tokenizer)
+    trainer = engine.Trainer(tiny_decoder("llama"), arguments(tmp_path), train_dataset=rows, processing_class=tokenizer)
     text, fix = refusal(trainer.train)
     assert "different lengths" in text
     assert "DataCollatorForSeq2Seq" in fix
@@ -129,7 +130,7 @@ def test_the_errors_of_a_users_own_code_come_through(tmp_path: Path) -> None:
     def collate(rows: list[Any]) -> dict[str, Any]:
         raise ValueError("mine")
 
-    trainer = whet.Trainer(new(CLASSES), arguments(tmp_path), collate, [{"input_ids": IDS, "label": 1}] * 8)
+    trainer = engine.Trainer(new(CLASSES), arguments(tmp_path), collate, [{"input_ids": IDS, "label": 1}] * 8)
     with pytest.raises(ValueError, match="mine"):
         trainer.train()
 
@@ -141,9 +142,9 @@ def test_labels_that_are_left_out_and_several_labels_train(tmp_path: Path) -> No
         (new(CLASSES, num_labels=1), {"input_ids": IDS, "label": 7.5}),
         (new(TAGS), {"input_ids": IDS, "labels": [-100, 0, 1, -100]}),
     ):
-        whet.Trainer(model, arguments(tmp_path, max_steps=1), train_dataset=[row] * 4).train()
+        engine.Trainer(model, arguments(tmp_path, max_steps=1), train_dataset=[row] * 4).train()
 
 
 def test_text_beside_the_tokens_is_no_fault(tmp_path: Path) -> None:
     rows = [{"input_ids": IDS, "label": 1, "text": "hello"}] * 4
-    whet.Trainer(new(CLASSES), arguments(tmp_path, max_steps=1), train_dataset=rows).train()
+    engine.Trainer(new(CLASSES), arguments(tmp_path, max_steps=1), train_dataset=rows).train()

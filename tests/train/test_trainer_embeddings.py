@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 from transformers import AutoModel
 
+import engine
 import whet
 from tiny import FAMILIES, FIRST_WORD, VOCABULARY, tiny_config
 from whet.errors import ConfigError
@@ -68,7 +69,7 @@ def collate(batch: list[dict[str, list[int]]]) -> dict[str, Tensor]:
     return {"query": column("query"), "document": column("document")}
 
 
-def trainer(folder: Path, model: nn.Module, cls: Any = whet.Trainer, **changes: Any) -> Any:
+def trainer(folder: Path, model: nn.Module, cls: Any = engine.Trainer, **changes: Any) -> Any:
     usual = {"per_device_train_batch_size": N_ROWS, "learning_rate": 1e-3, "logging_steps": 1}
     return cls(model, arguments(folder, **usual | changes), data_collator=collate, train_dataset=rows())
 
@@ -85,7 +86,7 @@ def padded_curve(folder: Path, model: nn.Module) -> list[float]:
     return [entry["loss"] for entry in running.state.log_history if "loss" in entry]
 
 
-def curve(folder: Path, model: nn.Module, cls: Any = whet.Trainer, **changes: Any) -> list[float]:
+def curve(folder: Path, model: nn.Module, cls: Any = engine.Trainer, **changes: Any) -> list[float]:
     """Return the loss of each step."""
     running = trainer(folder, model, cls, **changes)
     running.train()
@@ -106,7 +107,7 @@ def test_embedder_trains_without_padding_like_a_padded_run(tmp_path: Path, famil
     np.testing.assert_allclose(found, padded, rtol=TOLERANCE)
 
 
-class Pooling(whet.Trainer):
+class Pooling(engine.Trainer):
     """Computes the loss itself, from the encoder of the module."""
 
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:

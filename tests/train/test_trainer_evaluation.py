@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from tiny_runs import Toy, arguments, assert_same_weights, read_json, span_rows, tiny_bert, toy_rows, toy_trainer
 from transformers import BertForQuestionAnswering, EvalPrediction, TrainerState
 
-import whet
+import engine
 from whet.errors import ConfigError
 
 _SPEED = {"runtime", "samples_per_second", "steps_per_second"}
@@ -93,7 +93,7 @@ def test_predictions_for_rows_without_labels(tmp_path: Path) -> None:
 def test_span_predictions_are_the_models_logits_filled_up(tmp_path: Path) -> None:
     """What whet computes on rows end to end, against the model on each row alone; places behind a row hold -100."""
     rows, model = span_rows(7), tiny_bert()
-    trainer = whet.Trainer(model=model, args=arguments(tmp_path, per_device_eval_batch_size=3), eval_dataset=rows)
+    trainer = engine.Trainer(model=model, args=arguments(tmp_path, per_device_eval_batch_size=3), eval_dataset=rows)
     start, end = trainer.predict(rows).predictions
     alone = tiny_bert().eval()
     for row, row_start, row_end in zip(rows, start, end, strict=True):
@@ -114,7 +114,9 @@ def test_rows_of_a_span_model_may_carry_what_it_does_not_read(tmp_path: Path) ->
     rich = [
         row | {"example_id": f"q{i}", "offset_mapping": [(0, 1)] * len(row["input_ids"])} for i, row in enumerate(plain)
     ]
-    trainers = [whet.Trainer(model=tiny_bert(), args=arguments(tmp_path), train_dataset=rows) for rows in (plain, rich)]
+    trainers = [
+        engine.Trainer(model=tiny_bert(), args=arguments(tmp_path), train_dataset=rows) for rows in (plain, rich)
+    ]
     for trainer in trainers:
         trainer.train()
     assert_same_weights(trainers[1].model, trainers[0].model)
@@ -134,11 +136,11 @@ def test_the_settings_are_saved_with_the_model(tmp_path: Path) -> None:
     trainer = toy_trainer(tmp_path, learning_rate=3e-4, logging_steps=0.5, report_to="none")
     trainer.save_model()
     kept = read_json(tmp_path / "training_args.json")
-    assert whet.TrainingArguments(**kept, output_dir=trainer.args.output_dir) == trainer.args
+    assert engine.TrainingArguments(**kept, output_dir=trainer.args.output_dir) == trainer.args
 
 
 def test_a_model_of_transformers_is_saved_so_that_it_loads(tmp_path: Path) -> None:
-    trainer = whet.Trainer(model=tiny_bert(), args=arguments(tmp_path), train_dataset=span_rows())
+    trainer = engine.Trainer(model=tiny_bert(), args=arguments(tmp_path), train_dataset=span_rows())
     trainer.train()
     trainer.save_model()
     loaded = BertForQuestionAnswering.from_pretrained(tmp_path)

@@ -13,7 +13,7 @@ from override_runs import Smoothed, class_rows, ours, pad, token_rows
 from tiny_runs import tiny_bert
 from transformers import BertForSequenceClassification
 
-import whet
+import engine
 
 _HERE = Path(__file__).parent
 
@@ -59,7 +59,7 @@ def test_a_hub_that_is_not_there_is_reported_and_the_model_is_kept(tmp_path: Pat
 
 def test_a_model_card_says_how_the_model_was_trained(tmp_path: Path) -> None:
     model = tiny_bert(BertForSequenceClassification, num_labels=3)
-    trainer = whet.Trainer(model, ours(tmp_path, eval_strategy="epoch"), pad, token_rows(), token_rows(5))
+    trainer = engine.Trainer(model, ours(tmp_path, eval_strategy="epoch"), pad, token_rows(), token_rows(5))
     trainer.train()
     trainer.create_model_card(language="en", license="apache-2.0", tags=["towns"], finetuned_from="bert-base-uncased")
     trainer.create_model_card(tags="rivers")
@@ -70,6 +70,6 @@ def test_a_model_card_says_how_the_model_was_trained(tmp_path: Path) -> None:
 
 
 def test_a_model_card_of_a_plain_module(tmp_path: Path) -> None:
-    trainer = whet.Trainer(Smoothed(), ours(tmp_path), train_dataset=class_rows())
+    trainer = engine.Trainer(Smoothed(), ours(tmp_path), train_dataset=class_rows())
     trainer.create_model_card(model_name="mine")
     assert "mine" in (tmp_path / "README.md").read_text()

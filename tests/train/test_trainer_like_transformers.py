@@ -24,6 +24,7 @@ from transformers import (
 )
 from transformers.trainer_utils import speed_metrics
 
+import engine
 import whet
 from tiny_decoders import tiny_decoder
 from tiny_decoders import token_rows as decoder_rows
@@ -54,7 +55,7 @@ def texts(tokenizer: Any, n: int = 12) -> datasets.Dataset:
 def test_the_courses_example_trains_as_in_transformers(tmp_path: Path, tokenizer: Any) -> None:
     rows = texts(tokenizer)
     found = []
-    for base, args in ((whet.Trainer, ours(tmp_path / "a")), (transformers.Trainer, theirs(tmp_path / "b"))):
+    for base, args in ((engine.Trainer, ours(tmp_path / "a")), (transformers.Trainer, theirs(tmp_path / "b"))):
         model = classifier(vocab_size=len(tokenizer))
         collate = DataCollatorWithPadding(tokenizer)
         trainer = base(
@@ -75,7 +76,7 @@ def test_the_courses_example_with_a_collator_of_ones_own(tmp_path: Path, tokeniz
         return tokenizer.pad([dict(row) for row in rows], return_tensors="pt")
 
     rows = texts(tokenizer).rename_column("label", "labels")
-    whet.Trainer(classifier(vocab_size=len(tokenizer)), ours(tmp_path), collate, rows).train()
+    engine.Trainer(classifier(vocab_size=len(tokenizer)), ours(tmp_path), collate, rows).train()
     assert "text" not in seen[0]
     assert "input_ids" in seen[0]
 
@@ -84,8 +85,8 @@ def test_a_padding_collator_lets_a_question_answering_model_run_packed(tmp_path:
     from tiny_runs import span_rows
 
     collate = DataCollatorWithPadding(tokenizer)
-    given = whet.Trainer(tiny_bert(), ours(tmp_path / "a"), collate, span_rows())
-    plain = whet.Trainer(tiny_bert(), ours(tmp_path / "b"), None, span_rows())
+    given = engine.Trainer(tiny_bert(), ours(tmp_path / "a"), collate, span_rows())
+    plain = engine.Trainer(tiny_bert(), ours(tmp_path / "b"), None, span_rows())
     given.train()
     plain.train()
     assert given.objective.packed
@@ -93,17 +94,17 @@ def test_a_padding_collator_lets_a_question_answering_model_run_packed(tmp_path:
 
 
 def test_tokenizer_is_the_older_name_of_processing_class(tmp_path: Path, tokenizer: Any) -> None:
-    trainer = whet.Trainer(Smoothed(), ours(tmp_path), tokenizer=tokenizer)
+    trainer = engine.Trainer(Smoothed(), ours(tmp_path), tokenizer=tokenizer)
     assert trainer.tokenizer is trainer.processing_class is tokenizer
     trainer.save_model()
     assert (tmp_path / "tokenizer.json").exists()
     with pytest.raises(ConfigError, match="contradict"):
-        whet.Trainer(Smoothed(), ours(tmp_path), tokenizer=tokenizer, processing_class=object())
+        engine.Trainer(Smoothed(), ours(tmp_path), tokenizer=tokenizer, processing_class=object())
 
 
 def test_positional_arguments_are_those_of_transformers(tmp_path: Path) -> None:
     init = lambda: Smoothed()  # noqa: E731
-    trainer = whet.Trainer(
+    trainer = engine.Trainer(
         None, ours(tmp_path), None, class_rows(), class_rows(), None, init, None, lambda _: {"one": 1}
     )
     assert trainer.evaluate()["eval_one"] == 1
@@ -115,7 +116,7 @@ def test_model_init_gives_each_training_a_new_model(tmp_path: Path) -> None:
         nn.init.normal_(model.head.weight)  # the seed of the run decides
         return model
 
-    trainer = whet.Trainer(model_init=new, args=ours(tmp_path), train_dataset=class_rows())
+    trainer = engine.Trainer(model_init=new, args=ours(tmp_path), train_dataset=class_rows())
     first = trainer.model
     trainer.train()
     once = weights_of(trainer.model)
@@ -144,13 +145,13 @@ def test_model_init_gives_each_training_a_new_model(tmp_path: Path) -> None:
 def test_arguments_that_do_not_go_together_are_refused(tmp_path: Path, given: dict[str, Any], says: str) -> None:
     args = ours(tmp_path, **given.pop("args", {}))
     with pytest.raises(ConfigError, match=says):
-        whet.Trainer(args=args, **given)
+        engine.Trainer(args=args, **given)
 
 
 def test_several_evaluation_sets_have_names(tmp_path: Path) -> None:
     sets = {"a": class_rows(5), "b": class_rows(8)}
     args = {"eval_strategy": "epoch", "num_train_epochs": 2, "metric_for_best_model": "eval_b_loss"}
-    trainer = whet.Trainer(Smoothed(), ours(tmp_path, **args), train_dataset=class_rows(), eval_dataset=sets)
+    trainer = engine.Trainer(Smoothed(), ours(tmp_path, **args), train_dataset=class_rows(), eval_dataset=sets)
     trainer.train()
     metrics = trainer.evaluate()
     for name, rows in sets.items():
@@ -171,7 +172,7 @@ def test_compute_loss_func_gets_outputs_labels_and_their_count(tmp_path: Path) -
 
     args = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 3}
     found = []
-    for base, made in ((whet.Trainer, ours), (transformers.Trainer, theirs)):
+    for base, made in ((engine.Trainer, ours), (transformers.Trainer, theirs)):
         folder = tmp_path / base.__module__
         trainer = base(Smoothed(), made(folder, **args), train_dataset=class_rows(), compute_loss_func=loss)
         trainer.train()
@@ -188,7 +189,7 @@ def test_predictions_pass_through_preprocess_logits_for_metrics(tmp_path: Path) 
         return {"right": (prediction.predictions == prediction.label_ids).mean(), "array": np.float32(0.5)}
 
     rows, best = class_rows(), lambda logits, labels: logits.argmax(-1)
-    trainer = whet.Trainer(
+    trainer = engine.Trainer(
         Smoothed(), ours(tmp_path), eval_dataset=rows, compute_metrics=judge, preprocess_logits_for_metrics=best
     )
     metrics = trainer.evaluate()
@@ -203,7 +204,7 @@ def test_ignored_outputs_are_left_out_of_predictions(tmp_path: Path) -> None:
         def forward(self, x: Any, labels: Any = None) -> Any:
             return super().forward(x, labels) | {"other": x}
 
-    trainer = whet.Trainer(Two(), ours(tmp_path))
+    trainer = engine.Trainer(Two(), ours(tmp_path))
     assert len(trainer.predict(class_rows(3)).predictions) == 2
     assert trainer.predict(class_rows(3), ignore_keys=["other"]).predictions.shape == (3, 3)
     assert trainer.predict([{"x": row["x"]} for row in class_rows(3)]).label_ids is None
@@ -216,7 +217,7 @@ def test_callbacks_are_added_found_and_taken_out(tmp_path: Path, capsys: pytest.
         def on_step_end(self, *_: Any, **__: Any) -> None:
             self.n += 1
 
-    trainer = whet.Trainer(Smoothed(), ours(tmp_path), train_dataset=class_rows())
+    trainer = engine.Trainer(Smoothed(), ours(tmp_path), train_dataset=class_rows())
     kept = Counts()
     trainer.add_callback(kept)
     trainer.add_callback(Counts)
@@ -244,7 +245,7 @@ def test_callbacks_are_told_what_transformers_tells_them(tmp_path: Path) -> None
             seen["eval_dataloader"] = known["eval_dataloader"]
 
     rows = class_rows()
-    trainer = whet.Trainer(
+    trainer = engine.Trainer(
         Smoothed(), ours(tmp_path, eval_strategy="epoch"), train_dataset=rows, eval_dataset=rows, callbacks=[Looks]
     )
     trainer.train()
@@ -264,7 +265,7 @@ def test_loaders_give_the_batches_of_the_training(tmp_path: Path) -> None:
     for row in rows:
         row["labels"] = row["labels"] % 3
     args = ours(tmp_path, train_sampling_strategy="random", num_train_epochs=2)
-    trainer = whet.Trainer(Smoothed(), args, collate, rows, rows[:3])
+    trainer = engine.Trainer(Smoothed(), args, collate, rows, rows[:3])
     loader = trainer.get_train_dataloader()
     wanted = [batch["labels"].tolist() for _ in range(2) for batch in loader]
     seen.clear()
@@ -276,7 +277,7 @@ def test_loaders_give_the_batches_of_the_training(tmp_path: Path) -> None:
 
 
 def test_metrics_and_state_are_written_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    trainer = whet.Trainer(Smoothed(), ours(tmp_path), train_dataset=class_rows(), eval_dataset=class_rows(5))
+    trainer = engine.Trainer(Smoothed(), ours(tmp_path), train_dataset=class_rows(), eval_dataset=class_rows(5))
     metrics = trainer.train().metrics
     capsys.readouterr()
     trainer.log_metrics("train", metrics)
@@ -295,7 +296,7 @@ def test_metrics_and_state_are_written_and_shown(tmp_path: Path, capsys: pytest.
 
 
 def test_small_questions_are_answered(tmp_path: Path) -> None:
-    trainer = whet.Trainer(classifier(), ours(tmp_path), pad, token_rows())
+    trainer = engine.Trainer(classifier(), ours(tmp_path), pad, token_rows())
     with pytest.raises(ConfigError, match="needs an optimizer"):
         trainer.get_learning_rates()
     trainer.train()
@@ -322,7 +323,7 @@ def test_small_questions_are_answered(tmp_path: Path) -> None:
     trainer.end()
 
 
-class QuestionAnsweringTrainer(whet.Trainer):
+class QuestionAnsweringTrainer(engine.Trainer):
     """As transformers' trainer_qa.py: evaluate with post-processing around the evaluation loop."""
 
     def __init__(self, *args: Any, eval_examples: Any = None, post_process_function: Any = None, **kwargs: Any) -> None:
@@ -374,7 +375,7 @@ def test_a_question_answering_trainer_of_the_examples_works(tmp_path: Path) -> N
 
 
 def test_what_is_not_there_is_refused_with_the_way(tmp_path: Path) -> None:
-    trainer = whet.Trainer(Smoothed(), ours(tmp_path))
+    trainer = engine.Trainer(Smoothed(), ours(tmp_path))
     for name in ("create_accelerator_and_postprocess", "set_initial_training_values"):
         with pytest.raises(ConfigError, match=rf"(?s)no {name}.*fix: "):
             getattr(trainer, name)()
@@ -386,7 +387,7 @@ def test_what_is_not_there_is_refused_with_the_way(tmp_path: Path) -> None:
 
 def test_gradients_of_a_training_step_are_those_of_the_model(tmp_path: Path) -> None:
     """A script that runs the step itself gets a loss and gradients."""
-    trainer = whet.Trainer(Smoothed(), ours(tmp_path), train_dataset=class_rows())
+    trainer = engine.Trainer(Smoothed(), ours(tmp_path), train_dataset=class_rows())
     batch = next(iter(trainer.get_train_dataloader()))
     loss = trainer.training_step(trainer.model, batch)
     with trainer.compute_loss_context_manager():
@@ -419,7 +420,7 @@ def test_sequences_end_to_end_train_as_in_transformers(
     rows, found = decoder_rows(12), []
     shared = {"per_device_eval_batch_size": 12} | shared
     for base, args in (
-        (whet.Trainer, ours(tmp_path / "a", **shared, **ours_alone)),
+        (engine.Trainer, ours(tmp_path / "a", **shared, **ours_alone)),
         (transformers.Trainer, theirs(tmp_path / "b", **shared)),
     ):
         model, collate = tiny_decoder("llama"), DataCollatorWithFlattening(**more)
@@ -427,7 +428,7 @@ def test_sequences_end_to_end_train_as_in_transformers(
         trainer = made(model, args, collate, rows, rows)
         trainer.train()
         found.append([*losses(trainer), trainer.evaluate()["eval_loss"]])
-        assert model.config.use_cache is (base is whet.Trainer)
+        assert model.config.use_cache is (base is engine.Trainer)
     assert found[0] == pytest.approx(found[1], rel=1e-5)  # float32 rounding; rows that see each other are 1e-3 off
 
 

@@ -18,7 +18,7 @@ from tiny_runs import (
 from torch import nn
 from transformers import BertForSequenceClassification
 
-import whet
+import engine
 from whet.errors import ConfigError
 
 # Bodies of overrides; each is put into a subclass of both Trainers.
@@ -52,7 +52,7 @@ def test_an_overridden_loss_trains_as_in_transformers(
     settings = {"gradient_accumulation_steps": accumulated, "per_device_train_batch_size": 2, "num_train_epochs": 2}
     found = {}
     for base, args in (
-        (whet.Trainer, ours(tmp_path / "a", **settings)),
+        (engine.Trainer, ours(tmp_path / "a", **settings)),
         (transformers.Trainer, theirs(tmp_path / "b", **settings)),
     ):
         kind = type("Own", (base,), {"compute_loss": body})
@@ -85,19 +85,19 @@ def test_the_model_in_compute_loss_computes_without_padding(tmp_path: Path) -> N
 
     found = {}
     still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "num_labels": 3}
-    for base, args in ((whet.Trainer, ours(tmp_path / "a")), (transformers.Trainer, theirs(tmp_path / "b"))):
+    for base, args in ((engine.Trainer, ours(tmp_path / "a")), (transformers.Trainer, theirs(tmp_path / "b"))):
         kind = type("Own", (base,), {"compute_loss": watched})
         trainer = kind(tiny_bert(BertForSequenceClassification, **still), args, data_collator=pad, train_dataset=rows)
         trainer.train()
         found[base] = losses(trainer)
-    assert found[whet.Trainer] == pytest.approx(found[transformers.Trainer], rel=1e-4)
+    assert found[engine.Trainer] == pytest.approx(found[transformers.Trainer], rel=1e-4)
     mine = seen[: len(seen) // 2]
     assert len(mine) == 4
     assert all(tokens <= computed <= 33 * tokens / 32 < padded for computed, tokens, padded in mine)
 
 
 def test_a_loss_patched_into_the_instance_is_called(tmp_path: Path) -> None:
-    trainer = whet.Trainer(Smoothed(), ours(tmp_path), train_dataset=class_rows())
+    trainer = engine.Trainer(Smoothed(), ours(tmp_path), train_dataset=class_rows())
     calls: list[int] = []
 
     def loss(model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
@@ -116,8 +116,8 @@ def test_a_loss_patched_into_the_class_is_called(tmp_path: Path, monkeypatch: py
         calls.append(len(inputs["x"]))
         return model(**inputs)["loss"]
 
-    monkeypatch.setattr(whet.Trainer, "compute_loss", loss)
-    whet.Trainer(Smoothed(), ours(tmp_path), train_dataset=class_rows()).train()
+    monkeypatch.setattr(engine.Trainer, "compute_loss", loss)
+    engine.Trainer(Smoothed(), ours(tmp_path), train_dataset=class_rows()).train()
     assert calls == [4, 4, 4, 2]
 
 
@@ -126,7 +126,7 @@ def test_a_loss_of_a_mixin_is_called(tmp_path: Path) -> None:
         def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
             return model(**inputs)["loss"] * 0.0 + 7.0
 
-    class Own(Mixin, whet.Trainer):
+    class Own(Mixin, engine.Trainer):
         pass
 
     trainer = Own(Smoothed(), ours(tmp_path), train_dataset=class_rows())
@@ -137,12 +137,12 @@ def test_a_loss_of_a_mixin_is_called(tmp_path: Path) -> None:
 def test_a_loss_of_the_older_signature_is_called(tmp_path: Path) -> None:
     """transformers before 4.46 passed no num_items_in_batch; the mean over micro-batches is taken."""
 
-    class Own(whet.Trainer):
+    class Own(engine.Trainer):
         def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False) -> Any:
             outputs = model(**inputs)
             return (outputs["loss"], outputs) if return_outputs else outputs["loss"]
 
-    plain = whet.Trainer(Taking(), ours(tmp_path / "a"), train_dataset=class_rows(12))
+    plain = engine.Trainer(Taking(), ours(tmp_path / "a"), train_dataset=class_rows(12))
     settings = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
     trainer = Own(Taking(), ours(tmp_path / "b", **settings), train_dataset=class_rows(12), eval_dataset=class_rows(5))
     plain.train()
@@ -156,7 +156,7 @@ def test_a_loss_of_the_older_signature_is_called(tmp_path: Path) -> None:
 def test_a_loss_that_is_no_number_is_refused(tmp_path: Path, given: str) -> None:
     wrong = {"tuple": lambda loss: (loss, 1), "vector": lambda loss: loss.expand(3), "nothing": lambda _: None}
 
-    class Own(whet.Trainer):
+    class Own(engine.Trainer):
         def compute_loss(self, model: Any, inputs: Any, **_: Any) -> Any:
             return wrong[given](model(**inputs)["loss"])
 
@@ -167,7 +167,7 @@ def test_a_loss_that_is_no_number_is_refused(tmp_path: Path, given: str) -> None
 def test_an_overridden_training_step_is_called(tmp_path: Path) -> None:
     """Adversarial training: two backward passes a micro-batch, through the accelerator that scripts know."""
 
-    class Own(whet.Trainer):
+    class Own(engine.Trainer):
         def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
             loss = super().training_step(model, inputs, num_items_in_batch)
             self.accelerator.backward(0.5 * model(**inputs)["loss"])
@@ -187,7 +187,7 @@ def test_a_padding_collator_is_used_with_a_question_answering_model(tmp_path: Pa
     rows = [row | {"attention_mask": [1] * len(row["input_ids"])} for row in span_rows()]
     still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     found = []
-    for base, args in ((whet.Trainer, ours(tmp_path / "a")), (transformers.Trainer, theirs(tmp_path / "b"))):
+    for base, args in ((engine.Trainer, ours(tmp_path / "a")), (transformers.Trainer, theirs(tmp_path / "b"))):
         body = {"compute_loss": _doubled}
         trainer = type("Own", (base,), body)(tiny_bert(**still), args, _pad_spans, train_dataset=rows)
         trainer.train()

@@ -12,7 +12,7 @@ from override_runs import ours, pad, theirs, token_rows
 from tiny_runs import Toy, span_rows, tiny_bert, toy_rows, toy_trainer
 from transformers import BertForSequenceClassification, EvalPrediction
 
-import whet
+import engine
 from whet.errors import ConfigError
 
 NEAR = {"rtol": 1e-4, "atol": 1e-5}  # float32, other order of sums
@@ -29,7 +29,7 @@ class Judge:
 def both(folder: Path, config: dict[str, Any] | None = None, **changes: Any) -> tuple[EvalPrediction, EvalPrediction]:
     """Return what whet's and transformers' Trainer give compute_metrics for the same model and rows."""
     found = []
-    for base, args in ((whet.Trainer, ours), (transformers.Trainer, theirs)):
+    for base, args in ((engine.Trainer, ours), (transformers.Trainer, theirs)):
         model, judge = tiny_bert(BertForSequenceClassification, num_labels=3, **(config or {})), Judge()
         given = args(folder, per_device_eval_batch_size=4, **changes)
         trainer = base(model, given, pad, eval_dataset=token_rows(), compute_metrics=judge)
@@ -67,7 +67,7 @@ def test_include_for_metrics_gives_the_inputs_of_packed_rows(tmp_path: Path) -> 
     """Question answering rows run without padding: the inputs are padded rows all the same."""
     rows, judge = span_rows(7), Judge()
     args = ours(tmp_path, per_device_eval_batch_size=3, include_for_metrics=["inputs"], padding_in_loss="sampled")
-    whet.Trainer(tiny_bert(), args, eval_dataset=rows, compute_metrics=judge).evaluate()
+    engine.Trainer(tiny_bert(), args, eval_dataset=rows, compute_metrics=judge).evaluate()
     assert len(judge.seen.inputs) == len(rows)
     for found, row in zip(judge.seen.inputs, rows, strict=True):
         assert found[: len(row["input_ids"])].tolist() == row["input_ids"]
@@ -75,7 +75,7 @@ def test_include_for_metrics_gives_the_inputs_of_packed_rows(tmp_path: Path) -> 
 
 
 def test_include_for_metrics_with_an_overridden_loss(tmp_path: Path) -> None:
-    class Own(whet.Trainer):
+    class Own(engine.Trainer):
         def compute_loss(self, model: Any, inputs: Any, *_: Any, **__: Any) -> Any:
             loss = model(**inputs)
             return (loss["loss"] * 0 + 2.0, loss) if __.get("return_outputs") or (_ and _[0]) else loss["loss"]
@@ -122,7 +122,7 @@ def test_batches_that_are_not_joined_come_out_of_predict_too(tmp_path: Path) -> 
 
 
 def test_batches_of_an_own_loader_are_not_joined(tmp_path: Path) -> None:
-    class Own(whet.Trainer):
+    class Own(engine.Trainer):
         def prediction_step(self, *given: Any, **named: Any) -> Any:
             return super().prediction_step(*given, **named)
 

@@ -13,7 +13,7 @@ from tiny_runs import FORMS, Toy, arguments, assert_same_weights, entries, tiny_
 from torch import nn
 from transformers import BertForSequenceClassification, GPT2Config, GPT2LMHeadModel, default_data_collator
 
-import whet
+import engine
 from whet.errors import ConfigError, DataError
 
 Rows = list[dict[str, Any]]
@@ -172,7 +172,7 @@ def test_a_head_with_a_padding_collator_learns(tmp_path: Path) -> None:
         }
 
     rows = [{"input_ids": [7 if i % 2 else 8, *range(9, 9 + i % 5)], "label": i % 2} for i in range(16)]
-    trainer = whet.Trainer(
+    trainer = engine.Trainer(
         model=tiny_bert(BertForSequenceClassification, num_labels=2),
         args=arguments(tmp_path, num_train_epochs=8, logging_steps=1, lr_scheduler_type="constant"),
         train_dataset=rows,

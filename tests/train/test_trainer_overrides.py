@@ -20,12 +20,13 @@ from tiny_runs import (
 from torch.utils.data import DataLoader, WeightedRandomSampler
 from transformers import BertForSequenceClassification
 
+import engine
 import whet
 from whet.errors import ConfigError
 
 
 def test_overridden_optimizer_and_schedule_are_used(tmp_path: Path) -> None:
-    class Own(whet.Trainer):
+    class Own(engine.Trainer):
         def create_optimizer(self, model: Any = None) -> Any:
             self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.5)
             return self.optimizer
@@ -43,7 +44,7 @@ def test_overridden_optimizer_and_schedule_are_used(tmp_path: Path) -> None:
 
 
 def test_create_optimizer_and_scheduler_may_be_overridden_whole(tmp_path: Path) -> None:
-    class Own(whet.Trainer):
+    class Own(engine.Trainer):
         def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
             self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.25)
             self.lr_scheduler = torch.optim.lr_scheduler.ConstantLR(self.optimizer, factor=1.0)
@@ -54,7 +55,7 @@ def test_create_optimizer_and_scheduler_may_be_overridden_whole(tmp_path: Path) 
 
 
 def test_an_optimizer_that_is_not_set_is_refused(tmp_path: Path) -> None:
-    class Own(whet.Trainer):
+    class Own(engine.Trainer):
         def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
             pass
 
@@ -63,14 +64,14 @@ def test_an_optimizer_that_is_not_set_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_optimizer_set_from_outside_is_used(tmp_path: Path) -> None:
-    trainer = whet.Trainer(Smoothed(), ours(tmp_path), train_dataset=class_rows())
+    trainer = engine.Trainer(Smoothed(), ours(tmp_path), train_dataset=class_rows())
     trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.5)
     trainer.train()
     assert entries(trainer, "learning_rate")[0] == (1, 0.5)
 
 
 def test_decay_names_and_optimizer_class_may_be_overridden(tmp_path: Path) -> None:
-    class Own(whet.Trainer):
+    class Own(engine.Trainer):
         def get_decay_parameter_names(self, model: Any) -> list[str]:
             return ["head.bias"]
 
@@ -89,7 +90,7 @@ def test_decay_names_and_optimizer_class_may_be_overridden(tmp_path: Path) -> No
 def test_an_overridden_train_loader_decides_the_batches(tmp_path: Path) -> None:
     """Its order is a function of the seed: two runs see the same rows."""
 
-    class Own(whet.Trainer):
+    class Own(engine.Trainer):
         def get_train_dataloader(self) -> Any:
             sampler = WeightedRandomSampler([1.0] * 6 + [5.0] * 8, num_samples=10)
             return DataLoader(self.train_dataset, batch_size=3, sampler=sampler, collate_fn=self.data_collator)
@@ -108,7 +109,7 @@ def test_a_train_loader_that_wraps_whets_own(tmp_path: Path) -> None:
     """Rows come as in a plain run; the last batch is one of its own step."""
     seen: list[int] = []
 
-    class Own(whet.Trainer):
+    class Own(engine.Trainer):
         def get_train_dataloader(self) -> Any:
             inner = super().get_train_dataloader()
             assert isinstance(inner, DataLoader)
@@ -126,7 +127,7 @@ def test_a_train_loader_that_wraps_whets_own(tmp_path: Path) -> None:
 
     args = {"num_train_epochs": 2, "train_sampling_strategy": "random"}
     trainer = Own(Smoothed(), ours(tmp_path / "a", **args), train_dataset=class_rows())
-    plain = whet.Trainer(Smoothed(), ours(tmp_path / "b", **args), train_dataset=class_rows())
+    plain = engine.Trainer(Smoothed(), ours(tmp_path / "b", **args), train_dataset=class_rows())
     trainer.train()
     plain.train()
     assert seen == [4, 4, 4, 2] * 2
@@ -134,7 +135,7 @@ def test_a_train_loader_that_wraps_whets_own(tmp_path: Path) -> None:
 
 
 def test_an_overridden_sampler_decides_the_rows(tmp_path: Path) -> None:
-    class Own(whet.Trainer):
+    class Own(engine.Trainer):
         def _get_train_sampler(self, train_dataset: Any = None) -> Any:
             return [0, 1, 2, 3] * 2
 
@@ -147,7 +148,7 @@ def test_an_overridden_sampler_decides_the_rows(tmp_path: Path) -> None:
 def test_a_run_of_an_overridden_loader_and_loss_resumes_exactly(tmp_path: Path, resumed_at: int) -> None:
     """Dropout on, rows drawn by a sampler, two micro-batches a step: every weight is bitwise that of one run."""
 
-    class Own(whet.Trainer):
+    class Own(engine.Trainer):
         def get_train_dataloader(self) -> Any:
             sampler = WeightedRandomSampler([1.0, 2.0] * 7, num_samples=14)
             return DataLoader(self.train_dataset, batch_size=2, sampler=sampler, collate_fn=self.data_collator)
@@ -176,7 +177,7 @@ def test_a_run_of_an_overridden_loader_and_loss_resumes_exactly(tmp_path: Path, 
 def test_a_loader_with_other_rows_after_a_resume_is_refused(tmp_path: Path) -> None:
     turns = iter(range(100))
 
-    class Own(whet.Trainer):
+    class Own(engine.Trainer):
         def get_train_dataloader(self) -> Any:
             rows = class_rows()
             shift = next(turns)
@@ -190,21 +191,21 @@ def test_a_loader_with_other_rows_after_a_resume_is_refused(tmp_path: Path) -> N
 
 
 def test_an_overridden_evaluation_loader_decides_what_is_judged(tmp_path: Path) -> None:
-    class Own(whet.Trainer):
+    class Own(engine.Trainer):
         def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
             rows = self.eval_dataset if eval_dataset is None else eval_dataset
             return DataLoader(rows[:3], batch_size=2, collate_fn=self.data_collator)
 
     rows = class_rows()
     trainer = Own(Smoothed(), ours(tmp_path), eval_dataset=rows)
-    plain = whet.Trainer(Smoothed(), ours(tmp_path), eval_dataset=rows[:3])
+    plain = engine.Trainer(Smoothed(), ours(tmp_path), eval_dataset=rows[:3])
     assert trainer.evaluate()["eval_loss"] == pytest.approx(plain.evaluate()["eval_loss"], rel=1e-6)
 
 
 def test_overridden_log_gets_every_entry(tmp_path: Path) -> None:
     seen: list[dict[str, float]] = []
 
-    class Own(whet.Trainer):
+    class Own(engine.Trainer):
         def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
             logs["extra"] = 1.0
             seen.append(dict(logs))
@@ -219,7 +220,7 @@ def test_overridden_log_gets_every_entry(tmp_path: Path) -> None:
 
 
 def test_overridden_log_of_the_older_signature_is_called(tmp_path: Path) -> None:
-    class Own(whet.Trainer):
+    class Own(engine.Trainer):
         def log(self, logs: dict[str, float]) -> None:
             super().log(logs | {"extra": 1.0})
 
@@ -229,7 +230,7 @@ def test_overridden_log_of_the_older_signature_is_called(tmp_path: Path) -> None
 
 
 def test_an_overridden_evaluate_is_called_during_the_training(tmp_path: Path) -> None:
-    class Own(whet.Trainer):
+    class Own(engine.Trainer):
         def evaluate(self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval") -> Any:
             return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix) | {
                 "eval_own": -self.state.global_step
@@ -245,7 +246,7 @@ def test_an_overridden_evaluate_is_called_during_the_training(tmp_path: Path) ->
 
 
 def test_an_overridden_save_model_writes_each_checkpoint(tmp_path: Path) -> None:
-    class Own(whet.Trainer):
+    class Own(engine.Trainer):
         def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
             super().save_model(output_dir, _internal_call)
             Path(output_dir or self.args.output_dir, "own.txt").write_text(f"{_internal_call}")
@@ -262,7 +263,7 @@ def test_an_overridden_save_model_writes_each_checkpoint(tmp_path: Path) -> None
 
 
 def test_a_save_model_without_weights_leaves_a_checkpoint_that_resumes(tmp_path: Path) -> None:
-    class Own(whet.Trainer):
+    class Own(engine.Trainer):
         def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
             Path(output_dir or self.args.output_dir, "own.txt").write_text("mine")
 
@@ -276,13 +277,13 @@ def test_a_save_model_without_weights_leaves_a_checkpoint_that_resumes(tmp_path:
 
 @pytest.mark.parametrize("name", ["_inner_training_loop", "_save_checkpoint", "_wrap_model", "get_batch_samples"])
 def test_what_the_loop_does_not_call_is_refused_at_construction(tmp_path: Path, name: str) -> None:
-    kind = type("Own", (whet.Trainer,), {name: lambda self, *_, **__: None})
+    kind = type("Own", (engine.Trainer,), {name: lambda self, *_, **__: None})
     with pytest.raises(ConfigError, match=rf"(?s)Own overrides.*got: {name}.*fix: .*whet\.optimize\(model\)"):
         kind(Smoothed(), ours(tmp_path), train_dataset=class_rows())
 
 
 def test_what_is_patched_in_later_is_refused_before_the_training(tmp_path: Path) -> None:
-    trainer = whet.Trainer(Smoothed(), ours(tmp_path), train_dataset=class_rows())
+    trainer = engine.Trainer(Smoothed(), ours(tmp_path), train_dataset=class_rows())
     trainer._save_checkpoint = lambda *_: None
     with pytest.raises(ConfigError, match="_save_checkpoint"):
         trainer.train()
@@ -291,7 +292,7 @@ def test_what_is_patched_in_later_is_refused_before_the_training(tmp_path: Path)
 def test_a_subclass_of_both_trainers_is_refused(tmp_path: Path) -> None:
     """As trl's SFTTrainer with whet's mixed in: methods of transformers' loop would never be called."""
 
-    class Both(whet.Trainer, transformers.Trainer):
+    class Both(engine.Trainer, transformers.Trainer):
         pass
 
     with pytest.raises(ConfigError, match=r"(?s)Both overrides.*_save_checkpoint|_evaluate"):
@@ -299,7 +300,7 @@ def test_a_subclass_of_both_trainers_is_refused(tmp_path: Path) -> None:
 
 
 def test_new_methods_of_a_subclass_are_its_own(tmp_path: Path) -> None:
-    class Own(whet.Trainer):
+    class Own(engine.Trainer):
         def __init__(self, *args: Any, factor: float, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             self.factor = factor
@@ -317,7 +318,7 @@ def test_new_methods_of_a_subclass_are_its_own(tmp_path: Path) -> None:
 
 
 def test_a_name_of_whets_own_that_a_subclass_takes_is_refused(tmp_path: Path) -> None:
-    class Own(whet.Trainer):
+    class Own(engine.Trainer):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             self.objective = "triplet"  # pyright: ignore[reportAttributeAccessIssue]

@@ -10,6 +10,7 @@ import torch
 import transformers
 from override_runs import losses, ours, theirs
 
+import engine
 import whet
 from tiny import Pad, tiny_config, tiny_model, tiny_rows
 from whet.models.packed import packed_model
@@ -17,7 +18,7 @@ from whet.models.packed import packed_model
 ROWS = tiny_rows(12)
 
 
-class Own(whet.Trainer):
+class Own(engine.Trainer):
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
         outputs = model(**inputs)
         return (outputs.loss, outputs) if return_outputs else outputs.loss
@@ -72,7 +73,7 @@ def test_token_labels_that_compute_loss_keeps_to_itself_are_exact_in_padding(tmp
         config = tiny_config("bert", num_labels=3)
         return transformers.AutoModelForTokenClassification.from_config(config)
 
-    found = ran(type("Ours", (Kept, whet.Trainer), {})(model(), ours(tmp_path / "ours"), pad, rows))
+    found = ran(type("Ours", (Kept, engine.Trainer), {})(model(), ours(tmp_path / "ours"), pad, rows))
     wanted = ran(type("Theirs", (Kept, transformers.Trainer), {})(model(), theirs(tmp_path / "theirs"), pad, rows))
     assert found == pytest.approx(wanted, rel=1e-5)
 

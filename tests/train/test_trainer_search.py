@@ -10,7 +10,7 @@ import pytest
 from override_runs import class_rows, ours, theirs
 from torch import nn
 
-import whet
+import engine
 from whet.errors import ConfigError
 
 
@@ -35,7 +35,7 @@ class Plain(nn.Module):
 
 def _searched(folder: Path, **changes: Any) -> Any:
     args = ours(folder, **({"eval_strategy": "epoch"} | changes))
-    return whet.Trainer(model_init=Plain, args=args, train_dataset=class_rows(), eval_dataset=class_rows(6))
+    return engine.Trainer(model_init=Plain, args=args, train_dataset=class_rows(), eval_dataset=class_rows(6))
 
 
 def _space(trial: Any) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def test_model_init_may_take_the_trial(tmp_path: Path) -> None:
         return model
 
     args = ours(tmp_path, eval_strategy="epoch")
-    trainer = whet.Trainer(model_init=new, args=args, train_dataset=class_rows(), eval_dataset=class_rows(6))
+    trainer = engine.Trainer(model_init=new, args=args, train_dataset=class_rows(), eval_dataset=class_rows(6))
     sampler = optuna.samplers.GridSampler({"bias": [True, False]})
     trainer.hyperparameter_search(lambda _: {}, n_trials=2, sampler=sampler)
     assert set(sizes) == {12, 15}
@@ -152,6 +152,6 @@ def test_the_trial_may_be_a_dict_of_settings(tmp_path: Path) -> None:
 def test_searches_that_cannot_be_are_refused(tmp_path: Path, given: dict[str, Any], says: str) -> None:
     trainer = _searched(tmp_path)
     if given.pop("model", False):
-        trainer = whet.Trainer(Plain(), ours(tmp_path), train_dataset=class_rows())
+        trainer = engine.Trainer(Plain(), ours(tmp_path), train_dataset=class_rows())
     with pytest.raises(ConfigError, match=says):
         trainer.hyperparameter_search(**({"hp_space": _space, "n_trials": 1} | given))

@@ -11,7 +11,7 @@ from override_runs import losses, ours, pad, theirs, token_rows
 from tiny_runs import tiny_bert
 from transformers import BertForSequenceClassification
 
-import whet
+import engine
 from whet.errors import ConfigError
 
 
@@ -34,7 +34,7 @@ def test_smoothed_labels_and_all_columns_by_setting(tmp_path: Path) -> None:
 
     rows = [row | {"extra": 1} for row in token_rows()]
     found = []
-    for base, made in ((whet.Trainer, ours), (transformers.Trainer, theirs)):
+    for base, made in ((engine.Trainer, ours), (transformers.Trainer, theirs)):
         args = made(tmp_path / base.__module__, label_smoothing_factor=0.2, remove_unused_columns=False)
         trainer = base(classifier(), args, collate, rows)
         trainer.train()
@@ -44,7 +44,9 @@ def test_smoothed_labels_and_all_columns_by_setting(tmp_path: Path) -> None:
 
 
 def test_metrics_that_return_nothing_are_refused(tmp_path: Path) -> None:
-    trainer = whet.Trainer(classifier(), ours(tmp_path), pad, eval_dataset=token_rows(), compute_metrics=lambda _: None)
+    trainer = engine.Trainer(
+        classifier(), ours(tmp_path), pad, eval_dataset=token_rows(), compute_metrics=lambda _: None
+    )
     with pytest.raises(ConfigError, match="compute_metrics returned no metrics"):
         trainer.evaluate()
 
@@ -53,12 +55,12 @@ def test_metrics_may_ask_for_compute_result(tmp_path: Path) -> None:
     def judge(_: Any, compute_result: bool) -> dict[str, bool]:
         return {"asked": compute_result}
 
-    trainer = whet.Trainer(classifier(), ours(tmp_path), pad, eval_dataset=token_rows(), compute_metrics=judge)
+    trainer = engine.Trainer(classifier(), ours(tmp_path), pad, eval_dataset=token_rows(), compute_metrics=judge)
     assert trainer.evaluate()["eval_asked"] is True
 
 
 def test_several_sets_need_an_evaluate_that_takes_their_names(tmp_path: Path) -> None:
-    class Own(whet.Trainer):
+    class Own(engine.Trainer):
         def evaluate(self, eval_dataset: Any = None) -> Any:
             return super().evaluate(eval_dataset)
 

@@ -12,7 +12,7 @@ from override_runs import ours, pad, theirs, token_rows
 from tiny_runs import tiny_bert, weights_of
 from transformers import BertForSequenceClassification, TrainerCallback
 
-import whet
+import engine
 
 
 def _model() -> Any:
@@ -53,7 +53,7 @@ def test_unfrozen_parameters_count_when_clipping_and_are_reported(
 ) -> None:
     """Losses and norms are those of transformers; a norm of 0.05 clips every step."""
     caplog.set_level("WARNING", logger="whet")
-    mine = _run(whet.Trainer, ours(tmp_path / "a", max_grad_norm=0.05, optim=optim), Unfreezes())
+    mine = _run(engine.Trainer, ours(tmp_path / "a", max_grad_norm=0.05, optim=optim), Unfreezes())
     other = _run(transformers.Trainer, theirs(tmp_path / "b", max_grad_norm=0.05), Unfreezes())
     assert _figures(mine, "loss") == pytest.approx(_figures(other, "loss"), rel=1e-4)  # sums in another order
     assert _figures(mine, "grad_norm") == pytest.approx(_figures(other, "grad_norm"), rel=1e-3)
@@ -72,7 +72,7 @@ def test_parameters_that_are_frozen_at_the_begin_of_the_training_are_trained_lat
     """The way that the warning names."""
     found = []
     for base, args in (
-        (whet.Trainer, ours(tmp_path / "a", optim=optim)),
+        (engine.Trainer, ours(tmp_path / "a", optim=optim)),
         (transformers.Trainer, theirs(tmp_path / "b")),
     ):
         model = _model()
@@ -89,7 +89,7 @@ def test_parameters_of_a_given_optimizer_are_clipped_once_unfrozen(tmp_path: Pat
     """An optimizer over all parameters, some of them frozen at the start."""
     figures = []
     for base, args in (
-        (whet.Trainer, ours(tmp_path / "a", max_grad_norm=0.05)),
+        (engine.Trainer, ours(tmp_path / "a", max_grad_norm=0.05)),
         (transformers.Trainer, theirs(tmp_path / "b", max_grad_norm=0.05)),
     ):
         model = _model()

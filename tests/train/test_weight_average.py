@@ -14,7 +14,7 @@ from averaged_run import BEGINS, KILLED_AFTER, N_STEPS, averaged
 from safetensors.torch import load_file, save_file
 from transformers import EarlyStoppingCallback, TrainerCallback
 
-import whet
+import engine
 from tiny import losses, weights_of
 from whet.errors import StorageError
 from whet.train.checkpoint import manifest
@@ -55,14 +55,14 @@ def saved(folder: Path, step: int) -> Weights:
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[whet.Trainer, Weigher, Path]:
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[engine.Trainer, Weigher, Path]:
     folder, weigher = tmp_path_factory.mktemp("uninterrupted"), Weigher()
     trainer = averaged(folder, callbacks=[weigher], eval_strategy="steps", eval_steps=1)
     trainer.train()
     return trainer, weigher, folder
 
 
-Run = tuple[whet.Trainer, Weigher, Path]
+Run = tuple[engine.Trainer, Weigher, Path]
 
 
 def test_the_model_ends_with_the_mean_of_the_last_steps(uninterrupted: Run) -> None:
@@ -156,7 +156,7 @@ def test_a_run_that_is_stopped_while_the_mean_is_evaluated_resumes_bitwise(unint
 
 
 def test_a_save_model_of_a_user_saves_the_mean(uninterrupted: Run, tmp_path: Path) -> None:
-    class Own(whet.Trainer):
+    class Own(engine.Trainer):
         def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
             kept.append(weights_of(self.model))
             super().save_model(output_dir, _internal_call)

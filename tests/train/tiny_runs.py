@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertForQuestionAnswering, TrainerCallback
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-import whet
+import engine
 
 FORMS: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "dict": lambda loss, logits: {"loss": loss, "logits": logits},
@@ -89,7 +89,7 @@ def toy_rows(n: int = 12) -> list[dict[str, Tensor]]:
     return [{"x": row, "labels": row.sum()} for row in x]
 
 
-def arguments(folder: Path | str, **changes: Any) -> whet.TrainingArguments:
+def arguments(folder: Path | str, **changes: Any) -> engine.TrainingArguments:
     """Settings of a short quiet run: rows in their order, 4 a step, nothing saved unless asked for."""
     usual: dict[str, Any] = {
         "output_dir": str(folder),
@@ -100,15 +100,15 @@ def arguments(folder: Path | str, **changes: Any) -> whet.TrainingArguments:
         "save_strategy": "no",
         "num_train_epochs": 1,
     }
-    return whet.TrainingArguments(**(usual | changes))
+    return engine.TrainingArguments(**(usual | changes))
 
 
-def toy_trainer(folder: Path | str, *, model: nn.Module | None = None, **changes: Any) -> whet.Trainer:
+def toy_trainer(folder: Path | str, *, model: nn.Module | None = None, **changes: Any) -> engine.Trainer:
     """A trainer of a `Toy`; what Trainer itself takes goes there, everything else into the settings."""
     own = ("train_dataset", "eval_dataset", "data_collator", "compute_metrics", "callbacks", "optimizers")
     given: dict[str, Any] = {name: changes.pop(name) for name in own if name in changes}
     given = {"train_dataset": toy_rows(), "eval_dataset": toy_rows(6)} | given
-    return whet.Trainer(model=Toy() if model is None else model, args=arguments(folder, **changes), **given)
+    return engine.Trainer(model=Toy() if model is None else model, args=arguments(folder, **changes), **given)
 
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:
@@ -124,7 +124,7 @@ def assert_same_weights(found: nn.Module | dict[str, Tensor], wanted: nn.Module 
     assert not different, f"these weights differ: {different}"
 
 
-def entries(trainer: whet.Trainer, name: str) -> list[tuple[int, Any]]:
+def entries(trainer: engine.Trainer, name: str) -> list[tuple[int, Any]]:
     """The log entries that hold this figure, as (step, figure)."""
     return [(entry["step"], entry[name]) for entry in trainer.state.log_history if name in entry]
 

@@ -26,7 +26,7 @@ _TRAINING = """
 import json
 import torch
 from transformers import BertConfig, BertForQuestionAnswering
-from whet import Trainer, TrainingArguments
+from engine import Trainer, TrainingArguments
 from whet.kernels.library import library
 
 torch.manual_seed(1)

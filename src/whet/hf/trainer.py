@@ -50,8 +50,8 @@ from whet.train.output import files as output_files
 from whet.train.resume import schema
 from whet.train.resume.parts import alike, without_tensors
 
-_PRECISION = "precision"
-"""The fact of a checkpoint that says what the products of its training ran in."""
+_PRECISION, _EPOCH = "precision", "epoch"
+"""Facts of a checkpoint: what the products ran in; the epoch and the steps taken in it."""
 
 
 class Trainer(transformers.Trainer):
@@ -71,6 +71,8 @@ class Trainer(transformers.Trainer):
     """What `precision="auto"` chose: a format narrower than float32, or None."""
     _random_of_step: Any = None
     """The random states before the first micro-batch of a step that has begun."""
+    _epoch = (0, 0)
+    """The present epoch, and the number of steps before it."""
     _n_nonfinite = 0
     _memory: guard.MemoryGuard | None = None
 
@@ -139,14 +141,35 @@ class Trainer(transformers.Trainer):
             replay.replay(prepared, self.args.seed if self.args.data_seed is None else self.args.data_seed)
         return prepared
 
-    def _run_epoch(self, *args: Any, **named: Any) -> None:
+    def _run_epoch(self, *, epoch: int, epochs_trained: int, steps_trained_in_current_epoch: int, **named: Any) -> None:
+        skipped = steps_trained_in_current_epoch if epoch == epochs_trained else 0
+        self._epoch = (epoch, self.state.global_step - skipped // self.args.gradient_accumulation_steps)
         with _skipping_keeps_the_draws():
-            super()._run_epoch(*args, **named)
+            super()._run_epoch(
+                epoch=epoch, epochs_trained=epochs_trained,
+                steps_trained_in_current_epoch=steps_trained_in_current_epoch, **named,
+            )  # fmt: skip
 
-    def _init_training_state(self, *args: Any, **named: Any) -> Any:
-        found = super()._init_training_state(*args, **named)
+    def _init_training_state(
+        self, max_steps: int, num_update_steps_per_epoch: int, num_train_epochs: int, resume_from_checkpoint: Any,
+        trial: Any,
+    ) -> tuple[int, int]:  # fmt: skip
+        """Return (epochs done, batches of the next one done); transformers divides, which is wrong for some data.
+
+        A stream has no length, and a callback may end an epoch early: the checkpoint says where it was written.
+        """
+        found = super()._init_training_state(
+            max_steps, num_update_steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial
+        )
         self._find_best_next_to_it()
-        return found
+        facts = {} if resume_from_checkpoint is None else manifest.facts_of(Path(resume_from_checkpoint)) or {}
+        place = facts.get(_EPOCH)
+        if not _is_place(place) or self.args.ignore_data_skip:
+            return found
+        epoch, n_steps = place
+        if n_steps >= num_update_steps_per_epoch:
+            return epoch + 1, 0
+        return epoch, n_steps * self.args.gradient_accumulation_steps
 
     def _find_best_next_to_it(self) -> None:
         """Find the best checkpoint in the output folder if the folder of the training was moved."""
@@ -315,6 +338,7 @@ class Trainer(transformers.Trainer):
             "n_ranks": self.args.world_size,
             "seed": self.args.seed,
             _PRECISION: "fp32" if self._products is None else "bf16",
+            _EPOCH: [self._epoch[0], step - self._epoch[1]],
         }
         if self.args.save_only_model:
             facts[manifest.ONLY_MODEL] = True
@@ -490,6 +514,10 @@ def _fitting(folder: Path) -> Iterator[None]:
             why="a training resumes with the same model, optimizer and schedule",
             fix="use the arguments of the training that wrote it; or start from its weights with a new output_dir",
         ) from error
+
+
+def _is_place(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(type(one) is int and one >= 0 for one in value)
 
 
 def _is_wish(value: Any) -> bool:

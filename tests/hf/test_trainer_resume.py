@@ -1,0 +1,265 @@
+"""`whet.Trainer` killed or stopped at any moment and resumed: bitwise the run that was not."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+import torch
+import transformers
+from hf_runs import (
+    KillAt,
+    SignalAt,
+    arguments,
+    classifier,
+    forked,
+    mask_tokens,
+    masked_words,
+    output,
+    pad,
+    rows,
+    same,
+    weights,
+)
+
+import whet
+
+
+def classify(folder: Path, *callbacks: Any, **changes: Any) -> whet.Trainer:
+    return whet.Trainer(classifier(), arguments(folder, **changes), pad, rows(), rows(8), callbacks=[*callbacks])
+
+
+def fill_in(folder: Path, *callbacks: Any, **changes: Any) -> whet.Trainer:
+    """Masked words, whose masks are drawn from torch's and numpy's generators in each batch."""
+    given = rows(labelled=False)
+    return whet.Trainer(masked_words(), arguments(folder, **changes), mask_tokens, given, callbacks=[*callbacks])
+
+
+def stream(folder: Path, *callbacks: Any, **changes: Any) -> whet.Trainer:
+    def read() -> Iterator[dict[str, Any]]:
+        yield from rows()
+
+    given = datasets.IterableDataset.from_generator(read)
+    return whet.Trainer(classifier(), arguments(folder, **changes), pad, given, callbacks=[*callbacks])
+
+
+KINDS: dict[str, tuple[Callable[..., whet.Trainer], dict[str, Any]]] = {
+    "classes": (classify, {}),
+    "accumulated": (classify, {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 2}),
+    "masked words": (fill_in, {}),
+    "by length": (classify, {"train_sampling_strategy": "group_by_length"}),
+    "stream": (stream, {}),
+    "torch's optimizer": (classify, {"optim": "adamw_torch"}),
+    "bf16": (classify, {"precision": "auto", "bf16": True}),
+    "recomputed": (classify, {"activation_checkpointing": True}),
+    "evaluated": (classify, {"eval_strategy": "steps", "eval_steps": 2, "load_best_model_at_end": True}),
+    "workers": (classify, {"dataloader_num_workers": 1}),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("event", "step"), [("on_step_end", 6), ("on_pre_optimizer_step", 9)])
+def test_killed_run_resumes_bitwise(kind: str, event: str, step: int, tmp_path: Path) -> None:
+    make, changes = KINDS[kind]
+    forked(lambda _: make(tmp_path / "whole", **changes).train(), tmp_path / "w")
+    killed = forked(lambda _: make(tmp_path / "cut", KillAt(event, step), **changes).train(), tmp_path / "c")
+    assert killed == [-signal.SIGKILL], output(tmp_path / "c")
+    resumed = forked(lambda _: make(tmp_path / "cut", **changes).train(resume_from_checkpoint=True), tmp_path / "r")
+    assert resumed == [0], output(tmp_path / "r")
+    for name in ("checkpoint-8", "checkpoint-12"):
+        assert same(weights(tmp_path / "whole" / name), weights(tmp_path / "cut" / name)), name
+
+
+@pytest.mark.parametrize("kind", ["classes", "masked words", "accumulated"])
+def test_two_killed_ranks_resume_bitwise(kind: str, tmp_path: Path) -> None:
+    make, changes = KINDS[kind]
+    assert forked(lambda _: make(tmp_path / "whole", **changes).train(), tmp_path / "w", 2) == [0, 0]
+    killed = forked(lambda _: make(tmp_path / "cut", KillAt("on_step_end", 6), **changes).train(), tmp_path / "c", 2)
+    assert -signal.SIGKILL in killed
+    resumed = forked(lambda _: make(tmp_path / "cut", **changes).train(resume_from_checkpoint=True), tmp_path / "r", 2)
+    assert resumed == [0, 0], output(tmp_path / "r")
+    assert same(weights(tmp_path / "whole" / "checkpoint-12"), weights(tmp_path / "cut" / "checkpoint-12"))
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("event", "step"), [("on_step_end", 6), ("on_substep_end", 6), ("on_prediction_step", 4)])
+@pytest.mark.parametrize("n_ranks", [1, 2])
+def test_signal_saves_the_completed_steps(
+    event: str, step: int, number: int, code: int, n_ranks: int, tmp_path: Path
+) -> None:
+    changes: dict[str, Any] = {
+        "gradient_accumulation_steps": 2, "per_device_train_batch_size": 2, "save_steps": 100, "eval_steps": 2,
+        "eval_strategy": "steps",
+    }  # fmt: skip
+    forked(lambda _: classify(tmp_path / "whole", save_strategy="epoch", **_but(changes, "save_steps")).train(),
+           tmp_path / "w", n_ranks)  # fmt: skip
+
+    def cut(_rank: int) -> None:
+        classify(tmp_path / "cut", SignalAt(event, step, number), **changes).train()
+
+    assert forked(cut, tmp_path / "c", n_ranks) == [code] * n_ranks, output(tmp_path / "c")
+    agreed = step + (event == "on_substep_end" and n_ranks == 2)  # ranks agree at the beginning of a step
+    assert (tmp_path / "cut" / f"checkpoint-{agreed}").is_dir()
+    assert f"saved in {tmp_path / 'cut'}" in output(tmp_path / "c")
+
+    def go_on(_rank: int) -> None:
+        classify(tmp_path / "cut", **changes | {"save_steps": 12}).train(resume_from_checkpoint="auto")
+
+    assert forked(go_on, tmp_path / "r", n_ranks) == [0] * n_ranks, output(tmp_path / "r")
+    last = max((tmp_path / "whole").glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+    assert same(weights(last), weights(tmp_path / "cut" / "checkpoint-12"))
+
+
+def _but(given: dict[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in given.items() if key != name}
+
+
+def test_handlers_of_the_program_stay(tmp_path: Path) -> None:
+    heard: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
+    try:
+        classify(tmp_path, SignalAt("on_step_end", 6, signal.SIGTERM)).train()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert heard == [signal.SIGTERM]
+
+
+def test_signals_are_the_programs_after_training(tmp_path: Path) -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    classify(tmp_path, max_steps=1).train()
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+
+
+@pytest.mark.parametrize("damage", ["cut", "gone", "changed", "no manifest"])
+def test_damaged_newest_checkpoint_is_passed_over(
+    damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = classify(tmp_path / "whole")
+    whole.train()
+    shutil.copytree(tmp_path / "whole" / "checkpoint-4", tmp_path / "cut" / "checkpoint-4")
+    newest = shutil.copytree(tmp_path / "whole" / "checkpoint-8", tmp_path / "cut" / "checkpoint-8")
+    file = newest / ("MANIFEST.json" if damage == "no manifest" else "optimizer.safetensors")
+    if damage == "cut":
+        os.truncate(file, file.stat().st_size - 8)
+    elif damage == "changed":
+        file.write_bytes(file.read_bytes()[:-1] + b"\x01")
+    else:
+        file.unlink()
+    resumed = classify(tmp_path / "cut")
+    resumed.train(resume_from_checkpoint=True)
+    assert "is damaged and was passed over" in caplog.text
+    assert same(dict(whole.model.state_dict()), dict(resumed.model.state_dict()))
+
+
+def test_named_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
+    classify(tmp_path, max_steps=4).train()
+    (tmp_path / "checkpoint-4" / "scheduler.json").write_text("{}", "utf-8")
+    with pytest.raises(whet.WhetError, match="is not a complete checkpoint"):
+        classify(tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+
+
+def test_checkpoint_of_transformers_is_refused_with_the_way_on(tmp_path: Path) -> None:
+    given = transformers.TrainingArguments(
+        str(tmp_path), max_steps=2, save_steps=2, use_cpu=True, report_to="none", disable_tqdm=True
+    )
+    transformers.Trainer(classifier(), given, pad, rows()).train()
+    with pytest.raises(whet.WhetError, match="start from its weights"):
+        classify(tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    with pytest.raises(whet.WhetError, match="checkpoint of transformers' Trainer"):
+        classify(tmp_path).train(resume_from_checkpoint=True)
+
+
+def test_resume_without_a_checkpoint_is_transformers_error(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="No valid checkpoint found"):
+        classify(tmp_path).train(resume_from_checkpoint=True)
+    assert classify(tmp_path, max_steps=1).train(resume_from_checkpoint="auto").global_step == 1
+
+
+def test_moved_folder_keeps_its_best_checkpoint(tmp_path: Path) -> None:
+    changes = {"eval_strategy": "steps", "eval_steps": 4, "load_best_model_at_end": True, "max_steps": 8}
+    trainer = classify(tmp_path / "a", **changes)
+    trainer.train()
+    best = Path(str(trainer.state.best_model_checkpoint)).name
+    (tmp_path / "a").rename(tmp_path / "b")
+    moved = classify(tmp_path / "b", **changes)
+    moved.train(resume_from_checkpoint=str(tmp_path / "b" / "checkpoint-8"))
+    assert moved.state.best_model_checkpoint == str(tmp_path / "b" / best)
+
+
+def test_checkpoint_holds_no_pickle(tmp_path: Path) -> None:
+    trainer = classify(tmp_path, max_steps=4)
+    trainer.train()
+    trainer.save_model()
+    names = {path.name for path in tmp_path.rglob("*") if path.is_file()}
+    assert {"training_args.json", "optimizer.json", "rng_state.json", "trainer_state.json"} <= names
+    assert not {name for name in names if name.endswith((".pt", ".pth", ".bin", ".pkl"))}
+
+
+def test_failed_save_stops_or_continues_as_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("whet.hf.trainer.write_state", fails)
+    with pytest.raises(whet.WhetError, match="the checkpoint of step 4 cannot be written"):
+        classify(tmp_path / "stop").train()
+    assert not [*(tmp_path / "stop").glob("*checkpoint*")]
+    assert classify(tmp_path / "on", save_error_policy="continue").train().global_step == 12
+
+
+def test_only_the_weights_saved_cannot_be_resumed(tmp_path: Path) -> None:
+    classify(tmp_path, save_only_model=True, max_steps=4).train()
+    with pytest.raises(whet.WhetError, match="holds only the model"):
+        classify(tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+
+
+def test_auto_precision_of_a_resumed_run_is_that_of_its_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(whet.Trainer, "_faster_format", lambda _: "bf16")
+    whole = classify(tmp_path / "whole", precision="auto")
+    whole.train()
+    monkeypatch.setattr(whet.Trainer, "_faster_format", lambda _: "fp32")
+    other = classify(tmp_path / "other", precision="auto")
+    other.train()
+    resumed = classify(tmp_path / "cut", precision="auto")
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-8"))
+    assert same(dict(whole.model.state_dict()), dict(resumed.model.state_dict()))
+    assert not same(dict(whole.model.state_dict()), dict(other.model.state_dict()))
+
+
+def test_gradient_that_is_not_finite_changes_nothing(tmp_path: Path) -> None:
+    class Spoiled(whet.Trainer):
+        bad: tuple[int, ...] = (2,)
+
+        def compute_loss(self, model: Any, inputs: Any, *more: Any, **named: Any) -> Any:
+            loss = super().compute_loss(model, inputs, *more, **named)
+            return loss * float("nan") if self.state.global_step in self.bad else loss
+
+    seen: list[dict[str, torch.Tensor]] = []
+
+    class Keep(transformers.TrainerCallback):
+        def on_step_end(self, *_: Any, model: Any = None, **__: Any) -> None:
+            seen.append({name: one.clone() for name, one in model.state_dict().items()})
+
+    make = functools.partial(Spoiled, classifier(), arguments(tmp_path, max_steps=5), pad, rows())
+    make(callbacks=[Keep()]).train()
+    assert same(seen[1], seen[2])
+    assert not same(seen[2], seen[3])
+    Spoiled.bad = (1, 2, 3)
+    with pytest.raises(whet.WhetError, match="3 steps in a row were not finite"):
+        Spoiled(classifier(), arguments(tmp_path / "b"), pad, rows()).train()
+
+
+def test_state_file_reads_as_transformers_writes_it(tmp_path: Path) -> None:
+    classify(tmp_path, max_steps=4).train()
+    state = transformers.TrainerState.load_from_json(str(tmp_path / "checkpoint-4" / "trainer_state.json"))
+    assert state.global_step == 4
+    assert json.loads((tmp_path / "checkpoint-4" / "training_args.json").read_text("utf-8"))["max_steps"] == 4
