@@ -216,6 +216,7 @@ def random_state(device: torch.device) -> State:
 
 
 def set_random_state(saved: State, device: torch.device) -> None:
+    """Restore what `random_state` returned."""
     by_numpy, by_python = saved["numpy"], saved["python"]
     torch.set_rng_state(saved["torch"])
     words = by_numpy["words"].numpy().astype(np.uint32)

@@ -7,6 +7,7 @@ states are `NAME.json`, with their tensors in `NAME.safetensors`.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -94,10 +95,8 @@ class Folders:
             staged.publish(facts)
 
         together(begin if self.is_first else _nothing)
-        if staged is None:
-            together(lambda: fill(partial))
-        else:
-            together(lambda: staged.put(fill))  # an error of another rank leaves the folder, which the next run removes
+        # An error of another rank leaves the folder, which the next training removes.
+        together(functools.partial(fill, partial) if staged is None else functools.partial(staged.put, fill))
         together(publish if self.is_first else _nothing)
         return target
 
@@ -177,5 +176,3 @@ def folder_to_resume(asked: str | bool | None, output_dir: Path, *, is_first: bo
     if found is None and asked == "auto":
         logger.info("there is no checkpoint in %s: the training begins at its first step", output_dir)
     return None if found is None else Path(found)
-
-

@@ -20,7 +20,7 @@ import torch
 import transformers
 from torch import nn
 from torch.utils.data import IterableDataset
-from transformers import trainer as loop
+from transformers import trainer
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_utils import SaveStrategy
 
@@ -64,6 +64,13 @@ class Trainer(transformers.Trainer):
     Killed at any moment and resumed, a training is bitwise equal to one that was not, on one rank and on several.
     """
 
+    model: Any
+    model_wrapped: Any
+    args: Any
+    optimizer: Any
+    lr_scheduler: Any
+    accelerator: Any
+    _signals = stopping.Signals()
     _folders: checkpoint.Folders | None = None
     _saving_to: Path | None = None
     """The staging folder of the checkpoint that is being written."""
@@ -127,7 +134,7 @@ class Trainer(transformers.Trainer):
     @contextmanager
     def _stopping(self) -> Iterator[None]:
         wanted = getattr(self.args, "save_on_signal", False) and self.args.save_strategy != SaveStrategy.NO
-        with stopping.noted() if wanted else nullcontext() as self._signals:
+        with stopping.noted() if wanted else nullcontext(stopping.Signals()) as self._signals:
             yield
 
     def get_train_dataloader(self) -> Any:
@@ -163,7 +170,7 @@ class Trainer(transformers.Trainer):
         )
         self._find_best_next_to_it()
         facts = {} if resume_from_checkpoint is None else manifest.facts_of(Path(resume_from_checkpoint)) or {}
-        place = facts.get(_EPOCH)
+        place: Any = facts.get(_EPOCH)
         if not _is_place(place) or self.args.ignore_data_skip:
             return found
         epoch, n_steps = place
@@ -193,7 +200,7 @@ class Trainer(transformers.Trainer):
 
     def _stop_if_asked(self) -> None:
         """Save the completed steps and stop if a signal came, or if memory runs out."""
-        name = None if self._signals is None else self._signals.requested
+        name = self._signals.requested
         shortage = None if self._memory is None else self._memory.shortage()
         if self.args.world_size > 1:
             seen = between_ranks.gather([name, shortage], _is_wish)
@@ -277,7 +284,8 @@ class Trainer(transformers.Trainer):
 
     def _first_batch(self) -> Mapping[str, Any] | None:
         """Return the first rows of the training set as a batch with labels; None for a stream, or without a loss."""
-        rows, n_rows = self.train_dataset, self.args.per_device_train_batch_size
+        rows: Any = self.train_dataset
+        n_rows = self.args.per_device_train_batch_size
         if isinstance(rows, IterableDataset) or not hasattr(rows, "__getitem__") or not hasattr(rows, "__len__"):
             return None
         if not hasattr(self.model, "num_parameters") or not len(rows):
@@ -430,7 +438,7 @@ class Trainer(transformers.Trainer):
         inner = getattr(self.optimizer, "optimizer", self.optimizer)
         return OptimizerState(inner, names_in(inner, self.model))
 
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:  # noqa: F811 - transformers' name
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is None or self._by_engine:
             super()._load_optimizer_and_scheduler(checkpoint)
             return
@@ -442,12 +450,12 @@ class Trainer(transformers.Trainer):
             self._optimizer_state().load_state(optimizer)
             schedule.load_state(self.lr_scheduler, alike(scheduler, self.lr_scheduler.state_dict()))
 
-    def _load_scaler(self, checkpoint: str | None) -> None:  # noqa: F811
+    def _load_scaler(self, checkpoint: str | None) -> None:
         found = None if checkpoint is None else read_state(Path(checkpoint), SCALER)
         if found is not None:
             self.accelerator.scaler.load_state_dict(found)
 
-    def _load_rng_state(self, checkpoint: str | None) -> None:  # noqa: F811
+    def _load_rng_state(self, checkpoint: str | None) -> None:
         found = None if checkpoint is None else read_state(Path(checkpoint), RANDOM)
         own = None if found is None else found.get(str(self.args.process_index))
         if own is not None:
@@ -465,11 +473,12 @@ def _change(model: nn.Module, args: Any) -> None:
     if why is not None:
         logger.info("%s trains as it is, with its padding: %s", type(model).__name__, why)
     elif changes(model) is None:
-        padding, tokens = getattr(args, "padding_in_loss", "auto"), getattr(args, "last_block_tokens", "read")
+        padding: Any = getattr(args, "padding_in_loss", "auto")
+        tokens: Any = getattr(args, "last_block_tokens", "read")
         optimize(model, padding=padding, last_block_tokens=tokens)
 
 
-def _of_plug_in(model: nn.Module, args: Any, groups: Any, **given: Any) -> torch.optim.Optimizer:
+def _of_plug_in(model: Any, args: Any, groups: Any, **given: Any) -> torch.optim.Optimizer:
     """Return the optimizer of a plug-in, over these parameter groups."""
     built = plugged_in()[args.optim].load()(model, args, options(args.optim, args.optim_args))
     common = {name: value for name, value in built.param_groups[0].items() if name not in ("params", "weight_decay")}
@@ -480,7 +489,7 @@ def _of_plug_in(model: nn.Module, args: Any, groups: Any, **given: Any) -> torch
 
 
 def _safe(found: tuple[Any, Any], parameters: list[Any]) -> tuple[Any, Any]:
-    """Return torch's plain AdamW for weights that are not contiguous: its fused operator for CPUs takes them as such."""
+    """Return torch's plain AdamW for weights that are not contiguous: its fused operator for CPUs gets those wrong."""
     kind, given = found
     odd = any(not one.is_contiguous() for one in parameters if one.device.type == "cpu")
     return (kind, {**given, "fused": False}) if odd and given.get("fused") else found
@@ -489,6 +498,7 @@ def _safe(found: tuple[Any, Any], parameters: list[Any]) -> tuple[Any, Any]:
 @contextmanager
 def _skipping_keeps_the_draws() -> Iterator[None]:
     """Let transformers' loop skip batches of an epoch so that those after them draw what they would have drawn."""
+    loop: Any = trainer
     before: Callable[..., Any] = loop.skip_first_batches
 
     def skip(prepared: Any, n_batches: int = 0) -> Any:
