@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tiny_runs import span_rows, tiny_bert
 
-import engine
+import whet
 from whet.cli.main import run
 
 _OLD = """--model_name_or_path bert-base-uncased --dataset_name squad --do_train --do_eval
@@ -56,8 +56,8 @@ def test_the_command_trains_and_evaluates(
 
 def test_the_settings_of_the_newer_guide_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    args = engine.TrainingArguments(output_dir="./outputs", bf16=True, use_cpu=True)
-    trainer = engine.Trainer(model=tiny_bert(), args=args, train_dataset=span_rows(), eval_dataset=span_rows(6))
+    args = whet.TrainingArguments(output_dir="./outputs", bf16=True, use_cpu=True)
+    trainer = whet.Trainer(model=tiny_bert(), args=args, train_dataset=span_rows(), eval_dataset=span_rows(6))
     assert trainer.train().global_step == 6  # 12 rows, 8 a step, 3 epochs
     assert trainer.precision.name == "bf16"
     assert trainer.evaluate()["eval_loss"] > 0

@@ -17,7 +17,6 @@ from tiny_runs import span_rows, tiny_bert
 from torch import nn
 from torch.utils.data import DataLoader
 
-import engine
 import whet
 from whet.config.names.not_honoured import REFUSED
 
@@ -77,10 +76,10 @@ def _packages(given: dict[str, Any]) -> list[pytest.MarkDecorator]:
     return [_missing("bitsandbytes"), pytest.mark.filterwarnings("ignore")]
 
 
-def _arguments(folder: Path, **given: Any) -> engine.TrainingArguments:
+def _arguments(folder: Path, **given: Any) -> whet.TrainingArguments:
     """The guide's settings and these; a refusal names settings that are known to be missing, and nothing else."""
     try:
-        return engine.TrainingArguments(**(_DEFAULT_ARGS | {"output_dir": str(folder)} | given))
+        return whet.TrainingArguments(**(_DEFAULT_ARGS | {"output_dir": str(folder)} | given))
     except whet.ConfigError as error:
         waits = sorted(set(given) & set(REFUSED))
         if sorted(problem.what for problem in error.problems) == [f"whet does not honour {name}" for name in waits]:
@@ -88,12 +87,12 @@ def _arguments(folder: Path, **given: Any) -> engine.TrainingArguments:
         raise AssertionError(f"refused for another reason: {error}") from error
 
 
-def _trained(folder: Path, rows: list[Any] | None = None, **given: Any) -> engine.Trainer:
+def _trained(folder: Path, rows: list[Any] | None = None, **given: Any) -> whet.Trainer:
     """A trainer after a run of these settings on these rows, or 16."""
     args = _arguments(folder, **given)
     model = tiny_bert(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     rows = span_rows(16) if rows is None else rows
-    trainer = engine.Trainer(model=model, args=args, train_dataset=rows, eval_dataset=rows[:6])
+    trainer = whet.Trainer(model=model, args=args, train_dataset=rows, eval_dataset=rows[:6])
     trainer.train()
     return trainer
 
@@ -117,7 +116,7 @@ def test_the_settings_train_as_they_grow(given: dict[str, Any], tmp_path: Path) 
 def test_what_needs_a_gpu_is_refused_without_one(name: str, tmp_path: Path) -> None:
     args = _arguments(tmp_path, **{name: True})
     with pytest.raises(whet.ConfigError, match=f"{name}.*GPU|GPU.*{name}|TF32"):
-        engine.Trainer(model=tiny_bert(), args=args, train_dataset=span_rows(), eval_dataset=span_rows())
+        whet.Trainer(model=tiny_bert(), args=args, train_dataset=span_rows(), eval_dataset=span_rows())
 
 
 @pytest.mark.skipif(not _GPU, reason="needs a GPU")
@@ -197,7 +196,7 @@ def test_an_optimizer_built_by_hand_trains(build: Any, scheduled: bool, tmp_path
     optimizer = build(_two_groups(model))
     schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=0.5, total_iters=100) if scheduled else None
     args = _arguments(tmp_path, per_device_train_batch_size=8, logging_steps=1)
-    trainer = engine.Trainer(model=model, args=args, train_dataset=span_rows(64), eval_dataset=span_rows(6),
+    trainer = whet.Trainer(model=model, args=args, train_dataset=span_rows(64), eval_dataset=span_rows(6),
                            optimizers=(optimizer, schedule))  # fmt: skip
     trainer.train()
     assert trainer.optimizer is optimizer

@@ -15,12 +15,12 @@ from whet.config import ranks
 from whet.config.fields import LastBlockTokens, PaddingInLoss, TrainingFields
 from whet.config.names.not_honoured import NOT_HONOURED_OLD
 from whet.config.names.off_values import OFF
-from whet.config.optimizer_names import plugged_in
+from whet.config.optimizer_names import OPTIONS, plugged_in
 from whet.errors import ConfigError, Problem
 from whet.log import logger
 
-OWN_OPTIMIZERS = ("auto", "adamw_whet", "adamw_whet_8bit")
-"""Values of `optim` that only whet knows, next to those of installed plug-ins."""
+_IN_PLACE_OF_PACKAGES = frozenset({"adamw_anyprecision"})
+"""Optimizers that whet has itself, and for which transformers asks for a package that is not kept any more."""
 _PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 _SAVE_ERRORS = ("stop", "continue")
 _EXACT = "adamw_torch_fused"
@@ -126,9 +126,9 @@ class TrainingArguments(transformers.TrainingArguments, metaclass=_OlderNames):
 
 
 def is_own_optimizer(name: str) -> bool:
-    """Return whether transformers does not know this optimizer, and whet or a plug-in does."""
-    known = name in {one.value for one in OptimizerNames}
-    return name in OWN_OPTIMIZERS or (not known and name in plugged_in())
+    """Return whether whet, or a plug-in, builds this optimizer, and not transformers."""
+    known = {one.value for one in OptimizerNames} - _IN_PLACE_OF_PACKAGES
+    return name not in known and (name in OPTIONS or name in plugged_in())
 
 
 def _wrong_values(args: TrainingArguments) -> list[Problem]:
@@ -158,7 +158,7 @@ def _wrong_values(args: TrainingArguments) -> list[Problem]:
                 fix=f"keep precision={args.precision!r} alone",
             )
         )
-    if "fp16" in {args.precision, *asked} and (args.use_cpu or not torch.cuda.is_available()):
+    if "fp16" in {args.precision, *asked} and len(asked) < 2 and (args.use_cpu or not torch.cuda.is_available()):
         found.append(
             Problem(
                 what="fp16 needs a GPU here",
@@ -194,7 +194,9 @@ def _translated(cls: type, given: Mapping[str, Any]) -> dict[str, Any]:
     kept: dict[str, Any] = {}
     problems: list[Problem] = []
     for name, value in given.items():
-        if name in own:
+        if name in _NEWER and _NEWER[name] not in given:
+            kept[_NEWER[name]] = value  # without the warning that transformers would show
+        elif name in own:
             kept[name] = value
         elif name in _TRANSLATIONS:
             found = _TRANSLATIONS[name](value, given)
@@ -273,6 +275,12 @@ def _backend(value: Any, _given: Any) -> dict[str, Any]:
 def _accelerator_config(name: str) -> Any:
     return lambda value, _: {} if value is None else {"accelerator_config": {name: value}}
 
+
+_NEWER: Mapping[str, str] = {
+    "gradient_checkpointing": "activation_checkpointing",
+    "gradient_checkpointing_kwargs": "activation_checkpointing_kwargs",
+}
+"""Names that the guides use -> what transformers calls them now; both can be read."""
 
 _TRANSLATIONS: Mapping[str, Any] = {
     "no_cuda": _renamed("use_cpu"),

@@ -26,7 +26,6 @@ from transformers.trainer_utils import SaveStrategy
 
 from whet.accelerator import between_ranks, replay
 from whet.accelerator.state import random_state, set_random_state
-from whet.config.optimizer_names import options, plugged_in
 from whet.errors import NonFiniteError, StorageError
 from whet.hf import checkpoint, stopping
 from whet.hf.arguments import TrainingArguments, is_own_optimizer
@@ -35,7 +34,7 @@ from whet.kernels import allocator
 from whet.kernels.random import generators_kept
 from whet.log import logger
 from whet.models.packable import why_padded
-from whet.optim import schedule
+from whet.optim import registry, schedule
 from whet.optim.optimizers import auto, native
 from whet.own_loop import curated, inside
 from whet.own_loop.changes import changes
@@ -315,21 +314,17 @@ class Trainer(transformers.Trainer):
     @staticmethod
     def get_optimizer_cls_and_kwargs(args: Any, model: Any = None) -> tuple[Any, Any]:
         """Return the class of the optimizer and its arguments: whet's own for its names, else transformers'."""
-        name, trained = args.optim, [] if model is None else [one for one in model.parameters() if one.requires_grad]
-        if not is_own_optimizer(name):
+        trained = [] if model is None else [one for one in model.parameters() if one.requires_grad]
+        if not is_own_optimizer(args.optim):
             return _safe(transformers.Trainer.get_optimizer_cls_and_kwargs(args, model), trained)
-        if name == "auto":
-            name = auto.name_for(trained)
+        if args.optim == "auto" and auto.name_for(trained) != "adamw_whet":
+            plain = copy.copy(args)
+            plain.optim = auto.name_for(trained)
+            return _safe(transformers.Trainer.get_optimizer_cls_and_kwargs(plain, model), trained)
         adam = {"lr": args.learning_rate, "betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
-        if name == "adamw_whet":
-            return native.WhetAdamW, adam
-        if name == "adamw_whet_8bit":
-            return native.WhetAdamW8bit, adam
-        if name in plugged_in():
-            return functools.partial(_of_plug_in, model, args), {"lr": args.learning_rate}
-        plain = copy.copy(args)
-        plain.optim = name
-        return _safe(transformers.Trainer.get_optimizer_cls_and_kwargs(plain, model), trained)
+        if args.optim in _CLASSES:
+            return _CLASSES[args.optim], adam
+        return functools.partial(_from_registry, model, args), {"lr": args.learning_rate}
 
     # ---- Checkpoints ----
 
@@ -478,9 +473,16 @@ def _change(model: nn.Module, args: Any) -> None:
         optimize(model, padding=padding, last_block_tokens=tokens)
 
 
-def _of_plug_in(model: Any, args: Any, groups: Any, **given: Any) -> torch.optim.Optimizer:
-    """Return the optimizer of a plug-in, over these parameter groups."""
-    built = plugged_in()[args.optim].load()(model, args, options(args.optim, args.optim_args))
+_CLASSES: Mapping[str, Any] = {
+    "auto": native.WhetAdamW,
+    "adamw_whet": native.WhetAdamW,
+    "adamw_whet_8bit": native.WhetAdamW8bit,
+}
+
+
+def _from_registry(model: Any, args: Any, groups: Any, **given: Any) -> torch.optim.Optimizer:
+    """Return another optimizer of whet's, or one of a plug-in, over these parameter groups."""
+    built = registry.build(model, args)
     common = {name: value for name, value in built.param_groups[0].items() if name not in ("params", "weight_decay")}
     built.param_groups.clear()
     for group in groups:
