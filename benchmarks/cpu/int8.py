@@ -23,12 +23,13 @@ import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForQuestionAnswering
 
-import whet
+from whet.config import arguments as settings
 from whet.data.store import RowStore
 from whet.kernels.optimizer.adamw import gradient_norm
 from whet.optim import registry
 from whet.precision import policy
 from whet.train import step
+from whet.train import trainer as engine
 from whet.train.clipping import ClipInOwnPass
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -57,8 +58,8 @@ def steps(size: str, folder: str) -> dict[str, Callable[[int], float]]:
     torch.manual_seed(0)
     model = AutoModelForQuestionAnswering.from_config(AutoConfig.for_model("bert", **SIZES[size]))
     data = rows()
-    args = whet.TrainingArguments(output_dir=folder, precision="fp32", learning_rate=3e-5, use_cpu=True)
-    trainer = whet.Trainer(model=model, args=args, train_dataset=data)
+    args = settings.TrainingArguments(output_dir=folder, precision="fp32", learning_rate=3e-5, use_cpu=True)
+    trainer = engine.Trainer(model=model, args=args, train_dataset=data)
     optimizer = registry.build(model, args)
     parameters = list(model.parameters())
     clip = ClipInOwnPass(parameters)

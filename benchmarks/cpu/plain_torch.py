@@ -35,8 +35,9 @@ def worker(asked: dict[str, Any]) -> None:
     import torch
     from transformers import BertConfig, BertForQuestionAnswering, TrainerCallback
 
-    import whet
+    from whet.config import arguments as settings
     from whet.kernels import library
+    from whet.train import trainer as engine
 
     torch.set_num_threads(asked["threads"])
     clock: Callable[[], float] = time.process_time if asked["clock"] == "cpu" else time.perf_counter
@@ -54,12 +55,12 @@ def worker(asked: dict[str, Any]) -> None:
         for n in LENGTHS
     ]
     with tempfile.TemporaryDirectory() as folder:
-        args = whet.TrainingArguments(
+        args = settings.TrainingArguments(
             output_dir=folder, use_cpu=True, precision="fp32", per_device_train_batch_size=len(LENGTHS),
             max_steps=WARMUP + asked["steps"], save_strategy="no", disable_tqdm=True,
         )  # fmt: skip
         model = BertForQuestionAnswering(config)
-        whet.Trainer(model=model, args=args, train_dataset=rows, callbacks=[Clock()]).train()
+        engine.Trainer(model=model, args=args, train_dataset=rows, callbacks=[Clock()]).train()
     assert (library.library() is None) != asked["native"]
     seconds = [after - before for before, after in zip(ended_s[WARMUP - 1 : -1], ended_s[WARMUP:], strict=True)]
     print(json.dumps(seconds))

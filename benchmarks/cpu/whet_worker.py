@@ -16,9 +16,11 @@ from protocol import Channel
 from transformers import set_seed
 
 import whet
+from whet.config import arguments as settings
 from whet.data.store import RowStore
 from whet.kernels.library import library
 from whet.models.loading.load import ModelSource, load_qa_model
+from whet.train import trainer as engine
 
 SEED = 42
 
@@ -33,11 +35,11 @@ class AskedRows(RowStore):
         return super().take(self.turn.get("rows", rows))
 
 
-def arguments(options: argparse.Namespace) -> whet.TrainingArguments:
+def arguments(options: argparse.Namespace) -> settings.TrainingArguments:
     """Return the guides' settings; `precision` where this whet has the choice."""
-    known = {one.name for one in dataclasses.fields(whet.TrainingArguments)}
+    known = {one.name for one in dataclasses.fields(settings.TrainingArguments)}
     chosen = {"precision": options.precision} if "precision" in known else {}
-    return whet.TrainingArguments(
+    return settings.TrainingArguments(
         output_dir=options.folder, per_device_train_batch_size=options.batch, learning_rate=3e-5, seed=SEED,
         max_steps=100_000, save_strategy="no", logging_strategy="no", use_cpu=True, disable_tqdm=True, **chosen,
     )  # fmt: skip
@@ -52,13 +54,13 @@ def train(options: argparse.Namespace, model: Any, rows: RowStore, channel: Chan
         return {"rows": taken, "n_tokens": int(rows.lengths[taken].sum()), "loss": known["meter"].last_loss}
 
     gate = Gate(channel, lambda: about(trainer, trainer.precision.name), asked.turn.update, facts)
-    trainer = whet.Trainer(model=model, args=arguments(options), train_dataset=asked, callbacks=[gate])
+    trainer = engine.Trainer(model=model, args=arguments(options), train_dataset=asked, callbacks=[gate])
     trainer.train()
 
 
 def predict(options: argparse.Namespace, model: Any, rows: RowStore, channel: Channel) -> None:
     """Predict the rows of each command."""
-    trainer = whet.Trainer(model=model, args=arguments(options))
+    trainer = engine.Trainer(model=model, args=arguments(options))
     channel.answer(**about(trainer, trainer.evaluation_precision(rows).name))
     while (command := channel.read())["do"] != "stop":
         taken = rows.take(np.asarray(command["rows"]))

@@ -2,7 +2,7 @@
 
     python benchmarks/dist/rank_worker.py SETTINGS.json
 
-RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say which rank it is. `side` is whet (whet.Trainer) or torch: transformers'
+RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say which rank it is. `side` is whet (the engine of the commands) or torch: transformers'
 model, padded, in torch's DistributedDataParallel with fused AdamW, float32.
 """
 
@@ -58,6 +58,8 @@ class _Clock(TrainerCallback):
 
 
 def _whet(model: Any, asked: dict[str, Any]) -> dict[str, Any]:
+    from whet.config import arguments as settings
+    from whet.train import trainer as engine
     import whet
     from whet.data.store import RowStore
 
@@ -69,12 +71,12 @@ def _whet(model: Any, asked: dict[str, Any]) -> dict[str, Any]:
                                                                           "end_positions": labels + 1})  # fmt: skip
     clock = _Clock()
     with tempfile.TemporaryDirectory() as folder:
-        args = whet.TrainingArguments(
+        args = settings.TrainingArguments(
             output_dir=folder, per_device_train_batch_size=asked["rows"], num_train_epochs=1, save_strategy="no",
             precision=asked["precision"], train_sampling_strategy="sequential", logging_strategy="no",
             disable_tqdm=True, log_level="error", ddp_comm_hook=asked.get("hook", "none"),
         )  # fmt: skip
-        trainer = whet.Trainer(model, args, train_dataset=rows, callbacks=[clock])
+        trainer = engine.Trainer(model, args, train_dataset=rows, callbacks=[clock])
         trainer.train()
     used = len(np.unique(ids[: starts[asked["rows"] * n_ranks]])) if n_ranks > 1 else 0
     return {"step_s": np.diff(clock.times).tolist(), "table_rows": used, "precision": trainer.precision.name}

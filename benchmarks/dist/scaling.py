@@ -30,7 +30,7 @@ from rates import SIZE
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results.json"
-SIDES = {"whet": "whet.Trainer", "torch": "transformers' model in torch's DDP, fp32, padded"}
+SIDES = {"whet": "engine of the commands", "torch": "transformers' model in torch's DDP, fp32, padded"}
 LINKS: dict[str, float | None] = {"1 Gbit/s": 1.0, "10 Gbit/s": 10.0}
 ROWS = {"minilm": 12, "distilbert": 12}
 """Rows of a rank and step, as many as in the guides' command."""

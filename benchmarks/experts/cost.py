@@ -25,11 +25,12 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
-import whet
+from whet.config import arguments as settings
 from whet.models.experts import native
 from whet.models.experts.settings import ExpertSettings
 from whet.models.experts.upcycle import upcycle
 from whet.tasks.lm.rows import collate
+from whet.train import trainer as engine
 from whet.train.loop import TrainingLoop
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
@@ -63,11 +64,11 @@ def rows_of(n_rows: int) -> list[dict[str, Any]]:
 
 def loop_of(folder: Path, model: Any, rows: list[dict[str, Any]], n_rows: int, precision: Any) -> TrainingLoop:
     """Return a run of the model before its first step."""
-    args = whet.TrainingArguments(
+    args = settings.TrainingArguments(
         str(folder), use_cpu=True, precision=precision, per_device_train_batch_size=n_rows, num_train_epochs=1000,
         save_strategy="no", logging_steps=1, disable_tqdm=True, log_level="error",
     )  # fmt: skip
-    loop = TrainingLoop(whet.Trainer(model, args, train_dataset=rows, data_collator=collate))
+    loop = TrainingLoop(engine.Trainer(model, args, train_dataset=rows, data_collator=collate))
     loop.start(None)
     return loop
 

@@ -23,7 +23,8 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForQuestionAnswering
 
-import whet
+from whet.config import arguments as settings
+from whet.train import trainer as engine
 from whet.train.checkpoint import disk_space
 from whet.train.loop import TrainingLoop
 
@@ -41,11 +42,11 @@ def make_loop(folder: Path, *, behind: bool) -> TrainingLoop:
     """Return a run after its first step, ready to save."""
     torch.manual_seed(0)
     model = AutoModelForQuestionAnswering.from_config(AutoConfig.for_model("distilbert"))
-    args = whet.TrainingArguments(
+    args = settings.TrainingArguments(
         output_dir=str(folder), use_cpu=True, per_device_train_batch_size=4, max_steps=10**6, save_steps=10**6,
         save_async=behind, save_total_limit=1, disable_tqdm=True, logging_strategy="no",
     )  # fmt: skip
-    loop = TrainingLoop(whet.Trainer(model=model, args=args, train_dataset=tiny_rows(4000, "distilbert")))
+    loop = TrainingLoop(engine.Trainer(model=model, args=args, train_dataset=tiny_rows(4000, "distilbert")))
     loop.start(None)
     loop.take_step()
     return loop

@@ -26,9 +26,10 @@ from transformers import (
     set_seed,
 )
 
-import whet
+from whet.config import arguments as settings
 from whet.tasks.qa.read.squad import read_questions
 from whet.tasks.qa.windows.cut import WindowOptions, make_windows
+from whet.train import trainer as engine
 
 LENGTH = 384
 SETTINGS: dict[str, Any] = {
@@ -83,8 +84,8 @@ def main() -> None:
         for name, (kind, collator) in ways.items():
             args = TrainingArguments(**common, report_to="none")
             found[name] = history(kind(model=model(), args=args, train_dataset=Windows(rows), data_collator=collator))
-        args = whet.TrainingArguments(**common, precision="fp32")
-        found["whet"] = history(whet.Trainer(model=model(), args=args, train_dataset=rows))
+        args = settings.TrainingArguments(**common, precision="fp32")
+        found["whet"] = history(engine.Trainer(model=model(), args=args, train_dataset=rows))
     for name, losses in found.items():
         print(f"| {name} |" + "".join(f" {loss:.4f} |" for loss in losses))
 

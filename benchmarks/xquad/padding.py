@@ -22,11 +22,12 @@ import torch
 from peer import MODEL
 from transformers import AutoConfig, AutoModelForQuestionAnswering, AutoTokenizer, DataCollatorWithPadding, set_seed
 
-import whet
+from whet.config import arguments as settings
 from whet.precision.policy import Float32
 from whet.tasks.qa.read.squad import read_questions
 from whet.tasks.qa.windows.cut import WindowOptions, make_windows
 from whet.train import step
+from whet.train import trainer as engine
 
 LENGTH = 384
 COUNTS = (1, 2, 4, 8)
@@ -109,12 +110,12 @@ def main() -> None:
     set_seed(42)
     model = AutoModelForQuestionAnswering.from_pretrained(MODEL, config=config)
     with tempfile.TemporaryDirectory() as folder:
-        args = whet.TrainingArguments(
+        args = settings.TrainingArguments(
             output_dir=folder, max_steps=options.steps, per_device_train_batch_size=12, learning_rate=1e-4,
             padding_in_loss="all", use_cpu=True, save_strategy="no", disable_tqdm=True, precision="fp32",
             logging_strategy="no",
         )  # fmt: skip
-        trainer = whet.Trainer(model, args, train_dataset=rows, processing_class=tokenizer)
+        trainer = engine.Trainer(model, args, train_dataset=rows, processing_class=tokenizer)
         parts = [range(at * 12, at * 12 + 12) for at in range(options.batches)]
         compare(trainer, tokenizer, parts)
         cost(trainer, parts[:2], options.rounds)

@@ -20,11 +20,12 @@ import torch
 from peer import MODEL
 from transformers import AutoConfig, AutoModelForQuestionAnswering, AutoTokenizer, set_seed
 
-import whet
+from whet.config import arguments as settings
 from whet.data import padding
 from whet.data.padding import Padding
 from whet.tasks.qa.read.squad import read_questions
 from whet.tasks.qa.windows.cut import WindowOptions, make_windows
+from whet.train import trainer as engine
 
 LENGTH, N_HEADS = 384, 8
 BATCHES = (4, 8, 12, 16)
@@ -41,11 +42,11 @@ def trained(rows: Any, tokenizer: Any, n_steps: int) -> Any:
     """Return an untouched model with the weights of a short training whose loss counts padding."""
     model = new_model(42)
     with tempfile.TemporaryDirectory() as folder:
-        args = whet.TrainingArguments(
+        args = settings.TrainingArguments(
             output_dir=folder, max_steps=n_steps, per_device_train_batch_size=12, learning_rate=1e-4, use_cpu=True,
             padding_in_loss="sampled", save_strategy="no", disable_tqdm=True, logging_strategy="no",
         )  # fmt: skip
-        whet.Trainer(model, args, train_dataset=rows, processing_class=tokenizer).train()
+        engine.Trainer(model, args, train_dataset=rows, processing_class=tokenizer).train()
     untouched = AutoModelForQuestionAnswering.from_config(model.config, attn_implementation="sdpa")
     untouched.load_state_dict(model.state_dict())
     return untouched

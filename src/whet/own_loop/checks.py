@@ -53,8 +53,8 @@ def require_no_balance(model: Any) -> None:
     raise ConfigError(
         what="whet.optimize does not train the routers of this model's experts",
         got=f"{type(model).__name__} with {settings.experts} experts",
-        why="their balance loss is a part of the loss of whet.Trainer, and of no other loop",
-        fix="train it with whet.Trainer or a command of whet; or set aux_loss_coef and z_loss_coef of "
+        why="their balance loss is a part of the loss of whet's commands, and of no other loop",
+        fix="train it with a command of whet and --moe_experts; or set aux_loss_coef and z_loss_coef of "
         "model.config.whet_experts to 0 if the loop has a balance loss of its own",
     )
 
