@@ -110,19 +110,21 @@ class TrainingArguments(transformers.TrainingArguments, metaclass=_OlderNames):
         self.optim = _EXACT if own else chosen
         if not torch.accelerator.is_available():
             self.use_cpu = True  # transformers asks for it before it computes in bf16, or joins ranks, on a CPU
-        self._join_ranks()
+        place, backend = ranks.here(), self.ddp_backend
+        if place.n_ranks == 1:
+            self.ddp_backend = None  # accelerate would ask for the process group that one process does not have
+        elif self.use_cpu and backend in (None, "gloo") and not torch.distributed.is_initialized():
+            self._join_ranks()
         super().__post_init__()
+        self.ddp_backend = backend
         if own:
             self.optim = chosen
 
     def _join_ranks(self) -> None:
         """Join the ranks that a launcher has started on CPUs; on one machine over its loopback interface alone."""
-        place = ranks.here()
-        others = self.ddp_backend not in (None, "gloo")
-        if place.n_ranks > 1 and self.use_cpu and not others and not torch.distributed.is_initialized():
-            from whet.dist import group
+        from whet.dist import group
 
-            group.join("gloo", self.ddp_timeout)
+        group.join("gloo", self.ddp_timeout)
 
 
 def is_own_optimizer(name: str) -> bool:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -324,7 +325,7 @@ class Trainer(transformers.Trainer):
         adam = {"lr": args.learning_rate, "betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
         if args.optim in _CLASSES:
             return _CLASSES[args.optim], adam
-        return functools.partial(_from_registry, model, args), {"lr": args.learning_rate}
+        return functools.partial(functools.partial, _from_registry, args), {}
 
     # ---- Checkpoints ----
 
@@ -399,7 +400,11 @@ class Trainer(transformers.Trainer):
             output_files.write_model(target, write)
 
     def _write_model(self, state_dict: Any, folder: Path) -> None:
-        super()._save(str(folder), state_dict)
+        args, self.args = self.args, SimpleNamespace(output_dir=str(folder), should_save=self.args.should_save)
+        try:
+            super()._save(str(folder), state_dict)  # pickles what it takes for the arguments
+        finally:
+            self.args = args
         if self.args.should_save:
             (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)
             (folder / "training_args.json").write_text(self.args.to_json_string() + "\n", "utf-8")
@@ -480,14 +485,9 @@ _CLASSES: Mapping[str, Any] = {
 }
 
 
-def _from_registry(model: Any, args: Any, groups: Any, **given: Any) -> torch.optim.Optimizer:
-    """Return another optimizer of whet's, or one of a plug-in, over these parameter groups."""
-    built = registry.build(model, args)
-    common = {name: value for name, value in built.param_groups[0].items() if name not in ("params", "weight_decay")}
-    built.param_groups.clear()
-    for group in groups:
-        built.add_param_group({**common, **given, **group})
-    return built
+def _from_registry(args: Any, model: Any) -> torch.optim.Optimizer:
+    """Return another optimizer of whet's, or one of a plug-in; its groups decay what transformers' do."""
+    return registry.build(model, args)
 
 
 def _safe(found: tuple[Any, Any], parameters: list[Any]) -> tuple[Any, Any]:

@@ -1,0 +1,302 @@
+"""What scripts, callbacks and models rely on in transformers' Trainer holds in `whet.Trainer`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from hf_runs import arguments, classifier, pad, rows, same
+from torch import Tensor, nn
+from transformers import EarlyStoppingCallback, TrainerCallback
+
+import whet
+from tiny_decoders import tiny_decoder
+
+PEERS: dict[str, tuple[Any, Any]] = {
+    "whet": (whet.Trainer, whet.TrainingArguments),
+    "transformers": (transformers.Trainer, transformers.TrainingArguments),
+}
+
+
+def settings(kind: Any, folder: Path, **given: Any) -> Any:
+    usual: dict[str, Any] = {
+        "max_steps": 4, "per_device_train_batch_size": 4, "logging_steps": 1, "save_strategy": "no", "use_cpu": True,
+        "report_to": "none", "disable_tqdm": True, "learning_rate": 1e-3,
+    }  # fmt: skip
+    return kind(str(folder), **(usual | given))
+
+
+class Odd(nn.Module):
+    """A model with two label columns of its own names, and a number and a dict among its outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor, gold: Tensor | None = None, weight: Tensor | None = None) -> dict[str, Any]:
+        logits = self.layer(x)
+        found: dict[str, Any] = {"logits": logits, "temperature": torch.tensor(2.0), "parts": {"first": logits[:, :1]}}
+        if gold is None or weight is None:
+            return found
+        each = nn.functional.cross_entropy(logits, gold, reduction="none")
+        return {"loss": (each * weight).mean()} | found
+
+
+def odd_rows() -> list[dict[str, Any]]:
+    numbers = np.random.default_rng(0)
+    return [{"x": numbers.random(3, dtype=np.float32), "gold": i % 2, "weight": 1.0 + i} for i in range(12)]
+
+
+def test_it_is_a_trainer_of_transformers(tmp_path: Path) -> None:
+    trainer = whet.Trainer(classifier(), arguments(tmp_path), pad, rows())
+    assert isinstance(trainer, transformers.Trainer)
+    assert isinstance(trainer.args, transformers.TrainingArguments)
+    assert whet.Trainer(classifier(), settings(transformers.TrainingArguments, tmp_path), pad, rows()).train()
+
+
+def test_own_label_columns_are_evaluated_and_scalars_shift_nothing(tmp_path: Path) -> None:
+    def seen(given: Any) -> dict[str, float]:
+        gold, weight = given.label_ids
+        return {"n_gold": float(len(gold)), "heaviest": float(np.max(weight))}
+
+    found = {}
+    for name, (trainer_of, arguments_of) in PEERS.items():
+        args = settings(arguments_of, tmp_path / name, label_names=["gold", "weight"])
+        trainer = trainer_of(Odd(), args, train_dataset=odd_rows(), eval_dataset=odd_rows(), compute_metrics=seen)
+        trainer.train()
+        metrics, predicted = trainer.evaluate(), trainer.predict(odd_rows())
+        found[name] = metrics, predicted
+    ours, theirs = found["whet"], found["transformers"]
+    for key in ("eval_loss", "eval_n_gold", "eval_heaviest"):
+        assert ours[0][key] == pytest.approx(theirs[0][key], rel=1e-5)
+    assert ours[0]["eval_heaviest"] == 12.0
+    left, right = (one[1].predictions for one in (ours, theirs))
+    assert [np.shape(one) for one in _flat(left)] == [np.shape(one) for one in _flat(right)]
+    assert all(np.allclose(one, other, atol=1e-5) for one, other in zip(_flat(left), _flat(right), strict=True))
+
+
+def _flat(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        value = list(value.values())
+    return [leaf for one in value for leaf in _flat(one)] if isinstance(value, list | tuple) else [value]
+
+
+def test_model_that_returns_its_loss_if_asked_is_evaluated(tmp_path: Path) -> None:
+    class Contrast(nn.Module):
+        """As CLIP: no labels, and a loss for `return_loss`."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 4)
+
+        def forward(self, x: Tensor, return_loss: bool = True) -> dict[str, Tensor]:
+            states = self.layer(x)
+            logits = states @ states.T
+            loss = nn.functional.cross_entropy(logits, torch.arange(len(x)))
+            return {"loss": loss, "logits": states} if return_loss else {"logits": states}
+
+    given = [{"x": row["x"]} for row in odd_rows()]
+    trainer = whet.Trainer(Contrast(), arguments(tmp_path, max_steps=2), train_dataset=given, eval_dataset=given)
+    assert math.isfinite(trainer.evaluate()["eval_loss"])
+
+
+def test_micro_batch_without_targets_leaves_a_finite_step(tmp_path: Path) -> None:
+    given = [
+        {"input_ids": [5 + i, 6, 7], "attention_mask": [1, 1, 1], "labels": [-100] * 3 if i < 2 else [-100, 6, 7]}
+        for i in range(4)
+    ]
+
+    def stack(few: Any) -> dict[str, Tensor]:
+        return {name: torch.tensor([row[name] for row in few]) for name in few[0]}
+
+    trainer = whet.Trainer(
+        tiny_decoder("llama"),
+        arguments(tmp_path, per_device_train_batch_size=2, gradient_accumulation_steps=2, max_steps=2,
+                  train_sampling_strategy="sequential"),
+        stack,
+        given,
+    )  # fmt: skip
+    trainer.train()
+    assert all(math.isfinite(entry["loss"]) for entry in trainer.state.log_history if "loss" in entry)
+
+
+def test_optimizer_and_scheduler_of_ones_own_see_gradients(tmp_path: Path) -> None:
+    seen: list[bool] = []
+
+    class Reads(torch.optim.lr_scheduler.LambdaLR):
+        def step(self, epoch: int | None = None) -> None:
+            groups = self.optimizer.param_groups
+            seen.append(any(one.grad is not None for group in groups for one in group["params"]))
+            super().step(epoch)
+
+    model = classifier()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    reads = Reads(optimizer, lambda step: 1.0)
+    trainer = whet.Trainer(model, arguments(tmp_path, max_steps=2), pad, rows(), optimizers=(optimizer, reads))
+    trainer.train()
+    assert seen[-2:] == [True, True]
+
+
+def test_tokenizer_of_the_collator_is_saved_with_a_checkpoint(tmp_path: Path) -> None:
+    vocabulary = tmp_path / "vocab.txt"
+    vocabulary.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b"]), "utf-8")
+    collate = transformers.DataCollatorWithPadding(transformers.BertTokenizer(str(vocabulary)))
+    whet.Trainer(classifier(), arguments(tmp_path / "out", max_steps=4), collate, rows()).train()
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path / "out" / "checkpoint-4").pad_token_id == 0
+
+
+def test_settings_may_be_extended_changed_and_copied(tmp_path: Path) -> None:
+    @dataclasses.dataclass
+    class Mine(whet.TrainingArguments):
+        temperature: float = 1.0
+
+    class Warm(whet.Trainer):
+        def compute_loss(self, *more: Any, **named: Any) -> Any:
+            seen.append(self.args.temperature)
+            return super().compute_loss(*more, **named)
+
+    seen: list[float] = []
+    args = Mine(str(tmp_path), temperature=3.0, max_steps=1, report_to="none", disable_tqdm=True)
+    args.temperature = 4.0
+    Warm(classifier(), args, pad, rows()).train()
+    assert seen == [4.0]
+    assert dataclasses.replace(args, temperature=5.0).optim == "auto"
+    parsed = transformers.HfArgumentParser(Mine).parse_args_into_dataclasses(
+        ["--output_dir", str(tmp_path), "--bf16", "--optim", "adamw_whet", "--temperature", "2"]
+    )[0]
+    assert (parsed.temperature, parsed.precision, parsed.optim) == (2.0, "bf16", "adamw_whet")
+    assert json.loads(parsed.to_json_string())["optim"] == "adamw_whet"
+
+
+def test_public_questions_have_transformers_answers(tmp_path: Path) -> None:
+    trainer = whet.Trainer(classifier(), arguments(tmp_path), pad, rows())
+    trainer.create_optimizer_and_scheduler(4)
+    parameter = next(trainer.model.parameters())
+    assert any(parameter is one for one in trainer.optimizer.param_groups[0]["params"])
+    assert trainer.num_examples(trainer.get_train_dataloader()) == 20
+    assert trainer.get_total_train_batch_size(trainer.args) == 4
+
+
+def test_early_stopping_counts_on_after_a_resume(tmp_path: Path) -> None:
+    class Worse(whet.Trainer):
+        def evaluate(self, *more: Any, **named: Any) -> dict[str, float]:
+            metrics = {"eval_loss": 1.0 + self.state.global_step}
+            self.log(dict(metrics))
+            self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+            return metrics
+
+    def make(**changes: Any) -> whet.Trainer:
+        given: dict[str, Any] = {
+            "eval_strategy": "steps", "eval_steps": 2, "save_steps": 2, "load_best_model_at_end": True,
+            "restore_callback_states_from_checkpoint": True, "max_steps": 20,
+        }  # fmt: skip
+        stopping = EarlyStoppingCallback(early_stopping_patience=3)
+        return Worse(classifier(), arguments(tmp_path, **(given | changes)), pad, rows(), rows(4), callbacks=[stopping])
+
+    assert make().train().global_step == 8
+    resumed = make()
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
+    assert resumed.state.global_step == 8  # two evaluations without progress before, one after
+
+
+def test_callbacks_decide_what_is_saved_and_when_an_epoch_ends(tmp_path: Path) -> None:
+    class Decides(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
+            if state.global_step == 4:
+                control.should_save = False
+            if state.global_step == 3:
+                control.should_epoch_stop = True
+            return control
+
+    trainer = whet.Trainer(classifier(), arguments(tmp_path), pad, rows(), callbacks=[Decides()])
+    trainer.train()
+    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-12", "checkpoint-8"]
+    weights = {name: one.clone() for name, one in trainer.model.state_dict().items()}
+    again = whet.Trainer(classifier(), arguments(tmp_path / "b"), pad, rows(), callbacks=[Decides()])
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-8"))
+    assert same(weights, dict(again.model.state_dict()))
+
+
+@pytest.mark.parametrize("family", ["bert", "llama"])
+def test_losses_are_transformers_own(family: str, tmp_path: Path) -> None:
+    """Without dropout, to the rounding of sums in another order over twelve steps."""
+    losses = {}
+    for name, (trainer_of, arguments_of) in PEERS.items():
+        if family == "llama":
+            model: Any = tiny_decoder("llama")
+            given = [dict(row, labels=list(row["input_ids"])) for row in rows(labelled=False)]
+        else:
+            model = classifier(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, classifier_dropout=0.0)
+            given = rows()
+        args = settings(arguments_of, tmp_path / name, max_steps=12, seed=7, gradient_accumulation_steps=2)
+        trainer = trainer_of(model, args, _pad_labels if family == "llama" else pad, given)
+        trainer.train()
+        losses[name] = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert losses["whet"] == pytest.approx(losses["transformers"], rel=1e-4)
+
+
+def _pad_labels(few: Any) -> dict[str, Tensor]:
+    longest = max(len(row["input_ids"]) for row in few)
+    fill = {"input_ids": 0, "attention_mask": 0, "labels": -100}
+    return {
+        name: torch.tensor([[*row[name], *[value] * (longest - len(row[name]))] for row in few])
+        for name, value in fill.items()
+    }
+
+
+def test_commands_settings_are_refused_with_the_way_on(tmp_path: Path) -> None:
+    with pytest.raises(whet.ConfigError, match=r"zero_stage is a setting of whet's commands") as caught:
+        whet.TrainingArguments(str(tmp_path), zero_stage=2, recipe="few_samples")
+    assert "recipe" in str(caught.value)
+    assert whet.TrainingArguments(str(tmp_path), zero_stage=None).output_dir == str(tmp_path)
+
+
+def test_older_names_mean_what_they_mean_today(tmp_path: Path) -> None:
+    args = whet.TrainingArguments(
+        str(tmp_path), no_cuda=True, evaluation_strategy="steps", eval_steps=3, group_by_length=True, warmup_ratio=0.1,
+        per_gpu_train_batch_size=2, gradient_checkpointing=True, use_ipex=True, xpu_backend="ccl",
+    )  # fmt: skip
+    assert (args.use_cpu, args.eval_strategy, args.train_sampling_strategy) == (True, "steps", "group_by_length")
+    assert (args.warmup_steps, args.per_device_train_batch_size, args.ddp_backend) == (0.1, 2, "gloo")
+    assert args.activation_checkpointing
+    with pytest.raises(whet.ConfigError, match="evaluation_strategy"):
+        whet.TrainingArguments(str(tmp_path), evaluation_strategy="steps", eval_strategy="no")
+    with pytest.raises(whet.ConfigError, match="fp16_backend"):
+        whet.TrainingArguments(str(tmp_path), fp16_backend="apex")
+
+
+@pytest.mark.parametrize(
+    "optim", ["auto", "adamw_whet", "adamw_whet_8bit", "adamw_hf", "adamw_anyprecision", "muon", "adamw_torch", "sgd"]
+)
+def test_optimizers_train_and_resume(optim: str, tmp_path: Path) -> None:
+    whole = whet.Trainer(classifier(), arguments(tmp_path, optim=optim), pad, rows())
+    whole.train()
+    resumed = whet.Trainer(classifier(), arguments(tmp_path / "b", optim=optim), pad, rows())
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    assert same(dict(whole.model.state_dict()), dict(resumed.model.state_dict()))
+    losses = [entry["loss"] for entry in whole.state.log_history if "loss" in entry]
+    assert np.mean(losses[-4:]) < np.mean(losses[:4]) + 0.05
+    groups = whole.optimizer.param_groups
+    assert {group["weight_decay"] for group in groups} == {0.0}
+
+
+def test_notebook_shows_transformers_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("IPython", reason="needs IPython, which draws the table")
+    from transformers.utils.notebook import NotebookProgressCallback
+
+    shown: list[str] = []
+    monkeypatch.setattr("transformers.trainer.DEFAULT_PROGRESS_CALLBACK", NotebookProgressCallback)
+    monkeypatch.setattr(
+        "transformers.utils.notebook.disp.display", lambda given, *_, **__: shown.append(given.data), raising=False
+    )
+    trainer = whet.Trainer(classifier(), arguments(tmp_path, max_steps=2, disable_tqdm=False), pad, rows())
+    trainer.train()
+    assert any("Training Loss" in one for one in shown)
