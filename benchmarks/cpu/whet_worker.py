@@ -15,7 +15,6 @@ from gate import Gate
 from protocol import Channel
 from transformers import set_seed
 
-import whet
 from whet.config import arguments as settings
 from whet.data.store import RowStore
 from whet.kernels.library import library
@@ -69,7 +68,7 @@ def predict(options: argparse.Namespace, model: Any, rows: RowStore, channel: Ch
         channel.answer(seconds=time.perf_counter() - started_s, start_logit_sum=float(logits[0][:, 0].sum()))
 
 
-def about(trainer: whet.Trainer, precision: str) -> dict[str, Any]:
+def about(trainer: engine.Trainer, precision: str) -> dict[str, Any]:
     """Return what the benchmark should know of this process."""
     found = library()
     return {
