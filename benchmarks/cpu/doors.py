@@ -113,7 +113,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     clock = time.process_time if options.clock == "cpu" else time.perf_counter
     with tempfile.TemporaryDirectory() as temporary:
-        bench = Bench(options.data, Path(temporary), sys.executable, options.threads)
+        bench = Bench(options.data, Path(temporary), sys.executable, options.threads, n_questions=2000)
         store = RowStore.load(bench.train_rows)
         pairs = spans(store, 600)
         jobs: dict[str, tuple[Any, Any, int]] = {

@@ -1,4 +1,4 @@
-"""Trains a tiny model on two workers of Ray Train, with `engine.Trainer` in the loop of each.
+"""Trains a tiny model on two workers of Ray Train, with `whet.Trainer` in the loop of each.
 
     python ray_job.py FOLDER NAME=KILLED_AT ...
 
@@ -22,7 +22,6 @@ from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer
 from transformers import TrainerCallback
 
-import engine
 import whet
 from tiny import tiny_model, tiny_rows
 
@@ -50,9 +49,9 @@ class Killed(TrainerCallback):
 def train(config: dict[str, Any]) -> None:
     """Train one rank."""
     folder, name = Path(config["folder"]), config["name"]
-    args = engine.TrainingArguments(str(folder / f"out-{name}"), per_device_train_batch_size=4, **ARGUMENTS)
+    args = whet.TrainingArguments(str(folder / f"out-{name}"), per_device_train_batch_size=4, **ARGUMENTS)
     rows = tiny_rows(20, "bert")
-    trainer = engine.Trainer(
+    trainer = whet.Trainer(
         tiny_model("bert", dropout=0.1), args, train_dataset=rows, eval_dataset=rows, callbacks=[whet.RayReport()]
     )
     if config["killed_at"]:

@@ -113,18 +113,25 @@ class TrainingArguments(transformers.TrainingArguments, metaclass=_OlderNames):
         place, backend = ranks.here(), self.ddp_backend
         if place.n_ranks == 1:
             self.ddp_backend = None  # accelerate would ask for the process group that one process does not have
-        elif self.use_cpu and backend in (None, "gloo") and not torch.distributed.is_initialized():
-            self._join_ranks()
+        elif self.use_cpu and backend in (None, "gloo"):
+            self._join_ranks(place)
         super().__post_init__()
         self.ddp_backend = backend
         if own:
             self.optim = chosen
 
-    def _join_ranks(self) -> None:
-        """Join the ranks that a launcher has started on CPUs; on one machine over its loopback interface alone."""
-        from whet.dist import group
+    def _join_ranks(self, place: ranks.Place) -> None:
+        """Join the ranks that a launcher has started on CPUs; on one machine over its loopback interface alone.
 
-        group.join("gloo", self.ddp_timeout)
+        A worker of Ray Train, which has joined already, gets its share of the node's cores.
+        """
+        from whet.dist import group
+        from whet.dist.launchers import ray_workers
+
+        if not torch.distributed.is_initialized():
+            group.join("gloo", self.ddp_timeout)
+        elif said := ray_workers.use_cores(place):
+            logger.warning("%s", said)
 
 
 def is_own_optimizer(name: str) -> bool:

@@ -165,6 +165,8 @@ def folder_to_resume(asked: str | bool | None, output_dir: Path, *, is_first: bo
             if newest is None and asked is True:
                 raise ValueError(f"No valid checkpoint found in output directory ({output_dir})")
             folder = newest
+        elif not Path(str(asked)).is_dir():
+            raise ValueError(f"Can't find a valid checkpoint at {asked}")  # transformers' own words
         else:
             folder = finding.require_intact(Path(str(asked)))
         if folder is not None and manifest.holds_only_model(folder):
