@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from whet.version import __version__
 
 if TYPE_CHECKING:
-    from whet.accelerator.accelerator import Accelerator
     from whet.config.arguments import TrainingArguments
     from whet.errors import ConfigError, DataError, WhetError
+    from whet.hf.accelerator import Accelerator
     from whet.models.experts.settings import ExpertSettings
     from whet.models.experts.upcycle import upcycle
     from whet.own_loop.changes import changes
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from whet.train.trainer import Trainer
 
 _HOME = {
-    "Accelerator": "whet.accelerator.accelerator",
+    "Accelerator": "whet.hf.accelerator",
     "ExpertSettings": "whet.models.experts.settings",
     "TrainingArguments": "whet.config.arguments",
     "Trainer": "whet.train.trainer",

@@ -8,9 +8,14 @@ from typing import Any
 
 import torch
 
-from whet.accelerator.settings import accelerate
+from whet import optional
 from whet.dist import messages
 from whet.errors import ConfigError
+
+
+def accelerate() -> Any:
+    """Return the package accelerate."""
+    return optional.require("accelerate", needed_for="whet.Accelerator", install="accelerate")
 
 
 def gather(value: Any, valid: messages.Check, *, large: bool = False) -> list[Any]:
@@ -34,15 +39,9 @@ def _device(state: Any) -> torch.device:
     return state.device if "nccl" in str(state.backend) else torch.device("cpu")
 
 
-def gather_for_metrics(inner: Any, values: Any, use_gather_object: bool) -> Any:
-    """Return what accelerate's method of this name does; what are no tensors travel as messages."""
-    own = _with(type(inner).gather_for_metrics, gather_object=_gather_object)
-    return own(inner, values, use_gather_object=use_gather_object)
-
-
-def _gather_object(values: Any) -> list[Any]:
-    """Return the items of all ranks, as accelerate's function of this name."""
-    listed = values if isinstance(values, list | tuple | dict | str) else list(values)
+def gather_items(values: Any) -> list[Any]:
+    """Return the items of all ranks in one list, as accelerate gathers what are no tensors."""
+    listed = values if _is_listed(values) else list(values)
     return [item for of_rank in gather(listed, _is_listed, large=True) for item in of_rank]
 
 

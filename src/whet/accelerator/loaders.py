@@ -5,19 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import IterableDataset, SequentialSampler
 
 from whet.accelerator import between_ranks
+from whet.accelerator.between_ranks import accelerate
 from whet.accelerator.replay import place_of
-from whet.accelerator.settings import accelerate
 from whet.errors import ConfigError
 from whet.train.resume import schema
 from whet.train.state import State
-
-
-def is_loader(thing: Any) -> bool:
-    """Return whether this is a DataLoader of torch that accelerate has not prepared yet."""
-    return isinstance(thing, DataLoader) and not getattr(thing, "_is_accelerate_prepared", False)
 
 
 def give_generator(loader: Any) -> None:
@@ -30,24 +25,28 @@ def give_generator(loader: Any) -> None:
         loader.generator = torch.Generator().manual_seed(torch.random.initial_seed() % 2**63)
 
 
-def agree_on_order(inner: Any, loader: Any) -> int:
-    """Let all ranks draw the order of rows from one seed: that of the loader's generator, or torch's on rank 0.
-
-    Returns the seed.
+def seed_of_order(loader: Any, asked: int | None, *, stateful: bool) -> int:
+    """Return the seed of the order of rows: the one asked for, that of the loader's generator, or torch's on rank 0.
 
     accelerate takes each rank's own seed, and ranks that were seeded differently would deal out different orders.
+    Raises ConfigError for loaders whose order would be lost.
     """
     if loader.batch_sampler is None and not isinstance(loader.dataset, IterableDataset):
         raise ConfigError(
             what="the loader has batch_size=None, and accelerate cannot prepare it",
             got=f"sampler {type(loader.sampler).__name__}",
-            why="accelerate deals out the batches of a batch sampler",
+            why="accelerate deals out the batches of a batch sampler; it would lose this sampler, or raise a TypeError",
             fix="give the sampler of batches as batch_sampler=, or a batch_size",
         )
+    if stateful and loader.num_workers and not isinstance(loader.sampler, SequentialSampler):
+        raise ConfigError(
+            what="use_stateful_dataloader would resume with other rows",
+            got=f"num_workers={loader.num_workers}, sampler {type(loader.sampler).__name__}",
+            why="accelerate starts the workers before it gives the loader its order, and a resumed one has another",
+            fix="leave use_stateful_dataloader out, and resume with set_epoch and skip_first_batches; or num_workers=0",
+        )
     own = torch.random.initial_seed() if loader.generator is None else loader.generator.initial_seed()
-    seed = between_ranks.of_first(own % 2**63, schema.whole)
-    inner.dataloader_config.data_seed = seed
-    return seed
+    return between_ranks.of_first((own if asked is None else asked) % 2**63, schema.whole)
 
 
 def _sampler_of(loader: Any) -> Any:
@@ -70,6 +69,8 @@ def state_of(loader: Any) -> State:
         epoch, digest = place.first
         found["draws"] = {"seed": place.draws.seed, "epoch": epoch, "first": digest}
         found["order"] = place.order.state()
+    if getattr(loader, "use_stateful_dataloader", False):
+        found["position"] = loader.state_dict()
     generator = getattr(loader, "generator", None)
     return found if generator is None else found | {"generator": generator.get_state()}
 
@@ -85,6 +86,8 @@ def load_state(loader: Any, saved: State) -> None:
         place.draws.seed = int(saved["draws"]["seed"])
         if accelerate().PartialState().is_main_process:  # the checksum is of its batch
             place.first = (int(saved["draws"]["epoch"]), saved["draws"]["first"])
+    if "position" in saved:
+        loader.load_state_dict(saved["position"])
     generator = getattr(loader, "generator", None)
     if generator is not None and "generator" in saved:
         generator.set_state(saved["generator"])

@@ -87,7 +87,9 @@ class Replayed(DataLoader[Any]):
 def replay(prepared: Any, seed: int) -> None:
     """Let the batches of a loader that accelerate has prepared come again; `seed` is that of all ranks."""
     between_ranks.dispatch_by_messages(prepared)
-    inside = prepared.base_dataloader
+    inside = getattr(prepared, "base_dataloader", None)
+    if type(inside) is not DataLoader:  # a stateful one knows its place itself, and one for TPUs is another class
+        return
     rows = inside.dataset
     holders = (inside.collate_fn, rows, getattr(rows, "dataset", None))  # accelerate may have wrapped the rows
     sampler = None if isinstance(rows, IterableDataset) else inside._index_sampler

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,56 +12,109 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
-from whet.accelerator import between_ranks, loaders
-from whet.accelerator.state_folder import publish, require_intact
+from whet.accelerator import between_ranks, loaders, state_folder
 from whet.dist import messages
 from whet.errors import ConfigError, StorageError, WhetError
 from whet.paths import utf8_name
-from whet.train.checkpoint import content, weights
+from whet.train.checkpoint import content, staging, weights
 from whet.train.checkpoint.optimizer_state import OptimizerState, names_in
 from whet.train.resume import schema
 from whet.train.resume.parts import alike, without_tensors
 from whet.train.state import State
 
 
-def require_stateful(things: Sequence[Any]) -> None:
-    """Refuse things that have no state to save."""
-    odd = [one for one in things if not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict"))]
-    if odd:
-        raise ConfigError(
-            what="register_for_checkpointing got something without a state",
-            got=", ".join(type(one).__name__ for one in odd),
-            why="a state is saved by state_dict() and restored by load_state_dict()",
-            fix="give it these two methods, or leave it out",
-        )
+def save(accelerator: Any, folder: str | Path | None) -> Path:
+    """Write the state of all ranks to the folder, and return it; every rank raises what any of them raises.
 
-
-def save(inner: Any, kept: Sequence[Any], folder: str | Path | None) -> Path:
-    """Write the state of all ranks to the folder; the first rank writes, and every rank raises what it raises."""
-    target = _named(folder, "save_state")
-    _require_no_gradients(inner)
-    randoms = between_ranks.gather(_random_state(inner.device), schema.json_object)
-    own: BaseException | None = None
-    if inner.is_main_process:
-        try:
-            parts = _collected(inner, kept) | {"random": {str(rank): one for rank, one in enumerate(randoms)}}
-            publish(target, lambda place: _write(inner, parts, place), {"n_ranks": inner.num_processes})
-        except BaseException as error:  # such as one of a user's state_dict: the other ranks wait for this one
-            own = error
-    _fail_together(own, f"the state in {target} was not saved")
+    The first rank writes, or with `save_on_each_node` the first of each machine. The hooks run on every rank.
+    """
+    project = accelerator.project_configuration
+    target = _next_numbered(project) if project.automatic_checkpoint_naming else _named(folder, "save_state")
+    _require_no_gradients(accelerator)
+    writes = _writes(accelerator)
+    hooks = [*accelerator._save_model_state_pre_hook.values()]
+    facts = between_ranks.gather([_random_state(accelerator.device), bool(hooks)], _is_of_rank)
+    any_hooks = any(has_hooks for _, has_hooks in facts)
+    failed = f"the state in {target} was not saved"
+    try:
+        weights = [model.state_dict() for model in _models(accelerator)] if writes or hooks else []
+        if any_hooks:
+            with _together(failed):
+                if writes:
+                    state_folder.stage(target)
+            with _together(failed):
+                place = _staged(target)
+                for hook in hooks:
+                    hook([*accelerator._models], weights, str(place))
+        with _together(failed):
+            if writes:
+                if not any_hooks:
+                    state_folder.stage(target)
+                parts = _collected(accelerator) | {
+                    "loop": {"accumulated": accelerator.step, "models": len(weights)},
+                    "random": {str(rank): one for rank, (one, _) in enumerate(facts)},
+                }
+                state_folder.publish(
+                    target, lambda place: _write(parts, weights, place), {"n_ranks": accelerator.num_processes}
+                )
+                if project.automatic_checkpoint_naming and project.total_limit is not None:
+                    state_folder.keep(state_folder.numbered(target.parent), project.total_limit)
+    except BaseException:
+        if writes:
+            state_folder.discard(target)
+        raise
+    project.iteration += 1
     return target
 
 
-def load(inner: Any, kept: Sequence[Any], folder: str | Path | None) -> None:
-    """Restore the state from the folder, on every rank; raises StorageError if it is not that of this loop."""
-    place = _named(folder, "load_state")
+def load(accelerator: Any, folder: str | Path | None, *, strict: bool = True) -> None:
+    """Restore the state from the folder, on every rank; raises StorageError if it is not that of this loop.
+
+    Without `strict`, weights may be missing or have no place.
+    """
+    project = accelerator.project_configuration
+    numbered = folder is None and project.automatic_checkpoint_naming
+    place = _newest_numbered(project) if numbered else _named(folder, "load_state")
+    failed = f"the state in {place} was not loaded"
+    with _together(failed):
+        if _writes(accelerator):
+            staging.finish_replacement(place)
+    with _together(failed):
+        facts = state_folder.require_intact(place)
+        _require_ranks(facts, accelerator.num_processes, place)
+    models = [*accelerator._models]
+    with _together(failed):
+        for hook in accelerator._load_model_state_pre_hook.values():
+            hook(models, str(place))
+        try:
+            _restore(accelerator, [plain(model) for model in models], content.read(place), place, strict=strict)
+        except (ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
+            raise StorageError(
+                what=f"{place} does not fit what was prepared",
+                got=f"{type(error).__name__}: {error}"[:300],
+                why="a state is loaded into the same models, optimizers, schedules and loaders, in the same order",
+                fix="prepare and register the same things in the same order as the loop that saved it",
+            ) from error
+
+
+def _writes(accelerator: Any) -> bool:
+    """Return whether this rank writes the files."""
+    if accelerator.project_configuration.save_on_each_node:
+        return accelerator.is_local_main_process
+    return accelerator.is_main_process
+
+
+@contextmanager
+def _together(failed: str) -> Iterator[None]:
+    """Run the block on every rank; if it fails on any, all raise an error, so that none of them waits."""
     own: BaseException | None = None
     try:
-        _load(inner, kept, place)
-    except BaseException as error:
+        yield
+    except BaseException as error:  # such as one of a user's state_dict
         own = error
-    _fail_together(own, f"the state in {place} was not loaded")
+    _fail_together(own, failed)
 
 
 def _fail_together(own: BaseException | None, what: str) -> None:
@@ -85,41 +139,86 @@ def _is_outcome(value: Any) -> bool:
     return value is None or isinstance(value, str) or messages.is_error(value)
 
 
-def _load(inner: Any, kept: Sequence[Any], place: Path) -> None:
-    facts = require_intact(place)
-    if facts.get("n_ranks") != inner.num_processes:
+def _is_of_rank(value: Any) -> bool:
+    """Return whether this is what a rank says before a state is saved: its random numbers, and whether it has hooks."""
+    return isinstance(value, list) and len(value) == 2 and schema.json_object(value[0]) and isinstance(value[1], bool)
+
+
+def _require_ranks(facts: Mapping[str, Any], n_ranks: int, place: Path) -> None:
+    if facts.get("n_ranks") != n_ranks:
         raise ConfigError(
             what=f"{place} is the state of another number of ranks",
-            got=f"{facts.get('n_ranks')} ranks then, {inner.num_processes} now",
+            got=f"{facts.get('n_ranks')} ranks then, {n_ranks} now",
             why="each rank resumes with random numbers and rows of its own",
             fix=f"start {facts.get('n_ranks')} ranks, or load the weights alone: {place / _weights_name(0)}",
         )
-    try:
-        _restore(inner, kept, content.read(place), place)
-    except (ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
+
+
+def _staged(target: Path) -> Path:
+    """Return the folder in which the first rank collects the files; raises StorageError if it is not here."""
+    place = state_folder.partial_of(target)
+    if not place.is_dir():
         raise StorageError(
-            what=f"{place} does not fit what was prepared",
-            got=f"{type(error).__name__}: {error}"[:300],
-            why="a state is loaded into the same models, optimizers, schedules and loaders, in the same order",
-            fix="prepare and register the same things in the same order as the loop that saved it",
-        ) from error
+            what="the folder of the state is not on this machine",
+            got=str(place),
+            why="hooks of save_state write into it on every rank",
+            fix="save to a folder that all machines share; or ProjectConfiguration(save_on_each_node=True)",
+        )
+    return place
+
+
+def _next_numbered(project: Any) -> Path:
+    """Return the folder of the next state; raises ConfigError if there is one already."""
+    target = _checkpoints(project) / f"{state_folder.NUMBERED}{project.iteration}"
+    if target.exists():
+        last = max(map(state_folder.number_of, state_folder.numbered(target.parent)), default=project.iteration)
+        raise ConfigError(
+            what=f"{target} is there already",
+            got=f"project_configuration.iteration = {project.iteration}",
+            why="states of automatic_checkpoint_naming are numbered, and never replaced",
+            fix=f"set it to the number of the next state: accelerator.project_configuration.iteration = {last + 1}",
+        )
+    return target
+
+
+def _newest_numbered(project: Any) -> Path:
+    there = state_folder.numbered(_checkpoints(project))
+    if not there:
+        raise ConfigError(
+            what="load_state got no folder, and no numbered state is there",
+            got=str(_checkpoints(project)),
+            why="automatic_checkpoint_naming has states in checkpoints/ of the project's folder",
+            fix="name the folder: load_state('states/step-100')",
+        )
+    return there[-1]
+
+
+def _checkpoints(project: Any) -> Path:
+    if project.project_dir is None:
+        raise ConfigError(
+            what="automatic_checkpoint_naming has no folder",
+            why="numbered states are written to checkpoints/ of the project's folder",
+            fix="name it: ProjectConfiguration(project_dir='run', automatic_checkpoint_naming=True)",
+        )
+    return Path(project.project_dir) / "checkpoints"
 
 
 def _named(folder: str | Path | None, method: str) -> Path:
     if folder is None:
         raise ConfigError(
             what=f"{method} got no folder",
-            why="whet.Accelerator does not number folders by itself",
+            why="folders are numbered with ProjectConfiguration(automatic_checkpoint_naming=True) alone",
             fix=f"name it: {method}('states/step-100')",
         )
-    return Path(folder)
+    return Path(folder).expanduser()
 
 
-def _require_no_gradients(inner: Any) -> None:
-    if not inner.sync_gradients:
+def _require_no_gradients(accelerator: Any) -> None:
+    n_accumulated = accelerator.gradient_accumulation_steps
+    if not accelerator.sync_gradients:
         raise ConfigError(
             what="save_state between two micro-batches of a step would lose their gradients",
-            got=f"micro-batch {inner.step % inner.gradient_accumulation_steps} of {inner.gradient_accumulation_steps}",
+            got=f"micro-batch {accelerator.step % n_accumulated} of {n_accumulated}",
             why="a state holds weights and moments, and no gradients",
             fix="call it after optimizer.step(): if accelerator.sync_gradients: accelerator.save_state(...)",
         )
@@ -129,32 +228,43 @@ def _weights_name(number: int) -> str:
     return "model.safetensors" if number == 0 else f"model_{number}.safetensors"
 
 
-def _models(inner: Any) -> list[nn.Module]:
-    return [inner.unwrap_model(model) for model in inner._models]
+def plain(model: Any) -> nn.Module:
+    """Return a prepared model without the wrappers of several ranks and of torch.compile, which rename weights."""
+    while True:
+        if isinstance(model, DistributedDataParallel):
+            model = model.module
+        elif "_orig_mod" in model._modules:
+            model = model._orig_mod
+        else:
+            return model
 
 
-def _write(inner: Any, parts: dict[str, State], folder: Path) -> None:
+def _models(accelerator: Any) -> list[nn.Module]:
+    return [plain(model) for model in accelerator._models]
+
+
+def _write(parts: dict[str, State], models: Sequence[Mapping[str, Any]], folder: Path) -> None:
     text, tensors = content.split_parts(parts)
     (folder / content.STATE).write_text(text, "utf-8")
     content.write_tensors(tensors, folder)
     with utf8_name(folder) as named:
-        for number, model in enumerate(_models(inner)):
-            weights.save_module(model.state_dict(), named / _weights_name(number))
+        for number, tensors_of_model in enumerate(models):
+            weights.save_module(tensors_of_model, named / _weights_name(number))
 
 
-def _collected(inner: Any, kept: Sequence[Any]) -> dict[str, State]:
-    holder = nn.ModuleList(_models(inner))
-    parts: dict[str, State] = {"loop": {"accumulated": inner.step, "models": len(holder)}}
-    for number, wrapped in enumerate(inner._optimizers):
+def _collected(accelerator: Any) -> dict[str, State]:
+    holder = nn.ModuleList(_models(accelerator))
+    parts: dict[str, State] = {}
+    for number, wrapped in enumerate(accelerator._optimizers):
         parts[f"optimizer_{number}"] = OptimizerState(wrapped.optimizer, names_in(wrapped.optimizer, holder)).state()
-    for number, schedule in enumerate(inner._schedulers):
+    for number, schedule in enumerate(accelerator._schedulers):
         parts[f"schedule_{number}"] = without_tensors(schedule.state_dict())
-    for number, loader in enumerate(inner._dataloaders):
+    for number, loader in enumerate(accelerator._dataloaders):
         parts[f"loader_{number}"] = loaders.state_of(loader)
-    for number, one in enumerate(kept):
+    for number, one in enumerate(accelerator._custom_objects):
         parts[f"registered_{number}"] = _with_names(one)
-    if inner.scaler is not None:
-        parts["scaler"] = dict(inner.scaler.state_dict())
+    if accelerator.scaler is not None:
+        parts["scaler"] = dict(accelerator.scaler.state_dict())
     return parts
 
 
@@ -178,28 +288,33 @@ def _with_names(one: Any) -> State:
     return state
 
 
-def _restore(inner: Any, kept: Sequence[Any], saved: dict[str, State], folder: Path) -> None:
-    models = _models(inner)
-    holder = nn.ModuleList(models)
-    wanted = _collected(inner, kept).keys() | {"random"}
+def _restore(
+    accelerator: Any, models: Sequence[nn.Module], saved: dict[str, State], folder: Path, strict: bool
+) -> None:
+    """Restore everything; `models` are those whose weights no hook has loaded."""
+    holder = nn.ModuleList(_models(accelerator))
+    wanted = _collected(accelerator).keys() | {"loop", "random"}
     if saved.keys() != wanted or saved["loop"]["models"] != len(models):
-        raise ValueError(f"the state holds {', '.join(sorted(saved))}; this loop has {', '.join(sorted(wanted))}")
+        raise ValueError(
+            f"the state holds {', '.join(sorted(saved))} and {saved.get('loop', {}).get('models')} models; "
+            f"this loop has {', '.join(sorted(wanted))} and {len(models)}"
+        )
     with utf8_name(folder) as named:
         for number, model in enumerate(models):
-            weights.load_module(model, [named / _weights_name(number)])
-    for number, wrapped in enumerate(inner._optimizers):
+            weights.load_module(model, [named / _weights_name(number)], strict=strict)
+    for number, wrapped in enumerate(accelerator._optimizers):
         state = OptimizerState(wrapped.optimizer, names_in(wrapped.optimizer, holder))
         state.load_state(saved[f"optimizer_{number}"])
-    for number, schedule in enumerate(inner._schedulers):
+    for number, schedule in enumerate(accelerator._schedulers):
         schedule.load_state_dict(alike(saved[f"schedule_{number}"], schedule.state_dict()))
-    for number, loader in enumerate(inner._dataloaders):
+    for number, loader in enumerate(accelerator._dataloaders):
         loaders.load_state(loader, saved[f"loader_{number}"])
-    for number, one in enumerate(kept):
+    for number, one in enumerate(accelerator._custom_objects):
         one.load_state_dict(saved[f"registered_{number}"])
-    if inner.scaler is not None:
-        inner.scaler.load_state_dict(saved["scaler"])
-    inner.step = int(saved["loop"]["accumulated"])
-    _set_random_state(saved["random"][str(inner.process_index)], inner.device)
+    if accelerator.scaler is not None:
+        accelerator.scaler.load_state_dict(saved["scaler"])
+    accelerator.step = int(saved["loop"]["accumulated"])
+    _set_random_state(saved["random"][str(accelerator.process_index)], accelerator.device)
 
 
 def _random_state(device: torch.device) -> State:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,29 @@ from whet.train.output import disk_errors
 _KIND = "state of whet.Accelerator"
 
 
-def publish(target: Path, write: Callable[[Path], None], facts: Mapping[str, Any]) -> None:
-    """Let `write(folder)` write the files, and give them the folder's name once all of them are on the disk."""
-    partial, replaced = on_disk.hidden(target, "partial"), on_disk.hidden(target, "replaced")
-    try:
+NUMBERED = "checkpoint_"
+"""What accelerate names numbered states, with their number."""
+
+
+def partial_of(target: Path) -> Path:
+    """Return where the files of a state are collected until all are there."""
+    return on_disk.hidden(target, "partial")
+
+
+def stage(target: Path) -> None:
+    """Make the empty folder in which the files are collected; raises ConfigError if the target holds other files."""
+    with _disk_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        on_disk.remove_leftover(partial)
+        on_disk.remove_leftover(partial_of(target))
         staging.finish_replacement(target)
         _require_free(target)
-        partial.mkdir()
+        partial_of(target).mkdir()
+
+
+def publish(target: Path, write: Callable[[Path], None], facts: Mapping[str, Any]) -> None:
+    """Let `write(folder)` add the last files, and give the folder its name once all of them are on the disk."""
+    partial, replaced = partial_of(target), on_disk.hidden(target, "replaced")
+    with _disk_errors(target):
         write(partial)
         manifest.seal(partial, 0, {**facts, "kind": _KIND})
         if target.is_dir():
@@ -31,19 +46,43 @@ def publish(target: Path, write: Callable[[Path], None], facts: Mapping[str, Any
         partial.rename(target)
         manifest.fsync(target.parent.resolve())
         on_disk.remove_leftover(replaced)
+
+
+def discard(target: Path) -> None:
+    """Remove what was collected, and give an earlier state its name back."""
+    on_disk.remove_leftover(partial_of(target))
+    staging.finish_replacement(target)
+
+
+@contextmanager
+def _disk_errors(target: Path) -> Iterator[None]:
+    try:
+        yield
     except (OSError, SafetensorError) as error:
-        on_disk.remove_leftover(partial)
-        staging.finish_replacement(target)
         raise StorageError(
             what=f"the state cannot be written to {target}",
             got=str(error),
             why="a state counts only when all of it is on the disk; an earlier one there is untouched",
             fix=disk_errors.fix(error, target.parent),
         ) from error
-    except BaseException:
-        on_disk.remove_leftover(partial)
-        staging.finish_replacement(target)
-        raise
+
+
+def numbered(folder: Path) -> list[Path]:
+    """Return the numbered states in this folder, the newest last."""
+    there = [path for path in folder.glob(f"{NUMBERED}*") if path.name.removeprefix(NUMBERED).isdigit()]
+    return sorted((path for path in there if path.is_dir()), key=number_of)
+
+
+def number_of(path: Path) -> int:
+    """Return the number in a numbered state's name."""
+    return int(path.name.removeprefix(NUMBERED))
+
+
+def keep(folders: Sequence[Path], n_kept: int) -> None:
+    """Remove the oldest states but `n_kept`; folders that whet has not written stay."""
+    own = [path for path in folders if (manifest.facts_of(path) or {}).get("kind") == _KIND]
+    for path in own[: -max(n_kept, 1)]:
+        on_disk.remove(path)
 
 
 def require_intact(folder: Path) -> dict[str, Any]:
