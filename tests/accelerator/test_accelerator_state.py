@@ -278,6 +278,10 @@ def test_states_are_numbered_and_the_oldest_removed(tmp_path: Path) -> None:
     assert torch.equal(loop.model.classifier.weight, wanted)
     accelerator.load_state()
     assert not loop.model.classifier.weight.any()
+    project.iteration = 3
+    accelerator.save_state()
+    there = {path.name for path in (tmp_path / "checkpoints").iterdir()}
+    assert there == {"checkpoint_3", "checkpoint_11", "checkpoint_notes"}  # the one just saved stays
     project.iteration = 11
     with pytest.raises(whet.ConfigError, match="iteration = 12"):
         accelerator.save_state()

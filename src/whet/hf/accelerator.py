@@ -18,10 +18,11 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from whet.accelerator import between_ranks, loaders, replay, state
+from whet.accelerator import between_ranks, loaders, replay
 from whet.config import ranks
 from whet.config.methods import MethodSettings
 from whet.errors import ConfigError, Problem
+from whet.hf import state
 from whet.log import logger
 from whet.methods import order
 from whet.models.packable import why_padded

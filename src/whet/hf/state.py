@@ -1,9 +1,13 @@
-"""The saved state of a loop: models, optimizers, schedules, loaders, random numbers, and what the user registers."""
+"""The saved state of a loop: models, optimizers, schedules, loaders, random numbers, and what the user registers.
+
+Tensors are safetensors files and the rest is JSON. The folder appears complete, with checksums of its files, by one
+rename.
+"""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,15 +18,20 @@ from safetensors import SafetensorError
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from whet.accelerator import between_ranks, loaders, state_folder
+from whet.accelerator import between_ranks, loaders
 from whet.dist import messages
 from whet.errors import ConfigError, StorageError, WhetError
 from whet.paths import utf8_name
-from whet.train.checkpoint import content, staging, weights
+from whet.train.checkpoint import content, manifest, on_disk, staging, weights
 from whet.train.checkpoint.optimizer_state import OptimizerState, names_in
+from whet.train.output import disk_errors
 from whet.train.resume import schema
 from whet.train.resume.parts import alike, without_tensors
 from whet.train.state import State
+
+_KIND = "state of whet.Accelerator"
+_NUMBERED = "checkpoint_"
+"""What accelerate names numbered states, with their number."""
 
 
 def save(accelerator: Any, folder: str | Path | None) -> Path:
@@ -31,39 +40,40 @@ def save(accelerator: Any, folder: str | Path | None) -> Path:
     The first rank writes, or with `save_on_each_node` the first of each machine. The hooks run on every rank.
     """
     project = accelerator.project_configuration
-    target = _next_numbered(project) if project.automatic_checkpoint_naming else _named(folder, "save_state")
-    _require_no_gradients(accelerator)
+    with _together("the state was not saved"):
+        _require_no_gradients(accelerator)
+        target = _next_numbered(project) if project.automatic_checkpoint_naming else _named(folder, "save_state")
     writes = _writes(accelerator)
     hooks = [*accelerator._save_model_state_pre_hook.values()]
-    facts = between_ranks.gather([_random_state(accelerator.device), bool(hooks)], _is_of_rank)
+    facts = between_ranks.gather([random_state(accelerator.device), bool(hooks)], _is_of_rank)
     any_hooks = any(has_hooks for _, has_hooks in facts)
     failed = f"the state in {target} was not saved"
     try:
-        weights = [model.state_dict() for model in _models(accelerator)] if writes or hooks else []
+        state_dicts = [model.state_dict() for model in _models(accelerator)] if writes or hooks else []
         if any_hooks:
             with _together(failed):
                 if writes:
-                    state_folder.stage(target)
+                    _stage(target)
             with _together(failed):
                 place = _staged(target)
                 for hook in hooks:
-                    hook([*accelerator._models], weights, str(place))
+                    hook([*accelerator._models], state_dicts, str(place))
         with _together(failed):
             if writes:
                 if not any_hooks:
-                    state_folder.stage(target)
+                    _stage(target)
                 parts = _collected(accelerator) | {
-                    "loop": {"accumulated": accelerator.step, "models": len(weights)},
+                    "loop": {"accumulated": accelerator.step, "models": len(state_dicts)},
                     "random": {str(rank): one for rank, (one, _) in enumerate(facts)},
                 }
-                state_folder.publish(
-                    target, lambda place: _write(parts, weights, place), {"n_ranks": accelerator.num_processes}
+                _publish(
+                    target, lambda place: _write(parts, state_dicts, place), {"n_ranks": accelerator.num_processes}
                 )
                 if project.automatic_checkpoint_naming and project.total_limit is not None:
-                    state_folder.keep(state_folder.numbered(target.parent), project.total_limit)
+                    _keep(target, project.total_limit)
     except BaseException:
         if writes:
-            state_folder.discard(target)
+            _discard(target)
         raise
     project.iteration += 1
     return target
@@ -82,7 +92,7 @@ def load(accelerator: Any, folder: str | Path | None, *, strict: bool = True) ->
         if _writes(accelerator):
             staging.finish_replacement(place)
     with _together(failed):
-        facts = state_folder.require_intact(place)
+        facts = _require_intact(place)
         _require_ranks(facts, accelerator.num_processes, place)
     models = [*accelerator._models]
     with _together(failed):
@@ -156,7 +166,7 @@ def _require_ranks(facts: Mapping[str, Any], n_ranks: int, place: Path) -> None:
 
 def _staged(target: Path) -> Path:
     """Return the folder in which the first rank collects the files; raises StorageError if it is not here."""
-    place = state_folder.partial_of(target)
+    place = _partial(target)
     if not place.is_dir():
         raise StorageError(
             what="the folder of the state is not on this machine",
@@ -169,9 +179,9 @@ def _staged(target: Path) -> Path:
 
 def _next_numbered(project: Any) -> Path:
     """Return the folder of the next state; raises ConfigError if there is one already."""
-    target = _checkpoints(project) / f"{state_folder.NUMBERED}{project.iteration}"
+    target = _checkpoints(project) / f"{_NUMBERED}{project.iteration}"
     if target.exists():
-        last = max(map(state_folder.number_of, state_folder.numbered(target.parent)), default=project.iteration)
+        last = max(map(_number_of, _numbered(target.parent)), default=project.iteration)
         raise ConfigError(
             what=f"{target} is there already",
             got=f"project_configuration.iteration = {project.iteration}",
@@ -182,7 +192,7 @@ def _next_numbered(project: Any) -> Path:
 
 
 def _newest_numbered(project: Any) -> Path:
-    there = state_folder.numbered(_checkpoints(project))
+    there = _numbered(_checkpoints(project))
     if not there:
         raise ConfigError(
             what="load_state got no folder, and no numbered state is there",
@@ -314,10 +324,10 @@ def _restore(
     if accelerator.scaler is not None:
         accelerator.scaler.load_state_dict(saved["scaler"])
     accelerator.step = int(saved["loop"]["accumulated"])
-    _set_random_state(saved["random"][str(accelerator.process_index)], accelerator.device)
+    _setrandom_state(saved["random"][str(accelerator.process_index)], accelerator.device)
 
 
-def _random_state(device: torch.device) -> State:
+def random_state(device: torch.device) -> State:
     """Return the states of the generators of torch, numpy and Python in this process."""
     kind, words, place, has_gauss, gauss = np.random.get_state(legacy=True)
     version, numbers, following = random.getstate()
@@ -330,7 +340,7 @@ def _random_state(device: torch.device) -> State:
     return found | ({"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {})
 
 
-def _set_random_state(saved: State, device: torch.device) -> None:
+def _setrandom_state(saved: State, device: torch.device) -> None:
     by_numpy, by_python = saved["numpy"], saved["python"]
     torch.set_rng_state(saved["torch"])
     words = by_numpy["words"].numpy().astype(np.uint32)
@@ -338,3 +348,111 @@ def _set_random_state(saved: State, device: torch.device) -> None:
     random.setstate((by_python["version"], tuple(by_python["words"].tolist()), by_python["following"]))
     if device.type == "cuda":
         torch.cuda.set_rng_state(saved["cuda"], device)
+
+
+# ---- the folder ----
+
+
+def _partial(target: Path) -> Path:
+    """Return where the files of a state are collected until all are there."""
+    return on_disk.hidden(target, "partial")
+
+
+def _stage(target: Path) -> None:
+    """Make the empty folder in which the files are collected; raises ConfigError if the target holds other files."""
+    with _disk_errors(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        on_disk.remove_leftover(_partial(target))
+        staging.finish_replacement(target)
+        _require_free(target)
+        _partial(target).mkdir()
+
+
+def _publish(target: Path, write: Callable[[Path], None], facts: Mapping[str, Any]) -> None:
+    """Let `write(folder)` add the last files, and give the folder its name once all of them are on the disk."""
+    partial, replaced = _partial(target), on_disk.hidden(target, "replaced")
+    with _disk_errors(target):
+        write(partial)
+        manifest.seal(partial, 0, {**facts, "kind": _KIND})
+        if target.is_dir():
+            target.rename(replaced)
+        partial.rename(target)
+        manifest.fsync(target.parent.resolve())
+        on_disk.remove_leftover(replaced)
+
+
+def _discard(target: Path) -> None:
+    """Remove what was collected, and give an earlier state its name back."""
+    on_disk.remove_leftover(_partial(target))
+    staging.finish_replacement(target)
+
+
+@contextmanager
+def _disk_errors(target: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise StorageError(
+            what=f"the state cannot be written to {target}",
+            got=str(error),
+            why="a state counts only when all of it is on the disk; an earlier one there is untouched",
+            fix=disk_errors.fix(error, target.parent),
+        ) from error
+
+
+def _numbered(folder: Path) -> list[Path]:
+    """Return the numbered states in this folder, the newest last."""
+    there = [path for path in folder.glob(f"{_NUMBERED}*") if path.name.removeprefix(_NUMBERED).isdigit()]
+    return sorted((path for path in there if path.is_dir()), key=_number_of)
+
+
+def _number_of(path: Path) -> int:
+    """Return the number in a numbered state's name."""
+    return int(path.name.removeprefix(_NUMBERED))
+
+
+def _keep(newest: Path, n_kept: int) -> None:
+    """Remove numbered states, the lowest number first, until `n_kept` are left; folders of others stay."""
+    earlier = [path for path in _numbered(newest.parent) if path != newest]
+    own = [path for path in earlier if (manifest.facts_of(path) or {}).get("kind") == _KIND]
+    for path in own[: max(len(own) + 1 - max(n_kept, 1), 0)]:
+        on_disk.remove(path)
+
+
+def _require_intact(folder: Path) -> dict[str, Any]:
+    """Return the facts of a saved state; raises StorageError if anything in it is not as it was written."""
+    facts = manifest.facts_of(folder) or {}
+    if facts.get("kind") != _KIND:
+        raise StorageError(
+            what=f"{folder} is not a state that whet.Accelerator saved",
+            got="no such folder" if not folder.is_dir() else f"files: {', '.join(sorted(_names(folder))[:5])}",
+            why="whet reads states of safetensors and JSON files; those of accelerate hold pickle, which can run code",
+            fix="name a folder that save_state of whet.Accelerator wrote; or load it with accelerate.Accelerator",
+        )
+    if problems := manifest.problems_of(folder):
+        raise StorageError(
+            what=f"the state in {folder} is damaged",
+            got="; ".join(problems[:3]),
+            why="every file has to be as it was written",
+            fix="load an earlier state",
+        )
+    return facts
+
+
+def _require_free(target: Path) -> None:
+    """Refuse a folder with other files: saving replaces the folder."""
+    if target.is_symlink() or (target.exists() and not target.is_dir()):
+        raise OSError(None, "a link or a file of this name is in the way", str(target))
+    if not target.exists() or not _names(target):
+        return
+    if (manifest.facts_of(target) or {}).get("kind") != _KIND or manifest.problems_of(target, light=True):
+        raise ConfigError(
+            what=f"{target} holds other files than a saved state",
+            got=", ".join(sorted(_names(target))[:5]),
+            why="save_state replaces the complete folder, and would remove them",
+            fix="use a folder of its own for each state, such as states/step-100",
+        )
+
+
+def _names(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir()]
