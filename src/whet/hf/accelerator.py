@@ -18,11 +18,11 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from whet.accelerator import between_ranks, loaders, replay
+from whet.accelerator import between_ranks
 from whet.config import ranks
 from whet.config.methods import MethodSettings
 from whet.errors import ConfigError, Problem
-from whet.hf import state
+from whet.hf import replay, state
 from whet.log import logger
 from whet.methods import order
 from whet.models.packable import why_padded
@@ -166,8 +166,8 @@ class Accelerator(_Base):
             return super().prepare_data_loader(data_loader, *arguments, **options)
         config = self.dataloader_config
         asked = config.data_seed
-        seed = config.data_seed = loaders.seed_of_order(data_loader, asked, stateful=self.use_stateful_dataloader)
-        loaders.give_generator(data_loader)
+        seed = config.data_seed = replay.seed_of_order(data_loader, asked, stateful=self.use_stateful_dataloader)
+        replay.give_generator(data_loader)
         try:
             prepared = super().prepare_data_loader(data_loader, *arguments, **options)
         finally:

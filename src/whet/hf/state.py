@@ -18,9 +18,10 @@ from safetensors import SafetensorError
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from whet.accelerator import between_ranks, loaders
+from whet.accelerator import between_ranks
 from whet.dist import messages
 from whet.errors import ConfigError, StorageError, WhetError
+from whet.hf import replay
 from whet.paths import utf8_name
 from whet.train.checkpoint import content, manifest, on_disk, staging, weights
 from whet.train.checkpoint.optimizer_state import OptimizerState, names_in
@@ -270,7 +271,7 @@ def _collected(accelerator: Any) -> dict[str, State]:
     for number, schedule in enumerate(accelerator._schedulers):
         parts[f"schedule_{number}"] = without_tensors(schedule.state_dict())
     for number, loader in enumerate(accelerator._dataloaders):
-        parts[f"loader_{number}"] = loaders.state_of(loader)
+        parts[f"loader_{number}"] = replay.state_of(loader)
     for number, one in enumerate(accelerator._custom_objects):
         parts[f"registered_{number}"] = _with_names(one)
     if accelerator.scaler is not None:
@@ -318,7 +319,7 @@ def _restore(
     for number, schedule in enumerate(accelerator._schedulers):
         schedule.load_state_dict(alike(saved[f"schedule_{number}"], schedule.state_dict()))
     for number, loader in enumerate(accelerator._dataloaders):
-        loaders.load_state(loader, saved[f"loader_{number}"])
+        replay.load_state(loader, saved[f"loader_{number}"])
     for number, one in enumerate(accelerator._custom_objects):
         one.load_state_dict(saved[f"registered_{number}"])
     if accelerator.scaler is not None:
