@@ -18,11 +18,10 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from whet.accelerator import between_ranks
 from whet.config import ranks
 from whet.config.methods import MethodSettings
 from whet.errors import ConfigError, Problem
-from whet.hf import replay, state
+from whet.hf import between_ranks, replay, state
 from whet.log import logger
 from whet.methods import order
 from whet.models.packable import why_padded

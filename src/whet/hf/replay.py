@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
 
-from whet.accelerator import between_ranks
 from whet.errors import ConfigError, DataError
+from whet.hf import between_ranks
 from whet.kernels.random import generators_kept
 from whet.train.batches.draws import Draws
 from whet.train.resume import schema

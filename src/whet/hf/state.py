@@ -18,10 +18,9 @@ from safetensors import SafetensorError
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from whet.accelerator import between_ranks
 from whet.dist import messages
 from whet.errors import ConfigError, StorageError, WhetError
-from whet.hf import replay
+from whet.hf import between_ranks, replay
 from whet.paths import utf8_name
 from whet.train.checkpoint import content, manifest, on_disk, staging, weights
 from whet.train.checkpoint.optimizer_state import OptimizerState, names_in
