@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from whet.version import __version__
 
 if TYPE_CHECKING:
-    from whet.accelerator.accelerator import Accelerator
     from whet.errors import ConfigError, DataError, WhetError
+    from whet.hf.accelerator import Accelerator
     from whet.hf.arguments import TrainingArguments
     from whet.hf.trainer import Trainer
     from whet.models.experts.settings import ExpertSettings
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from whet.train.callbacks.ray_train import RayReport
 
 _HOME = {
-    "Accelerator": "whet.accelerator.accelerator",
+    "Accelerator": "whet.hf.accelerator",
     "ExpertSettings": "whet.models.experts.settings",
     "TrainingArguments": "whet.hf.arguments",
     "Trainer": "whet.hf.trainer",

@@ -10,6 +10,7 @@ import tomllib
 from collections import defaultdict
 from pathlib import Path
 
+import accelerate
 import transformers
 from message_texts import PLACEHOLDER, Text, all_texts, choices
 
@@ -105,13 +106,9 @@ def test_every_command_module_and_extra_in_a_message_exists() -> None:
 
 def test_every_setting_assigned_in_a_fix_is_a_name_that_callers_have() -> None:
     """`enable_jit_checkpoint=False`, `padding='all'`: a field, or a parameter of what callers have."""
-    takers = [
-        transformers.Trainer.__init__,
-        engine.Trainer.__init__,
-        engine.Trainer.hyperparameter_search,
-        whet.optimize,
-    ]
-    takers.append(transformers.PreTrainedTokenizerBase.__call__)
+    takers = [transformers.Trainer.__init__, engine.Trainer.__init__, transformers.Trainer.hyperparameter_search]
+    takers += [whet.optimize, transformers.PreTrainedTokenizerBase.__call__, accelerate.Accelerator.__init__]
+    takers += [accelerate.Accelerator.save_model, accelerate.utils.ProjectConfiguration.__init__]
     known = {*_KINDS} | {name for taker in takers for name in inspect.signature(taker).parameters}
     for one in _TEXTS:
         if one.part == "fix":

@@ -16,10 +16,10 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from whet.accelerator import between_ranks
 from whet.config.ranks import restarted
 from whet.dist import messages
 from whet.errors import ConfigError, StorageError, WhetError
+from whet.hf import between_ranks
 from whet.log import logger
 from whet.paths import utf8_name
 from whet.train.checkpoint import content, finding, manifest, on_disk, staging

@@ -25,12 +25,11 @@ from transformers import trainer
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_utils import SaveStrategy
 
-from whet.accelerator import between_ranks, replay
-from whet.accelerator.state import random_state, set_random_state
 from whet.errors import NonFiniteError, StorageError
-from whet.hf import checkpoint, stopping
+from whet.hf import between_ranks, checkpoint, replay, stopping
 from whet.hf.arguments import TrainingArguments, is_own_optimizer
 from whet.hf.checkpoint import OPTIMIZER, RANDOM, SCALER, SCHEDULER, read_state, write_state
+from whet.hf.state import random_state, set_random_state
 from whet.kernels import allocator
 from whet.kernels.random import generators_kept
 from whet.log import logger

@@ -147,8 +147,11 @@ def load_weights(model: nn.Module, folder: Path) -> None:
         load_module(model, [named / Path(file).name for file in files])
 
 
-def load_module(model: nn.Module, files: Sequence[Path]) -> None:
-    """Load the weights by name; a name may be missing if its memory is that of another one, as of a tied weight."""
+def load_module(model: nn.Module, files: Sequence[Path], *, strict: bool = True) -> None:
+    """Load the weights by name; a name may be missing if its memory is that of another one, as of a tied weight.
+
+    Without `strict` any name may be missing, or have no place.
+    """
     for file in files:
         _require_floats(model, file)
     tensors = {name: tensor for file in files for name, tensor in load_file(file).items()}
@@ -156,7 +159,7 @@ def load_module(model: nn.Module, files: Sequence[Path]) -> None:
     own = model.state_dict()
     loaded = [own[name] for name in tensors if name in own]
     lost = [name for name in missing if not any(shared_memory.holds(one, own[name]) for one in loaded)]
-    if lost or unexpected:
+    if strict and (lost or unexpected):
         raise RuntimeError(f"weights that are missing: {lost[:3]}, weights that have no place: {unexpected[:3]}")
 
 

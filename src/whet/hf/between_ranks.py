@@ -6,16 +6,16 @@ from collections.abc import Callable
 from types import FunctionType, MethodType
 from typing import Any
 
+import accelerate
 import torch
 
-from whet.accelerator.settings import accelerate
 from whet.dist import messages
 from whet.errors import ConfigError
 
 
 def gather(value: Any, valid: messages.Check, *, large: bool = False) -> list[Any]:
     """Return the values of all ranks; see `messages.gather`."""
-    state = accelerate().PartialState()
+    state = accelerate.PartialState()
     if state.num_processes == 1:
         return [value]
     return messages.gather(value, valid, n_ranks=state.num_processes, device=_device(state), large=large)
@@ -23,7 +23,7 @@ def gather(value: Any, valid: messages.Check, *, large: bool = False) -> list[An
 
 def of_first(value: Any, valid: messages.Check) -> Any:
     """Return the value of rank 0; see `messages.of_first`."""
-    state = accelerate().PartialState()
+    state = accelerate.PartialState()
     if state.num_processes == 1:
         return value
     return messages.of_first(value, valid, rank=state.process_index, device=_device(state))
@@ -34,15 +34,9 @@ def _device(state: Any) -> torch.device:
     return state.device if "nccl" in str(state.backend) else torch.device("cpu")
 
 
-def gather_for_metrics(inner: Any, values: Any, use_gather_object: bool) -> Any:
-    """Return what accelerate's method of this name does; what are no tensors travel as messages."""
-    own = _with(type(inner).gather_for_metrics, gather_object=_gather_object)
-    return own(inner, values, use_gather_object=use_gather_object)
-
-
-def _gather_object(values: Any) -> list[Any]:
-    """Return the items of all ranks, as accelerate's function of this name."""
-    listed = values if isinstance(values, list | tuple | dict | str) else list(values)
+def gather_items(values: Any) -> list[Any]:
+    """Return the items of all ranks in one list, as accelerate gathers what are no tensors."""
+    listed = values if _is_listed(values) else list(values)
     return [item for of_rank in gather(listed, _is_listed, large=True) for item in of_rank]
 
 
@@ -52,7 +46,7 @@ def _is_listed(value: Any) -> bool:
 
 def dispatch_by_messages(prepared: Any) -> None:
     """Let a loader whose batches rank 0 reads for all send their forms as messages; they travel as tensors anyway."""
-    package = accelerate()
+    package = accelerate
     if isinstance(prepared, package.data_loader.DataLoaderDispatcher) and package.PartialState().num_processes > 1:
         fetch = _with(type(prepared)._fetch_batches, broadcast_object_list=_broadcast_forms)
         prepared._fetch_batches = MethodType(fetch, prepared)
@@ -60,7 +54,7 @@ def dispatch_by_messages(prepared: Any) -> None:
 
 def _broadcast_forms(info: list[Any]) -> list[Any]:
     """Replace, in place, [the forms of a batch, whether there is none] by those of rank 0."""
-    rank = accelerate().PartialState().process_index
+    rank = accelerate.PartialState().process_index
     forms, ended = of_first([_plain_forms(info[0]), bool(info[1])] if rank == 0 else None, _is_info)
     info[:] = [_forms(forms), ended]
     return info
@@ -68,7 +62,7 @@ def _broadcast_forms(info: list[Any]) -> list[Any]:
 
 def _plain_forms(forms: Any) -> Any:
     """Return accelerate's description of a batch as a value that can travel."""
-    if isinstance(forms, accelerate().utils.TensorInformation):
+    if isinstance(forms, accelerate.utils.TensorInformation):
         return {_FORM: [list(forms.shape), messages.dtype_name(forms.dtype)]}
     if isinstance(forms, dict):
         return {name: _plain_forms(one) for name, one in forms.items()}
@@ -80,7 +74,7 @@ def _plain_forms(forms: Any) -> Any:
 def _forms(plain: Any) -> Any:
     if isinstance(plain, dict) and [*plain] == [_FORM]:
         shape, name = plain[_FORM]
-        return accelerate().utils.TensorInformation(shape=torch.Size(shape), dtype=messages.DTYPES[name])
+        return accelerate.utils.TensorInformation(shape=torch.Size(shape), dtype=messages.DTYPES[name])
     if isinstance(plain, dict):
         return {name: _forms(one) for name, one in plain.items()}
     return type(plain)(_forms(one) for one in plain) if isinstance(plain, list | tuple) else plain
@@ -111,7 +105,7 @@ def _with(function: Callable[..., Any], **replaced: Any) -> Callable[..., Any]:
     if not isinstance(inside, FunctionType) or not set(replaced) <= {*inside.__code__.co_names}:
         raise ConfigError(
             what="whet.Accelerator does not know this version of accelerate",
-            got=f"accelerate {accelerate().__version__}",
+            got=f"accelerate {accelerate.__version__}",
             why=f"its {getattr(function, '__name__', function)} does not call {', '.join(replaced)}, the pickle that "
             "whet replaces on several ranks",
             fix="install accelerate 1.15, or start one rank",
