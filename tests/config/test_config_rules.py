@@ -118,11 +118,6 @@ _DEMO = {
     "seed_is_a_seed": {"seed": -1},
 }
 _SHARING = {
-    "local_sgd_steps_at_least_0": {"local_sgd_steps": -1},
-    "outer_steps_have_averages": {"outer_momentum": 0.9},
-    "outer_learning_rate_above_0": {"local_sgd_steps": 4, "outer_learning_rate": 0.0},
-    "outer_momentum_below_one": {"local_sgd_steps": 4, "outer_momentum": 1.0},
-    "steps_alone_have_complete_weights": {"local_sgd_steps": 4, "zero_stage": 1},
     "ddp_backend_is_known": {"ddp_backend": "bogus"},
     "zero_stage_is_known": {"zero_stage": 4},
     "fsdp_is_known": {"fsdp": "hybrid_shard"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import time
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 from test_launch_ranks import ended, launched, linux, pids, script, two_cores
 
-from whet.launch import local
+from whet.launch import rank
 
 pytestmark = [linux, two_cores, pytest.mark.slow]
 
@@ -52,9 +53,77 @@ time.sleep(600)
     assert [(tmp_path / f"saved-{n}").read_text() for n in range(2)] == [str(int(signal.SIGHUP))] * 2
 
 
+@pytest.mark.parametrize("code", [75, 78])
+def test_ranks_that_saved_and_stopped_or_were_refused_are_not_started_again(code: int, tmp_path: Path) -> None:
+    script(tmp_path, f"""
+open(f"started-{{rank}}", "a").write("x")
+sys.exit({code})
+""")  # fmt: skip
+    found, _, err = ended(launched(tmp_path, "--nproc_per_node", "2", "--max_restarts", "3"))
+    assert found == code, err
+    assert {path.read_text() for path in tmp_path.glob("started-*")} == {"x"}
+    assert "restart 1" not in err
+
+
+def test_rank_that_has_saved_leaves_the_others_the_time_to_do_so(tmp_path: Path) -> None:
+    """More than the 4 seconds that ranks have when another one fails."""
+    script(tmp_path, """
+time.sleep(6 if rank else 0.5)
+open(f"saved-{rank}", "w").close()
+sys.exit(75)
+""")  # fmt: skip
+    assert ended(launched(tmp_path, "--nproc_per_node", "2"))[0] == 75
+    assert (tmp_path / "saved-1").exists()
+
+
+def test_a_signal_ends_the_ranks_for_good_however_they_end(tmp_path: Path) -> None:
+    """A script that does not handle SIGTERM is killed by it, which is no failure to start again from."""
+    script(tmp_path, "open(f'started-{rank}', 'a').write('x')\ntime.sleep(600)")
+    process = launched(tmp_path, "--nproc_per_node", "2", "--max_restarts", "3")
+    pids(tmp_path, 2)
+    process.send_signal(signal.SIGTERM)
+    code, _, err = ended(process)
+    assert code == 128 + signal.SIGTERM, err
+    assert [(tmp_path / f"started-{n}").read_text() for n in range(2)] == ["x", "x"]
+
+
+def test_ranks_and_launcher_listen_on_loopback_alone(tmp_path: Path) -> None:
+    """Nobody outside can take the place of a rank: every port of the launcher and of the ranks is at 127.0.0.1."""
+    script(tmp_path, _LISTENS)
+    code, _, err = ended(launched(tmp_path, "--nproc_per_node", "2"), 120)
+    assert code == 0, err
+    for rank_ in range(2):
+        found = json.loads((tmp_path / f"listens-{rank_}.json").read_text("utf-8"))
+        assert found["launcher"] == ["0100007F"], found
+        assert set(found["rank"]) <= {"0100007F"}, found
+
+
+_LISTENS = """
+import torch, torch.distributed as dist
+
+def listens(pid):
+    of_pid = {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd") if exists(pid, fd)}
+    rows = [line.split() for name in ("tcp", "tcp6") for line in open(f"/proc/net/{name}").readlines()[1:]]
+    return [row[1].split(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in of_pid]
+
+def exists(pid, fd):
+    return os.path.lexists(f"/proc/{pid}/fd/{fd}")
+
+def parent(pid):
+    return int(open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[1])
+
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(1))
+found = {"rank": listens(os.getpid()), "launcher": listens(parent(os.getppid()))}
+json.dump(found, open(f"listens-{rank}.json", "w"))
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
 def test_the_end_of_a_huge_log_is_read_alone(tmp_path: Path) -> None:
     log = tmp_path / "rank-1.log"
     with log.open("wb") as file:
         file.seek(4 << 30)  # takes no room on the disk, and more memory than a reader of all of it may have
         file.write(b"\nlast but one\nlast\n")
-    assert local.tail(log, 2) == ["last but one", "last"]
+    assert rank.tail(log, 2) == ["last but one", "last"]

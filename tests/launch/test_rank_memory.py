@@ -60,7 +60,7 @@ def test_memory_is_left_alone_where_one_node_cannot_be_preferred(tmp_path: Path)
     """Cores of two nodes; a node that this machine does not have, which the kernel refuses."""
     _need_policies()
     node = topology.read(cpus=cpu.usable_cpus()).within(cpu.usable_cpus()).nodes[0]
-    code = "from whet.launch.child import prefer_memory_of as prefer\n"
+    code = "from whet.launch.rank import prefer_memory_of as prefer\n"
     code += "print(json.dumps([prefer([0, 1]), prefer([]), prefer([1000]), policy()]))"
     assert _answer(["-c", _POLICY + code], tmp_path) == [False, False, False, [_DEFAULT, []]]
     assert _answer(["-c", _POLICY + code.replace("1000", str(node))], tmp_path) == [

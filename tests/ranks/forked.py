@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import jobs_of_joins
-import jobs_of_local_steps
 import jobs_of_loops
 import jobs_of_messages
 import jobs_of_planted
@@ -61,7 +60,7 @@ def _rank(job: dict[str, Any], rank: int, port: int) -> None:
             _refuse_pickles()
         try:
             homes = (
-                jobs_of_joins, jobs_of_messages, jobs_of_planted, jobs_of_shares, jobs_of_local_steps, jobs_of_loops,
+                jobs_of_joins, jobs_of_messages, jobs_of_planted, jobs_of_shares, jobs_of_loops,
                 jobs_of_ranks,
             )  # fmt: skip
             home = next(one for one in homes if job["kind"] in vars(one))

@@ -104,15 +104,6 @@ def offloaded(job: dict[str, Any], rank: int) -> dict[str, Any]:
     return jobs_of_ranks.questions(job, rank)
 
 
-class _Saves(TrainerCallback):
-    """Saves the model after the first step, when the ranks have different weights."""
-
-    trainer: engine.Trainer
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.trainer.save_model(str(Path(args.output_dir) / "by-callback"))
-
-
 def _overlapping() -> Toy:
     """Return a model with two parameters over the same memory."""
     model = Toy()
@@ -120,30 +111,16 @@ def _overlapping() -> Toy:
     return model
 
 
-def local_refusals(job: dict[str, Any], rank: int) -> dict[str, Any]:
-    """Return the text of each refusal of ranks that step alone."""
-    model, saves = Toy(), _Saves()
-    own: dict[str, Any] = {"optimizers": (torch.optim.Rprop(model.parameters(), lr=1e-2), None)}
-    found = {"optimizer": _text(_trainer(job, 0, model=model, local_sgd_steps=2, **own).train)}
-    shared = _trainer(job, 0, model=_overlapping(), local_sgd_steps=2, outer_momentum=0.5)
-    found["shared memory"] = _text(shared.train)
-    saves.trainer = trainer = _trainer(job, 0, saves, local_sgd_steps=2)
-    return found | {"save": _text(trainer.train), "after an error": _text(trainer.evaluate)}
-
-
 def _trainer(
     job: dict[str, Any],
     stage: int,
     *callbacks: Any,
     model: Any = None,
-    local_sgd_steps: int = 0,
-    outer_momentum: float = 0.0,
     **more: Any,
 ) -> engine.Trainer:
     args = engine.TrainingArguments(
         output_dir=str(Path(job["folder"]).parent / "out"), zero_stage=stage, max_steps=3, learning_rate=1e-2,
         per_device_train_batch_size=4, save_strategy="no", precision="fp32", report_to=[], ddp_timeout=20,
-        local_sgd_steps=local_sgd_steps, outer_momentum=outer_momentum,
     )  # fmt: skip
     rows: Any = toy_rows(16)
     return engine.Trainer(

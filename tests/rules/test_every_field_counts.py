@@ -158,7 +158,7 @@ _BY_COMMAND = {
 }
 """Fields that `whet qa` reads: the flag, and the file that comes of it and of no other."""
 _NEEDS_RANKS = {"ddp_backend", "ddp_timeout", "ddp_comm_hook", "ddp_bucket_cap_mb", "ddp_find_unused_parameters",
-                "local_sgd_steps", "outer_learning_rate", "outer_momentum", "zero_stage", "fsdp",
+                "zero_stage", "fsdp",
                 "deepspeed"}  # fmt: skip
 """Fields that count with several ranks: tests/ranks."""
 _SHOWN_APART = {"use_cpu", "run_name", "disable_tqdm", "profile", "remove_unused_columns", "label_names",

@@ -8,8 +8,8 @@ from pathlib import Path
 import whet
 
 _ROOT = Path(whet.__file__).parent
-_ASKS = {"config/ranks.py"}
-"""Asks whether a process group exists, by the modules that are loaded."""
+_ASKS = {"config/ranks.py", "launch/elastic.py"}
+"""The first asks whether a process group exists, by the modules that are loaded; the second starts torch's agent."""
 
 
 def _uses(path: Path) -> list[str]:

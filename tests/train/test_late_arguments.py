@@ -26,7 +26,6 @@ CHANGES: dict[str, Any] = {
     "ddp_comm_hook": {"ddp_comm_hook": "bf16"},
     "ddp_bucket_cap_mb": {"ddp_bucket_cap_mb": 5},
     "ddp_find_unused_parameters": {"ddp_find_unused_parameters": False},
-    "local_sgd_steps": {"local_sgd_steps": 2},
     "zero_stage": {"zero_stage": 1},
     "fsdp": {"fsdp": "full_shard"},
     "precision": {"precision": "bf16"},

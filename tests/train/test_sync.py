@@ -21,7 +21,7 @@ from whet.train.control.stop import Stopped
 from whet.train.sync import OneRank
 from whet.train.trainer import Trainer
 
-_FACTS, _OF_ACCELERATOR = {"n_ranks", "place", "group", "lost", "weights_differ"}, {"gather"}
+_FACTS, _OF_ACCELERATOR = {"n_ranks", "place", "group", "lost"}, {"gather"}
 _DECISIONS = {name for name in vars(OneRank) if not name.startswith("_")} - _FACTS - _OF_ACCELERATOR
 _RUN: dict[str, Any] = {
     "num_train_epochs": 2, "eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2,

@@ -56,15 +56,6 @@ class TrainingFields:
     """Size in MiB of the buckets in which gradients travel while the backward pass computes others. null: 25."""
     ddp_find_unused_parameters: bool | None = None
     """Whether weights may have no gradient in a step of several ranks. false saves a walk over the graph. null: yes."""
-    local_sgd_steps: int = 0
-    """Steps that each rank takes alone between two averages of all weights (local SGD), for slow networks: gradients do
-    not travel. The curve changes. Evaluations and checkpoints average first. 0: ranks sum their gradients in each step.
-    With one process it has no effect."""
-    outer_learning_rate: float = 1.0
-    """With local_sgd_steps: how far the weights move towards the average of the ranks, from the one before. 1: to the
-    average. DiLoCo's value is 0.7."""
-    outer_momentum: float = 0.0
-    """With local_sgd_steps: Nesterov's momentum of the moves between two averages. 0: none. DiLoCo's value is 0.9."""
     zero_stage: int | None = None
     """What the ranks of a run share, so that each needs less memory (ZeRO). 1: the state of the optimizer. 2: gradients
     too. 3: weights too, collected for each block when it computes. 0: nothing. null: what fsdp or deepspeed ask for.

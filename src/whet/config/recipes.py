@@ -72,9 +72,8 @@ def _is_decided(name: str, given: Mapping[str, Any]) -> bool:
 
 
 def _shares_weights(given: Mapping[str, Any]) -> bool:
-    """Return whether the weights have no average: ranks have a part of them (ZeRO 2, 3), or their own."""
-    apart = given.get("deepspeed") is not None or bool(given.get("local_sgd_steps"))
-    return apart or (given.get("zero_stage") or stage_of(given.get("fsdp")) or 0) >= 2
+    """Return whether the weights have no average: ranks have a part of them (ZeRO 2, 3)."""
+    return given.get("deepspeed") is not None or (given.get("zero_stage") or stage_of(given.get("fsdp")) or 0) >= 2
 
 
 def _written(value: object) -> str:

@@ -13,7 +13,7 @@ from transformers.training_args import OptimizerNames
 
 from whet.config import ranks
 from whet.config.fields import LastBlockTokens, PaddingInLoss, TrainingFields
-from whet.config.names.not_honoured import NOT_HONOURED_OLD
+from whet.config.names.not_honoured import NOT_HONOURED_OLD, WITHDRAWN
 from whet.config.names.off_values import OFF
 from whet.config.optimizer_names import OPTIONS, plugged_in
 from whet.errors import ConfigError, Problem
@@ -183,7 +183,7 @@ _COMMANDS_ALONE = frozenset({
     "max_tokens_per_batch", "checkpointing_policy", "activation_offload", "methods", "freeze_layers",
     "cache_frozen_trunk", "recipe", "min_steps", "layerwise_lr_decay", "reinit_layers", "weight_averaging_start",
     "span_loss", "optimizer_in_backward", "max_loss_spike", "save_interval_s", "save_async", "profile", "log_format",
-    "zero_stage", "offload", "ddp_comm_hook", "local_sgd_steps", "outer_learning_rate", "outer_momentum",
+    "zero_stage", "offload", "ddp_comm_hook",
     "resume_allow_changes", "attn_implementation",
 })  # fmt: skip
 """Fields of the commands that need their engine."""
@@ -216,14 +216,14 @@ def _translated(cls: type, given: Mapping[str, Any]) -> dict[str, Any]:
         elif name in _COMMANDS_ALONE:
             if value != defaults.get(name):
                 problems.append(_of_commands(name, value))
-        elif name in NOT_HONOURED_OLD:
+        elif name in _GONE:
             if not any(value == off and type(value) is type(off) for off in OFF.get(name, (False, None))):
                 problems.append(
                     Problem(
-                        what=f"{name} is gone from transformers, and whet has no such setting",
+                        what=f"whet.Trainer has no setting {name} any more",
                         got=f"{name}={value!r}",
                         why="a setting without effect would be misleading",
-                        fix=NOT_HONOURED_OLD[name],
+                        fix=_GONE[name],
                     )
                 )
         else:
@@ -285,6 +285,8 @@ def _accelerator_config(name: str) -> Any:
     return lambda value, _: {} if value is None else {"accelerator_config": {name: value}}
 
 
+_GONE: Mapping[str, str] = {**NOT_HONOURED_OLD, **WITHDRAWN}
+"""Names of earlier releases, of transformers or of whet, that nothing stands for today -> what to do instead."""
 _NEWER: Mapping[str, str] = {
     "gradient_checkpointing": "activation_checkpointing",
     "gradient_checkpointing_kwargs": "activation_checkpointing_kwargs",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from whet.hardware.rank_plan import RankPlan
 from whet.launch.libraries import Preload
 
-_OURS = ("OMP_NUM_THREADS", "RANK", "WORLD_SIZE", "GLOO_SOCKET_IFNAME")
+_OURS = ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME")
 """Variables that the user may have set, and that the launcher decides."""
 _BINDS_THREADS = ("OMP_PLACES", "OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY", "KMP_HW_SUBSET")
 """Variables that bind threads one by one: they would bind all processes of a rank to the cores of its first."""
@@ -58,20 +58,30 @@ def variables(
     inherited: Mapping[str, str], plan: RankPlan, placement: Placement, preload: Preload
 ) -> tuple[dict[str, str], list[str]]:
     """Return the environment of a rank, and a note for each variable of the user's that had to give way."""
-    kept = {name: value for name, value in inherited.items() if name not in _BINDS_THREADS}
-    wanted = {"OMP_NUM_THREADS": str(plan.n_threads), **placement.variables(), **_of_libraries(inherited, preload)}
-    if placement.n_ranks > 1:  # a rank that is killed would lose what it printed last
-        wanted["PYTHONUNBUFFERED"] = inherited.get("PYTHONUNBUFFERED", "1")
-    notes = [
-        f"{name}={inherited[name]} is left out: the launcher binds ranks, not threads"
-        for name in inherited.keys() - kept
-    ]
+    changes, notes = changed(inherited, plan, preload, alone=placement.n_ranks == 1)
+    found = {**inherited, **changes, **placement.variables()}
+    return {name: value for name, value in found.items() if value is not None}, notes
+
+
+def changed(
+    inherited: Mapping[str, str], plan: RankPlan, preload: Preload, *, alone: bool, interface: str = "lo"
+) -> tuple[dict[str, str | None], list[str]]:
+    """Return the variables of a rank that differ from what it inherits, and a note for each that had to give way.
+
+    None: the variable is left out. `interface` is the network interface that leads to the other ranks.
+    """
+    found: dict[str, str | None] = {"OMP_NUM_THREADS": str(plan.n_threads), **_of_libraries(inherited, preload)}
+    if not alone:
+        found["GLOO_SOCKET_IFNAME"] = interface
+        found["PYTHONUNBUFFERED"] = inherited.get("PYTHONUNBUFFERED", "1")  # it may be killed, and lose its last lines
+    left_out = [name for name in _BINDS_THREADS if name in inherited]
+    notes = [f"{name}={inherited[name]} is left out: the launcher binds ranks, not threads" for name in left_out]
     notes += [
-        f"{name}={inherited[name]} gives way to the launcher's {wanted[name]}"
+        f"{name}={inherited[name]} gives way to the launcher's {found[name]}"
         for name in _OURS
-        if name in wanted and inherited.get(name, wanted[name]) != wanted[name]
+        if name in found and inherited.get(name, found[name]) != found[name]
     ]
-    return kept | wanted, notes
+    return found | dict.fromkeys(left_out), notes
 
 
 def _of_libraries(inherited: Mapping[str, str], preload: Preload) -> dict[str, str]:

@@ -225,7 +225,6 @@ class TrainingLoop:
             "loader": self.loader,
             "checkpoints": self.saver,
             "average": self.average,
-            **self.sharing.parts(),
             "optimizer": self.sharing.optimizer_part(OptimizerPart(self.optimizer, self.run.model, changed)),
             "schedule": SchedulePart(self.optimizer, self.scheduler, changed),
         }

@@ -37,14 +37,8 @@ class ManyRanks:
     engine: ZeroEngine | None = None
     """DeepSpeed's engine, which then sums the gradients; from the start of a training on."""
 
-    weights_differ = False
-    """Whether the ranks have stepped alone since their weights were the same (`local_sgd_steps`)."""
-
-    def __init__(
-        self, group: Group, options: ReduceOptions, *, shares_weights: bool = False, steps_alone: bool = False
-    ) -> None:
+    def __init__(self, group: Group, options: ReduceOptions, *, shares_weights: bool = False) -> None:
         self.group, self._options, self._shares_weights = group, options, shares_weights
-        self._steps_alone = steps_alone
         self.place: Place = group.place
         self.n_ranks = group.n_ranks
         self._sums: GradientSum | ShardedWeights | None = None
@@ -60,7 +54,7 @@ class ManyRanks:
     def begin(self, model: nn.Module) -> None:
         self._weights, self._buffers = list(model.parameters()), list(model.buffers())
         self._known = {id(one) for one in self._weights if one.requires_grad}
-        if self._shares_weights or self._steps_alone:
+        if self._shares_weights:
             self._sums = None
             self.copy_from_first(model)
             return
@@ -82,8 +76,6 @@ class ManyRanks:
         self._is_last, self._n_watched = is_last, 0
 
     def before_backward(self, loss: Tensor) -> Tensor:
-        if self._steps_alone:
-            return loss * self.n_ranks  # the mean over the ranks is then the gradient of the step's loss
         if self.engine is None and (not self._is_last or self._sums is None):
             return loss
         self._n_watched += 1
@@ -103,8 +95,6 @@ class ManyRanks:
         if self.engine is not None:
             self._require_watched()
             return
-        if self._steps_alone:
-            return
         assert self._sums is not None, "begin comes before the first step"
         others = [one for one in parameters if one.requires_grad and id(one) not in self._known]
         watched = self._sums.finish(others)
@@ -120,8 +110,6 @@ class ManyRanks:
             )
 
     def gradient_norm(self, norm: float) -> float:
-        if self._steps_alone:
-            return norm
         if isinstance(self._sums, ShardedWeights):
             return math.sqrt(float(self.group.sum_of(torch.tensor([norm], dtype=torch.float64).square())))
         held = norm if math.isfinite(norm) else math.inf
@@ -161,8 +149,6 @@ class ManyRanks:
     def stop_signal(self, name: str | None) -> str | None:
         code = 0 if name is None else _NAMES.index(name) + 1
         largest = int(self.group.largest_of(torch.tensor([code])).item())
-        if self.weights_differ:  # an average before its time would change the curve
-            return None
         return _NAMES[largest - 1] if largest else None
 
     def memory_shortage(self, shortage: str | None) -> str | None:
@@ -266,4 +252,4 @@ def sync_of(args: TrainingArguments) -> Any:
         comm_hook=args.ddp_comm_hook, bucket_mb=args.ddp_bucket_cap_mb, find_unused=args.ddp_find_unused_parameters
     )
     shares_weights = stage_of_run(args) > 1 or deepspeed.runs(args.deepspeed)
-    return ManyRanks(group, options, shares_weights=shares_weights, steps_alone=args.local_sgd_steps > 0)
+    return ManyRanks(group, options, shares_weights=shares_weights)

@@ -23,8 +23,6 @@ class Sync(Protocol):
 
     n_ranks: int
     place: Place
-    weights_differ: bool
-    """Whether the ranks have stepped alone since their weights were the same."""
 
     @property
     def group(self) -> Group | None:
@@ -137,7 +135,6 @@ class OneRank:
     n_ranks = 1
     place = ALONE
     group = None
-    weights_differ = False
 
     def begin(self, model: nn.Module) -> None:
         pass

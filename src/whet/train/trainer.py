@@ -272,7 +272,6 @@ class Trainer(TransformersMethods):
 
         Raises StorageError (exit 74) if writing fails.
         """
-        unfinished.require_averaged(self.sync.weights_differ)
         output_files.write_model(Path(output_dir or self.args.output_dir), self.write_model)
 
     def write_model(self, folder: Path) -> None:

@@ -12,6 +12,7 @@ _FSDP = (
     "use --fsdp full_shard, or shard_grad_op to keep weights from forward to backward; each block is shared by itself"
 )
 _OTHER_SHARDING = "use --zero_stage 1, 2 or 3, which share state, gradients and weights between the ranks"
+_ALONE = "ranks exchange gradients in each step: send less by --ddp_comm_hook bf16 or --gradient_accumulation_steps"
 
 NOT_HONOURED: Mapping[str, str] = {
     # what is computed
@@ -75,5 +76,12 @@ NOT_HONOURED_OLD: Mapping[str, str] = {
 }
 """Fields that transformers had in releases 4.26 to 4.57 and removed since, and that whet does not carry out."""
 
-REFUSED: Mapping[str, str] = dict(sorted({**NOT_HONOURED, **NOT_HONOURED_OLD}.items()))
+WITHDRAWN: Mapping[str, str] = {
+    "local_sgd_steps": _ALONE,
+    "outer_learning_rate": _ALONE,
+    "outer_momentum": _ALONE,
+}
+"""Fields that whet had itself and gave up (docs/decisions/0029-torchs-agent-starts-the-ranks.md)."""
+
+REFUSED: Mapping[str, str] = dict(sorted({**NOT_HONOURED, **NOT_HONOURED_OLD, **WITHDRAWN}.items()))
 """Every name that is known but not honoured -> what to do instead."""

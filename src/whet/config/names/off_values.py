@@ -39,6 +39,10 @@ OFF: Mapping[str, tuple[object, ...]] = {
     "accelerator_config": (None,),
     "fsdp_config": (None,),
     "parallelism_config": (None,),
+    # whet's own earlier ones
+    "local_sgd_steps": (0,),
+    "outer_learning_rate": (1.0,),
+    "outer_momentum": (0.0,),
     # older releases
     "adafactor": (False,),
     "fp16_backend": ("auto",),

@@ -115,7 +115,8 @@ def _unknown(name: str, names: Names) -> Problem:
         return Problem(
             what=f"whet does not honour {said}{names.where}",
             got=name,
-            why="transformers or one of its scripts knows it, whet does not carry it out, and never ignores a setting",
+            why="transformers, one of its scripts or an earlier whet knows it; whet does not carry it out, and never "
+            "ignores a setting",
             fix=f"leave {said} out" + (f"; {names.refused[name]}" if names.refused[name] else ""),
         )
     meant = _USUAL_NAMES.get(name.lower())

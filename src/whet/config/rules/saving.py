@@ -14,7 +14,6 @@ CURVE_FIELDS = (
     "weight_decay", "max_grad_norm", "tf32", "attn_implementation", "optim_args", "padding_in_loss",
     "label_smoothing_factor", "layerwise_lr_decay", "reinit_layers", "weight_averaging_start", "span_loss",
     "freeze_layers",
-    "local_sgd_steps", "outer_learning_rate", "outer_momentum",
 )  # fmt: skip
 """Settings that change the loss curve; its length may change."""
 

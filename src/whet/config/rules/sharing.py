@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from whet.config import deepspeed
 from whet.config.derived import DerivedSettings
 from whet.config.fields import TrainingFields
-from whet.config.rules.ranges import Rule, above, at_least, below_one, only_with
+from whet.config.rules.ranges import Rule
 from whet.errors import Problem
 
 _BACKENDS = ("gloo", "nccl", "mpi", "ucc", "xccl", "ccl", "hccl", "cncl", "mccl")
@@ -232,34 +232,6 @@ def deepspeed_goes_alone(args: TrainingFields) -> Problem | None:
     )
 
 
-def steps_alone_have_complete_weights(args: TrainingFields) -> Problem | None:
-    """Ranks that step alone exchange complete weights, and nothing else between two averages."""
-    if not args.local_sgd_steps:
-        return None
-    odd = {
-        f"zero_stage {args.zero_stage}": bool(args.zero_stage),
-        f"fsdp {args.fsdp}": bool(stage_of(args.fsdp)),
-        "deepspeed": args.deepspeed is not None,
-        f"ddp_comm_hook {args.ddp_comm_hook}": args.ddp_comm_hook != "none",
-        "ddp_bucket_cap_mb": args.ddp_bucket_cap_mb is not None,
-        "ddp_find_unused_parameters": args.ddp_find_unused_parameters is not None,
-        "weight_averaging_start": args.weight_averaging_start is not None,
-        "optimizer_in_backward": args.optimizer_in_backward,
-        "precision fp16": args.precision == "fp16",
-        "save_strategy time": args.save_strategy == "time",
-        f"optim {args.optim}": args.optim not in _BY_ELEMENT,
-    }
-    if not (found := [name for name, is_set in odd.items() if is_set]):
-        return None
-    return Problem(
-        what=f"{', '.join(found)} does not go with local_sgd_steps",
-        got=f"local_sgd_steps={args.local_sgd_steps}, {', '.join(found)}",
-        why="ranks that step alone have complete weights and states that can be averaged, exchange no gradients, and "
-        "average at steps that the settings fix",
-        fix=f"leave {' and '.join(name.split()[0] for name in found)} out, or leave --local_sgd_steps out",
-    )
-
-
 SHARING_RULES: tuple[Rule, ...] = (
     ddp_backend_is_known,
     zero_stage_is_known,
@@ -272,16 +244,4 @@ SHARING_RULES: tuple[Rule, ...] = (
     shared_weights_have_an_optimizer_by_element,
     deepspeed_config_is_honoured,
     deepspeed_goes_alone,
-    at_least("local_sgd_steps", 0, "it is a number of steps"),
-    only_with(
-        "outer_steps_have_averages",
-        "local_sgd_steps",
-        ("outer_learning_rate", "outer_momentum"),
-        why="they say what becomes of the weights when ranks that stepped alone average them",
-        fix="use --local_sgd_steps 100 with them, or leave --outer_learning_rate and --outer_momentum out",
-        is_on=lambda args: args.local_sgd_steps > 0,
-    ),
-    above("outer_learning_rate", 0, "at 0 the weights would never move"),
-    below_one("outer_momentum"),
-    steps_alone_have_complete_weights,
 )

@@ -53,7 +53,8 @@ def options_have_an_effect(asked: "HostsArguments") -> Problem | None:
     over_ssh, usual = bool(asked.hosts or asked.hostfile), {one.name: one.default for one in fields(asked)}
     ignored = [] if over_ssh else [(name, "--hosts or --hostfile") for name in _BY_SSH]
     ignored += [] if asked.nnodes > 1 else [(name, "--nnodes 2 or more") for name in _BY_HAND]
-    ignored += [] if asked.several else [("heartbeat_timeout_s", "--hosts, --hostfile or --nnodes 2 or more")]
+    several = "--hosts, --hostfile or --nnodes 2 or more"
+    ignored += [] if asked.several else [("heartbeat_timeout_s", several), ("master_addr", several)]
     for name, needs in ignored:
         if getattr(asked, name) != usual[name]:
             return Problem(

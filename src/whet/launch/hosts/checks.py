@@ -180,7 +180,7 @@ def _links_of_two(members: Sequence[Member], bytes_per_s: Mapping[str, float]) -
             f"{member.name}: only {1e-9 * speed:.2f} Gbit/s to {other.name}, {usual} {1e-9 * expected:.0f}; each step "
             f"of a model with {_EXAMPLE_WEIGHTS / 1e6:.0f} million weights waits up to {waits_s:.1f} s for gradients. "
             f"fix: look at the interface (ethtool {member.interface}), choose another network with --master_addr, or "
-            "exchange less: --ddp_comm_hook bf16 or --local_sgd_steps 16"
+            "exchange less: --ddp_comm_hook bf16 or powersgd"
         )
     return found
 

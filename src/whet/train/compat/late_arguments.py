@@ -20,7 +20,7 @@ MODEL = (
     "gradient_checkpointing_kwargs", "checkpointing_policy", "activation_offload", "torch_compile",
     "torch_compile_backend", "torch_compile_mode", "methods", "span_loss", "last_block_tokens", "ddp_backend",
     "ddp_timeout", "ddp_comm_hook", "ddp_bucket_cap_mb", "ddp_find_unused_parameters",
-    "local_sgd_steps", "zero_stage", "fsdp", "deepspeed", "freeze_layers",
+    "zero_stage", "fsdp", "deepspeed", "freeze_layers",
 )  # fmt: skip
 """Fields that are applied when a Trainer gets its model: when it is made, or by `model_init` in each training."""
 _IN_EVALUATIONS = ("per_device_eval_batch_size", "prediction_loss_only", "log_level")

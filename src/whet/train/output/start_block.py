@@ -16,7 +16,7 @@ from whet.errors import escape_controls
 from whet.hardware import cpu, memory
 from whet.kernels.library import library
 from whet.train.compat.public import PublicTrainer
-from whet.train.sharding import outer_step, planned
+from whet.train.sharding import planned
 
 _LABEL = 11
 _WHOLE = ("recipe", "deepspeed")
@@ -147,7 +147,6 @@ def _memory(trainer: PublicTrainer) -> list[str]:
     found = planned.of_rank(trainer.model, args, trainer.optimizer, place, known=trainer.given_optimizers[0] is None)
     size = found.weights + found.gradients + (found.state or 0)
     size += 0 if args.weight_averaging_start is None else trained  # their mean
-    size += outer_step.n_copies(args, place) * trained
     without = "activations" if found.state is not None else "optimizer and activations"
     available = _available(trainer.device)
     known = f"{console.amount(size)} without {without}"

@@ -145,12 +145,6 @@ def _curve(values: Mapping[str, Any], n_ranks: int) -> dict[str, Any]:
         "methods": ",".join(values.get("methods", ())),
         "rows_per_step": rows * batches * n_ranks,
     }
-    if found["local_sgd_steps"]:
-        found["local_sgd_steps"] = f"{found['local_sgd_steps']} on {n_ranks} ranks" if n_ranks > 1 else 0
-    if found["local_sgd_steps"]:  # each evaluation averages first
-        found |= {name: values.get(name) for name in EVALUATION_FIELDS}
-    else:
-        found |= {name: options[name].default for name in ("outer_learning_rate", "outer_momentum")}
     if padding != "none":
         found["per_device_train_batch_size"] = values.get("per_device_train_batch_size")
     if values.get("metric_for_best_model"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial, update_wrapper
 from typing import Any, Protocol
@@ -22,9 +22,7 @@ from whet.optim import divisible
 from whet.train.checkpoint.optimizer_state import names_in, parameters_of
 from whet.train.compat.public import PublicTrainer
 from whet.train.sharding import unfinished
-from whet.train.sharding.local_steps import LocalSteps
 from whet.train.sharding.optimizer import SHARED, OptimizerShare
-from whet.train.sharding.outer_step import Mean, Meeting, OuterStep, is_mean
 from whet.train.sharding.replicated import ReplicatedWeights
 from whet.train.sharding.sharded import ShardedWeights
 from whet.train.sharding.zero_engine import EngineSharing
@@ -77,10 +75,6 @@ class Sharing(Protocol):
         """Return the optimizer as a part of a checkpoint; `alone` is that of a rank that shares nothing."""
         ...
 
-    def parts(self) -> Mapping[str, Stateful]:
-        """Return what a checkpoint holds besides: the same on all ranks."""
-        ...
-
 
 class NotShared:
     """Each rank has everything."""
@@ -113,9 +107,6 @@ class NotShared:
 
     def optimizer_part(self, alone: Stateful) -> Stateful:
         return alone
-
-    def parts(self) -> Mapping[str, Stateful]:
-        return {}
 
 
 class Shared:
@@ -174,9 +165,6 @@ class Shared:
     def optimizer_part(self, alone: Stateful) -> Stateful:
         return alone if self._share is None else self._share
 
-    def parts(self) -> Mapping[str, Stateful]:
-        return {}
-
     @contextmanager
     def _complete(self, *, everywhere: bool) -> Iterator[None]:
         if self._model is None or self._depth:
@@ -208,10 +196,6 @@ def build(trainer: PublicTrainer, optimizer: Optimizer) -> Sharing:
     """Return how the ranks of this run share what it holds, as `zero_stage` says."""
     _require_complete(optimizer)
     args, sync = trainer.args, trainer.sync
-    if args.local_sgd_steps and sync.n_ranks > 1:
-        if not is_mean(args):
-            _require_own_memory(trainer.model, optimizer, "an outer step")
-        return LocalSteps(sync, args.local_sgd_steps, _meeting(trainer, optimizer))
     by_engine = deepspeed.runs(args.deepspeed)
     stage = deepspeed.stage_of(args.deepspeed) if by_engine else stage_of_run(args)
     offloads = _offloads(trainer, alone=sync.n_ranks == 1)
@@ -230,16 +214,6 @@ def build(trainer: PublicTrainer, optimizer: Optimizer) -> Sharing:
             f"; these keys tune DeepSpeed's engine and have no effect: {unused}" if unused else "",
         )  # fmt: skip
     return Shared(sync, stage, called_by_user=trainer.user_loss, offloads=offloads)
-
-
-def _meeting(trainer: PublicTrainer, optimizer: Optimizer) -> Meeting:
-    """Return what ranks that stepped alone do when they meet: plain averaging unless an outer step is set."""
-    args, group, weights = trainer.args, trainer.sync.group, parameters_of(optimizer)
-    assert group is not None
-    if is_mean(args):
-        return Mean(group, weights)
-    named = dict(zip(names_in(optimizer, trainer.model), weights, strict=True))
-    return OuterStep(group, named, learning_rate=args.outer_learning_rate, momentum=args.outer_momentum)
 
 
 def _offloads(trainer: PublicTrainer, *, alone: bool) -> bool:
@@ -318,8 +292,7 @@ def _require_own_memory(model: nn.Module, optimizer: Optimizer, what: str) -> No
                 got=", ".join(names[number] for number in group[:3]),
                 why="ranks would move these weights to memory of their own, and an update of one would no longer "
                 "change the other",
-                fix="make them one parameter under several names, or leave --zero_stage, --fsdp, --deepspeed and "
-                "--outer_learning_rate out",
+                fix="make them one parameter under several names, or leave --zero_stage, --fsdp and --deepspeed out",
             )
 
 

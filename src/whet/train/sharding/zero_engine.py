@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -86,9 +86,6 @@ class EngineSharing:
 
     def optimizer_part(self, alone: Stateful) -> Stateful:
         return alone if self._part is None else self._part
-
-    def parts(self) -> Mapping[str, Stateful]:
-        return {}
 
     def abandon(self) -> None:
         if self._part is not None and self._part.engine.stage == 3:
