@@ -1,4 +1,4 @@
-"""Tiny models with every head that has its own loss, rows for them, and short runs of engine.Trainer."""
+"""Tiny models with every head that has its own loss, rows for them, and short runs of the engine."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def test_neither_torch_nor_transformers_is_imported_before_the_work() -> None:
         "main.run(['qa', '--help']); main.run(['ask', '--help']); main.run(['demo', '--help'])\n"
         "main.run(['doctor', '--help']); main.run(['bench-methods', '--help'])\n"
         "main.run(['qa', '--print_config']); main.run(['qa', '--sed', '3'])\n"
-        "from whet import TrainingArguments; TrainingArguments(output_dir='out', bf16=True)\n"
+        "from whet.config.arguments import TrainingArguments; TrainingArguments(output_dir='out', bf16=True)\n"
         "heavy = {'torch', 'transformers', 'datasets', 'numpy'} & set(sys.modules)\n"
         "sys.exit(f'imported: {heavy}' if heavy else 0)"
     )

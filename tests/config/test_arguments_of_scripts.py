@@ -23,7 +23,6 @@ from transformers.trainer_utils import SaveStrategy
 from transformers.training_args import OptimizerNames, ParallelMode
 
 import engine
-import whet
 from engine import TrainingArguments
 from whet import ConfigError, WhetError
 from whet.config.names.status import statuses
@@ -114,8 +113,9 @@ def test_parser_of_transformers_reads_dicts_and_json(tmp_path: Path) -> None:
 def test_settings_are_unchanged_by_an_argument_parser() -> None:
     """The parser writes to the fields of the class that it reads."""
     code = (
-        "import whet; from transformers import HfArgumentParser; HfArgumentParser(engine.TrainingArguments);"
-        "a = engine.TrainingArguments(save_steps=3, lr_scheduler_kwargs=None, bf16=None, resume_from_checkpoint=True);"
+        "from whet.config.arguments import TrainingArguments as Settings; from transformers import HfArgumentParser;"
+        "HfArgumentParser(Settings);"
+        "a = Settings(save_steps=3, lr_scheduler_kwargs=None, bf16=None, resume_from_checkpoint=True);"
         "print(a.save_steps, a.lr_scheduler_kwargs, a.bf16, a.resume_from_checkpoint)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -184,7 +184,7 @@ _ONLY_THEIRS = {"default_optim", "framework", "is_torch_greater_or_equal_than_2_
 @pytest.mark.parametrize("name", [name for name in _public() if name not in _ONLY_THEIRS])
 def test_public_attributes_of_transformers_can_be_read(name: str) -> None:
     """A refused field reads as what whet does: `if training_args.push_to_hub` goes on."""
-    theirs, ours = (library.TrainingArguments("out", use_cpu=True) for library in (transformers, whet))
+    theirs, ours = (library.TrainingArguments("out", use_cpu=True) for library in (transformers, engine))
     found, wanted = getattr(ours, name), getattr(theirs, name)
     assert callable(found) == callable(wanted)
     if statuses().get(name) is not None and statuses()[name].outcome in ("refused", "no difference"):

@@ -120,7 +120,7 @@ def test_an_evicted_run_of_one_rank_resumes_in_the_next_pod(
     first.send_signal(signal.SIGTERM)
     said = first.communicate(timeout=120)[1]
     assert first.returncode == 75, said
-    saved = max((tmp_path / "run").glob("checkpoint-*"))
+    saved = max((tmp_path / "run").glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
     second = started(manifests, tmp_path, {"PYTHONUNBUFFERED": "1"}, here)
     out, said = second.communicate(timeout=120)
     assert second.returncode == 0, said
@@ -145,7 +145,7 @@ def test_two_pods_train_one_run_and_resume_after_an_eviction(
         time.sleep(0.1)
     evicted[1].send_signal(signal.SIGTERM)
     said = [pod.communicate(timeout=120) for pod in evicted]
-    saved = max((tmp_path / "run").glob("checkpoint-*"))
+    saved = max((tmp_path / "run").glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
     assert all(pod.returncode != 0 for pod in evicted), said
     assert int(saved.name[-8:]) < 120, said
     again = both()

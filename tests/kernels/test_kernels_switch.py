@@ -12,6 +12,7 @@ need_native()
 _PROGRAM = """
 import json, sys, tempfile
 sys.path.insert(0, "tests")
+import engine
 import torch
 from torch.profiler import profile
 import whet

@@ -17,7 +17,7 @@ pytestmark = [linux, two_cores, pytest.mark.slow]
 
 @pytest.mark.parametrize("n_ranks", ["1", "2"])
 def test_ranks_know_that_they_were_started_again(n_ranks: str, tmp_path: Path) -> None:
-    """Scripts with engine.Trainer resume then, as under torchrun; the log of the attempt that failed is kept."""
+    """Scripts with the engine resume then, as under torchrun; the log of the attempt that failed is kept."""
     script(tmp_path, """
 n, most = (int(os.environ["TORCHELASTIC_" + name]) for name in ("RESTART_COUNT", "MAX_RESTARTS"))
 print("attempt", n, "of", most, flush=True)

@@ -286,7 +286,7 @@ class InBatchNegatives:
 
 @pytest.mark.parametrize("pooling", ["mean", "cls", "lasttoken"])
 def test_trainer_trains_embeddings_without_padding(encoder_folder: Path, tmp_path: Path, pooling: str) -> None:
-    """engine.Trainer against transformers' Trainer, both with a loss of the user's own."""
+    """whet.Trainer against transformers' Trainer, both with a loss of the user's own."""
     rows = [{"a": one, "b": other} for one, other in zip(sentences(80, 1), sentences(80, 2), strict=True)]
     curves = []
     for library in (transformers, whet):

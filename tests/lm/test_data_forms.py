@@ -107,7 +107,7 @@ FORMS = (
     Form(TRL, "`prompt` alone", "there is no answer to learn", {"prompt": ASK}, refused="which column holds the text"),
     Form(TRL, "`prompt`, `completions`, `labels` (stepwise)", "whet has no loss of steps",
          {"prompt": ASK, "completions": ["a", "b"], "labels": [True, False]}, refused="which column holds the text"),
-    Form(TRL, "`input_ids`", "name the texts; `engine.Trainer` takes tokens", {"input_ids": [1, 2], "labels": [1, 2]},
+    Form(TRL, "`input_ids`", "name the texts; `whet.Trainer` takes tokens", {"input_ids": [1, 2], "labels": [1, 2]},
          refused="the rows hold tokens"),
     Form(TRL, "`images`", "the model reads texts; empty lists are no images",
          {"messages": [user(), assistant()], "images": ["a.png"]}, refused="images holds what"),

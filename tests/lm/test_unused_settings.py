@@ -47,7 +47,7 @@ def test_setting_of_draws_is_refused_without_do_sample(
     ("flags", "said"),
     [
         (["--validation_split_percentage", "5"], "--train_split_name 'train[5%:]'"),
-        (["--streaming"], "engine.Trainer takes iterable data sets"),
+        (["--streaming"], "whet.Trainer takes iterable data sets"),
         (["--torch_dtype", "bfloat16"], "--precision bf16"),
         (["--model_type", "gpt2"], "save_pretrained"),
         (["--precompute_ref_log_probs"], "add --loss dpo"),

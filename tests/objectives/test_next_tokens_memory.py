@@ -18,6 +18,7 @@ import re, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 import torch
+import engine
 import whet
 from tiny import arguments
 from tiny_decoders import collate, tiny_decoder, token_rows

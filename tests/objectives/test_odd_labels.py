@@ -1,4 +1,4 @@
-"""Labels that a head cannot learn from: what the error names, in engine.Trainer and under whet.optimize."""
+"""Labels that a head cannot learn from: what the error names, in the engine and under whet.optimize."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Heads with their own loss in engine.Trainer: what goes without padding, what does not, and what a user sees of it."""
+"""Heads with their own loss in the engine: what goes without padding, what does not, and what a user sees of it."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def _settings(schedule: str, warm_up: str) -> dict[str, Any]:
 @pytest.mark.parametrize(("schedule", "warm_up"), _CASES)
 def test_rates_match_the_textbook(tmp_path: Path, schedule: str, warm_up: str) -> None:
     rate, n_warm = _TEXTBOOK[schedule][1], _WARM_UPS[warm_up][1]
-    found = _rates(whet, tmp_path, _settings(schedule, warm_up))
+    found = _rates(engine, tmp_path, _settings(schedule, warm_up))
     assert found == pytest.approx([rate(step, n_warm) for step in range(_N)], rel=1e-9, abs=1e-18)  # float64 roundings
 
 
@@ -126,7 +126,7 @@ def test_rates_match_the_textbook(tmp_path: Path, schedule: str, warm_up: str) -
 def test_rates_match_transformers(tmp_path: Path, schedule: str, warm_up: str) -> None:
     """transformers 5 has no warmup_ratio any more: a warmup_steps below 1 took its place."""
     settings = _settings(schedule, warm_up)
-    assert _rates(whet, tmp_path / "whet", settings) == _rates(transformers, tmp_path / "theirs", settings)
+    assert _rates(engine, tmp_path / "whet", settings) == _rates(transformers, tmp_path / "theirs", settings)
 
 
 @pytest.mark.parametrize("name", list(transformers.SchedulerType))
@@ -142,7 +142,7 @@ def test_every_schedule_of_transformers_has_its_rates(tmp_path: Path, name: tran
     settings: dict[str, Any] = {"lr_scheduler_type": name, "lr_scheduler_kwargs": kwargs}
     settings |= {"warmup_steps": 4} if name.value not in ("constant", "reduce_lr_on_plateau", "greedy") else {}
     settings |= {"eval_strategy": "steps", "eval_steps": 2, "eval_on_start": True}  # the one at the start moves nothing
-    ours = _rates(whet, tmp_path / "whet", settings | {"precision": "fp32", "optim": "adamw_torch"})
+    ours = _rates(engine, tmp_path / "whet", settings | {"precision": "fp32", "optim": "adamw_torch"})
     theirs = _rates(transformers, tmp_path / "theirs", settings | {"optim": "adamw_torch"})
     assert ours == theirs
     if name.value != "constant":
@@ -205,7 +205,7 @@ def test_schedule_that_cannot_work_is_refused_before_the_run(given: dict[str, An
 )
 def test_schedule_that_cannot_work_in_this_run_is_refused(tmp_path: Path, given: dict[str, Any]) -> None:
     with pytest.raises(whet.ConfigError, match=r"lr_scheduler_kwargs|metric_for_best_model"):
-        _rates(whet, tmp_path, given)
+        _rates(engine, tmp_path, given)
 
 
 def test_schedule_by_a_rising_metric_is_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -221,16 +221,16 @@ def test_schedule_by_a_rising_metric_is_logged(caplog: pytest.LogCaptureFixture)
 
 
 def test_inverse_sqrt_uses_the_warm_up_as_timescale(tmp_path: Path) -> None:
-    found = _rates(whet, tmp_path, {"lr_scheduler_type": "inverse_sqrt", "warmup_steps": 4})
+    found = _rates(engine, tmp_path, {"lr_scheduler_type": "inverse_sqrt", "warmup_steps": 4})
     assert found[4:] == pytest.approx([_PEAK * math.sqrt(4 / step) for step in range(4, _N)], rel=1e-9)
 
 
 def test_schedule_spans_the_steps_of_the_epochs(tmp_path: Path) -> None:
     """2.5 epochs of 4 steps: the last of the 10 steps is taken at a tenth of the peak."""
-    found = _rates(whet, tmp_path, {"max_steps": -1, "num_train_epochs": 2.5})
+    found = _rates(engine, tmp_path, {"max_steps": -1, "num_train_epochs": 2.5})
     assert found == pytest.approx([_PEAK * (10 - step) / 10 for step in range(10)], rel=1e-9)
 
 
 @pytest.mark.parametrize("given", [{"warmup_steps": 0}, {"warmup_ratio": 0.0}])
 def test_no_warm_up_starts_at_the_peak(tmp_path: Path, given: dict[str, float]) -> None:
-    assert _rates(whet, tmp_path, given)[0] == _PEAK
+    assert _rates(engine, tmp_path, given)[0] == _PEAK

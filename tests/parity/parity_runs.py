@@ -1,4 +1,4 @@
-"""The same 50 steps by transformers' Trainer, by engine.Trainer, and by transformers' Trainer after whet.optimize.
+"""The same 50 steps by transformers' Trainer, by the engine, and by transformers' Trainer after whet.optimize.
 
 Models are tiny and without dropout, rows have many lengths, and every step is logged. A family that whet learns later,
 or a task that is added to TASKS, is in the table without another change.
@@ -19,6 +19,7 @@ import transformers
 from torch import Tensor, nn
 from torch.nn import functional
 
+import engine
 import whet
 from proven_models import PROVEN, proven_config
 from tiny import DECODERS, FAMILIES, Pad, has_segments, padded, tiny_config, tiny_rows
@@ -30,7 +31,7 @@ N_STEPS, N_ROWS, ROWS_PER_BATCH = 50, 60, 8
 """The last batch of an epoch is shorter than the others."""
 TOLERANCE = 1e-4
 """Relative, of each loss: 50 steps of float32 sums in another order. Another token in one sum moves a loss by 1e-3."""
-WAYS = ("engine.Trainer", "whet.optimize")
+WAYS = ("engine", "whet.optimize")
 EVERY = (*FAMILIES, *DECODERS, *PROVEN)
 """Families with a file, and some that run packed by proof."""
 _RUN: dict[str, Any] = {
@@ -200,9 +201,9 @@ def by_transformers(model: nn.Module, family: str, task: str, folder: Path) -> l
 
 
 def by_whet(model: nn.Module, family: str, task: str, folder: Path) -> list[float]:
-    """Return the losses of engine.Trainer; it counts padding in a loss in which transformers counts it."""
+    """Return the losses of the engine of the commands; it counts padding in a loss in which transformers counts it."""
     given: dict[str, Any] = {"precision": "fp32"} | ({"padding_in_loss": "all"} if TASKS[task].spans else {})
-    return _losses(whet, model, family, task, folder, **given)
+    return _losses(engine, model, family, task, folder, **given)
 
 
 def optimized(model: nn.Module, family: str, task: str, folder: Path) -> list[float]:
@@ -211,11 +212,11 @@ def optimized(model: nn.Module, family: str, task: str, folder: Path) -> list[fl
     return by_transformers(model, family, task, folder)
 
 
-_RUNS = {"engine.Trainer": by_whet, "whet.optimize": optimized}
+_RUNS = {"engine": by_whet, "whet.optimize": optimized}
 
 
 class _Tokenizer(Pad):
-    """What engine.Trainer asks of a tokenizer to count padding in a loss: how to pad, and with what."""
+    """What the engine asks of a tokenizer to count padding in a loss: how to pad, and with what."""
 
     def __init__(self, pad_token_id: int) -> None:
         super().__init__(pad_token_id)
@@ -227,7 +228,7 @@ class _Tokenizer(Pad):
 
 def _losses(library: Any, model: nn.Module, family: str, task: str, folder: Path, **given: Any) -> list[float]:
     """Return the loss of each step of the library's Trainer, from the same settings, rows and batches."""
-    of_whet_spans = library is whet and TASKS[task].spans
+    of_whet_spans = library is engine and TASKS[task].spans
     batches: dict[str, Any] = (
         {"processing_class": _Tokenizer(config_of(family).pad_token_id)}
         if of_whet_spans

@@ -1,4 +1,4 @@
-"""Heads with their own loss: whole runs of engine.Trainer without padding, and of transformers' Trainer with it."""
+"""Heads with their own loss: whole runs of the engine without padding, and of transformers' Trainer with it."""
 
 from __future__ import annotations
 

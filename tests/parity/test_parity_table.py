@@ -1,4 +1,4 @@
-"""A part of `make test-parity`: every family and every task once, through engine.Trainer and through whet.optimize."""
+"""A part of `make test-parity`: every family and every task once, through the commands' engine and whet.optimize."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import AutoConfig, AutoModel
 
-import whet
+import engine
 from tiny import FAMILIES, Pad, masked_loss, qa_head
 from whet.cli.main import run
 from whet.models.known import known
@@ -183,7 +183,7 @@ def test_same_program_has_the_losses_of_transformers(tmp_path: Path, task: str, 
         pytest.skip("batches of other sizes are padded to other lengths: the padding in the loss is another")
     encoder = _encoder(tmp_path / "encoder", "bert")
     theirs = _program(transformers, encoder, tmp_path / "theirs", task, _CASES[case])
-    ours = _program(whet, encoder, tmp_path / "ours", task, _OURS[task.endswith("padded")] | _CASES[case])
+    ours = _program(engine, encoder, tmp_path / "ours", task, _OURS[task.endswith("padded")] | _CASES[case])
     assert len(ours) == len(theirs) > 6
     assert [entry["loss"] for entry in ours] == pytest.approx([entry["loss"] for entry in theirs], rel=LOSS_TOLERANCE)
     for name, tolerance in (("step", 0), ("learning_rate", 1e-9), ("epoch", 1e-4)):  # epochs are logged rounded
@@ -200,7 +200,7 @@ def test_same_program_has_the_losses_of_transformers(tmp_path: Path, task: str, 
 )
 def test_evaluations_begin_when_those_of_transformers_do(tmp_path: Path, given: dict[str, Any]) -> None:
     encoder, steps = _encoder(tmp_path / "encoder", "bert"), []
-    for library in (transformers, whet):
+    for library in (transformers, engine):
         trainer = library.Trainer(
             model=transformers.AutoModelForSequenceClassification.from_pretrained(encoder, num_labels=3),
             args=library.TrainingArguments(output_dir=str(tmp_path / "out"), **(_SETTINGS | {"max_steps": 13} | given)),

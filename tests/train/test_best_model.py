@@ -48,7 +48,7 @@ def test_a_run_ends_with_its_best_weights(
     trainer, after = _run(tmp_path, scores, load_best_model_at_end=True, **changes)
     assert_same_weights(trainer.model, after[best - 1])
     assert (trainer.state.best_global_step, trainer.state.best_metric) == (best, scores[best - 1])
-    assert trainer.state.best_model_checkpoint == str(tmp_path / f"checkpoint-{best:08}")
+    assert trainer.state.best_model_checkpoint == str(tmp_path / f"checkpoint-{best}")
 
 
 def test_without_being_told_a_run_ends_with_its_last_weights(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import engine
 import whet
 from whet.train.checkpoint.manifest import digest_of
 
-_FORM_1 = Path(__file__).with_name("form_1") / "checkpoint-4"
+_FORM_1 = Path(__file__).with_name("form_1") / "checkpoint-00000004"
 """Written by the last version that knew form 1: `_trainer` after four of six steps."""
 _RUN: dict[str, Any] = {
     "num_train_epochs": 2, "save_strategy": "steps", "save_steps": 4, "eval_strategy": "steps", "eval_steps": 2,

@@ -11,7 +11,6 @@ import transformers
 from tiny_runs import Toy, arguments, span_rows, tiny_bert, toy_rows
 
 import engine
-import whet
 
 _LOSS = {"loss": float, "grad_norm": float, "learning_rate": float, "epoch": float, "step": int}
 _EVALUATION = {
@@ -66,7 +65,7 @@ def _assert_holds(entry: dict[str, Any], wanted: dict[str, type], *, more: bool 
 
 def test_every_entry_holds_what_transformers_writes(tmp_path: Path) -> None:
     """Of transformers 5.23. The last entry may say more: real tokens a second, padding avoided."""
-    *during, last = _history(whet, tmp_path, _RUNS["by steps"])
+    *during, last = _history(engine, tmp_path, _RUNS["by steps"])
     for entry in during:
         _assert_holds(entry, _LOSS if "loss" in entry else _EVALUATION)
     assert [entry["step"] for entry in during if "loss" in entry] == [2, 4, 6, 8]
@@ -75,8 +74,8 @@ def test_every_entry_holds_what_transformers_writes(tmp_path: Path) -> None:
 
 
 def test_a_loss_entry_is_the_mean_since_the_one_before(tmp_path: Path) -> None:
-    each = _history(whet, tmp_path, {"max_steps": 6, "logging_steps": 1})
-    thirds = _history(whet, tmp_path, {"max_steps": 6, "logging_steps": 3})
+    each = _history(engine, tmp_path, {"max_steps": 6, "logging_steps": 1})
+    thirds = _history(engine, tmp_path, {"max_steps": 6, "logging_steps": 3})
     losses = [entry["loss"] for entry in each if "loss" in entry]
     assert [entry["loss"] for entry in thirds if "loss" in entry] == [sum(losses[:3]) / 3, sum(losses[3:]) / 3]
     assert each[-1]["train_loss"] == pytest.approx(sum(losses) / 6, rel=1e-12)
@@ -96,7 +95,7 @@ def test_the_floating_point_operations_of_a_model_are_counted(tmp_path: Path) ->
 @pytest.mark.parametrize("name", sorted(_RUNS))
 def test_the_history_is_that_of_transformers(tmp_path: Path, name: str) -> None:
     """The same entries after the same steps with the same figures, but for the times."""
-    ours = _history(whet, tmp_path / "whet", _RUNS[name])
+    ours = _history(engine, tmp_path / "whet", _RUNS[name])
     theirs = _history(transformers, tmp_path / "transformers", _RUNS[name])
     assert [(_kind(entry), entry["step"]) for entry in ours] == [(_kind(entry), entry["step"]) for entry in theirs]
     for our, their in zip(ours, theirs, strict=True):

@@ -137,7 +137,8 @@ def losing_metrics(values: Sequence[float]) -> Callable[[Any], dict[str, float]]
 
 def checkpoints(folder: Path) -> list[str]:
     """Names of the checkpoint folders, oldest first."""
-    return sorted(path.name for path in folder.glob("checkpoint-*"))
+    names = [path.name for path in folder.glob("checkpoint-*")]
+    return sorted(names, key=lambda name: int(name.rpartition("-")[2]))
 
 
 def read_json(path: Path) -> Any:

@@ -128,10 +128,9 @@ class TrainingArguments(transformers.TrainingArguments, metaclass=_OlderNames):
         from whet.dist import group
         from whet.dist.launchers import ray_workers
 
-        if not torch.distributed.is_initialized():
-            group.join("gloo", self.ddp_timeout)
-        elif said := ray_workers.use_cores(place):
+        if said := ray_workers.use_cores(place):
             logger.warning("%s", said)
+        group.join("gloo", self.ddp_timeout)
 
 
 def is_own_optimizer(name: str) -> bool:
