@@ -6,6 +6,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -83,7 +84,10 @@ class Cache:
         """Return the arrays in this file; None if there is none or it is damaged."""
         from safetensors import SafetensorError, safe_open
 
-        if not path.is_file():
+        try:
+            if not path.is_file():
+                return None
+        except OSError:  # a folder that this user may not enter: `_lock` says so
             return None
         try:
             with safe_open(path, framework="numpy") as file:
@@ -114,7 +118,8 @@ class Cache:
         except (OSError, SafetensorError) as error:
             _log.warning("the %s are not cached: %s cannot be written (%s)", self.rows, path, error)
         finally:
-            unfinished.unlink(missing_ok=True)
+            with suppress(OSError):
+                unfinished.unlink(missing_ok=True)
 
 
 def default_cache_dir() -> Path | None:
