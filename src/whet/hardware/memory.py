@@ -16,6 +16,9 @@ _LACK = ("can't allocate memory", "not enough memory", "cannot allocate memory",
          "can't start new thread", "failed to map segment")  # fmt: skip
 """Of the messages of torch, of the system and of its loader of libraries, in small letters."""
 
+CGROUP = "the cgroup "
+"""How the name of a limit begins that a cgroup sets."""
+
 
 @dataclass(frozen=True)
 class MemoryLimit:
@@ -125,7 +128,7 @@ def cgroup_memory_limit(folder: Path) -> MemoryLimit | None:
     used = next((size for name in _USE_FILES if (size := _number(folder / name)) is not None), None)
     if limit is None or used is None:
         return None
-    return MemoryLimit(max(used - _file_cache_bytes(folder), 0), limit, f"the cgroup {folder}")
+    return MemoryLimit(max(used - _file_cache_bytes(folder), 0), limit, f"{CGROUP}{folder}")
 
 
 _LIMIT_FILES = ("memory.max", "memory.limit_in_bytes")
