@@ -19,6 +19,7 @@ import pytest
 from not_shown import not_shown
 from saved_decoder import save_decoder
 from text_tasks import examples, save_encoder, topic_rows, words, write_csv
+from whet.cli.complain import refusal
 from whet.cli.main import run
 from whet.errors import EXIT_BAD_CONFIG, EXIT_BAD_DATA, EXIT_CANNOT_CREATE, EXIT_IO, EXIT_OTHER
 
@@ -280,3 +281,34 @@ def test_thread_that_the_user_may_not_start_names_the_limit(
     assert "error: no more threads or processes can be started" in done.stderr
     assert f"ulimit -u: {n_threads}" in done.stderr
     assert "raise the limit on processes (ulimit -u, the pids limit of the container or pod)" in done.stderr
+
+
+@pytest.mark.parametrize("given", ["TORCHINDUCTOR_CACHE_DIR", "HF_HOME", None])
+def test_folder_of_a_cache_that_cannot_be_made_names_its_variable(
+    given: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the compiler and the hub's client make theirs, in a place that the user chose or in the usual one."""
+    monkeypatch.delenv("HF_HOME", raising=False)
+    (tmp_path / "file").write_text("mine")
+    folder = tmp_path / "file" / ("cache" if given else "torchinductor_me")
+    if given:
+        monkeypatch.setenv(given, str(folder))
+    with pytest.raises(OSError, match="Not a directory") as caught:
+        (folder / "aot").mkdir(parents=True)
+    refused = refusal(caught.value)
+    assert refused is not None
+    assert f"in the variable {given or 'TORCHINDUCTOR_CACHE_DIR'}" in refused.problems[0].fix
+
+
+def test_machine_without_a_temporary_folder_names_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container whose file system is read-only: the library looks at each place, and finds none."""
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", list)
+    with pytest.raises(FileNotFoundError) as caught:
+        tempfile.gettempdir()
+    refused = refusal(caught.value)
+    assert refused is not None
+    assert "in the variable TMPDIR" in refused.problems[0].fix
+    other = refusal(FileNotFoundError(2, "No such file or directory", "/data/train.json"))
+    assert other is not None
+    assert "variable" not in other.problems[0].fix
