@@ -242,6 +242,14 @@ def test_windows_are_not_cached_in_a_folder_that_cannot_be_entered(bert, tmp_pat
     assert [line for line in caplog.messages if "not cached" in line and "Permission denied" in line]
 
 
+def test_folder_that_takes_no_cache_is_named_once(bert, tmp_path, caplog):
+    """Not for each split of a run."""
+    (tmp_path / "file").write_text("mine")
+    for _ in range(2):
+        cached_windows(_questions(), bert, _OPTIONS, cache_dir=tmp_path / "file" / "cache")
+    assert len([line for line in caplog.messages if "not cached" in line]) == 1
+
+
 def test_windows_are_not_cached_if_the_rename_fails(bert, tmp_path, caplog):
     """Something else has its name; what was written until then is removed."""
     (tmp_path / f"windows-{windows_key(_questions(), bert, _OPTIONS)}.safetensors").mkdir()

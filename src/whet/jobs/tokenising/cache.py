@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
@@ -45,7 +46,7 @@ class Cache:
         """
         folder = self.folder or default_cache_dir()
         if folder is None:
-            _log.warning("no home folder: the %s are not cached (name a folder, or set XDG_CACHE_HOME)", self.rows)
+            _warn_once(f"no home folder: the {self.rows} are not cached (set XDG_CACHE_HOME)")
             return make()
         path = folder / f"{self.rows}-{key}.safetensors"
         if not self.overwrite and (found := self._read(path, key, warn=False)) is not None:
@@ -77,7 +78,7 @@ class Cache:
                 lock.acquire()
                 return lock, True
         except (OSError, NotImplementedError) as error:  # the second: a file system without locks
-            _log.warning("the %s are not cached: %s cannot be written (%s)", self.rows, path.parent, error)
+            _warn_once(f"the {self.rows} are not cached: {path.parent} cannot be written ({error})")
             return None, False
 
     def _read(self, path: Path, key: str, *, warn: bool) -> Arrays | None:
@@ -120,6 +121,12 @@ class Cache:
         finally:
             with suppress(OSError):
                 unfinished.unlink(missing_ok=True)
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    """Log this for the first of the splits that it concerns."""
+    _log.warning("%s", text)
 
 
 def default_cache_dir() -> Path | None:
