@@ -69,6 +69,22 @@ def test_importing_whet_before_transformers_prints_nothing() -> None:
     assert (done.stdout, done.stderr) == ("", "a later word\n")
 
 
+def test_picture_without_a_folder_for_settings_prints_nothing(tmp_path: Path) -> None:
+    """As for a user without a home; matplotlib then uses a temporary folder."""
+    if find_spec("matplotlib") is None:
+        pytest.skip("matplotlib is not installed")
+    (tmp_path / "file").write_text("mine")
+    code = (
+        "import sys; from pathlib import Path; import numpy as np; from whet.optional import quiet_libraries\n"
+        "from whet.tasks.classify import confusion\n"
+        "with quiet_libraries(): assert confusion.draw(np.eye(2, dtype=int), ['a', 'b'], Path(sys.argv[1]))"
+    )
+    own = {"MPLCONFIGDIR": str(tmp_path / "file" / "settings")}
+    done = _python("-c", code, str(tmp_path / "a.png"), more=own)
+    assert (done.stdout, done.stderr) == ("", "")
+    assert (tmp_path / "a.png").stat().st_size
+
+
 def test_importing_the_trainer_prints_nothing_without_optional_packages(without_optional: Path) -> None:
     code = "import whet; whet.Trainer; import sys; assert not {'torchao', 'bitsandbytes'} & set(sys.modules)"
     done = _python("-c", code, path=without_optional)
