@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from whet.optional import quiet_imports
 from whet.version import __version__
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ __all__ = [
     "restore",
     "upcycle",
 ]
+
+quiet_imports()
 
 
 def __getattr__(name: str) -> Any:

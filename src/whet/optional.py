@@ -54,9 +54,28 @@ def is_from(value: object, module: str, name: str) -> bool:
     return kind is not None and isinstance(value, kind)
 
 
-_LOG_AT_IMPORT = ("torchao", "bitsandbytes", "torch.utils._pytree")
-"""Loggers that warn, at import, about parts of their packages that whet does not use. transformers imports both
-packages if they are installed, so every program would begin with these warnings."""
+_LOG_AT_IMPORT = ("torchao", "bitsandbytes", "torch.utils._pytree", "matplotlib")
+"""Loggers that warn, at import, about parts of their packages that whet does not use, or a cache that is not kept.
+transformers imports the first two packages if they are installed, so every program would begin with these warnings."""
+_IMPORTED = ("torchao", "bitsandbytes")
+_LOG_WHILE_IMPORTED = ("torchao", "torch.utils._pytree", "bitsandbytes.backends.cpu.ops")
+"""Their loggers with these warnings by full name: a filter does not see the records of loggers below its own."""
+
+
+def quiet_imports() -> None:
+    """Drop what these loggers warn about while torchao or bitsandbytes is imported; all else they say is kept.
+
+    This is for programs that import whet, and then transformers themselves. No level is changed.
+    """
+    for name in _LOG_WHILE_IMPORTED:
+        logging.getLogger(name).addFilter(_is_wanted)
+
+
+def _is_wanted(record: logging.LogRecord) -> bool:
+    return record.levelno != logging.WARNING or not any(
+        name.partition(".")[0] in _IMPORTED and getattr(getattr(module, "__spec__", None), "_initializing", False)
+        for name, module in [*sys.modules.items()]
+    )
 
 
 @contextmanager

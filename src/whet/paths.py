@@ -45,8 +45,9 @@ def _umask() -> int:
 
 
 def _is_utf8(folder: Path) -> bool:
+    """Return whether the name on the disk is what libraries make of it, which is UTF-8 whatever the locale."""
+    name = str(folder)
     try:
-        str(folder).encode("utf-8")
-    except UnicodeEncodeError:  # Python stores other bytes as halves of surrogate pairs
+        return os.fsencode(name) == name.encode("utf-8")
+    except UnicodeEncodeError:  # Python stores bytes that it cannot decode as halves of surrogate pairs
         return False
-    return True

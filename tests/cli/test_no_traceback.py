@@ -9,14 +9,17 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from not_shown import not_shown
 from saved_decoder import save_decoder
-from text_tasks import examples, save_encoder, words
+from text_tasks import examples, save_encoder, topic_rows, words, write_csv
+from whet.cli.complain import refusal
 from whet.cli.main import run
 from whet.errors import EXIT_BAD_CONFIG, EXIT_BAD_DATA, EXIT_CANNOT_CREATE, EXIT_IO, EXIT_OTHER
 
@@ -246,3 +249,66 @@ def test_interrupt_is_heard_while_a_long_text_is_tokenised(decoder: Path, tmp_pa
     assert process.wait(timeout=60) == 128 + signal.SIGINT
     assert "interrupted" in process.stderr.read()
     process.stderr.close()
+
+
+@pytest.mark.parametrize(
+    ("words_of", "n_threads"), [("classify", 1), ("classify", 2), ("generate", 1)], ids=lambda one: str(one)
+)
+def test_thread_that_the_user_may_not_start_names_the_limit(
+    words_of: str, n_threads: int, decoder: Path, tmp_path: Path
+) -> None:
+    """A user without a process has as many threads as the limit says; root has no limit."""
+    user = ["setpriv", "--reuid", "47011", "--regid", "47011", "--clear-groups"]
+    user += ["--inh-caps", "+dac_override", "--ambient-caps", "+dac_override", "--"]
+    if shutil.which("setpriv") is None or subprocess.run([*user, "true"], capture_output=True, check=False).returncode:
+        not_shown("limits on threads", "no other user can be chosen", "root, and setpriv of util-linux")
+    save_encoder(tmp_path / "encoder", positions=128)
+    train = write_csv(tmp_path / "train.csv", topic_rows())
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own are closed to other users
+        Path(folder).chmod(0o777)
+        out = Path(folder, "out")
+        asked = {
+            "classify": words("classify", tmp_path / "encoder", out, "--do_train", train_file=train),
+            "generate": ["generate", str(decoder), "--prompt", "a"],
+        }[words_of]
+        done = subprocess.run(
+            [*user, sys.executable, "-m", "whet", *asked], capture_output=True, text=True, check=False, timeout=120,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "HOME": folder},
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NPROC, (n_threads, n_threads)),
+        )  # fmt: skip
+    assert done.returncode == EXIT_OTHER, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "error: no more threads or processes can be started" in done.stderr
+    assert f"ulimit -u: {n_threads}" in done.stderr
+    assert "raise the limit on processes (ulimit -u, the pids limit of the container or pod)" in done.stderr
+
+
+@pytest.mark.parametrize("given", ["TORCHINDUCTOR_CACHE_DIR", "HF_HOME", None])
+def test_folder_of_a_cache_that_cannot_be_made_names_its_variable(
+    given: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the compiler and the hub's client make theirs, in a place that the user chose or in the usual one."""
+    monkeypatch.delenv("HF_HOME", raising=False)
+    (tmp_path / "file").write_text("mine")
+    folder = tmp_path / "file" / ("cache" if given else "torchinductor_me")
+    if given:
+        monkeypatch.setenv(given, str(folder))
+    with pytest.raises(OSError, match="Not a directory") as caught:
+        (folder / "aot").mkdir(parents=True)
+    refused = refusal(caught.value)
+    assert refused is not None
+    assert f"in the variable {given or 'TORCHINDUCTOR_CACHE_DIR'}" in refused.problems[0].fix
+
+
+def test_machine_without_a_temporary_folder_names_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container whose file system is read-only: the library looks at each place, and finds none."""
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", list)
+    with pytest.raises(FileNotFoundError) as caught:
+        tempfile.gettempdir()
+    refused = refusal(caught.value)
+    assert refused is not None
+    assert "in the variable TMPDIR" in refused.problems[0].fix
+    other = refusal(FileNotFoundError(2, "No such file or directory", "/data/train.json"))
+    assert other is not None
+    assert "variable" not in other.problems[0].fix

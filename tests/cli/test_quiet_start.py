@@ -6,8 +6,10 @@ import os
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 from tiny_qa import DOC_STRIDE, MAX_SEQ_LENGTH, command, questions_of, save_encoder, squad, write_json
@@ -27,9 +29,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def _python(*words: str, path: Path | None = None) -> subprocess.CompletedProcess[str]:
+def _python(
+    *words: str, path: Path | None = None, more: Mapping[str, str] = MappingProxyType({})
+) -> subprocess.CompletedProcess[str]:
     before = ["-S"] if path else []
-    environment = ENVIRONMENT | ({"PYTHONPATH": f"{SRC}{os.pathsep}{path}"} if path else {})
+    environment = ENVIRONMENT | dict(more) | ({"PYTHONPATH": f"{SRC}{os.pathsep}{path}"} if path else {})
     return subprocess.run(
         [sys.executable, *before, *words], capture_output=True, text=True, check=True, env=environment, timeout=120
     )
@@ -50,6 +54,35 @@ def test_importing_the_trainer_prints_nothing() -> None:
         pytest.skip(f"not installed: {missing}, so that there is nothing to be quiet about")
     done = _python("-c", "import whet; whet.Trainer; whet.optimize; import torchao")
     assert (done.stdout, done.stderr) == ("", "")
+
+
+def test_importing_whet_before_transformers_prints_nothing() -> None:
+    """The order of the README; what the packages warn about later is heard."""
+    if missing := [name for name in NOISY if find_spec(name) is None]:
+        pytest.skip(f"not installed: {missing}, so that there is nothing to be quiet about")
+    code = (
+        "import sys, whet; assert not {'torch', 'transformers'} & set(sys.modules)\n"
+        "from transformers import Trainer; import torchao, bitsandbytes, logging\n"
+        "logging.getLogger('torchao').warning('a later %s', 'word')"
+    )
+    done = _python("-c", code)
+    assert (done.stdout, done.stderr) == ("", "a later word\n")
+
+
+def test_picture_without_a_folder_for_settings_prints_nothing(tmp_path: Path) -> None:
+    """As for a user without a home; matplotlib then uses a temporary folder."""
+    if find_spec("matplotlib") is None:
+        pytest.skip("matplotlib is not installed")
+    (tmp_path / "file").write_text("mine")
+    code = (
+        "import sys; from pathlib import Path; import numpy as np; from whet.optional import quiet_libraries\n"
+        "from whet.tasks.classify import confusion\n"
+        "with quiet_libraries(): assert confusion.draw(np.eye(2, dtype=int), ['a', 'b'], Path(sys.argv[1]))"
+    )
+    own = {"MPLCONFIGDIR": str(tmp_path / "file" / "settings")}
+    done = _python("-c", code, str(tmp_path / "a.png"), more=own)
+    assert (done.stdout, done.stderr) == ("", "")
+    assert (tmp_path / "a.png").stat().st_size
 
 
 def test_importing_the_trainer_prints_nothing_without_optional_packages(without_optional: Path) -> None:

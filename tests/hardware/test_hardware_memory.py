@@ -116,3 +116,19 @@ def test_unknown_system_gives_none(tmp_path: Path) -> None:
     assert memory.cgroup_bytes(tmp_path) is None
     assert memory.available_bytes(tmp_path) is None
     assert memory.huge_pages(tmp_path) is None
+
+
+def test_smallest_limit_on_threads_of_the_cgroups_counts(tmp_path: Path) -> None:
+    root = _root(tmp_path, "0::/a/b\n", {"a/b/pids.max": "max\n", "a/pids.max": "64\n", "pids.max": "512\n"})
+    assert memory.thread_limits(root)["pids.max of the cgroup"] == 64
+    soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    limited = soft if soft != resource.RLIM_INFINITY else None
+    assert memory.thread_limits(root).get("ulimit -u") == limited
+
+
+def test_lack_of_threads_is_no_lack_of_memory() -> None:
+    for error in (RuntimeError("can't start new thread"), BlockingIOError(11, "Resource temporarily unavailable")):
+        found = memory.lack(error)
+        assert found is not None
+        assert found.problems[0].what == "no more threads or processes can be started"
+    assert memory.lack(BlockingIOError(11, "write could not complete without blocking", 3)) is None

@@ -339,3 +339,12 @@ def test_new_pooler_is_trained_next_to_an_adapter(tmp_path: Path) -> None:
     assert run(line) == 0
     names = load_file(tmp_path / "out" / "adapter_model.safetensors")
     assert {"base_model.model.bert.pooler.dense.weight", "base_model.model.classifier.weight"} <= names.keys()
+
+
+def test_size_of_a_small_model_is_no_rounded_zero(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    save_decoder(tmp_path)
+    with caplog.at_level("INFO", logger="whet"):
+        model = load_model(ModelSource(model=str(tmp_path)), CAUSAL_LM)
+    n_weights = sum(one.numel() for one in model.parameters())
+    assert n_weights < 50_000
+    assert f"{n_weights:,} weights" in caplog.text

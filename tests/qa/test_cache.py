@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import resource
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -222,6 +223,31 @@ def test_windows_are_not_cached_without_a_folder(bert, tmp_path, n_made, caplog)
     _assert_same(found, make_windows(_questions(), bert, _OPTIONS))
     assert len(n_made) == 2
     assert [line for line in caplog.messages if "not cached" in line]
+
+
+def test_windows_are_not_cached_in_a_folder_that_cannot_be_entered(bert, tmp_path, caplog):
+    """As the home of another user is; root may enter any, so it is somebody else meanwhile."""
+    folder = tmp_path / "locked"
+    cached_windows(_questions(), bert, _OPTIONS, cache_dir=folder / "cache")  # also imports what nobody else may read
+    (folder / "cache").chmod(0)
+    before = os.geteuid()
+    if before == 0:
+        os.seteuid(65534)
+    try:
+        found = cached_windows(_questions(), bert, _OPTIONS, cache_dir=folder / "cache")
+    finally:
+        os.seteuid(before)
+        (folder / "cache").chmod(0o700)
+    _assert_same(found, make_windows(_questions(), bert, _OPTIONS))
+    assert [line for line in caplog.messages if "not cached" in line and "Permission denied" in line]
+
+
+def test_folder_that_takes_no_cache_is_named_once(bert, tmp_path, caplog):
+    """Not for each split of a run."""
+    (tmp_path / "file").write_text("mine")
+    for _ in range(2):
+        cached_windows(_questions(), bert, _OPTIONS, cache_dir=tmp_path / "file" / "cache")
+    assert len([line for line in caplog.messages if "not cached" in line]) == 1
 
 
 def test_windows_are_not_cached_if_the_rename_fails(bert, tmp_path, caplog):

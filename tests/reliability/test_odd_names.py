@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,14 +15,18 @@ from pathlib import Path
 import pytest
 from tiny_qa import DOC_STRIDE, MAX_SEQ_LENGTH, command, questions_of, save_encoder, squad
 
+from not_shown import not_shown
+
 pytestmark = pytest.mark.reliability
 _ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 _UTF8 = {"LC_ALL": "C.UTF-8"}
+_LATIN_1 = {"LC_ALL": "de_DE.ISO-8859-1", "PYTHONUTF8": "0"}
 PLACES: dict[str, tuple[bytes, dict[str, str]]] = {
     "Latin-1 bytes": (b"caf\xe9 au lait", _UTF8),
     "control characters": (b"a\x1b[31mb\nc", _UTF8),
     "Latin-1 bytes, C locale": (b"caf\xe9", _ASCII),
     "UTF-8 bytes, C locale": ("Zürich Ω".encode(), _ASCII),
+    "Latin-1 bytes, Latin-1 locale": (b"caf\xe9", _LATIN_1),
 }
 """A name, and the environment in which it is used."""
 
@@ -30,6 +35,19 @@ def _whet(words: list[str], folder: Path, env: dict[str, str]) -> subprocess.Pop
     own = os.environ | env | {"XDG_CACHE_HOME": str(folder / "cache")}
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return subprocess.Popen([sys.executable, "-m", "whet", *words], cwd=folder, env=own, **streams)  # pyright: ignore
+
+
+def _with_locale(env: dict[str, str], folder: Path) -> dict[str, str]:
+    """Return the environment with the path of its locale, which is made unless it is one of C."""
+    name = env["LC_ALL"]
+    language, _, encoding = name.partition(".")
+    if language == "C":
+        return env
+    if shutil.which("localedef") is None or not Path("/usr/share/i18n/locales", language).exists():
+        not_shown("names of folders", f"{name} cannot be made", "localedef and its sources (package locales)")
+    made = ["localedef", "-f", encoding, "-i", language, str(folder / name)]
+    subprocess.run(made, capture_output=True, check=True)
+    return env | {"LOCPATH": str(folder)}
 
 
 def _wait_for(folder: Path, n: int) -> None:
@@ -43,7 +61,8 @@ def _wait_for(folder: Path, n: int) -> None:
 def test_a_run_with_odd_names_is_stopped_continued_and_asked(kind: str, tmp_path: Path) -> None:
     """Model folder, data file and output folder have the name; the printed command is pasted into a shell."""
     raw, env = PLACES[kind]
-    name = os.fsdecode(raw)
+    name, env = os.fsdecode(raw), _with_locale(env, tmp_path)
+    encoding = "latin-1" if "LOCPATH" in env else "utf-8"  # of the terminal
     save_encoder(tmp_path / "model")
     (tmp_path / "model").rename(tmp_path / f"{name} model")
 
@@ -55,13 +74,13 @@ def test_a_run_with_odd_names_is_stopped_continued_and_asked(kind: str, tmp_path
     process = _whet(words, tmp_path, env)
     _wait_for(output, 2)
     process.send_signal(signal.SIGTERM)
-    told = process.communicate(timeout=120)[1].decode()
+    told = process.communicate(timeout=120)[1].decode(encoding)
     assert process.returncode == 75, told
     assert told.replace("\n", "").isprintable(), "a name of the disk reaches the terminal as it is"
 
     again = re.search(r"continue with:\s+(whet .*)", told)
     assert again, told
-    shell = f"{sys.executable} -m {again[1]}"
+    shell = f"{sys.executable} -m {again[1]}".encode(encoding)
     done = subprocess.run(["bash", "-c", shell], cwd=tmp_path, env=os.environ | env, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr.decode()
     assert (output / "eval_results.json").exists()

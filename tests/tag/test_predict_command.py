@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from text_tasks import load_lines, topic_rows, words, write_csv, write_lines
 from whet.cli.main import run
-from whet.errors import EXIT_BAD_CONFIG, EXIT_BAD_DATA
+from whet.errors import EXIT_BAD_CONFIG, EXIT_BAD_DATA, EXIT_IO
 
 CLOSE = 1e-4
 """Scores of whet's operators and of transformers' differ by float32 rounding, through two layers."""
@@ -148,3 +150,87 @@ def test_windows_of_a_long_text_are_pooled_as_asked(classifier: Path, tmp_path: 
     pooled = logits.mean(0) if pooling == "mean" else logits.max(0).values
     (line,) = load_lines(output)
     assert line["score"] == pytest.approx(float(pooled.softmax(-1).max()), abs=CLOSE)
+
+
+def _asked(classifier: Path, folder: Path, output: object) -> list[str]:
+    file = write_lines(folder / "new.jsonl", [{"said": row["text"]} for row in topic_rows()])
+    return ["predict", str(classifier), "--file", str(file), "--output", str(output)]
+
+
+def test_link_named_as_output_stays_and_its_target_is_written(
+    classifier: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    (kept / "old.jsonl").write_text("old\n")
+    for name in ("old.jsonl", "new.jsonl"):
+        link = tmp_path / f"to_{name}"
+        link.symlink_to(f"kept/{name}")
+        assert run(_asked(classifier, tmp_path, link)) == 0
+        assert link.is_symlink()
+        assert len(load_lines(kept / name)) == 12
+    assert sorted(path.name for path in kept.iterdir()) == ["new.jsonl", "old.jsonl"]
+    lost = tmp_path / "lost"
+    lost.symlink_to("no_folder/found.jsonl")
+    assert run(_asked(classifier, tmp_path, lost)) == EXIT_BAD_CONFIG
+    assert "a file in a folder that exists" in capsys.readouterr().err
+
+
+def test_pipe_named_as_output_is_written_to(classifier: Path, tmp_path: Path) -> None:
+    pipe, lines = tmp_path / "pipe", list[str]()
+    os.mkfifo(pipe)
+    # a descriptor for both directions: nobody waits forever if the predictions go elsewhere
+    both = os.open(pipe, os.O_RDWR)
+    reader = threading.Thread(target=lambda: lines.extend(pipe.read_text().splitlines()))
+    reader.start()
+    assert run(_asked(classifier, tmp_path, pipe)) == 0
+    assert pipe.is_fifo()
+    os.close(both)
+    reader.join(60)
+    assert len(lines) == 12
+
+
+def test_open_file_named_as_output_keeps_what_is_in_it(
+    classifier: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "collected.jsonl"
+    file.write_text("{}\n")
+    descriptor = os.open(file, os.O_WRONLY | os.O_APPEND)
+    link = tmp_path / "link"
+    link.symlink_to(f"/dev/fd/{descriptor}")
+    for output in (f"/dev/fd/{descriptor}", link):
+        assert run(_asked(classifier, tmp_path, output)) == 0
+    os.close(descriptor)
+    assert len(load_lines(file)) == 1 + 12 + 12
+    capfd.readouterr()
+    assert run(_asked(classifier, tmp_path, "/dev/fd/1")) == 0
+    said = capfd.readouterr()
+    assert said.out.count("\n") == said.out.count('{"row"') == 12
+    assert "12 predictions in /dev/fd/1" in said.err
+
+
+def test_output_that_does_not_take_the_predictions_ends_with_74(
+    classifier: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reads, writes = os.pipe()
+    os.close(reads)
+    full = os.open("/dev/full", os.O_WRONLY)
+    for descriptor, why in ((writes, "Broken pipe"), (full, "No space left")):
+        assert run(_asked(classifier, tmp_path, f"/dev/fd/{descriptor}")) == EXIT_IO
+        said = capsys.readouterr().err
+        assert f"/dev/fd/{descriptor} cannot be written" in said
+        assert why in said
+        assert "name a file in --output" in said
+        os.close(descriptor)
+
+
+def test_folder_that_takes_no_file_is_answered_with_the_option_of_predict(
+    classifier: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(_asked(classifier, tmp_path, tmp_path / ("x" * 256))) == EXIT_BAD_CONFIG
+    assert "File name too long" in capsys.readouterr().err
+    name = "x" * 245 + ".jsonl"  # it fits as it is, and not with what is added until it is complete
+    assert run(_asked(classifier, tmp_path, tmp_path / name)) == EXIT_IO
+    said = capsys.readouterr().err
+    assert "use a shorter --output\n" in said
+    assert "checkpoint" not in said

@@ -153,3 +153,15 @@ def test_a_killed_tagging_run_resumes_bitwise(word_encoder: Path, things: Path, 
     assert subprocess.run(resumed, capture_output=True, check=False).returncode == 0
     found, wanted = (load_file(folder / "model.safetensors") for folder in (cut, whole))
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
+def test_lines_about_the_data_fit_the_terminal(
+    word_encoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    long = {"tokens": ["the", "boat", "lay"] * 10, "ner_tags": ["DET", "X", "X"] * 10}
+    train = write_lines(tmp_path / "long.jsonl", [long] * 3)
+    assert run(words("tag", word_encoder, tmp_path / "out", "--do_train", train_file=train, max_steps=1)) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert any("the first tagged sentence is the (DET)" in line for line in shown)
+    assert max(map(len, shown)) <= 80

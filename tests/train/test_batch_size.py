@@ -237,3 +237,27 @@ def test_where_memory_runs_out_later_half_of_what_was_found_is_proposed(
         loop.safe_points.check()
     changed = {} if again is None else dict(zip(names, again, strict=True))
     assert caught.value.again == {"resume_from_checkpoint": "auto"} | changed
+
+
+@pytest.mark.parametrize(
+    ("of", "limit_gb", "fix", "other"),
+    [
+        ("the cgroup /sys/fs/cgroup/job", None, "docker run -m", "memory_limit_gb"),
+        ("this machine", None, "a machine with more memory", "memory_limit_gb"),
+        ("memory_limit_gb", 0.1, "a higher --memory_limit_gb", "docker"),
+    ],
+)
+def test_first_step_without_memory_names_the_limit_to_raise(
+    of: str, limit_gb: float | None, fix: str, other: str, tmp_path: Path
+) -> None:
+    loop = TrainingLoop(toy_trainer(tmp_path, memory_limit_gb=limit_gb))
+    loop.start(None)
+    full = MemoryLimit(99 * MIB, 100 * MIB, of)
+    loop.safe_points.memory = MemoryGuard(limits=lambda: [full], resident=lambda: 50 * MIB, peak=lambda: 50 * MIB)
+    with pytest.raises(whet.WhetError) as caught:
+        loop.safe_points.check()
+    (problem,) = caught.value.problems
+    assert f"that {of} allows" in str(problem.got)
+    assert fix in problem.fix
+    assert other not in problem.fix
+    assert "no limit" not in problem.fix, "with 0 the kernel would kill the run"

@@ -1,5 +1,6 @@
 """Errors on the terminal: every problem with what, got, why and fix."""
 
+import os
 import sys
 
 from whet import console
@@ -33,9 +34,30 @@ def refusal(error: BaseException) -> WhetError | None:
             what="the system refused to read or to write",
             got=str(error),
             why="the command cannot continue without it",
-            fix="check that the place exists, that this user may use it, and that its disk has room",
+            fix=f"check that the place exists, that this user may use it, and that its disk has room{_moved(error)}",
         )
     return None
+
+
+_FOLDERS = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "HF_DATASETS_CACHE", "HF_HUB_CACHE", "HF_HOME",
+            "XDG_CACHE_HOME")  # fmt: skip
+"""Variables that name folders for files of libraries; the more special come first."""
+_USUAL = {
+    "/torchinductor_": "TORCHINDUCTOR_CACHE_DIR", "/.cache/huggingface": "HF_HOME", "/.cache/": "XDG_CACHE_HOME",
+}  # fmt: skip
+"""Part of a path that a library has chosen -> the variable that names another folder."""
+
+
+def _moved(error: OSError) -> str:
+    """Return how to name another folder, if a variable of the environment does that; else nothing."""
+    if "No usable temporary directory" in str(error):
+        variable = "TMPDIR"
+    else:
+        names = [os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, str | bytes)]
+        named = {folder: name for name in _FOLDERS if (folder := os.environ.get(name))}
+        parts = [*named.items(), *_USUAL.items()]
+        variable = next((variable for part, variable in parts if any(part in name for name in names)), None)
+    return "" if variable is None else f"; or name a folder that this user may write to in the variable {variable}"
 
 
 def complain(error: WhetError) -> None:

@@ -88,12 +88,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     _print_whatever_the_locale()
     lasting.keep_outputs(standard_output=trains)
     _let_idle_threads_sleep()
-    if words[:1] and words[0] in STOPPABLE:
-        stop.install()  # before all that takes time, such as importing torch
-    elif words[:1] and words[0] in ANSWERING:
-        stop.hear_interrupts()
     try:
-        code = run(words)
+        code = run(words, hears_signals=True)
     except BaseException:
         _say_that_this_rank_ended(words, 1)
         raise
@@ -160,9 +156,16 @@ def _print_whatever_the_locale() -> None:
                 stream.reconfigure(errors="backslashreplace")
 
 
-def run(argv: Sequence[str]) -> int:
-    """Run the command line and return its exit code; errors that a user can fix are printed, others are raised."""
+def run(argv: Sequence[str], *, hears_signals: bool = False) -> int:
+    """Run the command line and return its exit code; errors that a user can fix are printed, others are raised.
+
+    `hears_signals`: this process is the command line's alone, so signals are handled.
+    """
     try:
+        if hears_signals and argv and argv[0] in STOPPABLE:
+            stop.install()  # before all that takes time, such as importing torch
+        elif hears_signals and argv and argv[0] in ANSWERING:
+            stop.hear_interrupts()
         return _dispatch(list(argv))
     except WhetError as error:
         from whet.cli.complain import complain

@@ -10,7 +10,7 @@ ROOT = Path("/")
 def folders(controller: str, root: Path = ROOT) -> list[Path]:
     """Return the folders of this process's cgroup and of its parents, the innermost first.
 
-    Any of them may set a limit, and some may not exist. `controller` is "cpu" or "memory".
+    Any of them may set a limit, and some may not exist. `controller` is "cpu", "memory" or "pids".
     """
     try:
         lines = (root / "proc/self/cgroup").read_text("utf-8").splitlines()

@@ -13,8 +13,13 @@ from whet.errors import WhetError
 from whet.hardware.cgroup import ROOT, folders, read_lines, read_words
 
 _LACK = ("can't allocate memory", "not enough memory", "cannot allocate memory", "out of memory", "bad_alloc",
-         "can't start new thread", "failed to map segment")  # fmt: skip
+         "failed to map segment")  # fmt: skip
 """Of the messages of torch, of the system and of its loader of libraries, in small letters."""
+_NO_THREAD = ("can't start new thread", "threadpoolbuilderror", "failed to spawn thread")
+"""Of the messages of Python and of Rust libraries, in small letters."""
+
+CGROUP = "the cgroup "
+"""How the name of a limit begins that a cgroup sets."""
 
 
 @dataclass(frozen=True)
@@ -73,18 +78,55 @@ def address_space_bytes() -> int | None:
 
 
 def lack(error: BaseException) -> WhetError | None:
-    """Return the error to print if this one says that memory is exhausted; None for any other."""
-    if not (isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM)):
-        says = str(error).lower() if isinstance(error, RuntimeError | ImportError) else ""
-        if not any(one in says for one in _LACK):
-            return None
+    """Return the error to print if this one says that memory or threads are exhausted; None for any other."""
+    number = error.errno if isinstance(error, OSError) else None
+    speaks = isinstance(error, RuntimeError | ImportError) or type(error).__name__ == PANIC
+    says = str(error).lower() if speaks else ""
+    got = " ".join(str(error).split()) or type(error).__name__
+    if any(one in says for one in _NO_THREAD) or (number == errno.EAGAIN and not _is_of_a_stream(error)):
+        return _no_thread(got)
+    if not (isinstance(error, MemoryError) or number == errno.ENOMEM or any(one in says for one in _LACK)):
+        return None
     limits = {"ulimit -v": address_space_bytes(), "machine or cgroup": limit_bytes()}
     known = ", ".join(f"{name}: {size:,} bytes" for name, size in limits.items() if size is not None)
     return WhetError(
         what="there is not enough memory",
-        got=" ".join(str(error).split()) or type(error).__name__,
+        got=got,
         why=f"the system refused more; the limits are {known}",
         fix="raise the limit (ulimit -v, the cgroup's, the pod's), or use a smaller model, or shorter and fewer rows",
+    )
+
+
+PANIC = "PanicException"
+"""What a Rust library raises if its code gives up: a BaseException, and no class that can be imported."""
+
+
+def thread_limits(root: Path = ROOT) -> dict[str, int]:
+    """Return the limits on the number of threads by name: this user's, and the smallest of the cgroup and its parents.
+
+    A limit that is not set is left out.
+    """
+    soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    of_user = {} if soft == resource.RLIM_INFINITY else {"ulimit -u": soft}
+    of_group = [most for folder in folders("pids", root) if (most := _number(folder / "pids.max")) is not None]
+    return of_user | ({"pids.max of the cgroup": min(of_group)} if of_group else {})
+
+
+def _is_of_a_stream(error: BaseException) -> bool:
+    """Return whether a stream that does not wait raised this error, which has the number of a lack of threads."""
+    return hasattr(error, "characters_written") or getattr(error, "filename", None) is not None
+
+
+def _no_thread(got: str) -> WhetError:
+    limits = {name: f"{most:,}" for name, most in thread_limits().items()}
+    space = address_space_bytes()
+    known = limits | ({} if space is None else {"ulimit -v": f"{space:,} bytes, of which each thread takes some"})
+    return WhetError(
+        what="no more threads or processes can be started",
+        got=got,
+        why="the system refused one; the limits are " + (", ".join(f"{n}: {v}" for n, v in known.items()) or "unknown"),
+        fix="raise the limit on processes (ulimit -u, the pids limit of the container or pod), end other programs of "
+        "this user, or start fewer threads: OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false",
     )
 
 
@@ -125,7 +167,7 @@ def cgroup_memory_limit(folder: Path) -> MemoryLimit | None:
     used = next((size for name in _USE_FILES if (size := _number(folder / name)) is not None), None)
     if limit is None or used is None:
         return None
-    return MemoryLimit(max(used - _file_cache_bytes(folder), 0), limit, f"the cgroup {folder}")
+    return MemoryLimit(max(used - _file_cache_bytes(folder), 0), limit, f"{CGROUP}{folder}")
 
 
 _LIMIT_FILES = ("memory.max", "memory.limit_in_bytes")

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from whet import console
 from whet.errors import ConfigError
 from whet.kernels import shared_memory
 from whet.log import logger
@@ -53,8 +54,8 @@ def raise_to_float32(model: nn.Module) -> None:
         tensor.data = together.pop(number) if number in together else tensor.data.float()
         tensor.grad = None if gradient is None else gradient.float()
     if found:
-        n_weights = sum(tensor.numel() for tensor in found) / 1e6
-        logger.warning("%.1f million weights came in %s and are trained in fp32, and saved in it", n_weights, stored)
+        n_weights = console.count(sum(tensor.numel() for tensor in found))
+        logger.warning("%s weights came in %s and are trained in fp32, and saved in it", n_weights, stored)
 
 
 def describe(model: nn.Module, precision: Precision, optimizer: Optimizer) -> str:

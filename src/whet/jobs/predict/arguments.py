@@ -1,5 +1,6 @@
 """The options of `whet predict`."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,7 +33,8 @@ def names_a_file(asked: PredictFields) -> Problem | None:
 
 def output_is_another_file(asked: PredictFields) -> Problem | None:
     """Predictions never replace the data."""
-    if not asked.output.strip() or not asked.file or Path(asked.output).resolve() != Path(asked.file).resolve():
+    same = os.path.realpath(asked.output) == os.path.realpath(asked.file)
+    if not asked.output.strip() or not asked.file or not same:
         return None
     return Problem(
         what="output is the file to predict",
@@ -44,12 +46,15 @@ def output_is_another_file(asked: PredictFields) -> Problem | None:
 
 def output_has_a_folder(asked: PredictFields) -> Problem | None:
     """Reported before the model is loaded."""
-    path = Path(asked.output)
-    if asked.output.strip() and path.parent.is_dir() and not path.is_dir():
-        return None
+    target, got = Path(os.path.realpath(asked.output)), asked.output  # of a link, what it leads to
+    try:
+        if asked.output.strip() and target.parent.is_dir() and not target.is_dir():
+            return None
+    except OSError as error:  # a folder that this user may not enter, or too long a name
+        got = str(error)
     return Problem(
         what="output cannot be written",
-        got=asked.output,
+        got=got,
         why="it has to be a file in a folder that exists",
         fix="name a file in --output, such as predictions.jsonl, and make its folder first",
     )

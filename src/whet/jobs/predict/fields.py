@@ -18,7 +18,8 @@ class PredictFields:
     file: str = field(default="", metadata={"required": True})
     """File to predict, in any format that the model's training takes. Labels are not needed and not read."""
     output: str = "predictions.jsonl"
-    """File for the predictions, one JSON object a line. A file of this name is replaced."""
+    """File for the predictions, one JSON object a line. A file of this name is replaced; a pipe or a device, such as
+    /dev/stdout, is written to."""
     text_column_names: str | None = None
     """Columns that hold the text, or the words to tag; several names are separated by commas. null: those of the
     training, else a usual name."""

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import re
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from whet.config.arguments import TrainingArguments
-from whet.errors import ConfigError, escape_controls
+from whet.errors import ConfigError, StorageError, escape_controls
 from whet.jobs.predict import models
 from whet.jobs.predict.fields import PredictFields
 from whet.jobs.predict.trained import read_reading
 from whet.models.loading.heads import HEADS, Head
+from whet.train.output import disk_errors
 from whet.train.output import files as output_files
 from whet.train.trainer import Trainer
+
+_MOST_LINKS = 40
+"""Links that Linux follows one after the other."""
 
 
 def head_of(asked: PredictFields) -> Head:
@@ -52,13 +60,56 @@ def trainer_of(asked: PredictFields, model: Any, tokenizer: Any, **more: Any) ->
 
 
 def write(asked: PredictFields, trainer: Trainer, entries: Iterable[Mapping[str, Any]]) -> None:
-    """Write one JSON object a line, and print how many, where, and how the model ran."""
+    """Write one JSON object a line, and print how many, where, and how the model ran.
+
+    That is printed to standard error if the predictions go to standard output.
+    """
     lines = [json.dumps(entry, ensure_ascii=False) for entry in entries]
     path = Path(asked.output)
-    with output_files.stored(f"{path} cannot be written", path.parent):
-        output_files.write_text(path, "".join(f"{line}\n" for line in lines))
+    _write_named(path, "".join(f"{line}\n" for line in lines))
     padding = "with" if trainer.objective.packed_model is None else "without"
     name = trainer.evaluation_precision(()).name
     precision = "fp32" if name == "auto" else name  # auto without a measurement computes in fp32
     count = f"{len(lines)} prediction{'' if len(lines) == 1 else 's'}"
-    print(f"{count} in {escape_controls(str(path))} ({precision}, {padding} padding)")
+    where = sys.stderr if _own_descriptor(path) == 1 else sys.stdout
+    print(f"{count} in {escape_controls(str(path))} ({precision}, {padding} padding)", file=where)
+
+
+def _write_named(path: Path, text: str) -> None:
+    """Write the text to what the user named, or raise StorageError.
+
+    A plain file, or the one that a link leads to, is replaced when its successor is complete. A device and a pipe are
+    written to. So is an open file of this process, such as /dev/stdout: that keeps what a shell appends to with >>.
+    """
+    target, is_file = Path(os.path.realpath(path)), False
+    try:
+        descriptor = _own_descriptor(path)
+        is_file = descriptor is None and (not path.exists() or path.is_file())
+        if is_file:
+            output_files.write_text(target, text)
+            return
+        sys.stdout.flush()
+        with os.fdopen(os.open(path, os.O_WRONLY) if descriptor is None else os.dup(descriptor), "wb") as stream:
+            stream.write(text.encode())
+    except OSError as error:
+        ended = "let the program that reads it read to the end, or " if error.errno == errno.EPIPE else ""
+        raise StorageError(
+            what=f"{path} cannot be written",
+            got=str(error),
+            why="the predictions are complete once all of them are written; "
+            + ("a file of this name is as it was" if is_file else "it may have received the first of them"),
+            fix=disk_errors.fix(error, target.parent, "--output") if is_file else f"{ended}name a file in --output",
+        ) from error
+
+
+def _own_descriptor(path: Path) -> int | None:
+    """Return the number of the open file of this process that the path names, None if it names another file."""
+    own = re.compile(rf"/proc/{os.getpid()}(?:/task/\d+)?/fd/(\d+)")
+    for _ in range(_MOST_LINKS):
+        path = Path(os.path.realpath(path.parent)) / path.name
+        if found := own.fullmatch(str(path)):
+            return int(found[1])
+        if not path.is_symlink():
+            return None
+        path = path.parent / path.readlink()
+    return None

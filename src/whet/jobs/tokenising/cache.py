@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,7 +46,7 @@ class Cache:
         """
         folder = self.folder or default_cache_dir()
         if folder is None:
-            _log.warning("no home folder: the %s are not cached (name a folder, or set XDG_CACHE_HOME)", self.rows)
+            _warn_once(f"no home folder: the {self.rows} are not cached (set XDG_CACHE_HOME)")
             return make()
         path = folder / f"{self.rows}-{key}.safetensors"
         if not self.overwrite and (found := self._read(path, key, warn=False)) is not None:
@@ -76,14 +78,17 @@ class Cache:
                 lock.acquire()
                 return lock, True
         except (OSError, NotImplementedError) as error:  # the second: a file system without locks
-            _log.warning("the %s are not cached: %s cannot be written (%s)", self.rows, path.parent, error)
+            _warn_once(f"the {self.rows} are not cached: {path.parent} cannot be written ({error})")
             return None, False
 
     def _read(self, path: Path, key: str, *, warn: bool) -> Arrays | None:
         """Return the arrays in this file; None if there is none or it is damaged."""
         from safetensors import SafetensorError, safe_open
 
-        if not path.is_file():
+        try:
+            if not path.is_file():
+                return None
+        except OSError:  # a folder that this user may not enter: `_lock` says so
             return None
         try:
             with safe_open(path, framework="numpy") as file:
@@ -114,7 +119,14 @@ class Cache:
         except (OSError, SafetensorError) as error:
             _log.warning("the %s are not cached: %s cannot be written (%s)", self.rows, path, error)
         finally:
-            unfinished.unlink(missing_ok=True)
+            with suppress(OSError):
+                unfinished.unlink(missing_ok=True)
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    """Log this for the first of the splits that it concerns."""
+    _log.warning("%s", text)
 
 
 def default_cache_dir() -> Path | None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from whet import console
 from whet.errors import ConfigError
 from whet.log import logger
 from whet.models import known
@@ -44,8 +45,8 @@ def upcycle(model: Any, settings: ExpertSettings, *, seed: int = 42) -> Any:
     kept.keep(base.config, settings)
     n_weights = sum(weight.numel() for layer in layers for weight in layer.parameters())
     logger.info(
-        "experts: %d of %d feed-forward parts have %d experts each, %d of them compute a token; %.1f million weights",
-        len(layers), len(ModelView(base).blocks()), settings.experts, settings.top_k, n_weights / 1e6,
+        "experts: %d of %d feed-forward parts have %d experts each, %d of them compute a token; %s weights",
+        len(layers), len(ModelView(base).blocks()), settings.experts, settings.top_k, console.count(n_weights),
     )  # fmt: skip
     return model
 

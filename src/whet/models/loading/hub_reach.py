@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from functools import cache
 from pathlib import Path
@@ -22,10 +23,11 @@ def hub_problem(name: str, flag: str, kind: str, cache_dir: str | None = None) -
         return None
     first = "unset HF_HUB_OFFLINE" if constants.HF_HUB_OFFLINE else "connect to the network (a mirror: HF_ENDPOINT)"
     return Problem(
-        what=f"{flag} names a {kind} of the hub, and the hub cannot be reached",
+        what=f"{flag}: there is no such folder, and the hub, which may have a {kind} of this name, cannot be reached",
         got=name,
         why=f"{reason}, and nothing of this name is on this machine",
-        fix=f"{first}; or download it elsewhere, copy it here and name its folder in {flag}",
+        fix=f"correct the path, if it is one; else {first}; "
+        f"or download it elsewhere, copy it here and name its folder in {flag}",
     )
 
 
@@ -39,7 +41,7 @@ def is_cached(name: str, kind: str, cache_dir: str | None = None) -> bool:
         converted = Path(cache_dir) if cache_dir else Path(constants.HF_HOME) / "datasets"
         found += [converted / name.replace("/", "___"), *folder.glob(f"datasets--*--{Path(name).name}")]
         found += [path for path in converted.glob(f"*{Path(name).name}*") if path.is_dir()]
-    return any(path.is_dir() for path in found)
+    return any(os.path.isdir(path) for path in found)  # noqa: PTH112 - Path.is_dir raises if this user may not look
 
 
 @cache

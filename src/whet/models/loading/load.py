@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from whet import console
 from whet.errors import ConfigError, WhetError
 from whet.hardware import memory
 from whet.log import logger
@@ -373,7 +374,7 @@ def _say_what_is_new(model: Any, missing: list[str]) -> None:
     """Log the model's size and the weights that no file holds."""
     n_weights = sum(parameter.numel() for parameter in model.parameters())
     new = f"; new, still to be learnt: {', '.join(missing)}" if missing else ""
-    logger.info("%s, %.1f million weights%s", type(model).__name__, n_weights / 1e6, new)
+    logger.info("%s, %s weights%s", type(model).__name__, console.count(n_weights), new)
 
 
 def _not_loaded(part: str, name: str, error: BaseException, flag: str) -> WhetError:

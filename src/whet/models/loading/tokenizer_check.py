@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from whet.errors import ConfigError
+from whet.hardware import memory
 from whet.models.loading.folder_check import TOKENIZER, bad_model
 
 _MOST_GROWTH = 64
@@ -17,8 +18,6 @@ _MOST_GROWTH = 64
 _MOST_WORD_CHARS = 10_000
 """Characters of a word that WordPiece may look at, which takes their square in time; BERT's looks at 100."""
 _OTHER = "use the model's own tokenizer, copied again from where it comes, or another model"
-_PANIC = "PanicException"
-"""What the tokenizers library raises if its Rust code gives up: a BaseException, and no class that can be imported."""
 
 
 def check_tokenizer_file(folder: Path) -> None:
@@ -74,7 +73,7 @@ def rust_errors(name: str) -> Iterator[None]:
     except BaseException as error:
         if not (is_panic(error) or type(error) is Exception):
             raise
-        raise ConfigError(
+        raise memory.lack(error) or ConfigError(
             what="the tokenizer cannot tokenise this text",
             got=name,
             why=" ".join(str(error).split())[:300],
@@ -84,7 +83,7 @@ def rust_errors(name: str) -> Iterator[None]:
 
 def is_panic(error: BaseException) -> bool:
     """Return whether Rust code of the tokenizers library gave up."""
-    return type(error).__name__ == _PANIC
+    return type(error).__name__ == memory.PANIC
 
 
 def _parts(normalizer: Any) -> Iterator[Mapping[str, Any]]:

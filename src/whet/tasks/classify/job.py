@@ -82,7 +82,7 @@ def _scheme(job: ClassifyArguments, examples: Mapping[str, Examples], config: An
     """Return what labels are: from the training examples, or without training from the model."""
     known = scheme_of_config(config)
     if "train" not in examples:
-        printing.show([f"labels: {_words(known)}, from the model's configuration"])
+        printing.show_wrapped(f"labels: {_words(known)}, from the model's configuration")
         return known
     if job.problem_type is None and job.do_regression is None:
         require_clear(examples["train"])
@@ -91,7 +91,7 @@ def _scheme(job: ClassifyArguments, examples: Mapping[str, Examples], config: An
     require_several(examples["train"], scheme)
     if set(scheme.names) == set(known.names) and kind == known.kind:
         scheme = known  # the head of a trained model keeps its own order
-    printing.show([f"labels: {_words(scheme)} ({why})"])
+    printing.show_wrapped(f"labels: {_words(scheme)} ({why})")
     if len(scheme.names) > max(_FEW_TEXTS, len(examples["train"]) // 2):
         logger.warning(
             "%d labels for %d texts, such as %s: most have one text; numbers need a decimal point (0.5)",

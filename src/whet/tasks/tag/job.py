@@ -92,7 +92,7 @@ def _tags(sentences: Mapping[str, Sentences], config: Any) -> Tags:
         if set(tags.names) == set(known.names):
             tags = known  # the head of a trained model keeps its own order
     kind = "entities (judged by seqeval)" if tags.are_entities else "plain tags (judged by accuracy and macro F1)"
-    printing.show([f"tags: {len(tags.names)}, {why}; {kind}"])
+    printing.show_wrapped(f"tags: {len(tags.names)}, {why}; {kind}")
     if (odd := tags.almost_entity()) is not None:
         logger.warning("the tag %s looks like an entity's: for F1 of entities write B-PER, I-PER and O", odd)
     return tags

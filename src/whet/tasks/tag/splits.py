@@ -43,7 +43,8 @@ def read_split(job: TagFields, name: str) -> Sentences:
     size = f"{plural(len(found), 'sentence')}, {plural(n_words, 'word')}"
     read = {"words": found.word_column, "tags": found.tag_column if found.tags else "none"}
     printing.show_wrapped(f"{name}: {size}; {columns_line(read, found.not_read)}")
-    printing.show([f"{name}: {_shown_sentence(found)}", *(f"{name}: {note}" for note in found.notes)])
+    for note in (_shown_sentence(found), *found.notes):
+        printing.show_wrapped(f"{name}: {note}")
     return found
 
 

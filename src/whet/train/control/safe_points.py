@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 from whet import lasting
 from whet.config.arguments import TrainingArguments
 from whet.errors import EXIT_OTHER, EXIT_STOPPED_AND_SAVED, WhetError
+from whet.hardware.memory import CGROUP
 from whet.log import logger
 from whet.train.callbacks.events import Events
 from whet.train.checkpoint import on_disk
@@ -100,20 +101,26 @@ class SafePoints:
             # The loss counts padding in batches of per_device_train_batch_size rows, so this number must not change.
             again = dict[str, object](auto_find_batch_size=True)
         if self._state.counters.global_step == 0:
-            raise _no_first_step(shortage, again)
+            raise _no_first_step(shortage, again, args)
         code = EXIT_STOPPED_AND_SAVED if meter.n_steps else EXIT_OTHER
         self.save_and_stop(f"stopped, as memory runs out ({shortage}; smaller batches need less)", again, code=code)
 
 
-def _no_first_step(shortage: str, again: Mapping[str, object]) -> WhetError:
+def _no_first_step(shortage: str, again: Mapping[str, object], args: TrainingArguments) -> WhetError:
     """Return the error of a run that has too little memory for its first step."""
+    if args.memory_limit_gb is not None:
+        more = "allow more: a higher --memory_limit_gb, or none, so that the machine's and the cgroup's limits count"
+    elif CGROUP in shortage:
+        more = "raise the memory limit of the container or job, which the kernel enforces: docker run -m, "
+        more += "resources.limits.memory of the pod, MemoryMax of systemd, the memory that the Slurm job asks for"
+    else:
+        more = "end other programs, or use a machine with more memory"
     smaller = " ".join(f"--{name} {value}" for name, value in again.items())
     return WhetError(
         what="memory runs out before the first step is done",
         got=shortage,
         why="the run would end in the same way each time it starts",
-        fix=(f"use {smaller} for the same curve in less memory, or " if smaller else "")
-        + "allow more memory: a higher --memory_limit_gb, or 0 for no limit",
+        fix=(f"use {smaller} for the same curve in less memory, or " if smaller else "") + more,
     )
 
 

@@ -14,19 +14,19 @@ from whet.errors import StorageError
 
 _IN_TEXT = re.compile(r"os error (\d+)")
 """How Rust libraries write the number of a system error."""
-_FULL = "free space on the disk of {folder}{free}, or use an --output_dir on another disk"
-_ANOTHER = "use an --output_dir on another disk"
+_ANOTHER = "use an {option} on another disk"
+_FULL = "free space on the disk of {folder}{free}, or " + _ANOTHER
 _FIXES: Mapping[int, str] = {
     errno.ENOSPC: _FULL,
     errno.EDQUOT: "the quota of this user is used up (quota -s shows it): delete files of yours, or " + _ANOTHER,
     errno.EFBIG: "no file may grow so large here: lift the limit of this shell (ulimit -f unlimited), or if it has "
     "none, " + _ANOTHER,
     errno.EROFS: "the disk of {folder} is mounted read-only, perhaps after errors (mount shows it): " + _ANOTHER,
-    errno.EACCES: "let this user write there (ls -ld {quoted} shows who may), or use another --output_dir",
+    errno.EACCES: "let this user write there (ls -ld {quoted} shows who may), or use another {option}",
     errno.EIO: "the disk of {folder} fails (see dmesg): " + _ANOTHER,
-    errno.ENAMETOOLONG: "use a shorter --output_dir",
+    errno.ENAMETOOLONG: "use a shorter {option}",
     errno.EMFILE: "too many files are open: raise the limit of this shell (ulimit -n)",
-    errno.ENOENT: "{folder} was moved or removed while the run used it: put it back, or use another --output_dir",
+    errno.ENOENT: "{folder} was moved or removed while the run used it: put it back, or use another {option}",
     errno.ESTALE: "the network folder of {folder} was lost: mount it again, or " + _ANOTHER,
 }
 _SAME = {
@@ -36,13 +36,13 @@ _SAME = {
 _IN_THE_WAY = {errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENOTEMPTY}
 
 
-def fix(error: BaseException, folder: Path) -> str:
-    """Return what helps when writing to the folder failed with this error."""
+def fix(error: BaseException, folder: Path, option: str = "--output_dir") -> str:
+    """Return what helps when writing to the folder, which `option` names, failed with this error."""
     reason = _reason(error)
     if reason in _IN_THE_WAY:
-        return f"move away what is at {_place(error, folder)}, or use another --output_dir"
+        return f"move away what is at {_place(error, folder)}, or use another {option}"
     text = _FIXES.get(_SAME.get(reason, reason), _FULL)
-    return text.format(folder=folder, quoted=shlex.quote(str(folder)), free=_free(folder))
+    return text.format(folder=folder, option=option, quoted=shlex.quote(str(folder)), free=_free(folder))
 
 
 def resumable(error: StorageError, last: Path | None, again: Mapping[str, object]) -> StorageError:
