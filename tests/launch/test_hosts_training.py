@@ -73,7 +73,7 @@ def test_training_over_ssh_has_the_curve_of_one_process(
 def test_training_under_mpirun_has_the_curve_of_one_process(
     name: str, per_host: int, hosts: Cluster, encoder: Path, alone: list[float], tmp_path: Path
 ) -> None:
-    """With the command line of guides, which gives no address; each host knows itself as 127.0.1.1, as in Debian."""
+    """The command line of guides and the first host's address; hosts know themselves as 127.0.1.1, as in Debian."""
     start, program, install = PROGRAMS[name]
     if program is None:
         not_shown("docs/cluster.md", f"{name} is missing", install)

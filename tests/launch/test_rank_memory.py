@@ -13,7 +13,7 @@ import pytest
 
 from whet.hardware import cpu, topology
 from whet.hardware.rank_plan import plan_ranks
-from whet.launch.environment import Placement, variables
+from whet.launch.environment import changed
 from whet.launch.libraries import Preload
 
 _POLICY = """
@@ -75,12 +75,12 @@ def test_variables_of_intels_openmp_come_with_the_library_alone() -> None:
     """Without libiomp5 nothing reads them, and a reader of the log would take them for working."""
     own = topology.read(cpus=cpu.usable_cpus()).within(cpu.usable_cpus())
     (plan,) = plan_ranks(own, quota_cores=cpu.quota_cores(), n_ranks=1, kept_free=0)
-    place = Placement(0, 2, 0, 2, 0, "127.0.0.1", 29500)
     for preload in (Preload(), Preload(allocator=Path("/lib/libtcmalloc.so.4"))):
-        without, _ = variables({}, plan, place, preload)
+        without, _ = changed({}, plan, preload, alone=False, interface="lo")
         assert not [name for name in without if name.startswith("KMP_")]
-    served, _ = variables({}, plan, place, Preload(openmp=Path("/lib/libiomp5.so")))
+    intel = Preload(openmp=Path("/lib/libiomp5.so"))
+    served, _ = changed({}, plan, intel, alone=False, interface="lo")
     assert served["KMP_BLOCKTIME"] == "1"
     assert served["LD_PRELOAD"] == "/lib/libiomp5.so"
-    kept, _ = variables({"KMP_BLOCKTIME": "200"}, plan, place, Preload(openmp=Path("/lib/libiomp5.so")))
+    kept, _ = changed({"KMP_BLOCKTIME": "200"}, plan, intel, alone=False, interface="lo")
     assert kept["KMP_BLOCKTIME"] == "200"

@@ -50,7 +50,7 @@ def listens(job: dict[str, Any], rank: int) -> dict[str, Any]:
 def _start_late(folder: Path) -> None:
     """Wait until rank 1 says that it waits."""
     until, said = time.monotonic() + _LONGEST_S, folder / "output-1.txt"
-    while "waits for" not in (said.read_text("utf-8") if said.exists() else ""):
+    while "waits at" not in (said.read_text("utf-8") if said.exists() else ""):
         assert time.monotonic() < until, "rank 1 did not say that it waits"
         time.sleep(0.05)
 
@@ -72,4 +72,4 @@ def _serve_something_else(folder: Path) -> None:
         time.sleep(0.05)
 
 
-_ACTS = {"starts late": _start_late, "is something else": _serve_something_else, "is missing": lambda _: None}
+_ACTS = {"starts late": _start_late, "is something else": _serve_something_else}

@@ -1,8 +1,7 @@
 """`whet launch`: start a command on the cores of this machine, or of several hosts, once for each rank."""
 
 from whet.config.command import Command
-from whet.launch.arguments import LaunchArguments
-from whet.launch.hosts.arguments import HostsArguments
+from whet.launch.arguments import HostsArguments, LaunchArguments
 
 
 def _run(asked: LaunchArguments, hosts: HostsArguments) -> int:
@@ -17,7 +16,7 @@ COMMAND = Command(
     summary=(
         "Start a command bound to the physical cores and the memory of this machine's NUMA nodes: one process (rank)"
         " for each node, with as many threads as it has cores, and with a faster allocator where one is installed."
-        " --hosts does the same on several machines over ssh, after a pre-flight that checks all of them."
+        " --hosts does the same on several machines over ssh, after a check of all of them."
         " What was preloaded is verified in the running process. If one rank fails, all are stopped within 5 seconds."
     ),
     usage="[--OPTION VALUE ...] -- COMMAND ...",

@@ -12,12 +12,11 @@ from typing import NoReturn
 
 from whet import __version__, lasting
 from whet.config import environment
-from whet.config.ranks import here, place_or_alone, require_one_process
+from whet.config.ranks import here, require_one_process
 from whet.errors import (
     EXIT_BAD_CONFIG,
     EXIT_IO,
     EXIT_OK,
-    EXIT_STOPPED_AND_SAVED,
     ConfigError,
     WhetError,
     escape_controls,
@@ -88,13 +87,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     _print_whatever_the_locale()
     lasting.keep_outputs(standard_output=trains)
     _let_idle_threads_sleep()
-    try:
-        code = run(words, hears_signals=True)
-    except BaseException:
-        _say_that_this_rank_ended(words, 1)
-        raise
-    if code != EXIT_OK:
-        _say_that_this_rank_ended(words, code)
+    code = run(words, hears_signals=True)
     if words[:1] and words[0] in STOPPABLE:
         stop.ignore()  # what there was to do is done: a signal that comes now changes nothing
     if no_output and code == EXIT_OK:
@@ -105,17 +98,6 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
         end_rank(code)
     sys.exit(code)
-
-
-def _say_that_this_rank_ended(words: Sequence[str], code: int) -> None:
-    """Let rank 0 know that this rank will not join, so that it does not wait."""
-    place = place_or_alone()
-    if words[:1] and words[0] in RANKED and not place.is_first:
-        from whet.dist.arrival import say_ended
-
-        stopped = code in (_INTERRUPTED, EXIT_STOPPED_AND_SAVED)
-        with suppress(KeyboardInterrupt):
-            say_ended(place, code, os.environ, **({"longest_s": 0.0} if stopped else {}))
 
 
 def _let_idle_threads_sleep() -> None:

@@ -20,7 +20,7 @@ import torch.distributed as torch_dist
 from torch import Tensor
 
 from whet.config.ranks import Place, here
-from whet.dist import arrival, meeting, messages, reaching, store
+from whet.dist import joining, messages
 from whet.dist.messages import Check
 from whet.errors import ConfigError, WhetError
 from whet.log import logger
@@ -223,22 +223,18 @@ def _why_missing(name: str) -> str:
 
 
 def _join(place: Place, backend: str, timeout: timedelta) -> None:
-    address, timeout_s = meeting.address_for(place, os.environ), timeout.total_seconds()
+    address = joining.address_for(place, os.environ)
     logger.info("joining %d ranks at %s as rank %d, by %s", place.n_ranks, str(address), place.rank, backend)
-    reached = reaching.reach(place, address, timeout_s, os.environ)
+    joining.choose_interface(place, address, os.environ)
     try:
-        with (
-            reaching.saying_who_waits(place, address, timeout_s),
-            arrival.together(place, address, timeout, os.environ),
-        ):
-            held = store.opened(place, address, timeout)
-            store.choose_interface(place, reached, held, os.environ)
+        with joining.met(place, address, timeout):
+            store = joining.store_of_attempt(place, address, timeout)
             torch_dist.init_process_group(
-                backend, store=held, rank=place.rank, world_size=place.n_ranks, timeout=timeout
+                backend, None if store is not None else address.init_method, timeout, place.n_ranks, place.rank, store
             )
             Group(place).any_of(False)
-        if backend == "gloo":
-            atexit.register(leave)  # gloo's threads may run into what the end of Python takes away
-    except (RuntimeError, ValueError) as error:
+    except ConfigError:
         leave()
-        raise meeting.not_met(place, address, timeout_s, error) from error
+        raise
+    if backend == "gloo":
+        atexit.register(leave)  # gloo's threads may run into what the end of Python takes away

@@ -13,7 +13,6 @@ from contextlib import suppress
 from pathlib import Path
 
 _SIOCGIFCONF = 0x8912
-_SIOCGIFNETMASK = 0x891B
 _IFREQ_BYTES = 40
 _MOST_INTERFACES = 1024
 _RESOLVE_S = 4.0
@@ -23,26 +22,6 @@ def addresses() -> dict[str, str]:
     """Return the addresses of this machine -> the name of their interface, without loopback and link-local ones."""
     found = {**_ipv4(), **_ipv6()}
     return {text: name for text, name in found.items() if leads_out(text)}
-
-
-def nominal_speeds(root: Path = Path("/sys/class/net")) -> dict[str, float]:
-    """Return interface -> its speed in bits per second, for devices that say it; virtual ones name any number."""
-    found: dict[str, float] = {}
-    for folder in sorted(root.iterdir()) if root.is_dir() else ():
-        if not ((folder / "device").exists() or (folder / "bonding").exists()):
-            continue
-        with suppress(OSError, ValueError):  # of an interface that is down
-            megabits = int((folder / "speed").read_text("ascii"))
-            if megabits > 0:
-                found[folder.name] = 1e6 * megabits
-    return found
-
-
-def networks() -> list[str]:
-    """Return the addresses of this machine with the length of their network's prefix, such as 10.0.0.1/24."""
-    found = [f"{address}/{_ipv4_prefix(label)}" for address, label in _ipv4_labels().items()]
-    found += [f"{address}/{length}" for address, (_, length) in _ipv6_entries().items()]
-    return [text for text in found if leads_out(text.partition("/")[0])]
 
 
 def interface_towards(address: str, own: Mapping[str, str]) -> tuple[str, str]:
@@ -91,40 +70,22 @@ def leads_out(text: str) -> bool:
 
 
 def _ipv4() -> dict[str, str]:
-    # an address beyond the first of an interface may have a label such as eth0:1
-    return {address: label.partition(":")[0] for address, label in _ipv4_labels().items()}
-
-
-def _ipv4_labels() -> dict[str, str]:
-    """Return IPv4 address -> the label of its interface."""
+    """Return IPv4 address -> interface."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         buffer = array.array("B", bytes(_IFREQ_BYTES * _MOST_INTERFACES))
         asked = struct.pack("iP", len(buffer), buffer.buffer_info()[0])
         n_bytes = struct.unpack("iP", fcntl.ioctl(probe.fileno(), _SIOCGIFCONF, asked))[0]
     raw = buffer.tobytes()
     parts = [raw[start : start + _IFREQ_BYTES] for start in range(0, n_bytes, _IFREQ_BYTES)]
-    return {socket.inet_ntoa(part[20:24]): part[:16].split(b"\0")[0].decode() for part in parts}
-
-
-def _ipv4_prefix(label: str) -> int:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        answer = fcntl.ioctl(probe.fileno(), _SIOCGIFNETMASK, struct.pack("256s", label.encode()))
-    return int.from_bytes(answer[20:24], "big").bit_count()
+    # an address beyond the first of an interface may have a label such as eth0:1
+    return {socket.inet_ntoa(part[20:24]): part[:16].split(b"\0")[0].decode().partition(":")[0] for part in parts}
 
 
 def _ipv6() -> dict[str, str]:
-    return {address: interface for address, (interface, _) in _ipv6_entries().items()}
-
-
-def _ipv6_entries() -> dict[str, tuple[str, int]]:
-    """Return IPv6 address -> (interface, length of the network's prefix)."""
+    """Return IPv6 address -> interface."""
     try:
         lines = Path("/proc/net/if_inet6").read_text("ascii").splitlines()
     except OSError:
         return {}
     words = [line.split() for line in lines]
-    return {
-        str(ipaddress.IPv6Address(bytes.fromhex(parts[0]))): (parts[5], int(parts[2], 16))
-        for parts in words
-        if len(parts) == 6
-    }
+    return {str(ipaddress.IPv6Address(bytes.fromhex(parts[0]))): parts[5] for parts in words if len(parts) == 6}

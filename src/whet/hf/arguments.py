@@ -125,8 +125,7 @@ class TrainingArguments(transformers.TrainingArguments, metaclass=_OlderNames):
 
         A worker of Ray Train, which has joined already, gets its share of the node's cores.
         """
-        from whet.dist import group
-        from whet.dist.launchers import ray_workers
+        from whet.dist import group, ray_workers
 
         if said := ray_workers.use_cores(place):
             logger.warning("%s", said)

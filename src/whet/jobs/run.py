@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 from whet import log
 from whet.config.arguments import TrainingArguments
-from whet.config.ranks import here, require_output_for_restarts, restarted
+from whet.config.ranks import require_output_for_restarts, restarted
 from whet.config.settings import refuse
 from whet.jobs.places import may_hold_files, require_places
 from whet.jobs.summary import show
@@ -41,10 +40,6 @@ def run_job(task: Task, job: Any, args: TrainingArguments) -> int:
     if args.should_save:
         lock.refuse_taken(Path(args.output_dir))
     require_places(job, args)
-    if here().n_ranks > 1:
-        from whet.dist.arrival import serve_early
-
-        serve_early(here(), args.ddp_timeout, os.environ)
     started_s = time.perf_counter()
     with lock.output_folder(args.output_dir, may_hold_files(args)) as folder, run_log.buffered():
         examples = {name: task.read(job, name) for name, wanted in USED_BY.items() if getattr(args, wanted)}

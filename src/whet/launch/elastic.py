@@ -12,21 +12,24 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from whet.errors import EXIT_OK, ConfigError, OutputError
+from whet.errors import EXIT_IO, EXIT_OK, ConfigError, OutputError, WhetError
+from whet.hardware import network
 from whet.launch import rank
-from whet.launch.rank import NO_RESTART, Ended, RankStart, Start
+from whet.launch.rank import NO_RESTART, Ended, Start
 from whet.launch.words import without_secrets
 
 _SAME_S = 1.0
 """Signals within this time of the first are one request: a terminal that closes sends SIGHUP twice."""
 _WATCHES_S = 0.05
-_ENDS_S = 10.0
+_ENDS_S, _STORE_S = 10.0, 60.0
+_CONNECTS_S, _TRIES_EVERY_S = 5.0, 0.2
+_SAYS_AFTER_S, _SAYS_EVERY_S = 1.0, 10.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _LOOPBACK = "127.0.0.1"
 
@@ -42,29 +45,33 @@ class Outcome:
     """The signal that asked the launcher to stop."""
 
 
-def run(
-    command: Sequence[str],
-    ranks: Sequence[RankStart],
-    *,
-    preload: Sequence[Path],
-    log_dir: Path,
-    port: int | None,
-    max_restarts: int,
-) -> Outcome:
+@dataclass(frozen=True)
+class Meeting:
+    """Where the launchers of all nodes meet, and their ranks; of one machine alone, at its loopback interface."""
+
+    host: str = _LOOPBACK
+    port: int | None = None
+    """None: a free one, of one machine alone."""
+    n_nodes: int = 1
+    node_rank: int = 0
+    within_s: float = 60.0
+    """How long the launchers wait for each other."""
+
+
+def run(start: Start, *, max_restarts: int, meeting: Meeting) -> Outcome:
     """Start the ranks of this machine and wait until all have ended.
 
-    When one fails, the others get SIGTERM at once and SIGKILL 4 seconds later. A signal to this process is passed on to
-    all ranks, which may then save; a second one kills them. They meet at `port` of the loopback interface.
+    When one fails, the others here get SIGTERM at once and SIGKILL 4 seconds later. A signal to this process is passed
+    on to all ranks here, which may then save; a second one kills them.
     """
-    words, held = without_secrets(command)
-    _require_writable(log_dir)
-    with _listening(port) as listener, tempfile.TemporaryDirectory(prefix="whet-launch-") as name:
+    words, held = without_secrets(start.command)
+    _require_writable(Path(start.log_dir))
+    with listens(meeting) as listener, tempfile.TemporaryDirectory(prefix="whet-launch-") as name:
         folder = Path(name)
-        own = Start(words, [str(path) for path in preload], str(log_dir.absolute()), os.getpid(), ranks)
-        own.write(folder)
+        replace(start, command=words).write(folder)
         os.environ.update(held)
         with _signals(folder) as asked, _input_held():
-            failures = _run_agent(folder, len(ranks), listener, max_restarts, asked)
+            failures = _run_agent(folder, len(start.ranks), listener, max_restarts, meeting, asked)
         return _outcome(folder, max_restarts, failures, asked.by_user)
 
 
@@ -74,51 +81,201 @@ class _Asked:
 
     by_user: list[signal.Signals] = field(default_factory=list)
     no_restart: bool = False
+
+    @property
+    def to_end(self) -> bool:
+        """Whether the ranks are to end, and not to be started."""
+        return self.no_restart or bool(self.by_user)
+
     interrupts: Callable[[], None] | None = None
     """Ends torch's agent, once it runs, together with the ranks."""
 
 
 def _run_agent(
-    folder: Path, n_ranks: int, listener: socket.socket, max_restarts: int, asked: _Asked
+    folder: Path, n_ranks: int, listener: socket.socket | None, max_restarts: int, meeting: Meeting, asked: _Asked
 ) -> dict[int, int] | None:
     """Return rank -> exit code of those that failed in the last attempt, as torch's agent saw them.
 
     None: the ranks were asked to end, or are not to be started again.
     """
-    import torch.distributed as torch_dist
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
     from torch.distributed.launcher.api import LaunchConfig, launch_agent
 
     def interrupt() -> None:
         raise SignalException("the ranks are not to be started again", signal.SIGTERM)
 
     _quieten()
-    port = int(listener.getsockname()[1])
-    # the agent's own store of the same port shares this server, which listens on the loopback interface alone
-    store = torch_dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
-        _LOOPBACK, port, None, True, timedelta(seconds=60), wait_for_workers=False, multi_tenant=True,
-        master_listen_fd=listener.detach(),
-    )  # fmt: skip
+    port = meeting.port if listener is None else int(listener.getsockname()[1])
+    assert port is not None
+    if listener is None and not _answers(meeting, port, asked):
+        return None
+    try:
+        store = _store(meeting.host, port, listener)
+        if not _all_came(store, meeting, port, asked):
+            return None
+    except RuntimeError as error:
+        raise _lost(meeting, port, error) from error
+    rounds = _rounds(store, meeting, port)
+    rendezvous_handler_registry.register("whet", lambda _: rounds)
     config = LaunchConfig(
-        min_nodes=1, max_nodes=1, nproc_per_node=n_ranks, run_id=secrets.token_hex(8), role="rank",
-        rdzv_backend="static", rdzv_endpoint=f"{_LOOPBACK}:{port}", rdzv_configs={"rank": 0},
-        max_restarts=max_restarts, monitor_interval=_WATCHES_S, logs_specs=DefaultLogsSpecs(log_dir=str(folder)),
+        min_nodes=meeting.n_nodes, max_nodes=meeting.n_nodes, nproc_per_node=n_ranks, run_id="whet", role="rank",
+        rdzv_backend="whet", max_restarts=max_restarts, monitor_interval=_WATCHES_S,
+        logs_specs=DefaultLogsSpecs(log_dir=str(folder)),
         signals_to_handle="SIGQUIT",  # those of `_signals` stay as they are
     )  # fmt: skip
     try:
         asked.interrupts = interrupt
-        if not asked.by_user:
+        if not asked.to_end:
             launch_agent(config, sys.executable, ["-m", "whet.launch.rank", str(folder)])
             return {}
     except SignalException:
         return None
     except ChildFailedError as error:
         return {number: failure.exitcode for number, failure in error.failures.items()}
+    except RuntimeError as error:
+        raise _lost(meeting, port, error) from error
     finally:
         asked.interrupts = None
-        del store
     return None
+
+
+class LostNodeError(WhetError):
+    """The launcher of another node is gone, or does not answer."""
+
+    exit_code = EXIT_IO
+
+
+def _lost(meeting: Meeting, port: int, error: RuntimeError) -> LostNodeError:
+    return LostNodeError(
+        what=f"node {meeting.node_rank} of {meeting.n_nodes} lost the launcher of node 0",
+        got=f"{meeting.host} port {port}: {str(error).splitlines()[0] if str(error) else type(error).__name__}",
+        why="the launchers of all nodes meet at node 0, as long as their ranks run",
+        fix="read the messages of the launcher there for the cause, then start all launchers again",
+    )
+
+
+def _store(host: str, port: int, listener: socket.socket | None) -> Any:
+    """Return a store of torch's, which this process serves at the listener, or which it connects to."""
+    import torch.distributed as torch_dist
+
+    more: dict[str, Any] = {} if listener is None else {"master_listen_fd": listener.detach()}
+    return torch_dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
+        host, port, None, listener is not None, timedelta(seconds=_STORE_S), wait_for_workers=False, **more
+    )
+
+
+def _rounds(store: Any, meeting: Meeting, port: int) -> Any:
+    """Return torch's rendezvous of these nodes: their numbers stay, and no message of it is a pickle.
+
+    Its `c10d` reads pickles from the store and numbers nodes by their addresses. Its `static` gives ranks that are
+    started again the store of those that failed, in which their addresses still are: here each restart has a new store.
+    """
+    import torch.distributed as torch_dist
+    from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+
+    class Rounds(RendezvousHandler):
+        def __init__(self) -> None:
+            self._n_rounds, self._server = 0, store
+
+        def next_rendezvous(self) -> RendezvousInfo:
+            number, key = self._n_rounds, f"whet/port/{self._n_rounds}"
+            self._n_rounds += 1
+            if number == 0:
+                own = port
+            elif meeting.node_rank == 0:
+                listener = _listening(replace(meeting, port=0))
+                own = int(listener.getsockname()[1])
+                self._server = _store(meeting.host, own, listener)
+                store.set(key, str(own))
+            else:
+                own = int(store.get(key))
+            shared = torch_dist.PrefixStore(f"whet/round/{number}", store)  # pyright: ignore[reportPrivateImportUsage]
+            return RendezvousInfo(
+                shared, meeting.node_rank, meeting.n_nodes, RendezvousStoreInfo(meeting.host, own)
+            )  # fmt: skip
+
+        def get_backend(self) -> str:
+            return "whet"
+
+        @property
+        def use_agent_store(self) -> bool:
+            return True
+
+        def is_closed(self) -> bool:
+            return False
+
+        def set_closed(self) -> None:
+            pass
+
+        def num_nodes_waiting(self) -> int:
+            return 0
+
+        def get_run_id(self) -> str:
+            return "whet"
+
+        def shutdown(self) -> bool:
+            return True
+
+    return Rounds()
+
+
+def _answers(meeting: Meeting, port: int, asked: _Asked) -> bool:
+    """Return whether node 0 answers; False if this process is asked to end meanwhile. Raises ConfigError."""
+    until, say_at, reason = time.monotonic() + meeting.within_s, time.monotonic() + _SAYS_AFTER_S, ""
+    while not asked.to_end:
+        try:
+            socket.create_connection((meeting.host, port), _CONNECTS_S).close()
+            return True
+        except OSError as error:
+            reason = "no answer" if isinstance(error, TimeoutError) else error.strerror or str(error)
+        if time.monotonic() > until:
+            raise ConfigError(
+                what="node 0 does not answer",
+                got=f"{meeting.host} port {port}, tried for {meeting.within_s:g} s: {reason}",
+                why="the launcher of every node connects to that of node 0",
+                fix="start the launcher there with --node_rank 0 and the same --master_port, open all TCP ports "
+                "between the nodes, and give an address of node 0 that leads there: --master_addr ADDRESS",
+            )
+        if time.monotonic() > say_at:
+            rank.say(f"waiting for node 0 at {meeting.host} port {port} ({reason})")
+            say_at = time.monotonic() + _SAYS_EVERY_S
+        time.sleep(_TRIES_EVERY_S)
+    return False
+
+
+def _all_came(store: Any, meeting: Meeting, port: int, asked: _Asked) -> bool:
+    """Return whether all nodes have come; False if this process is asked to end meanwhile. Raises ConfigError."""
+    if meeting.n_nodes == 1:
+        return True
+    keys = [f"whet/node/{number}" for number in range(meeting.n_nodes)]
+    own = f"{os.uname().nodename} {secrets.token_hex(8)}"
+    if (there := store.compare_set(keys[meeting.node_rank], "", own).decode()) != own:
+        raise ConfigError(
+            what=f"node {meeting.node_rank} has joined already",
+            got=f"--node_rank {meeting.node_rank} here, and on {there.split()[0]}",
+            why="every node has a number of its own",
+            fix=f"use another --node_rank here, from 0 to {meeting.n_nodes - 1}",
+        )
+    until, say_at = time.monotonic() + meeting.within_s, time.monotonic() + _SAYS_AFTER_S
+    while missing := [number for number, key in enumerate(keys) if not store.check([key])]:
+        names = ", ".join(map(str, missing))
+        if asked.to_end:
+            return False
+        if time.monotonic() > until:
+            raise ConfigError(
+                what=f"node {names} did not join",
+                got=f"{meeting.n_nodes - len(missing)} of {meeting.n_nodes} nodes within {meeting.within_s:g} s",
+                why="the ranks of all nodes start together",
+                fix=f"start the launcher there with --nnodes {meeting.n_nodes} --node_rank {missing[0]}, and the same "
+                "--master_addr and --master_port; --join_timeout_s waits longer",
+            )
+        if time.monotonic() > say_at:
+            rank.say(f"waiting for node {names} of {meeting.n_nodes} at {meeting.host} port {port}")
+            say_at = time.monotonic() + _SAYS_EVERY_S
+        time.sleep(_TRIES_EVERY_S)
+    return True
 
 
 def _outcome(
@@ -156,9 +313,10 @@ def _signals(folder: Path) -> Iterator[_Asked]:
         first_s = first_s or now_s
 
     def end(_: int, __: FrameType | None) -> None:
-        if not asked.no_restart and asked.interrupts is not None:
-            asked.no_restart = True
-            asked.interrupts()
+        interrupts, asked.interrupts = asked.interrupts, None
+        asked.no_restart = True
+        if interrupts is not None:
+            interrupts()
 
     noted = [number for number in _SIGNALS if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
     before: dict[int, Any] = {number: signal.signal(number, note) for number in noted}
@@ -194,22 +352,37 @@ def _input_held() -> Iterator[None]:
 
 
 @contextmanager
-def _listening(port: int | None) -> Iterator[socket.socket]:
-    """Listen on the loopback interface: at a free port if none is given."""
-    with socket.socket() as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((_LOOPBACK, port or 0))
-            listener.listen()
-        except OSError as error:
-            raise ConfigError(
-                what="the master port is not free",
-                got=f"port {port}: {error.strerror}",
-                why="the ranks find each other there",
-                fix=f"end the program that uses it (ss -ltnp 'sport = :{port}'), or leave --master_port out: "
-                "a free port is then chosen",
-            ) from error
+def listens(meeting: Meeting) -> Iterator[socket.socket | None]:
+    """Listen where the others find node 0, if this is node 0: on one machine at the loopback interface alone.
+
+    On several nodes it is the interface of the address that the others use; all of them if that is no address of this
+    machine, as behind a router, or if it means this machine alone here, as 127.0.1.1.
+    """
+    if meeting.node_rank:
+        yield None
+        return
+    try:
+        listener = _listening(meeting)
+    except OSError as error:
+        raise ConfigError(
+            what="the master port is not free",
+            got=f"port {meeting.port}: {error.strerror}",
+            why="the ranks find each other there",
+            fix=f"end the program that uses it (ss -ltnp 'sport = :{meeting.port}'), or use another --master_port",
+        ) from error
+    with listener:
         yield listener
+
+
+def _listening(meeting: Meeting) -> socket.socket:
+    if meeting.n_nodes == 1:
+        return socket.create_server((_LOOPBACK, meeting.port or 0), backlog=256)
+    own = network.addresses()
+    for address in network.resolve(meeting.host)[0]:
+        if address in own:
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            return socket.create_server((address, meeting.port or 0), family=family, backlog=256)
+    return network.listening(meeting.port or 0)
 
 
 def _require_writable(log_dir: Path) -> None:

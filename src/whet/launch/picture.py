@@ -9,8 +9,8 @@ from whet.hardware.rank_plan import RankPlan
 from whet.hardware.topology import Topology
 
 
-def drawn(host: str, topology: Topology, ranks: Sequence[RankPlan], first_rank: int = 0) -> list[str]:
-    """Return the lines of a host, the nodes one below the other with their ranks; `first_rank` is its first rank."""
+def drawn(host: str, topology: Topology, ranks: Sequence[RankPlan], first_rank: int | None = 0) -> list[str]:
+    """Return the lines of a host, the nodes one below the other with their ranks; `first_rank` may be unknown."""
     head = f"{host}: {plural(len(topology.sockets), 'socket')}, {plural(len(topology.nodes), 'NUMA node')}, "
     head += f"{plural(len(topology.cores), 'core')} usable"
     rows = [("", *_rank(rank, first_rank)) for rank in ranks if len(rank.nodes) > 1]
@@ -42,6 +42,7 @@ def _node(topology: Topology, node: int, *, first: bool) -> str:
     return f"socket {socket}, node {node}{memory}"
 
 
-def _rank(rank: RankPlan, first_rank: int) -> tuple[str, str]:
+def _rank(rank: RankPlan, first_rank: int | None) -> tuple[str, str]:
     free = f", {plural(rank.kept_free, 'core')} kept free" if rank.kept_free else ""
-    return f"CPUs {ranges(rank.cpus)}", f"rank {first_rank + rank.local_rank}: {plural(rank.n_threads, 'thread')}{free}"
+    name = f"local rank {rank.local_rank}" if first_rank is None else f"rank {first_rank + rank.local_rank}"
+    return f"CPUs {ranges(rank.cpus)}", f"{name}: {plural(rank.n_threads, 'thread')}{free}"

@@ -70,6 +70,8 @@ class Start:
     launcher: int
     """Its process."""
     ranks: Sequence[RankStart]
+    restarts: tuple[int, int] | None = None
+    """How often all nodes were started before, and how often they may be; None: torch's agent restarts and counts."""
 
     def write(self, folder: Path) -> None:
         """Write it to the folder, where each rank's process reads it."""
@@ -157,8 +159,14 @@ def main(folder: Path, environment: Mapping[str, str] = os.environ) -> int:
     log = Path(start.log_dir) / f"rank-{rank}.log" if rank else None
     if attempt and local_rank == 0:
         _say_restart(folder, attempt, environment["TORCHELASTIC_MAX_RESTARTS"])
+    n_restarts = attempt
+    if start.restarts is not None:
+        n_restarts, most = start.restarts
+        environment = {
+            **environment, "TORCHELASTIC_RESTART_COUNT": str(n_restarts), "TORCHELASTIC_MAX_RESTARTS": str(most)
+        }  # fmt: skip
     try:
-        _send_output_to(log, attempt)
+        _send_output_to(log, n_restarts)
     except OSError as error:
         print(f"whet launch: the log of rank {rank} cannot be written: {error}", file=sys.stderr)
         return _end(start, folder, Ended(rank, EXIT_IO, time.time(), True, ""), attempt, [])
@@ -294,14 +302,14 @@ def _signal(rank: subprocess.Popen[bytes], number: signal.Signals) -> None:
         os.killpg(rank.pid, number)
 
 
-def _send_output_to(log: Path | None, attempt: int) -> None:
+def _send_output_to(log: Path | None, n_restarts: int) -> None:
     """Have this process and the rank print to a file; the log of an attempt that failed is kept, and added to."""
     if log is None:
         return
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab" if attempt else "wb", buffering=0) as file:
-        if attempt:
-            file.write(f"--- whet launch: restart {attempt} ---\n".encode())
+    with log.open("ab" if n_restarts else "wb", buffering=0) as file:
+        if n_restarts:
+            file.write(f"--- whet launch: restart {n_restarts} ---\n".encode())
         for number in (1, 2):
             os.dup2(file.fileno(), number)
 

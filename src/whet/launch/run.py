@@ -1,24 +1,42 @@
-"""`whet launch` from its options to the exit code: plan, picture, start, restarts."""
+"""`whet launch` from its options to the exit code, on this machine: plan, picture, start."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from whet.errors import EXIT_OK, ConfigError
-from whet.hardware import cpu, topology
+from whet.hardware import cpu, network, topology
 from whet.hardware.rank_plan import RankPlan, plan_ranks
 from whet.hardware.topology import Topology
 from whet.launch import command, elastic, environment, libraries, picture, rank
-from whet.launch.arguments import LaunchArguments
-from whet.launch.hosts.arguments import HostsArguments
-from whet.launch.hosts.job import Job
-from whet.launch.hosts.joined import run_joined
-from whet.launch.hosts.over_ssh import run_over_ssh
+from whet.launch.arguments import HostsArguments, LaunchArguments
+from whet.launch.elastic import Meeting, Outcome
 from whet.launch.libraries import Preload
-from whet.launch.rank import RankStart
+from whet.launch.rank import RankStart, Start
+
+_USUAL_PORT = 29500
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is started on this machine."""
+
+    asked: LaunchArguments
+    line: Sequence[str]
+    topology: Topology
+    ranks: Sequence[RankPlan]
+    preload: Preload
+    meeting: Meeting
+    first_rank: int | None
+    """The number of the first rank here; None if that is known only when all nodes have joined."""
+    address: str
+    """This machine's address on the network that leads to node 0, "" on one machine or without a route."""
+    interface: str | None
+    """The interface that leads to the other ranks; None if it is not known."""
 
 
 def run_launch(
@@ -28,64 +46,118 @@ def run_launch(
 
     `commands` are the names of whet's own; those in `ranked` can run as several ranks.
     """
+    require_startable(asked, several, commands, ranked)
+    if several.hosts or several.hostfile:
+        from whet.launch.over_ssh import run_on_hosts
+
+        return run_on_hosts(asked, several, commands, ranked)
+    plan = planned(asked, several, commands, ranked, first_rank=None if several.nnodes > 1 else 0)
+    if asked.dry_run:
+        show(plan)
+        return EXIT_OK
+    return started(plan).code
+
+
+def require_startable(
+    asked: LaunchArguments, several: HostsArguments, commands: Collection[str], ranked: Collection[str]
+) -> None:
+    """Raise ConfigError for what cannot be launched on any machine."""
     _require_linux()
     command.require_restartable(asked.command, commands, asked.max_restarts)
-    alone = asked.command[:1] != () and asked.command[0] in set(commands) - set(ranked)
-    if alone and (several.several or asked.nproc_per_node not in ("auto", "1")):
+    if _runs_alone(asked, commands, ranked) and (several.several or asked.nproc_per_node not in ("auto", "1")):
         raise command.runs_alone(asked.command[0], ranked)
     if not asked.dry_run:
         command.require_words(asked.command)
-    if several.several:
-        job = Job(asked, several, commands)
-        return run_joined(job) if several.nnodes > 1 else run_over_ssh(job)
-    line = command.command_line(asked.command, commands) if asked.command or not asked.dry_run else []
-    own, ranks = planned(asked, alone=alone)
-    preload = libraries.choose(asked.memory_allocator, asked.openmp)
-    _show_plan(own, ranks, preload)
-    if asked.dry_run:
-        return EXIT_OK
-    outcome = elastic.run(
-        line,
-        _starts(ranks, preload),
-        preload=preload.paths,
-        log_dir=Path(asked.log_dir),
-        port=several.master_port,
-        max_restarts=asked.max_restarts,
-    )
-    if outcome.failed is not None and outcome.stopped_by is None:
-        rank.say_failed(outcome.failed)
-    return outcome.code
 
 
-def planned(asked: LaunchArguments, *, alone: bool) -> tuple[Topology, tuple[RankPlan, ...]]:
-    """Return the part of the machine that may be used, and the ranks on it.
+def planned(
+    asked: LaunchArguments,
+    several: HostsArguments,
+    commands: Collection[str],
+    ranked: Collection[str],
+    *,
+    first_rank: int | None,
+) -> Plan:
+    """Return what is started here: the ranks on the part of this machine that may be used, their command, libraries.
 
-    `alone` is for a command that runs in one process: it gets all cores.
+    A command that runs in one process gets all cores. Raises ConfigError.
     """
+    line = command.command_line(asked.command, commands) if asked.command or not asked.dry_run else []
     usable = cpu.usable_cpus()
     own = topology.read(cpus=usable).within(usable)
+    alone = _runs_alone(asked, commands, ranked)
     n_ranks = 1 if alone else None if asked.nproc_per_node == "auto" else int(asked.nproc_per_node)
-    return own, plan_ranks(own, quota_cores=cpu.quota_cores(), n_ranks=n_ranks, kept_free=asked.kept_free_cores)
+    ranks = plan_ranks(own, quota_cores=cpu.quota_cores(), n_ranks=n_ranks, kept_free=asked.kept_free_cores)
+    preload = libraries.choose(asked.memory_allocator, asked.openmp)
+    if several.nnodes == 1:
+        meeting = Meeting(port=several.master_port)
+        return Plan(asked, line, own, ranks, preload, meeting, first_rank, "", "lo")
+    meeting = Meeting(
+        several.master_addr or "", several.master_port or _USUAL_PORT, several.nnodes, several.node_rank,
+        several.join_timeout_s,
+    )  # fmt: skip
+    address, interface = _towards(meeting.host)
+    return Plan(asked, line, own, ranks, preload, meeting, first_rank, address, interface or None)
 
 
-def _show_plan(own: Topology, ranks: Sequence[RankPlan], preload: Preload) -> None:
-    quota = cpu.quota_cores()
-    for line in picture.drawn(os.uname().nodename, own, ranks):
+def show(plan: Plan) -> None:
+    """Print the plan."""
+    quota, cores = cpu.quota_cores(), plan.topology.cores
+    for line in picture.drawn(os.uname().nodename, plan.topology, plan.ranks, plan.first_rank):
         print(line, file=sys.stderr)
-    if quota is not None and quota < len(own.cores):
+    if quota is not None and quota < len(cores):
         rank.say(f"  a cgroup grants {quota:g} of these cores: threads are fewer, and not bound to single cores")
-    loaded = ", ".join(path.name for path in preload.paths)
-    rank.say(f"  preloaded: {loaded or 'nothing: no library is installed, or none is wanted'}")
+    loaded = ", ".join(path.name for path in plan.preload.paths)
+    reached = f"{plan.address} on {plan.interface}; " if plan.address else ""
+    rank.say(f"  {reached}preloaded: {loaded or 'nothing: no library is installed, or none is wanted'}")
 
 
-def _starts(ranks: Sequence[RankPlan], preload: Preload) -> list[RankStart]:
+def started(plan: Plan, *, restarts: tuple[int, int] | None = None) -> Outcome:
+    """Print the plan, run the ranks of this machine to their end, and say which failed; return how they ended.
+
+    `restarts` is how often all machines were started before, and how often they may be, if a launcher of several hosts
+    counts; None: torch's agent restarts the ranks.
+    """
+    if restarts is None or not restarts[0]:
+        show(plan)
+    start = Start(
+        command=plan.line,
+        preload=[str(path) for path in plan.preload.paths],
+        log_dir=str(Path(plan.asked.log_dir).absolute()),
+        launcher=os.getpid(),
+        ranks=_starts(plan),
+        restarts=restarts,
+    )
+    most = plan.asked.max_restarts if restarts is None else 0
+    outcome = elastic.run(start, max_restarts=most, meeting=plan.meeting)
+    failed = outcome.failed
+    if failed is not None and failed.by_itself and outcome.stopped_by is None:
+        rank.say_failed(failed)
+    return outcome
+
+
+def _runs_alone(asked: LaunchArguments, commands: Collection[str], ranked: Collection[str]) -> bool:
+    return asked.command[:1] != () and asked.command[0] in set(commands) - set(ranked)
+
+
+def _towards(host: str) -> tuple[str, str]:
+    """Return this machine's address and interface on the network that leads to a host, "" without a route."""
+    own = network.addresses()
+    found = [network.interface_towards(ip, own) for ip in network.resolve(host)[0]]
+    return next((one for one in found if one[1]), ("", ""))
+
+
+def _starts(plan: Plan) -> list[RankStart]:
     """Return what each rank is started with, and say which of the user's variables had to give way."""
     found: list[RankStart] = []
-    for plan in ranks:
-        variables, notes = environment.changed(os.environ, plan, preload, alone=len(ranks) == 1)
+    alone = len(plan.ranks) == 1 and plan.meeting.n_nodes == 1
+    for one in plan.ranks:
+        variables, notes = environment.changed(
+            os.environ, one, plan.preload, alone=alone, interface=plan.interface
+        )  # fmt: skip
         for note in () if found else notes:
             rank.say(f"  {note}")
-        found.append(RankStart(plan.cpus, plan.nodes, variables))
+        found.append(RankStart(one.cpus, one.nodes, variables))
     return found
 
 

@@ -232,8 +232,8 @@ ranks.joins_by(_joined)
 
 def sync_of(args: TrainingArguments) -> Any:
     """Return how the ranks of this process's run agree; this process joins them unless it has."""
+    from whet.dist import ray_workers
     from whet.dist.group import join
-    from whet.dist.launchers import ray_workers
     from whet.train.sync import OneRank
 
     if args.device.type == "cpu" and (said := ray_workers.use_cores(ranks.here())):

@@ -1,0 +1,148 @@
+"""`whet launch --hosts` through a program in the place of ssh, which runs everything on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from test_launch_ranks import ended, gone, launched, linux, pids, script, two_cores
+
+from whet.launch import over_ssh
+from whet.launch.arguments import HostsArguments
+
+pytestmark = [linux, two_cores, pytest.mark.slow]
+
+_FAKE = """#!/bin/sh
+# NAME COMMAND: a host that has the given name, and what the variable EDIT_NAME (a command of sed) makes of its answers
+printf 'a line of its start files'
+case "$2" in
+*doctor*)
+    called=$(eval echo "\\${CALLED_$1:-$1}") edit=$(eval echo "\\$EDIT_$1")
+    sh -c "$2" | sed "s/^whet-host: [^ ]*/whet-host: $called/; $edit" ;;
+*) exec sh -c "$2" ;;
+esac
+"""
+
+
+def _over(folder: Path, hosts: str, *options: str, **more: str) -> subprocess.Popen[str]:
+    fake = folder / "fake-ssh"
+    fake.write_text(_FAKE, "utf-8")
+    fake.chmod(0o755)
+    usual = ("--hosts", hosts, "--ssh_command", str(fake), "--master_addr", "127.0.0.1", "--nproc_per_node", "1")
+    return launched(folder, *usual, *options, **more)
+
+
+def _refused(process: subprocess.Popen[str]) -> str:
+    code, out, err = ended(process, 120)
+    assert (code, out) == (78, ""), err
+    return " ".join(err.split())
+
+
+def test_ranks_of_two_hosts_find_each_other(tmp_path: Path) -> None:
+    script(tmp_path, """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.tensor([rank + 1.0])
+dist.all_reduce(total)
+print("total", total.item())
+json.dump(dict(os.environ), open(f"rank-{rank}.json", "w"))
+dist.destroy_process_group()
+""")  # fmt: skip
+    variables = {"HF_HOME": "/hf", "OTHER": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    code, out, err = ended(_over(tmp_path, "a,b:2", "--env", "COLOUR=a b", **variables), 120)
+    assert code == 0, err
+    assert "total 6.0\n" in out
+    assert "3 ranks on 2 hosts, master 127.0.0.1" in err
+    assert "b:   " in err  # what another host prints is shown with its name
+    ranks = [json.loads((tmp_path / f"rank-{n}.json").read_text("utf-8")) for n in range(3)]
+    assert [(one["GROUP_RANK"], one["LOCAL_RANK"]) for one in ranks] == [("0", "0"), ("1", "0"), ("1", "1")]
+    assert all((one["WORLD_SIZE"], one["HF_HOME"], one["COLOUR"]) == ("3", "/hf", "a b") for one in ranks)
+    assert (tmp_path / "launch-logs" / "rank-2.log").read_text("utf-8").count("total 6.0") == 1
+
+
+def test_secret_is_in_no_command_line_on_the_way(tmp_path: Path) -> None:
+    """Neither in that of ssh, nor in that of what it starts."""
+    script(tmp_path, """
+def lines_above(pid):
+    while pid > 1:
+        yield open(f"/proc/{pid}/cmdline").read()
+        pid = int(open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[1])
+open("lines", "w").write("\\n".join(lines_above(os.getpid())))
+open("words", "w").write(" ".join(sys.argv[1:]))
+""")  # fmt: skip
+    fake = _over(tmp_path, "a", "--env", "HF_TOKEN=one-of-mine")
+    assert ended(fake)[0] == 0
+    lines = (tmp_path / "lines").read_text("utf-8").replace("\0", " ")
+    of_hosts = [line for line in lines.splitlines() if "whet launch" not in line.replace("-m whet", "whet")]
+    assert any("whet.launch.node" in line for line in of_hosts)
+    assert "one-of-mine" not in "\n".join(of_hosts)
+
+
+def test_every_host_with_other_software_is_named_at_once_with_its_fix(tmp_path: Path) -> None:
+    script(tmp_path, "")
+    odd = {
+        "EDIT_b": 's/"torch": "[^"]*"/"torch": "2.9.0+cpu"/',
+        "EDIT_c": 's/"python": "[^"]*"/"python": "2.7.1"/; s/"whet": "[^"]*"/"whet": "9.0"/',
+    }
+    err = _refused(_over(tmp_path, "a,b,c,d", **odd, CALLED_d="a"))
+    assert "b: another version of torch" in err
+    assert "c: another version of Python" in err
+    assert "c: another version of whet" in err
+    assert "or name another Python with --python" in err
+    assert "d is the same machine as a" in err
+    assert not list(tmp_path.glob("pid-*"))
+
+
+def test_build_of_torch_that_the_first_host_lacks_is_installed_there(tmp_path: Path) -> None:
+    """A build's name after + is none that pip finds."""
+    script(tmp_path, "")
+    odd = {"EDIT_a": 's/"torch": "[^"]*"/"torch": null/', "EDIT_b": 's/"torch": "[^"]*"/"torch": "2.13.0+cpu"/'}
+    err = _refused(_over(tmp_path, "a,b", **odd))
+    assert "install it on a (pip install torch==2.13.0, from PyTorch's index for cpu)" in err
+
+
+def test_problem_of_a_hosts_plan_is_named_with_the_host(tmp_path: Path) -> None:
+    script(tmp_path, "")
+    err = _refused(_over(tmp_path, "a:4096,b", "--working_dir", str(tmp_path)))
+    assert "a: 4096 ranks do not fit on this machine" in err
+    err = _refused(_over(tmp_path, "a,b", "--working_dir", "/no/folder"))
+    assert "a: the working folder is missing" in err
+    assert "b: the working folder is missing" in err
+
+
+def test_no_rank_outlives_a_launcher_that_is_killed(tmp_path: Path) -> None:
+    script(tmp_path, "signal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(600)")
+    process = _over(tmp_path, "a,b")
+    every = pids(tmp_path, 2, within=60)
+    process.kill()
+    assert gone(every, within=8)
+    process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("own", "name", "same"),
+    [
+        ("node1.cluster.invalid", "node1", True),
+        ("node1", "node1.cluster.invalid", True),
+        ("Node1.cluster.invalid", "node1", True),
+        ("node1.cluster.invalid", "node1.other.invalid", False),
+        ("node1", "node11", False),
+        ("node1.cluster.invalid", "node", False),
+    ],
+)
+def test_machine_of_the_launcher_is_known_with_and_without_its_domain(
+    own: str, name: str, same: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    uname = os.uname()
+    monkeypatch.setattr(os, "uname", lambda: os.uname_result((uname[0], own, *uname[2:])))
+    (tmp_path / "config").touch()
+    assert over_ssh.is_this_machine(name, f"ssh -F {tmp_path / 'config'}") is same
+
+
+def test_ssh_waits_and_notices_silence_as_long_as_the_launcher() -> None:
+    words = over_ssh.remote(HostsArguments(hosts="a", connect_timeout_s=60.0, heartbeat_timeout_s=30.0))
+    assert {"-oConnectTimeout=59", "-oServerAliveInterval=10", "-oServerAliveCountMax=3"} <= set(words)
+    assert over_ssh.remote(HostsArguments(hosts="a", ssh_command="another-program -x")) == ["another-program", "-x"]
