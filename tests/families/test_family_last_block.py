@@ -12,10 +12,9 @@ from native_rows import RowsOfOperators
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification
 
-import engine
 import whet
 from tiny import tiny_config
-from trained_heads import HEADS, collator, rows_for, trainer_for
+from trained_heads import HEADS, collator, model_of, rows_for, trainer_for
 from whet.errors import ConfigError
 from whet.kernels.library import library
 from whet.models.known import known
@@ -159,7 +158,7 @@ def test_optimized_encoder_called_directly_gives_all_states() -> None:
 def test_loss_of_a_users_own_may_average_the_encoders_tokens(tmp_path: Path) -> None:
     """The model's class reads first tokens, but here the encoder is called without its head."""
 
-    class Averaging(engine.Trainer):
+    class Averaging(whet.Trainer):
         def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
             mask = inputs["attention_mask"]
             states = model.bert(inputs["input_ids"], attention_mask=mask).last_hidden_state
@@ -169,9 +168,21 @@ def test_loss_of_a_users_own_may_average_the_encoders_tokens(tmp_path: Path) -> 
 
     losses = []
     for tokens in ("read", "all"):
-        given = trainer_for(HEADS["classes"], "bert", tmp_path, last_block_tokens=tokens, max_steps=3)
+        args = whet.TrainingArguments(
+            str(tmp_path),
+            last_block_tokens=tokens,
+            max_steps=3,
+            logging_steps=1,
+            precision="fp32",
+            use_cpu=True,
+            report_to="none",
+            save_strategy="no",
+        )
         trainer = Averaging(
-            model=given.model, args=given.args, train_dataset=given.train_dataset, data_collator=given.data_collator
+            model=model_of(HEADS["classes"], "bert"),
+            args=args,
+            train_dataset=rows_for(HEADS["classes"]),
+            data_collator=collator("bert"),
         )
         trainer.train()
         losses.append([entry["loss"] for entry in trainer.state.log_history if "loss" in entry])

@@ -12,7 +12,7 @@ import functools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,7 +36,7 @@ from whet.log import logger
 from whet.models.packable import why_padded
 from whet.optim import registry, schedule
 from whet.optim.optimizers import auto, native
-from whet.own_loop import curated, inside
+from whet.own_loop import curated, held, inside
 from whet.own_loop.changes import changes
 from whet.own_loop.optimize import optimize
 from whet.precision import compare
@@ -79,6 +79,8 @@ class Trainer(transformers.Trainer):
     """The random states before the first micro-batch of a step that has begun."""
     _epoch = (0, 0)
     """The present epoch, and the number of steps before it."""
+    _encoders: tuple[nn.Module, list[nn.Module]] | None = None
+    """The model, and its encoders that compute batches without padding."""
     _n_nonfinite = 0
     _memory: guard.MemoryGuard | None = None
 
@@ -99,6 +101,7 @@ class Trainer(transformers.Trainer):
         return model
 
     def _change_model(self) -> None:
+        self._encoders = None
         if not self.is_distributed_loading_by_transformers:
             _change(self.model, self.args)
 
@@ -191,7 +194,19 @@ class Trainer(transformers.Trainer):
             self._random_of_step = (self.state.global_step, random_state(self.args.device))
         if first or self.args.world_size == 1:
             self._stop_if_asked()
-        return super().training_step(model, inputs, num_items_in_batch)
+        with self._targets_of(inputs):
+            return super().training_step(model, inputs, num_items_in_batch)
+
+    def prediction_step(self, model: nn.Module, inputs: Any, *given: Any, **named: Any) -> Any:
+        """Return loss, predictions and labels of a batch, as transformers' Trainer does."""
+        with self._targets_of(inputs):
+            return super().prediction_step(model, inputs, *given, **named)
+
+    def _targets_of(self, inputs: Any) -> AbstractContextManager[None]:
+        """Let encoders without padding know the batch's labels, which a `compute_loss` may keep from the model."""
+        if self._encoders is None or self._encoders[0] is not self.model:
+            self._encoders = (self.model, [packed.module for packed in held.changed_in(self.model)])
+        return held.targets_of(self._encoders[1], inputs if isinstance(inputs, Mapping) else {})
 
     def _maybe_log_save_evaluate(self, *args: Any, **named: Any) -> None:
         self._random_of_step = None  # the step is complete
