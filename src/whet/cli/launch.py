@@ -6,6 +6,11 @@ from whet.launch.arguments import HostsArguments, LaunchArguments
 
 def _run(asked: LaunchArguments, hosts: HostsArguments) -> int:
     from whet.cli.main import COMMANDS, RANKED
+
+    if hosts.hosts or hosts.hostfile:
+        from whet.launch.over_ssh import run_on_hosts
+
+        return run_on_hosts(asked, hosts, COMMANDS, RANKED)
     from whet.launch.run import run_launch
 
     return run_launch(asked, hosts, COMMANDS, RANKED)

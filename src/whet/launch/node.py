@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from whet.errors import EXIT_OTHER, ConfigError, WhetError
+from whet.launch import elastic, run
 from whet.launch.arguments import HostsArguments, LaunchArguments
 from whet.launch.rank import NO_RESTART, STOP_S
 
@@ -65,8 +66,6 @@ def main() -> int:
 
 
 def _run(orders: Orders) -> int:
-    from whet.launch import elastic, run
-
     try:
         os.chdir(orders.working_dir)
     except OSError as error:

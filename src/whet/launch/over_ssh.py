@@ -33,6 +33,7 @@ from whet.launch.arguments import HostsArguments, LaunchArguments
 from whet.launch.host_names import Host
 from whet.launch.node import BEAT, MARK, Orders
 from whet.launch.rank import NOT_STARTED_AGAIN, SAVE_S, STOP_S, say
+from whet.launch.run import require_startable
 from whet.version import DISTRIBUTION, __version__
 
 _NODE = ("-m", "whet.launch.node")
@@ -165,6 +166,7 @@ def run_on_hosts(
     asked: LaunchArguments, several: HostsArguments, commands: Collection[str], ranked: Collection[str]
 ) -> int:
     """Run the command on all hosts; return the exit code of the first rank that failed, or 0."""
+    require_startable(asked, several, commands, ranked)
     found = (
         host_names.from_option(several.hosts) if several.hosts else host_names.from_file(Path(several.hostfile or ""))
     )

@@ -47,10 +47,6 @@ def run_launch(
     `commands` are the names of whet's own; those in `ranked` can run as several ranks.
     """
     require_startable(asked, several, commands, ranked)
-    if several.hosts or several.hostfile:
-        from whet.launch.over_ssh import run_on_hosts
-
-        return run_on_hosts(asked, several, commands, ranked)
     plan = planned(asked, several, commands, ranked, first_rank=None if several.nnodes > 1 else 0)
     if asked.dry_run:
         show(plan)
