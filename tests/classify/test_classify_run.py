@@ -10,9 +10,11 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+import whet
 from text_tasks import load, load_lines, topic_rows, words, write_csv, write_lines
 from whet.cli.main import run
-from whet.errors import EXIT_BAD_CONFIG, EXIT_BAD_DATA
+from whet.errors import EXIT_BAD_CONFIG, EXIT_BAD_DATA, EXIT_OTHER
+from whet.train.checkpoint import on_disk
 
 CLOSE = 1e-4
 """Logits of whet's operators and of transformers' differ by float32 rounding, through two layers."""
@@ -230,3 +232,21 @@ def test_file_that_cannot_be_written_follows_the_policy(
     assert "eval_predictions.jsonl cannot be written" in said
     assert ("eval_confusion.csv cannot be written" in said) == (policy == "continue")
     assert (tmp_path / "out" / "eval_results.json").exists() == (policy == "continue")
+
+
+def test_run_that_memory_runs_out_for_names_its_checkpoint_and_the_command(
+    sentence_encoder: Path,
+    topics: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After the last step, when the results are written: no machine has that much."""
+    monkeypatch.setattr(whet.Trainer, "save_metrics", lambda *_args, **_more: bytearray(1 << 62))
+    options = {"train_file": topics, "max_steps": 2, "save_strategy": "steps", "save_steps": 2}
+    assert run(words("classify", sentence_encoder, tmp_path / "out", "--do_train", **options)) == EXIT_OTHER
+    said = _said(capsys)
+    assert "error: there is not enough memory" in said
+    assert f"the newest complete checkpoint is {tmp_path / 'out' / on_disk.folder_name(2)}" in said
+    assert "whet: continue with:" in said
+    assert said.rstrip().endswith("--resume_from_checkpoint auto")

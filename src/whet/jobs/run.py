@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,8 @@ from whet import log
 from whet.config.arguments import TrainingArguments
 from whet.config.ranks import require_output_for_restarts, restarted
 from whet.config.settings import refuse
+from whet.errors import WhetError
+from whet.hardware import memory
 from whet.jobs.places import may_hold_files, require_places
 from whet.jobs.summary import show
 from whet.jobs.task import Task
@@ -29,6 +33,24 @@ def _continued(args: TrainingArguments) -> TrainingArguments:
     return replace(args, resume_from_checkpoint="auto") if resumes else args
 
 
+@contextmanager
+def _saying_what_is_kept(args: TrainingArguments) -> Iterator[None]:
+    """Have the error of a run that memory or threads run out for name the newest checkpoint, and how to resume."""
+    try:
+        yield
+    except Exception as error:
+        lack = None if isinstance(error, WhetError) or not args.do_train else memory.lack(error)
+        if lack is None:
+            raise
+        from whet.train.checkpoint import finding
+        from whet.train.output import disk_errors
+
+        with suppress(OSError):
+            if newest := finding.would_resume(Path(args.output_dir)):
+                lack = disk_errors.resumable(lack, newest, {"resume_from_checkpoint": "auto"})
+        raise lack from error
+
+
 def run_job(task: Task, job: Any, args: TrainingArguments) -> int:
     """Run the command in its output folder, and show its metrics; return the exit code."""
     args = _continued(args)
@@ -41,7 +63,8 @@ def run_job(task: Task, job: Any, args: TrainingArguments) -> int:
         lock.refuse_taken(Path(args.output_dir))
     require_places(job, args)
     started_s = time.perf_counter()
-    with lock.output_folder(args.output_dir, may_hold_files(args)) as folder, run_log.buffered():
+    kept, taken = _saying_what_is_kept(args), lock.output_folder(args.output_dir, may_hold_files(args))
+    with kept, taken as folder, run_log.buffered():
         examples = {name: task.read(job, name) for name, wanted in USED_BY.items() if getattr(args, wanted)}
         if job.seeds > 1:
             from whet.jobs.seeds.run import run_seeds

@@ -9,9 +9,11 @@ import shlex
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TypeVar
 
-from whet.errors import StorageError
+from whet.errors import WhetError
 
+_E = TypeVar("_E", bound=WhetError)
 _IN_TEXT = re.compile(r"os error (\d+)")
 """How Rust libraries write the number of a system error."""
 _ANOTHER = "use an {option} on another disk"
@@ -45,7 +47,7 @@ def fix(error: BaseException, folder: Path, option: str = "--output_dir") -> str
     return text.format(folder=folder, option=option, quoted=shlex.quote(str(folder)), free=_free(folder))
 
 
-def resumable(error: StorageError, last: Path | None, again: Mapping[str, object]) -> StorageError:
+def resumable(error: _E, last: Path | None, again: Mapping[str, object]) -> _E:
     """Return the error with the newest complete checkpoint, if there is one, and the settings that resume from it."""
     (problem,) = error.problems
     if last is None:
@@ -54,7 +56,7 @@ def resumable(error: StorageError, last: Path | None, again: Mapping[str, object
         kept = f"the newest complete checkpoint is {last}"
         then = f"then resume with --resume_from_checkpoint {shlex.quote(str(last))}"
     why, fix = f"{problem.why}; {kept}", f"{problem.fix}; {then}"
-    extended = StorageError(what=problem.what, got=problem.got, why=why, fix=fix)
+    extended = type(error)(what=problem.what, got=problem.got, why=why, fix=fix)
     extended.again = dict(again) if last is not None else {}
     return extended
 
