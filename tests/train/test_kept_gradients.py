@@ -12,6 +12,7 @@ import transformers
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification, TrainerCallback
 
+import engine
 import whet
 from tiny import padded, tiny_config
 
@@ -99,6 +100,6 @@ def test_a_gradient_that_nobody_keeps_stays_in_its_memory(tmp_path: Path) -> Non
             places.append(model.get_input_embeddings().weight.grad.data_ptr())
 
     model = deepcopy(start())
-    trained(whet, tmp_path, model=model, callbacks=[Look()])
+    trained(engine, tmp_path, model=model, callbacks=[Look()])
     assert len(places) == N_STEPS
     assert len(set(places)) == 1
