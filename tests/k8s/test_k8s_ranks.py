@@ -124,7 +124,7 @@ def test_an_evicted_run_of_one_rank_resumes_in_the_next_pod(
     second = started(manifests, tmp_path, {"PYTHONUNBUFFERED": "1"}, here)
     out, said = second.communicate(timeout=120)
     assert second.returncode == 0, said
-    assert f"after step {int(saved.name.rpartition("-")[2])} of 120" in out
+    assert f"after step {int(saved.name.rpartition('-')[2])} of 120" in out
     assert json.loads((tmp_path / "run" / "trainer_state.json").read_text())["global_step"] == 120
 
 
@@ -151,7 +151,7 @@ def test_two_pods_train_one_run_and_resume_after_an_eviction(
     again = both()
     said = [pod.communicate(timeout=180) for pod in again]
     assert [pod.returncode for pod in again] == [0, 0], said
-    assert f"after step {int(saved.name.rpartition("-")[2])} of 120" in said[0][0] + said[1][0]
+    assert f"after step {int(saved.name.rpartition('-')[2])} of 120" in said[0][0] + said[1][0]
     assert json.loads((tmp_path / "run" / "trainer_state.json").read_text())["global_step"] == 120
 
 
