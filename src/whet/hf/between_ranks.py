@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -10,7 +11,7 @@ import accelerate
 import torch
 
 from whet.dist import messages
-from whet.errors import ConfigError
+from whet.errors import ConfigError, StorageError, WhetError
 
 
 def gather(value: Any, valid: messages.Check, *, large: bool = False) -> list[Any]:
@@ -27,6 +28,39 @@ def of_first(value: Any, valid: messages.Check) -> Any:
     if state.num_processes == 1:
         return value
     return messages.of_first(value, valid, rank=state.process_index, device=_device(state))
+
+
+@contextmanager
+def together(failed: str) -> Iterator[None]:
+    """Run the block on every rank; if it fails on any, all raise an error, so that none of them waits."""
+    own: BaseException | None = None
+    try:
+        yield
+    except BaseException as error:  # such as one of a user's state_dict
+        own = error
+    _fail_together(own, failed)
+
+
+def _fail_together(own: BaseException | None, what: str) -> None:
+    """Raise this rank's error; where only others have one, raise the first of theirs, so that none of them waits."""
+    found: Any = own and f"{type(own).__name__}: {own}"[:300]
+    seen = gather(messages.error_facts(own) if isinstance(own, WhetError) else found, _is_outcome)
+    if own is not None:
+        raise own
+    rank, error = next(((rank, one) for rank, one in enumerate(seen) if one is not None), (0, None))
+    if isinstance(error, list):
+        raise messages.error_from(error)
+    if error is not None:
+        raise StorageError(
+            what=what,
+            got=f"rank {rank}: {error}",
+            why="ranks save and load together, so that none waits for one that has failed",
+            fix=f"fix what rank {rank} reports",
+        )
+
+
+def _is_outcome(value: Any) -> bool:
+    return value is None or isinstance(value, str) or messages.is_error(value)
 
 
 def _device(state: Any) -> torch.device:

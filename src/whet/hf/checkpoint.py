@@ -7,7 +7,6 @@ states are `NAME.json`, with their tensors in `NAME.safetensors`.
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,8 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from whet.config.ranks import restarted
-from whet.dist import messages
-from whet.errors import ConfigError, StorageError, WhetError
+from whet.errors import ConfigError, StorageError
 from whet.hf import between_ranks
 from whet.log import logger
 from whet.paths import utf8_name
@@ -81,23 +79,18 @@ class Folders:
 
         Raises StorageError on every rank if it cannot be written; earlier checkpoints are untouched then.
         """
+        target, failed = self.output_dir / on_disk.folder_name(step), f"the checkpoint of step {step} was not saved"
         staged: staging.Staged | None = None
-        target = self.output_dir / on_disk.folder_name(step)
-        partial = on_disk.hidden(target, "partial")
-
-        def begin() -> None:
-            nonlocal staged
-            staged = staging.Staged(self.output_dir, step, self.lineage)
-
-        def publish() -> None:
-            assert staged is not None
-            staged.put(_lift)
-            staged.publish(facts)
-
-        together(begin if self.is_first else _nothing)
+        with between_ranks.together(failed):
+            if self.is_first:
+                staged = staging.Staged(self.output_dir, step, self.lineage)
         # An error of another rank leaves the folder, which the next training removes.
-        together(functools.partial(fill, partial) if staged is None else functools.partial(staged.put, fill))
-        together(publish if self.is_first else _nothing)
+        with between_ranks.together(failed):
+            fill(on_disk.hidden(target, "partial")) if staged is None else staged.put(fill)
+        with between_ranks.together(failed):
+            if staged is not None:
+                staged.put(_lift)
+                staged.publish(facts)
         return target
 
     def own(self) -> list[Path]:
@@ -112,36 +105,6 @@ def _lift(folder: Path) -> None:
         for path in inside.iterdir():
             path.rename(folder / path.name)
         inside.rmdir()
-
-
-def _nothing() -> None: ...
-
-
-def together(act: Callable[[], None]) -> None:
-    """Call `act` on every rank; if it raises anywhere, every rank raises, so that none waits for one that failed."""
-    own: BaseException | None = None
-    try:
-        act()
-    except BaseException as error:
-        own = error
-    shown = None if own is None else f"{type(own).__name__}: {own}"[:300]
-    seen = between_ranks.gather(messages.error_facts(own) if isinstance(own, WhetError) else shown, _is_outcome)
-    if own is not None:
-        raise own
-    for rank, error in enumerate(seen):
-        if isinstance(error, list):
-            raise messages.error_from(error)
-        if error is not None:
-            raise StorageError(
-                what="another rank could not save or load its part of a checkpoint",
-                got=f"rank {rank}: {error}",
-                why="ranks save and load together",
-                fix=f"fix what rank {rank} reports",
-            )
-
-
-def _is_outcome(value: Any) -> bool:
-    return value is None or isinstance(value, str) or messages.is_error(value)
 
 
 def folder_to_resume(asked: str | bool | None, output_dir: Path, *, is_first: bool) -> Path | None:
@@ -173,7 +136,9 @@ def folder_to_resume(asked: str | bool | None, output_dir: Path, *, is_first: bo
             raise not_resumable.only_model(folder, None)
         found = None if folder is None else str(folder)
 
-    together(find if is_first else _nothing)
+    with between_ranks.together("no checkpoint was found to resume from"):
+        if is_first:
+            find()
     found = between_ranks.of_first(found, schema.optional(schema.text))
     if found is None and asked == "auto":
         logger.info("there is no checkpoint in %s: the training begins at its first step", output_dir)

@@ -18,8 +18,7 @@ from safetensors import SafetensorError
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from whet.dist import messages
-from whet.errors import ConfigError, StorageError, WhetError
+from whet.errors import ConfigError, StorageError
 from whet.hf import between_ranks, replay
 from whet.paths import utf8_name
 from whet.train.checkpoint import content, manifest, on_disk, staging, weights
@@ -40,7 +39,7 @@ def save(accelerator: Any, folder: str | Path | None) -> Path:
     The first rank writes, or with `save_on_each_node` the first of each machine. The hooks run on every rank.
     """
     project = accelerator.project_configuration
-    with _together("the state was not saved"):
+    with between_ranks.together("the state was not saved"):
         _require_no_gradients(accelerator)
         target = _next_numbered(project) if project.automatic_checkpoint_naming else _named(folder, "save_state")
     writes = _writes(accelerator)
@@ -51,14 +50,14 @@ def save(accelerator: Any, folder: str | Path | None) -> Path:
     try:
         state_dicts = [model.state_dict() for model in _models(accelerator)] if writes or hooks else []
         if any_hooks:
-            with _together(failed):
+            with between_ranks.together(failed):
                 if writes:
                     _stage(target)
-            with _together(failed):
+            with between_ranks.together(failed):
                 place = _staged(target)
                 for hook in hooks:
                     hook([*accelerator._models], state_dicts, str(place))
-        with _together(failed):
+        with between_ranks.together(failed):
             if writes:
                 if not any_hooks:
                     _stage(target)
@@ -88,14 +87,14 @@ def load(accelerator: Any, folder: str | Path | None, *, strict: bool = True) ->
     numbered = folder is None and project.automatic_checkpoint_naming
     place = _newest_numbered(project) if numbered else _named(folder, "load_state")
     failed = f"the state in {place} was not loaded"
-    with _together(failed):
+    with between_ranks.together(failed):
         if _writes(accelerator):
             staging.finish_replacement(place)
-    with _together(failed):
+    with between_ranks.together(failed):
         facts = _require_intact(place)
         _require_ranks(facts, accelerator.num_processes, place)
     models = [*accelerator._models]
-    with _together(failed):
+    with between_ranks.together(failed):
         for hook in accelerator._load_model_state_pre_hook.values():
             hook(models, str(place))
         try:
@@ -114,39 +113,6 @@ def _writes(accelerator: Any) -> bool:
     if accelerator.project_configuration.save_on_each_node:
         return accelerator.is_local_main_process
     return accelerator.is_main_process
-
-
-@contextmanager
-def _together(failed: str) -> Iterator[None]:
-    """Run the block on every rank; if it fails on any, all raise an error, so that none of them waits."""
-    own: BaseException | None = None
-    try:
-        yield
-    except BaseException as error:  # such as one of a user's state_dict
-        own = error
-    _fail_together(own, failed)
-
-
-def _fail_together(own: BaseException | None, what: str) -> None:
-    """Raise this rank's error; where only others have one, raise the first of theirs, so that none of them waits."""
-    found: Any = own and f"{type(own).__name__}: {own}"[:300]
-    seen = between_ranks.gather(messages.error_facts(own) if isinstance(own, WhetError) else found, _is_outcome)
-    if own is not None:
-        raise own
-    rank, error = next(((rank, one) for rank, one in enumerate(seen) if one is not None), (0, None))
-    if isinstance(error, list):
-        raise messages.error_from(error)
-    if error is not None:
-        raise StorageError(
-            what=what,
-            got=f"rank {rank}: {error}",
-            why="ranks save and load together, so that none waits for one that has failed",
-            fix=f"fix what rank {rank} reports",
-        )
-
-
-def _is_outcome(value: Any) -> bool:
-    return value is None or isinstance(value, str) or messages.is_error(value)
 
 
 def _is_of_rank(value: Any) -> bool:
