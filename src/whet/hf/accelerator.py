@@ -25,9 +25,8 @@ from whet.errors import ConfigError, Problem
 from whet.hf import between_ranks, replay, state
 from whet.log import logger
 from whet.methods import order
-from whet.models.packable import why_padded
 from whet.models.view import ModelView
-from whet.own_loop import curated, inside
+from whet.own_loop import inside
 from whet.own_loop.changes import changes
 from whet.own_loop.optimize import optimize
 
@@ -296,7 +295,7 @@ def _optimized(model: nn.Module) -> list[nn.Module]:
     if why is None:
         inside.prove_in(model)
         encoders = [encoder.model for encoder in inside.encoders_in(model)]
-        why = _why_unchanged(encoders)
+        why = inside.why_unchanged(encoders)
         if why is None:
             if changes(model) is None:
                 optimize(model)
@@ -311,12 +310,6 @@ def _why_elsewhere(model: nn.Module) -> str | None:
         if one.is_meta or hasattr(one, "ds_id") or type(one.data).__name__ == "DTensor":
             return "its weights are not all here: they are offloaded, or shared among ranks"
     return None
-
-
-def _why_unchanged(encoders: Sequence[nn.Module]) -> str | None:
-    """Return why these cannot run without padding; None if they can."""
-    reasons = [None if curated.is_encoder(one) else why_padded(one) for one in encoders]
-    return next(filter(None, reasons), None) if reasons else "no model of transformers in it is known to whet"
 
 
 def _holds_other_than_tensors(values: Any) -> bool:

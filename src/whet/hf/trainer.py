@@ -33,10 +33,9 @@ from whet.hf.state import random_state, set_random_state
 from whet.kernels import allocator
 from whet.kernels.random import generators_kept
 from whet.log import logger
-from whet.models.packable import why_padded
 from whet.optim import registry, schedule
 from whet.optim.optimizers import auto, native
-from whet.own_loop import curated, held, inside
+from whet.own_loop import held, inside
 from whet.own_loop.changes import changes
 from whet.own_loop.optimize import optimize
 from whet.precision import compare
@@ -482,8 +481,7 @@ def _change(model: nn.Module, args: Any) -> None:
     """Let the model run without padding where it can, and log why where it cannot."""
     inside.prove_in(model)
     encoders = [encoder.model for encoder in inside.encoders_in(model)]
-    reasons = [None if curated.is_encoder(one) else why_padded(one) for one in encoders]
-    why = next(filter(None, reasons), None) if encoders else "no model of transformers in it is known to whet"
+    why = inside.why_unchanged(encoders)
     if why is not None:
         logger.info("%s trains as it is, with its padding: %s", type(model).__name__, why)
     elif changes(model) is None:

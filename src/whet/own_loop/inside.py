@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from whet.config.methods import Place
 from whet.models import known
-from whet.models.packable import family_of
+from whet.models.packable import family_of, why_padded
 from whet.models.proof import prove
 from whet.models.wrapped import unwrapped
 from whet.own_loop import curated, spacy_pipes
@@ -135,3 +135,9 @@ def _places_of(pooling: Any) -> tuple[Place, ...]:
         modes = pooling.get_pooling_mode_str().split("+")
     names = [modes] if isinstance(modes, str) else list(modes)
     return tuple(_PLACES[name] for name in names) if _PLACES.keys() >= set(names) else ()
+
+
+def why_unchanged(encoders: Sequence[nn.Module]) -> str | None:
+    """Return why these cannot run without padding; None if they can."""
+    reasons = [None if curated.is_encoder(one) else why_padded(one) for one in encoders]
+    return next(filter(None, reasons), None) if reasons else "no model of transformers in it is known to whet"
