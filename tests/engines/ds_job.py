@@ -14,6 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from transformers import TrainerCallback
+
 import engine
 from tiny import padded, tiny_model, tiny_rows
 
@@ -36,15 +38,24 @@ TRAININGS: dict[str, tuple[int, str | None]] = {
 """Name -> stage of DeepSpeed (0: without), and the training whose third step it resumes from."""
 
 
-class NanAtThirdStep(engine.Trainer):
-    """Has a loss of its own, which is not a number in one step."""
+class NanAtThirdStep(TrainerCallback):
+    """Makes the loss of one step not a number."""
 
-    def compute_loss(
-        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
-    ) -> Any:
-        outputs = model(**inputs)
-        loss = outputs.loss * (float("nan") if self.state.global_step == 2 and model.training else 1.0)
-        return (loss, outputs) if return_outputs else loss
+    hook: Any = None
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, *, model: Any = None, **_: Any) -> None:
+        if state.global_step == 2:
+            self.hook = model.register_forward_hook(_without_loss)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.hook is not None:
+            self.hook.remove()
+            self.hook = None
+
+
+def _without_loss(model: Any, given: Any, output: Any) -> Any:
+    output["loss"] = output["loss"] * float("nan")
+    return output
 
 
 def train(folder: Path, name: str) -> dict[str, Any]:
@@ -56,10 +67,10 @@ def train(folder: Path, name: str) -> dict[str, Any]:
     rows = tiny_rows(19, "bert")
     args = engine.TrainingArguments(str(folder / f"out-{name}"), **given)
     if name.startswith("nan"):
-        model, kind = tiny_model("bert"), partial(NanAtThirdStep, data_collator=partial(padded, pad_id=0))
+        model, more = tiny_model("bert"), {"data_collator": partial(padded, pad_id=0), "callbacks": [NanAtThirdStep()]}
     else:
-        model, kind = tiny_model("bert", dropout=0.1), engine.Trainer
-    trainer = kind(model, args, train_dataset=rows, eval_dataset=rows)
+        model, more = tiny_model("bert", dropout=0.1), {}
+    trainer = engine.Trainer(model, args, train_dataset=rows, eval_dataset=rows, **more)
     trainer.train(resume_from_checkpoint=str(folder / f"out-{source}" / "checkpoint-3") if source else None)
     return {
         "losses": [entry["loss"] for entry in trainer.state.log_history if "loss" in entry],

@@ -55,7 +55,7 @@ def train(config: dict[str, Any]) -> None:
         tiny_model("bert", dropout=0.1), args, train_dataset=rows, eval_dataset=rows, callbacks=[whet.RayReport()]
     )
     if config["killed_at"]:
-        trainer.add_callback(Killed(config["killed_at"], folder / f"{name}.killed"))
+        trainer.events.add_callback(Killed(config["killed_at"], folder / f"{name}.killed"))
     resumed_from = whet.RayReport.last_checkpoint()
     trainer.train(resume_from_checkpoint=resumed_from)
     trainer.evaluate()

@@ -15,7 +15,7 @@ from transformers import AutoModelForSequenceClassification
 
 import engine
 import whet
-from tiny import arguments, padded, tiny_config, tiny_model, tiny_rows
+from tiny import arguments, padded, tiny_config, tiny_model
 from tiny_decoders import collate, token_rows
 from whet.errors import ConfigError
 from whet.models.experts.layer import layers_of
@@ -76,21 +76,19 @@ def test_experts_need_a_known_feed_forward_part_for_each_block() -> None:
         upcycle(tiny_model("modernbert", dropout=0.1), ExpertSettings(experts=4))
 
 
-class _OwnLoss(engine.Trainer):
-    def compute_loss(
-        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
-    ) -> Any:
-        found = model(**inputs)
-        return (found.loss, found) if return_outputs else found.loss
+def _sparse_classifier() -> Any:
+    torch.manual_seed(0)
+    return upcycle(AutoModelForSequenceClassification.from_config(tiny_config("bert")), ExpertSettings(experts=4))
 
 
 def test_loss_that_would_leave_the_balance_out_is_refused(tmp_path: Path) -> None:
-    """A Trainer with a loss of its own, and a loop outside of whet; without balance both train."""
-    rows, args = tiny_rows(8), arguments(tmp_path, max_steps=1)
+    """A loss of smoothed labels, and a loop outside of whet; without balance both train."""
+    rows = [{"input_ids": one["input_ids"], "labels": n % 2} for n, one in enumerate(token_rows(8))]
+    args = arguments(tmp_path, max_steps=1, label_smoothing_factor=0.1)
     collator = lambda taken: padded(taken, 0)  # noqa: E731
     with pytest.raises(ConfigError, match="balance loss of experts") as refused:
-        _OwnLoss(sparse_model("bert"), args, train_dataset=rows, data_collator=collator).train()
-    model = sparse_model("bert")
+        engine.Trainer(_sparse_classifier(), args, train_dataset=rows, data_collator=collator).train()
+    model = _sparse_classifier()
     call = re.search(r"whet\.upcycle\(model, whet\.ExpertSettings\(([^)]*)\)\)", refused.value.problems[0].fix)
     assert call is not None
     given = {name: json.loads(value) for name, value in (pair.split("=") for pair in call[1].split(", "))}
@@ -98,7 +96,7 @@ def test_loss_that_would_leave_the_balance_out_is_refused(tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match="does not train the routers"):
         whet.optimize(sparse_model("bert"))
     free = {"aux_loss_coef": 0.0, "z_loss_coef": 0.0}
-    _OwnLoss(model, args, train_dataset=rows, data_collator=collator).train()
+    engine.Trainer(model, args, train_dataset=rows, data_collator=collator).train()
     assert whet.changes(whet.optimize(sparse_model("bert", **free)))
 
 
@@ -122,10 +120,10 @@ def test_classifier_with_experts_in_its_last_block_computes_all_tokens(tmp_path:
     rows = [{"input_ids": one["input_ids"], "labels": n % 2} for n, one in enumerate(token_rows(8))]
     seen = []
     for tokens in ("read", "all"):
-        torch.manual_seed(0)
-        model = upcycle(AutoModelForSequenceClassification.from_config(tiny_config("bert")), ExpertSettings(experts=4))
         args = arguments(tmp_path, max_steps=1, last_block_tokens=tokens)
-        found = engine.Trainer(model, args, train_dataset=rows, data_collator=lambda taken: padded(taken, 0))
+        found = engine.Trainer(
+            _sparse_classifier(), args, train_dataset=rows, data_collator=lambda taken: padded(taken, 0)
+        )
         found.train()
         seen.append(logged(found, "moe_balance_loss"))
     assert seen[0] == seen[1]

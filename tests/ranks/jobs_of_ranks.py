@@ -54,21 +54,21 @@ def left_by(trainer: engine.Trainer, **more: Any) -> dict[str, Any]:
     } | more  # fmt: skip
 
 
-def _questions(job: dict[str, Any], cls: type[engine.Trainer] = engine.Trainer, **more: Any) -> engine.Trainer:
+def _questions(job: dict[str, Any]) -> engine.Trainer:
     rows = tiny_rows(job.get("n_rows", 20), job.get("family", "bert"))
     model = tiny_model(job.get("family", "bert"), dropout=job.get("dropout", 0.1))
     if "experts" in job:
         upcycle(model, ExpertSettings(**job["experts"]))
-    return cls(model, arguments(job), train_dataset=rows, eval_dataset=rows, **more)
+    return engine.Trainer(model, arguments(job), train_dataset=rows, eval_dataset=rows)
 
 
 def questions(job: dict[str, Any], rank: int) -> dict[str, Any]:
     """Train a packed question answering model, and evaluate it."""
     trainer = _questions(job)
     if job.get("all_die_at") is not None:
-        trainer.add_callback(AllDie(job["all_die_at"]))
+        trainer.events.add_callback(AllDie(job["all_die_at"]))
     if job.get("all_stop_at") is not None:
-        trainer.add_callback(AllStop(job["all_stop_at"]))
+        trainer.events.add_callback(AllStop(job["all_stop_at"]))
     trainer.train(resume_from_checkpoint=job.get("resume"))
     counts = {name: value for name, value in trainer.evaluate().items() if name in ("eval_loss",)}
     predicted = trainer.predict(trainer.eval_dataset)
@@ -95,9 +95,9 @@ class _Weighs(TrainerCallback):
 def shared(job: dict[str, Any], rank: int) -> dict[str, Any]:
     """Train a packed model whose optimizer, gradients or weights the ranks share; count what this rank holds."""
     trainer, scale = _questions(job), _Weighs()
-    trainer.add_callback(scale)
+    trainer.events.add_callback(scale)
     if job.get("all_die_at") is not None:
-        trainer.add_callback(AllDie(job["all_die_at"]))
+        trainer.events.add_callback(AllDie(job["all_die_at"]))
     trainer.train(resume_from_checkpoint=job.get("resume"))
     plan = planned.of_rank(trainer.model, trainer.args, trainer.optimizer, trainer.sync.place)
     total = plan.weights + plan.gradients + (plan.state or 0)
@@ -113,64 +113,6 @@ def words(job: dict[str, Any], rank: int) -> dict[str, Any]:
     return left_by(trainer)
 
 
-class _OwnLoss(engine.Trainer):
-    def compute_loss(
-        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
-    ) -> Any:
-        outputs = model(**inputs)
-        return (outputs["loss"], outputs) if return_outputs else outputs["loss"]
-
-
-class _PlainBackward(engine.Trainer):
-    """Calls backward itself, as scripts do that never ran on several processes."""
-
-    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
-        model.train()
-        loss = self.compute_loss(model, inputs)
-        loss.backward()
-        return loss.detach()
-
-
-class _TwoBackwards(engine.Trainer):
-    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
-        for _ in range(2):
-            loss = self.compute_loss(model, inputs)
-            self.accelerator.backward(loss)
-        return loss.detach()
-
-
-class _OwnSampler(engine.Trainer):
-    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
-        return torch.utils.data.SequentialSampler(toy_rows(32))
-
-
-class _ReadsAnything(Toy):
-    """Accepts any option, as the models of transformers do that divide their loss by num_items_in_batch."""
-
-    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None, **_: Any) -> Any:
-        return super().forward(x, labels)
-
-
-class _OwnMean(engine.Trainer):
-    """Returns a plain mean, whatever the number of targets."""
-
-    def compute_loss(
-        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
-    ) -> Any:
-        logits = model(x=inputs["x"])["logits"]
-        loss = ((logits - inputs["labels"]) ** 2).mean()
-        return (loss, {"logits": logits}) if return_outputs else loss
-
-
-class _InfiniteLoss(_OwnLoss):
-    """Has a loss that is not finite on rank 1 in step 2."""
-
-    def compute_loss(self, *args: Any, **options: Any) -> Any:
-        loss = super().compute_loss(*args, **options)
-        bad = self.model.training and self.state.global_step == 2 and os.environ.get("RANK") == "1"
-        return loss * float("inf") if bad else loss
-
-
 class _SplitsItself(IterableDataset[Any]):
     def __iter__(self) -> Any:
         yield from toy_rows(32)[int(os.environ.get("RANK", "0")) :: int(os.environ.get("WORLD_SIZE", "1"))]
@@ -181,25 +123,21 @@ class _Stream(IterableDataset[Any]):
         yield from toy_rows(32)
 
 
-_TOYS: dict[str, type[engine.Trainer]] = {
-    "whet": engine.Trainer, "compute_loss": _OwnLoss, "plain_backward": _PlainBackward, "two_backwards": _TwoBackwards,
-    "own_sampler": _OwnSampler, "own_mean": _OwnMean, "infinite": _InfiniteLoss,
-}  # fmt: skip
-
-
 def toy(job: dict[str, Any], rank: int) -> dict[str, Any]:
     """Train a module that returns the mean loss of its rows."""
     rows: Any = toy_rows(job.get("n_rows", 32))
     rows = {None: rows, "all": _Stream(), "own part": _SplitsItself()}[job.get("stream")]
     callbacks = [_CALLBACKS[name](rank) for name in job.get("callbacks", ())]
     metrics = {"compute_metrics": lambda found: {"sum": float(np.sum(found.predictions))}}
-    cls = _TOYS[job.get("trainer", "whet")]
-    model = _ReadsAnything() if job.get("reads_anything") else Toy()
-    trainer = cls(model, arguments(job), train_dataset=rows, eval_dataset=toy_rows(11), callbacks=callbacks, **metrics)
+    trainer = engine.Trainer(
+        Toy(), arguments(job), train_dataset=rows, eval_dataset=toy_rows(11), callbacks=callbacks, **metrics
+    )
+    if job.get("infinite_at") is not None:
+        trainer.events.add_callback(_InfiniteLoss(rank, job["infinite_at"]))
     if job.get("signal_at") is not None:
-        trainer.add_callback(_Signal(rank, job["signal_at"]))
+        trainer.events.add_callback(_Signal(rank, job["signal_at"]))
     if job.get("nan_at") is not None:
-        trainer.add_callback(_Poison(rank, job["nan_at"], trainer))
+        trainer.events.add_callback(_Poison(rank, job["nan_at"], trainer))
     if job.get("shortage_at") is not None and rank == 1:
         _run_out_of_memory(job["shortage_at"], trainer)
     if job.get("dies_in_forward") is not None:
@@ -208,7 +146,7 @@ def toy(job: dict[str, Any], rank: int) -> dict[str, Any]:
         die_in_save(rank, job["dies_in_save"], Path(trainer.args.output_dir))
     for name, cls_of in (("dies_at", _Dies), ("hangs_at", _Hangs)):
         if job.get(name) is not None:
-            trainer.add_callback(cls_of(rank, job[name]))
+            trainer.events.add_callback(cls_of(rank, job[name]))
     try:
         trainer.train(resume_from_checkpoint=job.get("resume"))
     except stop.Stopped as stopped:
@@ -306,6 +244,22 @@ def _die_in_forward(rank: int, step: int, trainer: engine.Trainer) -> None:
     trainer.model.register_forward_hook(end)
 
 
+class _InfiniteLoss(TrainerCallback):
+    """Makes the loss of rank 1 infinite in one step."""
+
+    def __init__(self, rank: int, step: int) -> None:
+        self.rank, self.step, self.hook = rank, step, None
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, *, model: Any = None, **_: Any) -> None:
+        if self.rank == 1 and state.global_step == self.step:
+            self.hook = model.register_forward_hook(lambda *given: given[2] | {"loss": given[2]["loss"] * float("inf")})
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.hook is not None:
+            self.hook.remove()
+            self.hook = None
+
+
 class _Poison(TrainerCallback):
     """Makes the gradient of rank 1 infinite in one step, after its last micro-batch."""
 
@@ -338,8 +292,5 @@ def writes(job: dict[str, Any], rank: int) -> dict[str, Any]:
     trainer.save_model()
     trainer.save_state()
     trainer.save_metrics("train", {"a": 1.0})
-    trainer.log_metrics("train", {"a": 1.0})
     trainer.create_model_card()
-    place = [trainer.is_world_process_zero(), trainer.args.should_save, trainer.accelerator.is_main_process]
-    gathered = trainer.accelerator.gather(torch.tensor([rank])).tolist()
-    return left_by(trainer, place=place, gathered=gathered)
+    return left_by(trainer, saves=trainer.args.should_save)

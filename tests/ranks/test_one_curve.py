@@ -49,10 +49,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
 
 _TOYS: Mapping[str, dict[str, Any]] = {
     "own loss of the model": {},
-    "compute_loss": {"trainer": "compute_loss"},
-    "backward of the user's own": {"trainer": "plain_backward"},
     "stream": {"stream": "all"},
-    "own mean of a model that divides by targets": {"trainer": "own_mean", "reads_anything": True},
     "last batch short": {"n_rows": 27},
 }
 

@@ -46,8 +46,7 @@ RUNS: Mapping[str, tuple[tuple[int, ...], dict[str, Any]]] = {
 _OTHERS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "decoder": ("words", {}),
     "experts": ("questions", {"experts": {"experts": 4, "top_k": 2, "capacity_factor": 1.0}}),
-    "backward of the user's own": ("toy", {"trainer": "plain_backward"}),
-    "compute_loss, infinite on one rank": ("toy", {"trainer": "infinite"}),
+    "infinite loss on one rank": ("toy", {"infinite_at": 2}),
     "signal to one rank": ("toy", {"signal_at": 3}),
 }
 """Name -> kind and job: what else calls a model, and decisions that all ranks take."""

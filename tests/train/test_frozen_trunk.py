@@ -183,7 +183,7 @@ class Writes(TrainerCallback):
 @pytest.mark.parametrize("callback", [Thaws, Writes])
 def test_frozen_layers_that_change_end_the_run(callback: Any, tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path, cache_frozen_trunk=True)
-    trainer.add_callback(callback())
+    trainer.events.add_callback(callback())
     with pytest.raises(ConfigError, match="frozen layers changed"):
         trainer.train()
 

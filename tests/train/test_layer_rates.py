@@ -13,6 +13,8 @@ from transformers import AutoModelForQuestionAnswering, GPT2Config, T5Config
 import engine
 import whet
 from tiny import FAMILIES, arguments, tiny_model, tiny_rows, weights_of
+from whet.optim import registry
+from whet.train.few_samples import layer_rates
 
 DECAY = 0.5
 N_BLOCKS = 2
@@ -29,7 +31,8 @@ def trainer_of(folder: Path, family: str = "bert", **changes: Any) -> engine.Tra
 def rates_of(trainer: engine.Trainer) -> dict[str, float]:
     """The learning rate of each parameter, as a share of the highest."""
     names = {id(one): name for name, one in trainer.model.named_parameters()}
-    groups = trainer.create_optimizer().param_groups
+    rates = layer_rates.of(trainer.model, trainer.args)
+    groups = registry.build(trainer.model, trainer.args, rates).param_groups
     return {names[id(p)]: group["lr"] / trainer.args.learning_rate for group in groups for p in group["params"]}
 
 
@@ -113,17 +116,6 @@ def test_an_optimizer_without_these_rates_is_refused(tmp_path: Path) -> None:
     trainer = engine.Trainer(model, args, train_dataset=tiny_rows(4), optimizers=(given, None))
     with pytest.raises(whet.ConfigError, match="layerwise_lr_decay is not carried out by this optimizer"):
         trainer.train()
-
-
-def test_overridden_decay_names_keep_the_rates(tmp_path: Path) -> None:
-    class NoDecay(engine.Trainer):
-        def get_decay_parameter_names(self, model: Any = None) -> list[str]:
-            return []
-
-    args = arguments(tmp_path, layerwise_lr_decay=DECAY, weight_decay=0.1)
-    trainer = NoDecay(tiny_model("bert"), args, train_dataset=tiny_rows(4))
-    found = rates_of(trainer)
-    assert found == {name: DECAY ** (N_BLOCKS + 1 - depth_by_name(name)) for name in found}
 
 
 def test_a_resumed_run_refuses_another_decay(tmp_path: Path) -> None:

@@ -101,29 +101,6 @@ def test_router_loss_is_not_logged_without_router_logits(tmp_path: Path) -> None
     assert not entries(trainer, "aux_loss")
 
 
-def test_router_loss_is_logged_through_an_overridden_compute_loss(tmp_path: Path) -> None:
-    class Doubled(engine.Trainer):
-        def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-            return 2 * super().compute_loss(model, inputs, *args, **kwargs)
-
-    trainer = _expert_trainer(tmp_path, Doubled, max_steps=1)
-    trainer.train()
-    _, router, _ = _first_step_by_hand()
-    # As transformers adds the router's loss of each micro-batch: its mean over them.
-    assert entries(trainer, "aux_loss") == [(1, pytest.approx(sum(router) / 2, rel=1e-6))]
-
-
-def test_loss_of_a_users_own_formula_has_no_router_loss(tmp_path: Path) -> None:
-    class FromLogits(engine.Trainer):
-        def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-            return model(**inputs).logits.square().mean()
-
-    trainer = _expert_trainer(tmp_path, FromLogits, max_steps=1)
-    trainer.train()
-    assert entries(trainer, "loss")
-    assert not entries(trainer, "aux_loss")
-
-
 def test_parts_are_means_over_the_interval(tmp_path: Path) -> None:
     each = toy_trainer(tmp_path / "each", model=TwoParts(), logging_steps=1)
     third = toy_trainer(tmp_path / "third", model=TwoParts(), logging_steps=3)

@@ -112,7 +112,7 @@ def test_a_second_training_continues_with_what_it_learnt(tmp_path: Path) -> None
     trainer, _ = begun(tmp_path, tiny_model("bert"))
     trained = weights_of(trainer.model)
     again = First()
-    trainer.add_callback(again)
+    trainer.events.add_callback(again)
     trainer.train()
     assert again.weights is not None
     assert changed(again.weights, trained) == set()

@@ -83,7 +83,7 @@ def _stop_once_saved(trainer: Trainer) -> Evaluated:
     """Let another rank ask to stop as soon as the trained model is saved; return what the run did."""
     model = Path(trainer.args.output_dir) / "model.safetensors"
     trainer.sync = Recording(stop_signal=lambda _: "SIGTERM" if model.exists() else None)
-    trainer.add_callback(done := Evaluated())
+    trainer.events.add_callback(done := Evaluated())
     return done
 
 

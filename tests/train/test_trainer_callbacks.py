@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import logging
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -149,24 +148,6 @@ def test_early_stopping_by_a_loss_that_falls_runs_to_the_end(tmp_path: Path) -> 
         compute_metrics=losing_metrics([4, 3, 2, 1]), eval_strategy="epoch",
     )  # fmt: skip
     assert trainer.state.global_step == 4 * 3
-
-
-@pytest.mark.parametrize("metric", ["a_loss", "b_loss"])
-def test_early_stopping_looks_only_at_the_evaluation_set_with_its_metric(tmp_path: Path, metric: str) -> None:
-    """transformers' callback says that it is disabled where a set does not have the metric."""
-    heard: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
-    said = logging.getLogger("transformers.trainer_callback")
-    said.addHandler(handler)
-    try:
-        _run(
-            tmp_path, EarlyStoppingCallback(5), eval_dataset={"a": toy_rows(6), "b": toy_rows(4)},
-            metric_for_best_model=metric, greater_is_better=False, eval_strategy="epoch",
-        )  # fmt: skip
-    finally:
-        said.removeHandler(handler)
-    assert not [text for text in heard if "early stopping is disabled" in text]
 
 
 def test_a_callback_of_transformers_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -107,21 +107,6 @@ def test_embedder_trains_without_padding_like_a_padded_run(tmp_path: Path, famil
     np.testing.assert_allclose(found, padded, rtol=TOLERANCE)
 
 
-class Pooling(engine.Trainer):
-    """Computes the loss itself, from the encoder of the module."""
-
-    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
-        scores = model.embed(inputs["query"]) @ model.embed(inputs["document"]).T * 10
-        return cross_entropy(scores, torch.arange(len(scores)))
-
-
-def test_own_compute_loss_trains_like_a_padded_run(tmp_path: Path) -> None:
-    padded = padded_curve(tmp_path / "padded", Embedder())
-    model = Embedder()
-    np.testing.assert_allclose(curve(tmp_path / "whet", model, Pooling), padded, rtol=TOLERANCE)
-    assert whet.changes(model) is not None
-
-
 @pytest.mark.parametrize("policy", ["blocks", "selective"])
 @pytest.mark.parametrize("optimized", [False, True], ids=["by the Trainer", "before the Trainer"])
 def test_checkpointing_changes_no_weight(tmp_path: Path, policy: str, optimized: bool) -> None:

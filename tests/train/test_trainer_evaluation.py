@@ -162,12 +162,10 @@ def test_metrics_are_written_and_collected(tmp_path: Path) -> None:
     trainer = toy_trainer(tmp_path)
     trainer.save_metrics("train", {"train_loss": 0.5, "epoch": 1.0})
     trainer.save_metrics("eval", {"eval_loss": 0.25, "epoch": 2.0})
-    trainer.save_metrics("test", {"test_loss": 0.125}, combined=False)
     found: dict[str, Any] = {path.name: read_json(path) for path in tmp_path.glob("*_results.json")}
     assert found == {
         "train_results.json": {"train_loss": 0.5, "epoch": 1.0},
         "eval_results.json": {"eval_loss": 0.25, "epoch": 2.0},
-        "test_results.json": {"test_loss": 0.125},
         "all_results.json": {"train_loss": 0.5, "eval_loss": 0.25, "epoch": 2.0},
     }
 

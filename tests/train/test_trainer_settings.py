@@ -20,11 +20,6 @@ def classifier() -> Any:
     return tiny_bert(BertForSequenceClassification, **still)
 
 
-def test_transformers_trainer_with_whets_arguments_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"(?s)TrainingArguments of whet.*fix: use whet\.Trainer"):
-        transformers.Trainer(classifier(), ours(tmp_path), pad, token_rows())
-
-
 def test_smoothed_labels_and_all_columns_by_setting(tmp_path: Path) -> None:
     seen: list[set[str]] = []
 
@@ -49,20 +44,3 @@ def test_metrics_that_return_nothing_are_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigError, match="compute_metrics returned no metrics"):
         trainer.evaluate()
-
-
-def test_metrics_may_ask_for_compute_result(tmp_path: Path) -> None:
-    def judge(_: Any, compute_result: bool) -> dict[str, bool]:
-        return {"asked": compute_result}
-
-    trainer = engine.Trainer(classifier(), ours(tmp_path), pad, eval_dataset=token_rows(), compute_metrics=judge)
-    assert trainer.evaluate()["eval_asked"] is True
-
-
-def test_several_sets_need_an_evaluate_that_takes_their_names(tmp_path: Path) -> None:
-    class Own(engine.Trainer):
-        def evaluate(self, eval_dataset: Any = None) -> Any:
-            return super().evaluate(eval_dataset)
-
-    with pytest.raises(ConfigError, match="takes no metric_key_prefix"):
-        Own(classifier(), ours(tmp_path), pad, eval_dataset={"a": token_rows(3)}).evaluate()

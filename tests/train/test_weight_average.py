@@ -155,17 +155,6 @@ def test_a_run_that_is_stopped_while_the_mean_is_evaluated_resumes_bitwise(unint
     assert same(weights_of(trainer.model), weights_of(uninterrupted[0].model))
 
 
-def test_a_save_model_of_a_user_saves_the_mean(uninterrupted: Run, tmp_path: Path) -> None:
-    class Own(engine.Trainer):
-        def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-            kept.append(weights_of(self.model))
-            super().save_model(output_dir, _internal_call)
-
-    kept: list[Weights] = []
-    averaged(tmp_path, kind=Own, save_steps=N_STEPS).train()
-    assert same(kept[-1], weights_of(uninterrupted[0].model))
-
-
 def test_checkpoints_with_only_the_model_hold_the_mean(uninterrupted: Run, tmp_path: Path) -> None:
     averaged(tmp_path, save_only_model=True, save_steps=N_STEPS).train()
     assert same(saved(tmp_path, N_STEPS), weights_of(uninterrupted[0].model))

@@ -19,7 +19,7 @@ from whet.objectives.collated import collated, run_seeded
 
 ACCURACY = "mean_token_accuracy"
 """TRL's name for the share of a language model's targets that it finds most likely."""
-_NEXT_WORD_HEADS = ("ForCausalLM", "LMHeadModel")
+NEXT_WORD_HEADS = ("ForCausalLM", "LMHeadModel")
 
 
 class OwnLoss:
@@ -51,7 +51,7 @@ class OwnLoss:
         """
         labels = batch.inputs.get("labels")
         if isinstance(labels, Tensor) and not labels.is_floating_point() and labels.dim() > 1:
-            first = 1 if type(unwrapped(self.model)).__name__.endswith(_NEXT_WORD_HEADS) else 0
+            first = 1 if type(unwrapped(self.model)).__name__.endswith(NEXT_WORD_HEADS) else 0
             return int((labels[:, first:] != IGNORED).sum())
         return batch.n_rows
 

@@ -1,32 +1,17 @@
-"""Chooses the version of each part of the step: whose loss it uses, and how gradients update the weights."""
+"""Chooses the version of each part of the step: what adds to its loss, and how gradients update the weights."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from torch import nn
 
-from whet.data.batch import Batch
-from whet.errors import ConfigError
-from whet.train.compat import user_loss
 from whet.train.compat.public import PublicTrainer
-from whet.train.routing import require_whets_loss, routing_of
+from whet.train.compat.user_loss import SmoothedLoss
+from whet.train.routing import NoExperts, routing_of
 from whet.train.run import Run
-from whet.train.step import Gradients, ObjectiveGradients, StepLoss, StepParts, StepResult, Update
+from whet.train.step import Gradients, ObjectiveGradients, StepParts, StepResult, Update
 from whet.train.trunk.choose import trunk_of
-
-
-@dataclass(frozen=True)
-class UserGradients:
-    """Forward and backward through `training_step` and `compute_loss`, which users override."""
-
-    trainer: PublicTrainer
-    between: Callable[[], None]
-    """Called between two micro-batches."""
-
-    def __call__(self, batches: Sequence[Batch], step: int) -> StepLoss:
-        return user_loss.gradients(self.trainer, batches, step=step, between=self.between)
 
 
 def build(
@@ -45,22 +30,9 @@ def build(
     )
 
 
-def require_same_loss(trainer: PublicTrainer, run: Run) -> None:
-    """Raise ConfigError if the Trainer has another loss than the run began with."""
-    if trainer.objective is not run.objective:
-        raise ConfigError(
-            what=f"the loss of {type(trainer).__name__} changed while a training ran",
-            why="its methods were replaced, and a training chooses its loss at the start",
-            fix="replace compute_loss and the methods around it before train()",
-        )
-
-
 def _gradients(trainer: PublicTrainer, run: Run, between: Callable[[], None]) -> Gradients:
-    trunk = trunk_of(trainer, run)
-    if trainer.user_loss:
-        require_whets_loss(run.model)
-        return UserGradients(trainer, between)
+    balanced = not isinstance(run.objective, SmoothedLoss)  # a model with a balance loss is refused there
     return ObjectiveGradients(
         objective=run.objective, precision=trainer.precision, seed=run.args.seed, sync=trainer.sync,
-        routing=routing_of(run.model), trunk=trunk, between=between,
+        routing=routing_of(run.model) if balanced else NoExperts(), trunk=trunk_of(run), between=between,
     )  # fmt: skip

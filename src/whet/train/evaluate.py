@@ -10,21 +10,19 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from torch import nn
-from transformers.trainer_pt_utils import EvalLoopContainer, find_batch_size
 from transformers.trainer_utils import EvalLoopOutput
 
 from whet.data.batch import Batch
 from whet.dist.messages import anything
 from whet.errors import ConfigError
-from whet.objectives.base import IGNORED, Objective
+from whet.objectives.base import Objective
 from whet.objectives.distilled import Distilled
-from whet.objectives.heads import asks_for_layers
 from whet.objectives.packed_head import PackedHead
 from whet.objectives.padded_tokens import PaddedNextTokens
 from whet.objectives.span import SPAN_LABELS
 from whet.precision.policy import Precision
-from whet.train.compat import constructor, eval_prediction, overrides
-from whet.train.compat.dataloaders import WhetLoader, is_sized
+from whet.train.compat import constructor, eval_prediction
+from whet.train.compat.dataloaders import is_sized
 from whet.train.compat.eval_prediction import Extras
 from whet.train.compat.public import PublicTrainer
 from whet.train.control import stop
@@ -48,8 +46,6 @@ class Totals:
     """Sums of the named parts of the loss, such as the loss of a router of experts."""
     n_targets: int = 0
     n_rows: int = 0
-    own: list[_Result] = field(default_factory=list)
-    """Results of this rank that are not counted yet."""
 
     def add(self, result: _Result) -> None:
         """Count a batch."""
@@ -77,7 +73,7 @@ def forward_batches(
     was_training = model.training
     model.eval()
     try:
-        for (source, rows), _ in _own(_row_batches(dataset, n_rows), sync or OneRank()):
+        for source, rows in _own(_row_batches(dataset, n_rows), sync or OneRank()):
             batch = objective.batch(source, rows, 0).to(device)
             with torch.no_grad(), precision.forward():
                 output = objective.forward(batch, seed=0, step=0)
@@ -86,23 +82,15 @@ def forward_batches(
         model.train(was_training)
 
 
-def _own(batches: Iterable[T], sync: Sync, *, fill: bool = False) -> Iterator[tuple[T, bool]]:
-    """Yield those of the batches that this rank computes, and whether they count; between rounds, stop for a signal.
-
-    With `fill`, a rank without a batch in the last round computes one that does not count: users' methods may wait for
-    the other ranks.
-    """
-    number, last = -1, None
+def _own(batches: Iterable[T], sync: Sync) -> Iterator[T]:
+    """Yield those of the batches that this rank computes; between rounds, stop for a signal."""
+    number = -1
     for number, batch in enumerate(batches):
-        last = batch
         if number % sync.n_ranks == sync.place.rank:
-            yield batch, True
+            yield batch
         if number % sync.n_ranks == sync.n_ranks - 1:
             stop.check(sync.stop_signal)
-    left = (number + 1) % sync.n_ranks
-    if left:
-        if fill and last is not None and sync.place.rank >= left:
-            yield last, False
+    if (number + 1) % sync.n_ranks:
         stop.check(sync.stop_signal)
     _require_same(sync, number + 1)
 
@@ -114,29 +102,19 @@ def _require_same(sync: Sync, n_batches: int) -> None:
             what="the ranks evaluate different data",
             got=f"{', '.join(map(str, seen))} batches",
             why="whet computes each batch on one rank, and takes the same batches to be read on all",
-            fix="give evaluations data and loaders without a DistributedSampler or split_dataset_by_node",
+            fix="give evaluations data without split_dataset_by_node",
         )
 
 
-def run(trainer: PublicTrainer, loader: Any, *, keep: bool, ignore_keys: Sequence[str] | None) -> EvalLoopOutput:
-    """Return the result of an evaluation of the loader's batches; metrics have no prefix.
-
-    If whet made the loader, its rows are read directly, so that batches can run without padding.
-    """
-    trainer.events.eval_dataloader = loader
-    by_batch = trainer.user_loss or overrides.changed(trainer, "prediction_step")
-    by_batch = by_batch or (keep and asks_for_layers(trainer.model))  # predictions are all that the model returns
-    extras = Extras(trainer.model, trainer.args.include_for_metrics, constructor.pad_token_id(trainer))
-    if isinstance(loader, WhetLoader) and not by_batch:
-        with _logits_if(trainer.objective, wanted=keep):
-            found = _of_rows(trainer, loader.dataset, extras, keep=keep, ignore_keys=ignore_keys)
-        concat = trainer.args.eval_do_concat_batches
-        predictions, labels = (
-            eval_prediction.joined(part, concat=concat) for part in (found.predictions, found.labels)
-        )
-    else:
-        found, predictions, labels = _of_batches(trainer, loader, extras, keep=keep, ignore_keys=ignore_keys)
-    given = extras.joined(concat=trainer.args.eval_do_concat_batches)
+def run(trainer: PublicTrainer, dataset: Any, *, keep: bool) -> EvalLoopOutput:
+    """Return the result of an evaluation of the rows of a data set; metrics have no prefix."""
+    args = trainer.args
+    extras = Extras(trainer.model, args.include_for_metrics, constructor.pad_token_id(trainer))
+    with _logits_if(trainer.objective, wanted=keep):
+        found = _of_rows(trainer, dataset, extras, keep=keep)
+    concat = args.eval_do_concat_batches
+    predictions, labels = (eval_prediction.joined(part, concat=concat) for part in (found.predictions, found.labels))
+    given = extras.joined(concat=concat)
     metrics = found.loss | eval_prediction.judged(trainer.compute_metrics, predictions, labels, given)
     return EvalLoopOutput(predictions, labels, metrics, found.n_rows)
 
@@ -192,21 +170,16 @@ _KINDS: dict[str, schema.Check] = {
     "mean_loss": schema.optional(_is_float),
     "part_sums": schema.object_of(_is_float),
     "extras": schema.optional(lambda value: isinstance(value, np.ndarray)),
-    "predictions": anything,  # what a user's prediction_step returns
+    "predictions": anything,
     "labels": anything,
 }
 """The fields of a `_Result` that came from another rank."""
 
 
-def _of_rows(
-    trainer: PublicTrainer, dataset: Any, extras: Extras, *, keep: bool, ignore_keys: Sequence[str] | None
-) -> Totals:
+def _of_rows(trainer: PublicTrainer, dataset: Any, extras: Extras, *, keep: bool) -> Totals:
     """Run whet's own batches of a data set."""
     found = Totals(keep)
-    own = [
-        _result(trainer, batch, output, extras, keep=keep, ignore_keys=ignore_keys)
-        for batch, output in trainer.forward_batches(dataset)
-    ]
+    own = [_result(trainer, batch, output, extras, keep=keep) for batch, output in trainer.forward_batches(dataset)]
     for result in _in_order(trainer.sync, own):
         found.add(result)
         extras.take(result.extras, result.mean_loss, result.n_rows)
@@ -217,9 +190,7 @@ def _of_rows(
     return found
 
 
-def _result(
-    trainer: PublicTrainer, batch: Batch, output: Any, extras: Extras, *, keep: bool, ignore_keys: Sequence[str] | None
-) -> _Result:
+def _result(trainer: PublicTrainer, batch: Batch, output: Any, extras: Extras, *, keep: bool) -> _Result:
     objective, labels = trainer.objective, _labels_of(batch, trainer.args.label_names)
     found = _Result(batch.n_rows, extras=extras.of(batch))
     if labels:
@@ -233,69 +204,8 @@ def _result(
             labels=tuple(label.cpu().numpy() for label in labels),
         )
     if keep:
-        logits = objective.logits(_without(output, ignore_keys), batch)
-        found = replace(found, predictions=_preprocessed(trainer, logits, labels))
+        found = replace(found, predictions=_preprocessed(trainer, objective.logits(output, batch), labels))
     return found
-
-
-def _of_batches(
-    trainer: PublicTrainer, loader: Any, extras: Extras, *, keep: bool, ignore_keys: Sequence[str] | None
-) -> tuple[Totals, Any, Any]:
-    """Run the batches of any loader through `prediction_step`; return also predictions and labels."""
-    concat = trainer.args.eval_do_concat_batches
-    kept, kept_labels = (EvalLoopContainer(concat, padding_index=IGNORED) for _ in range(2))
-    found, model = Totals(keep), trainer.model
-    was_training = model.training
-    model.eval()
-    try:
-        for inputs, counts in _own(loader, trainer.sync, fill=True):
-            result = _predicted(trainer, inputs, extras, keep=keep, ignore_keys=ignore_keys)
-            found.own += [result] if counts else []
-            trainer.events.send("on_prediction_step", trainer.state)
-            if trainer.sync.n_ranks == 1:
-                _keep(found, extras, kept, kept_labels, [found.own.pop()])
-        _keep(found, extras, kept, kept_labels, _in_order(trainer.sync, found.own))
-    finally:
-        model.train(was_training)
-    return found, kept.get_arrays(), kept_labels.get_arrays()
-
-
-def _predicted(
-    trainer: PublicTrainer, inputs: Any, extras: Extras, *, keep: bool, ignore_keys: Sequence[str] | None
-) -> _Result:
-    """Return what the Trainer's `prediction_step` finds for a batch."""
-    n_rows = find_batch_size(inputs) or 0
-    n_targets = _n_targets(inputs, n_rows)
-    options = overrides.accepted(trainer.prediction_step, ignore_keys=ignore_keys)
-    loss, logits, labels = trainer.prediction_step(trainer.model, inputs, not keep, **options)
-    if logits is not None and trainer.preprocess_logits_for_metrics is not None:
-        logits = trainer.preprocess_logits_for_metrics(logits, labels)
-    found = _Result(n_rows, predictions=_on_cpu(logits), labels=_on_cpu(labels), extras=extras.of(inputs))
-    if loss is None:
-        return found
-    mean = float(loss.mean())
-    return replace(found, n_targets=n_targets, loss_sum=mean * n_targets, mean_loss=mean)
-
-
-def _on_cpu(tensors: Any) -> Any:
-    """Return the tensors, in tuples, lists and dicts of any depth, in the memory of the host."""
-    if isinstance(tensors, torch.Tensor):
-        return tensors.detach().cpu()
-    if isinstance(tensors, tuple | list):
-        return type(tensors)(map(_on_cpu, tensors))
-    return {name: _on_cpu(one) for name, one in tensors.items()} if isinstance(tensors, Mapping) else tensors
-
-
-def _keep(
-    found: Totals, extras: Extras, kept: EvalLoopContainer, kept_labels: EvalLoopContainer, results: Sequence[_Result]
-) -> None:
-    for result in results:
-        found.add(result)
-        for container, tensors in ((kept, result.predictions), (kept_labels, result.labels)):
-            if tensors is not None:
-                container.add(tensors)
-                container.to_cpu_and_numpy()
-        extras.take(result.extras, result.mean_loss, result.n_rows)
 
 
 def _row_batches(dataset: Any, n_rows: int) -> Iterator[tuple[Any, Sequence[int]]]:
@@ -332,22 +242,6 @@ def _preprocessed(
 
 def _single(values: tuple[Any, ...]) -> Any:
     return values[0] if len(values) == 1 else values
-
-
-def _without(output: Any, ignore_keys: Sequence[str] | None) -> Any:
-    """Return a model's output without the ignored entries."""
-    if not ignore_keys or not isinstance(output, Mapping):
-        return output
-    kept = {name: value for name, value in output.items() if name not in ignore_keys}
-    return type(output)(**kept) if hasattr(output, "to_tuple") else kept
-
-
-def _n_targets(inputs: Any, n_rows: int) -> int:
-    """Return the number of targets in a batch's mean loss: token labels other than -100, or else its rows."""
-    labels = inputs.get("labels") if isinstance(inputs, Mapping) else None
-    if isinstance(labels, torch.Tensor) and not labels.is_floating_point() and labels.dim() > 1:
-        return int((labels != IGNORED).sum())
-    return n_rows
 
 
 def _labels_of(batch: Batch, named: Sequence[str] | None) -> list[Any]:

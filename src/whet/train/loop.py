@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 import weakref
-from collections.abc import Mapping, Set
+from collections.abc import Set
 from functools import partial
 from pathlib import Path
 
@@ -26,7 +25,6 @@ from whet.train.batches import loading
 from whet.train.checkpoint import best, disk_space, on_disk, weights
 from whet.train.checkpoint.saving import Saver
 from whet.train.checkpoint.snapshot import RunState
-from whet.train.compat import dataloaders, late_arguments, overrides, search
 from whet.train.compat.public import PublicTrainer
 from whet.train.control import guard, stop
 from whet.train.control.safe_points import SafePoints
@@ -76,11 +74,8 @@ class TrainingLoop:
         self.meter = Meter()
         self.spikes = guard.SpikeGuard(args.max_loss_spike)
         self.memory = guard.memory_guard(args)
-        user_loader = self.events.train_dataloader if dataloaders.decides_batches(trainer) else None
-        self.loader = loading.build(self.run, user_loader, self.sync, trainer.data_collator)
-        self.started_s = time.time()
+        self.loader = loading.build(self.run, self.sync, trainer.data_collator)
         self.counters = trainer.state = new_counters(args, self.sync.place)
-        self.counters.is_hyper_param_search = trainer.trial is not None
         self.events.control = TrainerControl()
 
     @property
@@ -190,8 +185,7 @@ class TrainingLoop:
         self.run_state = RunState(
             run=self.run, counters=self.counters, meter=self.meter, optimizer=self.optimizer,
             precision=self.trainer.precision, identity=fingerprint.of(self.run, self.optimizer, self.scheduler),
-            parts=self._parts, user_save_model=lambda: overrides.user_save_model(self.trainer),
-            to_save=partial(share.both, self.sharing.saving, self.average.in_model),
+            parts=self._parts, to_save=partial(share.both, self.sharing.saving, self.average.in_model),
             is_shared=lambda: self.sharing.is_on,
         )  # fmt: skip
         self.sync.begin(self.run.model)
@@ -244,8 +238,6 @@ class TrainingLoop:
     def take_step(self) -> None:
         """Take one optimizer step, then log, evaluate and save if that is due."""
         self.saver.check()
-        late_arguments.require_same_run(self.trainer, self.run.args)
-        build_step.require_same_loss(self.trainer, self.run)
         if self.loader.begins_epoch(self.plan_step):
             self._send("on_epoch_begin")
         self._send("on_step_begin")
@@ -258,7 +250,7 @@ class TrainingLoop:
         counts = self.sync.total_counts(counts)  # before the weights change: a lost rank ends the run here
         result = step.take_step(self.step_parts, batches, self.counters.global_step)
         self.meter.add(counts, result, learning_rate)
-        self._count(batches, result, counts[2])
+        self._count(result, counts[2])
         self.average.add(self.plan_step)
         self._send("on_step_end")
         self._after_step(epoch_ends=self._end_epoch())
@@ -271,20 +263,15 @@ class TrainingLoop:
         self._send("on_substep_end")
         self.safe_points.check()
 
-    def _count(self, batches: list[Batch], result: step.StepResult, n_computed: int) -> None:
+    def _count(self, result: step.StepResult, n_computed: int) -> None:
         """Count the step; raise NonFiniteError after too many consecutive steps that were not applied."""
         if result.applied and self.meter.n_steps - self.meter.n_skipped == 1:  # the optimizer has its state only now
             logger.info("%s", formats.describe(self.run.model, self.trainer.precision, self.optimizer))
-        self.counters.total_flos += self._flos(batches, n_computed)
+        self.counters.total_flos += self.flos_per_token * n_computed
         self.counters.global_step += 1
         stop.mark_step_done()
         self.counters.epoch = self.loader.epochs_done(self.plan_step)
         self.spikes.require_progress(result, self.counters.global_step, self.run.args.max_nonfinite_steps)
-
-    def _flos(self, batches: list[Batch], n_computed: int) -> float:
-        if overrides.changed(self.trainer, "floating_point_ops"):
-            return sum(float(self.trainer.floating_point_ops(dict(batch.inputs))) for batch in batches)
-        return self.flos_per_token * n_computed
 
     # ---- between two steps ----
 
@@ -346,25 +333,19 @@ class TrainingLoop:
             self._evaluate_and_save(epoch_ends=due["epoch_ends"])
 
     def _evaluate(self, due: dict[str, bool]) -> dict[str, float]:
-        """Evaluate with the Trainer's method, which may be overridden; after a signal `due` is done when resuming."""
-        trainer = self.trainer
-        ignored = {} if trainer.ignore_keys_for_eval is None else {"ignore_keys": trainer.ignore_keys_for_eval}
-        with trainer.evaluated_weights():  # an overridden evaluate may not call whet's
-            try:
-                found = trainer.evaluate(**overrides.accepted(trainer.evaluate, **ignored))
-                metrics = self.sync.of_first(dict(found) if isinstance(found, Mapping) else {}, schema.json_object)
-                search.report(trainer, metrics)
-            except stop.Stopped:
-                self.safe_points.stop_in_evaluation(due)
-            except LostRankError:
-                self.safe_points.pending = due
-                raise
-        return metrics
+        """Evaluate; after a signal `due` is done when resuming."""
+        try:
+            return self.sync.of_first(dict(self.trainer.evaluate()), schema.json_object)
+        except stop.Stopped:
+            self.safe_points.stop_in_evaluation(due)
+        except LostRankError:
+            self.safe_points.pending = due
+            raise
 
     def _log(self) -> None:
         meter = self.meter
         figures = {**meter.take_losses(), "grad_norm": meter.grad_norm, "learning_rate": meter.learning_rate}
-        self.trainer.log(figures, **overrides.accepted(self.trainer.log, start_time=self.started_s))
+        self.trainer.log(figures)
 
     # ---- after the last step ----
 

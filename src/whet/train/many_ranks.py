@@ -43,7 +43,7 @@ class ManyRanks:
         self.n_ranks = group.n_ranks
         self._sums: GradientSum | ShardedWeights | None = None
         self._tables = TableSum(group, [])
-        self._is_last, self._n_watched = False, 0
+        self._is_last = False
         self._n_checks = 0
         self._known: set[int] = set()
         self._weights: list[nn.Parameter] = []
@@ -73,19 +73,11 @@ class ManyRanks:
         return self.group.lost(error)
 
     def begin_micro_batch(self, *, is_last: bool) -> None:
-        self._is_last, self._n_watched = is_last, 0
+        self._is_last = is_last
 
     def before_backward(self, loss: Tensor) -> Tensor:
         if self.engine is None and (not self._is_last or self._sums is None):
             return loss
-        self._n_watched += 1
-        if self._n_watched > 1:
-            raise ConfigError(
-                what="a training step with several ranks has two backward passes",
-                got=f"{self._n_watched} calls of accelerator.backward in one training_step",
-                why="the first one already exchanges the gradients with the other ranks",
-                fix="add the losses up, and call backward once",
-            )
         if self.engine is not None:
             return self.engine.watch(loss, is_last=self._is_last)
         assert self._sums is not None
@@ -93,21 +85,11 @@ class ManyRanks:
 
     def reduce_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
         if self.engine is not None:
-            self._require_watched()
             return
         assert self._sums is not None, "begin comes before the first step"
         others = [one for one in parameters if one.requires_grad and id(one) not in self._known]
         watched = self._sums.finish(others)
         self._tables.reduce(1.0 if watched else 1 / self.n_ranks)
-
-    def _require_watched(self) -> None:
-        if not self._n_watched:
-            raise ConfigError(
-                what="training_step calls backward itself",
-                got="loss.backward()",
-                why="DeepSpeed sums the gradients in the backward pass of a loss that it knows",
-                fix="call self.accelerator.backward(loss) in training_step",
-            )
 
     def gradient_norm(self, norm: float) -> float:
         if isinstance(self._sums, ShardedWeights):
@@ -128,11 +110,7 @@ class ManyRanks:
         norm = float(self._weights[self._n_checks % len(self._weights)].detach().float().norm())
         return norm if math.isfinite(norm) else 0.0
 
-    def total_targets(self, n_targets: Any) -> Any:
-        if n_targets is None:
-            return None
-        if isinstance(n_targets, Tensor):
-            return self.group.sum_of(n_targets)
+    def total_targets(self, n_targets: int) -> int:
         return int(self.group.sum_of(torch.tensor([n_targets])).item())
 
     def total_loss(self, loss: Tensor) -> Tensor:
@@ -207,8 +185,7 @@ def _drifted(what: str, least: float, most: float) -> WhetError:
         what=f"the ranks have different {what}",
         got=f"norms from {least:.6g} to {most:.6g}",
         why="every rank applies the same update, or their weights drift apart",
-        fix="call backward through accelerator.backward in training_step, once for each batch; change gradients, "
-        "weights and learning rates in callbacks and hooks in the same way on all ranks",
+        fix="change gradients, weights and learning rates in callbacks and hooks in the same way on all ranks",
     )
 
 
@@ -221,13 +198,6 @@ def _tables_of(model: nn.Module) -> list[Any]:
                 holders[id(parameter)] = holders.get(id(parameter), 0) + 1
     found = [part for part in model.modules() if hasattr(part, GRADIENT)]
     return [one for one in found if holders[id(one.weight)] == 1 and one.weight.requires_grad]
-
-
-def _joined(args: TrainingArguments) -> Callable[[], None]:
-    return sync_of(args).wait
-
-
-ranks.joins_by(_joined)
 
 
 def sync_of(args: TrainingArguments) -> Any:

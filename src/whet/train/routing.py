@@ -164,16 +164,15 @@ def _require_all(seen: Sequence[Routes], rows: Tensor, settings: ExpertSettings)
 
 
 def require_whets_loss(model: nn.Module) -> None:
-    """Raise ConfigError for experts whose balance would be left out: a loss of the user's own knows nothing of it."""
+    """Raise ConfigError for experts whose balance would be left out: a loss of smoothed labels has none."""
     settings = kept.settings_of(getattr(unwrapped(model), "config", None))
     if settings is None or not (settings.aux_loss_coef or settings.z_loss_coef):
         return
     raise ConfigError(
-        what="the balance loss of experts does not go with a loss of your own",
-        got=f"aux_loss_coef {settings.aux_loss_coef}, z_loss_coef {settings.z_loss_coef}, and compute_loss, "
-        "training_step or label_smoothing_factor changed",
+        what="the balance loss of experts does not go with smoothed labels",
+        got=f"aux_loss_coef {settings.aux_loss_coef}, z_loss_coef {settings.z_loss_coef}, and label_smoothing_factor",
         why="whet adds the losses of the routers to its own loss",
-        fix=f"leave the other loss out; or train without balance: {_without_balance(settings)}",
+        fix=f"leave --label_smoothing_factor out; or train without balance: {_without_balance(settings)}",
     )
 
 

@@ -1,12 +1,11 @@
-"""Prepares a Trainer's model and objective: at the start, and again if overrides change."""
+"""Prepares a Trainer's model and objective."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from torch import nn
-from transformers.trainer_pt_utils import LabelSmoother
-from transformers.utils.generic import can_return_loss, find_labels
+from transformers.utils.generic import find_labels
 
 from whet.config.methods import method_settings
 from whet.data.padding import Padding
@@ -19,7 +18,7 @@ from whet.models import attention
 from whet.models.bad_batch import checked
 from whet.models.proof import prove
 from whet.models.view import ModelView
-from whet.objectives.base import Collate
+from whet.objectives.base import Collate, Objective
 from whet.objectives.choose import choose
 from whet.objectives.own_loss import OwnLoss
 from whet.objectives.packed_head import PackedHead
@@ -27,56 +26,45 @@ from whet.objectives.span import PackedSpans, PaddedSpans
 from whet.own_loop import held
 from whet.precision import formats, policy
 from whet.train.checkpoint import weights
-from whet.train.compat import collate, constructor, late_arguments, overrides, user_loss
+from whet.train.compat import collate, constructor, user_loss
 from whet.train.compat.public import PublicTrainer
-from whet.train.sharding import unfinished
-
-_CAUSAL = ("ForCausalLM", "LMHeadModel")
+from whet.train.routing import require_whets_loss
 
 
 def use_model(trainer: PublicTrainer, model: nn.Module) -> None:
-    """Make this the Trainer's model: on its device, in float32, with whet's operators where they apply."""
-    trainer.model_args = trainer.args
+    """Make this the Trainer's model: on its device, in float32, with whet's operators; choose the objective."""
+    args = trainer.args
     held.restore_marked(model)
-    trainer.model = order.restore(model).to(weights.device_of(trainer.args.use_cpu))
-    formats.require_floating(trainer.model)
-    formats.raise_to_float32(trainer.model)
-    trainer.precision = policy.build(trainer.args, trainer.device)
-    inside = _base_model(trainer.model)
-    named = trainer.args.label_names
-    trainer.label_names = list(find_labels(type(inside)) if named is None else named)
-    trainer.can_return_loss = can_return_loss(type(inside))
-    trainer.model_accepts_loss_kwargs = _accepts_loss_kwargs(inside)
-    trainer.loss_shifts_labels = type(inside).__name__.endswith(_CAUSAL)
-    trainer.label_smoother = _smoother(trainer, inside)
-    prepare(trainer)
-
-
-def prepare(trainer: PublicTrainer) -> None:
-    """Choose the objective, and apply the methods to the model."""
-    model, args = trainer.model, trainer.args
+    trainer.model = model = order.restore(model).to(weights.device_of(args.use_cpu))
+    formats.require_floating(model)
+    formats.raise_to_float32(model)
+    trainer.precision = policy.build(args, trainer.device)
     trainer.collate = _collator(trainer)
     if args.attn_implementation in (None, attention.NAME):
         prove.ensure(model)
-    trainer.user_loss = user_loss.is_used(trainer)
-    if trainer.user_loss:
-        trainer.objective = user_loss.build(trainer, trainer.collate)
+    if _smooths(trainer):
+        require_whets_loss(model)
+        trainer.objective = user_loss.smoothed(model, trainer.collate, args)
     else:
-        by_user = trainer.collator_given
-        given = trainer.collate if by_user and not collate.pads_only(trainer.data_collator) else None
-        default = trainer.collate if by_user else collate.default_collator(trainer.processing_class, model)
-        trainer.objective = choose(
-            model, given, default, _padding(trainer), attn=args.attn_implementation, span_loss=args.span_loss
-        )
-        if type(trainer.objective) is OwnLoss:
-            trainer.objective = user_loss.unpadded(trainer.objective, args)
+        trainer.objective = _objective(trainer)
     if trainer.device.type == "cpu":
         allocator.keep_freed_memory()
     _require_packed_for_budget(trainer)
     _require_spans_for_loss(trainer)
-    optimized = isinstance(trainer.objective, user_loss.UserLoss | user_loss.UnpaddedLoss | held.HeldLoss)
+    optimized = isinstance(trainer.objective, user_loss.SmoothedLoss | user_loss.UnpaddedLoss | held.HeldLoss)
     settings = method_settings(args, operators=None if optimized else "auto")
     _log_methods(trainer, order.apply(ModelView(model), settings))
+
+
+def _objective(trainer: PublicTrainer) -> Objective:
+    """Return how the model trains with its own loss, or whet's of the same values."""
+    model, args, by_user = trainer.model, trainer.args, trainer.collator_given
+    given = trainer.collate if by_user and not collate.pads_only(trainer.data_collator) else None
+    default = trainer.collate if by_user else collate.default_collator(trainer.processing_class, model)
+    objective = choose(
+        model, given, default, _padding(trainer), attn=args.attn_implementation, span_loss=args.span_loss
+    )
+    return user_loss.unpadded(objective, args) if type(objective) is OwnLoss else objective
 
 
 def _padding(trainer: PublicTrainer) -> Padding:
@@ -84,22 +72,10 @@ def _padding(trainer: PublicTrainer) -> Padding:
     return Padding(trainer.args.padding_in_loss, trainer.padded_length, constructor.pad_token_id(trainer))
 
 
-def apply_changes(trainer: PublicTrainer) -> None:
-    """Apply methods and arguments that were replaced since the last call; refuse those that whet cannot honour."""
-    unfinished.require_whole(trainer.model)
-    late_arguments.apply(trainer)
-    overrides.require_honoured(trainer)
-    _require_free_names(trainer)
-    if trainer.user_loss != user_loss.is_used(trainer):
-        held.restore_marked(trainer.model)
-        order.restore(trainer.model)
-        prepare(trainer)
-
-
 def _collator(trainer: PublicTrainer) -> Collate:
     if not trainer.args.remove_unused_columns:
         return checked(trainer.data_collator, trainer.model)
-    return collate.without_unread(trainer.data_collator, trainer.model, trainer.label_names)
+    return collate.without_unread(trainer.data_collator, trainer.model, trainer.args.label_names or ())
 
 
 def _require_packed_for_budget(trainer: PublicTrainer) -> None:
@@ -129,7 +105,7 @@ def _require_spans_for_loss(trainer: PublicTrainer) -> None:
         return
     raise ConfigError(
         what=f"span_loss {trainer.args.span_loss} does not go with this training",
-        got=f"{type(_base_model(trainer.model)).__name__}" + (" with a loss of your own" if trainer.user_loss else ""),
+        got=type(_base_model(trainer.model)).__name__,
         why="whet computes it for question answering models without a data_collator or loss of your own",
         fix="leave --span_loss out",
     )
@@ -138,8 +114,7 @@ def _require_spans_for_loss(trainer: PublicTrainer) -> None:
 def _log_methods(trainer: PublicTrainer, done: list[Applied]) -> None:
     """Log whether batches run packed, and what each method did."""
     fused = next((one.text for one in done if one.method == fuse.CARD.name), "operators in plain torch")
-    if not trainer.user_loss:
-        _log_batches(trainer, fused)
+    _log_batches(trainer, fused)
     for one in done:
         if one.method != fuse.CARD.name:
             logger.info("%s", one)
@@ -155,44 +130,26 @@ def _log_batches(trainer: PublicTrainer, fused: str) -> None:
         user_loss.log_padded(model, user_loss.why_padded(model, trainer.args) or "its head is not known", trainer.args)
 
 
-def _smoother(trainer: PublicTrainer, inside: nn.Module) -> LabelSmoother | None:
-    share = trainer.args.label_smoothing_factor
-    if not share:
-        return None
-    if "labels" not in trainer.label_names:
+def _smooths(trainer: PublicTrainer) -> bool:
+    """Return whether the labels are smoothed; raises ConfigError for a model that has none to smooth."""
+    if not trainer.args.label_smoothing_factor:
+        return False
+    inside = _base_model(trainer.model)
+    named = trainer.args.label_names
+    named = find_labels(type(inside)) if named is None else named
+    if "labels" not in named:
         raise ConfigError(
             what="label_smoothing_factor does not go with this model",
             got=type(inside).__name__,
-            why=f"it smooths the column labels; this model learns from {', '.join(trainer.label_names) or 'none'}",
-            fix="leave --label_smoothing_factor out, or override compute_loss",
+            why=f"it smooths the column labels; this model learns from {', '.join(named) or 'none'}",
+            fix="leave --label_smoothing_factor out",
         )
     if getattr(getattr(inside, "config", None), "problem_type", None) == "multi_label_classification":
         logger.warning("label_smoothing_factor has no effect: classification with several labels is not smoothed")
-        return None
-    return LabelSmoother(epsilon=share)
-
-
-def _accepts_loss_kwargs(model: nn.Module) -> bool:
-    """Return whether the model divides its loss by a given number of targets."""
-    said = getattr(model, "accepts_loss_kwargs", None)
-    return overrides.accepts(model.forward, "num_items_in_batch") if said is None else bool(said)
+        return False
+    return True
 
 
 def _base_model(model: Any) -> nn.Module:
     """Return the model inside an adapter's wrapper, or the model itself."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
-
-
-_RESERVED = {"objective": "loss_sum", "precision": "unscale", "events": "send", "sync": "stop_signal"}
-"""Attributes of whet's Trainer that a subclass could overwrite, each with a method that only whet's object has."""
-
-
-def _require_free_names(trainer: PublicTrainer) -> None:
-    taken = sorted(name for name, method in _RESERVED.items() if not hasattr(getattr(trainer, name, None), method))
-    if taken:
-        raise ConfigError(
-            what=f"{type(trainer).__name__} uses names of whet's Trainer for something else",
-            got=", ".join(f"self.{name}" for name in taken),
-            why="the training needs them",
-            fix="give these attributes other names",
-        )

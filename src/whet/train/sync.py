@@ -7,7 +7,7 @@ points of the run.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from torch import Tensor, nn
 
@@ -76,8 +76,8 @@ class Sync(Protocol):
         """Wait for all ranks."""
         ...
 
-    def total_targets(self, n_targets: Any) -> Any:
-        """Return the number of targets of the step, summed over the ranks; an int or a tensor, as given."""
+    def total_targets(self, n_targets: int) -> int:
+        """Return the number of targets of the step, summed over the ranks."""
         ...
 
     def total_loss(self, loss: Tensor) -> Tensor:
@@ -169,7 +169,7 @@ class OneRank:
     def wait(self) -> None:
         pass
 
-    def total_targets(self, n_targets: Any) -> Any:
+    def total_targets(self, n_targets: int) -> int:
         return n_targets
 
     def total_loss(self, loss: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The Trainer: the arguments and methods of transformers' Trainer, with whet's step, batches and checkpoints."""
+"""The engine of whet's commands: it trains, evaluates and predicts with whet's step, batches and checkpoints."""
 
 from __future__ import annotations
 
@@ -12,12 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from transformers import set_seed
-from transformers.trainer_pt_utils import LabelSmoother
 from transformers.trainer_utils import EvalLoopOutput, PredictionOutput, TrainOutput
 
 from whet.config.arguments import TrainingArguments
-from whet.config.names.translate import Given
 from whet.config.ranks import here, require_output_for_restarts, restarted
 from whet.errors import ConfigError, DataError
 from whet.objectives.base import Collate, Objective
@@ -26,11 +23,9 @@ from whet.train import evaluate, setup
 from whet.train.callbacks import announce, empty_cache, profile, progress, trackers, trainjob
 from whet.train.callbacks.events import Events
 from whet.train.callbacks.first_gradients import FirstGradients
-from whet.train.checkpoint import weights
-from whet.train.compat import constructor, dataloaders, late_arguments, overrides, search, special_tokens
-from whet.train.compat.accelerator import Accelerator
+from whet.train.checkpoint import best, weights
+from whet.train.compat import constructor, dataloaders, special_tokens
 from whet.train.compat.collate import default_collator
-from whet.train.compat.methods import TransformersMethods
 from whet.train.control import determinism, earlier_runs
 from whet.train.control.safe_points import guarded
 from whet.train.few_samples import weight_average
@@ -38,7 +33,7 @@ from whet.train.loop import TrainingLoop
 from whet.train.many_ranks import sync_of
 from whet.train.meter import speed
 from whet.train.output import files as output_files
-from whet.train.output import printing, results, run_log
+from whet.train.output import hub, printing, results, run_log
 from whet.train.resume import other_ranks, restore
 from whet.train.run import new_counters
 from whet.train.sharding import unfinished
@@ -49,13 +44,12 @@ Evaluation = Callable[["Trainer", Any], dict[str, float]]
 """Evaluates the trainer's model on a data set; returns metrics without a prefix."""
 
 
-class Trainer(TransformersMethods):
-    """Train any module that returns a loss; question answering models of known families train without padding.
+class Trainer:
+    """Train any module that returns a loss; models of known families and heads train without padding.
 
-    The arguments and methods are those of transformers' Trainer; a subclass may override what
-    `docs/transformers.md` lists, and is refused for anything else. `evaluation` replaces the loss and `compute_metrics`
-    of an evaluation. `padded_length` is the length that rows would be padded to without packing; None: that of the
-    longest row in their batch (for the log, and for `padding_in_loss`).
+    `whet.Trainer` is for scripts: it is transformers' own. `evaluation` replaces the loss and `compute_metrics` of an
+    evaluation. `padded_length` is the length that rows would be padded to without packing; None: that of the longest
+    row in their batch (for the log, and for `padding_in_loss`).
     """
 
     model: nn.Module
@@ -63,78 +57,51 @@ class Trainer(TransformersMethods):
     precision: policy.Precision
     collate: Collate
     """Makes padded batches, without the columns that the model does not read."""
-    user_loss: bool
-    """Whether the step goes through `training_step` and `compute_loss`, which users override."""
-    label_names: list[str]
-    label_smoother: LabelSmoother | None
-    model_accepts_loss_kwargs: bool
-    can_return_loss: bool
-    search: search.Search | None
-    trial: Any
-    ignore_keys_for_eval: list[str] | None
-    is_in_train = False
     clock: Any
     """The clock that times the precisions which `auto` compares."""
     sync: Sync
     """Makes the ranks of a run agree."""
-    callbacks_args: TrainingArguments
-    model_args: TrainingArguments
-    """The arguments that the Trainer's callbacks and its model were prepared with."""
     model_with_new_layers: weakref.ref[nn.Module] | None = None
     """The model that has got the new weights of `reinit_layers`."""
     why_precision = ""
     """The precision of the run in words, with what was measured; empty until it is chosen."""
     auto_as_in = ""
     """Which earlier run chose the precision in `args`, by `auto`; empty: none did."""
-    loss_shifts_labels: bool
-    """Whether the loss compares each token with the label after it."""
 
     @run_log.buffered()
     def __init__(
         self,
-        model: nn.Module | None = None,
+        model: nn.Module,
         args: TrainingArguments | None = None,
         data_collator: Collate | None = None,
         train_dataset: Any = None,
         eval_dataset: Any = None,
         processing_class: Any = None,
-        model_init: Callable[..., nn.Module] | None = None,
-        compute_loss_func: Callable[..., Any] | None = None,
+        *,
         compute_metrics: Callable[..., Mapping[str, Any]] | None = None,
         callbacks: Sequence[Any] | None = None,
         optimizers: tuple[Optimizer | None, Any] = (None, None),
-        optimizer_cls_and_kwargs: tuple[Any, Mapping[str, Any]] | None = None,
         preprocess_logits_for_metrics: Callable[..., Any] | None = None,
-        *,
-        tokenizer: Any = None,
         evaluation: Evaluation | None = None,
         padded_length: int | None = None,
     ) -> None:
-        overrides.require_honoured(self)
-        self.given_args = Given(args)
-        self.args = self.callbacks_args = self.given_args.translated
+        self.args = TrainingArguments() if args is None else args
         printing.configure(self.args)
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
-        self.processing_class = constructor.processing_class(processing_class, tokenizer)
+        self.processing_class = processing_class
         self.collator_given = data_collator is not None
-        self.data_collator = default_collator(self.processing_class) if data_collator is None else data_collator
+        self.data_collator = default_collator(processing_class) if data_collator is None else data_collator
         self.compute_metrics, self.preprocess_logits_for_metrics = compute_metrics, preprocess_logits_for_metrics
-        self.compute_loss_func, self.optimizer_cls_and_kwargs = compute_loss_func, optimizer_cls_and_kwargs
         self.optimizer, self.lr_scheduler = self.given_optimizers = optimizers
-        self.made_optimizers: tuple[Any, Any] = (None, None)
-        """The optimizer and the schedule that the last training made."""
         self.evaluation, self.padded_length = evaluation, padded_length
         self.clock, self.sync = time.perf_counter, sync_of(self.args)
         self.evaluated_weights: Callable[[], AbstractContextManager[None]] = nullcontext
         """Puts the weights that are evaluated into the model for a block: their mean, while a training averages."""
         self.before_steps: Callable[[], None] = _nothing  # called in a training, with the weights before its steps
-        self.model_init, self.announcer = model_init, announce.Announcer(self)
-        self.search, self.trial, self.ignore_keys_for_eval = None, None, None
-        self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps
+        self.announcer = announce.Announcer(self)
         self._precision_before_training: policy.Precision | None = None
-        self.accelerator = Accelerator(self)
-        constructor.require_consistent(self, model)
-        setup.use_model(self, self._new_model() if model is None else model)
+        constructor.require_consistent(self)
+        setup.use_model(self, model)
         self.state = new_counters(self.args, self.sync.place)
         own = [*_default_callbacks(self.args, self.device), self.announcer, FirstGradients(self), *(callbacks or ())]
         self.events = Events(self.args, own, model=self.model, processing_class=self.processing_class)
@@ -147,22 +114,11 @@ class Trainer(TransformersMethods):
         return next((parameter.device for parameter in self.model.parameters()), torch.device("cpu"))
 
     @determinism.honoured
-    def train(
-        self,
-        resume_from_checkpoint: str | bool | None = None,
-        trial: Any = None,
-        ignore_keys_for_eval: list[str] | None = None,
-    ) -> TrainOutput:
+    def train(self, resume_from_checkpoint: str | bool | None = None) -> TrainOutput:
         """Train; return the last step, the mean loss and the run's figures (also written to the log history)."""
         self._require_joined()
-        late_arguments.translate(self)
-        self.trial, self.ignore_keys_for_eval = trial, ignore_keys_for_eval
-        search.apply_trial(self, trial)
-        if self.model_init is not None:
-            setup.use_model(self, self._new_model(trial))
-            self.events.model, self.optimizer, self.lr_scheduler = self.model, None, None
-        setup.apply_changes(self)
-        if dataloaders.is_empty(self.train_dataset) and not dataloaders.decides_batches(self):
+        unfinished.require_whole(self.model)
+        if dataloaders.is_empty(self.train_dataset):
             raise DataError(
                 what="the training set is empty",
                 why="there is nothing to learn from",
@@ -171,42 +127,29 @@ class Trainer(TransformersMethods):
         constructor.require_evaluation_set(self)
         special_tokens.align(self.model, self.processing_class)
         earlier_runs.free(self.model)
-        self.is_in_train = True
         try:
             with guarded(self.args):
                 asked = resume_from_checkpoint or self.args.resume_from_checkpoint or self._after_restart()
                 folder = restore.agreed_folder(asked, Path(self.args.output_dir), self.sync)
                 if folder is not None:
-                    self.use_arguments(other_ranks.with_step_of(folder, self.args, self.sync.n_ranks))
-                    late_arguments.apply(self)
+                    self.args = self.events.args = other_ranks.with_step_of(folder, self.args, self.sync.n_ranks)
                 return TrainingLoop(self).train(folder)
         finally:
-            self.is_in_train, self.evaluated_weights = False, nullcontext
+            self.evaluated_weights = nullcontext
 
     @determinism.honoured
     @weight_average.honoured
-    def evaluate(
-        self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
-    ) -> dict[str, float]:
-        """Return the metrics of the model on the data set (default: `eval_dataset`), each under `prefix_name`.
-
-        A dict of data sets is evaluated one by one: `eval_NAME_loss`.
-        """
-        setup.apply_changes(self)
-        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
-        if isinstance(dataset, dict):
-            return self._evaluate_each(
-                dataset, given=eval_dataset is not None, keys=ignore_keys, prefix=metric_key_prefix
-            )
+    def evaluate(self, eval_dataset: Any = None, metric_key_prefix: str = "eval") -> dict[str, float]:
+        """Return the metrics of the model on the data set (default: `eval_dataset`), each under `prefix_name`."""
+        unfinished.require_whole(self.model)
         started_s = time.perf_counter()
+        dataset = constructor.evaluation_set(self, eval_dataset)
         if self.evaluation is not None:
-            dataset = dataloaders.evaluation_set(self, dataset)
             self._require_joined_results()
             metrics, n_rows = self.evaluation(self, dataset), len(dataset)
         else:
-            loader = self.get_eval_dataloader(eval_dataset)
-            keep = True if self.compute_metrics is None else None
-            output = self.evaluation_loop(loader, "Evaluation", keep, ignore_keys, metric_key_prefix)
+            keep = self.compute_metrics is not None and not self.args.prediction_loss_only
+            output = evaluate.run(self, dataset, keep=keep)
             metrics, n_rows = output.metrics or {}, output.num_samples or 0
         metrics |= speed("", time.perf_counter() - started_s, n_rows, self._n_eval_batches(n_rows))
         named = results.prefixed(metrics, metric_key_prefix)
@@ -216,34 +159,16 @@ class Trainer(TransformersMethods):
 
     @determinism.honoured
     @weight_average.honoured
-    def predict(
-        self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"
-    ) -> PredictionOutput:
+    def predict(self, test_dataset: Any, metric_key_prefix: str = "test") -> PredictionOutput:
         """Return the model's predictions (rows, ...), the labels if there are any, and the metrics."""
-        setup.apply_changes(self)
+        unfinished.require_whole(self.model)
         started_s = time.perf_counter()
-        loader = self.get_test_dataloader(test_dataset)
-        output = self.evaluation_loop(loader, "Prediction", None, ignore_keys, metric_key_prefix)
+        output: EvalLoopOutput = evaluate.run(self, test_dataset, keep=not self.args.prediction_loss_only)
         metrics, n_rows = output.metrics or {}, output.num_samples or 0
         metrics |= speed("", time.perf_counter() - started_s, n_rows, self._n_eval_batches(n_rows))
         named = results.prefixed(metrics, metric_key_prefix)
         self.events.send("on_predict", self.state, metrics=named)
         return PredictionOutput(output.predictions, output.label_ids, named)
-
-    def evaluation_loop(
-        self,
-        dataloader: Any,
-        description: str = "Evaluation",
-        prediction_loss_only: bool | None = None,
-        ignore_keys: list[str] | None = None,
-        metric_key_prefix: str = "eval",
-    ) -> EvalLoopOutput:
-        """Return predictions, labels, metrics (under `prefix_name`) and the number of rows of a loader's batches."""
-        loss_only = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
-        found = evaluate.run(self, dataloader, keep=not loss_only, ignore_keys=ignore_keys)
-        return found._replace(metrics=results.prefixed(found.metrics or {}, metric_key_prefix))
-
-    prediction_loop = evaluation_loop
 
     def forward_batches(self, dataset: Any) -> Any:
         """Yield (batch, output) over the data set in order, without gradients; batches of the evaluation size."""
@@ -267,7 +192,7 @@ class Trainer(TransformersMethods):
             self._precision_before_training = precision_trial.choose_evaluation_precision(subject, dataset)
         return self._precision_before_training or self.precision
 
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+    def save_model(self, output_dir: str | None = None) -> None:
         """Write weights, configuration, tokenizer and training arguments, as files that transformers loads.
 
         Raises StorageError (exit 74) if writing fails.
@@ -289,7 +214,7 @@ class Trainer(TransformersMethods):
             if isinstance(callback, trackers.Tracker):
                 callback.close(failed)
 
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+    def log(self, logs: dict[str, float]) -> None:
         """Add figures to the log history and show them, with the epoch."""
         if self.state.epoch is not None:
             logs["epoch"] = round(self.state.epoch, 4)
@@ -299,9 +224,19 @@ class Trainer(TransformersMethods):
         )
         self.events.send("on_log", self.state, logs=logs)
 
-    def use_arguments(self, args: TrainingArguments) -> None:
-        """Continue with other settings, those of a trial of a search."""
-        self.args = args
+    def save_metrics(self, split: str, metrics: Mapping[str, Any]) -> None:
+        """Write {split}_results.json, and add the metrics to all_results.json."""
+        results.save(self.args.output_dir, split, metrics, on_error=self.args.save_error_policy)
+
+    def save_state(self) -> None:
+        """Write trainer_state.json: the counters and the log history, in transformers' form."""
+        path = Path(self.args.output_dir) / "trainer_state.json"
+        output_files.write_json(path, best.as_saved(self.state), indent=2, on_error=self.args.save_error_policy)
+
+    def create_model_card(self, **facts: Any) -> None:
+        """Write a draft of a model card, README.md, into the output folder; `facts` are those of transformers' card."""
+        if self.args.should_save:
+            hub.write_card(self, facts)
 
     def _after_restart(self) -> str | None:
         """Return "auto" in a program that its launcher started again."""
@@ -328,28 +263,6 @@ class Trainer(TransformersMethods):
                 fix="call init_process_group, and set the variables of a launcher, before Trainer(...)",
             )
 
-    def _new_model(self, trial: Any = None) -> nn.Module:
-        """Return a model from `model_init`, the same for the same seed."""
-        set_seed(self.args.seed)
-        return self.call_model_init(trial)
-
-    def _evaluate_each(
-        self, sets: Mapping[str, Any], *, given: bool, keys: list[str] | None, prefix: str
-    ) -> dict[str, float]:
-        if not overrides.accepts(self.evaluate, "metric_key_prefix"):
-            raise ConfigError(
-                what=f"evaluate of {type(self).__name__} takes no metric_key_prefix",
-                why="the metrics of several data sets carry the names of the sets",
-                fix="give evaluate the parameters of transformers' Trainer.evaluate, or pass one eval_dataset",
-            )
-        metrics: dict[str, float] = {}
-        for n_left, (name, dataset) in zip(range(len(sets))[::-1], sets.items(), strict=True):
-            self.events.begin_set(n_left)
-            options = overrides.accepted(self.evaluate, ignore_keys=keys, metric_key_prefix=f"{prefix}_{name}")
-            metrics |= self.evaluate(eval_dataset=dataset if given else name, **options)
-        self.events.begin_set(None)
-        return metrics
-
     def _n_eval_batches(self, n_rows: int) -> int:
         return -(-n_rows // self.args.per_device_eval_batch_size)
 
@@ -364,6 +277,3 @@ def _default_callbacks(args: TrainingArguments, device: torch.device) -> list[An
         return empty_cache.build(args, device)
     shown = progress.for_this_output(bar=not args.disable_tqdm, form=args.log_format)
     return [*profile.build(args), shown, *trackers.build(args), *trainjob.build(), *empty_cache.build(args, device)]
-
-
-overrides.remember_originals(Trainer)

@@ -149,39 +149,23 @@ class PlannedLoader:
         return min(n_steps, (plan_step // per_epoch + 1) * per_epoch)
 
 
-def reads_a_stream(trainer: PublicTrainer) -> bool:
-    """Return whether the rows have no index: those of an iterable data set, or of the user's own DataLoader."""
-    return dataloaders.decides_batches(trainer) or not dataloaders.is_sized(trainer.train_dataset)
-
-
 def make_plan(trainer: PublicTrainer) -> plan.RunPlan:
-    """Return the plan of the run. Sets `events.train_dataloader`, which callbacks receive."""
+    """Return the plan of the run."""
     args = trainer.args
-    trainer.events.train_dataloader = loader = trainer.get_train_dataloader()
-    if not reads_a_stream(trainer):
+    if dataloaders.is_sized(trainer.train_dataset):
         return plan.make(args, trainer.train_dataset)
     streams.require_readable(trainer)
-    per_epoch = streams.steps_in(loader, args.gradient_accumulation_steps)
-    if per_epoch is None or not dataloaders.decides_batches(trainer):
-        streams.require_steps(args)
-        per_epoch = args.max_steps
+    streams.require_steps(args)
+    per_epoch = args.max_steps
     return plan.from_order(args, StreamOrder(per_epoch), plan.n_steps_of(args, per_epoch), "as the source gives them")
 
 
-def build(run: Run, user_loader: Any, sync: Sync, collator: Any = None) -> Loader:
-    """Return the loader of this run; `user_loader` is the user's DataLoader that makes the batches, or None.
-
-    The generators that `collator` keeps for itself are seeded before each batch.
-    """
+def build(run: Run, sync: Sync, collator: Any = None) -> Loader:
+    """Return the loader of this run. The generators that `collator` keeps for itself are seeded before each batch."""
+    args, micro_rows = run.args, run.args.per_device_train_batch_size
     if not isinstance(run.plan.order, StreamOrder):
-        if run.args.ignore_data_skip:
+        if args.ignore_data_skip:
             logger.info("ignore_data_skip changes nothing: a resumed run continues with the next row at no cost")
         return PlannedLoader(run, collator)
-    args, micro_rows = run.args, run.args.per_device_train_batch_size
-    if user_loader is None:
-        source, per_epoch = streams.RowSource(run, micro_rows, Draws(args.seed, collator), sync), None
-    else:
-        source = streams.LoaderSource(run, user_loader)
-        per_epoch = streams.steps_in(user_loader, args.gradient_accumulation_steps)
-    reads_again = not args.ignore_data_skip
-    return streams.StreamLoader(source, per_epoch, run.plan.n_steps, micro_rows, reads_again=reads_again)
+    source = streams.RowSource(run, micro_rows, Draws(args.seed, collator), sync)
+    return streams.StreamLoader(source, None, run.plan.n_steps, micro_rows, reads_again=not args.ignore_data_skip)

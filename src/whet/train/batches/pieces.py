@@ -8,7 +8,6 @@ import numpy as np
 
 from whet.data import budget, deal
 from whet.data.prefetch import Piece
-from whet.train.compat.user_loss import UserLoss
 from whet.train.run import Run
 
 
@@ -16,8 +15,7 @@ def pieces_of(run: Run, dataset: Any, rows: np.ndarray, micro_rows: int) -> list
     """Return this rank's micro-batches of a step: rows, position of the first in the step, padded lengths, is_extra.
 
     `rows` are those of all ranks, `micro_rows` the most of one rank. A micro-batch is cut into one share for each rank;
-    a rank without rows computes the first one again, for nothing. In front of a user's loss it counts, as accelerate
-    fills such batches up.
+    a rank without rows computes the first one again, for nothing.
     """
     args, n_ranks, rank = run.args, run.place.n_ranks, run.place.rank
     budgeted = args.max_tokens_per_batch
@@ -32,7 +30,7 @@ def _dealt(run: Run, dataset: Any, rows: np.ndarray, cuts: list[tuple[int, int]]
     """Return the shares of all ranks in each micro-batch, in order."""
     found: list[tuple[int, int]] = []
     n_ranks, most = run.place.n_ranks, run.args.max_tokens_per_batch
-    packed = run.objective.packed and not isinstance(run.objective, UserLoss)
+    packed = run.objective.packed
     left = list(reversed(cuts))
     while left:
         first, last = left.pop()
@@ -53,4 +51,4 @@ def _piece(
     if first < last:
         return rows[first:last], first, padded_to, False
     again = of_first[0]
-    return rows[again : again + 1], again, None, not isinstance(run.objective, UserLoss)
+    return rows[again : again + 1], again, None, True

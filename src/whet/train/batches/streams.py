@@ -1,34 +1,29 @@
-"""Batches of a run whose rows have no index: an iterable data set, or the user's own DataLoader.
+"""Batches of a run whose rows have no index: those of an iterable data set.
 
 Such a source is read in its own order and one step ahead, so that the end of an epoch is known at its last step. The
-random number generators are seeded from (seed, epoch, batch) before each batch, so sources, samplers and collators that
-use them give the same batches again. A resumed run restores the state of the source if that is exact. Otherwise it
+random number generators are seeded from (seed, epoch, batch) before each batch, so sources and collators that use them
+give the same batches again. A resumed run restores the state of the source if that is exact. Otherwise it
 reads the finished steps again, and compares the last batch with the one before the stop.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Protocol
 
 import numpy as np
-import torch
-import xxhash
-from torch import Tensor
-from transformers.trainer_pt_utils import find_batch_size
 
 from whet.config.ranks import here
 from whet.data.batch import Batch
 from whet.errors import ConfigError, DataError
 from whet.log import logger
 from whet.optional import is_from
-from whet.own_loop import held
 from whet.train.batches.draws import Draws, seed_everything
 from whet.train.batches.pieces import pieces_of
-from whet.train.compat import dataloaders, overrides
+from whet.train.compat import dataloaders
 from whet.train.compat.public import PublicTrainer
 from whet.train.resume import schema
 from whet.train.resume.fingerprint import digest_of_rows
@@ -39,14 +34,14 @@ from whet.train.sync import Sync
 
 @dataclass(frozen=True)
 class Step:
-    """The batches of this rank in a step, and the rows that all ranks share, if they are known."""
+    """The batches of this rank in a step, and the rows that all ranks share."""
 
     batches: list[Batch]
-    rows: list[Any] | None = None
+    rows: list[Any]
 
     def digest(self) -> str | None:
-        """Return a checksum of the rows, which any number of ranks shares, or else of the batches."""
-        return _digest(self.batches) if self.rows is None else digest_of_rows(self.rows)
+        """Return a checksum of the rows, which any number of ranks shares."""
+        return digest_of_rows(self.rows) if self.rows else None
 
 
 class Source(Protocol):
@@ -80,7 +75,7 @@ class StreamLoader:
         self.epoch_ended = True
         self._steps: Iterator[Step] | None = None
         self._ahead: Step | None = None
-        self._last = Step([])
+        self._last = Step([], [])
         self._state: Any = None
         self._saved: State | None = None
         self.n_left_out = 0
@@ -89,7 +84,7 @@ class StreamLoader:
         """Return the batches of the next step; none if the source has no more rows."""
         if self._steps is None:
             self._begin()
-        found = self._last = self._ahead or Step([])
+        found = self._last = self._ahead or Step([], [])
         self._state = self.source.state()
         self.step += 1
         self._look_ahead()
@@ -103,7 +98,7 @@ class StreamLoader:
             raise DataError(
                 what="the training set is empty",
                 why="there is nothing to learn from",
-                fix="pass a train_dataset, or a DataLoader, that gives rows",
+                fix="pass a train_dataset that gives rows",
             )
         return self._ahead.batches[0]
 
@@ -163,7 +158,7 @@ class StreamLoader:
         else:
             logger.info("reading the data of %d finished steps again, to resume after them", self.step)
             self._steps = self.source.steps(self.epoch, self.step - 1, None)
-            if next(self._steps, Step([])).digest() != state["digest"] and here().is_first:  # it is rank 0's
+            if next(self._steps, Step([], [])).digest() != state["digest"] and here().is_first:  # it is rank 0's
                 raise _other_rows()
         self._look_ahead()
 
@@ -246,58 +241,13 @@ class RowSource:
         return [replace(objective.batch(rows, *piece), is_extra=is_extra) for *piece, is_extra in pieces]
 
 
-@dataclass
-class LoaderSource:
-    """Batches of the DataLoader that `get_train_dataloader` returned."""
-
-    run: Run
-    loader: Any
-
-    def steps(self, epoch: int, skip: int, state: Any) -> Iterator[Step]:
-        _set_epoch(self.loader, epoch)
-        seed = self.run.args.seed
-        seed_everything(seed, epoch, 0)
-        inputs, n_micro = iter(self.loader), self.run.args.gradient_accumulation_steps
-        number, batches = 0, []
-        for number in range(1, 2**63):
-            seed_everything(seed, epoch, number)
-            found = next(inputs, None)
-            if found is not None and number > skip * n_micro:
-                batch = _as_batch(found, sum(batch.n_rows for batch in batches))
-                batches.append(held.with_computed_tokens(batch, self.run.objective.packed_model))
-            if batches and (found is None or len(batches) == n_micro):
-                yield Step(batches)
-                batches = []
-            if found is None:
-                return
-
-    def state(self) -> Any:
-        return None
-
-
-def steps_in(loader: Any, n_micro: int) -> int | None:
-    """Return the steps of one epoch of a loader; None if its length is unknown."""
-    try:
-        return max(-(-len(loader) // n_micro), 1)
-    except (TypeError, NotImplementedError, AttributeError):
-        return None
-
-
 def require_readable(trainer: PublicTrainer) -> None:
     """Raise ConfigError for settings that a source of rows without an index cannot honour."""
     args, problems = trainer.args, []
-    if args.dataloader_num_workers and not overrides.changed(trainer, "get_train_dataloader"):  # a user's reads it
+    if args.dataloader_num_workers:
         problems.append("dataloader_num_workers: such data is read in one thread")
     if args.auto_find_batch_size:
         problems.append("auto_find_batch_size: it tries the longest rows, which are not known in advance")
-    if trainer.sync.n_ranks > 1 and dataloaders.decides_batches(trainer):
-        raise ConfigError(
-            what="a DataLoader or sampler of your own does not go with several ranks",
-            got=f"{trainer.sync.n_ranks} ranks, and {type(trainer).__name__} with a get_train_dataloader or "
-            "_get_train_sampler",
-            why="whet deals the rows of each step to the ranks, and does not know the rows of these batches",
-            fix="pass train_dataset (an iterable one works) and data_collator instead of these methods",
-        )
     if trainer.sync.n_ranks > 1 and getattr(trainer.train_dataset, "_distributed", None) is not None:
         raise ConfigError(
             what="the training set is split by ranks already",
@@ -307,10 +257,10 @@ def require_readable(trainer: PublicTrainer) -> None:
         )
     if problems:
         raise ConfigError(
-            what="these settings do not go with an iterable data set or a DataLoader of your own",
+            what="these settings do not go with an iterable data set",
             got="; ".join(problems),
             why="its rows have no index",
-            fix="leave them out, or pass a data set with a length and override no get_train_dataloader",
+            fix="leave them out, or pass a data set with a length",
         )
 
 
@@ -343,49 +293,6 @@ def _has_buffer(part: Any) -> bool:
 def _skip(rows: Iterator[Any], n_rows: int) -> None:
     for _ in islice(rows, n_rows):
         pass
-
-
-def _set_epoch(loader: Any, epoch: int) -> None:
-    sampler = getattr(loader, "sampler", None)
-    batch_sampler = getattr(loader, "batch_sampler", None)
-    parts: list[Any] = [loader, sampler, batch_sampler, getattr(batch_sampler, "sampler", None)]
-    for part in [*parts, getattr(loader, "dataset", None)]:
-        if hasattr(part, "set_epoch"):
-            part.set_epoch(epoch)
-
-
-def _as_batch(found: Any, first_slot: int) -> Batch:
-    if not isinstance(found, Mapping):
-        raise ConfigError(
-            what="the training DataLoader gave no batch",
-            got=type(found).__name__,
-            why="a model is called with a batch's columns by name",
-            fix="give it a collate_fn that returns a dict of tensors, such as self.data_collator",
-        )
-    tokens, mask = found.get("input_ids"), found.get("attention_mask")
-    n_computed = tokens.numel() if isinstance(tokens, Tensor) else 0
-    return Batch(
-        inputs=dict(found),
-        labels={},
-        n_rows=find_batch_size(found) or 0,
-        first_slot=first_slot,
-        n_tokens=int(mask.sum()) if isinstance(mask, Tensor) else n_computed,
-        n_computed=n_computed,
-        n_padded=n_computed,
-    )
-
-
-def _digest(batches: Iterable[Batch]) -> str:
-    """Return a checksum of the batches' numbers."""
-    digest = xxhash.xxh3_128()
-    for batch in batches:
-        for name, value in sorted([*batch.inputs.items(), *batch.labels.items()]):
-            digest.update(name.encode())
-            if isinstance(value, Tensor):
-                plain = value.detach().cpu()
-                plain = plain.float() if plain.dtype == torch.bfloat16 else plain
-                digest.update(np.ascontiguousarray(plain.numpy()).tobytes())
-    return digest.hexdigest()
 
 
 def _other_rows() -> DataError:

@@ -57,21 +57,16 @@ class Snapshot:
     weights: Mapping[str, Tensor]
     tensors: Mapping[str, Mapping[str, Tensor]]
     """The tensors of each part of the run's state."""
-    save_model: Callable[[Path], None] | None = None
-    """The overridden `save_model` of the user; what it writes is the model of the checkpoint."""
 
     def write_texts(self, folder: Path) -> None:
-        """Write the small files, and what an overridden `save_model` writes."""
-        if self.save_model is not None:
-            self.save_model(folder)
+        """Write the small files."""
         weights.save_processing(self.processing, folder, taken={*self.texts, *weights.FILES, MANIFEST})
         for name, text in self.texts.items():
             (folder / name).write_text(text, "utf-8")
 
     def write_tensors(self, folder: Path) -> None:
         """Write weights and optimizer state: most of the bytes, and nearly all of the time."""
-        if self.save_model is None or not weights.has_weights(folder):
-            weights.save_weights(self.model, folder, self.weights)
+        weights.save_weights(self.model, folder, self.weights)
         content.write_tensors(self.tensors, folder)
 
 
@@ -88,8 +83,6 @@ class RunState:
     """The facts that a resumed run is compared with."""
     parts: Callable[[], Mapping[str, Stateful]]
     """Returns the parts of the run's state besides the model, in the order in which they are restored."""
-    user_save_model: Callable[[], Callable[[Path], None] | None]
-    """Returns the overridden `save_model` of the user, or None."""
     to_save: Callable[[], AbstractContextManager[None]] = nullcontext
     """Puts what a checkpoint holds in its place, for a block: the averaged weights, and on rank 0 what ranks share."""
     is_shared: Callable[[], bool] = lambda: False
@@ -105,7 +98,7 @@ def take(state: RunState, buffers: Buffers | None = None, *, only_model: bool = 
         model = _with_own_config(model)
         weights = buffers.copies(weights, "weights")
         tensors = {part: buffers.copies(found, part) for part, found in tensors.items()}
-    return Snapshot(texts(state, text), model, processing, weights, tensors, state.user_save_model())
+    return Snapshot(texts(state, text), model, processing, weights, tensors)
 
 
 def texts(state: RunState, parts: str | None) -> dict[str, str]:

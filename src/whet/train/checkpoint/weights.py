@@ -87,11 +87,6 @@ def _copy(tensor: Tensor) -> Tensor:
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
-def has_weights(folder: Path) -> bool:
-    """Return whether the folder holds the weights of a model."""
-    return (folder / WEIGHTS).exists() or (folder / f"{WEIGHTS}.index.json").exists()
-
-
 class _State:
     """A module as far as `save_model` of safetensors reads it."""
 

@@ -15,7 +15,6 @@ from whet.data.batch import Batch
 from whet.errors import ConfigError
 from whet.kernels.reference.layers import to_rows
 from whet.objectives.base import IGNORED
-from whet.train.compat import overrides
 
 
 class Extras:
@@ -86,11 +85,11 @@ def stacked(arrays: Sequence[np.ndarray]) -> np.ndarray:
 def judged(
     metrics_of: Callable[..., Mapping[str, Any]] | None, predictions: Any, labels: Any, extras: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the user's metrics as plain numbers; empty if there are no predictions or labels."""
+    """Return the metrics as plain numbers; empty if there are no predictions or labels."""
     if metrics_of is None or predictions is None or labels is None:
         return {}
     prediction = EvalPrediction(predictions, labels, **extras)
-    found: Any = metrics_of(prediction, **overrides.required(metrics_of, compute_result=True))
+    found: Any = metrics_of(prediction)
     if not isinstance(found, Mapping):
         raise ConfigError(
             what="compute_metrics returned no metrics",

@@ -8,34 +8,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from transformers.trainer_pt_utils import metrics_format as readable
-
 from whet.log import logger
 from whet.strict_json import jsonable
 from whet.train.output import files as output_files
 
 
-def save(output_dir: str, split: str, metrics: Mapping[str, Any], *, combined: bool, on_error: str = "stop") -> None:
+def save(
+    output_dir: str, split: str, metrics: Mapping[str, Any], *, combined: bool = True, on_error: str = "stop"
+) -> None:
     """Write {split}_results.json, and add the metrics to all_results.json; `on_error` as in `output_files.stored`."""
     folder = Path(output_dir)
     _write_json(folder / f"{split}_results.json", metrics, on_error)
     if combined:
         path = folder / "all_results.json"
         _write_json(path, _read_object(path) | dict(metrics), on_error)
-
-
-def show(split: str, metrics: Mapping[str, Any]) -> None:
-    """Print the metrics, one per line, as transformers' log_metrics does."""
-    shown = formatted(metrics)
-    widths = max((len(str(name)) for name in shown), default=0), max((len(str(v)) for v in shown.values()), default=0)
-    print(f"***** {split} metrics *****")
-    for name in sorted(shown):
-        print(f"  {name: <{widths[0]}} = {shown[name]!s:>{widths[1]}}")
-
-
-def formatted(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metrics for people: times as hours and minutes, numbers with four digits."""
-    return readable(dict(metrics))
 
 
 def prefixed(metrics: Mapping[str, Any], prefix: str) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial, update_wrapper
 from typing import Any, Protocol
 
 from torch import nn
@@ -115,15 +114,14 @@ class Shared:
     Stage 2 keeps the weights of a block from its forward pass to its backward pass, stage 3 collects them again.
     """
 
-    def __init__(self, sync: Any, stage: int, *, called_by_user: bool, offloads: bool = False) -> None:
-        self._sync, self._group, self._stage, self._called_by_user = sync, sync.group, stage, called_by_user
+    def __init__(self, sync: Any, stage: int, *, offloads: bool = False) -> None:
+        self._sync, self._group, self._stage = sync, sync.group, stage
         self._offloads = offloads
         self.is_on = False
         self._share: OptimizerShare | None = None
         self._model: ShardedModel | None = None
         self._weights: ShardedWeights | None = None
         self._depth = 0
-        self._undo: Callable[[], None] = lambda: None
 
     def begin(self, model: nn.Module, optimizer: Optimizer) -> None:
         unit, names, trained = divisible.unit_of(optimizer), names_in(optimizer, model), parameters_of(optimizer)
@@ -155,7 +153,6 @@ class Shared:
     def finish(self) -> None:
         if self._model is not None:
             self._model.finish()
-        self._undo()
         self._model, self.is_on = None, False
 
     def abandon(self) -> None:
@@ -185,8 +182,6 @@ class Shared:
         self._model = sharded = ShardedModel(
             self._group, model, blocks, keeps=self._stage == 2, offloads=self._offloads
         )
-        if self._called_by_user:
-            self._undo = _compute_in(sharded, model)
         weights = ShardedWeights(self._group, sharded, trained)
         self._sync.share(weights)
         return weights
@@ -213,7 +208,7 @@ def build(trainer: PublicTrainer, optimizer: Optimizer) -> Sharing:
             "DeepSpeed is not installed: zero_stage %d of whet carries out its configuration%s", stage,
             f"; these keys tune DeepSpeed's engine and have no effect: {unused}" if unused else "",
         )  # fmt: skip
-    return Shared(sync, stage, called_by_user=trainer.user_loss, offloads=offloads)
+    return Shared(sync, stage, offloads=offloads)
 
 
 def _offloads(trainer: PublicTrainer, *, alone: bool) -> bool:
@@ -243,22 +238,6 @@ def _own_blocks(model: nn.Module) -> list[nn.Module]:
             holders[id(parameter)] = holders.get(id(parameter), 0) + 1
     blocks = [block for _, block in ModelView(model).blocks()]
     return [block for block in blocks if all(holders[id(one)] == 1 for one in block.parameters())]
-
-
-def _compute_in(sharded: ShardedModel, model: nn.Module) -> Callable[[], None]:
-    """Let calls of the model by the user find the weights that are in no block; return what undoes this."""
-    before, inner = model.__dict__.get("forward"), model.forward
-
-    def forward(*given: Any, **named: Any) -> Any:
-        return sharded.compute(partial(inner, *given, **named))
-
-    def undo() -> None:
-        del model.forward
-        if before is not None:
-            model.forward = before
-
-    model.forward = update_wrapper(forward, inner)
-    return undo
 
 
 def _require_shareable(model: nn.Module, trained: Sequence[nn.Parameter], unit: int | None, stage: int) -> None:

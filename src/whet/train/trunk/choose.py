@@ -11,19 +11,19 @@ from whet.models.trunk import Trunk
 from whet.models.view import ModelView
 from whet.objectives.distilled import without_teacher
 from whet.own_loop.held import HeldLoss
-from whet.train.compat.public import PublicTrainer
+from whet.train.compat.user_loss import SmoothedLoss
 from whet.train.run import Run
 from whet.train.trunk.cache import Cached
 from whet.train.trunk.computed import Computed, StepTrunk
 
 
-def trunk_of(trainer: PublicTrainer, run: Run) -> StepTrunk:
+def trunk_of(run: Run) -> StepTrunk:
     """Return what runs the frozen layers in this run; raises ConfigError if their results cannot be kept."""
     args = run.args
     if not args.cache_frozen_trunk:
         return Computed()
     assert args.freeze_layers is not None
-    if (why := _why_not(trainer, run)) is not None:
+    if (why := _why_not(run)) is not None:
         raise ConfigError(
             what="cache_frozen_trunk does not go with this training",
             got=why,
@@ -38,10 +38,10 @@ def trunk_of(trainer: PublicTrainer, run: Run) -> StepTrunk:
     return Cached(Trunk(run.model, n_blocks), student, run.train_dataset, run.output_dir)
 
 
-def _why_not(trainer: PublicTrainer, run: Run) -> str | None:
+def _why_not(run: Run) -> str | None:
     model, packed = run.model, run.objective.packed_model
     reasons = {
-        "a loss or a training step of your own": trainer.user_loss,
+        "label_smoothing_factor": isinstance(run.objective, SmoothedLoss),
         f"{type(model).__name__}, whose batches run padded": packed is None,
         f"{type(model).__name__}, which holds its encoder": isinstance(run.objective, HeldLoss),
         f"{type(model).__name__}, of a family that whet has no file for": packed is not None and packed.family.proven,
