@@ -111,7 +111,7 @@ class TrainingArguments(DerivedSettings):
             what="whet's TrainingArguments cannot be subclassed",
             got=cls.__name__,
             why="a field that whet does not know would not be checked, saved or compared when a run is resumed",
-            fix="put your own fields into a dataclass next to it: HfArgumentParser((MyArguments, TrainingArguments))",
+            fix="put your own fields into a class next to it",
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -9,10 +9,8 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import import_module
-from typing import Any
 
 from whet.config.elsewhere import elsewhere
 from whet.errors import ConfigError, Problem
@@ -153,21 +151,6 @@ def require_output_for_restarts(*, overwrites: bool, n_restarts: int | None = No
             "be overwritten",
             fix="leave --overwrite_output_dir out, and use a new --output_dir for a new run",
         )
-
-
-_joins: list[Callable[[Any], Callable[[], None]]] = []
-
-
-def joins_by(join: Callable[[Any], Callable[[], None]]) -> None:
-    """Let `joined` call this: it joins the ranks with the settings that it gets, and returns what waits for them."""
-    _joins[:] = [join]
-
-
-def joined(settings: Any) -> Callable[[], None]:
-    """Join the ranks of this process's run, and return the function that waits for them all."""
-    if not _joins:
-        import_module("whet.train.many_ranks")  # by its name: settings know no module above them
-    return _joins[0](settings)
 
 
 def require_one_process(what: str) -> None:

@@ -3,14 +3,11 @@
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from copy import copy
-from dataclasses import Field, FrozenInstanceError, fields
-from types import MappingProxyType
+from dataclasses import FrozenInstanceError, fields
 from typing import Any, TypeVar
 
 from whet.config.options import Spec, options_of, spec_of
 from whet.config.reading.given import Names, take
-from whet.config.reading.parser_kinds import simple
 from whet.errors import ConfigError, Problem
 
 Settings = TypeVar("Settings")
@@ -33,7 +30,6 @@ def checked(**spec: Any) -> Callable[[type[Settings]], type[Settings]]:
         cls.__whet_spec__ = Spec(build=cls.__init__, **spec)  # type: ignore[attr-defined]
         cls.__init__ = _checking_init(cls)
         cls.__setattr__, cls.__delattr__ = _frozen(cls), _frozen(cls)
-        _open_to_parsers(cls)
         return cls
 
     return decorate
@@ -128,23 +124,3 @@ def _frozen(cls: type) -> Callable[..., None]:
         )
 
     return refuse_change
-
-
-def _open_to_parsers(cls: type) -> None:
-    """Let transformers' HfArgumentParser read the class: it takes annotations of one type, and metadata for argparse.
-
-    It also writes to the fields, so the options are read from them before.
-    """
-    kinds = {option.name: simple(option.kind) for option in options_of(cls).values()}
-    for declaring in (base for base in cls.__mro__ if "__annotations__" in vars(base)):
-        declared = declaring.__annotations__.items()
-        declaring.__annotations__ = {name: kinds.get(name, kind) for name, kind in declared}
-    own: Any = cls
-    own.__dataclass_fields__ = {name: _without_metadata(one) for name, one in own.__dataclass_fields__.items()}
-
-
-def _without_metadata(one: Field[Any]) -> Field[Any]:
-    """Return a copy of the field: several settings classes may inherit this one, each with what it says."""
-    copied = copy(one)
-    copied.metadata = MappingProxyType({})
-    return copied

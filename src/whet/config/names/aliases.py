@@ -33,13 +33,6 @@ class Alias:
 
     quiet: bool = False
     """Whether the value does not affect a run of whet, so that no message is needed."""
-    read_as: object = None
-    """What scripts read under this name if it sets nothing."""
-
-    @property
-    def reads(self) -> bool:
-        """Whether scripts may read the name of finished settings."""
-        return self.to is None or self.convert in (_same, _over_gloo)
 
     def speaks(self, value: object) -> bool:
         """Return whether to tell the user: not if a name without effect is switched off anyway."""
@@ -52,27 +45,27 @@ _BY_FIRST = "rank 0 alone logs and writes files"
 _BY_LAUNCHER = "the variables of the launcher say it"
 
 
-def _no_difference(kind: Any, why: str, read_as: object = None) -> Alias:
-    return Alias(to=None, kind=kind, note=why, quiet=True, read_as=read_as)
+def _no_difference(kind: Any, why: str) -> Alias:
+    return Alias(to=None, kind=kind, note=why, quiet=True)
 
 
 _NO_DIFFERENCE: Mapping[str, Alias] = {
-    "average_tokens_across_devices": _no_difference(bool, _EXACT, True),
-    "dataloader_in_order": _no_difference(bool, "batches always come in the order of train_sampling_strategy", True),
+    "average_tokens_across_devices": _no_difference(bool, _EXACT),
+    "dataloader_in_order": _no_difference(bool, "batches always come in the order of train_sampling_strategy"),
     "ddp_broadcast_buffers": _no_difference(bool | None, "buffers are copied from rank 0 when the training begins"),
     "ddp_static_graph": _no_difference(bool | None, "the graph is followed in each step"),
     "dispatch_batches": _no_difference(bool | None, _EXACT),
     "eval_accumulation_steps": _no_difference(
         int | None, "predictions always go to the host's memory after each batch"
     ),
-    "eval_use_gather_object": _no_difference(bool, _EXACT, False),
-    "local_rank": _no_difference(int, _BY_LAUNCHER, -1),
-    "log_level_replica": _no_difference(str, _BY_FIRST, "warning"),
-    "log_on_each_node": _no_difference(bool, _BY_FIRST, True),
+    "eval_use_gather_object": _no_difference(bool, _EXACT),
+    "local_rank": _no_difference(int, _BY_LAUNCHER),
+    "log_level_replica": _no_difference(str, _BY_FIRST),
+    "log_on_each_node": _no_difference(bool, _BY_FIRST),
     "restore_callback_states_from_checkpoint": _no_difference(
-        bool, "the states that callbacks export are restored on every resume", False
+        bool, "the states that callbacks export are restored on every resume"
     ),
-    "save_on_each_node": _no_difference(bool, _BY_FIRST, False),
+    "save_on_each_node": _no_difference(bool, _BY_FIRST),
     "split_batches": _no_difference(bool | None, _EXACT),
 }
 """Fields of transformers without effect, or whose behaviour whet always has."""
@@ -104,7 +97,6 @@ ALIASES: Mapping[str, Alias] = {
     "logging_nan_inf_filter": Alias(
         to=None,
         kind=bool,
-        read_as=False,
         note="losses are logged unfiltered; max_nonfinite_steps controls what happens if they are not finite",
     ),
     "xpu_backend": Alias(to="ddp_backend", kind=str | None, convert=_over_gloo, unset=(None,)),

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 SEEN_IN = "5.24"
 """The release of transformers that NOT_HONOURED was compared with."""
 
-_NO_UPLOAD = "call trainer.push_to_hub() after the run, or huggingface_hub's upload_folder on output_dir"
+_NO_UPLOAD = "upload output_dir after the run, by `hf upload` or huggingface_hub's upload_folder"
 _NO_SPACE = "pass Trainer a callback that calls trackio.init with it, in place of --report_to trackio"
 _LIGER = "whet's own fused operators are used for every model that they support"
 _FSDP = (

@@ -68,12 +68,6 @@ OFF: Mapping[str, tuple[object, ...]] = {
 """Name -> the values that switch it off, or request what whet always does. Names without such a value are missing."""
 
 
-def off_value(name: str) -> object:
-    """Return what scripts read under this name: whet's behaviour."""
-    value = OFF[name][0]
-    return list(value) if isinstance(value, tuple) else value
-
-
 def is_off(value: object, off: tuple[object, ...], reader: Callable[[object, Any], Any]) -> bool:
     """Return whether the value, as `reader(value, annotation)` reads it, is one of `off`."""
     return any(_reads_as(value, one, reader) for one in off)
