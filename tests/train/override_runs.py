@@ -28,16 +28,6 @@ class Smoothed(nn.Module):
         return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
 
 
-class Taking(Smoothed):
-    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None, **kwargs: Any) -> Any:
-        logits = self.head(x)
-        if labels is None:
-            return {"logits": logits}
-        n_items = kwargs.get("num_items_in_batch")
-        loss = nn.functional.cross_entropy(logits, labels, reduction="mean" if n_items is None else "sum")
-        return {"loss": loss if n_items is None else loss / n_items, "logits": logits}
-
-
 def class_rows(n: int = 14) -> list[dict[str, Any]]:
     x = torch.randn(n, 4, generator=torch.Generator().manual_seed(5))
     return [{"x": row, "labels": torch.tensor(i % 3)} for i, row in enumerate(x)]
