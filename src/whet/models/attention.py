@@ -43,6 +43,15 @@ class Routed(str):
 
     __slots__ = ()
 
+    def __reduce__(self) -> Any:
+        return _loaded_again, (str(self),)
+
+
+def _loaded_again(name: str) -> Routed:
+    """Return the name in the process that has loaded the model: transformers there knows nothing of whet yet."""
+    register()
+    return Routed(name)
+
 
 def register() -> None:
     """Make `attn_implementation="whet"` known to transformers, and let configurations name it in whet's passes."""

@@ -17,8 +17,6 @@ from typing import Any
 from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from whet.models import attention
-
 _AROUND = {
     "torch.amp.autocast_mode": None,
     "accelerate.utils.operations": None,
@@ -90,9 +88,7 @@ def _reduced(method: MethodType) -> Any:
     return method.__reduce__()
 
 
-def _again(forward: Callable[..., Any], module: nn.Module, signed: bool = False) -> MethodType:
-    """Bind a forward in the process that has loaded the module: transformers there knows nothing of whet yet."""
-    attention.register()
+def _again(forward: Callable[..., Any], module: nn.Module, signed: bool) -> MethodType:
     return bind(forward, module, signed=signed)
 
 

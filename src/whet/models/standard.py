@@ -18,8 +18,7 @@ from transformers.models.deberta.modeling_deberta import DebertaLayerNorm
 from transformers.pytorch_utils import Conv1D
 
 from whet.kernels.specs import Kind
-from whet.models.family import RmsNorm
-from whet.models.known import home_of_forward, owner_of
+from whet.models.family import RmsNorm, home_of_forward, owner_of
 
 ACTIVATIONS: dict[type[nn.Module], Kind] = {
     activations.GELUActivation: "gelu",

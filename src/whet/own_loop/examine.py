@@ -9,12 +9,12 @@ from torch import nn
 from whet.config.methods import MethodSettings
 from whet.kernels.library import library
 from whet.methods import fuse, order
+from whet.models.known import Verdict
 from whet.models.loading.heads import Head, head_named
 from whet.models.loading.load import ModelSource, load_config, load_model
 from whet.models.packable import why_padded
 from whet.models.packed import packed_model, prepare
 from whet.models.proof import prove
-from whet.models.proof.verdict import Verdict
 from whet.models.view import ModelView
 from whet.objectives.base import Objective
 from whet.objectives.choose import choose

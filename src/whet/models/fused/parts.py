@@ -3,9 +3,8 @@
 from torch import nn
 
 from whet.models.binding import bound
-from whet.models.family import Part
+from whet.models.family import Part, owner_of
 from whet.models.fused.low_rank import layer_of
-from whet.models.known import owner_of
 from whet.models.standard import learn, why_called
 
 

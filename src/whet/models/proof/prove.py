@@ -14,7 +14,7 @@ from whet.kernels.library import library
 from whet.log import logger
 from whet.models.family import Family, after_padding, by_pooler
 from whet.models.fused import generic
-from whet.models.known import encoders_inside, of_classes
+from whet.models.known import Verdict, encoders_inside, keep_verdict, of_classes, verdict_on
 from whet.models.packed import PackedModel, prepare, release
 from whet.models.proof import observed, refusals
 from whet.models.proof.compare import gap
@@ -22,7 +22,6 @@ from whet.models.proof.passes import Passed, Trial
 from whet.models.proof.rows import MOST_TOKENS, ProofRows, longest_row, proof_rows, wide_rows
 from whet.models.proof.stand_in import stand_in
 from whet.models.proof.untraced import generator_states, untraced
-from whet.models.proof.verdict import Verdict, record, recorded
 from whet.models.view import ModelView
 from whet.models.wrapped import unwrapped
 
@@ -45,11 +44,11 @@ def ensure(model: nn.Module) -> Verdict | None:
     config = getattr(base, "config", None)
     if not isinstance(encoder, nn.Module) or config is None or of_classes(base) is not None or encoders_inside(base):
         return None
-    found = recorded(base)
+    found = verdict_on(base)
     if found is None:
         begin = time.perf_counter()
         found = prove(encoder)
-        record(encoder, found)
+        keep_verdict(encoder, found)
         text = "yes" if found.why_padded is None else f"no, {found.why_padded}"
         logger.info("may %s run packed? %s (%.1f s)", type(encoder).__name__, text, time.perf_counter() - begin)
     return found

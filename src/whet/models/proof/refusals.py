@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from whet.models.fused.decoder import why_rotary_moves
+
 MOST_WEIGHTS = 4_000_000_000
 """Weights of an encoder beyond which a proof on a CPU would take minutes."""
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-_MOVING_ROTARY = ("dynamic", "longrope")
-"""Rotary embeddings whose angles depend on the longest sequence of a batch."""
 
 
 def why_padded(encoder: Any) -> str | None:
@@ -76,14 +76,6 @@ def _experts(encoder: Any) -> str | None:
     )
 
 
-def why_rotary_moves(config: Any) -> str | None:
-    """Return why angles of rotary embeddings with this configuration depend on other rows; None: they do not."""
-    for name, value in named_settings(config.to_dict()):
-        if name in ("rope_type", "type") and value in _MOVING_ROTARY:
-            return f"its rotary embeddings ({value}) depend on the longest row of a batch"
-    return None
-
-
 def _moving_rotary(encoder: Any) -> str | None:
     return why_rotary_moves(encoder.config)
 
@@ -112,14 +104,3 @@ _REASONS: tuple[Callable[[Any], str | None], ...] = (
     _moving_rotary,
     _odd_weights,
 )
-
-
-def named_settings(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield all settings of a configuration by their own names, also those of dicts and lists inside of it."""
-    for name, value in config.items():
-        if isinstance(value, Mapping):
-            yield from named_settings(value)
-        elif isinstance(value, list | tuple) and value and all(isinstance(one, int) for one in value):
-            yield str(name), max(value)
-        else:
-            yield str(name), value

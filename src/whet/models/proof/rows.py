@@ -13,7 +13,7 @@ from torch import Tensor
 
 from whet.data.padding import Padding
 from whet.data.store import RowStore
-from whet.models.proof.refusals import named_settings
+from whet.models.fused.decoder import named_settings
 
 MOST_TOKENS = 2_100
 """The longest row that a proof runs, and the most tokens of rows beyond the position table."""
