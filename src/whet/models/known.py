@@ -21,7 +21,8 @@ from whet.models import families
 from whet.models.family import Family, home_of_forward, owner_of, register, registered
 
 for _name in sorted(one.name for one in iter_modules(families.__path__)):
-    register(import_module(f"{families.__name__}.{_name}").FAMILY)
+    for _family in import_module(f"{families.__name__}.{_name}").FAMILIES:
+        register(_family)
 
 
 @cache

@@ -53,16 +53,18 @@ _LAYER: Slots = {
     "full_layer_layer_norm": nn.LayerNorm,
 }
 
-FAMILY = Family(
-    model_types=("albert",),
-    package="transformers.models.albert",
-    attention=("AlbertAttention",),
-    blocks=("AlbertLayer",),
-    parts={
-        "AlbertEmbeddings": Part(bert_embeddings, TABLE_SLOTS),
-        "AlbertAttention": Part(albert_attention, _ATTENTION),
-        "AlbertLayer": Part(layer, _LAYER, ends_block=True),
-    },
-    pooled=pooled,
-    tiny={"embedding_size": 16, "num_hidden_groups": 1},
+FAMILIES = (
+    Family(
+        model_types=("albert",),
+        package="transformers.models.albert",
+        attention=("AlbertAttention",),
+        blocks=("AlbertLayer",),
+        parts={
+            "AlbertEmbeddings": Part(bert_embeddings, TABLE_SLOTS),
+            "AlbertAttention": Part(albert_attention, _ATTENTION),
+            "AlbertLayer": Part(layer, _LAYER, ends_block=True),
+        },
+        pooled=pooled,
+        tiny={"embedding_size": 16, "num_hidden_groups": 1},
+    ),
 )

@@ -51,18 +51,20 @@ _BLOCK: Slots = {
     "ffn.dropout": PlacedDropout,
 }
 
-FAMILY = Family(
-    model_types=("distilbert",),
-    package="transformers.models.distilbert",
-    attention=("DistilBertSelfAttention",),
-    blocks=("TransformerBlock",),
-    stack="transformer.layer",
-    parts={
-        "Embeddings": Part(distilbert_embeddings, TABLE_SLOTS),
-        "TransformerBlock": Part(block, _BLOCK, ends_block=True),
-    },
-    feed_forward=FeedForward(
-        path="ffn", up=("ffn.lin1",), down="ffn.lin2", activation="ffn.activation", dropout="ffn.dropout"
+FAMILIES = (
+    Family(
+        model_types=("distilbert",),
+        package="transformers.models.distilbert",
+        attention=("DistilBertSelfAttention",),
+        blocks=("TransformerBlock",),
+        stack="transformer.layer",
+        parts={
+            "Embeddings": Part(distilbert_embeddings, TABLE_SLOTS),
+            "TransformerBlock": Part(block, _BLOCK, ends_block=True),
+        },
+        feed_forward=FeedForward(
+            path="ffn", up=("ffn.lin1",), down="ffn.lin2", activation="ffn.activation", dropout="ffn.dropout"
+        ),
+        tiny={"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64},
     ),
-    tiny={"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64},
 )

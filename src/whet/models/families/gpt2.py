@@ -97,20 +97,22 @@ def why_padded(model: Any) -> str | None:
 
 _BLOCK = {"attn.c_proj": Conv1D, "ln_1": nn.LayerNorm, "ln_2": nn.LayerNorm, "attn.resid_dropout": PlacedDropout}
 
-FAMILY = Family(
-    model_types=("gpt2",),
-    package="transformers.models.gpt2",
-    attention=("GPT2Attention",),
-    blocks=("GPT2Block",),
-    causal=True,
-    parts={
-        "GPT2Attention": Part(attention, {"c_attn": Conv1D, "c_proj": Conv1D}),
-        "GPT2MLP": Part(mlp, {"c_fc": Conv1D, "act": None, "c_proj": Conv1D}),
-        "GPT2Block": Part(block, _BLOCK),
-    },
-    feed_forward=FeedForward(
-        path="mlp", up=("mlp.c_fc",), down="mlp.c_proj", activation="mlp.act", dropout="mlp.dropout"
+FAMILIES = (
+    Family(
+        model_types=("gpt2",),
+        package="transformers.models.gpt2",
+        attention=("GPT2Attention",),
+        blocks=("GPT2Block",),
+        causal=True,
+        parts={
+            "GPT2Attention": Part(attention, {"c_attn": Conv1D, "c_proj": Conv1D}),
+            "GPT2MLP": Part(mlp, {"c_fc": Conv1D, "act": None, "c_proj": Conv1D}),
+            "GPT2Block": Part(block, _BLOCK),
+        },
+        feed_forward=FeedForward(
+            path="mlp", up=("mlp.c_fc",), down="mlp.c_proj", activation="mlp.act", dropout="mlp.dropout"
+        ),
+        why_padded=why_padded,
+        tiny={"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "n_inner": 64},
     ),
-    why_padded=why_padded,
-    tiny={"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "n_inner": 64},
 )

@@ -116,23 +116,25 @@ def _attended(attn: Any, x: Tensor, bias: Tensor) -> Tensor:
 
 _OWN: Slots = {"q": nn.Linear, "k": nn.Linear, "v": nn.Linear, "o": nn.Linear}
 
-FAMILY = Family(
-    model_types=("mpnet",),
-    package="transformers.models.mpnet",
-    attention=("MPNetSelfAttention",),
-    blocks=("MPNetLayer",),
-    stack="encoder.layer",
-    parts={
-        "MPNetEmbeddings": Part(mpnet_embeddings, TABLE_SLOTS),
-        "MPNetEncoder": Part(encoder, {}, always=True),
-        "MPNetSelfAttention": Part(self_attention, _OWN, always=True),
-        "MPNetAttention": Part(attention_block, {"LayerNorm": nn.LayerNorm, "dropout": PlacedDropout}),
-        "MPNetIntermediate": Part(bert.intermediate, {"dense": nn.Linear, "intermediate_act_fn": None}),
-        "MPNetOutput": Part(block_output, bert.OUTPUT),
-    },
-    feed_forward=bert.FEED_FORWARD,
-    first_position=first_position,
-    skips_padding=True,
-    adds_masks=True,
-    tiny={"max_position_embeddings": 90},
+FAMILIES = (
+    Family(
+        model_types=("mpnet",),
+        package="transformers.models.mpnet",
+        attention=("MPNetSelfAttention",),
+        blocks=("MPNetLayer",),
+        stack="encoder.layer",
+        parts={
+            "MPNetEmbeddings": Part(mpnet_embeddings, TABLE_SLOTS),
+            "MPNetEncoder": Part(encoder, {}, always=True),
+            "MPNetSelfAttention": Part(self_attention, _OWN, always=True),
+            "MPNetAttention": Part(attention_block, {"LayerNorm": nn.LayerNorm, "dropout": PlacedDropout}),
+            "MPNetIntermediate": Part(bert.intermediate, {"dense": nn.Linear, "intermediate_act_fn": None}),
+            "MPNetOutput": Part(block_output, bert.OUTPUT),
+        },
+        feed_forward=bert.FEED_FORWARD,
+        first_position=first_position,
+        skips_padding=True,
+        adds_masks=True,
+        tiny={"max_position_embeddings": 90},
+    ),
 )
