@@ -19,8 +19,7 @@ from whet.models.bad_batch import explained
 from whet.models.binding import bind, bound
 from whet.models.family import Family
 from whet.models.fused import parts
-from whet.models.fused.dropout import PlacedDropout
-from whet.models.fused.layers import PLACEMENT
+from whet.models.fused.layers import PLACEMENT, PlacedDropout
 from whet.models.hooked import HookWatch
 from whet.models.packable import family_of
 from whet.models.wrapped import unwrapped

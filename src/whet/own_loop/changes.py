@@ -14,7 +14,7 @@ from whet.config.fields import PaddingInLoss
 from whet.kernels.library import library
 from whet.methods import fuse
 from whet.methods.unpad import method as unpad
-from whet.models.fused.dropout import PlacedDropout
+from whet.models.fused.layers import PlacedDropout
 from whet.models.packed import packed_model
 from whet.own_loop import curated, inside
 

@@ -22,9 +22,8 @@ from whet.log import logger
 from whet.methods.unpad.layout import Layout, layout_of
 from whet.models import record
 from whet.models.binding import bind
-from whet.models.fused import generic
-from whet.models.fused.dropout import PlacedDropout
-from whet.models.fused.layers import PLACEMENT
+from whet.models.fused import parts
+from whet.models.fused.layers import PLACEMENT, PlacedDropout
 
 _HOME = "curated_transformers.models."
 _ENCODERS = {f"{_HOME}{kind}.encoder.{kind.capitalize()}Encoder" for kind in ("albert", "bert", "roberta")}
@@ -81,7 +80,7 @@ def apply(encoder: Any, dtype: torch.dtype | None, padding: str) -> None:
             part.forward = bind(_attention, part)
     encoder.embeddings.__dict__[PLACEMENT] = placement
     encoder.embeddings.__dict__["_get_position_ids"] = bind(_position_ids, encoder.embeddings)
-    fused = generic.put(encoder, placement) if library() is not None else {}
+    fused = parts.put_generic(encoder, placement) if library() is not None else {}
     record.keep(encoder, _RECORD, Changed(placement, dtype, fused, len(dropouts)))
     encoder.forward = bind(_forward, encoder)
 
@@ -90,7 +89,7 @@ def restore(encoder: Any) -> None:
     """Undo `apply`, exactly."""
     if record.take(encoder, _RECORD) is None:
         return
-    generic.take(encoder)
+    parts.take_generic(encoder)
     encoder.__dict__.pop("forward", None)
     encoder.embeddings.__dict__.pop("_get_position_ids", None)
     for part in encoder.modules():

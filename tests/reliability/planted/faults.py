@@ -384,7 +384,7 @@ PLANTED = (
                 "",
             ),
             Edit(
-                "models/recomputation.py", "if position is not None and position.is_of(n_rows, n_tokens):", "if False:"
+                "models/fused/limits.py", "if position is not None and position.is_of(n_rows, n_tokens):", "if False:"
             ),
         ),
         (

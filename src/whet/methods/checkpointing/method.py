@@ -26,7 +26,7 @@ from whet.methods.compiling import method as compiling
 from whet.methods.seam import Applied, Cost, Stage
 from whet.models import record
 from whet.models.binding import own_forward
-from whet.models.fused.ending import Ending, without
+from whet.models.fused.layers import Ending, without_end
 from whet.models.fused.parts import ends_a_block, is_fused
 from whet.models.packed import PackedModel, packed_model
 from whet.models.standard import has_hooks, is_unchanged
@@ -70,7 +70,7 @@ class _How:
     wanted: bool | None = True
     """Whether it is computed again; None: as transformers' own switch in the block says."""
     but_its_end: bool = False
-    """Whether the block ends as `fused/ending.py` has it, so that its last product need not be computed again."""
+    """Whether the block ends as `fused/layers.py` has it, so that its last product need not be computed again."""
 
     @property
     def is_in_foreign_graph(self) -> bool:
@@ -242,7 +242,7 @@ def _run_block(how: _How, self: Any, args: tuple[Any, ...], options: dict[str, A
     if not (how.but_its_end and is_unchanged(self)) or _has_hooks_inside(self):
         return again(run, *args, **options)
     found: list[Ending] = []
-    product, residual = again(without(run, found), *args, **options)
+    product, residual = again(without_end(run, found), *args, **options)
     return found[0].finish(product, residual) if found else product
 
 

@@ -25,7 +25,7 @@ from whet.methods.seam import Applied, Cost, Stage
 from whet.models import record
 from whet.models.attention import SITE
 from whet.models.binding import own_forward, unbound
-from whet.models.fused.dropout import PlacedDropout
+from whet.models.fused.layers import PlacedDropout
 from whet.models.packed import PackedModel, packed_model
 from whet.models.view import ModelView
 from whet.models.wrapped import unwrapped

@@ -13,7 +13,7 @@ from torch import Tensor
 from whet.data import sequences
 from whet.kernels.native_call import is_followed
 from whet.models import attention
-from whet.models.called_with import NO_EFFECT
+from whet.models.fused.limits import NO_EFFECT
 
 _IDS = (torch.int64, torch.int32)
 _COLUMNS = ("token_type_ids", "position_ids")

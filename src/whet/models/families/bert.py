@@ -5,12 +5,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from whet.models.called_with import require_understood
 from whet.models.family import Family, FeedForward, Part, Slots, after_padding
 from whet.models.fused.attention import attention
-from whet.models.fused.dropout import PlacedDropout
 from whet.models.fused.embeddings import TABLE_SLOTS, embeddings
-from whet.models.fused.layers import block_end, finished, inner, pass_position, product, residual_norm
+from whet.models.fused.layers import PlacedDropout, block_end, finished, inner, pass_position, product, residual_norm
+from whet.models.fused.limits import require_understood
 
 
 def bert_embeddings(

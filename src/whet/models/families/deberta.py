@@ -22,14 +22,12 @@ from whet.kernels.batch_position import BatchPosition
 from whet.kernels.layers.dropout import dropout
 from whet.kernels.products.linear import linear
 from whet.kernels.specs import Drop, Relative
-from whet.models.called_with import require_understood
 from whet.models.families import bert
 from whet.models.family import Family, Part, Slots
-from whet.models.fused.attention import attended, projected, spec_of
-from whet.models.fused.chosen import of_chosen
-from whet.models.fused.dropout import PlacedDropout
+from whet.models.fused.attention import attended, of_chosen, projected, spec_of
 from whet.models.fused.embeddings import TABLE_SLOTS, embeddings
-from whet.models.fused.layers import normalised, pass_position, require_prepared, with_bias
+from whet.models.fused.layers import PlacedDropout, normalised, pass_position, require_prepared, with_bias
+from whet.models.fused.limits import require_understood
 from whet.models.standard import why_called
 
 _TERMS = ("c2p", "p2c")

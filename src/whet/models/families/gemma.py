@@ -9,11 +9,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from whet.models.called_with import require_understood
 from whet.models.families import llama
 from whet.models.family import Family, Part, RmsNorm, Slots
 from whet.models.fused import decoder
 from whet.models.fused.layers import is_plain, normalised, with_bias
+from whet.models.fused.limits import require_understood
 
 _NORMS = (
     *("input_layernorm", "post_attention_layernorm"),

@@ -11,12 +11,18 @@ from transformers.pytorch_utils import Conv1D
 from whet.kernels.attention.packed import attend_joined
 from whet.kernels.layers.activation import bias_act
 from whet.kernels.products.linear import linear
-from whet.models.called_with import has_cache, require_understood
 from whet.models.family import Family, FeedForward, Part
 from whet.models.fused.attention import spec_of
-from whet.models.fused.dropout import PlacedDropout
-from whet.models.fused.layers import Product, is_plain, normalised, pass_position, residual_and_norm
-from whet.models.fused.low_rank import result_of
+from whet.models.fused.layers import (
+    PlacedDropout,
+    Product,
+    is_plain,
+    normalised,
+    pass_position,
+    residual_and_norm,
+    result_of,
+)
+from whet.models.fused.limits import has_cache, require_understood
 from whet.models.standard import ACTIVATIONS, why_called
 
 _MASK = 1

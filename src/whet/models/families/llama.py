@@ -11,10 +11,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from whet.models.called_with import has_cache, require_understood
 from whet.models.family import Family, FeedForward, Part, RmsNorm, Slots
 from whet.models.fused import decoder
 from whet.models.fused.layers import is_plain, normalised, pass_position, product, residual_and_norm, with_bias
+from whet.models.fused.limits import has_cache, require_understood
 
 _SAME = nn.Identity()
 _WINDOW_IN_CONFIG = ("MistralAttention", "MixtralAttention", "Phi3Attention")

@@ -11,13 +11,19 @@ from whet.kernels.attention.packed import attend_joined
 from whet.kernels.layers.activation import gated_act_joined
 from whet.kernels.layers.rotary import rotate_joined
 from whet.kernels.specs import window_of
-from whet.models.called_with import require_understood
 from whet.models.family import Family, FeedForward, Part, Slots
-from whet.models.fused.attention import spec_of
-from whet.models.fused.chosen import of_chosen
-from whet.models.fused.dropout import PlacedDropout
+from whet.models.fused.attention import of_chosen, spec_of
 from whet.models.fused.embeddings import EmbeddingNames, embeddings
-from whet.models.fused.layers import is_plain, normalised, pass_position, product, residual_and_norm, with_bias
+from whet.models.fused.layers import (
+    PlacedDropout,
+    is_plain,
+    normalised,
+    pass_position,
+    product,
+    residual_and_norm,
+    with_bias,
+)
+from whet.models.fused.limits import require_understood
 from whet.models.standard import ACTIVATIONS, why_called
 
 _NAMES = EmbeddingNames(("tok_embeddings",), "norm", "drop")

@@ -10,13 +10,12 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutput
 
-from whet.models.called_with import require_understood
 from whet.models.families import bert
 from whet.models.family import Family, Part, Slots
 from whet.models.fused.attention import attention
-from whet.models.fused.dropout import PlacedDropout
 from whet.models.fused.embeddings import TABLE_SLOTS, embeddings
 from whet.models.fused.layers import (
+    PlacedDropout,
     finished,
     is_plain,
     pass_position,
@@ -25,6 +24,7 @@ from whet.models.fused.layers import (
     residual_norm,
     with_bias,
 )
+from whet.models.fused.limits import require_understood
 
 
 def mpnet_embeddings(

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from whet.kernels.layers.activation import gated_act_joined
 from whet.models.families import llama
 from whet.models.family import FeedForward, Part
-from whet.models.fused.dropout import PlacedDropout
-from whet.models.fused.layers import inner, pass_position, with_bias
+from whet.models.fused.layers import PlacedDropout, inner, pass_position, with_bias
 from whet.models.standard import ACTIVATIONS, why_called
 
 

@@ -12,7 +12,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from whet.models.called_with import NO_EFFECT
+from whet.models.fused.limits import NO_EFFECT
 
 _NAME = "whet_observed"
 _UNDERSTOOD = NO_EFFECT - {"sliding_window"} | {"is_causal"}

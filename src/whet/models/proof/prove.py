@@ -13,7 +13,7 @@ from whet.errors import WhetError
 from whet.kernels.library import library
 from whet.log import logger
 from whet.models.family import Family, after_padding, by_pooler
-from whet.models.fused import generic
+from whet.models.fused import parts
 from whet.models.known import Verdict, encoders_inside, keep_verdict, of_classes, verdict_on
 from whet.models.packed import PackedModel, prepare, release
 from whet.models.proof import observed, refusals
@@ -116,7 +116,7 @@ def _first_that_agrees(
         packed = prepare(trial.model, family=family)
         assert packed is not None
         if library() is not None:
-            generic.put(trial.model, packed.placement)
+            parts.put_generic(trial.model, packed.placement)
         try:
             if gap(trial.packed(packed, rows).states, padded.states) <= _OF_STATES:
                 return packed
@@ -124,7 +124,7 @@ def _first_that_agrees(
             refused = error.problems[0].what
         except (IndexError, RuntimeError):
             pass  # positions outside of the model's table
-        generic.take(trial.model)
+        parts.take_generic(trial.model)
         release(packed)
     why = observed.why_not_packed(calls) or refused
     raise _Different(why or "packed rows get other hidden states than padded ones")
