@@ -18,7 +18,7 @@ from whet.kernels.library import library
 from whet.methods import counting
 from whet.methods.seam import Applied, Cost, Stage
 from whet.models import record
-from whet.models.binding import bind, bound
+from whet.models.forwards import bind, instance_forward, is_whets
 from whet.models.fused import parts
 from whet.models.fused.embeddings import GRADIENT
 from whet.models.fused.layers import PLACEMENT
@@ -103,9 +103,8 @@ def _computes(module: nn.Module, path: str) -> bool:
 
 def _is_whets(module: nn.Module) -> bool:
     """Return whether the module has a forward that whet gave it, or none of its own."""
-    forward = bound(module)
-    inner = getattr(forward, "func", forward)
-    return forward is None or getattr(inner, "__module__", "").startswith("whet.")
+    forward = instance_forward(module)
+    return forward is None or is_whets(forward)
 
 
 def changed_in(model: nn.Module) -> dict[str, int] | None:

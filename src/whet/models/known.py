@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 from whet.models import families
 from whet.models.family import Family, home_of_forward, owner_of, register, registered
+from whet.models.forwards import home_of, instance_forward, is_whets
 
 for _name in sorted(one.name for one in iter_modules(families.__path__)):
     for _family in import_module(f"{families.__name__}.{_name}").FAMILIES:
@@ -118,8 +119,6 @@ def _fingerprint(encoder: Any) -> int:
 def _described(encoder: nn.Module) -> Iterator[tuple[str, str, str]]:
     for name, module in encoder.named_modules():
         kind = next(cls for cls in type(module).__mro__ if not cls.__module__.startswith("whet."))
-        forward: Any = module.__dict__.get("forward")
-        forward = getattr(forward, "__func__", forward)
-        home = getattr(getattr(forward, "func", forward), "__module__", None) or ""
-        replaced = "" if forward is None or home.startswith("whet.") else f"{home} {id(forward)}"
+        forward = instance_forward(module)
+        replaced = "" if forward is None or is_whets(forward) else f"{home_of(forward)} {id(forward)}"
         yield name, f"{kind.__module__}.{kind.__qualname__}", replaced

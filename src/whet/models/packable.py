@@ -6,11 +6,11 @@ from typing import Any
 
 from torch import nn
 
-from whet.models.binding import other_forward
+from whet.models.adapters import adds_tokens, unwrapped
 from whet.models.family import Family, home_of_forward
+from whet.models.forwards import is_whets, other_forward
 from whet.models.known import encoder_of, known, of_model, verdict_on
 from whet.models.standard import is_trusted, learn
-from whet.models.wrapped import adds_tokens, unwrapped
 
 
 def family_of(model: nn.Module) -> Family | None:
@@ -136,7 +136,7 @@ def answers_questions(model: nn.Module) -> bool:
 def _is_replaced(module: nn.Module) -> bool:
     """Return whether the object has a forward that is neither its class's nor whet's."""
     own = other_forward(module)
-    return own is not None and not getattr(getattr(own, "func", own), "__module__", "").startswith("whet.")
+    return own is not None and not is_whets(own)
 
 
 def runs_forward_of(module: nn.Module, names: tuple[str, ...]) -> bool:

@@ -10,9 +10,9 @@ from whet.data.padding import NO_PADDING, Padding
 from whet.kernels.batch_position import Kernel
 from whet.log import logger
 from whet.models import attention
+from whet.models.adapters import passed_on, unwrapped, why_not_inside
 from whet.models.packable import answers_questions, family_of, predicts_next_tokens
 from whet.models.packed import prepare
-from whet.models.wrapped import passed_on, unwrapped, why_not_inside
 from whet.objectives import head_proof, heads, padded_tokens
 from whet.objectives.base import Collate, Objective
 from whet.objectives.next_tokens import PackedNextTokens

@@ -21,7 +21,7 @@ from whet.kernels.specs import AttentionSpec
 from whet.log import logger
 from whet.methods.unpad.layout import Layout, layout_of
 from whet.models import record
-from whet.models.binding import bind
+from whet.models.forwards import bind
 from whet.models.fused import parts
 from whet.models.fused.layers import PLACEMENT, PlacedDropout
 

@@ -16,9 +16,9 @@ from whet.log import logger
 from whet.methods.unpad import calls, padding_readers
 from whet.methods.unpad import method as unpad
 from whet.models import record
+from whet.models.adapters import unwrapped
 from whet.models.packable import family_of
 from whet.models.packed import PackedModel, packed_model
-from whet.models.wrapped import unwrapped
 from whet.objectives.base import Collate, Rows
 from whet.objectives.own_loss import OwnLoss
 from whet.own_loop import inside

@@ -11,9 +11,9 @@ from transformers import PreTrainedModel
 
 from whet.config.methods import Place
 from whet.models import known
+from whet.models.adapters import unwrapped
 from whet.models.packable import family_of, why_padded
 from whet.models.proof import prove
-from whet.models.wrapped import unwrapped
 from whet.own_loop import curated, spacy_pipes
 
 _SENTENCE_TRANSFORMERS = "sentence_transformers."

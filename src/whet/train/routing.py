@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from whet.data.batch import Batch
 from whet.errors import ConfigError
+from whet.models.adapters import unwrapped
 from whet.models.experts import settings as kept
 from whet.models.experts.layer import SparseFeedForward, layers_of
 from whet.models.experts.losses import RoutingSums, sums
 from whet.models.experts.routing import Routes, watched
 from whet.models.experts.settings import ExpertSettings
-from whet.models.wrapped import unwrapped
 from whet.train.sync import Sync
 
 

@@ -25,7 +25,7 @@ from whet.methods.checkpointing import kept_products
 from whet.methods.compiling import method as compiling
 from whet.methods.seam import Applied, Cost, Stage
 from whet.models import record
-from whet.models.binding import own_forward
+from whet.models.forwards import class_forward
 from whet.models.fused.layers import Ending, without_end
 from whet.models.fused.parts import ends_a_block, is_fused
 from whet.models.packed import PackedModel, packed_model
@@ -209,7 +209,7 @@ def _put_forward(state: _State, module: nn.Module, forward: Callable[..., Any]) 
 
 def _inner(module: nn.Module) -> Callable[..., Any]:
     """Return the forward that the module had, as its class has it now where that was its class's."""
-    return module.__dict__[_INNER] or own_forward(module)
+    return module.__dict__[_INNER] or class_forward(module)
 
 
 def _remaking(self: Any, *args: Any, **options: Any) -> Any:
@@ -256,7 +256,7 @@ def _outside(how: _How, self: Any, *args: Any, **options: Any) -> Any:
     if not (getattr(self, "gradient_checkpointing", False) and _keeps(self)):
         return type(self).forward(self, *args, **options)
     again = partial(checkpoint, use_reentrant=False, context_fn=partial(_contexts, how))
-    return again(own_forward(self), *args, **options)
+    return again(class_forward(self), *args, **options)
 
 
 def _runs_fused(model: nn.Module, packed: PackedModel) -> bool:

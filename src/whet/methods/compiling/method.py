@@ -23,12 +23,12 @@ from whet.kernels.batch_position import BatchPosition, KeyedPosition, Placement,
 from whet.methods.compiling import checks
 from whet.methods.seam import Applied, Cost, Stage
 from whet.models import record
+from whet.models.adapters import unwrapped
 from whet.models.attention import SITE
-from whet.models.binding import own_forward, unbound
+from whet.models.forwards import as_function, class_forward
 from whet.models.fused.layers import PlacedDropout
 from whet.models.packed import PackedModel, packed_model
 from whet.models.view import ModelView
-from whet.models.wrapped import unwrapped
 
 CARD = Card(
     name="torch.compile",
@@ -174,7 +174,7 @@ def _run(
 
 def _put(state: _State, module: nn.Module, compiled: Callable[..., Any], packed: PackedModel | None) -> None:
     before = module.__dict__.get("forward")
-    forward = before or own_forward(module)
+    forward = before or class_forward(module)
     if packed is None:
         block = _Block(state, compiled, forward)
     else:
@@ -201,8 +201,8 @@ def _forward(block: _Block, self: Any, *args: Any, **options: Any) -> Any:
     placement = block.placement
     position = None if placement is None else placement.now
     if not block.state.on or (placement is not None and position is None):
-        return unbound(block.forward)(self, *args, **options)  # `block` of a copy is the original's
-    function = unbound(block.forward)
+        return as_function(block.forward)(self, *args, **options)  # `block` of a copy is the original's
+    function = as_function(block.forward)
     if position is None:
         return block.compiled(function, None, None, self, *args, **options)
     return block.compiled(function, placement, _keyed(position, block.sites), self, *map(_no_view, args), **options)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from whet.kernels.layers.cross_entropy import chunk_rows
 from whet.kernels.native_call import is_followed
 from whet.models import standard
-from whet.models.binding import bind, bound
+from whet.models.forwards import bind, instance_forward
 from whet.objectives.lazy_logits import LazyLogits
 
 
@@ -23,7 +23,7 @@ def apply(model: nn.Module) -> None:
 def restore(model: nn.Module) -> None:
     """Undo `apply`, exactly."""
     for module in model.modules():  # an adapter may have been put around the head since
-        if bound(module) is _forward:
+        if instance_forward(module) is _forward:
             del module.forward
 
 

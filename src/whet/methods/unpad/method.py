@@ -21,7 +21,7 @@ from whet.methods.unpad import lazy_head, padding_readers, pooled
 from whet.methods.unpad.layout import Layout, layout_of, layout_without_padding
 from whet.models import last_block, record
 from whet.models.bad_batch import explained
-from whet.models.binding import bind
+from whet.models.forwards import bind
 from whet.models.fused.decoder import why_other_window
 from whet.models.packed import PackedModel, packed_model
 from whet.models.view import ModelView

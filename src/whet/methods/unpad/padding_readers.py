@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from whet.config.fields import PaddingInLoss
 from whet.methods.unpad import calls as unpad_calls
-from whet.models import bad_labels
-from whet.models.binding import other_forward
+from whet.models import bad_batch
+from whet.models.forwards import other_forward
 from whet.models.packable import predicts_next_tokens
 from whet.models.packed import packed_model
 from whet.objectives import heads
@@ -143,7 +143,7 @@ def _require_fitting_labels(model: nn.Module, call: Mapping[str, Any]) -> None:
     ids = call.get("input_ids")
     if not type(model).__module__.startswith("transformers."):
         return  # labels of a class of a user's own may mean anything
-    if isinstance(ids, Tensor) and (found := bad_labels.odd_labels(model, ids, call)) is not None:
+    if isinstance(ids, Tensor) and (found := bad_batch.odd_labels(model, ids, call)) is not None:
         raise found
 
 

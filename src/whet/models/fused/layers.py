@@ -24,7 +24,7 @@ from whet.kernels.layers.norm import add_norm
 from whet.kernels.products.linear import linear
 from whet.kernels.products.low_rank import LowRank, is_joined, low_rank_linear
 from whet.kernels.specs import Drop, Norm
-from whet.models.binding import bound
+from whet.models.forwards import home_of, instance_forward
 from whet.models.fused.limits import came_later, require_no_other_pass, require_pass
 from whet.models.standard import (
     ACTIVATIONS,
@@ -242,8 +242,8 @@ def block_end(module: nn.Module, found: Unfinished) -> Tensor:
 
 def is_plain(module: nn.Module) -> bool:
     """Return whether a block may do the work of this submodule itself, without calling it."""
-    own = bound(module)
-    ours = own is None or getattr(own, "__module__", "").startswith("whet.models.families.")
+    own = instance_forward(module)
+    ours = own is None or home_of(own).startswith("whet.models.families.")
     return is_unchanged(module) and ours and not has_hooks(module)
 
 

@@ -17,8 +17,8 @@ from whet.kernels.layers.activation import bias_act
 from whet.kernels.layers.norm import add_norm
 from whet.kernels.products.linear import linear
 from whet.kernels.specs import Norm
-from whet.models.binding import bind, bound
 from whet.models.family import Part, owner_of
+from whet.models.forwards import bind, instance_forward
 from whet.models.fused.layers import PLACEMENT, layer_of
 from whet.models.standard import ACTIVATIONS, learn, why_called
 
@@ -31,7 +31,7 @@ def part_of(module: nn.Module) -> Part | None:
 def is_fused(module: nn.Module) -> bool:
     """Return whether the module's forward is a fused one now."""
     part = _declared(module)
-    return part is not None and bound(module) is part.forward
+    return part is not None and instance_forward(module) is part.forward
 
 
 def runs_always(module: nn.Module) -> bool:

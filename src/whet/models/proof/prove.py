@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from whet.errors import WhetError
 from whet.kernels.library import library
 from whet.log import logger
+from whet.models.adapters import unwrapped
 from whet.models.family import Family, after_padding, by_pooler
 from whet.models.fused import parts
 from whet.models.known import Verdict, encoders_inside, keep_verdict, of_classes, verdict_on
@@ -23,7 +24,6 @@ from whet.models.proof.rows import MOST_TOKENS, ProofRows, longest_row, proof_ro
 from whet.models.proof.stand_in import stand_in
 from whet.models.proof.untraced import generator_states, untraced
 from whet.models.view import ModelView
-from whet.models.wrapped import unwrapped
 
 _OF_STATES, _OF_GRADIENTS = 1e-4, 1e-3
 """Largest differences, as shares of the largest value. Rounding differs by about 1e-6 in a layer and grows with depth;

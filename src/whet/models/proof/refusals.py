@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from whet.models.forwards import instance_forward, is_whets
 from whet.models.fused.decoder import why_rotary_moves
 
 MOST_WEIGHTS = 4_000_000_000
@@ -44,9 +45,8 @@ def _other_attention(encoder: Any) -> str | None:
 
 def _replaced_forward(encoder: nn.Module) -> str | None:
     for name, module in encoder.named_modules():
-        forward = module.__dict__.get("forward")
-        home = getattr(getattr(forward, "__func__", forward), "__module__", "") or ""
-        if forward is not None and not home.startswith("whet."):
+        forward = instance_forward(module)
+        if forward is not None and not is_whets(forward):
             return f"{name or type(module).__name__} has a forward of its own"
     return None
 

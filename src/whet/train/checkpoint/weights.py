@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from whet.errors import ConfigError
 from whet.kernels import shared_memory
 from whet.models import adapters
+from whet.models.adapters import unwrapped
 from whet.models.experts import saved
 from whet.models.loading.quiet import quiet
-from whet.models.wrapped import unwrapped
 from whet.paths import utf8_name
 
 WEIGHTS = "model.safetensors"

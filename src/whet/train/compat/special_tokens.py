@@ -7,9 +7,9 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase, ProcessorMixin
 from transformers.trainer_utils import align_special_tokens
 
+from whet.models.adapters import unwrapped
 from whet.models.family import after_padding
 from whet.models.packable import family_of
-from whet.models.wrapped import unwrapped
 
 
 def align(model: Any, processing: Any) -> None:

@@ -14,8 +14,8 @@ from whet.data.batch import Batch
 from whet.log import logger
 from whet.methods.unpad import padding_readers
 from whet.models import attention, packable
+from whet.models.adapters import unwrapped
 from whet.models.packed import PackedModel, packed_model
-from whet.models.wrapped import unwrapped
 from whet.objectives.base import Collate
 from whet.objectives.heads import ALL_LAYERS, asks_for_layers
 from whet.objectives.own_loss import ACCURACY, NEXT_WORD_HEADS, OwnLoss
