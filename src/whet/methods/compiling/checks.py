@@ -12,8 +12,7 @@ from torch._inductor.exc import InvalidCxxCompiler
 
 from whet.config.rules.compile import DEFAULT_BACKEND
 from whet.errors import ConfigError
-from whet.models.experts import native
-from whet.models.experts.layer import layers_of
+from whet.models.experts.layer import has_experts
 
 _GRAPHS_OF_A_GPU = ("cudagraphs", "reduce-overhead")
 """The backend, and the mode of inductor, that are nothing but CUDA graphs."""
@@ -42,7 +41,7 @@ def require(backend: str, mode: str | None, model: nn.Module) -> None:
 
 def require_no_experts(model: nn.Module) -> None:
     """Raise ConfigError for a model with experts: the number of tokens of each is known only when it runs."""
-    if not layers_of(model) and not native.has_experts(model):
+    if not has_experts(model):
         return
     raise ConfigError(
         what="torch_compile does not go with the experts of this model",
