@@ -17,10 +17,7 @@ from whet.errors import WhetError
 from whet.models.adapters import unwrapped
 from whet.models.known import verdict_on
 from whet.models.packed import PackedModel, prepare
-from whet.models.proof.compare import gap
-from whet.models.proof.rows import ProofRows, proof_rows
-from whet.models.proof.stand_in import stand_in
-from whet.models.proof.untraced import untraced
+from whet.models.proof.trial import ProofRows, gap, proof_rows, stand_in, untraced
 from whet.objectives import unpadding
 from whet.objectives.collated import collated
 from whet.objectives.heads import Reads
