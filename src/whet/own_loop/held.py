@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from whet.data.batch import Batch
 from whet.log import logger
-from whet.methods.unpad import calls, padding_readers
+from whet.methods.unpad import calls
 from whet.methods.unpad import method as unpad
 from whet.models import record
 from whet.models.adapters import unwrapped
@@ -98,7 +98,7 @@ def targets_of(models: Sequence[nn.Module], inputs: Mapping[str, Any]) -> Iterat
     """Note a batch's labels for every one of these models: those at padding tokens need each of these tokens."""
     with ExitStack() as stack:
         for model in models:
-            stack.enter_context(padding_readers.targets_of(model, inputs))
+            stack.enter_context(calls.targets_of(model, inputs))
         yield
 
 

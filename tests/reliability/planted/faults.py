@@ -425,7 +425,7 @@ PLANTED = (
         (
             Edit(
                 "methods/unpad/method.py",
-                "by_position = causal and mask is None and not unpad_calls.keeps_cache(self, call)",
+                "by_position = causal and mask is None and not calls.keeps_cache(self, call)",
                 "by_position = False",
             ),
             Edit(

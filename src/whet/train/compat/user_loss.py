@@ -12,7 +12,7 @@ from transformers.trainer_pt_utils import LabelSmoother
 
 from whet.data.batch import Batch
 from whet.log import logger
-from whet.methods.unpad import padding_readers
+from whet.methods.unpad import calls
 from whet.models import attention, packable
 from whet.models.adapters import unwrapped
 from whet.models.packed import PackedModel, packed_model
@@ -65,7 +65,7 @@ class SmoothedLoss(OwnLoss):
         return super().count(_with_labels(batch))
 
     def forward(self, batch: Batch, *, seed: int, step: int) -> Any:
-        with padding_readers.targets_of(unwrapped(self.model), {**batch.inputs, **batch.labels}):
+        with calls.targets_of(unwrapped(self.model), {**batch.inputs, **batch.labels}):
             return super().forward(batch, seed=seed, step=step)
 
     def loss_sum(self, output: Any, batch: Batch) -> Tensor:

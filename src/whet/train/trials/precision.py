@@ -19,7 +19,7 @@ from whet.data.batch import Batch
 from whet.kernels.layers.embedding import RowGradient
 from whet.kernels.random import generators_kept
 from whet.log import logger
-from whet.methods.compiling import method as compiling
+from whet.methods import compile_blocks
 from whet.models.fused.embeddings import GRADIENT
 from whet.objectives.base import Objective
 from whet.precision import compare, policy
@@ -107,14 +107,14 @@ def choose_precision(subject: TrialModel, dataset: Any, rows: np.ndarray | Batch
 
 def log_compile_speed(subject: TrialModel, dataset: Any, rows: np.ndarray | Batch, precision: Precision) -> None:
     """Time passes with and without torch.compile on a CPU, and log how they compare; compiled blocks stay."""
-    if subject.device.type != "cpu" or not compiling.is_on(subject.model):
+    if subject.device.type != "cpu" or not compile_blocks.is_on(subject.model):
         return
     with preserving_state(subject.model):
         batch = _training_batch(subject, dataset, rows)
         run = partial(Passes(subject, [batch]).run, precision)
 
         def plain() -> None:
-            with compiling.off(subject.model):
+            with compile_blocks.off(subject.model):
                 run()
 
         _compile(subject, run)
@@ -140,7 +140,7 @@ def measure(subject: TrialModel, dataset: Any, rows: np.ndarray | Batch, other: 
 
 def _compile(subject: TrialModel, *passes: Callable[[], None]) -> None:
     """Run each pass once if blocks are compiled, so that the timings do not include compilation."""
-    if compiling.is_on(subject.model):
+    if compile_blocks.is_on(subject.model):
         for one in passes:
             one()
 

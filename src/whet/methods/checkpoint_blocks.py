@@ -10,7 +10,8 @@ from inspect import signature
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -20,9 +21,8 @@ from whet.config.methods import MethodSettings
 from whet.errors import ConfigError
 from whet.kernels.batch_position import Placement
 from whet.kernels.layers.recompute import Recomputing
-from whet.methods import counting, fuse
-from whet.methods.checkpointing import kept_products
-from whet.methods.compiling import method as compiling
+from whet.kernels.products import grouped, matrix
+from whet.methods import compile_blocks, counting, fuse
 from whet.methods.seam import Applied, Cost, Stage
 from whet.models import record
 from whet.models.forwards import class_forward
@@ -102,7 +102,7 @@ def _put(view: ModelView, policy: Policy, *, alone: bool) -> str:
     restore(view)
     model, packed, state = view.model, packed_model(view.model), _State()
     record.keep(model, CARD.name, state)
-    if packed is not None and _runs_fused(model, packed) and not compiling.is_on(model) and not alone:
+    if packed is not None and _runs_fused(model, packed) and not compile_blocks.is_on(model) and not alone:
         whole = policy == "blocks"
         _put_blocks(state, _blocks(view), _How("blocks", packed.placement, wanted=whole, but_its_end=whole))
         _put_forward(state, model, _remaking)
@@ -272,7 +272,7 @@ def _keeps(module: nn.Module) -> bool:
 
 def _contexts(how: _How) -> _Contexts:
     """Return the contexts of a block's forward pass and of its recomputation."""
-    forward, again = kept_products.contexts() if how.policy == "selective" else (nullcontext(), nullcontext())
+    forward, again = product_contexts() if how.policy == "selective" else (nullcontext(), nullcontext())
     return forward, again if how.placement is None else _Both(how.placement.back(), again)
 
 
@@ -313,3 +313,59 @@ def _blocks(view: ModelView) -> Sequence[nn.Module]:
             fix="leave --gradient_checkpointing out, or call torch.utils.checkpoint inside the model",
         )
     return found
+
+
+_PRODUCTS = frozenset({"aten::mm", "aten::addmm", "mkldnn::_linear_pointwise", grouped.NAME, matrix.WIDENED})
+"""Products with weights. Those of attention grow with the square of the row, and are little work in comparison."""
+
+
+@dataclass(frozen=True)
+class _Kept:
+    result: Tensor
+    version: int
+
+
+def product_contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    """Return contexts that keep a block's products with weights in its forward pass, and give them to recomputation.
+
+    torch's own selective contexts count every operator, and autocast casts a weight once in a forward pass but again in
+    a recomputation; these count products alone.
+    """
+    kept: list[_Kept] = []
+    return _Keeping(kept), _Giving(kept)
+
+
+class _Keeping(TorchDispatchMode):
+    def __init__(self, kept: list[_Kept]) -> None:
+        super().__init__()
+        self._kept = kept
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if _is_product(func):
+            self._kept.append(_Kept(out.detach(), out._version))
+        return out
+
+
+class _Giving(TorchDispatchMode):
+    def __init__(self, kept: list[_Kept]) -> None:
+        super().__init__()
+        self._kept = kept
+        self._next = 0
+
+    def __enter__(self) -> Any:
+        self._next = 0
+        return super().__enter__()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not _is_product(func):
+            return func(*args, **(kwargs or {}))
+        kept = self._kept[self._next]
+        self._next += 1
+        if kept.result._version != kept.version:
+            raise RuntimeError("a product was changed in place after it was kept for backward")
+        return kept.result.detach()
+
+
+def _is_product(operator: Any) -> bool:
+    return operator.name().partition(".")[0] in _PRODUCTS
