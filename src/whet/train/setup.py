@@ -23,7 +23,7 @@ from whet.objectives.choose import choose
 from whet.objectives.own_loss import OwnLoss
 from whet.objectives.packed_head import PackedHead
 from whet.objectives.span import PackedSpans, PaddedSpans
-from whet.own_loop import held
+from whet.own_loop import nested
 from whet.precision import formats, policy
 from whet.train.checkpoint import weights
 from whet.train.compat import collate, constructor, user_loss
@@ -34,7 +34,7 @@ from whet.train.routing import require_whets_loss
 def use_model(trainer: PublicTrainer, model: nn.Module) -> None:
     """Make this the Trainer's model: on its device, in float32, with whet's operators; choose the objective."""
     args = trainer.args
-    held.restore_marked(model)
+    nested.restore_marked(model)
     trainer.model = model = order.restore(model).to(weights.device_of(args.use_cpu))
     formats.require_floating(model)
     formats.raise_to_float32(model)
@@ -51,7 +51,7 @@ def use_model(trainer: PublicTrainer, model: nn.Module) -> None:
         allocator.keep_freed_memory()
     _require_packed_for_budget(trainer)
     _require_spans_for_loss(trainer)
-    optimized = isinstance(trainer.objective, user_loss.SmoothedLoss | user_loss.UnpaddedLoss | held.HeldLoss)
+    optimized = isinstance(trainer.objective, user_loss.SmoothedLoss | user_loss.UnpaddedLoss | nested.NestedLoss)
     settings = method_settings(args, operators=None if optimized else "auto")
     _log_methods(trainer, order.apply(ModelView(model), settings))
 
@@ -82,7 +82,7 @@ def _require_packed_for_budget(trainer: PublicTrainer) -> None:
     """Refuse a token budget for batches that run padded."""
     if trainer.args.max_tokens_per_batch is None:
         return
-    if isinstance(trainer.objective, held.HeldLoss):
+    if isinstance(trainer.objective, nested.NestedLoss):
         raise ConfigError(
             what="max_tokens_per_batch does not go with a module of your own that holds its encoder",
             got=type(_base_model(trainer.model)).__name__,
