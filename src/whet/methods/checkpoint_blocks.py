@@ -25,7 +25,7 @@ from whet.kernels.products import grouped, matrix
 from whet.methods import compile_blocks, counting, fuse
 from whet.methods.seam import Applied, Cost, Stage
 from whet.models import record
-from whet.models.forwards import class_forward
+from whet.models.forwards import Replaced, class_forward
 from whet.models.fused.layers import Ending, without_end
 from whet.models.fused.parts import ends_a_block, is_fused
 from whet.models.packed import PackedModel, packed_model
@@ -52,8 +52,7 @@ _Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
 class _State:
     """What was changed in a model, to put it back."""
 
-    forwards: list[tuple[nn.Module, Any]] = field(default_factory=list)
-    """Modules that got a forward of their own, with the one that they had (None: that of their class)."""
+    forwards: Replaced = field(default_factory=Replaced)
     theirs: bool = False
     """Whether transformers' own checkpointing was switched on."""
     inside: list[PackedModel] = field(default_factory=list)
@@ -144,11 +143,9 @@ def restore(view: ModelView) -> None:
     for inner in state.inside:
         if packed_model(inner.module) is inner:  # nobody restored it in the meantime
             _follow(ModelView(inner.module), inner)
-    for module, before in reversed(state.forwards):
+    for module, _ in state.forwards.before:
         module.__dict__.pop(_INNER, None)  # a model that shares the block may have been restored before
-        module.__dict__.pop("forward", None)
-        if before is not None:
-            module.forward = before
+    state.forwards.undo()
     if state.theirs:
         assert isinstance(model, PreTrainedModel)
         disable = getattr(model, "activation_checkpointing_disable", None) or model.gradient_checkpointing_disable
@@ -199,12 +196,10 @@ def _runs_as(block: nn.Module, how: _How) -> bool:
 
 
 def _put_forward(state: _State, module: nn.Module, forward: Callable[..., Any]) -> None:
-    before = module.__dict__.get("forward")
-    state.forwards.append((module, before))
-    module.__dict__[_INNER] = before
-    own = signature(module.forward)
-    module.forward = partial(forward, module)
-    setattr(module.forward, "__signature__", own)  # noqa: B010
+    module.__dict__[_INNER] = module.__dict__.get("forward")
+    new = partial(forward, module)
+    setattr(new, "__signature__", signature(module.forward))  # noqa: B010
+    state.forwards.put(module, new)
 
 
 def _inner(module: nn.Module) -> Callable[..., Any]:

@@ -28,7 +28,7 @@ from whet.models import record
 from whet.models.adapters import unwrapped
 from whet.models.attention import SITE
 from whet.models.experts.layer import has_experts
-from whet.models.forwards import as_function, class_forward
+from whet.models.forwards import Replaced, as_function, class_forward
 from whet.models.fused.layers import PlacedDropout
 from whet.models.packed import PackedModel, packed_model
 from whet.models.view import ModelView
@@ -53,8 +53,7 @@ With more of them torch would give up and run plain code, without a word."""
 class _State:
     """What was changed in a model, to put it back."""
 
-    forwards: list[tuple[nn.Module, Any]] = field(default_factory=list)
-    """Modules that got a forward of their own, with the one that they had (None: that of their class)."""
+    forwards: Replaced = field(default_factory=Replaced)
     sites: list[tuple[nn.Module, str, Site]] = field(default_factory=list)
     """Modules whose site got a number within its block, with the site's attribute and the site."""
     on: bool = True
@@ -109,10 +108,7 @@ def restore(view: ModelView) -> None:
     state: _State | None = record.take(view.model, CARD.name)
     if state is None:
         return
-    for module, before in reversed(state.forwards):
-        module.__dict__.pop("forward", None)
-        if before is not None:
-            module.forward = before
+    state.forwards.undo()
     for module, name, site in state.sites:
         setattr(module, name, site)
 
@@ -176,14 +172,12 @@ def _run(
 
 
 def _put(state: _State, module: nn.Module, compiled: Callable[..., Any], packed: PackedModel | None) -> None:
-    before = module.__dict__.get("forward")
-    forward = before or class_forward(module)
+    forward = module.__dict__.get("forward") or class_forward(module)
     if packed is None:
         block = _Block(state, compiled, forward)
     else:
         block = _Block(state, compiled, forward, packed.placement, _numbered(state, module))
-    state.forwards.append((module, before))
-    module.forward = MethodType(partial(_forward, block), module)
+    state.forwards.put(module, MethodType(partial(_forward, block), module))
 
 
 def _numbered(state: _State, block: nn.Module) -> tuple[Site, ...]:

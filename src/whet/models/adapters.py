@@ -13,6 +13,7 @@ from torch import nn
 from whet import optional
 from whet.errors import ConfigError
 from whet.models import record
+from whet.models.forwards import Replaced
 from whet.models.standard import has_hooks
 
 
@@ -63,16 +64,14 @@ def passed_on(model: nn.Module, names: frozenset[str]) -> frozenset[str]:
     base = unwrapped(model)
     if base is model:
         return names
-    before = base.__dict__.get("forward")
-    base.forward = _stop
+    replaced = Replaced()
+    replaced.put(base, _stop)
     try:
         model.forward(**{name: torch.zeros(1, 1, dtype=torch.int64) for name in names})
     except _Reached as reached:
         return names & reached.names
     finally:
-        del base.forward
-        if before is not None:
-            base.forward = before
+        replaced.undo()
     return names
 
 

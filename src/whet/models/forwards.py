@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copyreg
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import cache, partial
 from inspect import Signature, signature
 from multiprocessing.reduction import ForkingPickler
@@ -41,6 +42,26 @@ def instance_forward(module: nn.Module) -> Callable[..., Any] | None:
     """Return the forward that the module itself has, from `bind` or from somebody else; None: it has its class's."""
     forward = module.__dict__.get("forward")
     return getattr(forward, "__func__", forward)
+
+
+@dataclass
+class Replaced:
+    """Forwards that modules got, with what each module had before, to put that back."""
+
+    before: list[tuple[nn.Module, Any]] = field(default_factory=list)
+    """Modules with the forward of their own that they had; None: that of their class."""
+
+    def put(self, module: nn.Module, forward: Callable[..., Any]) -> None:
+        """Give the module this forward."""
+        self.before.append((module, module.__dict__.get("forward")))
+        module.forward = forward
+
+    def undo(self) -> None:
+        """Give all modules back what they had."""
+        for module, forward in reversed(self.before):
+            module.__dict__.pop("forward", None)
+            if forward is not None:
+                module.forward = forward
 
 
 def other_forward(module: nn.Module) -> Callable[..., Any] | None:

@@ -7,7 +7,7 @@ states of the others: a second pass with the masks of the first computes them wh
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -25,7 +25,7 @@ from whet.kernels.batch_position import BatchPosition
 from whet.log import logger
 from whet.methods.seam import Applied, Cost, Stage
 from whet.methods.unpad import calls
-from whet.methods.unpad.layout import Layout, layout_of, layout_without_padding
+from whet.methods.unpad.layout import Layout, computing_in, layout_of, layout_without_padding, scattered
 from whet.models import last_block, record
 from whet.models.bad_batch import explained
 from whet.models.forwards import bind
@@ -64,14 +64,6 @@ class _Encoder:
         """The tokens of each row that pooling takes, as long as nobody has read others; empty: all may be read."""
         self._warned: set[str] = set()
 
-    def autocast(self, device: torch.device) -> AbstractContextManager[object]:
-        """Return the context in which the encoder computes."""
-        if self.dtype is None:
-            return nullcontext()
-        if self.dtype == torch.float32:
-            return torch.autocast(device.type, enabled=False)
-        return torch.autocast(device.type, self.dtype)
-
     def warn_if_more(self, amount: PaddingInLoss) -> None:
         """Log once that a call computes more padding tokens than `whet.optimize` was asked for."""
         why = "labels at padding tokens"
@@ -107,7 +99,7 @@ class _Encoder:
         if call is not None:
             calls.require_kept_apart(encoder, call, why, causal=self.packed.family.causal)
         dtype = next(encoder.parameters()).dtype
-        with self.packed.placement.outside(), self.autocast(next(encoder.parameters()).device):
+        with self.packed.placement.outside(), computing_in(self.dtype, next(encoder.parameters()).device):
             out = type(encoder).forward(encoder, *given, **options)
         return out if self.dtype is None else _in_dtype(out, dtype)
 
@@ -220,7 +212,7 @@ def _run(self: Any, given: Sequence[Any], options: Mapping[str, Any], places: tu
     position, taken = layout.position(), None
     if first_tokens is None:  # otherwise first tokens of rows, which heads read, are not those of sequences
         position, taken = _narrowed(packed, position, len(mask), amount, places)
-    with explained(self, given_ids), packed.placement.at(position), state.autocast(mask.device):
+    with explained(self, given_ids), packed.placement.at(position), computing_in(state.dtype, mask.device):
         ids, packed_options = layout.packed(input_ids), _packed_inputs(call, layout, positions)
         later = None if taken is None else _Pass(self, ids, packed_options)
         out = type(self).forward(self, ids, **packed_options)
@@ -289,10 +281,10 @@ def _all_states(state: _Encoder, run: _Pass, position: BatchPosition, mask: Tens
     if record.read(run.encoder, _ENCODER) is not state:
         raise _too_late()
     state.compute_all()
-    with run.again(), state.packed.placement.at(position.of_all_tokens()), state.autocast(mask.device):
+    with run.again(), state.packed.placement.at(position.of_all_tokens()), computing_in(state.dtype, mask.device):
         tokens = _tokens(run.encoder, run.run())
         run.require_same(tokens)
-        return _scattered(tokens, mask)
+        return scattered(tokens, mask)
 
 
 def _packed_inputs(call: dict[str, Any], layout: Layout, positions: Tensor) -> dict[str, Any]:
@@ -317,11 +309,7 @@ def _padded(encoder: Any, out: Any, mask: Tensor, layout: Layout, amount: Paddin
         return nn.functional.pad(tokens[:, None], (0, 0, 0, mask.shape[1] - 1))
     if is_full:
         return tokens[: mask.numel()].view(*mask.shape, -1)
-    return _scattered(tokens, mask) if amount == "none" else layout.padded(tokens)
-
-
-def _scattered(tokens: Tensor, mask: Tensor) -> Tensor:
-    return tokens.new_zeros(*mask.shape, tokens.shape[-1]).masked_scatter(mask[..., None], tokens)
+    return scattered(tokens, mask) if amount == "none" else layout.padded(tokens)
 
 
 def _in_dtype(out: Any, dtype: torch.dtype) -> Any:
