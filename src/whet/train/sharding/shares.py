@@ -9,19 +9,29 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import prod
 from typing import Any, Protocol
-
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-
 from whet.dist.group import Group
 from whet.dist.messages import DTYPES, dtype_name
 from whet.dist.shares import Rows, n_rows
 from whet.errors import ConfigError
 from whet.train.checkpoint.optimizer_state import OptimizerState
 from whet.train.resume import schema
-from whet.train.sharding.collected import CollectedState
 from whet.train.state import State, join, split
+from collections.abc import Sequence
+from torch import nn
+from whet.dist.shares import RowExchange, Rows, deal, n_rows, rows_in
+from whet.kernels.optimizer.rows_in_use import RowsInUse, rows_in_use
+from collections.abc import Callable, Sequence
+from typing import Any
+from whet.dist.sharded_model import ShardedModel
+from whet.dist.shares import Rows, deal
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from whet.train.state import State
+from weakref import WeakSet
+
 
 SHARED = "whet_shared"
 """Attribute of an optimizer that has a share of a run's state."""
@@ -170,3 +180,168 @@ def _next_to(kept: Tensor, state: Mapping[str, Any]) -> dict[str, Any]:
 
 def _counts(groups: Sequence[Sequence[Any]]) -> str:
     return ", ".join(str(len(group)) for group in groups)
+
+
+class ReplicatedWeights:
+    """The parameters of a model; `kept` are the rows that this rank updates, in the parameters' own memory."""
+
+    def __init__(self, group: Group, parameters: Sequence[nn.Parameter], unit: int | None) -> None:
+        for one in parameters:
+            one.data = one.data.contiguous()
+        self._parameters = list(parameters)
+        self.shapes: Sequence[tuple[int, ...]] = [tuple(one.shape) for one in parameters]
+        self.rows: Sequence[Sequence[Rows]] = deal(self.shapes, group.n_ranks, unit)
+        self._own = [of_rank[group.rank] for of_rank in self.rows]
+        self.kept: Sequence[nn.Parameter | None] = [
+            _kept(one, rows) for one, rows in zip(self._parameters, self._own, strict=True)
+        ]
+        self._exchange = RowExchange(group, self._parameters, self.rows)
+        self._in_use: dict[int, tuple[RowsInUse, RowsInUse]] = {}
+
+    def take_gradients(self) -> None:
+        """Show the optimizer the gradients of the rows that this rank keeps."""
+        for number, (parameter, kept) in enumerate(zip(self._parameters, self.kept, strict=True)):
+            if kept is None or kept is parameter:
+                continue
+            kept.data = rows_in(parameter.detach(), self._own[number])  # other code may have moved the parameter
+            kept.grad = None
+            if parameter.grad is None:
+                continue
+            kept.grad = gradient = rows_in(parameter.grad, self._own[number])
+            if (rows := rows_in_use(parameter.grad)) is not None:
+                self._part(number, rows).put_on(gradient)
+
+    def give(self) -> None:
+        """Give the updated rows to all ranks."""
+        for parameter, kept in zip(self._parameters, self.kept, strict=True):
+            if kept is not None and kept is not parameter:
+                kept.grad = None
+        self._exchange.run(self._parameters)
+
+    def _part(self, number: int, rows: RowsInUse) -> RowsInUse:
+        """Return the record of the kept rows, the same one as long as the parameter's record is."""
+        found = self._in_use.get(number)
+        if found is None or found[0] is not rows:
+            found = self._in_use[number] = (rows, rows.part(*self._own[number]))
+        return found[1]
+
+
+def _kept(parameter: nn.Parameter, rows: Rows) -> nn.Parameter | None:
+    """Return what the optimizer gets: the parameter itself if this rank keeps all of it, None if it keeps nothing."""
+    if not rows[1]:
+        return None
+    if rows == (0, n_rows(parameter.shape)):
+        return parameter
+    return nn.Parameter(rows_in(parameter.detach(), rows), requires_grad=parameter.requires_grad)
+
+
+class ShardedWeights:
+    """One rank's rows of a model's parameters, and the sum of their gradients.
+
+    `trained` are the optimizer's parameters, in the order of its groups.
+    """
+
+    def __init__(self, group: Group, sharded: ShardedModel, trained: Sequence[nn.Parameter]) -> None:
+        self._group, self._sharded = group, sharded
+        own = {id(one): _share(sharded, one) for one in sharded.parameters}
+        self.shapes: Sequence[tuple[int, ...]] = [sharded.shape_of(one) for one in trained]
+        self.rows: Sequence[Sequence[Rows]] = deal(self.shapes, group.n_ranks, 1)
+        self.kept: Sequence[nn.Parameter | None] = [own[id(one)] for one in trained]
+        self._pairs = [(one, share) for one in sharded.parameters if (share := own[id(one)]) is not None]
+        self.parameters = [share for _, share in self._pairs]
+        """This rank's rows of all parameters."""
+        self._watched = False
+
+    # ---- the optimizer ----
+
+    def take_gradients(self) -> None:
+        for parameter, share in self._pairs:
+            share.data = self._sharded.share_of(parameter)  # torch may have moved it
+
+    def give(self) -> None:
+        """Do nothing: the other ranks get the rows when they need them."""
+
+    # ---- gradients ----
+
+    def compute(self, work: Callable[[], Any]) -> Any:
+        return self._sharded.compute(work)
+
+    def watch(self, loss: Tensor) -> Tensor:
+        self._watched = True
+        return loss
+
+    def finish(self, others: Sequence[nn.Parameter] = ()) -> bool:
+        """Show the gradients of this rank's rows; return whether a loss was watched."""
+        watched, self._watched = self._watched, False
+        if any(self._sharded.has_hooks(one) for one in self._sharded.parameters):
+            raise _unseen("a weight has hooks on its gradient", "register_hook of a parameter")
+        for parameter, share in self._pairs:
+            if share.requires_grad != self._sharded.is_trained(parameter):
+                raise _unseen("weights were frozen or unfrozen", "a change of requires_grad during the training")
+            gradient = self._sharded.gradient_of(parameter)
+            share.grad = gradient if gradient is None or watched else gradient.mul_(1 / self._group.n_ranks)
+        return watched
+
+
+def _share(sharded: ShardedModel, parameter: nn.Parameter) -> nn.Parameter | None:
+    own = sharded.share_of(parameter)
+    return nn.Parameter(own, requires_grad=parameter.requires_grad) if own.numel() else None
+
+
+def _unseen(what: str, got: str) -> ConfigError:
+    return ConfigError(
+        what=f"{what} while ranks share the weights",
+        got=got,
+        why="torch's fully_shard puts tensors of its own in the place of parameters when the training begins",
+        fix="use --zero_stage 1, which leaves parameters as they are, without --fsdp and --deepspeed; or freeze "
+        "weights before train(), and change gradients in the loss",
+    )
+
+
+class CollectedState(ABC):
+    """The state of the optimizer, which the ranks share."""
+
+    _complete: State | None = None
+
+    @abstractmethod
+    def collect(self) -> State | None:
+        """Return the state of all ranks, as one process has it; None on a rank that does not save. All call this."""
+
+    @contextmanager
+    def collected(self) -> Iterator[None]:
+        """Collect the state for the block, in which `state` returns it. All ranks enter it."""
+        self._complete = self.collect()
+        try:
+            yield
+        finally:
+            self._complete = None
+
+    def state(self) -> State:
+        """Return the state of all ranks, as one process has it: on rank 0, within `collected`."""
+        assert self._complete is not None
+        return self._complete
+
+    def load_state(self, saved: State) -> None:
+        """Never called: a checkpoint is restored before the ranks share the optimizer."""
+        raise AssertionError
+
+
+_left: WeakSet[nn.Module] = WeakSet()
+
+
+def leave(model: nn.Module) -> None:
+    """Note that this model stays without the rows of the other ranks, which may be gone."""
+    _left.add(model)
+
+
+def require_whole(model: nn.Module) -> None:
+    """Raise ConfigError if a training has left the model with the weights of this rank alone."""
+    if model in _left:
+        raise ConfigError(
+            what="the model has only this rank's share of the weights",
+            got="a model whose training failed",
+            why="with zero_stage 2 and 3 the ranks bring the weights together at the end of a "
+            "training, and an error of one rank ends it before that",
+            fix="build a new model and trainer, and call train(resume_from_checkpoint=True) or load the newest "
+            "checkpoint of the run; zero_stage 1 leaves each rank the complete weights",
+        )
