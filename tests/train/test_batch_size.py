@@ -24,7 +24,7 @@ from whet.hardware.memory import MemoryLimit
 from whet.train.control.guard import WARN_FRAC, MemoryGuard
 from whet.train.control.stop import Stopped
 from whet.train.trials import batch_size
-from whet.train.trials.memory import HostMemory
+from whet.train.trials.batch_size import HostMemory
 
 MIB = 2**20
 _ROOT = Path(__file__).resolve().parents[2]

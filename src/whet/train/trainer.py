@@ -36,7 +36,7 @@ from whet.train.output import model_card, printing, results, run_log, start_bloc
 from whet.train.prepare import align_special_tokens, prepare
 from whet.train.resume import other_ranks, restore
 from whet.train.run import Prepared, Run, device_of, new_counters
-from whet.train.sharding import unfinished
+from whet.train.sharding.shares import require_complete
 from whet.train.trials.precision import PrecisionChoice
 
 Evaluation = Callable[["Trainer", Any], dict[str, float]]
@@ -108,7 +108,7 @@ class Trainer:
     def train(self, resume_from_checkpoint: str | bool | None = None) -> TrainOutput:
         """Train; return the last step, the mean loss and the run's figures (also written to the log history)."""
         self._require_joined()
-        unfinished.require_whole(self.model)
+        require_complete(self.model)
         if self.train_dataset is None or not len(self.train_dataset):
             raise DataError(
                 what="the training set is empty",
@@ -197,7 +197,7 @@ class Trainer:
 
     def write_model(self, folder: Path) -> None:
         """Write the files of `save_model` to an existing folder; errors of the disk are not translated."""
-        unfinished.require_whole(self.model)
+        require_complete(self.model)
         by_collator = getattr(self.data_collator, "tokenizer", None)
         processing = by_collator if self.processing_class is None else self.processing_class
         weights.save_processing(processing, folder, taken={*weights.FILES, "training_args.json"})
@@ -244,7 +244,7 @@ class Trainer:
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
         """Run the block with the weights that are evaluated: in a training they may be shared, or averaged."""
-        unfinished.require_whole(self.model)
+        require_complete(self.model)
         with deterministic(self.args.full_determinism):
             if self._loop is None:
                 yield

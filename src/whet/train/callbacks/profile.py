@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from functools import cache
+from typing import Any, Literal, get_args
+
 import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 from transformers import TrainerCallback
-from whet.config.arguments import TrainingArguments
-from collections import defaultdict
-from collections.abc import Iterable
-import re
-from functools import cache
-from typing import Literal, get_args
 
+from whet.config.arguments import TrainingArguments
 
 _LEAST_WARM_UP, WARM_UP_STEPS = 2, 12
 """Steps before the profiled ones: the first steps allocate memory and start threads, so they are slower. A short run

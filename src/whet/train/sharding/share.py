@@ -20,10 +20,7 @@ from whet.models.view import ModelView
 from whet.optim import divisible
 from whet.train.checkpoint.optimizer_state import names_in, parameters_of
 from whet.train.run import Prepared
-from whet.train.sharding import unfinished
-from whet.train.sharding.optimizer import SHARED, OptimizerShare
-from whet.train.sharding.replicated import ReplicatedWeights
-from whet.train.sharding.sharded import ShardedWeights
+from whet.train.sharding.shares import SHARED, OptimizerShare, ReplicatedWeights, ShardedWeights, mark_unfinished
 from whet.train.sharding.zero_engine import EngineSharing
 from whet.train.state import Stateful
 from whet.train.step import Update
@@ -157,7 +154,7 @@ class Shared:
 
     def abandon(self) -> None:
         if self._model is not None:
-            unfinished.leave(self._model.model)
+            mark_unfinished(self._model.model)
 
     def optimizer_part(self, alone: Stateful) -> Stateful:
         return alone if self._share is None else self._share

@@ -1,37 +1,31 @@
-"""An optimizer whose state the ranks share: each has the state of the rows that it keeps (ZeRO).
+"""The ranks share an optimizer, and a model: each keeps some rows of state, gradients and weights (ZeRO).
 
+Stage 1 shares the optimizer's state (`ReplicatedWeights`), stages 2 and 3 the weights too (`ShardedWeights`).
 Rajbhandari et al. 2020, arXiv:1910.02054, section 5.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import prod
 from typing import Any, Protocol
+from weakref import WeakSet
+
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+
 from whet.dist.group import Group
 from whet.dist.messages import DTYPES, dtype_name
-from whet.dist.shares import Rows, n_rows
+from whet.dist.sharded_model import ShardedModel
+from whet.dist.shares import RowExchange, Rows, deal, n_rows, rows_in
 from whet.errors import ConfigError
+from whet.kernels.optimizer.rows_in_use import RowsInUse, rows_in_use
 from whet.train.checkpoint.optimizer_state import OptimizerState
 from whet.train.resume import schema
 from whet.train.state import State, join, split
-from collections.abc import Sequence
-from torch import nn
-from whet.dist.shares import RowExchange, Rows, deal, n_rows, rows_in
-from whet.kernels.optimizer.rows_in_use import RowsInUse, rows_in_use
-from collections.abc import Callable, Sequence
-from typing import Any
-from whet.dist.sharded_model import ShardedModel
-from whet.dist.shares import Rows, deal
-from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from whet.train.state import State
-from weakref import WeakSet
-
 
 SHARED = "whet_shared"
 """Attribute of an optimizer that has a share of a run's state."""
@@ -56,6 +50,34 @@ class Weights(Protocol):
     def give(self) -> None:
         """Let the other ranks have what this rank has updated."""
         ...
+
+
+class CollectedState(ABC):
+    """The state of the optimizer, which the ranks share."""
+
+    _complete: State | None = None
+
+    @abstractmethod
+    def collect(self) -> State | None:
+        """Return the state of all ranks, as one process has it; None on a rank that does not save. All call this."""
+
+    @contextmanager
+    def collected(self) -> Iterator[None]:
+        """Collect the state for the block, in which `state` returns it. All ranks enter it."""
+        self._complete = self.collect()
+        try:
+            yield
+        finally:
+            self._complete = None
+
+    def state(self) -> State:
+        """Return the state of all ranks, as one process has it: on rank 0, within `collected`."""
+        assert self._complete is not None
+        return self._complete
+
+    def load_state(self, saved: State) -> None:
+        """Never called: a checkpoint is restored before the ranks share the optimizer."""
+        raise AssertionError
 
 
 class OptimizerShare(CollectedState):
@@ -298,43 +320,16 @@ def _unseen(what: str, got: str) -> ConfigError:
     )
 
 
-class CollectedState(ABC):
-    """The state of the optimizer, which the ranks share."""
-
-    _complete: State | None = None
-
-    @abstractmethod
-    def collect(self) -> State | None:
-        """Return the state of all ranks, as one process has it; None on a rank that does not save. All call this."""
-
-    @contextmanager
-    def collected(self) -> Iterator[None]:
-        """Collect the state for the block, in which `state` returns it. All ranks enter it."""
-        self._complete = self.collect()
-        try:
-            yield
-        finally:
-            self._complete = None
-
-    def state(self) -> State:
-        """Return the state of all ranks, as one process has it: on rank 0, within `collected`."""
-        assert self._complete is not None
-        return self._complete
-
-    def load_state(self, saved: State) -> None:
-        """Never called: a checkpoint is restored before the ranks share the optimizer."""
-        raise AssertionError
-
-
 _left: WeakSet[nn.Module] = WeakSet()
+"""Models of which a training that failed left each rank its share alone."""
 
 
-def leave(model: nn.Module) -> None:
+def mark_unfinished(model: nn.Module) -> None:
     """Note that this model stays without the rows of the other ranks, which may be gone."""
     _left.add(model)
 
 
-def require_whole(model: nn.Module) -> None:
+def require_complete(model: nn.Module) -> None:
     """Raise ConfigError if a training has left the model with the weights of this rank alone."""
     if model in _left:
         raise ConfigError(

@@ -7,30 +7,29 @@ and runs only what should fit by a straight line through the measured peaks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+
 from whet.card import Card
 from whet.data import budget
 from whet.data.store import RowStore
 from whet.errors import ConfigError
+from whet.hardware import memory, trim
+from whet.hardware.memory import MemoryLimit
 from whet.log import logger
 from whet.precision import policy
 from whet.precision.policy import Precision
-from whet.train.control.guard import MemoryGuard
+from whet.train.control.guard import WARN_FRAC, WARN_OWN_FRAC, MemoryGuard
 from whet.train.run import Run
 from whet.train.sharding import planned
 from whet.train.trials.precision import Passes, preserving_state
-import threading
-from collections.abc import Callable, Sequence
-from whet.hardware import memory, trim
-from whet.hardware.memory import MemoryLimit
-from whet.train.control.guard import WARN_FRAC, WARN_OWN_FRAC
-
 
 CARD = Card(
     name="batch size trial",
