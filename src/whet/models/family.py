@@ -108,7 +108,7 @@ class Family:
     """The modules that the encoder is a stack of."""
     stack: str | None = None
     """The path of the list of blocks in the encoder, if the last block's parts can compute chosen tokens alone: their
-    residuals and norms go through `fused.layers`, and their attention asks `fused.chosen`. None: they cannot."""
+    residuals and norms go through `fused.layers`, and their attention asks `fused.attention`. None: they cannot."""
     parts: Mapping[str, Part] = field(default_factory=dict)
     """The fused forward of each class that has one. Other modules run as they are."""
     feed_forward: FeedForward | None = None
