@@ -1,4 +1,4 @@
-"""The files of a checkpoint in form 2: how the state of a run is written and read.
+"""The files of a checkpoint: how the state of a run is written and read.
 
 `state.json` holds the plain values of all parts, `<part>.safetensors` the tensors of one part. `trainer_state.json`
 holds the counters and the log as transformers writes them.
@@ -17,15 +17,9 @@ from torch import Tensor
 
 from whet.errors import ConfigError
 from whet.paths import utf8_name
-from whet.train.checkpoint import manifest
 from whet.train.state import State, join, split
 
 STATE, TRAINER_STATE = "state.json", "trainer_state.json"
-
-
-def form_of(folder: Path) -> int:
-    """Return the form of an intact checkpoint."""
-    return manifest.version_of(manifest.facts_of(folder) or {}) or 1
 
 
 def split_parts(parts: Mapping[str, State]) -> tuple[str, dict[str, dict[str, Tensor]]]:

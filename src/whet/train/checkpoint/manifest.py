@@ -22,8 +22,6 @@ ONLY_MODEL = "only_model"
 BEGINS_WITH, WEIGHTS, FINISHED = "begins_with", "weights", "finished"
 """Facts: checksums of the weights that the run began with and of those it holds, and whether the run ended with it."""
 FORMAT_VERSION = 2
-_VERSIONS = (1, 2)
-"""Forms of a checkpoint that are read; the first called itself `schema`."""
 _CHUNK_BYTES = 1 << 22
 _DEEPEST = 8
 """Most parts of a file's name: tokenizers and processors write to sub-folders, one level deep."""
@@ -44,9 +42,7 @@ def seal(folder: Path, step: int, facts: Mapping[str, Any]) -> None:
         files[name] = {"bytes": path.stat().st_size, "xxh3_128": _checksum(path)}
     for path in _folders(folder):
         fsync(path) if any(path.iterdir()) else path.rmdir()
-    version = version_of(facts) or FORMAT_VERSION
-    known = {name: value for name, value in facts.items() if name not in ("format_version", "schema")}
-    manifest = {"format_version": version, "step": step, **known, "files": files}
+    manifest = {**facts, "format_version": FORMAT_VERSION, "step": step, "files": files}
     text = json.dumps(manifest | {"checksum": digest_of(manifest)}, indent=2, sort_keys=True)
     (folder / MANIFEST).write_text(text + "\n", "utf-8")
     fsync(folder / MANIFEST)
@@ -111,11 +107,6 @@ def facts_of(folder: Path) -> dict[str, Any] | None:
         return None
 
 
-def version_of(facts: Mapping[str, Any]) -> Any:
-    """Return the version of the checkpoint's form that its manifest names."""
-    return facts.get("format_version", facts.get("schema"))
-
-
 def fsync(path: Path) -> None:
     """Wait until the file, or the folder's list of names, is on the disk."""
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
@@ -131,8 +122,8 @@ def digest_of(values: Mapping[str, Any]) -> str:
 
 
 def _odd_facts(manifest: Mapping[str, Any], step: int | None) -> list[str]:
-    version = version_of(manifest)
-    odd = [] if version in _VERSIONS else [f"{MANIFEST}: its format_version is {version!r}, and {_VERSIONS} are read"]
+    version = manifest.get("format_version")
+    odd = [] if version == FORMAT_VERSION else [f"{MANIFEST}: its format_version is {version!r}, not {FORMAT_VERSION}"]
     if step is not None and manifest.get("step") != step:
         odd.append(f"{MANIFEST}: is of step {manifest.get('step')!r}")
     return odd

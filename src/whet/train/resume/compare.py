@@ -18,7 +18,6 @@ from whet.precision import policy
 from whet.train.checkpoint import manifest
 from whet.train.checkpoint.manifest import digest_of
 from whet.train.resume import fingerprint
-from whet.train.run import Run
 
 ARGUMENTS, FINGERPRINT = "training_args.json", "identity.json"
 OPTIMIZER, _WEIGHTS, _EVALUATION_DATA, _LOSS = "optimizer", "weights", "evaluation_data", "loss"
@@ -30,8 +29,6 @@ _IN_GROUPS = {
     "adam_beta1": ("betas",), "adam_beta2": ("betas",), "adam_epsilon": ("eps",), "weight_decay": ("weight_decay",),
 }  # fmt: skip
 """Settings that an optimizer stores in its parameter groups, and their names there."""
-_OF_FIRST_VERSION = {"order": "the shuffle and the cuts of whet's first version"}
-"""Facts that the first checkpoints do not hold."""
 _LEARNED = {"lr", "initial_lr", "betas", "eps", "weight_decay"}
 _MOST_LINES = 6
 _LONGEST_SHOWN = 60
@@ -42,13 +39,11 @@ _MEANT = {
 """Compared names that are not settings themselves -> the settings that they follow from."""
 
 
-def require_same(run: Run, identity: Mapping[str, Any], folder: Path) -> set[str]:
+def require_same(args: TrainingArguments, identity: Mapping[str, Any], folder: Path) -> set[str]:
     """Return the allowed differences from the checkpoint; raises ConfigError for the others."""
-    lines = dict(_settings(run.args, folder))
-    if (folder / FINGERPRINT).is_file():
-        before = _OF_FIRST_VERSION if run.plan.order_rule else {}
-        lines |= _facts(identity, {**before, **_read(folder / FINGERPRINT)}, folder)
-    _refuse(lines, run.args, folder)
+    lines = dict(_settings(args, folder))
+    lines |= _facts(identity, _read(folder / FINGERPRINT), folder)
+    _refuse(lines, args, folder)
     for text in lines.values():
         logger.warning("resuming from %s with a change that was allowed: %s", folder.name, text)
     return set(lines)
@@ -105,7 +100,7 @@ def _shown(value: Any) -> str:
 def _facts(now: Mapping[str, Any], before: Mapping[str, Any], folder: Path) -> dict[str, str]:
     """Return a text for each kind of difference; the log warns if only the last bits may differ."""
     found = {}
-    if _EVALUATION_DATA not in before:  # written by an earlier version
+    if _EVALUATION_DATA not in before:  # the schedule did not follow a metric then
         before = {**before, _EVALUATION_DATA: now.get(_EVALUATION_DATA)}
     for kind in ("model", "data", _EVALUATION_DATA, "order", "dtype", _WEIGHTS, OPTIMIZER, _LOSS):
         if kind == "model":
@@ -138,7 +133,7 @@ def _curve(values: Mapping[str, Any], n_ranks: int) -> dict[str, Any]:
     """Return the settings that change the loss curve, without those that have no effect in this run."""
     rows, batches = values.get("per_device_train_batch_size", 0), values.get("gradient_accumulation_steps", 0)
     options = options_of(TrainingArguments)
-    padding = values.get("padding_in_loss", "none")  # checkpoints of earlier versions have no such setting
+    padding = values.get("padding_in_loss", "none")
     found = {name: values.get(name, options[name].default) for name in CURVE_FIELDS} | {
         "padding_in_loss": padding,
         "precision": policy.in_checkpoint(values),

@@ -80,14 +80,13 @@ def continue_with_inferred(identity: dict[str, Any], model: nn.Module, folder: P
 
 
 def model_differences(before: Mapping[str, Any], now: Mapping[str, Any], folder: Path) -> Iterator[str]:
-    """Yield one line for each difference from the model of a checkpoint, whichever version of whet wrote it."""
+    """Yield one line for each difference from the model of a checkpoint."""
     kept = {name: value for name, value in before.get("config", {}).items() if name not in _PASSING}
     saved = _config_in(folder)
     for name in _INFERRED:  # open when the run of the checkpoint began
         if name in kept and kept[name] is None:
             kept[name] = saved.get(name) if saved else now["config"].get(name)
-    under = {name: one for name, one in now.items() if name == UNDER_ADAPTERS}  # earlier versions have none
-    yield from differences({**under, **before, "config": kept}, now, "model")
+    yield from differences({**before, "config": kept}, now, "model")
 
 
 def _config_in(folder: Path) -> dict[str, Any]:

@@ -11,8 +11,8 @@ from whet.errors import StorageError
 from whet.train.checkpoint.manifest import MANIFEST
 
 _STATE, _CONFIG, _ADAPTER = "trainer_state.json", "config.json", "adapter_config.json"
-_OF_WHET = ("state.json", "meter.json")
-"""Files that only whet's checkpoints hold, of form 2 and form 1."""
+_OF_WHET = "state.json"
+"""A file that only whet's checkpoints hold."""
 _OF_TRANSFORMERS = re.compile(r"checkpoint-(\d{1,18})")
 _NEW_RUN = "start a new run: leave --resume_from_checkpoint out and use another --output_dir"
 
@@ -59,7 +59,7 @@ def require_not_of_transformers(output_dir: Path) -> None:
 
 
 def _is_of_transformers(folder: Path) -> bool:
-    ours = any((folder / name).exists() for name in (MANIFEST, *_OF_WHET))
+    ours = any((folder / name).exists() for name in (MANIFEST, _OF_WHET))
     return (folder / _STATE).is_file() and not ours
 
 

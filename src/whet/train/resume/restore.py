@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from torch.optim import Optimizer
 from transformers import TrainerState
 
 from whet.config.arguments import TrainingArguments
@@ -18,12 +17,11 @@ from whet.config.rules.saving import METRIC_FIELDS
 from whet.errors import ConfigError, StorageError
 from whet.log import logger
 from whet.precision import policy
-from whet.train.checkpoint import best, content, finding, manifest, on_disk, optimizer_state, staging, weights
+from whet.train.checkpoint import best, content, finding, manifest, on_disk, staging, weights
 from whet.train.checkpoint.lineage import Lineage
 from whet.train.checkpoint.snapshot import RunState
-from whet.train.resume import compare, fingerprint, form_1, other_ranks, schema
-from whet.train.run import Run
-from whet.train.state import State, Stateful, load_states
+from whet.train.resume import compare, fingerprint, other_ranks, schema
+from whet.train.state import Stateful, load_states
 from whet.train.sync import OneRank, Sync
 
 ONE_RANK = OneRank()
@@ -108,9 +106,9 @@ def restore(
     run, counters = state.run, state.counters
     with _refusing_unreadable(folder):
         fingerprint.continue_with_inferred(state.identity, run.model, folder)
-        changed = compare.require_same(run, state.identity, folder)
+        changed = compare.require_same(run.args, state.identity, folder)
         part_of = parts(changed)
-        saved = _saved_parts(folder, run, state.optimizer)
+        saved = content.read(folder)
         trainer_state = _trainer_state(folder)
         load_states({name: part for name, part in part_of.items() if name not in _AFTER_WEIGHTS}, saved)
         weights.load_weights(run.model, folder)
@@ -133,12 +131,6 @@ def restore(
             "ddp_comm_hook powersgd keeps what it has not sent yet in no checkpoint: it begins with complete gradients "
             "again, so the curve is near that of a run without a stop, and not bitwise the same"
         )
-
-
-def _saved_parts(folder: Path, run: Run, optimizer: Optimizer) -> dict[str, State]:
-    if content.form_of(folder) == 1:
-        return form_1.read(folder, optimizer_state.names_in(optimizer, run.model), run.args.train_rows_per_step)
-    return content.read(folder)
 
 
 def _trainer_state(folder: Path) -> TrainerState:
