@@ -16,7 +16,7 @@ from trials import OUT, trainer
 
 from tiny import tiny_model, tiny_rows
 from whet.errors import ConfigError
-from whet.train.checkpoint import on_disk
+from whet.store import find
 
 pytestmark = pytest.mark.reliability
 
@@ -41,7 +41,7 @@ class _Stop(TrainerCallback):
 
 
 def _last(folder: Path, step: int) -> Path:
-    return folder / OUT / on_disk.folder_name(step)
+    return folder / OUT / find.folder_name(step)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from transformers import EarlyStoppingCallback
 
 import engine
 import whet
-from whet.train.checkpoint.manifest import digest_of
+from whet.store.manifest import digest_of
 
 _RUN: dict[str, Any] = {
     "num_train_epochs": 2, "save_strategy": "steps", "save_steps": 4, "eval_strategy": "steps", "eval_steps": 2,
