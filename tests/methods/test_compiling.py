@@ -22,8 +22,7 @@ from whet.config.methods import CompileSettings, MethodSettings
 from whet.config.rules.compile import GONE
 from whet.data.batch import Batch
 from whet.kernels.library import library
-from whet.methods import fuse, order
-from whet.methods.compiling import method as compiling
+from whet.methods import compile_blocks, fuse, order
 from whet.models.view import ModelView
 from whet.objectives.choose import choose
 from whet.store import find
@@ -131,7 +130,7 @@ def test_each_step_has_masks_of_its_own() -> None:
             return [spans.forward(batch, seed=seed, step=step).start_logits for seed, step in ((1, 1), (1, 2), (2, 1))]
 
     plain = logits()
-    compiling.apply(view, EAGER)
+    compile_blocks.apply(view, EAGER)
     found, again = logits(), logits()
     assert n_graphs() == 1
     assert not torch.allclose(found[0], found[1])
@@ -171,9 +170,9 @@ def test_restoring_leaves_no_trace() -> None:
     assert choose(model, None, lambda rows: {}).packed
     view = ModelView(model)
     before = [dict(module.__dict__) for module in model.modules()]
-    compiling.apply(view, EAGER)
+    compile_blocks.apply(view, EAGER)
     assert [dict(module.__dict__) for module in model.modules()] != before
-    compiling.restore(view)
+    compile_blocks.restore(view)
     assert [dict(module.__dict__) for module in model.modules()] == before
 
 

@@ -26,8 +26,7 @@ from safetensors.numpy import save_file
 
 from whet.config.reading.files import read_config
 from whet.errors import WhetError
-from whet.models.loading.config_check import check_tokenizer_config, checked_config
-from whet.models.loading.folder_check import check_folder
+from whet.models.loading.folder_check import check_folder, check_tokenizer_config, checked_config
 from whet.models.loading.tensor_check import check_weights
 from whet.store import find, write
 from whet.tasks.qa.read.squad import read_questions

@@ -36,7 +36,7 @@ from whet.log import logger
 from whet.models import finite
 from whet.optim import registry, schedule
 from whet.optim.optimizers import auto, native
-from whet.own_loop import held, inside
+from whet.own_loop import locate, nested
 from whet.own_loop.changes import changes
 from whet.own_loop.optimize import optimize
 from whet.precision import compare
@@ -203,8 +203,8 @@ class Trainer(transformers.Trainer):
     def _targets_of(self, inputs: Any) -> AbstractContextManager[None]:
         """Let encoders without padding know the batch's labels, which a `compute_loss` may keep from the model."""
         if self._encoders is None or self._encoders[0] is not self.model:
-            self._encoders = (self.model, [packed.module for packed in held.changed_in(self.model)])
-        return held.targets_of(self._encoders[1], inputs if isinstance(inputs, Mapping) else {})
+            self._encoders = (self.model, [packed.module for packed in nested.changed_in(self.model)])
+        return nested.targets_of(self._encoders[1], inputs if isinstance(inputs, Mapping) else {})
 
     def _maybe_log_save_evaluate(self, *args: Any, **named: Any) -> None:
         self._random_of_step = None  # the step is complete
@@ -478,9 +478,9 @@ class Trainer(transformers.Trainer):
 
 def _change(model: nn.Module, args: Any) -> None:
     """Let the model run without padding where it can, and log why where it cannot."""
-    inside.prove_in(model)
-    encoders = [encoder.model for encoder in inside.encoders_in(model)]
-    why = inside.why_unchanged(encoders)
+    locate.prove_in(model)
+    encoders = [encoder.model for encoder in locate.encoders_in(model)]
+    why = locate.why_unchanged(encoders)
     if why is not None:
         logger.info("%s trains as it is, with its padding: %s", type(model).__name__, why)
     elif changes(model) is None:

@@ -10,8 +10,7 @@ from whet.config.rules.training import check_output_dir
 from whet.data.files.file_bytes import require_file
 from whet.errors import ConfigError, OutputError, Problem, WhetError
 from whet.jobs.fields import JobFields
-from whet.models.loading.hub_folder import missing_folder
-from whet.models.loading.hub_reach import hub_problem
+from whet.models.loading.hub import hub_problem, missing_folder
 from whet.store import find, manifest, write
 from whet.train.available import missing
 

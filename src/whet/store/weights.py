@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from whet.errors import ConfigError
 from whet.kernels import shared_memory
 from whet.models import adapters
-from whet.models.experts import saved
+from whet.models.adapters import unwrapped
+from whet.models.experts.settings import mark_saved
 from whet.models.loading.quiet import quiet
-from whet.models.wrapped import unwrapped
 from whet.paths import utf8_name
 
 WEIGHTS = "model.safetensors"
@@ -52,7 +52,7 @@ def save_weights(model: nn.Module, folder: Path, tensors: Mapping[str, Tensor] |
                 digest = adapters.digest_kept(model)
                 settings = json.loads(config.to_json_string()) | ({} if digest is None else {adapters.DIGEST: digest})  # pyright: ignore
                 (named / "config.json").write_text(json.dumps(settings, indent=2) + "\n", "utf-8")
-            saved.mark(named, config)
+            mark_saved(named, config)
         else:
             save_module(state, named / WEIGHTS)
 

@@ -384,7 +384,7 @@ PLANTED = (
                 "",
             ),
             Edit(
-                "models/recomputation.py", "if position is not None and position.is_of(n_rows, n_tokens):", "if False:"
+                "models/fused/limits.py", "if position is not None and position.is_of(n_rows, n_tokens):", "if False:"
             ),
         ),
         (
@@ -425,7 +425,7 @@ PLANTED = (
         (
             Edit(
                 "methods/unpad/method.py",
-                "by_position = causal and mask is None and not unpad_calls.keeps_cache(self, call)",
+                "by_position = causal and mask is None and not calls.keeps_cache(self, call)",
                 "by_position = False",
             ),
             Edit(

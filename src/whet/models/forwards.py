@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import copyreg
 from collections.abc import Callable
-from functools import cache
+from dataclasses import dataclass, field
+from functools import cache, partial
 from inspect import Signature, signature
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -16,8 +17,6 @@ from typing import Any
 
 from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
-
-from whet.models import attention
 
 _AROUND = {
     "torch.amp.autocast_mode": None,
@@ -39,10 +38,30 @@ def bind(forward: Callable[..., Any], module: nn.Module, *, signed: bool = False
     return MethodType(forward, module)
 
 
-def bound(module: nn.Module) -> Callable[..., Any] | None:
-    """Return the function that `bind` gave the module, or that somebody else did; None: it has its class's forward."""
+def instance_forward(module: nn.Module) -> Callable[..., Any] | None:
+    """Return the forward that the module itself has, from `bind` or from somebody else; None: it has its class's."""
     forward = module.__dict__.get("forward")
     return getattr(forward, "__func__", forward)
+
+
+@dataclass
+class Replaced:
+    """Forwards that modules got, with what each module had before, to put that back."""
+
+    before: list[tuple[nn.Module, Any]] = field(default_factory=list)
+    """Modules with the forward of their own that they had; None: that of their class."""
+
+    def put(self, module: nn.Module, forward: Callable[..., Any]) -> None:
+        """Give the module this forward."""
+        self.before.append((module, module.__dict__.get("forward")))
+        module.forward = forward
+
+    def undo(self) -> None:
+        """Give all modules back what they had."""
+        for module, forward in reversed(self.before):
+            module.__dict__.pop("forward", None)
+            if forward is not None:
+                module.forward = forward
 
 
 def other_forward(module: nn.Module) -> Callable[..., Any] | None:
@@ -51,7 +70,7 @@ def other_forward(module: nn.Module) -> Callable[..., Any] | None:
     Mixed precision of accelerate stands around a model's forward and casts what it returns, and nothing else. TRL's
     trainers of language models put one around it that may read the hidden states of tokens with a label by itself.
     """
-    found = bound(module)
+    found = instance_forward(module)
     while found is not None and _reads_as_the_class(found):
         found = found.__wrapped__  # pyright: ignore[reportFunctionMemberAccess]
     found = getattr(found, "__func__", found)
@@ -67,7 +86,7 @@ def _reads_as_the_class(forward: Any) -> bool:
     return known and hasattr(forward, "__wrapped__")
 
 
-def own_forward(module: nn.Module) -> Callable[..., Any]:
+def class_forward(module: nn.Module) -> Callable[..., Any]:
     """Return the forward of the module's class, without the checkpoint that transformers puts around its blocks."""
     forward = type(module).forward
     if isinstance(module, GradientCheckpointingLayer):
@@ -76,23 +95,33 @@ def own_forward(module: nn.Module) -> Callable[..., Any]:
     return MethodType(forward, module)
 
 
-def unbound(forward: Callable[..., Any]) -> Callable[..., Any]:
+def as_function(forward: Callable[..., Any]) -> Callable[..., Any]:
     """Return a module's forward as a function that takes the module first."""
     if isinstance(forward, MethodType):
         return forward.__func__
     return lambda _, *args, **options: forward(*args, **options)
 
 
+def home_of(function: Any) -> str:
+    """Return the module in which a function, or the one inside a partial, is defined; empty if it names none."""
+    while isinstance(function, partial):
+        function = function.func
+    return getattr(function, "__module__", None) or ""
+
+
+def is_whets(forward: Any) -> bool:
+    """Return whether whet has defined the function."""
+    return home_of(forward).startswith("whet.")
+
+
 def _reduced(method: MethodType) -> Any:
     function, is_signed = method.__func__, isinstance(getattr(method.__func__, "__signature__", None), Signature)
-    if getattr(getattr(function, "func", function), "__module__", "").startswith("whet."):
+    if is_whets(function):
         return _again, (function.__wrapped__ if is_signed else function, method.__self__, is_signed)
     return method.__reduce__()
 
 
-def _again(forward: Callable[..., Any], module: nn.Module, signed: bool = False) -> MethodType:
-    """Bind a forward in the process that has loaded the module: transformers there knows nothing of whet yet."""
-    attention.register()
+def _again(forward: Callable[..., Any], module: nn.Module, signed: bool) -> MethodType:
     return bind(forward, module, signed=signed)
 
 

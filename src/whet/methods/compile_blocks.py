@@ -11,8 +11,11 @@ from typing import Any, NoReturn
 
 import torch
 from torch import nn
+from torch._dynamo.backends.registry import list_backends
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._inductor import list_mode_options
+from torch._inductor.cpp_builder import get_cpp_compiler
+from torch._inductor.exc import InvalidCxxCompiler
 
 from whet.card import Card
 from whet.config.methods import MethodSettings
@@ -20,15 +23,15 @@ from whet.config.rules.compile import DEFAULT_BACKEND
 from whet.errors import ConfigError
 from whet.kernels import graph, native_call, torch_ops
 from whet.kernels.batch_position import BatchPosition, KeyedPosition, Placement, Site
-from whet.methods.compiling import checks
 from whet.methods.seam import Applied, Cost, Stage
 from whet.models import record
+from whet.models.adapters import unwrapped
 from whet.models.attention import SITE
-from whet.models.binding import own_forward, unbound
-from whet.models.fused.dropout import PlacedDropout
+from whet.models.experts.layer import has_experts
+from whet.models.forwards import Replaced, as_function, class_forward
+from whet.models.fused.layers import PlacedDropout
 from whet.models.packed import PackedModel, packed_model
 from whet.models.view import ModelView
-from whet.models.wrapped import unwrapped
 
 CARD = Card(
     name="torch.compile",
@@ -50,8 +53,7 @@ With more of them torch would give up and run plain code, without a word."""
 class _State:
     """What was changed in a model, to put it back."""
 
-    forwards: list[tuple[nn.Module, Any]] = field(default_factory=list)
-    """Modules that got a forward of their own, with the one that they had (None: that of their class)."""
+    forwards: Replaced = field(default_factory=Replaced)
     sites: list[tuple[nn.Module, str, Site]] = field(default_factory=list)
     """Modules whose site got a number within its block, with the site's attribute and the site."""
     on: bool = True
@@ -88,7 +90,7 @@ def apply(view: ModelView, settings: MethodSettings) -> Applied | None:
     if settings.compile is None:
         return None
     restore(view)
-    checks.require_no_experts(view.model)
+    _require_no_experts(view.model)
     model, packed = view.model, packed_model(view.model)
     backend, mode = settings.compile.backend, settings.compile.mode
     compiled = _compiler(backend, mode, model, whole=packed is not None)
@@ -106,10 +108,7 @@ def restore(view: ModelView) -> None:
     state: _State | None = record.take(view.model, CARD.name)
     if state is None:
         return
-    for module, before in reversed(state.forwards):
-        module.__dict__.pop("forward", None)
-        if before is not None:
-            module.forward = before
+    state.forwards.undo()
     for module, name, site in state.sites:
         setattr(module, name, site)
 
@@ -137,7 +136,7 @@ def off(model: nn.Module) -> Iterator[None]:
 
 def _compiler(backend: str, mode: str | None, model: nn.Module, *, whole: bool) -> Callable[..., Any]:
     """Return the compiled form of `_run`, shared by all blocks. `whole` refuses to leave the graph within a block."""
-    checks.require(backend, mode, model)
+    _require_known(backend, mode, model)
     options = None
     if backend == DEFAULT_BACKEND:
         # Masks of models that run padded come from torch's generator: drawn as they are without compilation.
@@ -155,7 +154,7 @@ def _compiler(backend: str, mode: str | None, model: nn.Module, *, whole: bool) 
             try:
                 return compiled(*given, **named)
             except BackendCompilerFailed as error:
-                raise checks.failed(backend, error) from error
+                raise _failed(backend, error) from error
 
     return limited
 
@@ -173,14 +172,12 @@ def _run(
 
 
 def _put(state: _State, module: nn.Module, compiled: Callable[..., Any], packed: PackedModel | None) -> None:
-    before = module.__dict__.get("forward")
-    forward = before or own_forward(module)
+    forward = module.__dict__.get("forward") or class_forward(module)
     if packed is None:
         block = _Block(state, compiled, forward)
     else:
         block = _Block(state, compiled, forward, packed.placement, _numbered(state, module))
-    state.forwards.append((module, before))
-    module.forward = MethodType(partial(_forward, block), module)
+    state.forwards.put(module, MethodType(partial(_forward, block), module))
 
 
 def _numbered(state: _State, block: nn.Module) -> tuple[Site, ...]:
@@ -201,8 +198,8 @@ def _forward(block: _Block, self: Any, *args: Any, **options: Any) -> Any:
     placement = block.placement
     position = None if placement is None else placement.now
     if not block.state.on or (placement is not None and position is None):
-        return unbound(block.forward)(self, *args, **options)  # `block` of a copy is the original's
-    function = unbound(block.forward)
+        return as_function(block.forward)(self, *args, **options)  # `block` of a copy is the original's
+    function = as_function(block.forward)
     if position is None:
         return block.compiled(function, None, None, self, *args, **options)
     return block.compiled(function, placement, _keyed(position, block.sites), self, *map(_no_view, args), **options)
@@ -231,3 +228,78 @@ def _keyed(position: BatchPosition, sites: tuple[Site, ...]) -> KeyedPosition:
 def _no_view(value: Any) -> Any:
     """Return a view as a tensor of its own: the first block's input is one, and would get a graph of its own."""
     return value.clone() if isinstance(value, torch.Tensor) and value._is_view() else value
+
+
+_GRAPHS_OF_A_GPU = ("cudagraphs", "reduce-overhead")
+"""The backend, and the mode of inductor, that are nothing but CUDA graphs."""
+
+
+def _require_known(backend: str, mode: str | None, model: nn.Module) -> None:
+    """Raise ConfigError for a backend or a mode that torch, or this machine, does not have."""
+    names = list_backends(None)
+    if backend not in names:
+        raise ConfigError(
+            what="torch.compile does not know this backend",
+            got=backend,
+            why=f"torch {torch.__version__} has {', '.join(names)}",
+            fix=f"use --torch_compile_backend {DEFAULT_BACKEND}, or another of these",
+        )
+    if mode is not None and mode not in list_mode_options():
+        raise ConfigError(
+            what="torch.compile does not know this mode",
+            got=mode,
+            why=f"inductor of torch {torch.__version__} has {', '.join(list_mode_options())}",
+            fix="use --torch_compile_mode default, or another of these",
+        )
+    if all(parameter.device.type == "cpu" for parameter in model.parameters()):
+        _require_on_cpu(backend, mode)
+
+
+def _require_no_experts(model: nn.Module) -> None:
+    """Raise ConfigError for a model with experts: the number of tokens of each is known only when it runs."""
+    if not has_experts(model):
+        return
+    raise ConfigError(
+        what="torch_compile does not go with the experts of this model",
+        got=type(model).__name__,
+        why="a graph would be compiled again for each number of tokens that an expert gets",
+        fix="leave --torch_compile out: the products of experts are native without it",
+    )
+
+
+def _failed(backend: str, error: BackendCompilerFailed) -> ConfigError:
+    """Return the error for a backend that could not compile a block: what it said, in short."""
+    inner = getattr(error, "inner_exception", error)
+    other = f"use --torch_compile_backend {DEFAULT_BACKEND}, or " if backend != DEFAULT_BACKEND else ""
+    return ConfigError(
+        what=f"the backend {backend} of torch.compile cannot compile this model here",
+        got=f"{type(inner).__name__}: {' '.join(str(inner).split())[:250]}",
+        why="torch lists backends that need a package or options of their own, or that cannot train",
+        fix=f"{other}leave --torch_compile out",
+    )
+
+
+def _require_on_cpu(backend: str, mode: str | None) -> None:
+    asked = {"torch_compile_backend": backend, "torch_compile_mode": mode}
+    useless = [f"{name}={value}" for name, value in asked.items() if value in _GRAPHS_OF_A_GPU]
+    if useless:
+        raise ConfigError(
+            what="CUDA graphs are asked for on the CPU",
+            got=", ".join(useless),
+            why="they save the launches of a GPU's kernels, and torch would skip them here",
+            fix=f"use --torch_compile_backend {DEFAULT_BACKEND} without a mode, or leave --torch_compile out",
+        )
+    if backend == DEFAULT_BACKEND:
+        _require_compiler()
+
+
+def _require_compiler() -> None:
+    try:
+        get_cpp_compiler()
+    except (InvalidCxxCompiler, OSError) as error:
+        raise ConfigError(
+            what="torch.compile finds no C++ compiler",
+            got=" ".join(str(error).split())[:200],
+            why="on a CPU inductor writes C++ and compiles it before the first step",
+            fix="install g++ (apt install g++) or name one in the variable CXX, or leave --torch_compile out",
+        ) from error

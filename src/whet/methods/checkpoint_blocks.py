@@ -10,7 +10,8 @@ from inspect import signature
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -20,13 +21,12 @@ from whet.config.methods import MethodSettings
 from whet.errors import ConfigError
 from whet.kernels.batch_position import Placement
 from whet.kernels.layers.recompute import Recomputing
-from whet.methods import counting, fuse
-from whet.methods.checkpointing import kept_products
-from whet.methods.compiling import method as compiling
+from whet.kernels.products import grouped, matrix
+from whet.methods import compile_blocks, counting, fuse
 from whet.methods.seam import Applied, Cost, Stage
 from whet.models import record
-from whet.models.binding import own_forward
-from whet.models.fused.ending import Ending, without
+from whet.models.forwards import Replaced, class_forward
+from whet.models.fused.layers import Ending, without_end
 from whet.models.fused.parts import ends_a_block, is_fused
 from whet.models.packed import PackedModel, packed_model
 from whet.models.standard import has_hooks, is_unchanged
@@ -52,8 +52,7 @@ _Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
 class _State:
     """What was changed in a model, to put it back."""
 
-    forwards: list[tuple[nn.Module, Any]] = field(default_factory=list)
-    """Modules that got a forward of their own, with the one that they had (None: that of their class)."""
+    forwards: Replaced = field(default_factory=Replaced)
     theirs: bool = False
     """Whether transformers' own checkpointing was switched on."""
     inside: list[PackedModel] = field(default_factory=list)
@@ -70,7 +69,7 @@ class _How:
     wanted: bool | None = True
     """Whether it is computed again; None: as transformers' own switch in the block says."""
     but_its_end: bool = False
-    """Whether the block ends as `fused/ending.py` has it, so that its last product need not be computed again."""
+    """Whether the block ends as `fused/layers.py` has it, so that its last product need not be computed again."""
 
     @property
     def is_in_foreign_graph(self) -> bool:
@@ -102,7 +101,7 @@ def _put(view: ModelView, policy: Policy, *, alone: bool) -> str:
     restore(view)
     model, packed, state = view.model, packed_model(view.model), _State()
     record.keep(model, CARD.name, state)
-    if packed is not None and _runs_fused(model, packed) and not compiling.is_on(model) and not alone:
+    if packed is not None and _runs_fused(model, packed) and not compile_blocks.is_on(model) and not alone:
         whole = policy == "blocks"
         _put_blocks(state, _blocks(view), _How("blocks", packed.placement, wanted=whole, but_its_end=whole))
         _put_forward(state, model, _remaking)
@@ -144,11 +143,9 @@ def restore(view: ModelView) -> None:
     for inner in state.inside:
         if packed_model(inner.module) is inner:  # nobody restored it in the meantime
             _follow(ModelView(inner.module), inner)
-    for module, before in reversed(state.forwards):
+    for module, _ in state.forwards.before:
         module.__dict__.pop(_INNER, None)  # a model that shares the block may have been restored before
-        module.__dict__.pop("forward", None)
-        if before is not None:
-            module.forward = before
+    state.forwards.undo()
     if state.theirs:
         assert isinstance(model, PreTrainedModel)
         disable = getattr(model, "activation_checkpointing_disable", None) or model.gradient_checkpointing_disable
@@ -199,17 +196,15 @@ def _runs_as(block: nn.Module, how: _How) -> bool:
 
 
 def _put_forward(state: _State, module: nn.Module, forward: Callable[..., Any]) -> None:
-    before = module.__dict__.get("forward")
-    state.forwards.append((module, before))
-    module.__dict__[_INNER] = before
-    own = signature(module.forward)
-    module.forward = partial(forward, module)
-    setattr(module.forward, "__signature__", own)  # noqa: B010
+    module.__dict__[_INNER] = module.__dict__.get("forward")
+    new = partial(forward, module)
+    setattr(new, "__signature__", signature(module.forward))  # noqa: B010
+    state.forwards.put(module, new)
 
 
 def _inner(module: nn.Module) -> Callable[..., Any]:
     """Return the forward that the module had, as its class has it now where that was its class's."""
-    return module.__dict__[_INNER] or own_forward(module)
+    return module.__dict__[_INNER] or class_forward(module)
 
 
 def _remaking(self: Any, *args: Any, **options: Any) -> Any:
@@ -242,7 +237,7 @@ def _run_block(how: _How, self: Any, args: tuple[Any, ...], options: dict[str, A
     if not (how.but_its_end and is_unchanged(self)) or _has_hooks_inside(self):
         return again(run, *args, **options)
     found: list[Ending] = []
-    product, residual = again(without(run, found), *args, **options)
+    product, residual = again(without_end(run, found), *args, **options)
     return found[0].finish(product, residual) if found else product
 
 
@@ -256,7 +251,7 @@ def _outside(how: _How, self: Any, *args: Any, **options: Any) -> Any:
     if not (getattr(self, "gradient_checkpointing", False) and _keeps(self)):
         return type(self).forward(self, *args, **options)
     again = partial(checkpoint, use_reentrant=False, context_fn=partial(_contexts, how))
-    return again(own_forward(self), *args, **options)
+    return again(class_forward(self), *args, **options)
 
 
 def _runs_fused(model: nn.Module, packed: PackedModel) -> bool:
@@ -272,7 +267,7 @@ def _keeps(module: nn.Module) -> bool:
 
 def _contexts(how: _How) -> _Contexts:
     """Return the contexts of a block's forward pass and of its recomputation."""
-    forward, again = kept_products.contexts() if how.policy == "selective" else (nullcontext(), nullcontext())
+    forward, again = product_contexts() if how.policy == "selective" else (nullcontext(), nullcontext())
     return forward, again if how.placement is None else _Both(how.placement.back(), again)
 
 
@@ -313,3 +308,59 @@ def _blocks(view: ModelView) -> Sequence[nn.Module]:
             fix="leave --gradient_checkpointing out, or call torch.utils.checkpoint inside the model",
         )
     return found
+
+
+_PRODUCTS = frozenset({"aten::mm", "aten::addmm", "mkldnn::_linear_pointwise", grouped.NAME, matrix.WIDENED})
+"""Products with weights. Those of attention grow with the square of the row, and are little work in comparison."""
+
+
+@dataclass(frozen=True)
+class _Kept:
+    result: Tensor
+    version: int
+
+
+def product_contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    """Return contexts that keep a block's products with weights in its forward pass, and give them to recomputation.
+
+    torch's own selective contexts count every operator, and autocast casts a weight once in a forward pass but again in
+    a recomputation; these count products alone.
+    """
+    kept: list[_Kept] = []
+    return _Keeping(kept), _Giving(kept)
+
+
+class _Keeping(TorchDispatchMode):
+    def __init__(self, kept: list[_Kept]) -> None:
+        super().__init__()
+        self._kept = kept
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if _is_product(func):
+            self._kept.append(_Kept(out.detach(), out._version))
+        return out
+
+
+class _Giving(TorchDispatchMode):
+    def __init__(self, kept: list[_Kept]) -> None:
+        super().__init__()
+        self._kept = kept
+        self._next = 0
+
+    def __enter__(self) -> Any:
+        self._next = 0
+        return super().__enter__()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not _is_product(func):
+            return func(*args, **(kwargs or {}))
+        kept = self._kept[self._next]
+        self._next += 1
+        if kept.result._version != kept.version:
+            raise RuntimeError("a product was changed in place after it was kept for backward")
+        return kept.result.detach()
+
+
+def _is_product(operator: Any) -> bool:
+    return operator.name().partition(".")[0] in _PRODUCTS

@@ -13,15 +13,15 @@ from transformers import PreTrainedModel
 
 from whet.data.batch import Batch
 from whet.log import logger
-from whet.methods.unpad import calls, padding_readers
+from whet.methods.unpad import calls
 from whet.methods.unpad import method as unpad
 from whet.models import record
+from whet.models.adapters import unwrapped
 from whet.models.packable import family_of
 from whet.models.packed import PackedModel, packed_model
-from whet.models.wrapped import unwrapped
 from whet.objectives.base import Collate, Rows
 from whet.objectives.own_loss import OwnLoss
-from whet.own_loop import inside
+from whet.own_loop import locate
 from whet.own_loop.changes import changes
 from whet.own_loop.optimize import restore
 
@@ -29,7 +29,7 @@ _BY_TRAINER = "encoders of the Trainer"
 """The entry in the record of a module whose encoders a Trainer has changed."""
 
 
-class HeldLoss(OwnLoss):
+class NestedLoss(OwnLoss):
     """The loss of a module that holds encoders: these compute padded calls without padding.
 
     The loss may compare the rows of a batch with each other, so a batch stays in one piece. Dropout masks come from
@@ -38,22 +38,22 @@ class HeldLoss(OwnLoss):
 
     def __init__(self, model: nn.Module, collate: Collate, packed: Sequence[PackedModel]) -> None:
         super().__init__(model, collate)
-        self.held = packed
-        self.packed_model = self.held[0]
-        self._watch = Watch(self.held)
+        self.nested = packed
+        self.packed_model = self.nested[0]
+        self._padding_check = PaddingCheck(self.nested)
 
     def batch(self, dataset: Any, rows: Rows, first_slot: int, padded_to: np.ndarray | None = None) -> Batch:
         return with_computed_tokens(super().batch(dataset, rows, first_slot, padded_to), self.packed_model)
 
     def forward(self, batch: Batch, *, seed: int, step: int) -> Any:
         with (
-            targets_of([packed.module for packed in self.held], batch.inputs),
-            self._watch.once(training=self.model.training),
+            targets_of([packed.module for packed in self.nested], batch.inputs),
+            self._padding_check.once(training=self.model.training),
         ):
             return super().forward(batch, seed=seed, step=step)
 
 
-class Watch:
+class PaddingCheck:
     """Looks once whether a loss reads hidden states of padding, of which a few stand for all, and logs it."""
 
     def __init__(self, packed: Sequence[PackedModel]) -> None:
@@ -98,7 +98,7 @@ def targets_of(models: Sequence[nn.Module], inputs: Mapping[str, Any]) -> Iterat
     """Note a batch's labels for every one of these models: those at padding tokens need each of these tokens."""
     with ExitStack() as stack:
         for model in models:
-            stack.enter_context(padding_readers.targets_of(model, inputs))
+            stack.enter_context(calls.targets_of(model, inputs))
         yield
 
 
@@ -109,16 +109,16 @@ def holds(model: nn.Module) -> bool:
     families under names of their own, or several.
     """
     base = unwrapped(model)
-    return not isinstance(base, PreTrainedModel) or inside.holds_others(base)
+    return not isinstance(base, PreTrainedModel) or locate.holds_others(base)
 
 
-def encoders_in(model: nn.Module) -> list[inside.Encoder]:
+def encoders_in(model: nn.Module) -> list[locate.Encoder]:
     """Return the encoders inside a module; each of an unknown family is tried first."""
-    inside.prove_in(model)
-    return [found for found in inside.encoders_in(model) if isinstance(unwrapped(found.model), PreTrainedModel)]
+    locate.prove_in(model)
+    return [found for found in locate.encoders_in(model) if isinstance(unwrapped(found.model), PreTrainedModel)]
 
 
-def why_padded(encoder: inside.Encoder) -> str | None:
+def why_padded(encoder: locate.Encoder) -> str | None:
     """Return why padded batches of an encoder inside a module cannot be computed without padding."""
     family = family_of(encoder.model)
     if family is not None and family.causal and not encoder.padding_is_masked:
@@ -131,11 +131,11 @@ def why_padded(encoder: inside.Encoder) -> str | None:
 
 def changed_in(model: nn.Module) -> list[PackedModel]:
     """Return the encoders in the module that run without padding."""
-    found = [packed_model(encoder.model) for encoder in inside.encoders_in(model)]
+    found = [packed_model(encoder.model) for encoder in locate.encoders_in(model)]
     return [packed for packed in found if packed is not None and changes(packed.module) is not None]
 
 
-def mark(model: nn.Module) -> None:
+def mark_by_trainer(model: nn.Module) -> None:
     """Note that a Trainer has changed the encoders in the module: the next one may change them otherwise."""
     record.keep(model, _BY_TRAINER, True)
 

@@ -1,4 +1,8 @@
-"""The encoders inside what other libraries train: a SentenceTransformer, a SetFitModel, a LightningModule."""
+"""Where the encoders are in what other libraries train: a SentenceTransformer, a SetFitModel, spaCy's pipelines.
+
+None of these libraries is imported. thinc keeps a PyTorch module in a shim, which is no attribute that a module could
+be found by.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +15,10 @@ from transformers import PreTrainedModel
 
 from whet.config.methods import Place
 from whet.models import known
+from whet.models.adapters import unwrapped
 from whet.models.packable import family_of, why_padded
 from whet.models.proof import prove
-from whet.models.wrapped import unwrapped
-from whet.own_loop import curated, spacy_pipes
+from whet.own_loop import curated
 
 _SENTENCE_TRANSFORMERS = "sentence_transformers."
 _MASKING = ("Pooling", "SpladePooling")
@@ -46,8 +50,8 @@ def modules_in(holder: Any) -> list[tuple[str, nn.Module]]:
     """
     if isinstance(holder, nn.Module):
         return [("", holder)]
-    if spacy_pipes.is_of_spacy(holder):
-        return spacy_pipes.modules_in(holder)
+    if is_of_spacy(holder):
+        return _modules_of_spacy(holder)
     attributes = getattr(holder, "__dict__", {})
     return [(name, value) for name, value in attributes.items() if isinstance(value, nn.Module)]
 
@@ -141,3 +145,37 @@ def why_unchanged(encoders: Sequence[nn.Module]) -> str | None:
     """Return why these cannot run without padding; None if they can."""
     reasons = [None if curated.is_encoder(one) else why_padded(one) for one in encoders]
     return next(filter(None, reasons), None) if reasons else "no model of transformers in it is known to whet"
+
+
+_SPACY = ("spacy.", "thinc.")
+
+
+def is_of_spacy(holder: Any) -> bool:
+    """Return whether this is an object of spaCy or thinc, or of a class that is derived from theirs."""
+    return not isinstance(holder, type) and any(f"{cls.__module__}.".startswith(_SPACY) for cls in type(holder).__mro__)
+
+
+def _modules_of_spacy(holder: Any) -> list[tuple[str, nn.Module]]:
+    """Return the PyTorch modules of every component, also of disabled ones, each once and with a name."""
+    found: dict[int, tuple[str, nn.Module]] = {}
+    for name, model in _thinc_models(holder):
+        modules = [module for module in _in_shims(model) if id(module) not in found]
+        for number, module in enumerate(modules):
+            found[id(module)] = (f"{name}.{number}" if len(modules) > 1 else name, module)
+    return list(found.values())
+
+
+def _thinc_models(holder: Any) -> Iterator[tuple[str, Any]]:
+    components = getattr(holder, "components", None)  # of a Language: (name, component)
+    for name, one in components if components is not None else [(getattr(holder, "name", ""), holder)]:
+        model = one if hasattr(one, "walk") else getattr(one, "model", None)
+        if hasattr(model, "walk"):
+            yield str(name), model
+
+
+def _in_shims(model: Any) -> Iterator[nn.Module]:
+    for node in model.walk():
+        for shim in node.shims:
+            module = getattr(shim, "_model", None)
+            if isinstance(module, nn.Module):
+                yield module
