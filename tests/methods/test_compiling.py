@@ -25,7 +25,7 @@ from whet.kernels.library import library
 from whet.methods import compile_blocks, fuse, order
 from whet.models.view import ModelView
 from whet.objectives.choose import choose
-from whet.train.checkpoint import on_disk
+from whet.store import find
 
 EAGER = MethodSettings(compile=CompileSettings(backend="eager"))
 native = pytest.mark.skipif(library() is None, reason="the native library is not built here (no compiler)")
@@ -148,7 +148,7 @@ def test_checkpoints_have_the_usual_names_and_resume(tmp_path: Path) -> None:
     assert weights_of(whole.model).keys() == weights_of(tiny_model("bert")).keys()
     args = arguments(tmp_path / "b", **saved)
     later = engine.Trainer(model=tiny_model("bert", dropout=0.1), args=args, train_dataset=tiny_rows(24))
-    later.train(resume_from_checkpoint=str(tmp_path / "a" / on_disk.folder_name(2)))
+    later.train(resume_from_checkpoint=str(tmp_path / "a" / find.folder_name(2)))
     assert later.state.global_step == 4
     assert [n for n, w in weights_of(whole.model).items() if not torch.equal(w, later.model.state_dict()[n])] == []
 

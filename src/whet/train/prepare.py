@@ -31,8 +31,8 @@ from whet.objectives.packed_head import PackedHead
 from whet.objectives.span import PackedSpans, PaddedSpans
 from whet.own_loop import nested
 from whet.precision import formats, policy
+from whet.store import weights
 from whet.train import own_losses
-from whet.train.checkpoint import weights
 from whet.train.collate import default_collator, pads_only, without_unread
 from whet.train.routing import require_whets_loss
 from whet.train.run import device_of

@@ -43,7 +43,7 @@ from whet.models.loading.load import (
     resize_rows,
 )
 from whet.models.loading.tensor_check import read_header
-from whet.train.checkpoint.weights import save_processing, save_weights
+from whet.store.weights import save_processing, save_weights
 from whet.train.output import files as output_files
 from whet.train.output import printing
 

@@ -24,7 +24,7 @@ from whet.models.fused.embeddings import GRADIENT
 from whet.precision import compare, policy
 from whet.precision.device import has_bf16
 from whet.precision.policy import Precision
-from whet.train.checkpoint import weights
+from whet.store import weights
 from whet.train.run import Prepared
 from whet.train.step import ObjectiveGradients
 

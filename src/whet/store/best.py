@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,8 @@ from transformers import TrainerState
 from whet.config.arguments import TrainingArguments
 from whet.errors import ConfigError, StorageError
 from whet.log import logger
-from whet.strict_json import jsonable
-from whet.train.checkpoint import finding, staging, weights
-from whet.train.checkpoint.lineage import Lineage
-from whet.train.run import Run
+from whet.store import find, weights, write
+from whet.store.find import Lineage
 
 
 def is_better(args: TrainingArguments, state: TrainerState, metrics: dict[str, float]) -> bool:
@@ -42,13 +39,7 @@ def _metric(wanted: str, metrics: dict[str, float]) -> float:
     return metrics[name]
 
 
-def as_saved(state: TrainerState) -> dict[str, Any]:
-    """Return the state as it is saved: with the name of the best checkpoint, not its path, as the folder may move."""
-    best = state.best_model_checkpoint
-    return jsonable(dataclasses.asdict(state)) | {"best_model_checkpoint": Path(best).name if best else None}
-
-
-def restored_folder(run: Run, lineage: Lineage, saved: str | None, folder: Path) -> Path | None:
+def restored_folder(args: TrainingArguments, lineage: Lineage, saved: str | None, folder: Path) -> Path | None:
     """Return the best checkpoint that the state in `folder` names, if it belongs to this lineage.
 
     Only its name counts. It is copied if it is next to `folder`, outside the output folder, and the run ends with the
@@ -57,13 +48,14 @@ def restored_folder(run: Run, lineage: Lineage, saved: str | None, folder: Path)
     name = Path(saved).name if saved else None
     if name is None:
         return None
-    found = finding.find(name, lineage, [run.output_dir])
-    if found is not None or not run.args.load_best_model_at_end:
+    output_dir = Path(args.output_dir)
+    found = find.by_name(name, lineage, output_dir)
+    if found is not None or not args.load_best_model_at_end:
         return found
-    elsewhere = finding.find(name, lineage, [folder.resolve().parent])
+    elsewhere = find.by_name(name, lineage, folder.resolve().parent)
     if elsewhere is None:
-        raise _no_best(name, run.output_dir)
-    copied = staging.copy(finding.require_intact(elsewhere), run.output_dir, lineage)
+        raise _no_best(name, output_dir)
+    copied = write.copy(find.require_intact(elsewhere), output_dir, lineage)
     logger.info("copied the best checkpoint so far, %s, to %s", elsewhere, copied)
     return copied
 
@@ -81,8 +73,8 @@ def load(model: nn.Module, args: TrainingArguments, state: TrainerState, lineage
             "the model keeps the weights of step %d", state.best_global_step, state.global_step,
         )  # fmt: skip
         return
-    folder = finding.require_intact(Path(state.best_model_checkpoint))
-    if finding.find(folder.name, lineage, [folder.parent]) is None:
+    folder = find.require_intact(Path(state.best_model_checkpoint))
+    if find.by_name(folder.name, lineage, folder.parent) is None:
         raise _no_best(folder.name, folder.parent)
     weights.load_weights(model, folder)
     logger.info(

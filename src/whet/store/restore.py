@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from torch.optim import Optimizer
 from transformers import TrainerState
 
 from whet.config.arguments import TrainingArguments
@@ -18,43 +17,28 @@ from whet.config.rules.saving import METRIC_FIELDS
 from whet.errors import ConfigError, StorageError
 from whet.log import logger
 from whet.precision import policy
-from whet.train.checkpoint import best, content, finding, manifest, on_disk, optimizer_state, staging, weights
-from whet.train.checkpoint.lineage import Lineage
-from whet.train.checkpoint.snapshot import RunState
-from whet.train.resume import compare, fingerprint, form_1, other_ranks, schema
-from whet.train.run import Run
-from whet.train.state import State, Stateful, load_states
-from whet.train.sync import OneRank, Sync
+from whet.store import best, compare, find, manifest, schema, weights, write
+from whet.store.find import TRAINER_STATE, Lineage
+from whet.store.save import OnlyRank, Ranks
+from whet.store.snapshot import RunState
+from whet.store.state import Stateful, load_states, read_parts
 
-ONE_RANK = OneRank()
+_ALONE = OnlyRank()
 _AFTER_WEIGHTS = ("average", "optimizer", "schedule")
 _COUNTERS = (
     "global_step", "epoch", "log_history", "total_flos", "best_metric", "best_global_step",
 )  # fmt: skip
 
 
-def folder_to_resume(asked: str | bool | None, output_dir: Path) -> Path | None:
-    """Return the checkpoint to resume from; None if none is asked for, or if "auto" finds no checkpoint at all."""
-    if not asked or asked == "no":
-        return None
-    if asked is not True and asked != "auto":
-        return finding.require_complete(finding.require_intact(Path(str(asked))))
-    found = finding.newest(output_dir)
-    if found is None:
-        logger.info("there is no checkpoint in %s: the run starts at its first step", output_dir)
-        return None
-    return finding.require_complete(found)
-
-
-def agreed_folder(asked: str | bool | None, output_dir: Path, sync: Sync) -> Path | None:
+def agreed_folder(asked: str | bool | None, output_dir: Path, sync: Ranks) -> Path | None:
     """Return the checkpoint that all ranks resume from, as rank 0 finds it; what a kill left behind is cleaned up.
 
     Raises ConfigError if a rank cannot read it.
     """
     found = None
     if sync.place.is_first:
-        staging.clean_up(output_dir)
-        found = folder_to_resume(asked, output_dir)
+        write.clean_up(output_dir)
+        found = find.to_resume(asked, output_dir)
     if sync.n_ranks == 1:
         return found
     sync.wait()  # rank 0 may read large files
@@ -80,12 +64,12 @@ def check_early(args: TrainingArguments) -> None:
     asked = args.resume_from_checkpoint
     if not args.do_train or not asked:
         return
-    folders = on_disk.list_all(Path(args.output_dir)) if asked == "auto" else [Path(str(asked))]
-    folder = next((one for one in reversed(folders) if not on_disk.problems_of(one, light=True)), None)
+    folders = find.list_all(Path(args.output_dir)) if asked == "auto" else [Path(str(asked))]
+    folder = next((one for one in reversed(folders) if not find.problems_of(one, light=True)), None)
     if folder is not None:
-        finding.require_complete(folder)
+        find.require_complete(folder)
         with _refusing_unreadable(folder):
-            compare.require_same_settings(other_ranks.with_step_of(folder, args, here().n_ranks), folder)
+            compare.require_same_settings(compare.with_step_of(folder, args, here().n_ranks), folder)
 
 
 def precision_of(folder: Path) -> str:
@@ -99,7 +83,7 @@ def restore(
     folder: Path,
     lineage: Lineage,
     parts: Callable[[Set[str]], Mapping[str, Stateful]],
-    sync: Sync = ONE_RANK,
+    sync: Ranks = _ALONE,
 ) -> None:
     """Restore what was saved; raises ConfigError if model, data or settings would change the loss curve.
 
@@ -107,10 +91,10 @@ def restore(
     """
     run, counters = state.run, state.counters
     with _refusing_unreadable(folder):
-        fingerprint.continue_with_inferred(state.identity, run.model, folder)
-        changed = compare.require_same(run, state.identity, folder)
+        compare.continue_with_inferred(state.identity, run.model, folder)
+        changed = compare.require_same(run.args, state.identity, folder)
         part_of = parts(changed)
-        saved = _saved_parts(folder, run, state.optimizer)
+        saved = read_parts(folder)
         trainer_state = _trainer_state(folder)
         load_states({name: part for name, part in part_of.items() if name not in _AFTER_WEIGHTS}, saved)
         weights.load_weights(run.model, folder)
@@ -125,7 +109,7 @@ def restore(
         best_folder = trainer_state.best_model_checkpoint
         if changed & {*METRIC_FIELDS}:  # values of another metric cannot be compared
             counters.best_metric, counters.best_global_step, best_folder = None, None, None
-        found = best.restored_folder(run, lineage, best_folder, folder) if sync.place.is_first else None
+        found = best.restored_folder(run.args, lineage, best_folder, folder) if sync.place.is_first else None
         counters.best_model_checkpoint = sync.of_first(str(found) if found else None, schema.optional(schema.text))
     logger.info("resuming after step %d from %s", counters.global_step, folder)
     if run.args.ddp_comm_hook == "powersgd" and sync.n_ranks > 1:
@@ -135,19 +119,13 @@ def restore(
         )
 
 
-def _saved_parts(folder: Path, run: Run, optimizer: Optimizer) -> dict[str, State]:
-    if content.form_of(folder) == 1:
-        return form_1.read(folder, optimizer_state.names_in(optimizer, run.model), run.args.train_rows_per_step)
-    return content.read(folder)
-
-
 def _trainer_state(folder: Path) -> TrainerState:
     """Return the counters; raises ValueError for values that no run writes, or of another step."""
-    state = _read(folder / content.TRAINER_STATE)
-    schema.require_types(state, schema.TRAINER_STATE, content.TRAINER_STATE)
+    state = _read(folder / TRAINER_STATE)
+    schema.require_types(state, schema.TRAINER_STATE, TRAINER_STATE)
     step = (manifest.facts_of(folder) or {}).get("step")
-    schema.require_step(state.get("global_step"), step, content.TRAINER_STATE)
-    return TrainerState.load_from_json(str(folder / content.TRAINER_STATE))
+    schema.require_step(state.get("global_step"), step, TRAINER_STATE)
+    return TrainerState.load_from_json(str(folder / TRAINER_STATE))
 
 
 @contextmanager

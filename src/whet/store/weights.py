@@ -32,7 +32,7 @@ def save_weights(model: nn.Module, folder: Path, tensors: Mapping[str, Tensor] |
     of the model's own state.
     """
     state = dict(model.state_dict() if tensors is None else tensors)
-    if any(type(one).__name__ == "DTensor" for one in state.values()):
+    if "DTensor" in {type(one).__name__ for one in state.values()}:
         raise ConfigError(
             what="the model cannot be saved here",
             got="a rank that has its share of the weights",

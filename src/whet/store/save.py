@@ -2,32 +2,69 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
+from whet.config.ranks import ALONE, Place
 from whet.dist import messages
 from whet.dist.group import LostRankError
 from whet.errors import StorageError, WhetError
 from whet.log import logger
-from whet.train.checkpoint import finding, manifest, on_disk, snapshot, staging
-from whet.train.checkpoint.lineage import Lineage, lineage_in, new_lineage, read_checkpoints
-from whet.train.checkpoint.snapshot import RunState
-from whet.train.control import guard
-from whet.train.output import disk_errors
-from whet.train.resume import compare, fingerprint, schema
-from whet.train.state import State
-from whet.train.sync import OneRank, Sync
+from whet.models import finite
+from whet.store import compare, find, manifest, schema, snapshot, write
+from whet.store.find import Lineage, lineage_in, new_lineage
+from whet.store.snapshot import RunState
+from whet.store.state import State
+
+T = TypeVar("T")
+
+
+class Ranks(Protocol):
+    """How the ranks of a run agree; all of them call each method at the same points of the run."""
+
+    @property
+    def n_ranks(self) -> int: ...
+    @property
+    def place(self) -> Place: ...
+    def of_first(self, value: T, valid: messages.Check) -> T:
+        """Return the value of rank 0."""
+        ...
+
+    def gather(self, value: T, valid: messages.Check) -> list[T]:
+        """Return the values of all ranks."""
+        ...
+
+    def wait(self) -> None:
+        """Wait for all ranks."""
+        ...
+
+
+class OnlyRank:
+    """The only rank of a run, or one that is left alone."""
+
+    n_ranks = 1
+    place = ALONE
+
+    def of_first(self, value: T, valid: messages.Check) -> T:
+        return value
+
+    def gather(self, value: T, valid: messages.Check) -> list[T]:
+        return [value]
+
+    def wait(self) -> None:
+        pass
 
 
 @dataclass
 class Write:
     """The write of one checkpoint; `run` reads nothing that the training loop changes."""
 
-    staged: staging.Staged
+    staged: write.Staged
     content: snapshot.Snapshot
     facts: dict[str, Any]
     earlier: Sequence[Path]
@@ -40,7 +77,7 @@ class Write:
         try:
             self.staged.put(self.content.write_tensors)
             self.staged.publish(self.facts)
-            on_disk.rotate([*self.earlier, self.staged.target], self.keep, self.protected)
+            write.rotate([*self.earlier, self.staged.target], self.keep, self.protected)
         except BaseException as error:
             self.error = error
 
@@ -52,7 +89,7 @@ class Saver:
     run_state: RunState
     on_saved: Callable[[], None]
     """Called after each checkpoint that was written."""
-    sync: Sync = field(default_factory=OneRank)
+    sync: Ranks = field(default_factory=OnlyRank)
     """Rank 0 writes; the others learn what became of it."""
     folders: list[Path] = field(default_factory=list)
     lineage: Lineage = field(default_factory=new_lineage)
@@ -77,7 +114,7 @@ class Saver:
         """Remember where the run resumes from, and whether it stays in that lineage or begins a new one."""
         self.resumed_from = folder
         self.begins_with = (manifest.facts_of(folder) or {}).get(manifest.BEGINS_WITH)
-        self.lineage = self._lineage_of_first(finding.lineage_after_resume(folder, self._run.output_dir))
+        self.lineage = self._lineage_of_first(find.lineage_after_resume(folder, self._run.output_dir))
 
     def _of_all(self, names: list[str]) -> list[list[str]]:
         return self.sync.gather(names, schema.list_of(schema.text))
@@ -97,7 +134,7 @@ class Saver:
     def settings_to_resume(self) -> dict[str, object]:
         """Return the setting that resumes from the last checkpoint of this run; no setting if nothing is saved."""
         last = self.last
-        newest = finding.would_resume(self._run.output_dir)
+        newest = find.would_resume(self._run.output_dir)
         if newest is None and last is None:
             return {"resume_from_checkpoint": "auto"}
         if newest is not None and last is not None and newest.absolute() == last.absolute():
@@ -119,7 +156,7 @@ class Saver:
         The counters must be restored by now, as they name the best checkpoint, which stays.
         """
         if self.sync.place.is_first:
-            on_disk.rotate(self.folders, self._run.args.save_total_limit, self._protected())
+            write.rotate(self.folders, self._run.args.save_total_limit, self._protected())
         there = [path for path in self.folders if path.is_dir() and not path.is_symlink()]
         self.folders = self._folders_of_first(there)
 
@@ -129,8 +166,7 @@ class Saver:
         if folder is None or folder.resolve().parent != output_dir.resolve():
             return []
         wanted = {folder.name, *names}
-        there = read_checkpoints([path for path in on_disk.list_all(output_dir) if path.name in wanted])
-        return [one.folder for one in there if self.lineage.includes(one.lineage.run, one.step)]
+        return find.of_lineage([path for path in find.list_all(output_dir) if path.name in wanted], self.lineage)
 
     def due(self, done: int, *, epoch_ends: bool, complete: bool, better: bool) -> bool:
         """Return whether to save after `done` steps; strategies steps and time always save the last step."""
@@ -155,19 +191,19 @@ class Saver:
             self._save(done, better=better, stops=stops)
 
     def _save(self, done: int, *, better: bool, stops: bool) -> None:
-        guard.require_finite(self._run.model, self.run_state.optimizer, f"after step {done}", self._of_all)
+        finite.require_finite(self._run.model, self.run_state.optimizer, f"after step {done}", self._of_all)
         self._last_s = time.monotonic()
         output_dir, state = self._run.output_dir, self._counters
         before = state.best_model_checkpoint
-        target = output_dir / on_disk.folder_name(done)
+        target = output_dir / find.folder_name(done)
         if better:
             state.best_model_checkpoint = str(target)
         earlier = self.folders
         self.folders = [*(path for path in earlier if path != target), target]  # the checkpoint lists itself too
-        write, error = None, None
+        job, error = None, None
         if self.sync.place.is_first:
             try:
-                write = self._prepare(output_dir, done, only_model=self._run.args.save_only_model and not stops)
+                job = self._prepare(output_dir, done, only_model=self._run.args.save_only_model and not stops)
             except StorageError as caught:
                 error = caught
             except BaseException:
@@ -180,12 +216,12 @@ class Saver:
             return
         self._begun = target
         if self._buffers is None:
-            if write is not None:
-                write.run()
-            self._finish_write(target, write)
+            if job is not None:
+                job.run()
+            self._finish_write(target, job)
             return
-        thread = None if write is None else threading.Thread(target=write.run, name=f"whet-save-{done}")
-        self._in_progress = (thread, target, write)
+        thread = None if job is None else threading.Thread(target=job.run, name=f"whet-save-{done}")
+        self._in_progress = (thread, target, job)
         if thread is not None:
             thread.start()
 
@@ -199,16 +235,16 @@ class Saver:
         """Wait for the write in the background; raises StorageError if it failed."""
         if self._in_progress is None:
             return
-        thread, target, write = self._in_progress
+        thread, target, job = self._in_progress
         if thread is not None:
             thread.join()
         self._in_progress = None
-        self._finish_write(target, write)
+        self._finish_write(target, job)
 
     def close(self) -> None:
         """Wait at the end of a run; log an error of the last write, so that it does not hide the error of the run."""
         if self._in_progress is not None:  # other ranks may be gone, or wait for something else
-            self.sync = OneRank()
+            self.sync = OnlyRank()
             self._in_progress = self._in_progress if self._in_progress[0] is not None else None
         try:
             self.wait()
@@ -218,10 +254,10 @@ class Saver:
     def saved_alone(self, lost: LostRankError) -> LostRankError:
         """Save the finished steps on rank 0 after another rank was lost; return the error, with the folder."""
         done, place = self._counters.global_step, self.sync.place
-        self.sync = OneRank()
+        self.sync = OnlyRank()
         if not place.is_first:
             self._in_progress = None
-        target = self._run.output_dir / on_disk.folder_name(done)
+        target = self._run.output_dir / find.folder_name(done)
         if not place.is_first or not done or self.has(target) or self._run.args.save_strategy == "no":
             return lost
         newest = self._newest_written(target)
@@ -246,21 +282,21 @@ class Saver:
         if self._in_progress is not None and self._in_progress[0] is not None:
             self._in_progress[0].join()
         known = [target, self._begun, *reversed(self.folders), self.resumed_from]
-        complete = (one for one in known if one is not None and not on_disk.problems_of(one, light=True))
+        complete = (one for one in known if one is not None and not find.problems_of(one, light=True))
         return next((one for one in complete if not manifest.holds_only_model(one)), None)
 
     def _prepare(self, output_dir: Path, done: int, *, only_model: bool) -> Write:
         """Collect the content of the checkpoint, and write its small files to the staging folder."""
         content = snapshot.take(self.run_state, self._buffers, only_model=only_model)
-        args, meter = self._run.args, self.run_state.meter
-        staged = staging.Staged(output_dir, done, self.lineage)
+        args, meter, settings = self._run.args, self.run_state.meter, json.loads(self.run_state.settings)
+        staged = write.Staged(output_dir, done, self.lineage)
         staged.put(content.write_texts)
         facts = {
             "n_ranks": self._run.place.n_ranks,
             "seed": args.seed,
             "n_rows": meter.n_rows_before + meter.n_rows,
-            "config_digest": compare.config_digest(args, self.run_state.identity),
-            manifest.WEIGHTS: fingerprint.digest_of_weights(content.weights.items()),
+            "config_digest": compare.config_digest(settings, self._run.place.n_ranks, self.run_state.identity),
+            manifest.WEIGHTS: compare.digest_of_weights(content.weights.items()),
             manifest.FINISHED: done >= self._run.plan.n_steps,
         }
         if self.begins_with is not None:
@@ -275,13 +311,13 @@ class Saver:
             return None
         return Path(best) if Path(best).parent == self._run.output_dir else None
 
-    def _finish_write(self, target: Path, write: Write | None) -> None:
+    def _finish_write(self, target: Path, job: Write | None) -> None:
         """Note the outcome of a write, which all ranks learn from rank 0."""
         self.sync.wait()  # for a slow disk
         known = [*(path for path in self.folders if path != target), target]
-        there = [] if write is None else [path for path in known if _is_there(path, write)]
-        self.folders = self._folders_of_first(sorted(there, key=on_disk.step_of))
-        error = None if write is None else write.error
+        there = [] if job is None else [path for path in known if _is_there(path, job)]
+        self.folders = self._folders_of_first(sorted(there, key=find.step_of))
+        error = None if job is None else job.error
         if error is not None and not isinstance(error, StorageError):
             raise error
         if (error := self._of_first(error)) is not None:
@@ -303,13 +339,13 @@ class Saver:
     def _continue_or_raise(self, error: StorageError) -> None:
         """Continue without the checkpoint if `save_error_policy` says so; raise the error otherwise."""
         if self._run.args.save_error_policy == "stop":
-            raise disk_errors.resumable(error, self.last, self.settings_to_resume()) from error
+            raise write.resumable(error, self.last, self.settings_to_resume()) from error
         logger.warning("training continues without this checkpoint: %s", error)
 
 
-def _is_there(path: Path, write: Write) -> bool:
+def _is_there(path: Path, job: Write) -> bool:
     """Return whether the checkpoint exists after this write; if the disk cannot be read, whether it should."""
     try:
         return path.is_dir() and not path.is_symlink()
     except OSError:
-        return path != write.staged.target or write.error is None
+        return path != job.staged.target or job.error is None
