@@ -97,6 +97,27 @@ def test_invalid_library_file_is_not_used(monkeypatch, tmp_path, caplog):
     assert "broken.so" in caplog.text
 
 
+@pytest.mark.skipif(not Path(library.__file__).with_name("native").exists(), reason="an installation has no sources")
+def test_library_of_other_sources_is_not_used(monkeypatch, tmp_path, caplog):
+    ours, other = library.library(), tmp_path / "other.so"
+    other.write_bytes(ours.path.read_bytes().replace(ours.sources.encode(), b"0" * len(ours.sources)))
+    monkeypatch.setattr(library, "_candidates", lambda: iter([other]))
+    library.library.cache_clear()
+    try:
+        with caplog.at_level(logging.WARNING):
+            assert library.library() is None
+    finally:
+        library.library.cache_clear()
+    (line,) = caplog.messages
+    assert "built from other sources" in line
+    assert "python -m whet.kernels.build" in line
+
+
+def test_argument_that_is_not_declared_is_refused():
+    with pytest.raises(TypeError, match="widht"):
+        library.library().call("dropout", {"rows": 1, "widht": 8})
+
+
 def test_build_without_a_source_tree_names_a_fix(tmp_path):
     with pytest.raises(ConfigError, match="no source tree"):
         build.build(tmp_path)

@@ -57,7 +57,7 @@ def _try() -> tuple[str | None, str | None, str | None]:
     if path is None:
         return None, None, None
     try:
-        isa = library.Library(path).isa
+        isa = library.load(path).isa
     except (OSError, AttributeError, ValueError) as error:
         return str(path), None, str(error)
     error = _largest_error()

@@ -1,20 +1,18 @@
 """Conversion of tensors to arguments of the native operators."""
 
-import ctypes
-from typing import TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch._C._autograd import _profiler_enabled
 from torch.profiler import record_function
 
-from whet.kernels import structs
 from whet.kernels.library import Library, library
 from whet.kernels.random import keep_threshold
 from whet.kernels.specs import Drop
 
-_Args = TypeVar("_Args", bound=ctypes.Structure)
-DTYPES = {torch.float32: structs.FLOAT32, torch.bfloat16: structs.BFLOAT16}
+DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+"""The numbers of `Dtype` in native/operator.h."""
 
 
 def native_for(*tensors: Tensor | None) -> Library | None:
@@ -37,11 +35,6 @@ def is_followed() -> bool:
     return torch._C._get_tracing_state() is not None
 
 
-def ptr(tensor: Tensor | None) -> int | None:
-    """Return the address of the tensor's data. The caller keeps the tensor alive until the operator has returned."""
-    return None if tensor is None else tensor.data_ptr()
-
-
 def require(fits: bool, operator: str, *tensors: Tensor | None) -> None:
     """Raise ValueError unless the tensors fit together: an operator of the library reads and writes unchecked."""
     if not fits:
@@ -55,27 +48,33 @@ def has_rows(cu_seqlens: Tensor, n_tokens: int) -> bool:
     return bool(starts) and starts[0] == 0 and starts[-1] == n_tokens and starts == sorted(starts)
 
 
-def call(name: str, args: ctypes.Structure) -> None:
-    """Run one operator of the library. A profiler sees it under its name, since it cannot look into ctypes."""
+def call(name: str, **arguments: Any) -> None:
+    """Run one operator of the library, see `Library.call`.
+
+    A profiler sees it under its name, since it cannot look into ctypes.
+    """
     found = library()
     assert found is not None  # callers ask native_for first
     if _profiler_enabled():
         with record_function(f"whet::{name}"):
-            found.call(name, args)
+            found.call(name, arguments)
     else:
-        found.call(name, args)
+        found.call(name, arguments)
 
 
-def mask_of(drop: Drop | None, n_rows: int) -> structs.Mask:
-    """Return the dropout mask's arguments for a hidden state of n_rows tokens."""
+def mask_of(drop: Drop | None, n_rows: int) -> bytes | None:
+    """Return the dropout mask of a hidden state of n_rows tokens as an argument; None without dropout."""
     if drop is None or drop.p == 0.0:
-        return structs.Mask()
+        return None
     slots, positions = drop.position.places(n_rows)
     assert slots.dtype == positions.dtype == torch.int32
     require(slots.numel() == positions.numel() == n_rows, f"dropout of {n_rows} tokens", slots, positions)
     low, high = drop.key
-    key = low | high << 32
-    return structs.Mask(key, keep_threshold(drop.p), drop.keep_scale, ptr(slots), ptr(positions))
+    found = library()
+    assert found is not None
+    mask = found.pack("Mask")
+    key, threshold = low | high << 32, keep_threshold(drop.p)
+    return mask(key=key, threshold=threshold, scale=drop.keep_scale, slot=slots, position=positions)
 
 
 def float32(tensor: Tensor | None) -> Tensor | None:
@@ -93,10 +92,3 @@ def rows_of(x: Tensor) -> int:
 def floats(*shape: int) -> Tensor:
     """Return a new, uninitialised fp32 tensor."""
     return torch.empty(shape, dtype=torch.float32)
-
-
-def point(args: _Args, **tensors: Tensor | None) -> _Args:
-    """Set the pointers of args to the tensors' data. The caller keeps the tensors alive."""
-    for name, tensor in tensors.items():
-        setattr(args, name, ptr(tensor))
-    return args

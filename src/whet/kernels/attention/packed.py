@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from whet.kernels import graph, structs
+from whet.kernels import graph
 from whet.kernels.attention import gpu as gpu_attention
 from whet.kernels.first_derivative import once_differentiable
-from whet.kernels.native_call import DTYPES, call, has_rows, native_for, ptr, require
+from whet.kernels.native_call import DTYPES, call, has_rows, native_for, require
 from whet.kernels.random import keep_threshold
 from whet.kernels.reference import layers as reference
 from whet.kernels.specs import AttentionSpec, Bias, Relative
@@ -70,9 +70,7 @@ def attention_forward(
     """
     q, k, v = _split(with_contiguous_heads(tensors))
     out, lse = attention_outputs(tensors)
-    args = _arguments(spec, (q, k, v), out, lse)
-    _add_bias(args, bias, spec)
-    call("attention", args)
+    call("attention", **_arguments(spec, (q, k, v), out, lse), **_bias_arguments(bias, spec, q, k))
     return out, lse
 
 
@@ -91,21 +89,19 @@ def attention_backward(
     """
     tensors, (dout,) = with_contiguous_heads(tensors), with_contiguous_heads((dout,))
     found = tuple(torch.empty(t.shape, dtype=t.dtype) for t in tensors)
-    args = _arguments(spec, _split(tensors), *results)
+    q, k, v = _split(tensors)
+    dq, dk, dv = _split(found)
     require(dout.shape == results[0].shape, "attention_backward", dout, results[0])
-    args.dout = _view(dout)
-    args.dq, args.dk, args.dv = (_view(grad) for grad in _split(found))
-    _add_bias(args, bias, spec)
+    args = _arguments(spec, (q, k, v), *results) | _bias_arguments(bias, spec, q, k)
     numbers, places, keys, queries = bias
     dbias, *more = (
         None if part is None else torch.empty(part.shape, dtype=part.dtype) for part in (numbers, keys, queries)
     )
     if places is not None:
-        args.drelative_keys, args.drelative_queries = (_view(part) for part in more)
-    by_row = None if dbias is None or not of_bias else dbias.new_empty(2 * len(dout), len(dbias))
-    if by_row is not None:
-        args.dbias, args.dbias_rows = ptr(dbias), ptr(by_row)
-    call("attention_backward", args)
+        args |= {"drelative_keys": more[0], "drelative_queries": more[1]}
+    if dbias is not None and of_bias:
+        args |= {"dbias": dbias, "dbias_rows": dbias.new_empty(2 * len(dout), len(dbias))}
+    call("attention_backward", **args, dout=dout, dq=dq, dk=dk, dv=dv)
     return dbias if of_bias else None, None, *more, *found
 
 
@@ -159,30 +155,38 @@ def _split(tensors: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
     return q, k, v
 
 
-def _view(x: Tensor | None) -> structs.View:
-    return structs.View() if x is None else structs.View(ptr(x), x.stride(0), x.stride(1))
-
-
-def _arguments(spec: AttentionSpec, qkv: tuple[Tensor, Tensor, Tensor], out: Tensor, lse: Tensor) -> structs.Attention:
+def _arguments(spec: AttentionSpec, qkv: tuple[Tensor, Tensor, Tensor], out: Tensor, lse: Tensor) -> dict[str, Any]:
     q, k, v = qkv
     _require_fit(spec, qkv, out, lse)
     assert spec.cu_seqlens.dtype == torch.int32
     assert spec.cu_seqlens.is_contiguous()
-    args = structs.Attention(spec.cu_seqlens.numel() - 1, q.shape[1], k.shape[1], q.shape[2], DTYPES[q.dtype])
-    args.causal, args.scale, args.keep_scale = spec.causal, spec.scale, 1.0
-    args.cu_seqlens, args.lse = ptr(spec.cu_seqlens), ptr(lse)
-    args.window = -1 if spec.window is None else spec.window
     if spec.key_counts is not None:
         assert spec.key_counts.dtype == torch.int32
         assert not spec.causal
-        args.key_counts = ptr(spec.key_counts)
-    args.q, args.k, args.v, args.out = (_view(tensor) for tensor in (q, k, v, out))
+    args = {
+        "n_rows": spec.cu_seqlens.numel() - 1,
+        "heads": q.shape[1],
+        "key_heads": k.shape[1],
+        "head_width": q.shape[2],
+        "dtype": DTYPES[q.dtype],
+        "causal": spec.causal,
+        "scale": spec.scale,
+        "keep_scale": 1.0,
+        "window": -1 if spec.window is None else spec.window,
+        "cu_seqlens": spec.cu_seqlens,
+        "key_counts": spec.key_counts,
+        "q": q,
+        "k": k,
+        "v": v,
+        "out": out,
+        "lse": lse,
+    }
     drop = spec.drop
     if drop is not None and drop.p > 0.0:
         assert drop.position.row_slots.dtype == torch.int32
         low, high = drop.key
-        args.key, args.threshold, args.keep_scale = low | high << 32, keep_threshold(drop.p), drop.keep_scale
-        args.row_slots = ptr(drop.position.row_slots)
+        args["key"], args["threshold"], args["keep_scale"] = low | high << 32, keep_threshold(drop.p), drop.keep_scale
+        args["row_slots"] = drop.position.row_slots
     return args
 
 
@@ -204,26 +208,27 @@ def _require_fit(spec: AttentionSpec, qkv: tuple[Tensor, ...], out: Tensor, lse:
         require(slots.numel() >= n_rows and slots.is_contiguous(), "attention", slots, spec.cu_seqlens)
 
 
-def _add_bias(args: structs.Attention, bias: BiasParts, spec: AttentionSpec) -> None:
+def _bias_arguments(bias: BiasParts, spec: AttentionSpec, q: Tensor, k: Tensor) -> dict[str, Any]:
     numbers, places, keys, queries = bias
     if numbers is not None:
         assert numbers.dtype == torch.float32
         assert numbers.is_contiguous()
-        assert numbers.shape[0] == args.heads
+        assert numbers.shape[0] == q.shape[1]
         _require_reach(numbers.shape[1], numbers, spec)
-        args.bias, args.reach = ptr(numbers), numbers.shape[1] // 2
-    if places is not None:
-        assert places.dtype == torch.int32
-        assert places.is_contiguous()
-        assert args.heads == args.key_heads
-        tables = [part for part in (keys, queries) if part is not None]
-        assert all(part.stride(-1) == 1 and part.shape[1:] == (args.heads, args.head_width) for part in tables)
-        args.places, args.reach = ptr(places), len(places) // 2
-        args.n_places = len(tables[0]) if tables else 0
-        inside = bool(((places >= 0) & (places < args.n_places)).all()) or not tables
-        require(inside and all(len(part) == args.n_places for part in tables), "attention", places, keys, queries)
-        _require_reach(len(places), places, spec)
-        args.relative_keys, args.relative_queries = _view(keys), _view(queries)
+        return {"bias": numbers, "reach": numbers.shape[1] // 2}
+    if places is None:
+        return {}
+    assert places.dtype == torch.int32
+    assert places.is_contiguous()
+    assert q.shape[1] == k.shape[1]
+    tables = [part for part in (keys, queries) if part is not None]
+    assert all(part.stride(-1) == 1 and part.shape[1:] == q.shape[1:] for part in tables)
+    n_places = len(tables[0]) if tables else 0
+    inside = bool(((places >= 0) & (places < n_places)).all()) or not tables
+    require(inside and all(len(part) == n_places for part in tables), "attention", places, keys, queries)
+    _require_reach(len(places), places, spec)
+    relative = {"relative_keys": keys, "relative_queries": queries}
+    return {"places": places, "reach": len(places) // 2, "n_places": n_places} | relative
 
 
 def _require_reach(n_distances: int, by_distance: Tensor, spec: AttentionSpec) -> None:

@@ -6,14 +6,15 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from whet.kernels import graph, structs
+from whet.kernels import graph
 from whet.kernels.first_derivative import once_differentiable
 from whet.kernels.layers import recompute
-from whet.kernels.native_call import DTYPES, call, float32, floats, native_for, point, require, rows_of
+from whet.kernels.native_call import DTYPES, call, float32, floats, native_for, require, rows_of
 from whet.kernels.reference import layers as reference
 from whet.kernels.specs import Kind
 
-_KINDS = {"gelu": structs.GELU_ERF, "gelu_tanh": structs.GELU_TANH, "silu": structs.SILU}
+_KINDS = {"gelu": 0, "gelu_tanh": 1, "silu": 2}
+"""The numbers of `Activation` in native/layers/activation.cpp."""
 
 
 def bias_act(x: Tensor, bias: Tensor | None, kind: Kind) -> Tensor:
@@ -43,12 +44,11 @@ def gated_act_joined(x: Tensor, kind: Kind) -> Tensor:
 
 
 def bias_act_forward(x: Tensor, bias: Tensor | None, kind: int) -> Tensor:
-    """Return act(x + bias). `kind` is a number of `structs`."""
+    """Return act(x + bias). `kind` is a number of `_KINDS`."""
     x = x.contiguous()
     y, b = torch.empty_like(x), float32(bias)
     require(b is None or b.numel() == x.shape[-1], "bias_act", x, b)
-    args = structs.BiasAct(rows_of(x), x.shape[-1], DTYPES[x.dtype], kind)
-    call("bias_act", point(args, x=x, bias=b, y=y))
+    call("bias_act", rows=rows_of(x), width=x.shape[-1], dtype=DTYPES[x.dtype], kind=kind, x=x, bias=b, y=y)
     return y
 
 
@@ -56,8 +56,8 @@ def bias_act_backward(dy: Tensor, x: Tensor, bias: Tensor | None, kind: int) -> 
     """Return the gradients of x and of the bias."""
     x, dy, b = x.contiguous(), dy.contiguous(), float32(bias)
     dx, dbias = torch.empty_like(x), None if bias is None else floats(x.shape[-1])
-    args = structs.BiasAct(rows_of(x), x.shape[-1], DTYPES[x.dtype], kind)
-    call("bias_act_backward", point(args, x=x, bias=b, dy=dy, dx=dx, dbias=dbias))
+    shape = {"rows": rows_of(x), "width": x.shape[-1], "dtype": DTYPES[x.dtype], "kind": kind}
+    call("bias_act_backward", **shape, x=x, bias=b, dy=dy, dx=dx, dbias=dbias)
     return dx, None if bias is None or dbias is None else dbias.to(bias.dtype)
 
 
@@ -66,8 +66,7 @@ def gated_act_forward(tensors: tuple[Tensor, ...], kind: int) -> Tensor:
     gate, up = _halves(tensors)
     require(gate.shape == up.shape, "gated_act", gate, up)
     y = torch.empty(gate.shape, dtype=gate.dtype)
-    args = structs.GatedAct(rows_of(gate), gate.shape[-1], DTYPES[gate.dtype], kind, in_stride=gate.stride(-2))
-    call("gated_act", point(args, gate=gate, up=up, y=y))
+    call("gated_act", **_shape(gate, kind), gate=gate, up=up, y=y)
     return y
 
 
@@ -76,9 +75,8 @@ def gated_act_backward(dy: Tensor, tensors: tuple[Tensor, ...], kind: int) -> tu
     (gate, up), dy = _halves(tensors), dy.contiguous()
     found = tuple(torch.empty(t.shape, dtype=t.dtype) for t in tensors)
     dgate, dup = _halves(found)
-    args = structs.GatedAct(rows_of(gate), gate.shape[-1], DTYPES[gate.dtype], kind, in_stride=gate.stride(-2))
-    args.grad_stride = dgate.stride(-2)
-    call("gated_act_backward", point(args, gate=gate, up=up, dy=dy, dgate=dgate, dup=dup))
+    gradients = {"dgate": dgate, "dup": dup, "grad_stride": dgate.stride(-2)}
+    call("gated_act_backward", **_shape(gate, kind), gate=gate, up=up, dy=dy, **gradients)
     return found
 
 
@@ -108,6 +106,11 @@ class _GatedAct(Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         return None, *gated_act_backward(grads[0], ctx.saved_tensors, ctx.kind)
+
+
+def _shape(gate: Tensor, kind: int) -> dict[str, int]:
+    rows = {"rows": rows_of(gate), "width": gate.shape[-1], "in_stride": gate.stride(-2)}
+    return rows | {"dtype": DTYPES[gate.dtype], "kind": kind}
 
 
 def _halves(tensors: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:

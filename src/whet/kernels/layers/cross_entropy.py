@@ -7,9 +7,8 @@ from torch import Tensor
 from torch._C import _autograd  # pyright: ignore[reportAttributeAccessIssue]
 from torch.autograd import Function
 
-from whet.kernels import structs
 from whet.kernels.first_derivative import once_differentiable
-from whet.kernels.native_call import DTYPES, call, has_rows, native_for, ptr, require
+from whet.kernels.native_call import DTYPES, call, has_rows, native_for, require
 from whet.kernels.products.matrix import (
     by_onednn,
     by_pairs,
@@ -83,9 +82,8 @@ class _RowCrossEntropy(Function):
     def forward(ctx: Any, logits: Tensor, labels: Tensor, cu_seqlens: Tensor) -> Tensor:
         grad, n_rows = logits.detach().clone(memory_format=torch.contiguous_format), labels.numel()
         losses = torch.empty(n_rows, dtype=torch.float32)
-        args = structs.RowCrossEntropy(n_rows, DTYPES[logits.dtype], ctx.needs_input_grad[0])
-        args.cu_seqlens, args.logits, args.labels, args.losses = (ptr(t) for t in (cu_seqlens, grad, labels, losses))
-        call("row_cross_entropy", args)
+        how = {"n_rows": n_rows, "dtype": DTYPES[logits.dtype], "differentiate": ctx.needs_input_grad[0]}
+        call("row_cross_entropy", **how, cu_seqlens=cu_seqlens, logits=grad, labels=labels, losses=losses)
         ctx.save_for_backward(grad, cu_seqlens)
         return losses
 
@@ -173,7 +171,6 @@ def _add_product(total: Tensor, grad: Tensor, x: Tensor, *, first: bool) -> None
 
 def _losses_and_gradient(logits: Tensor, labels: Tensor, losses: Tensor, *, differentiate: bool) -> Tensor:
     """Write the rows' losses and return the logits, overwritten by their gradient if that is wanted."""
-    args = structs.CrossEntropy(*logits.shape, logits.stride(0), DTYPES[logits.dtype], differentiate)
-    args.logits, args.labels, args.losses = ptr(logits), ptr(labels), ptr(losses)
-    call("cross_entropy", args)
+    shape = {"rows": len(logits), "width": logits.shape[1], "stride": logits.stride(0), "dtype": DTYPES[logits.dtype]}
+    call("cross_entropy", **shape, differentiate=differentiate, logits=logits, labels=labels, losses=losses)
     return logits

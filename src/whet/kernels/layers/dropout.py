@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from whet.kernels import graph, structs
+from whet.kernels import graph
 from whet.kernels.first_derivative import once_differentiable
-from whet.kernels.native_call import DTYPES, call, mask_of, native_for, ptr, rows_of
+from whet.kernels.native_call import DTYPES, call, mask_of, native_for, rows_of
 from whet.kernels.reference import layers as reference
 from whet.kernels.specs import Drop
 
@@ -27,7 +27,7 @@ def dropout_forward(x: Tensor, drop: Drop) -> Tensor:
     x = x.contiguous()
     y = torch.empty_like(x)
     rows = rows_of(x)
-    call("dropout", structs.Dropout(rows, x.shape[-1], DTYPES[x.dtype], 0, mask_of(drop, rows), ptr(x), ptr(y)))
+    call("dropout", rows=rows, width=x.shape[-1], dtype=DTYPES[x.dtype], mask=mask_of(drop, rows), x=x, y=y)
     return y
 
 

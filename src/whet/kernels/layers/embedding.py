@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from whet.kernels import structs
 from whet.kernels.first_derivative import once_differentiable
-from whet.kernels.native_call import DTYPES, call, float32, mask_of, native_for, ptr, require
+from whet.kernels.native_call import DTYPES, call, float32, mask_of, native_for, require
 from whet.kernels.optimizer.rows_in_use import RowsInUse, forget_rows, rows_in_use
 from whet.kernels.reference import layers as reference
 from whet.kernels.specs import Drop, Norm, Tables
@@ -142,10 +141,15 @@ class _Embed(Function):
         y = torch.empty(rows, width, dtype=torch.float32)
         mean, rstd = torch.empty(2, rows, dtype=torch.float32).unbind()
         w, b = float32(weight), float32(bias)
-        args = structs.Embed(rows, width, DTYPES[y.dtype], spec.eps, mask_of(spec.drop, rows))
-        _point_tables(args, ids, tables)
-        args.weight, args.bias, args.y, args.mean, args.rstd = (ptr(t) for t in (w, b, y, mean, rstd))
-        call("embed", args)
+        how = {
+            "rows": rows,
+            "width": width,
+            "dtype": DTYPES[y.dtype],
+            "eps": spec.eps,
+            "mask": mask_of(spec.drop, rows),
+        }
+        given = {"ids": _addresses(ids), "tables": _addresses(tables), "weight": w, "bias": b}
+        call("embed", **how, **given, y=y, mean=mean, rstd=rstd)
         ctx.spec = spec
         ctx.save_for_backward(weight, mean, rstd, *rest)
         return y
@@ -159,11 +163,16 @@ class _Embed(Function):
         rows, width = dy.shape
         dsum = torch.empty(rows, width, dtype=torch.float32)
         dweight, dbias = torch.empty(2, width, dtype=torch.float32).unbind()
-        args = structs.EmbedBackward(rows, width, DTYPES[dy.dtype], 0, mask_of(ctx.spec.drop, rows))
-        _point_tables(args, ids, tables)
-        args.weight, args.mean, args.rstd, args.dy = (ptr(t) for t in (w, mean, rstd, dy))
-        args.dsum, args.dweight, args.dbias = (ptr(t) for t in (dsum, dweight, dbias))
-        call("embed_backward", args)
+        how = {"rows": rows, "width": width, "dtype": DTYPES[dy.dtype], "mask": mask_of(ctx.spec.drop, rows)}
+        given = {
+            "ids": _addresses(ids),
+            "tables": _addresses(tables),
+            "weight": w,
+            "mean": mean,
+            "rstd": rstd,
+            "dy": dy,
+        }
+        call("embed_backward", **how, **given, dsum=dsum, dweight=dweight, dbias=dbias)
         table_grads = _table_gradients(ctx, ids, tables, dsum)
         return None, dweight.to(weight.dtype), dbias.to(weight.dtype), *(None for _ in ids), *table_grads
 
@@ -193,15 +202,13 @@ def _scatter(
     assert table_grad.is_contiguous()
     require(values.shape == (ids.numel(), table_grad.shape[1]), "scatter", table_grad, ids, values)
     order = ids.argsort(stable=True)
-    args = structs.Scatter(ids.numel(), values.shape[1], -1 if padding_id is None else padding_id)
-    args.ids, args.values, args.table_grad, args.order = (ptr(t) for t in (ids, values, table_grad, order))
-    args.clear, args.n_clear = ptr(clear), 0 if clear is None else clear.numel()
-    call("scatter", args)
+    rows = {"rows": ids.numel(), "width": values.shape[1], "padding_id": -1 if padding_id is None else padding_id}
+    cleared = {"clear": clear, "n_clear": 0 if clear is None else clear.numel()}
+    call("scatter", **rows, ids=ids, values=values, table_grad=table_grad, order=order, **cleared)
 
 
-def _point_tables(args: structs.Embed | structs.EmbedBackward, ids: Sequence[Tensor], tables: Sequence[Tensor]) -> None:
-    for i, (table_ids, table) in enumerate(zip(ids, tables, strict=True)):
-        args.ids[i], args.tables[i] = ptr(table_ids), ptr(table)
+def _addresses(tensors: Sequence[Tensor]) -> tuple[int, ...]:
+    return tuple(tensor.data_ptr() for tensor in tensors)
 
 
 def _check(ids: Tensor, table: Tensor) -> None:

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from whet.kernels import graph, structs
+from whet.kernels import graph
 from whet.kernels.first_derivative import once_differentiable
 from whet.kernels.layers import recompute
-from whet.kernels.native_call import DTYPES, call, float32, floats, mask_of, native_for, point, require, rows_of
+from whet.kernels.native_call import DTYPES, call, float32, floats, mask_of, native_for, require, rows_of
 from whet.kernels.reference import layers as reference
 from whet.kernels.specs import Drop, Norm
 
@@ -95,9 +95,9 @@ def add_norm_forward(
     fits = all(one is None or one.numel() == x.shape[-1] for one in (w, b, lb))
     fits = fits and (residual is None or (rows_of(residual) == rows and residual.shape[-1] == x.shape[-1]))
     require(fits, "add_norm", x, residual, w, b, lb)
-    args = structs.AddNorm(rows, x.shape[-1], DTYPES[x.dtype], settings.rms, settings.eps, 0, mask_of(drop, rows))
-    point(args, x=x, residual=residual, linear_bias=lb, weight=w, bias=b, sum=total, y=y, mean=mean, rstd=rstd)
-    call("add_norm", args)
+    how = {"dtype": DTYPES[x.dtype], "rms": settings.rms, "eps": settings.eps, "mask": mask_of(drop, rows)}
+    given = {"x": x, "residual": residual, "linear_bias": lb, "weight": w, "bias": b}
+    call("add_norm", rows=rows, width=x.shape[-1], **how, **given, sum=total, y=y, mean=mean, rstd=rstd)
     return y, total, stats
 
 
@@ -114,10 +114,10 @@ def add_norm_backward(
     dweight, w, (mean, rstd) = floats(width), float32(weight), stats.unbind()
     dbias = floats(width) if has_bias else None
     dlinear = None if linear_bias_dtype is None else floats(width)
-    args = structs.AddNormBackward(rows, width, DTYPES[total.dtype], settings.rms, mask_of(drop, rows))
-    point(args, dy=dy, dsum_in=dsum_in, sum=total, mean=mean, rstd=rstd, weight=w, dsum=dsum)
-    point(args, dx=None if dx is dsum else dx, dweight=dweight, dbias=dbias, dlinear_bias=dlinear)
-    call("add_norm_backward", args)
+    how = {"dtype": DTYPES[total.dtype], "rms": settings.rms, "mask": mask_of(drop, rows)}
+    given = {"dy": dy, "dsum_in": dsum_in, "sum": total, "mean": mean, "rstd": rstd, "weight": w}
+    gradients = {"dx": None if dx is dsum else dx, "dweight": dweight, "dbias": dbias, "dlinear_bias": dlinear}
+    call("add_norm_backward", rows=rows, width=width, **how, **given, dsum=dsum, **gradients)
     dbias = None if dbias is None else dbias.to(weight.dtype)
     dlinear = None if dlinear is None else dlinear.to(linear_bias_dtype)
     return NormGradients(dx, dsum, dlinear, dweight.to(weight.dtype), dbias)

@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from whet.kernels import structs
 from whet.kernels.first_derivative import once_differentiable
-from whet.kernels.native_call import DTYPES, call, native_for, point, ptr
+from whet.kernels.native_call import DTYPES, call, native_for
 
 
 def rotate_joined(qkv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -80,9 +79,8 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor, n_heads: int, *, back: bool = F
         return _turned_in_torch(x, cos, _backwards(sin) if back else sin, n_heads)
     x = x if x.stride(-1) == 1 else x.contiguous()
     c, s, y = cos.float().contiguous(), sin.float().contiguous(), x.new_empty(x.shape)
-    args = structs.Rotate(len(x), x.shape[1], n_heads, x.shape[2], cos.shape[-1], DTYPES[x.dtype], back)
-    args.x = structs.View(ptr(x), x.stride(0), x.stride(1))
-    call("rotate", point(args, cos=c, sin=s, y=y))
+    shape = {"rows": len(x), "heads": x.shape[1], "rotated": n_heads, "width": x.shape[2], "angles": cos.shape[-1]}
+    call("rotate", **shape, dtype=DTYPES[x.dtype], back=back, x=x, cos=c, sin=s, y=y)
     return y
 
 

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whet.kernels import structs
 from whet.kernels.library import library
 from whet.kernels.native_call import DTYPES, call
 from whet.kernels.optimizer.rows_in_use import RowsInUse, rows_in_use
@@ -23,11 +22,9 @@ def squared_norm(tensors: Sequence[Tensor]) -> float:
     if not native(tensors):
         return reference.squared_norm(tensors)
     result = ctypes.c_double()
-    held = {"grads": addresses(tensors), "sizes": sizes_of(tensors), "dtypes": dtypes_of(tensors)}
+    held = {"grads": addresses(tensors), "sizes": sizes_of(tensors), "dtypes": dtypes_of(tensors), "result": result}
     held |= _use_of([rows_in_use(tensor) for tensor in tensors])
-    args = structs.GradNorm(len(tensors), result=ctypes.pointer(result))
-    _point(args, held)
-    call("grad_norm", args)
+    call("grad_norm", n_tensors=len(tensors), **_pointers(held))
     return result.value
 
 
@@ -83,11 +80,9 @@ class Updated:
         held |= {"sizes": self._sizes, "dtypes": dtypes_of(self.params), "learning_rates": lr, "weight_decays": decay}
         if self.passes_by_rows:
             held |= _use_of(rows or [None] * len(grads))
-        args = structs.OPERATORS[self.operator](len(grads))
-        _point(args, held)
-        args.beta1, args.beta2, args.eps, args.grad_scale = step.beta1, step.beta2, step.eps, step.grad_scale
-        args.correction1, args.correction2 = 1 - step.beta1**step.step, 1 - step.beta2**step.step
-        call(self.operator, args)
+        numbers = {"beta1": step.beta1, "beta2": step.beta2, "eps": step.eps, "grad_scale": step.grad_scale}
+        numbers |= {"correction1": 1 - step.beta1**step.step, "correction2": 1 - step.beta2**step.step}
+        call(self.operator, n_tensors=len(grads), **_pointers(held), **numbers)
 
     def _update_in_torch(self, grads: Sequence[Tensor], rates: Sequence[tuple[float, float]], step: AdamWStep) -> None:
         updated = [param if master is None else master for param, master in zip(self.params, self.masters, strict=True)]
@@ -144,7 +139,7 @@ def sizes_of(tensors: Sequence[Tensor]) -> Any:
 
 
 def dtypes_of(tensors: Sequence[Tensor]) -> Any:
-    """Return a C array of the tensors' dtypes, in the numbers of native/args.h."""
+    """Return a C array of the tensors' dtypes, in the numbers of native/operator.h."""
     return (ctypes.c_int32 * len(tensors))(*(DTYPES[t.dtype] for t in tensors))
 
 
@@ -154,12 +149,6 @@ def _use_of(rows: Sequence[RowsInUse | None]) -> dict[str, Any]:
     return {"rows_in_use": addresses([None if one is None else one.bytes for one in rows]), "widths": widths}
 
 
-def _point(args: ctypes.Structure, arrays: dict[str, Any]) -> None:
-    """Set the fields of args to the arrays, which the caller keeps alive during the call."""
-    for name, array in arrays.items():
-        setattr(args, name, array_at(array))
-
-
-def array_at(array: Any) -> int:
-    """Return the address of a C array, which the caller keeps alive."""
-    return ctypes.addressof(array)
+def _pointers(arrays: dict[str, Any]) -> dict[str, int]:
+    """Return the addresses of C arrays, which the caller keeps alive during the call."""
+    return {name: ctypes.addressof(array) for name, array in arrays.items()}

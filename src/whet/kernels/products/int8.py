@@ -17,10 +17,9 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from whet.kernels import structs
 from whet.kernels.first_derivative import once_differentiable
 from whet.kernels.library import library
-from whet.kernels.native_call import call, ptr, require
+from whet.kernels.native_call import call, require
 from whet.kernels.products.matrix import input_gradient, weight_gradient
 from whet.kernels.random import stream_key
 
@@ -38,7 +37,7 @@ def has_vnni() -> bool:
     native, found = library(), ctypes.c_int32(0)
     if native is None:
         return False
-    native.call("int8_support", structs.Int8Support(ctypes.addressof(found)))
+    native.call("int8_support", {"vnni": ctypes.addressof(found)})
     return bool(found.value)
 
 
@@ -59,7 +58,8 @@ def pack(weight: Tensor, *, down: bool, block: int = BLOCK) -> Packed:
     panels, groups, blocks = -(-columns // PANEL), -(-depth // 4), -(-depth // block)
     data = torch.empty(panels, groups, PANEL, 4, dtype=torch.uint8)
     scales = torch.empty(blocks, panels * PANEL)
-    call("int8_pack", structs.Int8Pack(depth, columns, block, down, 0, ptr(weight), ptr(data), ptr(scales)))
+    shape = {"depth": depth, "columns": columns, "block": block, "down": down}
+    call("int8_pack", **shape, weight=weight, packed=data, scales=scales)
     return Packed(depth, columns, block, data, scales)
 
 
@@ -77,11 +77,9 @@ def product(x: Tensor, weight: Packed, bias: Tensor | None = None, key: tuple[in
     fits = x.shape[1:] == (weight.depth,) and x.is_contiguous() and (bias is None or bias.numel() == weight.columns)
     require(fits, "int8_product", x, bias)
     y = torch.empty(len(x), weight.columns)
-    args = structs.Int8Product(len(x), weight.depth, weight.columns, weight.block, key is not None)
-    args.key = 0 if key is None else key[0] | key[1] << 32
-    args.x, args.packed, args.scales = ptr(x), ptr(weight.data), ptr(weight.scales)
-    args.bias, args.y = ptr(bias), ptr(y)
-    call("int8_product", args)
+    shape = {"rows": len(x), "depth": weight.depth, "columns": weight.columns, "block": weight.block}
+    rounding = {"stochastic": key is not None, "key": 0 if key is None else key[0] | key[1] << 32}
+    call("int8_product", **shape, **rounding, x=x, packed=weight.data, scales=weight.scales, bias=bias, y=y)
     return y
 
 

@@ -15,7 +15,7 @@ _BACKWARD = "whet::bias_act_backward"
 
 @custom_op(NAME, mutates_args=())
 def bias_act(x: Tensor, bias: Tensor | None, kind: int) -> Tensor:
-    """Return act(x + bias); `kind` is a number of `structs`."""
+    """Return act(x + bias); `kind` is a number of `Activation`."""
     return forward_of(x, bias, kind)
 
 
