@@ -12,9 +12,9 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask, sdpa_mask
 
 from whet.card import Card
-from whet.kernels.attention.packed import attend as attend_rows
-from whet.kernels.batch_position import Site, running, running_position
-from whet.kernels.specs import AttentionSpec, Drop, window_of
+from whet.kernels.attention_spec import AttentionSpec, window_of
+from whet.kernels.batch_position import Drop, Site, running, running_position
+from whet.kernels.packed_attention import attend as attend_rows
 from whet.models.called_with import require_understood
 from whet.models.fused.chosen import require_all
 from whet.models.recomputation import came_later, require_no_other_pass, require_pass

@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.profiler import record_function
 
-from whet.kernels.optimizer.rows_in_use import rows_in_use
+from whet.kernels.rows_in_use import rows_in_use
 from whet.optim.optimizers.native import NativeAdamW
 from whet.train.callbacks.events import Events
 

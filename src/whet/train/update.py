@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from whet.kernels.optimizer.adamw import gradient_norm
+from whet.kernels.adamw import gradient_norm
 from whet.optim import schedule
 from whet.optim.in_backward import InBackward
 from whet.train.clipping import Clipping

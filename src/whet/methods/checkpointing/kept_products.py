@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from whet.kernels.products import grouped, matrix
+from whet.kernels import grouped, matrix
 
 _PRODUCTS = frozenset({"aten::mm", "aten::addmm", "mkldnn::_linear_pointwise", grouped.NAME, matrix.WIDENED})
 """Products with weights. Those of attention grow with the square of the row, and are little work in comparison."""

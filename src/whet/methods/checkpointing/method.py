@@ -19,7 +19,7 @@ from whet.card import Card
 from whet.config.methods import MethodSettings
 from whet.errors import ConfigError
 from whet.kernels.batch_position import Placement
-from whet.kernels.layers.recompute import Recomputing
+from whet.kernels.recompute import Recomputing
 from whet.methods import counting, fuse
 from whet.methods.checkpointing import kept_products
 from whet.methods.compiling import method as compiling

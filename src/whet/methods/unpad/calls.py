@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from whet.data import sequences
-from whet.kernels.native_call import is_followed
+from whet.kernels.operator import is_followed
 from whet.models import attention
 from whet.models.called_with import NO_EFFECT
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from whet.kernels.layers.cross_entropy import chunk_rows
-from whet.kernels.native_call import is_followed
+from whet.kernels.cross_entropy import chunk_rows
+from whet.kernels.operator import is_followed
 from whet.models import standard
 from whet.models.binding import bind, bound
 from whet.objectives.lazy_logits import LazyLogits

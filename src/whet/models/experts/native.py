@@ -7,8 +7,8 @@ from typing import Any
 from torch import Tensor, nn
 from transformers.integrations import moe
 
-from whet.kernels.layers.activation import gated_act_joined
-from whet.kernels.products.grouped import grouped_linear
+from whet.kernels.activation import gated_act_joined
+from whet.kernels.grouped import grouped_linear
 from whet.models.experts.layer import in_order_of_experts, in_order_of_tokens
 from whet.models.experts.routing import by_expert
 from whet.models.standard import ACTIVATIONS, why_called

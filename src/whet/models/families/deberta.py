@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 from transformers.models.deberta.modeling_deberta import DebertaLayerNorm
 
-from whet.kernels.attention.packed import attend
-from whet.kernels.products.linear import linear
-from whet.kernels.specs import Relative
+from whet.kernels.attention_spec import Relative
+from whet.kernels.linear import linear
+from whet.kernels.packed_attention import attend
 from whet.models.families import bert
 from whet.models.families.deberta_v2 import TERMS, deberta_embeddings, encoder
 from whet.models.family import Family, Part, Slots

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 
-from whet.kernels.batch_position import BatchPosition
-from whet.kernels.layers.dropout import dropout
-from whet.kernels.specs import Drop, Relative
+from whet.kernels.attention_spec import Relative
+from whet.kernels.batch_position import BatchPosition, Drop
+from whet.kernels.dropout import dropout
 from whet.models.called_with import require_understood
 from whet.models.families import bert
 from whet.models.family import Family, Part, Slots

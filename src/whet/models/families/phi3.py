@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from whet.kernels.layers.activation import gated_act_joined
+from whet.kernels.activation import gated_act_joined
 from whet.models.families import llama
 from whet.models.family import Family, FeedForward, Part, RmsNorm
 from whet.models.fused import decoder

@@ -5,11 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whet.kernels.attention.packed import attend, attend_joined
-from whet.kernels.batch_position import Chosen, Site
-from whet.kernels.layers import recompute
-from whet.kernels.products.linear import linear
-from whet.kernels.specs import AttentionSpec, Bias, Drop
+from whet.kernels import recompute
+from whet.kernels.attention_spec import AttentionSpec, Bias
+from whet.kernels.batch_position import Chosen, Drop, Site
+from whet.kernels.linear import linear
+from whet.kernels.packed_attention import attend, attend_joined
 from whet.models.fused.chosen import attend_chosen, chosen_from, require_all
 from whet.models.fused.layers import with_bias
 from whet.models.recomputation import came_later

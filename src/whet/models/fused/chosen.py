@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from whet.errors import ConfigError
-from whet.kernels.attention.packed import attend
+from whet.kernels.attention_spec import AttentionSpec, Bias
 from whet.kernels.batch_position import BatchPosition, Chosen, running_position
-from whet.kernels.specs import AttentionSpec, Bias
+from whet.kernels.packed_attention import attend
 
 
 def chosen_from(attention: nn.Module, position: BatchPosition | None) -> Chosen | None:

@@ -4,9 +4,8 @@ import math
 
 from torch import Tensor, nn
 
-from whet.kernels.batch_position import Site
-from whet.kernels.layers.dropout import dropout
-from whet.kernels.specs import Drop
+from whet.kernels.batch_position import Drop, Site
+from whet.kernels.dropout import dropout
 from whet.models.recomputation import came_later, require_pass
 
 

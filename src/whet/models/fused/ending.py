@@ -14,9 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from whet.kernels.batch_position import running
-from whet.kernels.layers.norm import add_norm
-from whet.kernels.specs import Drop, Norm
+from whet.kernels.batch_position import Drop, running
+from whet.kernels.norm import Norm, add_norm
 
 
 @dataclass(frozen=True)

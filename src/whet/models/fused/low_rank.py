@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from whet.kernels.products.low_rank import LowRank, is_joined, low_rank_linear
+from whet.kernels.linear import LowRank, is_joined, low_rank_linear
 from whet.models.standard import has_hooks, is_as_in_source, why_called
 
 _HOME = "peft.tuners.lora.layer"

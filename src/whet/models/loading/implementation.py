@@ -9,7 +9,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from whet.errors import ConfigError
-from whet.kernels.attention import choice as attention_path
+from whet.kernels import gpu_attention as attention_path
 from whet.log import logger
 
 FLASH = "flash_attention_2"

@@ -13,7 +13,7 @@ from transformers.trainer_utils import denumpify_detensorize
 
 from whet.data.batch import Batch
 from whet.errors import ConfigError
-from whet.kernels.reference.layers import to_rows
+from whet.kernels.cross_entropy import to_rows
 from whet.objectives.base import IGNORED
 
 

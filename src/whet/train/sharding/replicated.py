@@ -8,7 +8,7 @@ from torch import nn
 
 from whet.dist.group import Group
 from whet.dist.shares import RowExchange, Rows, deal, n_rows, rows_in
-from whet.kernels.optimizer.rows_in_use import RowsInUse, rows_in_use
+from whet.kernels.rows_in_use import RowsInUse, rows_in_use
 
 
 class ReplicatedWeights:

@@ -30,7 +30,7 @@ WHET_ARGUMENTS(AdamW8bit,
 
 namespace {
 
-constexpr int kBlock = 256;  // elements that share a scale; kernels/reference/adamw_8bit.py has the same number
+constexpr int kBlock = 256;  // elements that share a scale; kernels/adamw.py has the same number
 static_assert(kChunk % kBlock == 0, "a block lies in one piece");
 
 // The decoded moments of a block.

@@ -1,18 +1,19 @@
 """Attention within packed sequences, and its gradient."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from whet.kernels import graph
-from whet.kernels.attention import gpu as gpu_attention
-from whet.kernels.first_derivative import once_differentiable
-from whet.kernels.native_call import DTYPES, call, has_rows, native_for, require
+from whet.kernels import gpu_attention, graph
+from whet.kernels.attention_spec import AttentionSpec, Bias, Relative, attend_reference
+from whet.kernels.batch_position import Drop, KeyedPosition
+from whet.kernels.dropout import mask_arguments
+from whet.kernels.operator import DTYPES, call, has_rows, native_for, once_differentiable, require
 from whet.kernels.random import keep_threshold
-from whet.kernels.reference import layers as reference
-from whet.kernels.specs import AttentionSpec, Bias, Relative
 
 BiasParts = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 """A bias as tensors: numbers by distance; places, keys and queries of a `Relative`."""
@@ -28,7 +29,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, bias: Bias | No
     query and head, and the dropout mask from its key. Working memory is linear in the longest sequence.
     """
     if graph.in_graph(spec.drop):
-        return _in_graph(spec, q, k, v, bias)
+        return _by_operator(spec, q, k, v, bias)
     if native_for(q, k, v) is None:
         return plain(q, k, v, spec, bias)
     return _Attend.apply(spec, *bias_parts(bias, q), q, k, v)
@@ -40,7 +41,7 @@ def attend_joined(qkv: Tensor, spec: AttentionSpec, bias: Bias | None = None) ->
     It is read in place, and its gradient is one tensor, which the product's backward takes. `bias`: see `attend`.
     """
     if graph.in_graph(spec.drop):
-        return _in_graph(spec, qkv, None, None, bias)
+        return _by_operator(spec, qkv, None, None, bias)
     if native_for(qkv) is None:
         q, k, v = qkv.unbind(1)
         return plain(q, k, v, spec, bias)
@@ -50,12 +51,12 @@ def attend_joined(qkv: Tensor, spec: AttentionSpec, bias: Bias | None = None) ->
 def plain(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, bias: Bias | None = None) -> Tensor:
     """Return what `attend` computes without the native operator: in a GPU's kernels, or by the textbook row by row."""
     on_gpu = q.device.type != "cpu" and not torch.compiler.is_compiling()
-    return (gpu_attention if on_gpu else reference).attend(q, k, v, spec, bias)
+    return gpu_attention.attend(q, k, v, spec, bias) if on_gpu else attend_reference(q, k, v, spec, bias)
 
 
-def _in_graph(spec: AttentionSpec, q: Tensor, k: Tensor | None, v: Tensor | None, bias: Bias | None) -> Tensor:
+def _by_operator(spec: AttentionSpec, q: Tensor, k: Tensor | None, v: Tensor | None, bias: Bias | None) -> Tensor:
     row_slots = None if spec.drop is None else spec.drop.position.row_slots
-    p, site, keys, _, _ = graph.mask_arguments(spec.drop)
+    p, site, keys, _, _ = mask_arguments(spec.drop)
     rows = (spec.cu_seqlens, row_slots, spec.scale, spec.causal)
     which = (spec.max_seqlen, spec.kernel, spec.key_counts, -1 if spec.window is None else spec.window)
     return torch.ops.whet.attention(q, k, v, *rows, p, site, keys, *which, *bias_parts(bias, q))[0]
@@ -144,7 +145,7 @@ class _Attend(Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         *tensors, out, lse, numbers, places, keys, queries = ctx.saved_tensors
         bias, of_bias = (numbers, places, keys, queries), ctx.needs_input_grad[1]
         return None, *attention_backward(grads[0], tuple(tensors), (out, lse), ctx.spec, bias, of_bias=of_bias)
@@ -235,3 +236,117 @@ def _require_reach(n_distances: int, by_distance: Tensor, spec: AttentionSpec) -
     """Raise ValueError if two tokens of a row are further apart than the distances (2 R + 1) go."""
     longest = int(spec.cu_seqlens.diff().max()) if spec.cu_seqlens.numel() > 1 else 0
     require(n_distances % 2 == 1 and longest <= n_distances // 2 + 1, "attention", by_distance, spec.cu_seqlens)
+
+
+_GIVEN = (
+    "Tensor q, Tensor? k, Tensor? v, Tensor cu_seqlens, Tensor? row_slots, float scale, bool causal, float p, "
+    "SymInt site, Tensor? keys, Tensor? max_seqlen, str kernel, Tensor? key_counts, SymInt window, Tensor? bias, "
+    "Tensor? places, Tensor? relative_keys, Tensor? relative_queries"
+)
+"""What attention gets in a graph; without k and v, q holds all three, (N, 3, H, K)."""
+
+
+def _settings_of(
+    q: Tensor, k: Any, v: Any, cu_seqlens: Tensor, row_slots: Any, scale: float, causal: bool, p: float, site: int,
+    keys: Any, max_seqlen: Any, kernel: Any, key_counts: Any, window: int, *bias: Any,
+) -> tuple[tuple[Tensor, ...], AttentionSpec, BiasParts]:  # fmt: skip
+    """Return the tensors, the settings and the parts of the bias that `_GIVEN` stands for."""
+    n_rows = len(cu_seqlens) - 1  # a compiled block's row_slots and key_counts have one more
+    drop = None
+    if keys is not None and row_slots is not None:
+        row_slots = row_slots[:n_rows]
+        drop = Drop(p, KeyedPosition(0, 0, row_slots, row_slots, cu_seqlens, row_slots, keys), site)
+    counts, reach = None if key_counts is None else key_counts[:n_rows], None if window < 0 else window
+    spec = AttentionSpec(cu_seqlens, scale, causal, drop, max_seqlen, kernel, counts, reach)
+    return (q,) if k is None else (q, k, v), spec, (bias[0], bias[1], bias[2], bias[3])
+
+
+def _attention_in_graph(*given: Any) -> tuple[Tensor, Tensor]:
+    """Return the results of `attention_forward`."""
+    tensors, spec, bias = _settings_of(*given)
+    if native_for(*tensors) is None:
+        out = _plain_attention(tensors, spec, bias)
+        return out, out.new_empty(out.shape[:2], dtype=torch.float32)
+    return attention_forward(tensors, spec, bias)
+
+
+def _attention_backward_in_graph(dout: Tensor, out: Tensor, lse: Tensor, *given: Any) -> tuple[Tensor, ...]:
+    """Return the gradients of q, k, v, the bias and relative vectors; those of k and v are empty if q holds all."""
+    tensors, spec, bias = _settings_of(*given)
+    if native_for(*tensors) is None:
+        dbias, _, dkeys, dqueries, *found = _plain_backward(dout, tensors, spec, bias)
+    else:
+        dbias, _, dkeys, dqueries, *found = attention_backward(dout, tensors, (out, lse), spec, bias)
+    q = tensors[0]
+    dq, dk, dv = (graph.or_empty(grad, q).contiguous() for grad in (*found, None, None)[:3])
+    return dq, dk, dv, *(graph.or_empty(grad, q) for grad in (dbias, dkeys, dqueries))
+
+
+def _plain_backward(
+    dout: Tensor, tensors: tuple[Tensor, ...], spec: AttentionSpec, bias: BiasParts
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients of the four parts of the bias, those that exist, and of the tensors."""
+    with _autograd():
+        again = tuple(tensor.detach().requires_grad_() for tensor in tensors)
+        own = [None if part is None else part.detach() for part in bias]
+        trained = [part.requires_grad_() for part in own if part is not None and part.is_floating_point()]
+        out = _plain_attention(again, spec, (own[0], own[1], own[2], own[3]))
+        found = iter(torch.autograd.grad(out, (*trained, *again), dout))
+    return *(next(found) if part is not None and part.requires_grad else None for part in own), *found
+
+
+def _fake_backward(dout: Tensor, out: Tensor, lse: Tensor, q: Tensor, *rest: Any) -> Any:
+    k, v, *_, bias, _, keys, queries = rest
+    return tuple(graph.shaped_as(one, q) for one in (q, k, v, bias, keys, queries))
+
+
+def _save(ctx: Any, inputs: Any, output: Any) -> None:
+    q, k, v, cu_seqlens, row_slots, ctx.scale, ctx.causal, ctx.p, ctx.site, keys, *rest = inputs
+    max_seqlen, ctx.kernel, counts, ctx.window, *bias = rest
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*output, q, k, v, cu_seqlens, row_slots, keys, max_seqlen, counts, *bias)
+
+
+def _gradient(ctx: Any, dout: Tensor, _: Any) -> Any:
+    *tensors, keys, max_seqlen, counts, bias, places, of_keys, of_queries = ctx.saved_tensors
+    mask = (ctx.p, ctx.site, keys)
+    rest = (max_seqlen, ctx.kernel, counts, ctx.window, bias, places, of_keys, of_queries)
+    dq, dk, dv, *more = torch.ops.whet.attention_backward(dout, *tensors, ctx.scale, ctx.causal, *mask, *rest)
+    joined = tensors[3] is None
+    grads = (dq, graph.or_none(dk, wanted=not joined), graph.or_none(dv, wanted=not joined))
+    parts = zip(more, (bias, of_keys, of_queries), strict=True)
+    dbias, dkeys, dqueries = (graph.or_none(grad, wanted=one is not None) for grad, one in parts)
+    return *grads, *(None,) * 11, dbias, None, dkeys, dqueries
+
+
+def _plain_attention(tensors: tuple[Tensor, ...], spec: AttentionSpec, bias: BiasParts) -> Tensor:
+    q, k, v = _split(tensors)
+    # As the graph expects it: flash kernels keep the strides of q, and autocast changes the dtype.
+    return plain(q, k, v, spec, bias_of(bias)).to(q.dtype).contiguous()
+
+
+@contextmanager
+def _autograd() -> Iterator[None]:
+    """Run the block with autograd, which torch turns off inside an operator."""
+    keys = torch._C.DispatchKey
+    with (
+        torch._C._SetExcludeDispatchKeyGuard(keys.AutogradFunctionality, False),
+        torch._C._SetExcludeDispatchKeyGuard(keys.ADInplaceOrView, False),
+        torch.enable_grad(),
+    ):
+        yield
+
+
+def _fake(q: Tensor, k: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor]:
+    return attention_outputs((q,) if k is None else (q, k))
+
+
+graph.operator(
+    "attention", _attention_in_graph, _fake, schema=f"({_GIVEN}) -> (Tensor, Tensor)", save=_save, gradient=_gradient
+)
+graph.operator(
+    "attention_backward",
+    _attention_backward_in_graph,
+    _fake_backward,
+    schema=f"(Tensor dout, Tensor out, Tensor lse, {_GIVEN}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+)

@@ -1,17 +1,37 @@
-"""The gradient norm and AdamW over all tensors of a model in one native call each."""
+"""The gradient norm and AdamW over all tensors of a model in one native call each, with moments in fp32 or 8 bits.
+
+Moments in 8 bits are codes of the dynamic map of Dettmers et al. 2022 (arXiv:2110.02861). A block of 256 elements has
+one scale, its largest magnitude; the last block of a tensor is shorter.
+"""
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from whet.kernels.library import library
-from whet.kernels.native_call import DTYPES, call
-from whet.kernels.optimizer.rows_in_use import RowsInUse, rows_in_use
-from whet.kernels.reference import layers as reference
-from whet.kernels.specs import AdamWStep
+from whet.kernels.operator import DTYPES, call
+from whet.kernels.rows_in_use import RowsInUse, rows_in_use
+
+BLOCK = 256
+"""Elements of a moment in 8 bits that share a scale; native/optimizer/optimizer_8bit.cpp has the same number."""
+_DECADES = 7
+_SMALLEST_SCALE = torch.finfo(torch.float32).tiny
+
+
+@dataclass(frozen=True)
+class AdamWStep:
+    """One step's constants: `step` counts from 1, and gradients are multiplied by `grad_scale` first (clipping)."""
+
+    beta1: float
+    beta2: float
+    eps: float
+    step: int
+    grad_scale: float = 1.0
 
 
 def squared_norm(tensors: Sequence[Tensor]) -> float:
@@ -20,7 +40,7 @@ def squared_norm(tensors: Sequence[Tensor]) -> float:
     If most rows of a gradient are known to be zero, only the others are read.
     """
     if not native(tensors):
-        return reference.squared_norm(tensors)
+        return squared_norm_reference(tensors)
     result = ctypes.c_double()
     held = {"grads": addresses(tensors), "sizes": sizes_of(tensors), "dtypes": dtypes_of(tensors), "result": result}
     held |= _use_of([rows_in_use(tensor) for tensor in tensors])
@@ -119,7 +139,27 @@ class AdamWTensors(Updated):
         return {"first": self.first, "second": self.second}
 
     def _reference_update(self, rows: list[Any], rates: Sequence[tuple[float, float]], step: AdamWStep) -> None:
-        reference.adamw(rows, rates, step)
+        adamw_reference(rows, rates, step)
+
+
+class AdamW8bitTensors(Updated):
+    """The tensors that one AdamW updates, with `first` and `second` (m and v) as codes."""
+
+    operator = "adamw_8bit"
+
+    def _fits(self) -> bool:
+        return all(moment.codes.is_contiguous() for moment in (*self.first, *self.second))
+
+    def _moments(self) -> dict[str, list[Tensor]]:
+        return {
+            "first": [m.codes for m in self.first],
+            "second": [v.codes for v in self.second],
+            "first_scales": [m.scales for m in self.first],
+            "second_scales": [v.scales for v in self.second],
+        }
+
+    def _reference_update(self, rows: list[Any], rates: Sequence[tuple[float, float]], step: AdamWStep) -> None:
+        adamw_8bit_reference(rows, rates, step)
 
 
 def native(tensors: Sequence[Tensor]) -> bool:
@@ -152,3 +192,102 @@ def _use_of(rows: Sequence[RowsInUse | None]) -> dict[str, Any]:
 def _pointers(arrays: dict[str, Any]) -> dict[str, int]:
     """Return the addresses of C arrays, which the caller keeps alive during the call."""
     return {name: ctypes.addressof(array) for name, array in arrays.items()}
+
+
+def squared_norm_reference(tensors: Sequence[Tensor]) -> float:
+    """Return `squared_norm` in plain torch."""
+    return float(sum(tensor.double().square().sum() for tensor in tensors))
+
+
+def adamw_reference(
+    state: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]], rates: Sequence[tuple[float, float]], step: AdamWStep
+) -> None:
+    """Update (parameter, gradient, m, v) in place; rates are (learning rate, weight decay) per tensor.
+
+    Loshchilov and Hutter 2019, algorithm 2.
+    """
+    correction1, correction2 = 1 - step.beta1**step.step, 1 - step.beta2**step.step
+    with torch.no_grad():
+        for (param, grad, m, v), (lr, decay) in zip(state, rates, strict=True):
+            g = grad.to(m.dtype) * step.grad_scale
+            m.lerp_(g, 1 - step.beta1)
+            v.mul_(step.beta2).addcmul_(g, g, value=1 - step.beta2)
+            move = (m / correction1) / ((v / correction2).sqrt() + step.eps)
+            param.copy_(param.to(m.dtype) * (1 - lr * decay) - lr * move)
+
+
+@dataclass(frozen=True)
+class Codes:
+    """A tensor in 8 bits: `codes` uint8 of its shape, `scales` (blocks,) fp32."""
+
+    codes: Tensor
+    scales: Tensor
+    signed: bool
+
+    def numbers(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Return the values that the codes stand for, in the tensor's shape."""
+        values = dynamic_map(self.signed).to(dtype)[self.codes.long()]
+        scales = self.scales.to(dtype).repeat_interleave(BLOCK)[: self.codes.numel()]
+        return values * scales.view(self.codes.shape)
+
+    def put(self, numbers: Tensor) -> None:
+        """Write the nearest codes of the numbers; without a sign, a positive number never becomes zero."""
+        flat = numbers.flatten()
+        padded = torch.nn.functional.pad(flat, (0, -flat.numel() % BLOCK)).view(-1, BLOCK)
+        largest = padded.abs().amax(-1, keepdim=True)
+        counts = largest >= _SMALLEST_SCALE
+        shares = torch.where(counts, padded / largest.clamp_min(_SMALLEST_SCALE), 0.0)
+        codes = (_nearest_signed if self.signed else _nearest_unsigned)(shares.double())
+        self.codes.copy_(codes.flatten()[: flat.numel()].view(self.codes.shape))
+        self.scales.copy_(torch.where(counts, largest, 0.0).flatten())
+
+
+def zero_codes(shape: torch.Size, *, signed: bool) -> Codes:
+    """Return the codes of a tensor of zeros."""
+    blocks = -(-shape.numel() // BLOCK)
+    return Codes(torch.zeros(shape, dtype=torch.uint8), torch.zeros(blocks), signed)
+
+
+@cache
+def dynamic_map(signed: bool) -> Tensor:
+    """Return the value of each code (256,), float64.
+
+    Seven decades below 1, each with twice the values of the one below, at the middles of equal parts of [0.1, 1] times
+    the decade; and 0 and 1. Signed codes are a sign bit and a magnitude; minus zero, 0x80, stands for 1.
+    """
+    decades = []
+    for i in range(_DECADES):
+        places = 2**i if signed else 2 ** (i + 1)
+        middles = (torch.arange(places, dtype=torch.float64) + 0.5) / places
+        decades.append(10.0 ** (i - _DECADES + 1) * (0.1 + 0.9 * middles))
+    positive = torch.cat(decades)
+    zero, one = torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
+    return torch.cat([zero, positive, one, -positive] if signed else [zero, positive, one])
+
+
+def adamw_8bit_reference(
+    state: Sequence[tuple[Tensor, Tensor, Codes, Codes]], rates: Sequence[tuple[float, float]], step: AdamWStep
+) -> None:
+    """Update (parameter, gradient, m, v) in place: `adamw_reference` on the decoded moments, which are then encoded."""
+    for (param, grad, first, second), rate in zip(state, rates, strict=True):
+        wide = torch.float64 if param.dtype == torch.float64 else torch.float32
+        m, v = first.numbers(wide), second.numbers(wide)
+        adamw_reference([(param, grad, m, v)], [rate], step)
+        first.put(m)
+        second.put(v)
+
+
+def _middles(values: Tensor) -> Tensor:
+    return (values[1:] + values[:-1]) / 2
+
+
+def _nearest_signed(shares: Tensor) -> Tensor:
+    magnitudes = dynamic_map(True)[: 2 ** (_DECADES)]
+    n = torch.bucketize(shares.abs(), _middles(magnitudes), right=True)
+    codes = n | torch.where((shares < 0) & (n > 0), 0x80, 0)
+    return torch.where(shares >= (magnitudes[-1] + 1) / 2, 0x80, codes)
+
+
+def _nearest_unsigned(shares: Tensor) -> Tensor:
+    codes = torch.bucketize(shares, _middles(dynamic_map(False)), right=True)
+    return torch.where(shares > 0, codes.clamp_min(1), codes)

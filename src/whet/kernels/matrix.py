@@ -22,7 +22,7 @@ from whet.card import Card
 from whet.config import environment
 from whet.hardware.cpu import features, vendor
 from whet.kernels.library import library
-from whet.kernels.native_call import DTYPES, call, is_followed, native_for, require
+from whet.kernels.operator import DTYPES, call, is_followed, native_for, require
 
 CARD = Card(
     name="matrix library",

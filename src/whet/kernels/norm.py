@@ -8,12 +8,30 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from whet.kernels import graph
-from whet.kernels.first_derivative import once_differentiable
-from whet.kernels.layers import recompute
-from whet.kernels.native_call import DTYPES, call, float32, floats, mask_of, native_for, require, rows_of
-from whet.kernels.reference import layers as reference
-from whet.kernels.specs import Drop, Norm
+from whet.kernels import graph, recompute
+from whet.kernels.batch_position import Drop
+from whet.kernels.dropout import drop_of, dropped, mask_arguments, mask_of
+from whet.kernels.operator import (
+    DTYPES,
+    call,
+    float32,
+    floats,
+    native_for,
+    once_differentiable,
+    require,
+    rows_of,
+    wide,
+)
+
+
+@dataclass(frozen=True)
+class Norm:
+    """The parameters (D,) of a LayerNorm (Ba et al. 2016) or, without mean, an RMSNorm (Zhang and Sennrich 2019)."""
+
+    weight: Tensor
+    bias: Tensor | None
+    eps: float
+    rms: bool = False
 
 
 def add_norm(
@@ -26,15 +44,40 @@ def add_norm(
     """
     if residual is not None and graph.holds(x, residual, drop=drop):
         parts = (x, residual, linear_bias, norm.weight, norm.bias, norm.eps, norm.rms)
-        return torch.ops.whet.add_norm(*parts, *graph.mask_arguments(drop))[:2]
+        return torch.ops.whet.add_norm(*parts, *mask_arguments(drop))[:2]
     if native_for(x, residual) is None:
-        return reference.add_norm(x, residual, norm, linear_bias=linear_bias, drop=drop)
+        return add_norm_reference(x, residual, norm, linear_bias=linear_bias, drop=drop)
     drop = None if drop is not None and drop.p == 0.0 else drop
     y, total = _AddNorm.apply(x, residual, linear_bias, norm.weight, norm.bias, NormSettings(norm.eps, norm.rms, drop))
     total = x if total is None else total
     kept, again = total.detach(), (norm.weight, norm.bias, NormSettings(norm.eps, norm.rms, None))
     recompute.register(y, lambda: _AddNorm.apply(kept, None, None, *again)[0])
     return y, total
+
+
+def add_norm_reference(
+    x: Tensor, residual: Tensor | None, norm: Norm, *, linear_bias: Tensor | None = None, drop: Drop | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return `add_norm` in plain torch, also in float64."""
+    s = wide(x)
+    if linear_bias is not None:
+        s = s + wide(linear_bias)
+    if drop is not None:
+        s = dropped(s, drop)
+    if residual is not None:
+        s = s + wide(residual)
+    s = s.to(x.dtype)
+    return normalised(wide(s), norm).to(x.dtype), s
+
+
+def normalised(x: Tensor, norm: Norm) -> Tensor:
+    """Return x, of the format to compute in, normalised, in plain torch."""
+    centred = x if norm.rms else x - x.mean(-1, keepdim=True)
+    square = centred.square().mean(-1, keepdim=True)
+    # An overflow must be visible: x / inf would be 0, and a broken row would look valid.
+    inverse = torch.where(square.isinf(), torch.nan, torch.rsqrt(square + norm.eps))
+    y = centred * inverse * wide(norm.weight)
+    return y if norm.bias is None else y + wide(norm.bias)
 
 
 @dataclass(frozen=True)
@@ -136,7 +179,87 @@ class _AddNorm(Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: Tensor | None, dsum_in: Tensor | None) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, dy: Tensor | None, dsum_in: Tensor | None) -> tuple[Any, ...]:
         found = add_norm_backward(dy, dsum_in, NormSaved(*ctx.saved_tensors, *ctx.biases), ctx.settings)
         dresidual = found.dsum if ctx.needs_input_grad[1] else None
         return found.dx, dresidual, found.dlinear_bias, found.dweight, found.dbias, None
+
+
+def _add_norm_in_graph(
+    x: Tensor,
+    residual: Tensor,
+    linear_bias: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    rms: bool,
+    p: float,
+    site: int,
+    keys: Tensor | None,
+    slots: Tensor | None,
+    positions: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return (normalised(s), s, `NormSaved.stats`) with s = residual + dropout(x + linear_bias)."""
+    settings = NormSettings(eps, rms, drop_of(p, site, keys, slots, positions))
+    y, total, stats = add_norm_forward(x, residual, linear_bias, weight, bias, settings)
+    assert total is not None  # there is a residual
+    return y, total, stats
+
+
+def _add_norm_backward_in_graph(
+    dy: Tensor,
+    dsum_in: Tensor | None,
+    total: Tensor,
+    stats: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    linear_bias: Tensor | None,
+    rms: bool,
+    p: float,
+    site: int,
+    keys: Tensor | None,
+    slots: Tensor | None,
+    positions: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return the gradients of x (empty: it is that of the sum), of the sum, of linear_bias, weight and bias."""
+    settings = NormSettings(0.0, rms, drop_of(p, site, keys, slots, positions))
+    dtype = None if linear_bias is None else linear_bias.dtype
+    found = add_norm_backward(dy, dsum_in, NormSaved(total, stats, weight, dtype, bias is not None), settings)
+    dx = graph.or_empty(None if settings.drop is None else found.dx, total)
+    return (
+        dx,
+        found.dsum,
+        graph.or_empty(found.dlinear_bias, weight),
+        found.dweight,
+        graph.or_empty(found.dbias, weight),
+    )
+
+
+def _fake_backward(dy: Tensor, dsum_in: Tensor | None, total: Tensor, stats: Tensor, weight: Tensor, *rest: Any) -> Any:
+    bias, linear_bias, _, _, _, keys, *_ = rest
+    dx = graph.shaped_as(None if keys is None else total, total)
+    dlinear, dweight, dbias = (graph.shaped_as(one, weight) for one in (linear_bias, weight, bias))
+    return dx, graph.shaped_as(total, total), dlinear, dweight, dbias
+
+
+def _save(ctx: Any, inputs: Any, output: Any) -> None:
+    _, _, linear_bias, weight, bias, _, ctx.rms, ctx.p, ctx.site, keys, slots, positions = inputs
+    _, total, stats = output
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(total, stats, weight, bias, linear_bias, keys, slots, positions)
+
+
+def _gradient(ctx: Any, dy: Tensor | None, dsum_in: Tensor | None, _: Any) -> Any:
+    total, stats, weight, bias, linear_bias, *mask = ctx.saved_tensors
+    dy = total.new_zeros(total.shape) if dy is None else dy
+    found = torch.ops.whet.add_norm_backward(
+        dy, dsum_in, total, stats, weight, bias, linear_bias, ctx.rms, ctx.p, ctx.site, *mask
+    )
+    dx, dsum, dlinear, dweight, dbias = found
+    dx = dsum if mask[0] is None else dx
+    dlinear = graph.or_none(dlinear, wanted=linear_bias is not None)
+    return dx, dsum, dlinear, dweight, graph.or_none(dbias, wanted=bias is not None), *(None,) * 7
+
+
+graph.operator("add_norm", _add_norm_in_graph, lambda x, *rest: add_norm_outputs(x), save=_save, gradient=_gradient)
+graph.operator("add_norm_backward", _add_norm_backward_in_graph, _fake_backward)

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
+from torch.nn import functional
 
-from whet.kernels.first_derivative import once_differentiable
-from whet.kernels.native_call import DTYPES, call, float32, mask_of, native_for, require
-from whet.kernels.optimizer.rows_in_use import RowsInUse, forget_rows, rows_in_use
-from whet.kernels.reference import layers as reference
-from whet.kernels.specs import Drop, Norm, Tables
+from whet.kernels.batch_position import Drop
+from whet.kernels.dropout import dropped, mask_of
+from whet.kernels.norm import Norm, normalised
+from whet.kernels.operator import DTYPES, call, float32, native_for, once_differentiable, require, wide
+from whet.kernels.rows_in_use import RowsInUse, forget_rows, rows_in_use
 
 _MOST_TABLES = 3
 _ADDING = Lock()
@@ -23,6 +24,14 @@ _REFERENCES, _USES = 2, 2
 """Python's references to a buffer that nobody else has, while they are counted, and the tensors of its storage."""
 TAKES_THE_REST = "whet_takes_the_rest"
 """Attribute of hooks on a table's gradient that may be skipped: their owner handles the remaining gradient."""
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Embedding tables (entries, D) to sum. The row `padding_ids[i]` of table i, None: no row, gets no gradient."""
+
+    tables: tuple[Tensor, ...]
+    padding_ids: tuple[int | None, ...]
 
 
 class RowGradient:
@@ -122,7 +131,7 @@ def embed(
     """
     native = native_for(*tables.tables) is not None and tables.tables[0].dtype == torch.float32
     if not native or norm.rms or norm.bias is None or len(ids) > _MOST_TABLES:
-        return reference.embed(ids, tables, norm, drop=drop)
+        return embed_reference(ids, tables, norm, drop=drop)
     for table_ids, table in zip(ids, tables.tables, strict=True):
         _check(table_ids, table)
     width = tables.tables[0].shape[1]
@@ -131,6 +140,16 @@ def embed(
     kept = tuple(gradients) if gradients is not None else (None,) * len(ids)
     spec = _Spec(norm.eps, drop, tables.padding_ids, kept)
     return _Embed.apply(spec, norm.weight, norm.bias, *(i.contiguous() for i in ids), *tables.tables)
+
+
+def embed_reference(ids: Sequence[Tensor], tables: Tables, norm: Norm, *, drop: Drop | None = None) -> Tensor:
+    """Return `embed` in plain torch, also in float64."""
+    parts = [
+        functional.embedding(i, table, padding_idx=padding)
+        for i, table, padding in zip(ids, tables.tables, tables.padding_ids, strict=True)
+    ]
+    y = normalised(wide(torch.stack(parts).sum(0)), norm)
+    return (y if drop is None else dropped(y, drop)).to(parts[0].dtype)
 
 
 class _Embed(Function):
@@ -156,7 +175,7 @@ class _Embed(Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         weight, mean, rstd, *rest = ctx.saved_tensors
         ids, tables = rest[: len(rest) // 2], rest[len(rest) // 2 :]
         dy, w = grads[0].contiguous(), float32(weight)

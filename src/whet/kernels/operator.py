@@ -1,15 +1,22 @@
-"""Conversion of tensors to arguments of the native operators."""
+"""What all operators are made of: the choice and the call of the native one, its gradient, formats of the reference.
 
+An operator has one file here and one in native/. The file here has the function that everybody calls; the reference, in
+plain torch, which runs without the library; the call of the native operator, whose arguments are declared in C++; and
+what a compiled graph needs of it (`graph.py`).
+"""
+
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._C._autograd import _profiler_enabled
+from torch.autograd import function
 from torch.profiler import record_function
 
+from whet.errors import ConfigError
 from whet.kernels.library import Library, library
-from whet.kernels.random import keep_threshold
-from whet.kernels.specs import Drop
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 """The numbers of `Dtype` in native/operator.h."""
@@ -62,21 +69,6 @@ def call(name: str, **arguments: Any) -> None:
         found.call(name, arguments)
 
 
-def mask_of(drop: Drop | None, n_rows: int) -> bytes | None:
-    """Return the dropout mask of a hidden state of n_rows tokens as an argument; None without dropout."""
-    if drop is None or drop.p == 0.0:
-        return None
-    slots, positions = drop.position.places(n_rows)
-    assert slots.dtype == positions.dtype == torch.int32
-    require(slots.numel() == positions.numel() == n_rows, f"dropout of {n_rows} tokens", slots, positions)
-    low, high = drop.key
-    found = library()
-    assert found is not None
-    mask = found.pack("Mask")
-    key, threshold = low | high << 32, keep_threshold(drop.p)
-    return mask(key=key, threshold=threshold, scale=drop.keep_scale, slot=slots, position=positions)
-
-
 def float32(tensor: Tensor | None) -> Tensor | None:
     """Return a parameter as the native operators read it: fp32 and contiguous."""
     if tensor is None or (tensor.dtype is torch.float32 and tensor.is_contiguous()):
@@ -92,3 +84,35 @@ def rows_of(x: Tensor) -> int:
 def floats(*shape: int) -> Tensor:
     """Return a new, uninitialised fp32 tensor."""
     return torch.empty(shape, dtype=torch.float32)
+
+
+def wide(x: Tensor) -> Tensor:
+    """Return x in the dtype that a reference computes in: float64 unchanged, everything else in float32."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def rounded(x: float) -> float:
+    """Return x rounded to float32, as the native operators use it."""
+    return float(torch.tensor(x, dtype=torch.float32))
+
+
+def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the backward of an autograd Function, without second derivatives; ConfigError if they are requested.
+
+    torch's own `once_differentiable` raises only if a backward pass reaches the operator itself. A second
+    `torch.autograd.grad` of chosen weights does not reach it: it would omit these terms and return wrong numbers.
+    """
+    once = function.once_differentiable(backward)
+
+    @wraps(backward)
+    def guarded(ctx: Any, *grads: Any) -> Any:
+        if torch.is_grad_enabled() and isinstance(ctx, function.FunctionCtx):
+            raise ConfigError(
+                what="whet's native operators have no second derivatives",
+                got="a backward pass with create_graph=True",
+                why="they compute gradients in one pass, which torch cannot differentiate again",
+                fix="call whet.restore(model) first: the model's own operators have them (attention: eager)",
+            )
+        return once(ctx, *grads)
+
+    return guarded
