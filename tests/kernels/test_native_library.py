@@ -111,7 +111,7 @@ def test_library_of_other_sources_is_not_used(monkeypatch, tmp_path, caplog):
 
 
 def test_argument_that_is_not_declared_is_refused():
-    with pytest.raises(TypeError, match="widht"):
+    with pytest.raises(KeyError, match="widht"):
         library.library().call("dropout", {"rows": 1, "widht": 8})
 
 

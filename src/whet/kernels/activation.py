@@ -71,17 +71,19 @@ def bias_act_forward(x: Tensor, bias: Tensor | None, kind: int) -> Tensor:
     """Return act(x + bias). `kind` is a number of `_KINDS`."""
     x = x.contiguous()
     y, b = torch.empty_like(x), float32(bias)
-    require(b is None or b.numel() == x.shape[-1], "bias_act", x, b)
-    call("bias_act", rows=rows_of(x), width=x.shape[-1], dtype=DTYPES[x.dtype], kind=kind, x=x, bias=b, y=y)
+    rows, width = rows_of(x)
+    require(b is None or b.numel() == width, "bias_act", x, b)
+    call("bias_act", rows=rows, width=width, dtype=DTYPES[x.dtype], kind=kind, x=x, bias=b, y=y)
     return y
 
 
 def bias_act_backward(dy: Tensor, x: Tensor, bias: Tensor | None, kind: int) -> tuple[Tensor, Tensor | None]:
     """Return the gradients of x and of the bias."""
     x, dy, b = x.contiguous(), dy.contiguous(), float32(bias)
-    dx, dbias = torch.empty_like(x), None if bias is None else floats(x.shape[-1])
-    shape = {"rows": rows_of(x), "width": x.shape[-1], "dtype": DTYPES[x.dtype], "kind": kind}
-    call("bias_act_backward", **shape, x=x, bias=b, dy=dy, dx=dx, dbias=dbias)
+    rows, width = rows_of(x)
+    dx, dbias = torch.empty_like(x), None if bias is None else floats(width)
+    how = {"dtype": DTYPES[x.dtype], "kind": kind}
+    call("bias_act_backward", rows=rows, width=width, **how, x=x, bias=b, dy=dy, dx=dx, dbias=dbias)
     return dx, None if bias is None or dbias is None else dbias.to(bias.dtype)
 
 
@@ -133,8 +135,8 @@ class _GatedAct(Function):
 
 
 def _shape(gate: Tensor, kind: int) -> dict[str, int]:
-    rows = {"rows": rows_of(gate), "width": gate.shape[-1], "in_stride": gate.stride(-2)}
-    return rows | {"dtype": DTYPES[gate.dtype], "kind": kind}
+    rows, width = rows_of(gate)
+    return {"rows": rows, "width": width, "in_stride": gate.stride(-2), "dtype": DTYPES[gate.dtype], "kind": kind}
 
 
 def _halves(tensors: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:

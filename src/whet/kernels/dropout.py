@@ -41,8 +41,8 @@ def dropout_forward(x: Tensor, drop: Drop) -> Tensor:
     """Return x with channels dropped. The gradient of x is the same function of the gradient of the result."""
     x = x.contiguous()
     y = torch.empty_like(x)
-    rows = rows_of(x)
-    call("dropout", rows=rows, width=x.shape[-1], dtype=DTYPES[x.dtype], mask=mask_of(drop, rows), x=x, y=y)
+    rows, width = rows_of(x)
+    call("dropout", rows=rows, width=width, dtype=DTYPES[x.dtype], mask=mask_of(drop, rows), x=x, y=y)
     return y
 
 
@@ -64,13 +64,14 @@ def mask_of(drop: Drop | None, n_rows: int) -> bytes | None:
         return None
     slots, positions = drop.position.places(n_rows)
     assert slots.dtype == positions.dtype == torch.int32
-    require(slots.numel() == positions.numel() == n_rows, f"dropout of {n_rows} tokens", slots, positions)
+    fits = slots.numel() == positions.numel() == n_rows
+    require(fits, "dropout" if fits else f"dropout of {n_rows} tokens", slots, positions)
     low, high = drop.key
     found = library()
     assert found is not None
-    mask = found.pack("Mask")
     key, threshold = low | high << 32, keep_threshold(drop.p)
-    return mask(key=key, threshold=threshold, scale=drop.keep_scale, slot=slots, position=positions)
+    mask = {"key": key, "threshold": threshold, "scale": drop.keep_scale, "slot": slots, "position": positions}
+    return found.pack("Mask")(mask)
 
 
 def mask_arguments(drop: Drop | None) -> GraphMask:

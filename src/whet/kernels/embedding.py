@@ -167,8 +167,7 @@ class _Embed(Function):
             "eps": spec.eps,
             "mask": mask_of(spec.drop, rows),
         }
-        given = {"ids": _addresses(ids), "tables": _addresses(tables), "weight": w, "bias": b}
-        call("embed", **how, **given, y=y, mean=mean, rstd=rstd)
+        call("embed", **how, **_arrays(ids, tables), weight=w, bias=b, y=y, mean=mean, rstd=rstd)
         ctx.spec = spec
         ctx.save_for_backward(weight, mean, rstd, *rest)
         return y
@@ -183,15 +182,8 @@ class _Embed(Function):
         dsum = torch.empty(rows, width, dtype=torch.float32)
         dweight, dbias = torch.empty(2, width, dtype=torch.float32).unbind()
         how = {"rows": rows, "width": width, "dtype": DTYPES[dy.dtype], "mask": mask_of(ctx.spec.drop, rows)}
-        given = {
-            "ids": _addresses(ids),
-            "tables": _addresses(tables),
-            "weight": w,
-            "mean": mean,
-            "rstd": rstd,
-            "dy": dy,
-        }
-        call("embed_backward", **how, **given, dsum=dsum, dweight=dweight, dbias=dbias)
+        given = {"weight": w, "mean": mean, "rstd": rstd, "dy": dy}
+        call("embed_backward", **how, **_arrays(ids, tables), **given, dsum=dsum, dweight=dweight, dbias=dbias)
         table_grads = _table_gradients(ctx, ids, tables, dsum)
         return None, dweight.to(weight.dtype), dbias.to(weight.dtype), *(None for _ in ids), *table_grads
 
@@ -226,8 +218,9 @@ def _scatter(
     call("scatter", **rows, ids=ids, values=values, table_grad=table_grad, order=order, **cleared)
 
 
-def _addresses(tensors: Sequence[Tensor]) -> tuple[int, ...]:
-    return tuple(tensor.data_ptr() for tensor in tensors)
+def _arrays(ids: Sequence[Tensor], tables: Sequence[Tensor]) -> dict[str, Tensor]:
+    found = {f"ids[{i}]": one for i, one in enumerate(ids)}
+    return found | {f"tables[{i}]": one for i, one in enumerate(tables)}
 
 
 def _check(ids: Tensor, table: Tensor) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch  # the library must come after torch: torch's own libgomp then serves both, with one pool of threads
+from torch import Tensor
 
 from whet.config import environment
 from whet.errors import ConfigError
@@ -31,7 +32,10 @@ _COST = f"plain torch runs instead, and a step takes about {TIMES_AS_LONG} times
 
 _NUMBERS = {"int32_t": "i", "uint32_t": "I", "int64_t": "q", "uint64_t": "Q", "float": "f", "double": "d"}
 """The types of C in the formats of Python's `struct`."""
-Pack = Callable[..., bytes]
+_VIEW = struct.Struct("@Pqq")
+"""`View` of native/operator.h, which is packed most often."""
+Pack = Callable[[dict[str, Any]], bytes]
+_address = Tensor.data_ptr
 
 
 class _Fields(ctypes.Structure):
@@ -56,60 +60,67 @@ class Library:
     def call(self, name: str, given: dict[str, Any]) -> None:
         """Run one operator with arguments by the names of its declaration; what is left out is zero or null.
 
-        A pointer is a tensor, an address or None; a `View` is a tensor or None; any other structure is what `pack` made
-        of it. Memory must stay valid until the operator returns.
+        A pointer is a tensor, an address or None, and those of an array are named `ids[0]`, `ids[1]`. A `View` is a
+        tensor or None; any other structure is what `pack` made. Memory must stay valid until the operator returns.
         """
-        pack, function = self._operators.get(name) or self._operator(name)
-        function(pack(**given))
+        if name not in self._operators:
+            self._operators[name] = self._operator(name)
+        pack, function = self._operators[name]
+        function(pack(given))
 
     def pack(self, structure: str) -> Pack:
         """Return the function that writes this structure as in C, from arguments by the names of its members."""
         if structure not in self._packs:
             declared = _Fields.in_dll(self._loaded, f"whet_fields_{structure}")
-            self._packs[structure] = self._compiled(declared.text.decode(), declared.size)
+            self._packs[structure] = self._pack_of(declared.text.decode(), declared.size)
         return self._packs[structure]
 
     def _operator(self, name: str) -> tuple[Pack, Any]:
         structure = ctypes.c_char.in_dll(self._loaded, f"whet_arguments_of_{name}")
         function = getattr(self._loaded, self._prefix + name)
         function.argtypes, function.restype = [ctypes.c_char_p], None
-        pack = self.pack(ctypes.string_at(ctypes.addressof(structure)).decode())
-        return self._operators.setdefault(name, (pack, function))
+        return self.pack(ctypes.string_at(ctypes.addressof(structure)).decode()), function
 
-    def _compiled(self, members: str, size: int) -> Pack:
-        """Return `pack` for these declarations in C. A call of an operator spends its time there, so it is compiled."""
-        layout, arguments, values = "@", [], []
-        known: dict[str, Any] = {}
-        for kind, name, count in _members(members):
+    def _pack_of(self, declarations: str, size: int) -> Pack:
+        """Return `pack` for these declarations in C."""
+        layout = "@"
+        zeros: list[Any] = []
+        places: dict[str, tuple[int, Callable[[Any], Any] | None]] = {}
+        for kind, name, count in _members(declarations):
             if count:
+                places |= {f"{name}[{i}]": (len(zeros) + i, _address) for i in range(count)}
+                zeros += [0] * count
                 layout += f"{count}P"
-                arguments.append(f"{name}=()")
-                values.append(f"*(*{name}, *{(0,) * count})[:{count}]")
-            elif kind == "*":
-                layout += "P"
-                arguments.append(f"{name}=None")
-                values.append(f"0 if {name} is None else {name} if type({name}) is int else {name}.data_ptr()")
-            elif kind in _NUMBERS:
-                layout += _NUMBERS[kind]
-                arguments.append(f"{name}=0")
-                values.append(name)
+                continue
+            places[name] = len(zeros), _address if kind == "*" else _view if kind == "View" else None
+            if kind == "*" or kind in _NUMBERS:
+                zeros.append(0)
+                layout += _NUMBERS.get(kind, "P")
             else:
-                known[kind] = self.pack(kind)
-                layout += f"0q{len(known[kind]())}s0q"  # at a multiple of 8 bytes, since it has pointers
-                arguments.append(f"{name}=None")
-                strides = f"token_stride={name}.stride(0), head_stride={name}.stride(1)"
-                made = f"View(data={name}.data_ptr(), {strides})" if kind == "View" else name
-                values.append(f"b'' if {name} is None else {made}")
+                zeros.append(self.pack(kind)({}))
+                layout += f"0q{len(zeros[-1])}s0q"  # at a multiple of 8 bytes, since it has pointers
         form = struct.Struct(layout + "0q")
-        assert form.size == size, members
-        code = f"def pack(*, {', '.join(arguments)}):\n    return form({', '.join(values)})"
-        exec(code, known | {"form": form.pack}, known)  # noqa: S102 (names are those of our own declarations)
-        return known["pack"]
+        assert form.size == size, declarations
+
+        def pack(given: dict[str, Any]) -> bytes:
+            values = zeros.copy()
+            for name, value in given.items():
+                if value is not None:
+                    place, converted = places[name]
+                    values[place] = value if converted is None or type(value) is int else converted(value)
+            return form.pack(*values)
+
+        return pack
 
     def _text(self, function: str) -> str:
         found = getattr(self._loaded, function)
         found.restype = ctypes.c_char_p
         return found().decode()
+
+
+def _view(tensor: Tensor) -> bytes:
+    token_stride, head_stride, _ = tensor.stride()
+    return _VIEW.pack(tensor.data_ptr(), token_stride, head_stride)
 
 
 def _members(declarations: str) -> Iterator[tuple[str, str, int]]:

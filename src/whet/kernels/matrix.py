@@ -135,8 +135,19 @@ def weight_gradient_into(dweight: Tensor, dbias: Tensor | None, grad: Tensor, x:
     grad, x = grad if grad.stride(1) == 1 else grad.contiguous(), x.contiguous()
     fits = len(grad) == len(x) and dweight.shape == (grad.shape[1], x.shape[1]) and dweight.is_contiguous()
     require(fits and (dbias is None or dbias.shape == grad.shape[1:]), "weight_gradient", grad, x, dweight, dbias)
-    shape = {"rows": len(x), "width": x.shape[1], "out": grad.shape[1], "dy_stride": grad.stride(0)}
-    call("weight_gradient", **shape, dtype=DTYPES[x.dtype], add=add, dy=grad, x=x, dweight=dweight, dbias=dbias)
+    call(
+        "weight_gradient",
+        rows=len(x),
+        width=x.shape[1],
+        out=grad.shape[1],
+        dy_stride=grad.stride(0),
+        dtype=DTYPES[x.dtype],
+        add=add,
+        dy=grad,
+        x=x,
+        dweight=dweight,
+        dbias=dbias,
+    )
 
 
 def suits_onednn(x: Tensor, weight: Tensor, n_rows: int | None = None) -> bool:

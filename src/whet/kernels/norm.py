@@ -130,17 +130,32 @@ def add_norm_forward(
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """Return the result, the sum and `NormSaved.stats`. The sum is None if it is x: nothing is added or dropped."""
     x, residual = x.contiguous(), None if residual is None else residual.contiguous()
-    rows, drop = rows_of(x), settings.drop
+    (rows, width), drop = rows_of(x), settings.drop
     y, total, stats = add_norm_outputs(x)
     total = None if residual is None and linear_bias is None and drop is None else total
     mean, rstd = stats.unbind()
     w, b, lb = float32(weight), float32(bias), float32(linear_bias)
-    fits = all(one is None or one.numel() == x.shape[-1] for one in (w, b, lb))
-    fits = fits and (residual is None or (rows_of(residual) == rows and residual.shape[-1] == x.shape[-1]))
+    fits = all(one is None or one.numel() == width for one in (w, b, lb))
+    fits = fits and (residual is None or rows_of(residual) == (rows, width))
     require(fits, "add_norm", x, residual, w, b, lb)
-    how = {"dtype": DTYPES[x.dtype], "rms": settings.rms, "eps": settings.eps, "mask": mask_of(drop, rows)}
-    given = {"x": x, "residual": residual, "linear_bias": lb, "weight": w, "bias": b}
-    call("add_norm", rows=rows, width=x.shape[-1], **how, **given, sum=total, y=y, mean=mean, rstd=rstd)
+    call(
+        "add_norm",
+        rows=rows,
+        width=width,
+        dtype=DTYPES[x.dtype],
+        rms=settings.rms,
+        eps=settings.eps,
+        mask=mask_of(drop, rows),
+        x=x,
+        residual=residual,
+        linear_bias=lb,
+        weight=w,
+        bias=b,
+        sum=total,
+        y=y,
+        mean=mean,
+        rstd=rstd,
+    )
     return y, total, stats
 
 
@@ -149,7 +164,7 @@ def add_norm_backward(
 ) -> NormGradients:
     """Return the gradients for those of the result and of the sum; None stands for zeros."""
     total, stats, weight, linear_bias_dtype, has_bias = saved
-    width, rows, drop = total.shape[-1], rows_of(total), settings.drop
+    (rows, width), drop = rows_of(total), settings.drop
     dy = torch.zeros_like(total) if dy is None else dy.contiguous()
     dsum_in = None if dsum_in is None else dsum_in.contiguous()
     dsum = torch.empty_like(total)
@@ -157,10 +172,25 @@ def add_norm_backward(
     dweight, w, (mean, rstd) = floats(width), float32(weight), stats.unbind()
     dbias = floats(width) if has_bias else None
     dlinear = None if linear_bias_dtype is None else floats(width)
-    how = {"dtype": DTYPES[total.dtype], "rms": settings.rms, "mask": mask_of(drop, rows)}
-    given = {"dy": dy, "dsum_in": dsum_in, "sum": total, "mean": mean, "rstd": rstd, "weight": w}
-    gradients = {"dx": None if dx is dsum else dx, "dweight": dweight, "dbias": dbias, "dlinear_bias": dlinear}
-    call("add_norm_backward", rows=rows, width=width, **how, **given, dsum=dsum, **gradients)
+    call(
+        "add_norm_backward",
+        rows=rows,
+        width=width,
+        dtype=DTYPES[total.dtype],
+        rms=settings.rms,
+        mask=mask_of(drop, rows),
+        dy=dy,
+        dsum_in=dsum_in,
+        sum=total,
+        mean=mean,
+        rstd=rstd,
+        weight=w,
+        dsum=dsum,
+        dx=None if dx is dsum else dx,
+        dweight=dweight,
+        dbias=dbias,
+        dlinear_bias=dlinear,
+    )
     dbias = None if dbias is None else dbias.to(weight.dtype)
     dlinear = None if dlinear is None else dlinear.to(linear_bias_dtype)
     return NormGradients(dx, dsum, dlinear, dweight.to(weight.dtype), dbias)

@@ -76,9 +76,10 @@ def float32(tensor: Tensor | None) -> Tensor | None:
     return tensor.detach().float().contiguous()
 
 
-def rows_of(x: Tensor) -> int:
-    """Return the number of rows of x: all dimensions but the last."""
-    return x.numel() // x.shape[-1] if x.numel() else 0
+def rows_of(x: Tensor) -> tuple[int, int]:
+    """Return the number of rows of x, all dimensions but the last, and their width."""
+    n, width = x.numel(), x.shape[-1]
+    return n // width if n else 0, width
 
 
 def floats(*shape: int) -> Tensor:

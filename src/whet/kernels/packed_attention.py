@@ -164,11 +164,12 @@ def _arguments(spec: AttentionSpec, qkv: tuple[Tensor, Tensor, Tensor], out: Ten
     if spec.key_counts is not None:
         assert spec.key_counts.dtype == torch.int32
         assert not spec.causal
+    _, heads, width = q.shape
     args = {
         "n_rows": spec.cu_seqlens.numel() - 1,
-        "heads": q.shape[1],
+        "heads": heads,
         "key_heads": k.shape[1],
-        "head_width": q.shape[2],
+        "head_width": width,
         "dtype": DTYPES[q.dtype],
         "causal": spec.causal,
         "scale": spec.scale,
@@ -194,11 +195,12 @@ def _arguments(spec: AttentionSpec, qkv: tuple[Tensor, Tensor, Tensor], out: Ten
 def _require_fit(spec: AttentionSpec, qkv: tuple[Tensor, ...], out: Tensor, lse: Tensor) -> None:
     """Raise ValueError if a tensor has other tokens, rows or heads than the queries: nothing is computed then."""
     q, k, v = qkv
-    n_tokens, heads, width = q.shape
+    n_tokens, heads, width = queries = q.shape
+    n_keys, key_heads, key_width = keys = k.shape
     n_rows = spec.cu_seqlens.numel() - 1
-    joined = out.shape == q.shape and lse.shape == out.shape[:2]
-    keys = k.shape == v.shape and k.shape[::2] == (n_tokens, width) and heads % max(k.shape[1], 1) == 0
-    require(joined and keys, "attention", q, k, v, out, lse)
+    fits = out.shape == queries and lse.shape == (n_tokens, heads) and v.shape == keys
+    fits = fits and (n_keys, key_width) == (n_tokens, width) and heads % max(key_heads, 1) == 0
+    require(fits, "attention", q, k, v, out, lse)
     require(has_rows(spec.cu_seqlens, n_tokens), "attention", q, spec.cu_seqlens)
     if (counts := spec.key_counts) is not None:
         fits = counts.numel() == n_rows and counts.is_contiguous()

@@ -7,8 +7,8 @@
 //   )
 //   WHET_OPERATOR(dropout, Dropout) { ... a.rows ... }
 //
-// The library describes the structure to Python, which makes its own from that (kernels/library.py). A structure holds
-// numbers, pointers, arrays of them and other such structures; a declaration ends with a semicolon and has one type.
+// The library holds the text of the structure, from which Python packs its arguments (kernels/library.py). It has
+// numbers, pointers, arrays of pointers and other such structures; a declaration has one type and ends with a semicolon.
 //
 // Activations are fp32 or bf16 (`dtype`), contiguous, rows of `width`; parameters, their gradients and statistics are
 // fp32. A null pointer means "not wanted" where the comment says so. All gradients are written, none accumulated.
