@@ -13,9 +13,8 @@ from flops import encoder_of
 from protocol import Channel
 from torch import Tensor
 
+from whet.kernels.adamw import AdamWStep, AdamWTensors
 from whet.kernels.library import library
-from whet.kernels.optimizer.adamw import AdamWTensors
-from whet.kernels.specs import AdamWStep
 
 BYTES_PER_PARAMETER = 28
 """Read: parameter, gradient and two moments. Written: parameter and two moments. Four bytes each."""

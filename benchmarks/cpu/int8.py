@@ -25,7 +25,7 @@ from transformers import AutoConfig, AutoModelForQuestionAnswering
 
 from whet.config import arguments as settings
 from whet.data.store import RowStore
-from whet.kernels.optimizer.adamw import gradient_norm
+from whet.kernels.adamw import gradient_norm
 from whet.optim import registry
 from whet.precision import policy
 from whet.train import step

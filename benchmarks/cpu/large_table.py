@@ -24,8 +24,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from machine import facts
 
-from whet.kernels.layers.embedding import RowGradient
-from whet.kernels.optimizer.adamw import gradient_norm
+from whet.kernels.adamw import gradient_norm
+from whet.kernels.embedding import RowGradient
 from whet.optim.optimizers.native import WhetAdamW
 
 ENTRIES, WIDTH, OTHERS = 250_002, 768, 112_000

@@ -18,17 +18,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from whet.kernels import native_call
-from whet.kernels.attention import packed as fused_attention
-from whet.kernels.batch_position import BatchPosition
-from whet.kernels.layers import cross_entropy as fused_loss
-from whet.kernels.layers import embedding as fused_embedding
-from whet.kernels.layers.activation import bias_act, gated_act_joined
-from whet.kernels.layers.dropout import dropout
-from whet.kernels.layers.norm import add_norm
+from whet.kernels import adamw as fused_optimizer
+from whet.kernels import cross_entropy as fused_loss
+from whet.kernels import embedding as fused_embedding
+from whet.kernels import operator
+from whet.kernels import packed_attention as fused_attention
+from whet.kernels.activation import bias_act, gated_act_joined
+from whet.kernels.adamw import AdamWStep
+from whet.kernels.attention_spec import AttentionSpec
+from whet.kernels.batch_position import BatchPosition, Drop
+from whet.kernels.dropout import dropout
+from whet.kernels.embedding import Tables
 from whet.kernels.library import Library, library
-from whet.kernels.optimizer import adamw as fused_optimizer
-from whet.kernels.specs import AdamWStep, AttentionSpec, Drop, Norm, Tables
+from whet.kernels.norm import Norm, add_norm
 
 LENGTHS = [384, 290, 240, 210, 180, 160, 146, 130, 112, 96, 80, 60]
 P = 0.1
@@ -207,12 +209,12 @@ def under(other: Library, run: Run) -> Run:
     """Return the same run with the operators of another library."""
 
     def swapped() -> None:
-        ours = native_call.library
-        native_call.library = lambda: other
+        ours = operator.library
+        operator.library = lambda: other
         try:
             run()
         finally:
-            native_call.library = ours
+            operator.library = ours
 
     return swapped
 

@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from whet.kernels.products.matrix import weight_gradient, weight_gradient_into, widened_product
+from whet.kernels.matrix import weight_gradient, weight_gradient_into, widened_product
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from machine import facts

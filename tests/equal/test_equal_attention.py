@@ -12,7 +12,7 @@ from transformers import AttentionInterface
 import engine
 import whet
 from tiny import FAMILIES, arguments, losses, tiny_model, tiny_rows
-from whet.kernels.attention import choice as attention_path
+from whet.kernels import gpu_attention
 from whet.log import logger
 from whet.models import attention
 from whet.models.known import known
@@ -96,7 +96,7 @@ def test_whets_own_is_refused_where_it_cannot_serve(tmp_path: Path) -> None:
 )
 def test_three_names_run_packed(monkeypatch: pytest.MonkeyPatch, name: str | None, kernel: str) -> None:
     """On a GPU they differ in what may compute; here nothing but the choice is seen."""
-    monkeypatch.setattr(attention_path, "have", lambda device: attention_path.Have(torch=True))
+    monkeypatch.setattr(gpu_attention, "have", lambda device: gpu_attention.Have(torch=True))
     found = choose(tiny_model("bert"), None, dict, attn=name)
     assert found.packed
     assert found.packed_model is not None

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from tiny import plain_torch
+from whet.kernels.grouped import grouped_linear
 from whet.kernels.library import library
-from whet.kernels.products.grouped import grouped_linear
 from whet.models.experts.routing import by_expert, chosen, within_capacity
 
 ENDS = [300, 300, 700, 1000]

@@ -20,10 +20,10 @@ class RowsOfOperators:
         self._patch = pytest.MonkeyPatch()
         call = Library.call
 
-        def watched(library: Library, name: str, args: Any) -> None:
+        def watched(library: Library, name: str, given: dict[str, Any]) -> None:
             if name in self._names:
-                self.forward.append(int(args.rows))
-            call(library, name, args)
+                self.forward.append(given["rows"])
+            call(library, name, given)
 
         self._patch.setattr(Library, "call", watched)
         return self

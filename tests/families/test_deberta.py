@@ -17,8 +17,8 @@ import whet
 from tiny import arguments, padded, tiny_config, tiny_model, tiny_rows
 from whet.data.batch import pack
 from whet.errors import ConfigError
-from whet.kernels.layers.dropout import dropout
-from whet.kernels.specs import Drop
+from whet.kernels.batch_position import Drop
+from whet.kernels.dropout import dropout
 from whet.models.families.deberta import places_by_distance
 from whet.models.packable import why_padded
 from whet.models.packed import PackedModel, position_of, prepare

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from tiny import tiny_config
 from tiny_decoders import DECODERS, Rows, collate, tiny_decoder, token_rows, trainer_of
-from whet.kernels.attention import packed
+from whet.kernels import matrix
+from whet.kernels import packed_attention as packed
 from whet.kernels.library import library
-from whet.kernels.products import matrix
 from whet.methods import fuse
 
 # Logits are of size 1; each is rounded some dozen times in float32 on its way; seen: 2e-6.

@@ -14,9 +14,8 @@ import engine
 from tiny import FAMILIES, VOCABULARY, arguments, plain_torch, tiny_model, tiny_rows
 from whet.data.batch import pack
 from whet.data.store import RowStore
-from whet.kernels.batch_position import Placement, Site
-from whet.kernels.layers.dropout import dropout
-from whet.kernels.specs import Drop
+from whet.kernels.batch_position import Drop, Placement, Site
+from whet.kernels.dropout import dropout
 from whet.models.packed import position_of
 
 # Products of another number of tokens may sum in another order; here, none did. A mask that differs in one place moves

@@ -8,13 +8,9 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from whet.kernels.attention import choice as attention_path
-from whet.kernels.attention import flash
-from whet.kernels.attention import gpu as gpu_attention
-from whet.kernels.attention import padded as padded_attention
-from whet.kernels.batch_position import BatchPosition
-from whet.kernels.reference import layers as reference
-from whet.kernels.specs import AttentionSpec, Drop
+from whet.kernels import gpu_attention
+from whet.kernels.attention_spec import AttentionSpec, attend_reference
+from whet.kernels.batch_position import BatchPosition, Drop
 
 pytestmark = [
     pytest.mark.gpu,
@@ -30,7 +26,7 @@ TOLERANCE = {torch.bfloat16: 2**-7, torch.float16: 2**-10}
 @pytest.fixture(params=["torch", "package"])
 def package(request) -> bool:
     """Whether the flash-attn package computes; each skips where this machine does not have it."""
-    have = attention_path.have(GPU)
+    have = gpu_attention.have(GPU)
     if not getattr(have, request.param):
         pytest.skip(f"this GPU has no flash kernels of {request.param}: {have}")
     return request.param == "package"
@@ -68,16 +64,16 @@ def relative(found, exact):
 @pytest.mark.parametrize(("causal", "key_heads", "width"), [(False, 4, 64), (True, 2, 32), (False, 4, 8)])
 def test_flash_is_the_textbook(package, dtype, causal, key_heads, width):
     spec, tensors = spec_of(causal=causal), inputs(dtype, key_heads=key_heads, width=width)
-    found = outputs_and_gradients(lambda *x: flash.attend(*x, spec, package=package), tensors)
-    exact = outputs_and_gradients(lambda *x: reference.attend(*x, spec), [t.double() for t in tensors])
+    found = outputs_and_gradients(lambda *x: gpu_attention.attend_flash(*x, spec, package=package), tensors)
+    exact = outputs_and_gradients(lambda *x: attend_reference(*x, spec), [t.double() for t in tensors])
     assert [relative(one, other) < TOLERANCE[dtype] for one, other in zip(found, exact, strict=True)] == [True] * 4
 
 
 def test_flash_reads_views_of_joined_projections(package):
     joined = torch.stack(inputs(torch.bfloat16), dim=1).requires_grad_()
     spec = spec_of()
-    out = flash.attend(*joined.unbind(1), spec, package=package)
-    apart = flash.attend(*(t.contiguous() for t in joined.detach().unbind(1)), spec, package=package)
+    out = gpu_attention.attend_flash(*joined.unbind(1), spec, package=package)
+    apart = gpu_attention.attend_flash(*(t.contiguous() for t in joined.detach().unbind(1)), spec, package=package)
     assert torch.equal(out, apart)
     (gradient,) = torch.autograd.grad(out.float().square().sum(), joined)
     assert gradient.shape == joined.shape
@@ -86,13 +82,13 @@ def test_flash_reads_views_of_joined_projections(package):
 
 def test_one_place_has_one_mask_whatever_else_was_drawn(package):
     tensors = inputs(torch.bfloat16)
-    first = flash.attend(*tensors, spec_of(p=0.2), package=package)
+    first = gpu_attention.attend_flash(*tensors, spec_of(p=0.2), package=package)
     torch.rand(1000, device=GPU)
     before = torch.cuda.get_rng_state(GPU)
-    assert torch.equal(flash.attend(*tensors, spec_of(p=0.2), package=package), first)
+    assert torch.equal(gpu_attention.attend_flash(*tensors, spec_of(p=0.2), package=package), first)
     assert torch.equal(torch.cuda.get_rng_state(GPU), before)
     for other in (spec_of(p=0.2, step=6), spec_of(p=0.2, first_slot=13), spec_of()):
-        assert relative(flash.attend(*tensors, other, package=package), first) > 0.05
+        assert relative(gpu_attention.attend_flash(*tensors, other, package=package), first) > 0.05
 
 
 def test_a_recomputation_meets_the_mask_of_its_first_pass(package):
@@ -100,11 +96,13 @@ def test_a_recomputation_meets_the_mask_of_its_first_pass(package):
     tensors, spec = inputs(torch.bfloat16), spec_of(p=0.2)
 
     def plain(*x):
-        return flash.attend(*x, spec, package=package)
+        return gpu_attention.attend_flash(*x, spec, package=package)
 
     kept = outputs_and_gradients(plain, tensors)
     again = outputs_and_gradients(lambda *x: checkpoint(plain, *x, use_reentrant=False), tensors)
-    other = outputs_and_gradients(lambda *x: flash.attend(*x, spec_of(p=0.2, step=6), package=package), tensors)
+    other = outputs_and_gradients(
+        lambda *x: gpu_attention.attend_flash(*x, spec_of(p=0.2, step=6), package=package), tensors
+    )
     assert torch.equal(kept[0], again[0])
     assert [relative(one, two) < 2**-7 for one, two in zip(again, kept, strict=True)] == [True] * 4
     assert [relative(one, two) > 0.05 for one, two in zip(other, kept, strict=True)] == [True] * 4
@@ -117,7 +115,7 @@ def test_the_kept_share_and_the_mask_in_backward(package, p):
     q = torch.zeros(rows * n, heads, n, device=GPU, dtype=torch.float16)
     v = torch.eye(n, device=GPU, dtype=torch.float16).repeat(rows, 1)[:, None].expand(-1, heads, -1).contiguous()
     v.requires_grad_()
-    out = flash.attend(q, torch.zeros_like(q), v, spec_of([n] * rows, p=p), package=package)
+    out = gpu_attention.attend_flash(q, torch.zeros_like(q), v, spec_of([n] * rows, p=p), package=package)
     kept = (out.detach() * n * (1 - p)).unflatten(0, (rows, n))  # rows, queries, heads, keys
     assert ((kept - kept.round()).abs() < 0.01).all()
     n_weights = kept.numel()
@@ -135,7 +133,7 @@ def test_memory_is_linear_in_the_tokens(package):
     tensors = [t.requires_grad_() for t in inputs(torch.bfloat16, lengths=lengths, heads=12, key_heads=12)]
     torch.cuda.reset_peak_memory_stats(GPU)
     before = torch.cuda.memory_allocated(GPU)
-    out = flash.attend(*tensors, spec_of(lengths, p=0.1), package=package)
+    out = gpu_attention.attend_flash(*tensors, spec_of(lengths, p=0.1), package=package)
     torch.autograd.grad(out, tensors, torch.ones_like(out))
     assert torch.cuda.max_memory_allocated(GPU) - before < 16 * out.numel() * out.element_size()
 
@@ -157,9 +155,9 @@ def test_nothing_is_read_back_from_the_gpu(dtype, kernel, p):
 @pytest.mark.parametrize("p", [0.0, 0.2])
 def test_padded_rows_have_the_masks_of_the_cpu(p):
     tensors = inputs(torch.float32)
-    found = outputs_and_gradients(lambda *x: padded_attention.attend(*x, spec_of(p=p)), tensors)
+    found = outputs_and_gradients(lambda *x: gpu_attention.attend_padded(*x, spec_of(p=p)), tensors)
     on_cpu = spec_of(p=p, device=torch.device("cpu"))
-    exact = outputs_and_gradients(lambda *x: reference.attend(*x, on_cpu), [t.cpu().double() for t in tensors])
+    exact = outputs_and_gradients(lambda *x: attend_reference(*x, on_cpu), [t.cpu().double() for t in tensors])
     for one, other in zip(found, exact, strict=True):
         assert relative(one.cpu(), other) < 2e-6  # as the native operators: sums of hundreds of terms in float32
 

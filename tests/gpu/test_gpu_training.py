@@ -12,7 +12,7 @@ import torch
 import engine
 import whet
 from tiny import arguments, losses, tiny_model, tiny_rows
-from whet.kernels.attention import choice as attention_path
+from whet.kernels import gpu_attention
 from whet.log import logger
 
 pytestmark = [
@@ -35,7 +35,7 @@ def curve(folder: Path, *, dropout: float = 0.1, **changes: Any) -> list[float]:
 
 
 def need_flash() -> None:
-    if attention_path.have(torch.device("cuda", 0)) == attention_path.Have():
+    if gpu_attention.have(torch.device("cuda", 0)) == gpu_attention.Have():
         pytest.skip("this GPU has no flash kernels")
 
 
@@ -68,7 +68,7 @@ def test_whets_masks_survive_accumulation_and_are_the_cpus(tmp_path: Path) -> No
 
 def test_the_log_says_whose_masks_are_drawn(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     need_flash()
-    attention_path.tell.cache_clear()
+    gpu_attention.tell.cache_clear()
     with caplog.at_level(logging.INFO, logger.name):
         curve(tmp_path, max_steps=1)
     assert "draw their own dropout masks" in caplog.text

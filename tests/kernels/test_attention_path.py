@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from whet import ConfigError
-from whet.kernels.attention import choice as attention_path
-from whet.kernels.attention.choice import Call, Have, choose
+from whet.kernels import gpu_attention
+from whet.kernels.gpu_attention import Call, Have, choose
 from whet.log import logger
 
 NOTHING, TORCH, PACKAGE, BOTH = Have(), Have(torch=True), Have(package=True), Have(torch=True, package=True)
@@ -67,7 +67,7 @@ def test_flash_requested_by_name_is_flash_or_an_error(call, have):
 
 
 def test_cpu_has_no_flash_kernels():
-    assert attention_path.have(torch.device("cpu")) == NOTHING
+    assert gpu_attention.have(torch.device("cpu")) == NOTHING
 
 
 @pytest.mark.parametrize(
@@ -85,16 +85,16 @@ def test_gpu_kernels_depend_on_torch_and_packages(monkeypatch, capability, cuda,
     monkeypatch.setattr(torch.version, "cuda", cuda)
     monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: built)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if installed else None)
-    assert attention_path.have.__wrapped__(torch.device("cuda", 0)) == wanted
+    assert gpu_attention.have.__wrapped__(torch.device("cuda", 0)) == wanted
 
 
 def test_log_names_each_attention_path_and_its_masks_once(caplog):
-    attention_path.tell.cache_clear()
+    gpu_attention.tell.cache_clear()
     with caplog.at_level(logging.INFO, logger.name):
         for _ in range(3):
-            attention_path.tell("torch", dropping=True)
-            attention_path.tell("torch", dropping=False)
-            attention_path.tell("padded", dropping=False)
+            gpu_attention.tell("torch", dropping=True)
+            gpu_attention.tell("torch", dropping=False)
+            gpu_attention.tell("padded", dropping=False)
     assert len(caplog.messages) == 3
     assert "draw their own dropout masks" in caplog.messages[0]
     assert "--attn_implementation whet" in caplog.messages[0]

@@ -11,12 +11,14 @@ from native_support import outputs_and_gradients, position_of
 from torch.nn.functional import layer_norm
 
 from tiny import plain_torch
-from whet.kernels.attention.packed import attend
-from whet.kernels.layers import embedding as fused_embedding
-from whet.kernels.layers.dropout import dropout
-from whet.kernels.layers.norm import add_norm
+from whet.kernels import embedding as fused_embedding
+from whet.kernels.attention_spec import AttentionSpec
+from whet.kernels.batch_position import Drop
+from whet.kernels.dropout import dropout
+from whet.kernels.embedding import Tables
 from whet.kernels.library import library
-from whet.kernels.specs import AttentionSpec, Drop, Norm, Tables
+from whet.kernels.norm import Norm, add_norm
+from whet.kernels.packed_attention import attend
 
 WIDTH, LENGTHS = 48, [3, 9]
 N = sum(LENGTHS)

@@ -17,10 +17,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from tiny import tiny_model, tiny_rows
 from whet.data.batch import pack
 from whet.data.padding import Padding
-from whet.kernels.attention import choice as attention_path
-from whet.kernels.attention import flash
-from whet.kernels.reference import layers as reference
-from whet.kernels.specs import AttentionSpec, Drop
+from whet.kernels import gpu_attention
+from whet.kernels.attention_spec import AttentionSpec, attend_reference
+from whet.kernels.batch_position import Drop
 from whet.models.packed import prepare
 
 LENGTHS = [40, 7, 53]
@@ -30,7 +29,7 @@ LENGTHS = [40, 7, 53]
 def generator(monkeypatch):
     """A generator in the place of the GPU's, whose three methods are the same."""
     found = torch.Generator().manual_seed(1)
-    monkeypatch.setattr(flash, "generator_of", lambda device: found)
+    monkeypatch.setattr(gpu_attention, "generator_of", lambda device: found)
     return found
 
 
@@ -49,7 +48,7 @@ def meta(*, heads=4, key_heads=4, width=64, dtype=torch.bfloat16):
 @pytest.mark.parametrize(("p", "causal", "key_heads"), [(0.0, False, 4), (0.1, False, 4), (0.1, True, 2)])
 def test_flash_operator_of_torch_runs_forward_and_backward(generator, dtype, p, causal, key_heads):
     inputs = meta(key_heads=key_heads, dtype=dtype)
-    out = flash.attend(*inputs, spec_of(p, causal=causal))
+    out = gpu_attention.attend_flash(*inputs, spec_of(p, causal=causal))
     assert (out.shape, out.dtype) == (inputs[0].shape, dtype)
     for gradient, tensor in zip(torch.autograd.grad(out, inputs, torch.empty_like(out)), inputs, strict=True):
         assert (gradient.shape, gradient.dtype) == (tensor.shape, dtype)
@@ -57,11 +56,11 @@ def test_flash_operator_of_torch_runs_forward_and_backward(generator, dtype, p, 
 
 def test_flash_attention_accepts_strided_views(generator):
     joined = torch.empty(sum(LENGTHS), 3, 4, 64, dtype=torch.bfloat16, device="meta", requires_grad=True)
-    out = flash.attend(*joined.unbind(1), spec_of(0.1))
+    out = gpu_attention.attend_flash(*joined.unbind(1), spec_of(0.1))
     assert torch.autograd.grad(out, joined, torch.empty_like(out))[0].shape == joined.shape
     turned = [t.detach().transpose(0, 2).contiguous().transpose(0, 2) for t in meta()]
     assert turned[0].stride(-1) != 1
-    assert flash.attend(*turned, spec_of(0.1)).shape == turned[0].shape
+    assert gpu_attention.attend_flash(*turned, spec_of(0.1)).shape == turned[0].shape
 
 
 def test_both_operators_keep_everything_on_the_gpu(generator):
@@ -70,7 +69,7 @@ def test_both_operators_keep_everything_on_the_gpu(generator):
     with FakeTensorMode(), torch.no_grad():
         q, k, v = (torch.empty(100, 4, 64, dtype=torch.bfloat16, device="cuda") for _ in range(3))
         starts = torch.empty(4, dtype=torch.int32, device="cuda")
-        by_torch = flash._by_torch(q, k, v, flash._Rows(starts, starts, 53, 0.1), on_host)
+        by_torch = gpu_attention._by_torch(q, k, v, gpu_attention._FlashRows(starts, starts, 53, 0.1), on_host)
         assert (by_torch.device.type, by_torch.shape) == ("cuda", q.shape)
         rows = (starts, starts, 53, 53, 0.1, False)
         out, lse, rng, unused, _ = torch.ops.aten._flash_attention_forward(q, k, v, *rows, False, scale=0.3)
@@ -84,7 +83,7 @@ def test_padding_tokens_are_no_keys(generator):
     counts = torch.tensor([30, 7, 50], dtype=torch.int32)
     starts = spec_of().cu_seqlens
     x = torch.arange(sum(LENGTHS)).float()[:, None, None]
-    keys, values, key_starts = flash._keys_alone(x, -x, starts, counts)
+    keys, values, key_starts = gpu_attention._keys_alone(x, -x, starts, counts)
     assert keys.flatten().tolist() == [*range(30), *range(40, 47), *range(47, 97)]
     assert torch.equal(values, -keys)
     assert key_starts.tolist() == [0, 30, 37, 87]
@@ -92,12 +91,12 @@ def test_padding_tokens_are_no_keys(generator):
 
 @pytest.mark.parametrize("amount", ["none", "sampled"])
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
-@pytest.mark.parametrize("have", [attention_path.Have(torch=True), attention_path.Have()])
+@pytest.mark.parametrize("have", [gpu_attention.Have(torch=True), gpu_attention.Have()])
 def test_model_reads_nothing_back_from_the_gpu(generator, monkeypatch, have, dropout, amount):
     """A tensor on the device meta has no numbers: a pass that asked one for a length would fail."""
     paths = []
-    monkeypatch.setattr(attention_path, "have", lambda device: have)
-    monkeypatch.setattr(attention_path, "tell", lambda path, **_: paths.append(path))
+    monkeypatch.setattr(gpu_attention, "have", lambda device: have)
+    monkeypatch.setattr(gpu_attention, "tell", lambda path, **_: paths.append(path))
     batch = pack(tiny_rows(6), first_slot=0, position_offset=0, padding=Padding(amount))
     with torch.device("meta"):
         model = tiny_model("bert", dropout=dropout).bfloat16().train()
@@ -113,18 +112,18 @@ def test_model_reads_nothing_back_from_the_gpu(generator, monkeypatch, have, dro
 def test_call_has_one_mask_and_restores_the_generator(generator):
     drop = spec_of(0.1).drop
     before = generator.get_state()
-    with flash._drawing_from(drop, torch.device("meta")):
+    with gpu_attention._drawing_from(drop, torch.device("meta")):
         first = torch.rand(4, generator=generator)
     assert torch.equal(generator.get_state(), before)
     torch.rand(9, generator=generator)  # what others draw in between
-    with flash._drawing_from(drop, torch.device("meta")):
+    with gpu_attention._drawing_from(drop, torch.device("meta")):
         assert torch.equal(torch.rand(4, generator=generator), first)
     seeds = [
-        flash.call_seed(drop),
-        flash.call_seed(replace(drop, site=6)),
-        flash.call_seed(replace(drop, position=replace(drop.position, step=6))),
-        flash.call_seed(replace(drop, position=replace(drop.position, seed=4))),
-        flash.call_seed(replace(drop, position=position_of(LENGTHS, first_slot=8))),
+        gpu_attention.call_seed(drop),
+        gpu_attention.call_seed(replace(drop, site=6)),
+        gpu_attention.call_seed(replace(drop, position=replace(drop.position, step=6))),
+        gpu_attention.call_seed(replace(drop, position=replace(drop.position, seed=4))),
+        gpu_attention.call_seed(replace(drop, position=position_of(LENGTHS, first_slot=8))),
     ]
     assert len(set(seeds)) == len(seeds)
     assert all(0 <= seed < 2**63 for seed in seeds)
@@ -132,7 +131,10 @@ def test_call_has_one_mask_and_restores_the_generator(generator):
 
 def test_kernel_error_restores_the_generator(generator):
     before = generator.get_state()
-    with pytest.raises(RuntimeError, match="kernel"), flash._drawing_from(spec_of(0.1).drop, torch.device("meta")):
+    with (
+        pytest.raises(RuntimeError, match="kernel"),
+        gpu_attention._drawing_from(spec_of(0.1).drop, torch.device("meta")),
+    ):
         raise RuntimeError("kernel")
     assert torch.equal(generator.get_state(), before)
 
@@ -147,7 +149,7 @@ def test_package_is_called_by_its_signature(monkeypatch):
         assert max_seqlen_q == max_seqlen_k == max(LENGTHS)
         shape = {"causal": True, "window_size": (-1, -1)}  # no window
         assert options == shape | {"dropout_p": 0.0, "softmax_scale": 0.3, "deterministic": False}
-        return reference.attend(q, k, v, AttentionSpec(cu_seqlens_q, options["softmax_scale"], options["causal"]))
+        return attend_reference(q, k, v, AttentionSpec(cu_seqlens_q, options["softmax_scale"], options["causal"]))
 
     module = ModuleType("flash_attn")
     module.flash_attn_varlen_func = flash_attn_varlen_func
@@ -155,4 +157,4 @@ def test_package_is_called_by_its_signature(monkeypatch):
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(sum(LENGTHS), n, 16, generator=generator).bfloat16() for n in (4, 2, 2))
     spec = spec_of(causal=True)
-    assert torch.equal(flash.attend(q, k, v, spec, package=True), reference.attend(q, k, v, spec))
+    assert torch.equal(gpu_attention.attend_flash(q, k, v, spec, package=True), attend_reference(q, k, v, spec))

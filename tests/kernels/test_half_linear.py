@@ -11,9 +11,9 @@ from native_support import layer_inputs, need_native, position_of
 from native_support import result_and_gradients as run
 from torch import Tensor
 
+from whet.kernels import linear as product
+from whet.kernels import matrix
 from whet.kernels.batch_position import Placement
-from whet.kernels.products import linear as product
-from whet.kernels.products import matrix
 
 need_native()
 N, DEPTH, OUT = 37, 45, 29

@@ -10,7 +10,7 @@ from native_support import need_native
 from torch import Tensor
 from torch.nn import functional
 
-from whet.kernels.products.low_rank import LowRank, low_rank_linear
+from whet.kernels.linear import LowRank, low_rank_linear
 
 need_native()
 

@@ -13,8 +13,7 @@ from native_support import (
     relative,
 )
 
-from whet.kernels.layers.activation import bias_act, gated_act, gated_act_joined
-from whet.kernels.reference import layers as reference
+from whet.kernels.activation import bias_act, bias_act_reference, gated_act, gated_act_joined, gated_act_reference
 
 need_native()
 KINDS = ["gelu", "gelu_tanh", "silu"]
@@ -29,7 +28,7 @@ def random(*shape, dtype=torch.float32):
 @given(n=st.integers(1, 70), width=st.integers(1, 150), dtype=DTYPES, kind=st.sampled_from(KINDS))
 def test_bias_and_activation_match_the_reference(n, width, dtype, kind):
     inputs = [random(n, width, dtype=dtype), random(width)]
-    assert_near_float64(lambda x, b: bias_act(x, b, kind), lambda x, b: reference.bias_act(x, b, kind), inputs)
+    assert_near_float64(lambda x, b: bias_act(x, b, kind), lambda x, b: bias_act_reference(x, b, kind), inputs)
 
 
 @quick
@@ -38,7 +37,7 @@ def test_gated_activation_matches_the_reference(n, width, dtype, kind):
     x = random(n, 2 * width, dtype=dtype)
 
     def textbook(joined):
-        return reference.gated_act(*joined.chunk(2, dim=-1), kind)
+        return gated_act_reference(*joined.chunk(2, dim=-1), kind)
 
     assert_near_float64(lambda joined: gated_act_joined(joined, kind), textbook, [x])
     assert_near_float64(lambda joined: gated_act(*joined.chunk(2, dim=-1), kind), textbook, [x])
@@ -49,7 +48,7 @@ def test_each_activation_value_is_exact(kind):
     """Every value within 8 ulp where it is not tiny, and no more than 1e-6 off anywhere; slopes within 3e-6."""
     x = torch.linspace(-14, 14, 200_001).view(1, -1)
     found = outputs_and_gradients(lambda a: bias_act(a, None, kind), [x])
-    exact = outputs_and_gradients(lambda a: reference.bias_act(a, None, kind), [x.double()])
+    exact = outputs_and_gradients(lambda a: bias_act_reference(a, None, kind), [x.double()])
     error = (found[0] - exact[0]).abs()
     plain = x.abs() > 1e-3
     assert float((error / exact[0].abs())[plain & (x > -2)].max()) < 8 * 2**-23

@@ -20,9 +20,9 @@ from native_support import (
     relative,
 )
 
-from whet.kernels.attention import packed as fused_attention
-from whet.kernels.reference import layers as reference
-from whet.kernels.specs import AttentionSpec, Drop
+from whet.kernels import packed_attention as fused_attention
+from whet.kernels.attention_spec import AttentionSpec, attend_reference
+from whet.kernels.batch_position import Drop
 
 need_native()
 HERE = Path(__file__).parent
@@ -54,7 +54,7 @@ def test_joined_projections_match_the_reference(lengths, heads, head_width, dtyp
     spec = spec_of(lengths, p=p, causal=causal)
     assert_near_float64(
         lambda x: fused_attention.attend_joined(x, spec),
-        lambda x: reference.attend(*x.unbind(1), spec),
+        lambda x: attend_reference(*x.unbind(1), spec),
         [joined(lengths, heads, head_width, dtype)],
         n_roundings=3,  # of a gradient in bf16: the output that backward reads, its sum with the gradient, the result
     )
@@ -66,7 +66,7 @@ def test_query_heads_share_keys(lengths, group, causal, p):
     spec = spec_of(lengths, p=p, causal=causal)
     q, k, v = joined(lengths, 2 * group, 24).unbind(1)
     inputs = [q, k[:, ::group], v[:, ::group]]
-    assert_near_float64(lambda *x: fused_attention.attend(*x, spec), lambda *x: reference.attend(*x, spec), inputs)
+    assert_near_float64(lambda *x: fused_attention.attend(*x, spec), lambda *x: attend_reference(*x, spec), inputs)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -74,7 +74,7 @@ def test_rows_longer_than_a_block_match_the_reference(causal):
     spec = spec_of([1100, 3], p=0.1, causal=causal)
     assert_near_float64(
         lambda x: fused_attention.attend_joined(x, spec),
-        lambda x: reference.attend(*x.unbind(1), spec),
+        lambda x: attend_reference(*x.unbind(1), spec),
         [joined([1100, 3], 1, 16)],
     )
 
@@ -92,7 +92,7 @@ def test_tokens_after_the_keys_are_only_queries(lengths, padding, dtype, p, head
     spec = replace(spec_of(total, p=p), key_counts=torch.tensor(lengths, dtype=torch.int32))
     x = joined(total, 2, head_width, dtype)
     assert_near_float64(
-        lambda x: fused_attention.attend_joined(x, spec), lambda x: reference.attend(*x.unbind(1), spec), [x]
+        lambda x: fused_attention.attend_joined(x, spec), lambda x: attend_reference(*x.unbind(1), spec), [x]
     )
 
 
@@ -112,7 +112,7 @@ def test_queries_without_keys_do_not_change_other_tokens(dtype):
 def test_large_scores_do_not_overflow():
     lengths, spec = [600], spec_of([600], scale=200.0)
     x = joined(lengths, 1, 16)
-    exact = reference.attend(*x.double().unbind(1), spec)
+    exact = attend_reference(*x.double().unbind(1), spec)
     found = fused_attention.attend_joined(x, spec)
     assert torch.isfinite(found).all()
     assert relative(found, exact) < 2e-3  # scores reach 5000, where one ulp is 5e-4
@@ -169,13 +169,13 @@ _PROBE = """
 import torch
 from test_native_attention import joined, spec_of
 from native_support import TOLERANCE, outputs_and_gradients, relative
-from whet.kernels.attention import packed as fused_attention
-from whet.kernels.reference import layers as reference
+from whet.kernels import packed_attention as fused_attention
+from whet.kernels.attention_spec import attend_reference
 for dtype in TOLERANCE:
     for causal in (False, True):
         x, spec = joined([75, 600, 2], 2, 40, dtype), spec_of([75, 600, 2], p=0.2, causal=causal)
         found = outputs_and_gradients(lambda a: fused_attention.attend_joined(a, spec), [x])
-        exact = outputs_and_gradients(lambda a: reference.attend(*a.unbind(1), spec), [x.double()])
+        exact = outputs_and_gradients(lambda a: attend_reference(*a.unbind(1), spec), [x.double()])
         assert all(relative(a, b) < TOLERANCE[dtype] for a, b in zip(found, exact, strict=True)), (dtype, causal)
 """
 

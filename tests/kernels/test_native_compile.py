@@ -3,9 +3,9 @@
 import torch
 from native_support import need_native, position_of
 
-from whet.kernels.layers.activation import bias_act
-from whet.kernels.layers.norm import add_norm
-from whet.kernels.specs import Drop, Norm
+from whet.kernels.activation import bias_act
+from whet.kernels.batch_position import Drop
+from whet.kernels.norm import Norm, add_norm
 
 need_native()
 

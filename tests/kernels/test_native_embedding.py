@@ -13,10 +13,9 @@ from native_support import (
     quick,
 )
 
-from whet.kernels.layers import embedding as fused_embedding
-from whet.kernels.layers.embedding import RowGradient
-from whet.kernels.reference import layers as reference
-from whet.kernels.specs import Drop, Norm, Tables
+from whet.kernels.batch_position import Drop
+from whet.kernels.embedding import RowGradient, Tables, embed, embed_reference
+from whet.kernels.norm import Norm
 
 need_native()
 ENTRIES = (50, 130, 2)
@@ -30,11 +29,11 @@ def case(n, width, n_tables):
     return ids, [torch.randn(shape, generator=generator) for shape in shapes]
 
 
-def embedded_by(module, ids, drop):
+def embedded_by(way, ids, drop):
     def run(*tensors):
         *tables, weight, bias = tensors
         paddings = (0, *[None] * (len(tables) - 1))
-        return module.embed(ids, Tables(tuple(tables), paddings), Norm(weight, bias, 1e-12), drop=drop)
+        return way(ids, Tables(tuple(tables), paddings), Norm(weight, bias, 1e-12), drop=drop)
 
     return run
 
@@ -44,13 +43,13 @@ def embedded_by(module, ids, drop):
 def test_up_to_three_tables_match_the_reference(n, width, n_tables, p):
     ids, tensors = case(n, width, n_tables)
     drop = Drop(p, position_of([n]), 1)
-    assert_near_float64(embedded_by(fused_embedding, ids, drop), embedded_by(reference, ids, drop), tensors)
+    assert_near_float64(embedded_by(embed, ids, drop), embedded_by(embed_reference, ids, drop), tensors)
 
 
 def test_padding_entry_gets_no_gradient():
     ids, tensors = case(40, 16, 2)
     ids[0][:10] = 0
-    _, table_grad, *_ = outputs_and_gradients(embedded_by(fused_embedding, ids, None), tensors)
+    _, table_grad, *_ = outputs_and_gradients(embedded_by(embed, ids, None), tensors)
     assert torch.equal(table_grad[0], torch.zeros(16))
 
 
@@ -64,7 +63,7 @@ def test_kept_gradients_equal_fresh_ones():
         for micro in range(n_micro):
             ids = [torch.randint(0, 50, (20,), generator=torch.Generator().manual_seed(10 * step + micro))]
             for own, gradients in ((kept, [rows]), (plain, None)):
-                y = fused_embedding.embed(ids, Tables((own,), (None,)), Norm(weight, bias, 1e-5), gradients=gradients)
+                y = embed(ids, Tables((own,), (None,)), Norm(weight, bias, 1e-5), gradients=gradients)
                 y.square().sum().backward()
         assert torch.equal(kept.grad, plain.grad)
 
@@ -76,7 +75,7 @@ def test_forget_clears_foreign_values():
     rows.buffer += 1.0
     rows.forget()
     ids = [torch.tensor([3, 4])]
-    fused_embedding.embed(ids, Tables((kept,), (None,)), Norm(weight, bias, 1e-5), gradients=[rows]).sum().backward()
+    embed(ids, Tables((kept,), (None,)), Norm(weight, bias, 1e-5), gradients=[rows]).sum().backward()
     untouched = torch.ones(50, dtype=torch.bool)
     untouched[[3, 4]] = False
     assert torch.equal(kept.grad[untouched], torch.zeros(48, 32))
@@ -85,10 +84,10 @@ def test_forget_clears_foreign_values():
 def test_id_outside_of_the_table_is_refused():
     _, tensors = case(5, 16, 1)
     with pytest.raises(IndexError):
-        embedded_by(fused_embedding, [torch.tensor([50])], None)(*tensors)
+        embedded_by(embed, [torch.tensor([50])], None)(*tensors)
 
 
 def test_embedding_does_not_depend_on_threads():
     ids, tensors = case(500, 48, 3)
     drop = Drop(0.1, position_of([500]), 1)
-    assert_same_on_two_threads(lambda: outputs_and_gradients(embedded_by(fused_embedding, ids, drop), tensors))
+    assert_same_on_two_threads(lambda: outputs_and_gradients(embedded_by(embed, ids, drop), tensors))

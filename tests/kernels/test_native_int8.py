@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from native_support import assert_same_on_two_threads, need_native, quick, relative
 from torch import Tensor
 
-from whet.kernels.products import int8 as product_int8
-from whet.kernels.products.int8 import pack, product
-from whet.kernels.reference import int8 as reference_int8
+from whet.kernels import int8 as product_int8
+from whet.kernels.int8 import MOST, dither, pack, product, product_reference
 
 need_native()
 
@@ -37,7 +36,7 @@ def _bound(x: Tensor, weight: Tensor, block: int) -> Tensor:
     found = torch.zeros(len(x), len(weight), dtype=torch.float64)
     for first in range(0, x.shape[1], block):
         a, b = (side[:, first : first + block].double().abs() for side in (x, weight))
-        half_a, half_b = (side.amax(1) / reference_int8.MOST / 2 for side in (a, b))
+        half_a, half_b = (side.amax(1) / MOST / 2 for side in (a, b))
         both = a.shape[1] * half_a[:, None] * half_b
         found += half_a[:, None] * b.sum(1) + a.sum(1)[:, None] * half_b + both
     return found
@@ -51,7 +50,7 @@ def test_product_is_the_textbook_one(
     x, weight = _numbers(rows, depth), _numbers(columns, depth, seed=1)
     bias = torch.randn(columns) if with_bias else None
     found = product(x, pack(weight, down=False, block=block), bias, key)
-    exact = reference_int8.product(x, weight, bias, block, key)
+    exact = product_reference(x, weight, bias, block, key)
     # In one of 10^5 cases dither brings a number so near to a tie that it rounds the other way: one step of 127.
     assert relative(found, exact) < (ROUNDING if key is None else 1e-3)
 
@@ -76,7 +75,7 @@ def test_weight_packs_equally_from_both_layouts(rows: int, depth: int, columns: 
 def test_stochastic_rounding_is_exact_on_average() -> None:
     """One rounding is off by up to a step; the mean of 400 by about its 20th part."""
     x, eye = _numbers(8, 300), torch.eye(300)
-    steps = x.abs().amax(1, keepdim=True) / reference_int8.MOST
+    steps = x.abs().amax(1, keepdim=True) / MOST
     packed = pack(eye, down=False, block=1 << 20)
     drawn = torch.stack([product(x, packed, key=(number, 9)) for number in range(400)])
     assert float(((drawn - x).abs() / steps).max()) < 1.001
@@ -87,7 +86,7 @@ def test_stochastic_rounding_is_exact_on_average() -> None:
 
 
 def test_rounding_bits_are_uniform() -> None:
-    drawn = reference_int8.dither((3, 4), 200, 1000)
+    drawn = dither((3, 4), 200, 1000)
     assert abs(float(drawn.mean())) < 5 * 0.2887 / drawn.numel() ** 0.5
     assert abs(float((drawn[:, 1:] * drawn[:, :-1]).mean())) < 5 / 12 / drawn.numel() ** 0.5
     assert float(drawn.abs().max()) < 0.5
@@ -123,7 +122,7 @@ def test_zeros_and_smallest_numbers_are_exact() -> None:
 
 _OTHER_SET = """
 import torch
-from whet.kernels.products.int8 import pack, product
+from whet.kernels.int8 import pack, product
 torch.manual_seed(0)
 x, w, b = torch.randn(50, 700), torch.randn(70, 700), torch.randn(70)
 for y in (product(x, pack(w, down=False), b), product(x, pack(w.t().contiguous(), down=True), b, (1, 2))):

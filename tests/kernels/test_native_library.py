@@ -16,24 +16,21 @@ from whet.doctor.advice import native_works
 from whet.doctor.native import examine
 from whet.errors import ConfigError
 from whet.kernels import build, library
-from whet.kernels.layers.activation import bias_act
-from whet.kernels.layers.dropout import dropout
-from whet.kernels.reference import layers as reference
-from whet.kernels.specs import Drop
+from whet.kernels.activation import bias_act, bias_act_reference
+from whet.kernels.batch_position import Drop
+from whet.kernels.dropout import dropout, dropout_reference
 
 need_native()
 
 _PROBE = """
 import json, torch
 from whet.kernels.library import library
-from whet.kernels.layers.activation import bias_act
-from whet.kernels.layers.dropout import dropout
-from whet.kernels.layers.norm import add_norm
-from whet.kernels.reference import layers as plain
+from whet.kernels.activation import bias_act, bias_act_reference
+from whet.kernels.norm import Norm, add_norm, add_norm_reference
 x = torch.linspace(-3, 3, 1000).view(10, 100)
-norm = plain.Norm(torch.linspace(0, 1, 100), None, 1e-5)
+norm = Norm(torch.linspace(0, 1, 100), None, 1e-5)
 results = [bias_act(x, None, "gelu"), add_norm(x, None, norm)[0]]
-exact = [plain.bias_act(x.double(), None, "gelu"), plain.add_norm(x.double(), None, norm)[0]]
+exact = [bias_act_reference(x.double(), None, "gelu"), add_norm_reference(x.double(), None, norm)[0]]
 error = max(float((a - b).abs().max()) for a, b in zip(results, exact))
 maps = {line.split()[-1] for line in open("/proc/self/maps") if "omp" in line.rsplit("/", 1)[-1]}
 print(json.dumps({"isa": library().isa, "error": error, "openmp": sorted(maps)}))
@@ -69,7 +66,7 @@ def test_plain_torch_runs_without_the_library(monkeypatch, tmp_path, caplog):
             dropout(torch.ones(4, 8), Drop(0.5, position, 1))
     finally:
         library.library.cache_clear()
-    assert torch.equal(found, reference.dropout(torch.ones(4, 8), Drop(0.5, position, 0)))
+    assert torch.equal(found, dropout_reference(torch.ones(4, 8), Drop(0.5, position, 0)))
     (line,) = caplog.messages
     assert f"about {library.TIMES_AS_LONG} times as long" in line
 
@@ -97,6 +94,27 @@ def test_invalid_library_file_is_not_used(monkeypatch, tmp_path, caplog):
     assert "broken.so" in caplog.text
 
 
+@pytest.mark.skipif(not Path(library.__file__).with_name("native").exists(), reason="an installation has no sources")
+def test_library_of_other_sources_is_not_used(monkeypatch, tmp_path, caplog):
+    ours, other = library.library(), tmp_path / "other.so"
+    other.write_bytes(ours.path.read_bytes().replace(ours.sources.encode(), b"0" * len(ours.sources)))
+    monkeypatch.setattr(library, "_candidates", lambda: iter([other]))
+    library.library.cache_clear()
+    try:
+        with caplog.at_level(logging.WARNING):
+            assert library.library() is None
+    finally:
+        library.library.cache_clear()
+    (line,) = caplog.messages
+    assert "built from other sources" in line
+    assert "python -m whet.kernels.build" in line
+
+
+def test_argument_that_is_not_declared_is_refused():
+    with pytest.raises(KeyError, match="widht"):
+        library.library().call("dropout", {"rows": 1, "widht": 8})
+
+
 def test_build_without_a_source_tree_names_a_fix(tmp_path):
     with pytest.raises(ConfigError, match="no source tree"):
         build.build(tmp_path)
@@ -117,7 +135,7 @@ def test_stale_library_is_reported_once_with_a_fix(monkeypatch, caplog):
             seen = examine()
     finally:
         library.library.cache_clear()
-    assert torch.equal(found, reference.bias_act(torch.ones(4, 8), None, "gelu"))
+    assert torch.equal(found, bias_act_reference(torch.ones(4, 8), None, "gelu"))
     (line,) = [text for text in caplog.messages if str(stale) in text]
     in_checkout = (Path(library.__file__).parents[3] / "CMakeLists.txt").exists()
     assert (

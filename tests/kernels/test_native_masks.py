@@ -11,11 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from native_support import assert_same_on_two_threads, need_native, position_of, quick
 
-from whet.kernels.attention import packed as fused_attention
-from whet.kernels.layers.dropout import dropout
-from whet.kernels.reference import layers as reference
-from whet.kernels.reference.layers import attend
-from whet.kernels.specs import AttentionSpec, Drop
+from whet.kernels import packed_attention as fused_attention
+from whet.kernels.attention_spec import AttentionSpec, attend_reference
+from whet.kernels.batch_position import Drop
+from whet.kernels.dropout import dropout, dropout_reference
 
 need_native()
 
@@ -32,7 +31,7 @@ def test_hidden_masks_equal_those_of_plain_torch(lengths, width, p, seed, site):
     position = position_of(lengths, seed=seed, first_slot=2**31 - 100)
     x = torch.ones(sum(lengths), width)
     found = dropout(x, Drop(p, position, site))
-    assert torch.equal(found, reference.dropout(x, Drop(p, position, site)))
+    assert torch.equal(found, dropout_reference(x, Drop(p, position, site)))
 
 
 @quick
@@ -43,7 +42,7 @@ def test_attention_masks_equal_those_of_plain_torch(length, heads, p, causal):
     n = length + 1
     q, v = torch.zeros(n, heads, n), torch.eye(n)[:, None].expand(n, heads, n)
     spec = AttentionSpec(position.cu_seqlens, 1.0, causal, Drop(p, position, 9))
-    found, exact = fused_attention.attend(q, q, v, spec), attend(q.double(), q.double(), v.double(), spec)
+    found, exact = fused_attention.attend(q, q, v, spec), attend_reference(q.double(), q.double(), v.double(), spec)
     assert torch.equal(found == 0, exact == 0)
 
 
@@ -78,14 +77,13 @@ def test_backward_uses_the_mask_of_forward():
 _ROUNDING = """
 import torch
 from native_support import position_of
-from whet.kernels.layers.dropout import dropout
-from whet.kernels.reference import layers as reference
-from whet.kernels.specs import Drop
+from whet.kernels.batch_position import Drop
+from whet.kernels.dropout import dropout, dropout_reference
 bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
 x = bits.view(torch.bfloat16).reshape(256, 256)
 x = torch.where(x.abs().float() < 2.0**-125, 1.0, x)
 drop = Drop(0.3, position_of([256]), 4)
-found, exact = dropout(x, drop), reference.dropout(x, drop)
+found, exact = dropout(x, drop), dropout_reference(x, drop)
 exact[x.isnan() & (found == 0)] = 0  # dropped: the reference multiplies by 0 instead
 assert found.isnan().any() and found.isinf().any()
 assert torch.equal(found.isnan(), exact.isnan())

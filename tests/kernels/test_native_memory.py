@@ -23,9 +23,10 @@ _MEASURE = """
 import re, sys, torch
 from pathlib import Path
 from native_support import position_of
-from whet.kernels.attention import packed as fused_attention
-from whet.kernels.layers import cross_entropy as fused_loss
-from whet.kernels.specs import AttentionSpec, Drop, Relative
+from whet.kernels import packed_attention as fused_attention
+from whet.kernels import cross_entropy as fused_loss
+from whet.kernels.attention_spec import AttentionSpec, Relative
+from whet.kernels.batch_position import Drop
 
 def status(name):
     return int(re.search(name + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024

@@ -14,10 +14,8 @@ from native_support import (
 )
 from torch.nn import functional
 
-from whet.kernels.layers import norm as fused_norm
-from whet.kernels.layers.norm import add_norm
-from whet.kernels.reference import layers as reference
-from whet.kernels.specs import Drop, Norm
+from whet.kernels.batch_position import Drop
+from whet.kernels.norm import Norm, add_norm, add_norm_reference
 
 need_native()
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16])
@@ -36,15 +34,15 @@ def inputs_of(n, width, dtype):
 def test_norm_with_all_inputs_matches_the_reference(n, width, dtype, rms, p):
     drop = Drop(p, position_of([n]), 2)
 
-    def run_by(module):
+    def run_by(way):
         def run(x, residual, weight, bias, linear_bias):
             norm = Norm(weight, bias, 1e-5, rms)
-            y, total = module.add_norm(x, residual, norm, linear_bias=linear_bias, drop=drop)
+            y, total = way(x, residual, norm, linear_bias=linear_bias, drop=drop)
             return y + total  # both results are used, as in blocks that normalise first
 
         return run
 
-    assert_near_float64(run_by(fused_norm), run_by(reference), inputs_of(n, width, dtype))
+    assert_near_float64(run_by(add_norm), run_by(add_norm_reference), inputs_of(n, width, dtype))
 
 
 @quick
@@ -52,10 +50,10 @@ def test_norm_with_all_inputs_matches_the_reference(n, width, dtype, rms, p):
 def test_norm_without_residual_matches_the_reference(n, width, dtype, rms, biased):
     x, _, weight, bias, _ = inputs_of(n, width, dtype)
 
-    def run_by(module):
-        return lambda x, w, b=None: module.add_norm(x, None, Norm(w, b, 1e-5, rms))[0]
+    def run_by(way):
+        return lambda x, w, b=None: way(x, None, Norm(w, b, 1e-5, rms))[0]
 
-    assert_near_float64(run_by(fused_norm), run_by(reference), [x, weight, bias] if biased else [x, weight])
+    assert_near_float64(run_by(add_norm), run_by(add_norm_reference), [x, weight, bias] if biased else [x, weight])
 
 
 def test_norm_equals_layer_norm_of_torch():

@@ -12,10 +12,7 @@ from hypothesis import strategies as st
 from native_support import assert_same_on_two_threads, need_native, quick
 from torch import Tensor
 
-from whet.kernels.optimizer.adamw_8bit import AdamW8bitTensors
-from whet.kernels.reference import adamw_8bit as reference_8bit
-from whet.kernels.reference.adamw_8bit import BLOCK, Codes, dynamic_map
-from whet.kernels.specs import AdamWStep
+from whet.kernels.adamw import BLOCK, AdamW8bitTensors, AdamWStep, Codes, adamw_8bit_reference, dynamic_map, zero_codes
 
 need_native()
 SIZES = st.lists(st.integers(1, 70_000), min_size=1, max_size=4)
@@ -32,7 +29,7 @@ def numbers(sizes: list[int], seed: int, dtype: torch.dtype = torch.float32) -> 
 
 
 def moments(sizes: list[int], *, signed: bool) -> list[Codes]:
-    return [reference_8bit.zeros(torch.Size([n]), signed=signed) for n in sizes]
+    return [zero_codes(torch.Size([n]), signed=signed) for n in sizes]
 
 
 def copied(codes: list[Codes]) -> list[Codes]:
@@ -112,7 +109,7 @@ def test_step_equals_the_reference(sizes: list[int], dtype: torch.dtype, masters
     step = AdamWStep(0.9, 0.999, 1e-8, 3, grad_scale=0.5)
     AdamW8bitTensors(params, first, second, kept).update(grads, [RATES] * len(sizes), step)
     state = list(zip(exact, [grad.double() for grad in grads], *twins, strict=True))
-    reference_8bit.adamw_8bit(state, [RATES] * len(sizes), step)
+    adamw_8bit_reference(state, [RATES] * len(sizes), step)
     for ours, theirs in zip((first, second), twins, strict=True):
         for one, other in zip(ours, theirs, strict=True):
             torch.testing.assert_close(one.scales, other.scales, rtol=1e-6, atol=0)

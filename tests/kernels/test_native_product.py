@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from native_support import need_native
 
-from whet.kernels.products import linear as layer
-from whet.kernels.products import matrix as product
+from whet.kernels import linear as layer
+from whet.kernels import matrix as product
 
 need_native()
 
@@ -138,7 +138,7 @@ def test_frozen_parts_get_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_environment_selects_the_library() -> None:
-    code = "from whet.kernels.products.matrix import by_onednn; print(by_onednn())"
+    code = "from whet.kernels.matrix import by_onednn; print(by_onednn())"
     for asked, answer in (("mkl", "False"), ("onednn", "True")):
         found = subprocess.run(
             [sys.executable, "-c", code], env={"PATH": "", "WHET_PRODUCTS": asked, **_python_path()},

@@ -17,10 +17,10 @@ from native_support import (
     quick,
 )
 
-from whet.kernels.attention import packed as fused_attention
-from whet.kernels.attention import padded as padded_attention
-from whet.kernels.reference import layers as reference
-from whet.kernels.specs import AttentionSpec, Drop, Relative
+from whet.kernels import gpu_attention
+from whet.kernels import packed_attention as fused_attention
+from whet.kernels.attention_spec import AttentionSpec, Relative, attend_reference
+from whet.kernels.batch_position import Drop
 
 need_native()
 LENGTHS = st.lists(st.integers(1, 200), min_size=1, max_size=4)
@@ -65,7 +65,7 @@ def by(attend: Any, spec, places, which="both") -> Any:
 @given(lengths=LENGTHS, width=WIDTHS, dtype=DTYPES, more=st.sampled_from([0, 1, 90]), p=st.sampled_from([0.0, 0.2]))
 def test_vectors_by_distance_match_the_reference(lengths, width, dtype, more, p):
     spec, places = spec_of(lengths, p=p), places_of(lengths, more=more)
-    ours, exact = (by(attend, spec, places) for attend in (fused_attention.attend, reference.attend))
+    ours, exact = (by(attend, spec, places) for attend in (fused_attention.attend, attend_reference))
     assert_near_float64(ours, exact, tensors(lengths, 2, width, dtype), ROUNDINGS)
 
 
@@ -74,7 +74,7 @@ def test_vectors_by_distance_match_the_reference(lengths, width, dtype, more, p)
 def test_one_term_alone_matches_the_reference(which, dtype):
     lengths = [130, 1, 64, 37]
     spec, places = spec_of(lengths, p=0.1), places_of(lengths)
-    ours, exact = (by(attend, spec, places, which) for attend in (fused_attention.attend, reference.attend))
+    ours, exact = (by(attend, spec, places, which) for attend in (fused_attention.attend, attend_reference))
     assert_near_float64(ours, exact, tensors(lengths, 2, 24, dtype), ROUNDINGS)
 
 
@@ -82,7 +82,7 @@ def test_one_term_alone_matches_the_reference(which, dtype):
 def test_rows_longer_than_every_block_match_the_reference(dtype):
     lengths = [1300, 3]
     spec, places = spec_of(lengths, p=0.1), places_of(lengths, 300)
-    ours, exact = (by(attend, spec, places) for attend in (fused_attention.attend, reference.attend))
+    ours, exact = (by(attend, spec, places) for attend in (fused_attention.attend, attend_reference))
     assert_near_float64(ours, exact, tensors(lengths, 1, 16, dtype, 300), ROUNDINGS)
 
 
@@ -91,7 +91,7 @@ def test_rows_longer_than_every_block_match_the_reference(dtype):
 def test_windows_and_padding_tokens_match_the_reference(lengths, padding, window, causal):
     total = [n + padding // (i + 1) for i, n in enumerate(lengths)]
     spec = spec_of(total, p=0.1, window=window, causal=causal, keys=None if causal else lengths)
-    ours, exact = (by(attend, spec, places_of(total)) for attend in (fused_attention.attend, reference.attend))
+    ours, exact = (by(attend, spec, places_of(total)) for attend in (fused_attention.attend, attend_reference))
     assert_near_float64(ours, exact, tensors(total, 2, 32), ROUNDINGS)
 
 
@@ -99,7 +99,7 @@ def test_windows_and_padding_tokens_match_the_reference(lengths, padding, window
 def test_padded_attention_has_vectors_by_distance(p):
     lengths = [60, 33, 9]
     spec, places = spec_of(lengths, p=p, keys=[40, 33, 3]), places_of(lengths)
-    ours, exact = (by(attend, spec, places) for attend in (padded_attention.attend, reference.attend))
+    ours, exact = (by(attend, spec, places) for attend in (gpu_attention.attend_padded, attend_reference))
     assert_near_float64(ours, exact, tensors(lengths, 2, 16), ROUNDINGS)
 
 
@@ -134,5 +134,5 @@ def test_reference_passes_the_gradient_check():
     """In float64, by finite differences."""
     lengths = [9, 3]
     x, keys, queries = (t.double().requires_grad_() for t in tensors(lengths, 2, 4, n_places=12))
-    run = by(reference.attend, spec_of(lengths), places_of(lengths, 12))
+    run = by(attend_reference, spec_of(lengths), places_of(lengths, 12))
     assert torch.autograd.gradcheck(run, (x, keys, queries))

@@ -10,16 +10,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from whet.kernels.attention.packed import attend
-from whet.kernels.batch_position import BatchPosition
-from whet.kernels.layers.activation import bias_act, gated_act
-from whet.kernels.layers.cross_entropy import linear_cross_entropy, row_cross_entropy
-from whet.kernels.layers.dropout import dropout
-from whet.kernels.layers.embedding import embed
-from whet.kernels.layers.norm import add_norm
+from whet.kernels.activation import bias_act, gated_act
+from whet.kernels.attention_spec import AttentionSpec, Relative
+from whet.kernels.batch_position import BatchPosition, Drop
+from whet.kernels.cross_entropy import linear_cross_entropy, row_cross_entropy
+from whet.kernels.dropout import dropout
+from whet.kernels.embedding import Tables, embed
 from whet.kernels.library import library
-from whet.kernels.products.matrix import weight_gradient
-from whet.kernels.specs import AttentionSpec, Drop, Norm, Relative, Tables
+from whet.kernels.matrix import weight_gradient
+from whet.kernels.norm import Norm, add_norm
+from whet.kernels.packed_attention import attend
 
 pytestmark = pytest.mark.skipif(library() is None, reason="plain torch checks its tensors itself")
 

@@ -13,9 +13,9 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="ne
 _SCRIPT = """
 import os
 import torch
-from whet.kernels.layers.activation import bias_act
-from whet.kernels.layers.norm import add_norm
-from whet.kernels.specs import Norm
+from whet.kernels.activation import bias_act
+from whet.kernels.norm import add_norm
+from whet.kernels.norm import Norm
 
 def run(rows, width=384):
     x = torch.randn(rows, width, requires_grad=True)

@@ -18,10 +18,10 @@ from native_support import (
     quick,
 )
 
-from whet.kernels.attention import packed as fused_attention
-from whet.kernels.attention import padded as padded_attention
-from whet.kernels.reference import layers as reference
-from whet.kernels.specs import AttentionSpec, Drop
+from whet.kernels import gpu_attention
+from whet.kernels import packed_attention as fused_attention
+from whet.kernels.attention_spec import AttentionSpec, attend_reference
+from whet.kernels.batch_position import Drop
 
 need_native()
 LENGTHS = st.lists(st.integers(3, 200), min_size=1, max_size=4)
@@ -46,7 +46,7 @@ def tensors(lengths, heads, head_width, dtype=torch.float32, more=0):
 
 
 def twin(spec) -> Any:
-    return lambda x, bias=None: reference.attend(x[:, 0], x[:, 1], x[:, 2], spec, bias)
+    return lambda x, bias=None: attend_reference(x[:, 0], x[:, 1], x[:, 2], spec, bias)
 
 
 def native(spec) -> Any:
@@ -67,7 +67,7 @@ def test_grouped_heads_in_a_causal_window_match_the_reference(lengths, window, g
     spec = spec_of(lengths, p=p, causal=True, window=window)
     q, k, v = tensors(lengths, 2 * group, 32, dtype)[0].unbind(1)
     inputs = [q, k[:, ::group], v[:, ::group]]
-    run, textbook = (lambda *x: fused_attention.attend(*x, spec)), (lambda *x: reference.attend(*x, spec))
+    run, textbook = (lambda *x: fused_attention.attend(*x, spec)), (lambda *x: attend_reference(*x, spec))
     assert_near_float64(run, textbook, inputs, n_roundings=3 * group)  # keys' gradients are sums over their heads
 
 
@@ -141,7 +141,7 @@ def test_padded_attention_has_windows_and_biases(window, p):
     lengths = [60, 33, 9]
     spec = spec_of(lengths, p=p, window=window, keys=[40, 33, 3])
     assert_near_float64(
-        lambda x, bias: padded_attention.attend(x[:, 0], x[:, 1], x[:, 2], spec, bias),
+        lambda x, bias: gpu_attention.attend_padded(x[:, 0], x[:, 1], x[:, 2], spec, bias),
         twin(spec),
         tensors(lengths, 2, 16),
     )
@@ -170,7 +170,7 @@ def test_query_heads_that_share_keys_have_biases_of_their_own():
     inputs = [q, k[:, ::2], v[:, ::2], bias]
     assert_near_float64(
         lambda q, k, v, b: fused_attention.attend(q, k, v, spec, b),
-        lambda q, k, v, b: reference.attend(q, k, v, spec, b),
+        lambda q, k, v, b: attend_reference(q, k, v, spec, b),
         inputs,
     )
 

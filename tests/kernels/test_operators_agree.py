@@ -7,13 +7,13 @@ import torch
 from native_support import need_native, position_of
 from torch import Tensor
 
-from whet.kernels import graph, torch_ops
-from whet.kernels.attention.packed import attend, attend_joined
-from whet.kernels.batch_position import KeyedPosition
-from whet.kernels.layers.activation import bias_act
-from whet.kernels.layers.dropout import dropout
-from whet.kernels.layers.norm import add_norm
-from whet.kernels.specs import AttentionSpec, Drop, Norm, Relative
+from whet.kernels import graph
+from whet.kernels.activation import bias_act
+from whet.kernels.attention_spec import AttentionSpec, Relative
+from whet.kernels.batch_position import Drop, KeyedPosition
+from whet.kernels.dropout import dropout
+from whet.kernels.norm import Norm, add_norm
+from whet.kernels.packed_attention import attend, attend_joined
 
 need_native()
 
@@ -70,7 +70,8 @@ def _attend_with_vectors_by_distance(drop: Drop) -> tuple[Run, list[tuple[int, .
 
 @pytest.fixture
 def _graphs_hold_operators(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(graph.Traced, "operators", torch_ops.REGISTERED)
+    graph.register()
+    monkeypatch.setattr(graph.Traced, "operators", True)
     monkeypatch.setattr(graph.Traced, "native", True)
     torch._dynamo.reset()
     yield

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from native_support import assert_near_float64, outputs_and_gradients, position_of, quick, relative
 
-from whet.kernels.attention import padded as padded_attention
+from whet.kernels import gpu_attention
+from whet.kernels.attention_spec import AttentionSpec, attend_reference
+from whet.kernels.batch_position import Drop
 from whet.kernels.random import attention_bits, attention_bits_of_rows
-from whet.kernels.reference import layers as reference
-from whet.kernels.specs import AttentionSpec, Drop
 
 LENGTHS = st.lists(st.integers(3, 130), min_size=1, max_size=5)
 
@@ -41,8 +41,8 @@ def tensors(lengths, heads, key_heads, width, dtype=torch.float32):
 def test_padded_attention_matches_the_textbook(lengths, group, width, causal, p, counted):
     spec = spec_of(lengths, p=p, causal=causal, counted=counted)
     assert_near_float64(
-        lambda *x: padded_attention.attend(*x, spec),
-        lambda *x: reference.attend(*x, spec),
+        lambda *x: gpu_attention.attend_padded(*x, spec),
+        lambda *x: attend_reference(*x, spec),
         tensors(lengths, 2 * group, 2, width),
     )
 
@@ -52,8 +52,8 @@ def test_padded_tokens_after_the_keys_are_only_queries(p):
     lengths = [60, 33, 9]
     spec = replace(spec_of(lengths, p=p), key_counts=torch.tensor([40, 33, 3], dtype=torch.int32))
     assert_near_float64(
-        lambda *x: padded_attention.attend(*x, spec),
-        lambda *x: reference.attend(*x, spec),
+        lambda *x: gpu_attention.attend_padded(*x, spec),
+        lambda *x: attend_reference(*x, spec),
         tensors(lengths, 2, 2, 16),
     )
 
@@ -63,8 +63,8 @@ def test_padded_tokens_after_the_keys_are_only_queries(p):
 def test_padded_attention_works_in_half_precision(dtype, p):
     lengths = [100, 3, 50]
     spec, inputs = spec_of(lengths, p=p, causal=True), tensors(lengths, 4, 2, 16, dtype)
-    found = outputs_and_gradients(lambda *x: padded_attention.attend(*x, spec), inputs)
-    exact = outputs_and_gradients(lambda *x: reference.attend(*x, spec), [t.double() for t in inputs])
+    found = outputs_and_gradients(lambda *x: gpu_attention.attend_padded(*x, spec), inputs)
+    exact = outputs_and_gradients(lambda *x: attend_reference(*x, spec), [t.double() for t in inputs])
     for ours, theirs in zip(found, exact, strict=True):
         # torch rounds weights and the gradients of scores too, each at 2^-9 in bf16; seen: 1.6 times 2^-8
         assert relative(ours, theirs) < 2**-7
@@ -73,9 +73,9 @@ def test_padded_attention_works_in_half_precision(dtype, p):
 def test_row_of_one_token_and_row_groups_match_the_textbook(monkeypatch):
     lengths = [1, 40, 17, 2, 33]
     spec, inputs = spec_of(lengths, p=0.3), tensors(lengths, 2, 2, 16)
-    at_once = outputs_and_gradients(lambda *x: padded_attention.attend(*x, spec), inputs)
-    monkeypatch.setattr(padded_attention, "_MOST_WEIGHTS", 2 * 2 * 40 * 40)
-    in_parts = outputs_and_gradients(lambda *x: padded_attention.attend(*x, spec), inputs)
+    at_once = outputs_and_gradients(lambda *x: gpu_attention.attend_padded(*x, spec), inputs)
+    monkeypatch.setattr(gpu_attention, "_MOST_WEIGHTS", 2 * 2 * 40 * 40)
+    in_parts = outputs_and_gradients(lambda *x: gpu_attention.attend_padded(*x, spec), inputs)
     for one, other in zip(at_once, in_parts, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)  # a product of another size sums in another order
 
@@ -85,7 +85,9 @@ def test_other_rows_change_nothing(p):
     lengths = [50, 30]
     inputs, spec = tensors(lengths, 2, 2, 16), spec_of(lengths, p=p)
     changed = [torch.cat([t[:50], 100 * t[50:]]) for t in inputs]
-    assert torch.equal(padded_attention.attend(*inputs, spec)[:50], padded_attention.attend(*changed, spec)[:50])
+    assert torch.equal(
+        gpu_attention.attend_padded(*inputs, spec)[:50], gpu_attention.attend_padded(*changed, spec)[:50]
+    )
 
 
 def test_random_bits_of_rows_equal_those_of_each_row():
@@ -98,6 +100,6 @@ def test_random_bits_of_rows_equal_those_of_each_row():
 def test_autocast_does_not_round_the_scores():
     lengths = [60]
     inputs, spec = [2 * t for t in tensors(lengths, 2, 2, 32)], spec_of(lengths, p=0.2)
-    alone = padded_attention.attend(*inputs, spec)
+    alone = gpu_attention.attend_padded(*inputs, spec)
     with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(padded_attention.attend(*inputs, spec), alone)
+        assert torch.equal(gpu_attention.attend_padded(*inputs, spec), alone)

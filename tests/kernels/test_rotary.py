@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers.models.modernbert.modeling_modernbert import apply_rotary_pos_emb
 
-from whet.kernels.layers.rotary import rotate, rotate_joined
+from whet.kernels.rotary import rotate, rotate_joined
 
 N, HEADS, WIDTH = 40, 3, 16
 

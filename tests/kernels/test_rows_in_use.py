@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 from native_support import assert_same_on_two_threads, need_native, quick
 from torch import nn
 
-from whet.kernels.layers.embedding import RowGradient
-from whet.kernels.optimizer import adamw as fused_optimizer
-from whet.kernels.optimizer.adamw import AdamWTensors
-from whet.kernels.optimizer.rows_in_use import RowsInUse, rows_in_use
-from whet.kernels.specs import AdamWStep
+from whet.kernels import adamw as fused_optimizer
+from whet.kernels.adamw import AdamWStep, AdamWTensors
+from whet.kernels.embedding import RowGradient
+from whet.kernels.rows_in_use import RowsInUse, rows_in_use
 from whet.optim.optimizers.native import WhetAdamW
 
 need_native()

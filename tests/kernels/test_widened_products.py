@@ -18,12 +18,12 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from whet.hardware.cpu import features, vendor
+from whet.kernels import cross_entropy as fused_loss
+from whet.kernels import linear as layer
+from whet.kernels import matrix
 from whet.kernels.batch_position import Placement
-from whet.kernels.layers import cross_entropy as fused_loss
-from whet.kernels.products import linear as layer
-from whet.kernels.products import low_rank, matrix
-from whet.kernels.products.grouped import grouped_linear
-from whet.methods.checkpoint_blocks import product_contexts
+from whet.kernels.grouped import grouped_linear
+from whet.methods.checkpointing import kept_products
 
 need_native()
 ROWS, WIDTH, OUT = 37, 45, 29
@@ -34,7 +34,7 @@ HALF_BIT = 2.0**-8
 @pytest.fixture(autouse=True)
 def _widened(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Widen on any processor: elsewhere this way is slower, and the same."""
-    for module in (matrix, fused_loss, low_rank):
+    for module in (matrix, fused_loss, layer):
         monkeypatch.setattr(module, "is_widened", lambda: True)
     monkeypatch.setattr(matrix, "_least_rows", lambda: 64)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -180,7 +180,7 @@ def test_frozen_layer_keeps_no_input_and_sums_no_bias(monkeypatch: pytest.Monkey
 
 
 def test_selective_checkpointing_keeps_results_in_bf16() -> None:
-    keeping, giving = product_contexts()
+    keeping, giving = kept_products.contexts()
     x, weight, bias = leaves()
     with keeping:
         y = layer.linear(x, weight, bias)
@@ -208,7 +208,7 @@ def test_low_rank_pair_and_its_layer_are_multiplied_as_they_are() -> None:
         torch.randn(4, WIDTH),
         torch.zeros(OUT, 4),
     )
-    y = low_rank.low_rank_linear(x, None, weight, None, low_rank.LowRank(down, up, 2.0))
+    y = layer.low_rank_linear(x, None, weight, None, layer.LowRank(down, up, 2.0))
     exact = x.bfloat16().double() @ weight.double().t()
     torch.testing.assert_close(y.double(), exact, rtol=HALF_BIT, atol=1e-5)
 
@@ -343,7 +343,7 @@ def test_repeated_pass_gives_the_same_bits() -> None:
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
-_CHOICES = "from whet.kernels.products import matrix as m; print(m.by_pairs(), m.is_widened())"
+_CHOICES = "from whet.kernels import matrix as m; print(m.by_pairs(), m.is_widened())"
 
 
 @pytest.mark.parametrize("level", ["", "v4_bf16", "v4", "v3", "baseline"])

@@ -27,7 +27,7 @@ from tiny import (
 )
 from tiny_decoders import collate, tiny_decoder, token_rows
 from whet.errors import ConfigError
-from whet.kernels.products import weight_only
+from whet.kernels import weight_only
 from whet.models.quantised import QuantisedLinear, quantise
 from whet.models.view import ModelView
 

@@ -15,7 +15,7 @@ import whet
 from tiny import FAMILIES, arguments, losses, tiny_model, tiny_rows
 from usage import counts_memory, in_use_bytes
 from whet.config.methods import MethodSettings
-from whet.kernels.layers import recompute
+from whet.kernels import recompute
 from whet.kernels.library import library
 from whet.methods import checkpoint_blocks, fuse, order
 from whet.models.view import ModelView

@@ -14,8 +14,8 @@ import engine
 from tiny import arguments, plain_torch, tiny_model, tiny_rows
 from usage import counts_memory, in_use_bytes
 from whet.config.methods import MethodSettings
+from whet.kernels.int8 import has_vnni
 from whet.kernels.library import library
-from whet.kernels.products.int8 import has_vnni
 from whet.methods import order
 from whet.methods.seam import Cost
 from whet.models.view import ModelView

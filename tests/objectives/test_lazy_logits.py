@@ -18,7 +18,7 @@ from transformers import BertConfig, BertForMaskedLM, Trainer, TrainingArguments
 import whet
 from tiny import DECODERS, VOCABULARY
 from tiny_decoders import collate, tiny_decoder, token_rows
-from whet.kernels.products.matrix import is_widened
+from whet.kernels.matrix import is_widened
 from whet.objectives import lazy_logits
 from whet.objectives.lazy_logits import LazyLogits
 

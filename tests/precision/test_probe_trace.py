@@ -15,7 +15,7 @@ from transformers import TrainerCallback
 
 import engine
 from tiny import arguments
-from whet.kernels.layers.embedding import RowGradient
+from whet.kernels.embedding import RowGradient
 from whet.models.fused.embeddings import GRADIENT
 
 

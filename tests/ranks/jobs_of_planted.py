@@ -16,7 +16,7 @@ import engine
 from tiny import tiny_model, tiny_rows
 from whet.dist import group
 from whet.dist.tables import TableSum
-from whet.kernels.layers.embedding import RowGradient
+from whet.kernels.embedding import RowGradient
 from whet.store import best
 from whet.train.trials import batch_size, precision
 

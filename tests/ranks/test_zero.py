@@ -10,7 +10,7 @@ import pytest
 from many import Jobs
 from safetensors.torch import load_file
 
-from whet.kernels.products.matrix import is_widened
+from whet.kernels.matrix import is_widened
 
 pytestmark = pytest.mark.reliability
 

@@ -57,7 +57,7 @@ def _try() -> tuple[str | None, str | None, str | None]:
     if path is None:
         return None, None, None
     try:
-        isa = library.Library(path).isa
+        isa = library.load(path).isa
     except (OSError, AttributeError, ValueError) as error:
         return str(path), None, str(error)
     error = _largest_error()
@@ -69,14 +69,12 @@ def _largest_error() -> float:
     """Return the largest difference of two operators from plain torch in float64."""
     import torch
 
-    from whet.kernels.layers.activation import bias_act
-    from whet.kernels.layers.norm import add_norm
-    from whet.kernels.reference import layers as reference
-    from whet.kernels.specs import Norm
+    from whet.kernels.activation import bias_act, bias_act_reference
+    from whet.kernels.norm import Norm, add_norm, add_norm_reference
 
     x = torch.linspace(-3, 3, 6400).view(64, 100)
     norm = Norm(torch.linspace(0, 1, 100), torch.linspace(1, 0, 100), 1e-5)
     exact_norm = Norm(norm.weight.double(), norm.weight.double().flip(0), 1e-5)
     found = [bias_act(x, None, "gelu"), add_norm(x, x, norm)[0]]
-    exact = [reference.bias_act(x.double(), None, "gelu"), reference.add_norm(x.double(), x.double(), exact_norm)[0]]
+    exact = [bias_act_reference(x.double(), None, "gelu"), add_norm_reference(x.double(), x.double(), exact_norm)[0]]
     return max(float((ours - theirs).abs().max()) for ours, theirs in zip(found, exact, strict=True))

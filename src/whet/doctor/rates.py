@@ -19,7 +19,7 @@ def measure(*, has_native: bool) -> Rates:
     """Return the rates; takes about two seconds. `has_native`: whether the native operators can be used."""
     import torch
 
-    from whet.kernels.products.matrix import is_widened, widened_product
+    from whet.kernels.matrix import is_widened, widened_product
 
     began_s = time.perf_counter()
     n, inputs, outputs = SHAPE

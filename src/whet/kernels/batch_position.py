@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from whet.errors import ConfigError
 from whet.kernels.random import stream_key
 
 Kernel = Literal["auto", "whet", "flash_attention_2"]
@@ -258,3 +259,37 @@ class Site:
         if isinstance(self.position, KeyedPosition):
             return self.local
         return self.placement.site(self.number, self.n_sites)
+
+
+@dataclass(frozen=True)
+class Drop:
+    """Dropout with probability p at one site of a model; `at` makes it."""
+
+    p: float
+    position: BatchPosition
+    site: int
+
+    @classmethod
+    def at(cls, site: Site, p: float, position: BatchPosition) -> Drop | None:
+        """Return the dropout of this use of the site; None if p is 0.
+
+        Raises ConfigError unless 0 <= p <= 1, as torch's own dropout does: the operators compute with any number.
+        """
+        if not 0.0 <= p <= 1.0:
+            raise ConfigError(
+                what="a dropout of the model is not a probability",
+                got=p,
+                why="it is the share of numbers that are set to zero",
+                fix="use 0 to 1: config.json has one for each kind, such as attention_dropout or hidden_dropout_prob",
+            )
+        return cls(p, position, site.use()) if p else None
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """The key words of this site's stream in this step."""
+        return self.position.key(self.site)
+
+    @property
+    def keep_scale(self) -> float:
+        """The factor of kept values. With p = 1 every value becomes zero, as in torch."""
+        return 1.0 / (1.0 - self.p) if self.p < 1.0 else 0.0

@@ -1,18 +1,24 @@
-"""The native operators' shared library: its file, its instruction set, and calls of its functions."""
+"""The native operators' shared library: its file, its instruction set, and calls of its functions.
+
+An operator is declared in C++ alone (native/operator.h). The library holds the text of its declaration, from which
+Python's side of the call is made here.
+"""
 
 import ctypes
+import hashlib
 import importlib.metadata
 import logging
-from collections.abc import Iterator
+import struct
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch  # the library must come after torch: torch's own libgomp then serves both, with one pool of threads
+from torch import Tensor
 
 from whet.config import environment
 from whet.errors import ConfigError
-from whet.kernels import structs
 from whet.version import DISTRIBUTION
 
 _LOG = logging.getLogger(__name__)
@@ -24,19 +30,106 @@ TIMES_AS_LONG = 2.6
 _COST = f"plain torch runs instead, and a step takes about {TIMES_AS_LONG} times as long"
 
 
+_NUMBERS = {"int32_t": "i", "uint32_t": "I", "int64_t": "q", "uint64_t": "Q", "float": "f", "double": "d"}
+"""The types of C in the formats of Python's `struct`."""
+_VIEW = struct.Struct("@Pqq")
+"""`View` of native/operator.h, which is packed most often."""
+Pack = Callable[[dict[str, Any]], bytes]
+_address = Tensor.data_ptr
+
+
+class _Fields(ctypes.Structure):
+    """`Fields` of native/operator.h."""
+
+    _fields_ = (("text", ctypes.c_char_p), ("size", ctypes.c_size_t))
+
+
 class Library:
     """The loaded library. `isa` names the instruction set in use; WHET_ISA=v3 or baseline selects a smaller one."""
 
     def __init__(self, path: Path) -> None:
-        loaded = ctypes.CDLL(str(path))
         self.path = path
-        self._functions = {name: _function(loaded, name, kind) for name, kind in structs.OPERATORS.items()}
-        loaded.whet_isa.restype = ctypes.c_char_p
-        self.isa: str = loaded.whet_isa().decode()
+        self._loaded = ctypes.CDLL(str(path))
+        self.isa = self._text("whet_isa")
+        self.sources = self._text("whet_sources")
+        """The digest of the sources that it was built from."""
+        self._prefix = f"whet_{self._text('whet_operators')}_"
+        self._packs: dict[str, Pack] = {}
+        self._operators: dict[str, tuple[Pack, Any]] = {}
 
-    def call(self, name: str, args: ctypes.Structure) -> None:
-        """Run one operator; its pointers must stay valid until it returns."""
-        self._functions[name](ctypes.byref(args))
+    def call(self, name: str, given: dict[str, Any]) -> None:
+        """Run one operator with arguments by the names of its declaration; what is left out is zero or null.
+
+        A pointer is a tensor, an address or None, and those of an array are named `ids[0]`, `ids[1]`. A `View` is a
+        tensor or None; any other structure is what `pack` made. Memory must stay valid until the operator returns.
+        """
+        if name not in self._operators:
+            self._operators[name] = self._operator(name)
+        pack, function = self._operators[name]
+        function(pack(given))
+
+    def pack(self, structure: str) -> Pack:
+        """Return the function that writes this structure as in C, from arguments by the names of its members."""
+        if structure not in self._packs:
+            declared = _Fields.in_dll(self._loaded, f"whet_fields_{structure}")
+            self._packs[structure] = self._pack_of(declared.text.decode(), declared.size)
+        return self._packs[structure]
+
+    def _operator(self, name: str) -> tuple[Pack, Any]:
+        structure = ctypes.c_char.in_dll(self._loaded, f"whet_arguments_of_{name}")
+        function = getattr(self._loaded, self._prefix + name)
+        function.argtypes, function.restype = [ctypes.c_char_p], None
+        return self.pack(ctypes.string_at(ctypes.addressof(structure)).decode()), function
+
+    def _pack_of(self, declarations: str, size: int) -> Pack:
+        """Return `pack` for these declarations in C."""
+        layout = "@"
+        zeros: list[Any] = []
+        places: dict[str, tuple[int, Callable[[Any], Any] | None]] = {}
+        for kind, name, count in _members(declarations):
+            if count:
+                places |= {f"{name}[{i}]": (len(zeros) + i, _address) for i in range(count)}
+                zeros += [0] * count
+                layout += f"{count}P"
+                continue
+            places[name] = len(zeros), _address if kind == "*" else _view if kind == "View" else None
+            if kind == "*" or kind in _NUMBERS:
+                zeros.append(0)
+                layout += _NUMBERS.get(kind, "P")
+            else:
+                zeros.append(self.pack(kind)({}))
+                layout += f"0q{len(zeros[-1])}s0q"  # at a multiple of 8 bytes, since it has pointers
+        form = struct.Struct(layout + "0q")
+        assert form.size == size, declarations
+
+        def pack(given: dict[str, Any]) -> bytes:
+            values = zeros.copy()
+            for name, value in given.items():
+                if value is not None:
+                    place, converted = places[name]
+                    values[place] = value if converted is None or type(value) is int else converted(value)
+            return form.pack(*values)
+
+        return pack
+
+    def _text(self, function: str) -> str:
+        found = getattr(self._loaded, function)
+        found.restype = ctypes.c_char_p
+        return found().decode()
+
+
+def _view(tensor: Tensor) -> bytes:
+    token_stride, head_stride, _ = tensor.stride()
+    return _VIEW.pack(tensor.data_ptr(), token_stride, head_stride)
+
+
+def _members(declarations: str) -> Iterator[tuple[str, str, int]]:
+    """Yield type, name and length of the members of a structure in C; "*" is any pointer, 0 is no array."""
+    for declaration in declarations.split(";")[:-1]:
+        kind, _, names = declaration.rpartition("*") if "*" in declaration else declaration.strip().partition(" ")
+        for member in names.split(","):
+            name, _, length = member.strip().rstrip("]").partition("[")
+            yield "*" if "*" in declaration else kind, name, int(length or 0)
 
 
 @cache
@@ -53,7 +146,7 @@ def library() -> Library | None:
     path, error = find(), None
     try:
         if path is not None:
-            return Library(path)
+            return load(path)
     except (OSError, AttributeError, ValueError) as caught:
         error = caught
     if asked == "native":
@@ -63,6 +156,23 @@ def library() -> Library | None:
     else:
         _LOG.warning("the native operators in %s cannot be used: %s (%s); %s", path, _COST, error, _how_to_replace())
     return None
+
+
+def load(path: Path) -> Library:
+    """Return the library in this file; OSError, AttributeError or ValueError if it is none of this version of whet."""
+    found, sources = Library(path), Path(__file__).with_name("native")
+    if sources.exists() and found.sources != _digest(sources):
+        raise ValueError(f"built from other sources than those in {sources}")
+    return found
+
+
+def _digest(folder: Path) -> str:
+    """Return the digest of the operators' sources, as CMakeLists.txt computes it."""
+    sources = {
+        path.relative_to(folder).as_posix(): path for path in folder.rglob("*.*") if path.suffix in (".cpp", ".h")
+    }
+    each = (hashlib.sha256(sources[name].read_bytes()).hexdigest() for name in sorted(sources))
+    return hashlib.sha256("".join(each).encode()).hexdigest()
 
 
 def choice() -> str | None:
@@ -99,14 +209,3 @@ def _candidates() -> Iterator[Path]:
     except importlib.metadata.PackageNotFoundError:
         return
     yield Path(str(installed.locate_file(f"whet/kernels/{FILE_NAME}")))
-
-
-def _function(loaded: ctypes.CDLL, name: str, kind: type[ctypes.Structure]) -> Any:
-    """Return the operator, after checking that the library expects the same size of arguments."""
-    size = getattr(loaded, f"whet_sizeof_{name}")
-    size.restype = ctypes.c_size_t
-    if size() != ctypes.sizeof(kind):
-        raise ValueError(f"built for another version of whet: {name} takes {size()} bytes, not {ctypes.sizeof(kind)}")
-    function = getattr(loaded, f"whet_{name}")
-    function.argtypes, function.restype = [ctypes.POINTER(kind)], None
-    return function

@@ -19,9 +19,9 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from whet.card import Card
 from whet.config.methods import MethodSettings
 from whet.errors import ConfigError
+from whet.kernels import grouped, matrix
 from whet.kernels.batch_position import Placement
-from whet.kernels.layers.recompute import Recomputing
-from whet.kernels.products import grouped, matrix
+from whet.kernels.recompute import Recomputing
 from whet.methods import compile_blocks, counting, fuse
 from whet.methods.seam import Applied, Cost, Stage
 from whet.models import record

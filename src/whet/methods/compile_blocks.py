@@ -21,8 +21,9 @@ from whet.card import Card
 from whet.config.methods import MethodSettings
 from whet.config.rules.compile import DEFAULT_BACKEND
 from whet.errors import ConfigError
-from whet.kernels import graph, native_call, torch_ops
+from whet.kernels import graph
 from whet.kernels.batch_position import BatchPosition, KeyedPosition, Placement, Site
+from whet.kernels.library import library
 from whet.methods.seam import Applied, Cost, Stage
 from whet.models import record
 from whet.models.adapters import unwrapped
@@ -146,10 +147,11 @@ def _compiler(backend: str, mode: str | None, model: nn.Module, *, whole: bool) 
     # torch keeps graphs with the code that they were made from: a copy of it holds those of this model alone.
     own = FunctionType(_run.__code__.replace(), _run.__globals__)
     compiled = torch.compile(own, backend=backend, options=options, dynamic=True, fullgraph=whole)
-    graph.Traced.operators = torch_ops.REGISTERED
+    graph.register()
+    graph.Traced.operators = True
 
     def limited(*given: Any, **named: Any) -> Any:
-        graph.Traced.native = native_call.library() is not None
+        graph.Traced.native = library() is not None
         with torch._dynamo.config.patch(recompile_limit=_VARIANTS, specialize_float=True):
             try:
                 return compiled(*given, **named)

@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from whet.config.methods import MethodSettings
-from whet.kernels.products.matrix import is_widened
+from whet.kernels.matrix import is_widened
 from whet.models.packed import packed_model
 from whet.models.view import ModelView, Named
 

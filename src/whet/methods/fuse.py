@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from whet.card import Card
 from whet.config.methods import MethodSettings
 from whet.kernels import allocator
-from whet.kernels.layers.embedding import RowGradient
+from whet.kernels.embedding import RowGradient
 from whet.kernels.library import library
 from whet.methods import counting
 from whet.methods.seam import Applied, Cost, Stage

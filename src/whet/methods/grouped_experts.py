@@ -9,8 +9,8 @@ from transformers.integrations import moe
 
 from whet.card import Card
 from whet.config.methods import MethodSettings
-from whet.kernels.layers.activation import gated_act_joined
-from whet.kernels.products.grouped import grouped_linear
+from whet.kernels.activation import gated_act_joined
+from whet.kernels.grouped import grouped_linear
 from whet.methods import fuse
 from whet.methods.seam import Applied, Cost, Stage
 from whet.models import record

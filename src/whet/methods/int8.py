@@ -3,7 +3,7 @@
 from whet.card import Card
 from whet.config.methods import MethodSettings
 from whet.errors import ConfigError
-from whet.kernels.products.int8 import packed_bytes
+from whet.kernels.int8 import packed_bytes
 from whet.methods import counting
 from whet.methods.seam import Applied, Cost, Stage
 from whet.models import known

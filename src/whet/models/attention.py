@@ -19,10 +19,10 @@ from transformers.masking_utils import eager_mask, sdpa_mask
 
 from whet.card import Card
 from whet.errors import ConfigError
-from whet.kernels.attention import choice as attention_path
-from whet.kernels.attention.packed import attend as attend_rows
-from whet.kernels.batch_position import Site, running, running_position
-from whet.kernels.specs import AttentionSpec, Drop, window_of
+from whet.kernels.attention_spec import AttentionSpec, window_of
+from whet.kernels.batch_position import Drop, Site, running, running_position
+from whet.kernels.library import choice as attention_path
+from whet.kernels.packed_attention import attend as attend_rows
 from whet.log import logger
 from whet.models.fused.attention import require_all
 from whet.models.fused.limits import came_later, require_no_other_pass, require_pass, require_understood

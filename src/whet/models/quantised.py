@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from whet.errors import ConfigError
-from whet.kernels.products.weight_only import Codes, Codes4, Codes8, linear, rounded, rounded_4
+from whet.kernels.weight_only import Codes, Codes4, Codes8, linear, rounded, rounded_4
 from whet.models.experts.layer import has_experts
 from whet.models.standard import why_called
 from whet.models.view import ModelView, Named

@@ -16,7 +16,7 @@ from transformers import activations
 from transformers.models.deberta.modeling_deberta import DebertaLayerNorm
 from transformers.pytorch_utils import Conv1D
 
-from whet.kernels.specs import Kind
+from whet.kernels.activation import Kind
 from whet.models.family import RmsNorm, home_of_forward, owner_of
 from whet.models.forwards import home_of
 

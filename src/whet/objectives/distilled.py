@@ -19,8 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from whet.data.batch import Batch
 from whet.data.padding import Padding
-from whet.kernels.layers.cross_entropy import chunk_rows
-from whet.kernels.reference.layers import to_rows
+from whet.kernels.cross_entropy import chunk_rows, to_rows
 from whet.models.experts.routing import unwatched
 from whet.models.packable import predicts_next_tokens
 from whet.models.packed import PackedModel

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from whet.kernels.reference.layers import to_rows
+from whet.kernels.cross_entropy import to_rows
 
 _NOWHERE = -1e30
 """The logit of a place that is no token: finite, so that differences of such logits are no NaN."""

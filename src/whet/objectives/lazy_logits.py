@@ -18,8 +18,8 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from whet.errors import ConfigError
-from whet.kernels.layers.cross_entropy import chunk_rows, linear_cross_entropy
-from whet.kernels.native_call import is_followed, native_for
+from whet.kernels.cross_entropy import chunk_rows, linear_cross_entropy
+from whet.kernels.operator import is_followed, native_for
 from whet.models import standard
 from whet.models.forwards import bind, instance_forward
 from whet.models.lazy_tensor import WATCHED, LazyTensor, Origin, Step, version_of

@@ -11,8 +11,8 @@ from torch.utils.checkpoint import checkpoint
 
 from whet.data.batch import Batch
 from whet.errors import ConfigError
-from whet.kernels.layers.cross_entropy import chunk_rows, linear_cross_entropy
-from whet.kernels.native_call import native_for
+from whet.kernels.cross_entropy import chunk_rows, linear_cross_entropy
+from whet.kernels.operator import native_for
 from whet.models.bad_batch import explained
 from whet.models.fused.decoder import why_other_window
 from whet.models.packed import PackedModel, other_shape

@@ -18,8 +18,7 @@ from whet.data.columns import Columns
 from whet.data.padding import NO_PADDING, Padding
 from whet.data.store import RowStore
 from whet.errors import DataError
-from whet.kernels.layers.cross_entropy import row_cross_entropy
-from whet.kernels.reference.layers import to_rows
+from whet.kernels.cross_entropy import row_cross_entropy, to_rows
 from whet.models.packed import PackedModel, other_shape
 from whet.objectives.base import IGNORED, Collate, Rows
 from whet.objectives.collated import collated, real_places, run_seeded, widened

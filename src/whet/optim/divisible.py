@@ -9,7 +9,7 @@ import torch
 from torch.optim import Optimizer
 
 from whet.errors import ConfigError
-from whet.kernels.reference.adamw_8bit import BLOCK
+from whet.kernels.adamw import BLOCK
 from whet.optim.optimizers.adafactor import Adafactor
 from whet.optim.optimizers.anyprecision import AnyPrecisionAdamW
 from whet.optim.optimizers.lion import Lion

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from whet.card import Card
 from whet.kernels import shared_memory
-from whet.kernels.layers.embedding import TAKES_THE_REST
+from whet.kernels.embedding import TAKES_THE_REST
 from whet.log import logger
 
 CARD = Card(

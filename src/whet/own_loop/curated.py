@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from whet.errors import ConfigError
-from whet.kernels.attention.packed import attend
+from whet.kernels.attention_spec import AttentionSpec
 from whet.kernels.batch_position import Placement, Site
 from whet.kernels.library import library
-from whet.kernels.specs import AttentionSpec
+from whet.kernels.packed_attention import attend
 from whet.log import logger
 from whet.methods.unpad.layout import computing_in, layout_of, scattered
 from whet.models import record

@@ -4,8 +4,8 @@ import torch
 
 from whet.config import environment
 from whet.errors import ConfigError, Problem
+from whet.kernels.int8 import has_vnni
 from whet.kernels.library import choice, library
-from whet.kernels.products.int8 import has_vnni
 
 CHOICE = "WHET_INT8"
 """Environment variable: forward keeps the gradient of the input in fp32, both computes it in 8 bits as well."""

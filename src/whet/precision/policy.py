@@ -11,8 +11,8 @@ from torch.amp import GradScaler
 
 from whet.card import Card
 from whet.config.arguments import TrainingArguments
-from whet.kernels.products import int8 as product_int8
-from whet.kernels.products import linear as product
+from whet.kernels import int8 as product_int8
+from whet.kernels import linear as product
 from whet.log import logger
 from whet.precision import device as devices
 from whet.precision import int8

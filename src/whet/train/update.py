@@ -16,8 +16,8 @@ from torch.optim import Optimizer
 from torch.profiler import record_function
 
 from whet.config.arguments import TrainingArguments
-from whet.kernels.optimizer.adamw import gradient_norm
-from whet.kernels.optimizer.rows_in_use import rows_in_use
+from whet.kernels.adamw import gradient_norm
+from whet.kernels.rows_in_use import rows_in_use
 from whet.log import logger
 from whet.optim import registry, schedule
 from whet.optim.in_backward import InBackward

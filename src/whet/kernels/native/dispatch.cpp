@@ -1,35 +1,19 @@
-// The C interface of the library: each operator runs in the best instruction set of this processor.
+// Chooses the best instruction set of this processor: Python calls the operators of that set.
 #include <cstdlib>
 #include <cstring>
 
-#include "args.h"
+#include "operator.h"
 
 #ifdef WHET_BF16
 #include <cpuid.h>
 #endif
 
-#define WHET_EXPORT extern "C" __attribute__((visibility("default")))
-
 namespace whet {
-
-#define WHET_TABLE(name)        \
-  namespace name {              \
-  extern const Table table;     \
-  }
-#ifdef WHET_X86
-WHET_TABLE(x86_64_v4)
-WHET_TABLE(x86_64_v3)
-#endif
-#ifdef WHET_BF16
-WHET_TABLE(x86_64_v4_bf16)
-#endif
-WHET_TABLE(baseline)
-
 namespace {
 
 struct Isa {
   const char* name;
-  const Table* table;
+  const char* operators;  // what the names of its functions begin with
 };
 
 #ifdef WHET_X86
@@ -55,13 +39,13 @@ bool pairs_are_slow() {
 
 // The operators of x86-64-v4. With bf16 instructions if the compiler knows and the processor has them: where they are
 // asked for, or are the faster ones and not left out.
-const Table* of_v4([[maybe_unused]] const char* most) {
+const char* of_v4([[maybe_unused]] const char* most) {
 #ifdef WHET_BF16
   const bool asked = most && std::strcmp(most, "v4_bf16") == 0, left_out = most && std::strcmp(most, "v4") == 0;
   const bool wanted = asked || (!left_out && !pairs_are_slow());
-  if (wanted && __builtin_cpu_supports("avx512bf16")) return &x86_64_v4_bf16::table;
+  if (wanted && __builtin_cpu_supports("avx512bf16")) return "x86_64_v4_bf16";
 #endif
-  return &x86_64_v4::table;
+  return "x86_64_v4";
 }
 #endif
 
@@ -73,12 +57,12 @@ Isa choose() {
   const bool v3_allowed = !most || std::strcmp(most, "baseline") != 0;
   const bool v4_allowed = v3_allowed && (!most || std::strcmp(most, "v3") != 0);
   if (v4_allowed && supports_v4()) return {"x86-64-v4", of_v4(most)};
-  if (v3_allowed && supports_v3()) return {"x86-64-v3", &x86_64_v3::table};
-  return {"x86-64", &baseline::table};
+  if (v3_allowed && supports_v3()) return {"x86-64-v3", "x86_64_v3"};
+  return {"x86-64", "baseline"};
 #elif defined(__ARM_NEON)
-  return {"neon", &baseline::table};
+  return {"neon", "baseline"};
 #else
-  return {"baseline", &baseline::table};
+  return {"baseline", "baseline"};
 #endif
 }
 
@@ -90,9 +74,8 @@ const Isa& chosen() {
 }  // namespace
 }  // namespace whet
 
+extern "C" {
 WHET_EXPORT const char* whet_isa() { return whet::chosen().name; }
-
-#define WHET_ENTRY_POINT(name, Args)                                                       \
-  WHET_EXPORT void whet_##name(const whet::Args* args) { whet::chosen().table->name(*args); } \
-  WHET_EXPORT size_t whet_sizeof_##name() { return sizeof(whet::Args); }
-WHET_OPERATORS(WHET_ENTRY_POINT)
+WHET_EXPORT const char* whet_operators() { return whet::chosen().operators; }
+WHET_EXPORT const char* whet_sources() { return WHET_SOURCES; }
+}

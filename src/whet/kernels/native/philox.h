@@ -4,11 +4,20 @@
 // 64 * block + 16 * w + l. So the words of a block are the masks of 64 neighbouring elements, in order.
 #pragma once
 
-#include "args.h"
+#include "operator.h"
 #include "vec.h"
 
 namespace whet {
 namespace WHET_ISA {
+
+// Keep an element iff its random word >= threshold, times scale. threshold 0: no dropout, slot and position unread.
+WHET_ARGUMENTS(Mask,
+  uint64_t key;
+  uint32_t threshold;
+  float scale;
+  const int32_t* slot;      // (rows,)
+  const int32_t* position;  // (rows,)
+)
 
 constexpr int kBlock = 64;                      // elements that one block serves
 constexpr int kPairs = 16 / W > 0 ? 16 / W : 1;  // vectors of 16 lanes in all

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from whet.config.fields import PaddingInLoss
 from whet.data import sequences
-from whet.kernels.native_call import is_followed
+from whet.kernels.operator import is_followed
 from whet.models import attention, bad_batch
 from whet.models.forwards import other_forward
 from whet.models.fused.limits import NO_EFFECT

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from whet.errors import ConfigError
+from whet.kernels.activation import bias_act, gated_act_joined
 from whet.kernels.batch_position import running_position
-from whet.kernels.layers.activation import bias_act, gated_act_joined
-from whet.kernels.products.grouped import grouped_linear
+from whet.kernels.grouped import grouped_linear
 from whet.models.experts.routing import Routes, Sorted, by_expert, chosen, note, within_capacity
 from whet.models.experts.settings import ExpertSettings
 from whet.models.standard import ACTIVATIONS, why_called

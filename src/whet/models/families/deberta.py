@@ -17,11 +17,11 @@ from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.deberta.modeling_deberta import DebertaLayerNorm
 from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 
-from whet.kernels.attention.packed import attend
-from whet.kernels.batch_position import BatchPosition
-from whet.kernels.layers.dropout import dropout
-from whet.kernels.products.linear import linear
-from whet.kernels.specs import Drop, Relative
+from whet.kernels.attention_spec import Relative
+from whet.kernels.batch_position import BatchPosition, Drop
+from whet.kernels.dropout import dropout
+from whet.kernels.linear import linear
+from whet.kernels.packed_attention import attend
 from whet.models.families import bert
 from whet.models.family import Family, Part, Slots
 from whet.models.fused.attention import attended, of_chosen, projected, spec_of

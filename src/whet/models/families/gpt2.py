@@ -8,9 +8,9 @@ from typing import Any
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from whet.kernels.attention.packed import attend_joined
-from whet.kernels.layers.activation import bias_act
-from whet.kernels.products.linear import linear
+from whet.kernels.activation import bias_act
+from whet.kernels.linear import linear
+from whet.kernels.packed_attention import attend_joined
 from whet.models.family import Family, FeedForward, Part
 from whet.models.fused.attention import spec_of
 from whet.models.fused.layers import (

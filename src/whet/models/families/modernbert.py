@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from whet.kernels.attention.packed import attend_joined
-from whet.kernels.layers.activation import gated_act_joined
-from whet.kernels.layers.rotary import rotate_joined
-from whet.kernels.specs import window_of
+from whet.kernels.activation import gated_act_joined
+from whet.kernels.attention_spec import window_of
+from whet.kernels.packed_attention import attend_joined
+from whet.kernels.rotary import rotate_joined
 from whet.models.family import Family, FeedForward, Part, Slots
 from whet.models.fused.attention import of_chosen, spec_of
 from whet.models.fused.embeddings import EmbeddingNames, embeddings

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from whet.kernels.layers.activation import gated_act_joined
+from whet.kernels.activation import gated_act_joined
 from whet.models.families import llama
 from whet.models.family import FeedForward, Part
 from whet.models.fused.layers import PlacedDropout, inner, pass_position, with_bias

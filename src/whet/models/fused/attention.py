@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from whet.errors import ConfigError
-from whet.kernels.attention.packed import attend, attend_joined
-from whet.kernels.batch_position import BatchPosition, Chosen, Site
-from whet.kernels.layers import recompute
-from whet.kernels.products.linear import linear
-from whet.kernels.specs import AttentionSpec, Bias, Drop
+from whet.kernels import recompute
+from whet.kernels.attention_spec import AttentionSpec, Bias
+from whet.kernels.batch_position import BatchPosition, Chosen, Drop, Site
+from whet.kernels.linear import linear
+from whet.kernels.packed_attention import attend, attend_joined
 from whet.models.fused.layers import with_bias
 from whet.models.fused.limits import came_later
 from whet.models.standard import why_called

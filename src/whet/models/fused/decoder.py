@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from whet.kernels.attention.packed import attend
-from whet.kernels.layers.activation import gated_act
-from whet.kernels.layers.rotary import rotate
-from whet.kernels.specs import window_of
+from whet.kernels.activation import gated_act
+from whet.kernels.attention_spec import window_of
+from whet.kernels.packed_attention import attend
+from whet.kernels.rotary import rotate
 from whet.models.family import Slots
 from whet.models.fused.attention import spec_of
 from whet.models.fused.layers import normalised, with_bias

@@ -6,8 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whet.kernels.layers.embedding import TAKES_THE_REST, RowGradient, embed
-from whet.kernels.specs import Tables
+from whet.kernels.embedding import TAKES_THE_REST, RowGradient, Tables, embed
 from whet.models.family import Slots
 from whet.models.fused.layers import PlacedDropout, as_products_are, drop_of, layer_norm_of
 from whet.models.standard import why_called

@@ -17,13 +17,11 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from whet.kernels.batch_position import BatchPosition, Site, running, running_position
-from whet.kernels.layers.activation import bias_act
-from whet.kernels.layers.dropout import dropout
-from whet.kernels.layers.norm import add_norm
-from whet.kernels.products.linear import linear
-from whet.kernels.products.low_rank import LowRank, is_joined, low_rank_linear
-from whet.kernels.specs import Drop, Norm
+from whet.kernels.activation import bias_act
+from whet.kernels.batch_position import BatchPosition, Drop, Site, running, running_position
+from whet.kernels.dropout import dropout
+from whet.kernels.linear import LowRank, is_joined, linear, low_rank_linear
+from whet.kernels.norm import Norm, add_norm
 from whet.models.forwards import home_of, instance_forward
 from whet.models.fused.limits import came_later, require_no_other_pass, require_pass
 from whet.models.standard import (

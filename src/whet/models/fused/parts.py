@@ -12,11 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from whet.kernels.activation import bias_act
 from whet.kernels.batch_position import Placement
-from whet.kernels.layers.activation import bias_act
-from whet.kernels.layers.norm import add_norm
-from whet.kernels.products.linear import linear
-from whet.kernels.specs import Norm
+from whet.kernels.linear import linear
+from whet.kernels.norm import Norm, add_norm
 from whet.models.family import Part, owner_of
 from whet.models.forwards import bind, instance_forward
 from whet.models.fused.layers import PLACEMENT, layer_of

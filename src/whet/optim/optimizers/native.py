@@ -19,11 +19,8 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 from whet.errors import ConfigError
 from whet.kernels import shared_memory
-from whet.kernels.optimizer.adamw import AdamWTensors
-from whet.kernels.optimizer.adamw_8bit import AdamW8bitTensors
-from whet.kernels.optimizer.rows_in_use import RowsInUse, rows_in_use
-from whet.kernels.reference.adamw_8bit import BLOCK, Codes
-from whet.kernels.specs import AdamWStep
+from whet.kernels.adamw import BLOCK, AdamW8bitTensors, AdamWStep, AdamWTensors, Codes
+from whet.kernels.rows_in_use import RowsInUse, rows_in_use
 from whet.optim.entry import Entry, Options, Request, Shapes, keep_dtypes, require_cpu
 from whet.optim.optimizers.base import Stepping
 

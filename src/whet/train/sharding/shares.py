@@ -22,7 +22,7 @@ from whet.dist.messages import DTYPES, dtype_name
 from whet.dist.sharded_model import ShardedModel
 from whet.dist.shares import RowExchange, Rows, deal, n_rows, rows_in
 from whet.errors import ConfigError
-from whet.kernels.optimizer.rows_in_use import RowsInUse, rows_in_use
+from whet.kernels.rows_in_use import RowsInUse, rows_in_use
 from whet.store import schema
 from whet.store.optimizer import OptimizerState
 from whet.store.state import State, join, split

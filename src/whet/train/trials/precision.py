@@ -16,7 +16,7 @@ from torch import nn
 from torch.func import functional_call
 
 from whet.data.batch import Batch
-from whet.kernels.layers.embedding import RowGradient
+from whet.kernels.embedding import RowGradient
 from whet.kernels.random import generators_kept
 from whet.log import logger
 from whet.methods import compile_blocks as compiling

@@ -228,7 +228,7 @@ void forward(const Attention& a) {
 
 }  // namespace
 
-void attention(const Attention& a) { a.dtype == kBfloat16 ? forward<bf16>(a) : forward<float>(a); }
+WHET_OPERATOR(attention, Attention) { a.dtype == kBfloat16 ? forward<bf16>(a) : forward<float>(a); }
 
 }  // namespace WHET_ISA
 }  // namespace whet

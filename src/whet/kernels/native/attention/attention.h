@@ -3,7 +3,7 @@
 
 #include "attention_work.h"
 #include "mathfn.h"
-#include "operators.h"
+#include "operator.h"
 #include "philox.h"
 #include "scratch.h"
 

@@ -273,7 +273,7 @@ void backward(const Attention& a) {
 
 }  // namespace
 
-void attention_backward(const Attention& a) { a.dtype == kBfloat16 ? backward<bf16>(a) : backward<float>(a); }
+WHET_OPERATOR(attention_backward, Attention) { a.dtype == kBfloat16 ? backward<bf16>(a) : backward<float>(a); }
 
 }  // namespace WHET_ISA
 }  // namespace whet

@@ -3,7 +3,7 @@
 // fp32, and bf16 on processors without its dot product, are fp32 here. Elsewhere bf16 stays bf16, two to a unit.
 #pragma once
 
-#include "args.h"
+#include "operator.h"
 #include "product.h"
 
 namespace whet {

@@ -8,6 +8,31 @@
 namespace whet {
 namespace WHET_ISA {
 
+WHET_ARGUMENTS(Attention,
+  int64_t n_rows, heads, key_heads, head_width;
+  int32_t dtype, causal;
+  float scale;
+  uint32_t threshold;  // 0: no dropout on the weights
+  uint64_t key;
+  float keep_scale;
+  int32_t window;  // a query sees keys up to this distance before and after it; negative: all
+  const int32_t* cu_seqlens;  // (n_rows + 1,)
+  const int32_t* row_slots;   // (n_rows,), unread without dropout
+  const int32_t* key_counts;  // (n_rows,): keys at the start of a row, later tokens only query; null: all
+  View q, k, v, out;
+  float* lse;  // (tokens, heads): log of the sum of exp of a query's scores
+  View dout, dq, dk, dv;  // backward
+  const float* bias;      // (heads, 2 reach + 1): added to the scaled score of key j and query i at j - i + reach; null: 0
+  int64_t reach;          // at least the longest row - 1
+  float* dbias;           // backward, the gradient of `bias`; null: not wanted
+  float* dbias_rows;      // (2 tokens, heads): working memory for it
+  // Scores also get scale (q_i . relative_keys[p] + k_j . relative_queries[p]) with p = places[j - i + reach].
+  const int32_t* places;  // (2 reach + 1,): rows of the tables; null: no such terms
+  int64_t n_places;       // rows of each table
+  View relative_keys, relative_queries;    // (n_places, heads, head_width); null data: without this term
+  View drelative_keys, drelative_queries;  // backward
+)
+
 // One piece of work: a head of a row, and the queries from `first` on that belong to it. The row's first `keys` tokens
 // are its keys.
 struct Item {

@@ -1,11 +1,40 @@
 // Bias and activation in one pass, plain (BERT, GPT-2) and gated (Llama: SwiGLU), forward and backward.
 #include "columns.h"
 #include "mathfn.h"
-#include "operators.h"
+#include "operator.h"
 #include "parallel.h"
 
 namespace whet {
 namespace WHET_ISA {
+
+enum Activation : int32_t { kGeluErf = 0, kGeluTanh = 1, kSilu = 2 };
+
+// y = act(x + bias)
+WHET_ARGUMENTS(BiasAct,
+  int64_t rows, width;
+  int32_t dtype, kind;
+  const void* x;
+  const float* bias;  // null: 0
+  void* y;            // forward
+  const void* dy;     // backward
+  void* dx;
+  float* dbias;  // null: not wanted
+)
+
+// y = act(gate) * up; each operand has its own row stride (in elements), so both may be halves of one product.
+WHET_ARGUMENTS(GatedAct,
+  int64_t rows, width;
+  int32_t dtype, kind;
+  const void* gate;
+  const void* up;
+  int64_t in_stride;
+  void* y;         // forward, contiguous
+  const void* dy;  // backward, contiguous
+  void* dgate;
+  void* dup;
+  int64_t grad_stride;
+)
+
 namespace {
 
 struct ValueAndSlope {
@@ -128,10 +157,10 @@ void with_types(const Args& a, bool forward) {
 
 }  // namespace
 
-void bias_act(const BiasAct& a) { with_types<Plain>(a, true); }
-void bias_act_backward(const BiasAct& a) { with_types<Plain>(a, false); }
-void gated_act(const GatedAct& a) { with_types<Gated>(a, true); }
-void gated_act_backward(const GatedAct& a) { with_types<Gated>(a, false); }
+WHET_OPERATOR(bias_act, BiasAct) { with_types<Plain>(a, true); }
+WHET_OPERATOR(bias_act_backward, BiasAct) { with_types<Plain>(a, false); }
+WHET_OPERATOR(gated_act, GatedAct) { with_types<Gated>(a, true); }
+WHET_OPERATOR(gated_act_backward, GatedAct) { with_types<Gated>(a, false); }
 
 }  // namespace WHET_ISA
 }  // namespace whet

@@ -1,11 +1,33 @@
 // Cross entropy of rows of logits, which are overwritten by their gradient.
 #include "glibc.h"
 #include "mathfn.h"
-#include "operators.h"
+#include "operator.h"
 #include "parallel.h"
 
 namespace whet {
 namespace WHET_ISA {
+
+// losses[i] = log of the sum of exp(logits[i]) - logits[i][labels[i]]; rows with a negative label have a loss of 0.
+// With `differentiate`, the logits are overwritten by their gradient, softmax - one-hot (0 for such rows).
+WHET_ARGUMENTS(CrossEntropy,
+  int64_t rows, width, stride;  // stride between rows, in elements
+  int32_t dtype, differentiate;
+  void* logits;
+  const int64_t* labels;
+  float* losses;
+)
+
+// Cross entropy over rows of different lengths, (cu_seqlens[r], cu_seqlens[r + 1]) of the logits, which are overwritten
+// by their gradient. Labels count from the row's start.
+WHET_ARGUMENTS(RowCrossEntropy,
+  int64_t n_rows;
+  int32_t dtype, differentiate;
+  const int32_t* cu_seqlens;  // (n_rows + 1,)
+  void* logits;
+  const int64_t* labels;
+  float* losses;
+)
+
 namespace {
 
 template <class T>
@@ -71,9 +93,9 @@ void run(const RowCrossEntropy& a) {
 
 }  // namespace
 
-void row_cross_entropy(const RowCrossEntropy& a) { a.dtype == kBfloat16 ? run<bf16>(a) : run<float>(a); }
+WHET_OPERATOR(row_cross_entropy, RowCrossEntropy) { a.dtype == kBfloat16 ? run<bf16>(a) : run<float>(a); }
 
-void cross_entropy(const CrossEntropy& a) { a.dtype == kBfloat16 ? run<bf16>(a) : run<float>(a); }
+WHET_OPERATOR(cross_entropy, CrossEntropy) { a.dtype == kBfloat16 ? run<bf16>(a) : run<float>(a); }
 
 }  // namespace WHET_ISA
 }  // namespace whet

@@ -1,9 +1,18 @@
-#include "operators.h"
+#include "operator.h"
 #include "parallel.h"
 #include "philox.h"
 
 namespace whet {
 namespace WHET_ISA {
+
+WHET_ARGUMENTS(Dropout,
+  int64_t rows, width;
+  int32_t dtype;
+  Mask mask;
+  const void* x;
+  void* y;
+)
+
 namespace {
 
 template <class T>
@@ -19,7 +28,7 @@ void run(const Dropout& a) {
 
 }  // namespace
 
-void dropout(const Dropout& a) { a.dtype == kBfloat16 ? run<bf16>(a) : run<float>(a); }
+WHET_OPERATOR(dropout, Dropout) { a.dtype == kBfloat16 ? run<bf16>(a) : run<float>(a); }
 
 }  // namespace WHET_ISA
 }  // namespace whet

@@ -1,12 +1,55 @@
 // The sum of up to three embeddings, LayerNorm and dropout in one pass; gradients are written to the touched entries only.
 #include "columns.h"
-#include "operators.h"
+#include "operator.h"
 #include "parallel.h"
 #include "philox.h"
 #include "statistics.h"
 
 namespace whet {
 namespace WHET_ISA {
+
+// y = dropout(LayerNorm(word[ids] + position[position_ids] + type[type_ids])), tables fp32.
+WHET_ARGUMENTS(Embed,
+  int64_t rows, width;
+  int32_t dtype;
+  float eps;
+  Mask mask;
+  const int64_t* ids[3];  // null: that table is not used
+  const float* tables[3];
+  const float* weight;
+  const float* bias;
+  void* y;
+  float* mean;
+  float* rstd;
+)
+
+WHET_ARGUMENTS(EmbedBackward,
+  int64_t rows, width;
+  int32_t dtype;
+  Mask mask;
+  const int64_t* ids[3];
+  const float* tables[3];
+  const float* weight;
+  const float* mean;
+  const float* rstd;
+  const void* dy;
+  float* dsum;      // (rows, width): gradient of the sum, to be scattered
+  float* dweight;
+  float* dbias;
+)
+
+// table_grad[id] = the sum of the values of that id, added in the order of the rows for any number of threads.
+WHET_ARGUMENTS(Scatter,
+  int64_t rows, width;
+  int64_t padding_id;  // rows of this id are skipped; -1: none
+  const int64_t* ids;
+  const float* values;
+  float* table_grad;      // (entries, width)
+  const int64_t* order;   // (rows,): a stable sort of the rows by id
+  const int64_t* clear;   // (n_clear,): entries to zero first
+  int64_t n_clear;
+)
+
 namespace {
 
 constexpr int kTables = 3;
@@ -88,11 +131,11 @@ void backward(const EmbedBackward& a) {
 
 }  // namespace
 
-void embed(const Embed& a) { a.dtype == kBfloat16 ? forward<bf16>(a) : forward<float>(a); }
+WHET_OPERATOR(embed, Embed) { a.dtype == kBfloat16 ? forward<bf16>(a) : forward<float>(a); }
 
-void embed_backward(const EmbedBackward& a) { a.dtype == kBfloat16 ? backward<bf16>(a) : backward<float>(a); }
+WHET_OPERATOR(embed_backward, EmbedBackward) { a.dtype == kBfloat16 ? backward<bf16>(a) : backward<float>(a); }
 
-void scatter(const Scatter& a) {
+WHET_OPERATOR(scatter, Scatter) {
 #pragma omp parallel for schedule(static) if (is_large(a.n_clear * a.width))
   for (int64_t i = 0; i < a.n_clear; ++i)
     std::memset(a.table_grad + a.clear[i] * a.width, 0, static_cast<size_t>(a.width) * sizeof(float));

@@ -1,12 +1,47 @@
 // Bias, dropout, residual addition and LayerNorm (Ba et al. 2016) or RMSNorm (Zhang and Sennrich 2019) in one pass.
 #include "columns.h"
-#include "operators.h"
+#include "operator.h"
 #include "parallel.h"
 #include "philox.h"
 #include "statistics.h"
 
 namespace whet {
 namespace WHET_ISA {
+
+// sum = residual + dropout(x + linear_bias); y = normalised(sum) * weight + bias.
+WHET_ARGUMENTS(AddNorm,
+  int64_t rows, width;
+  int32_t dtype, rms;  // rms: no mean, no bias
+  float eps;
+  Mask mask;
+  const void* x;
+  const void* residual;      // null: 0
+  const float* linear_bias;  // null: 0
+  const float* weight;
+  const float* bias;  // null: 0
+  void* sum;          // null: not written (then residual and linear_bias are null and there is no dropout)
+  void* y;
+  float* mean;  // (rows,); unwritten under rms
+  float* rstd;  // (rows,)
+)
+
+WHET_ARGUMENTS(AddNormBackward,
+  int64_t rows, width;
+  int32_t dtype, rms;
+  Mask mask;
+  const void* dy;
+  const void* dsum_in;  // gradient of the sum from other uses; null: 0
+  const void* sum;
+  const float* mean;
+  const float* rstd;
+  const float* weight;
+  void* dsum;           // gradient of the residual (and of x + linear_bias without dropout)
+  void* dx;             // null: not wanted
+  float* dweight;       // null: not wanted
+  float* dbias;         // null: not wanted
+  float* dlinear_bias;  // null: not wanted
+)
+
 namespace {
 
 template <class T>
@@ -143,9 +178,9 @@ void backward(const AddNormBackward& a) {
 
 }  // namespace
 
-void add_norm(const AddNorm& a) { a.dtype == kBfloat16 ? forward<bf16>(a) : forward<float>(a); }
+WHET_OPERATOR(add_norm, AddNorm) { a.dtype == kBfloat16 ? forward<bf16>(a) : forward<float>(a); }
 
-void add_norm_backward(const AddNormBackward& a) { a.dtype == kBfloat16 ? backward<bf16>(a) : backward<float>(a); }
+WHET_OPERATOR(add_norm_backward, AddNormBackward) { a.dtype == kBfloat16 ? backward<bf16>(a) : backward<float>(a); }
 
 }  // namespace WHET_ISA
 }  // namespace whet

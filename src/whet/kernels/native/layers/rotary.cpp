@@ -1,10 +1,22 @@
 // Rotary position embeddings: channel c of a head is turned against channel c + angles / 2 (Su et al. 2021, equation 34).
-#include "operators.h"
+#include "operator.h"
 #include "parallel.h"
 #include "vec.h"
 
 namespace whet {
 namespace WHET_ISA {
+
+// y = x with the first `angles` channels of the first `rotated` heads turned by halves: (a, b) becomes
+// (a cos - b sin, b cos + a sin), or with `back` what the transposed matrix gives. All else is copied. y is contiguous.
+WHET_ARGUMENTS(Rotate,
+  int64_t rows, heads, rotated, width, angles;
+  int32_t dtype, back;
+  View x;
+  const float* cos;  // (rows, angles)
+  const float* sin;  // (rows, angles)
+  void* y;
+)
+
 namespace {
 
 // What turns one token: cosines and sines of the first and of the second half.
@@ -42,7 +54,7 @@ void run(const Rotate& r) {
 
 }  // namespace
 
-void rotate(const Rotate& r) { r.dtype == kBfloat16 ? run<bf16>(r) : run<float>(r); }
+WHET_OPERATOR(rotate, Rotate) { a.dtype == kBfloat16 ? run<bf16>(a) : run<float>(a); }
 
 }  // namespace WHET_ISA
 }  // namespace whet

@@ -1,7 +1,7 @@
 // AdamW (Loshchilov and Hutter 2019) on a vector, for any storage of the moments.
 #pragma once
 
-#include "args.h"
+#include "operator.h"
 #include "pieces.h"
 #include "vec.h"
 

@@ -2,11 +2,42 @@
 #include <cstdlib>
 
 #include "adamw.h"
-#include "operators.h"
+#include "operator.h"
 #include "pieces.h"
 
 namespace whet {
 namespace WHET_ISA {
+
+// One entry per tensor. The sum of squares of all entries is written to *result.
+WHET_ARGUMENTS(GradNorm,
+  int64_t n_tensors;
+  const void* const* grads;
+  const int64_t* sizes;
+  const int32_t* dtypes;
+  const uint8_t* const* rows_in_use;  // null entry: all; else a byte per row of widths[i], 0 if the gradient is 0
+  const int64_t* widths;
+  double* result;
+)
+
+// AdamW (Loshchilov and Hutter 2019) over all tensors; grads are multiplied by grad_scale first.
+WHET_ARGUMENTS(AdamW,
+  int64_t n_tensors;
+  const int64_t* sizes;
+  void* const* params;          // of dtypes[i]
+  const int32_t* dtypes;        // of params and grads
+  const void* const* grads;     // of dtypes[i]
+  float* const* first;          // m
+  float* const* second;         // v
+  float* const* masters;        // fp32 copy of a bf16 parameter; null array or null entry: params are the master
+  const float* learning_rates;  // (n_tensors,)
+  const float* weight_decays;   // (n_tensors,)
+  const uint8_t* const* rows_in_use;  // null entry: all; else a byte per row of widths[i], 0 if grads, m and v are 0
+  const int64_t* widths;
+  float eps, grad_scale;
+  double beta1, beta2;
+  double correction1, correction2;  // 1 - beta ** step
+)
+
 namespace {
 
 template <class T>
@@ -51,7 +82,7 @@ void update(const AdamW& a, T* param, const Pieces::Piece& piece, const Rates& r
 
 }  // namespace
 
-void grad_norm(const GradNorm& a) {
+WHET_OPERATOR(grad_norm, GradNorm) {
   const Pieces pieces(a.sizes, a.n_tensors);
   const int64_t count = pieces.count();
   double* partial = static_cast<double*>(std::malloc(static_cast<size_t>(count + 1) * sizeof(double)));
@@ -73,7 +104,7 @@ void grad_norm(const GradNorm& a) {
   *a.result = total;
 }
 
-void adamw(const AdamW& a) {
+WHET_OPERATOR(adamw, AdamW) {
   for_params(a, [&](auto* param, const Pieces::Piece& piece, const Rates& rates) {
     const int64_t i = piece.tensor;
     for_rows_in_use(piece, a.rows_in_use[i], a.widths[i], [&](int64_t begin, int64_t n) {

@@ -4,13 +4,33 @@
 
 #include "adamw.h"
 #include "dynamic_map.h"
-#include "operators.h"
+#include "operator.h"
 
 namespace whet {
 namespace WHET_ISA {
+
+// The same with 8-bit moments: codes of the dynamic map (Dettmers et al. 2022) times a scale for each 256 elements of
+// a tensor, the last block shorter. Parameters are of dtypes[i], as in AdamW.
+WHET_ARGUMENTS(AdamW8bit,
+  int64_t n_tensors;
+  const int64_t* sizes;
+  void* const* params;
+  const int32_t* dtypes;
+  const void* const* grads;
+  uint8_t* const* first;         // codes of m, signed map
+  uint8_t* const* second;        // codes of v, unsigned map
+  float* const* first_scales;    // (blocks,)
+  float* const* second_scales;   // (blocks,)
+  float* const* masters;
+  const float* learning_rates;
+  const float* weight_decays;
+  float eps, grad_scale;
+  double beta1, beta2, correction1, correction2;
+)
+
 namespace {
 
-constexpr int kBlock = 256;  // elements that share a scale; kernels/reference/adamw_8bit.py has the same number
+constexpr int kBlock = 256;  // elements that share a scale; kernels/adamw.py has the same number
 static_assert(kChunk % kBlock == 0, "a block lies in one piece");
 
 // The decoded moments of a block.
@@ -105,7 +125,7 @@ void update(const AdamW8bit& a, T* param, const Pieces::Piece& piece, const Rate
 
 }  // namespace
 
-void adamw_8bit(const AdamW8bit& a) {
+WHET_OPERATOR(adamw_8bit, AdamW8bit) {
   for_params(a, [&](auto* param, const Pieces::Piece& piece, const Rates& rates) { update(a, param, piece, rates); });
 }
 

@@ -1,7 +1,7 @@
 // Rows of fp32 as bytes with one scale for each block of a row: x is about scale * q, with integers q from -127 to 127.
 #pragma once
 
-#include "args.h"
+#include "operator.h"
 #include "philox.h"
 #include "vec.h"
 

@@ -12,11 +12,40 @@
 
 #include "int8.h"
 #include "int8_dot.h"
-#include "operators.h"
+#include "operator.h"
 #include "scratch.h"
 
 namespace whet {
 namespace WHET_ISA {
+
+// *vnni = whether the instruction set in use has the fast instruction of int8_product.
+WHET_ARGUMENTS(Int8Support,
+  int32_t* vnni;
+)
+
+// A weight in the layout of int8_product: each block of `block` along the depth (a multiple of 64) has a scale for each column.
+// `down`: the weight is (depth, columns), not (columns, depth).
+WHET_ARGUMENTS(Int8Pack,
+  int64_t depth, columns, block;
+  int32_t down;
+  const float* weight;
+  uint8_t* packed;  // (panels, depth padded to fours, 32), 32 columns a panel
+  float* scales;    // (blocks, panels * 32)
+)
+
+// y (rows, columns) = x (rows, depth) times the packed weight, plus bias. x is quantised by rows and blocks, rounded to
+// nearest, or stochastically if `stochastic`: with Philox at (key, row, element).
+WHET_ARGUMENTS(Int8Product,
+  int64_t rows, depth, columns, block;
+  int32_t stochastic;
+  uint64_t key;
+  const float* x;
+  const uint8_t* packed;
+  const float* scales;
+  const float* bias;  // null: 0
+  float* y;
+)
+
 namespace {
 
 constexpr int kPanel = 32;                                // columns
@@ -183,9 +212,9 @@ int64_t threads() {
 
 }  // namespace
 
-void int8_support(const Int8Support& a) { *a.vnni = processor_has_vnni(); }
+WHET_OPERATOR(int8_support, Int8Support) { *a.vnni = processor_has_vnni(); }
 
-void int8_pack(const Int8Pack& a) {
+WHET_OPERATOR(int8_pack, Int8Pack) {
   const Shape s(a.depth, a.block);
   const int64_t panels = (a.columns + kPanel - 1) / kPanel;
 #pragma omp parallel for schedule(static)
@@ -195,7 +224,7 @@ void int8_pack(const Int8Pack& a) {
   }
 }
 
-void int8_product(const Int8Product& a) {
+WHET_OPERATOR(int8_product, Int8Product) {
   const Shape s(a.depth, a.block);
   const Tile tile = best_tile();
   const int64_t tiles = (a.rows + kRows - 1) / kRows, most = std::max<int64_t>(1, kHeld / (kRows * s.padded));

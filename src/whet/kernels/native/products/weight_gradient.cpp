@@ -11,12 +11,29 @@
 #include <omp.h>
 #endif
 
-#include "operators.h"
+#include "operator.h"
 #include "product.h"
 #include "scratch.h"
 
 namespace whet {
 namespace WHET_ISA {
+
+// dweight = dy' x, dbias = the sum of dy's rows, both fp32; rows tokens of `out`, dy_stride apart, and of `width`. With
+// `add` both are added to what is there.
+WHET_ARGUMENTS(WeightGradient,
+  int64_t rows, width, out, dy_stride;
+  int32_t dtype, add;
+  const void* dy;
+  const void* x;
+  float* dweight;
+  float* dbias;  // null: not wanted
+)
+
+// Whether this processor multiplies bf16 in pairs, without widening it first.
+WHET_ARGUMENTS(Bf16Support,
+  int32_t* pairs;
+)
+
 namespace {
 
 constexpr int kRows = kRegisters == 32 ? 14 : 6;  // of dW, in registers
@@ -189,9 +206,9 @@ int64_t threads() {
 
 }  // namespace
 
-void bf16_support(const Bf16Support& a) { *a.pairs = kPaired<bf16>; }
+WHET_OPERATOR(bf16_support, Bf16Support) { *a.pairs = kPaired<bf16>; }
 
-void weight_gradient(const WeightGradient& a) {
+WHET_OPERATOR(weight_gradient, WeightGradient) {
   if (a.rows == 0 && a.add) return;
   if (a.rows == 0) {
     std::fill(a.dweight, a.dweight + a.out * a.width, 0.0f);

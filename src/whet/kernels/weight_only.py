@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn.functional import pad
 
-from whet.kernels.first_derivative import once_differentiable
-from whet.kernels.products.matrix import input_gradient, product_of
+from whet.kernels.matrix import input_gradient, product_of
+from whet.kernels.operator import once_differentiable
 
 MOST = 127
 """The largest code."""
@@ -167,7 +167,7 @@ class _Linear(Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, None, None]:
         grad = grads[0].flatten(0, -2)
         total: Tensor | None = None
         for place, piece in _pieces(ctx.weight, grad.dtype):

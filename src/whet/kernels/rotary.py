@@ -6,9 +6,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from whet.kernels import structs
-from whet.kernels.first_derivative import once_differentiable
-from whet.kernels.native_call import DTYPES, call, native_for, point, ptr
+from whet.kernels.operator import DTYPES, call, native_for, once_differentiable
 
 
 def rotate_joined(qkv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -52,7 +50,7 @@ class _Rotate(Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         cos, sin = ctx.saved_tensors
         return _joined_turned(grads[0], cos, sin, back=True), None, None
 
@@ -65,7 +63,7 @@ class _RotateHeads(Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         cos, sin = ctx.saved_tensors
         return _turned(grads[0], cos, sin, grads[0].shape[1], back=True), None, None
 
@@ -77,16 +75,15 @@ def _joined_turned(qkv: Tensor, cos: Tensor, sin: Tensor, *, back: bool = False)
 def _turned(x: Tensor, cos: Tensor, sin: Tensor, n_heads: int, *, back: bool = False) -> Tensor:
     """Return x (N, H, K), contiguous, with the first `n_heads` heads rotated, or rotated backwards."""
     if native_for(x) is None:
-        return _turned_in_torch(x, cos, _backwards(sin) if back else sin, n_heads)
+        return _turned_reference(x, cos, _backwards(sin) if back else sin, n_heads)
     x = x if x.stride(-1) == 1 else x.contiguous()
     c, s, y = cos.float().contiguous(), sin.float().contiguous(), x.new_empty(x.shape)
-    args = structs.Rotate(len(x), x.shape[1], n_heads, x.shape[2], cos.shape[-1], DTYPES[x.dtype], back)
-    args.x = structs.View(ptr(x), x.stride(0), x.stride(1))
-    call("rotate", point(args, cos=c, sin=s, y=y))
+    shape = {"rows": len(x), "heads": x.shape[1], "rotated": n_heads, "width": x.shape[2], "angles": cos.shape[-1]}
+    call("rotate", **shape, dtype=DTYPES[x.dtype], back=back, x=x, cos=c, sin=s, y=y)
     return y
 
 
-def _turned_in_torch(x: Tensor, cos: Tensor, sin: Tensor, n_heads: int) -> Tensor:
+def _turned_reference(x: Tensor, cos: Tensor, sin: Tensor, n_heads: int) -> Tensor:
     width = cos.shape[-1]
     if (n_heads, width) == tuple(x.shape[1:]):
         return _rotated(x, cos, sin)

@@ -6,11 +6,9 @@ import torch
 from torch import Tensor
 from torch._C import _autograd  # pyright: ignore[reportAttributeAccessIssue]
 from torch.autograd import Function
+from torch.nn import functional
 
-from whet.kernels import structs
-from whet.kernels.first_derivative import once_differentiable
-from whet.kernels.native_call import DTYPES, call, has_rows, native_for, ptr, require
-from whet.kernels.products.matrix import (
+from whet.kernels.matrix import (
     by_onednn,
     by_pairs,
     input_gradient,
@@ -20,7 +18,7 @@ from whet.kernels.products.matrix import (
     weight_gradient_into,
     widened_product_into,
 )
-from whet.kernels.reference import layers as reference
+from whet.kernels.operator import DTYPES, call, has_rows, native_for, once_differentiable, require, wide
 
 _CHUNK_BYTES = 32 * 2**20  # logits at a time: a few hundred rows of a common vocabulary, enough for full-speed products
 _LEAST_ROWS = (
@@ -41,7 +39,7 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, cap: fl
     products are in its format, and each chunk's part of the weight's gradient is rounded to it once.
     """
     if native_for(hidden) is None or native_for(weight) is None:
-        return reference.linear_cross_entropy(hidden, weight, labels, cap)
+        return linear_cross_entropy_reference(hidden, weight, labels, cap)
     assert labels.dtype == torch.int64
     fits = hidden.dim() == 2 and hidden.shape[1] == weight.shape[1] and labels.shape == hidden.shape[:1]
     require(fits, "linear_cross_entropy", hidden, weight, labels)
@@ -49,6 +47,13 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, cap: fl
     if labels.numel() and int(labels.max()) >= weight.shape[0]:
         raise IndexError(f"a label is outside of the vocabulary of {weight.shape[0]}")
     return _LinearCrossEntropy.apply(hidden, weight, labels, _product_format(weight), cap)
+
+
+def linear_cross_entropy_reference(hidden: Tensor, weight: Tensor, labels: Tensor, cap: float | None = None) -> Tensor:
+    """Return `linear_cross_entropy` in plain torch, also in float64."""
+    logits = wide(hidden @ weight.T)
+    logits = logits if cap is None else cap * (logits / cap).tanh()
+    return functional.cross_entropy(logits, labels.clamp_min(-1), ignore_index=-1, reduction="sum")
 
 
 def chunk_rows(weight: Tensor) -> int:
@@ -69,7 +74,7 @@ def row_cross_entropy(logits: Tensor, labels: Tensor, cu_seqlens: Tensor) -> Ten
     `labels` (rows,) int64 are positions within their row; `cu_seqlens` (rows + 1,).
     """
     if native_for(logits) is None:
-        return reference.row_cross_entropy(logits, labels, cu_seqlens)
+        return row_cross_entropy_reference(logits, labels, cu_seqlens)
     assert labels.dtype == torch.int64
     fits = has_rows(cu_seqlens, logits.numel()) and labels.shape == cu_seqlens[1:].shape
     require(fits, "row_cross_entropy", logits, labels, cu_seqlens)
@@ -78,20 +83,32 @@ def row_cross_entropy(logits: Tensor, labels: Tensor, cu_seqlens: Tensor) -> Ten
     return _RowCrossEntropy.apply(logits, labels.contiguous(), cu_seqlens.int().contiguous())
 
 
+def row_cross_entropy_reference(logits: Tensor, labels: Tensor, cu_seqlens: Tensor) -> Tensor:
+    """Return `row_cross_entropy` in plain torch, also in float64."""
+    rows = wide(to_rows(logits, cu_seqlens, -torch.inf))
+    return functional.cross_entropy(rows, labels, reduction="none")
+
+
+def to_rows(flat: Tensor, cu_seqlens: Tensor, fill: float) -> Tensor:
+    """Return the rows of `flat` (N,) as a table (rows, longest), filled up with `fill`."""
+    lengths = cu_seqlens.diff()
+    rows = flat.new_full((len(lengths), int(lengths.max())), fill)
+    return rows.masked_scatter(torch.arange(rows.shape[1], device=flat.device) < lengths[:, None], flat)
+
+
 class _RowCrossEntropy(Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor, cu_seqlens: Tensor) -> Tensor:
         grad, n_rows = logits.detach().clone(memory_format=torch.contiguous_format), labels.numel()
         losses = torch.empty(n_rows, dtype=torch.float32)
-        args = structs.RowCrossEntropy(n_rows, DTYPES[logits.dtype], ctx.needs_input_grad[0])
-        args.cu_seqlens, args.logits, args.labels, args.losses = (ptr(t) for t in (cu_seqlens, grad, labels, losses))
-        call("row_cross_entropy", args)
+        how = {"n_rows": n_rows, "dtype": DTYPES[logits.dtype], "differentiate": ctx.needs_input_grad[0]}
+        call("row_cross_entropy", **how, cu_seqlens=cu_seqlens, logits=grad, labels=labels, losses=losses)
         ctx.save_for_backward(grad, cu_seqlens)
         return losses
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         grad, cu_seqlens = ctx.saved_tensors
         return grad * grads[0].repeat_interleave(cu_seqlens.diff()).to(grad.dtype), None, None
 
@@ -129,7 +146,7 @@ class _LinearCrossEntropy(Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
         dhidden, dweight = (None if grad is None else _scaled(grad, grads[0]) for grad in ctx.saved_tensors)
         return dhidden, dweight, None, None, None
 
@@ -173,7 +190,6 @@ def _add_product(total: Tensor, grad: Tensor, x: Tensor, *, first: bool) -> None
 
 def _losses_and_gradient(logits: Tensor, labels: Tensor, losses: Tensor, *, differentiate: bool) -> Tensor:
     """Write the rows' losses and return the logits, overwritten by their gradient if that is wanted."""
-    args = structs.CrossEntropy(*logits.shape, logits.stride(0), DTYPES[logits.dtype], differentiate)
-    args.logits, args.labels, args.losses = ptr(logits), ptr(labels), ptr(losses)
-    call("cross_entropy", args)
+    shape = {"rows": len(logits), "width": logits.shape[1], "stride": logits.stride(0), "dtype": DTYPES[logits.dtype]}
+    call("cross_entropy", **shape, differentiate=differentiate, logits=logits, labels=labels, losses=losses)
     return logits

@@ -16,13 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
+from torch.nn.functional import pad
 
-from whet.kernels import structs
-from whet.kernels.first_derivative import once_differentiable
 from whet.kernels.library import library
-from whet.kernels.native_call import call, ptr, require
-from whet.kernels.products.matrix import input_gradient, weight_gradient
-from whet.kernels.random import stream_key
+from whet.kernels.matrix import input_gradient, weight_gradient
+from whet.kernels.operator import call, once_differentiable, require
+from whet.kernels.random import hidden_bits, stream_key
 
 BLOCK = 256
 """Elements that share a scale. Smaller blocks round more finely and cost one more multiplication per block."""
@@ -30,6 +29,11 @@ PANEL = 32
 """Columns side by side in a packed weight (kPanel in native/products/int8_product.cpp)."""
 _FIRST_SITE = 1 << 40
 """Sites of dropout have smaller numbers, so no rounding shares a key with a mask."""
+MOST = 127
+"""The largest integer."""
+_LEAST = 1e-30
+_STREAM = 256
+"""Elements per block of 64 random words: byte b of word w is for element 64 b + w."""
 
 
 @cache
@@ -38,7 +42,7 @@ def has_vnni() -> bool:
     native, found = library(), ctypes.c_int32(0)
     if native is None:
         return False
-    native.call("int8_support", structs.Int8Support(ctypes.addressof(found)))
+    native.call("int8_support", {"vnni": ctypes.addressof(found)})
     return bool(found.value)
 
 
@@ -59,7 +63,8 @@ def pack(weight: Tensor, *, down: bool, block: int = BLOCK) -> Packed:
     panels, groups, blocks = -(-columns // PANEL), -(-depth // 4), -(-depth // block)
     data = torch.empty(panels, groups, PANEL, 4, dtype=torch.uint8)
     scales = torch.empty(blocks, panels * PANEL)
-    call("int8_pack", structs.Int8Pack(depth, columns, block, down, 0, ptr(weight), ptr(data), ptr(scales)))
+    shape = {"depth": depth, "columns": columns, "block": block, "down": down}
+    call("int8_pack", **shape, weight=weight, packed=data, scales=scales)
     return Packed(depth, columns, block, data, scales)
 
 
@@ -77,11 +82,9 @@ def product(x: Tensor, weight: Packed, bias: Tensor | None = None, key: tuple[in
     fits = x.shape[1:] == (weight.depth,) and x.is_contiguous() and (bias is None or bias.numel() == weight.columns)
     require(fits, "int8_product", x, bias)
     y = torch.empty(len(x), weight.columns)
-    args = structs.Int8Product(len(x), weight.depth, weight.columns, weight.block, key is not None)
-    args.key = 0 if key is None else key[0] | key[1] << 32
-    args.x, args.packed, args.scales = ptr(x), ptr(weight.data), ptr(weight.scales)
-    args.bias, args.y = ptr(bias), ptr(y)
-    call("int8_product", args)
+    shape = {"rows": len(x), "depth": weight.depth, "columns": weight.columns, "block": weight.block}
+    rounding = {"stochastic": key is not None, "key": 0 if key is None else key[0] | key[1] << 32}
+    call("int8_product", **shape, **rounding, x=x, packed=weight.data, scales=weight.scales, bias=bias, y=y)
     return y
 
 
@@ -127,7 +130,7 @@ class _Linear(Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         rows, grad = x.flatten(0, -2), grads[0].flatten(0, -2).contiguous()
         need_x, need_weight = ctx.needs_input_grad[:2]
@@ -142,3 +145,50 @@ def _input_gradient(ctx: Any, grad: Tensor, weight: Tensor) -> Tensor:
     if not step.backward:
         return input_gradient(grad, weight)
     return product(grad, step.packed(weight, ctx.parts, down=True), key=step.next_key())
+
+
+@dataclass(frozen=True)
+class Quantised:
+    """Rows (N, K) as integers in blocks, (N, blocks, block), and the scale of each block (N, blocks)."""
+
+    whole: Tensor
+    scales: Tensor
+
+    def numbers(self, width: int) -> Tensor:
+        """Return the values (N, width) that they represent, in float64."""
+        return (self.whole.double() * self.scales.double()[..., None]).flatten(1)[:, :width]
+
+
+def quantise(x: Tensor, block: int, key: tuple[int, int] | None = None) -> Quantised:
+    """Return x (N, K) rounded to nearest; with a key, rounded stochastically."""
+    added = torch.zeros_like(x) if key is None else dither(key, *x.shape).to(x.dtype)
+    cut = _blocks(x, block)
+    largest = cut.abs().amax(-1)
+    there = largest >= _LEAST
+    inverse = torch.where(there, MOST / largest, torch.zeros_like(largest))
+    whole = (cut * inverse[..., None] + _blocks(added, block)).round()
+    return Quantised(whole, torch.where(there, largest / MOST, torch.zeros_like(largest)))
+
+
+def dither(key: tuple[int, int], n_rows: int, width: int) -> Tensor:
+    """Return numbers of (-1/2, 1/2) in 256 steps, evenly spread, (n_rows, width) float64."""
+    n_streams = -(-width // _STREAM)
+    rows = torch.arange(n_rows)
+    words = hidden_bits(key, torch.zeros_like(rows), rows, 64 * n_streams).unflatten(1, (n_streams, 64))
+    taken = torch.stack([words >> 8 * byte & 0xFF for byte in range(4)], dim=2)
+    return (taken.flatten(1)[:, :width].double() + 0.5) / 256 - 0.5
+
+
+def product_reference(
+    x: Tensor, weight: Tensor, bias: Tensor | None, block: int, key: tuple[int, int] | None = None
+) -> Tensor:
+    """Return x (N, K) @ weight (M, K) transposed + bias in float64, both factors quantised along K."""
+    rows, columns = quantise(x, block, key), quantise(weight, block)
+    y = rows.numbers(x.shape[1]) @ columns.numbers(x.shape[1]).t()
+    return y if bias is None else y + bias
+
+
+def _blocks(x: Tensor, block: int) -> Tensor:
+    """Return (N, blocks, block), filled up with zeros."""
+    block = min(block, x.shape[1])
+    return pad(x, (0, -x.shape[1] % block)).unflatten(1, (-1, block))

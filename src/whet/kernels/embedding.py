@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
+from torch.nn import functional
 
-from whet.kernels import structs
-from whet.kernels.first_derivative import once_differentiable
-from whet.kernels.native_call import DTYPES, call, float32, mask_of, native_for, ptr, require
-from whet.kernels.optimizer.rows_in_use import RowsInUse, forget_rows, rows_in_use
-from whet.kernels.reference import layers as reference
-from whet.kernels.specs import Drop, Norm, Tables
+from whet.kernels.batch_position import Drop
+from whet.kernels.dropout import dropped, mask_of
+from whet.kernels.norm import Norm, normalised
+from whet.kernels.operator import DTYPES, call, float32, native_for, once_differentiable, require, wide
+from whet.kernels.rows_in_use import RowsInUse, forget_rows, rows_in_use
 
 _MOST_TABLES = 3
 _ADDING = Lock()
@@ -24,6 +24,14 @@ _REFERENCES, _USES = 2, 2
 """Python's references to a buffer that nobody else has, while they are counted, and the tensors of its storage."""
 TAKES_THE_REST = "whet_takes_the_rest"
 """Attribute of hooks on a table's gradient that may be skipped: their owner handles the remaining gradient."""
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Embedding tables (entries, D) to sum. The row `padding_ids[i]` of table i, None: no row, gets no gradient."""
+
+    tables: tuple[Tensor, ...]
+    padding_ids: tuple[int | None, ...]
 
 
 class RowGradient:
@@ -123,7 +131,7 @@ def embed(
     """
     native = native_for(*tables.tables) is not None and tables.tables[0].dtype == torch.float32
     if not native or norm.rms or norm.bias is None or len(ids) > _MOST_TABLES:
-        return reference.embed(ids, tables, norm, drop=drop)
+        return embed_reference(ids, tables, norm, drop=drop)
     for table_ids, table in zip(ids, tables.tables, strict=True):
         _check(table_ids, table)
     width = tables.tables[0].shape[1]
@@ -134,6 +142,16 @@ def embed(
     return _Embed.apply(spec, norm.weight, norm.bias, *(i.contiguous() for i in ids), *tables.tables)
 
 
+def embed_reference(ids: Sequence[Tensor], tables: Tables, norm: Norm, *, drop: Drop | None = None) -> Tensor:
+    """Return `embed` in plain torch, also in float64."""
+    parts = [
+        functional.embedding(i, table, padding_idx=padding)
+        for i, table, padding in zip(ids, tables.tables, tables.padding_ids, strict=True)
+    ]
+    y = normalised(wide(torch.stack(parts).sum(0)), norm)
+    return (y if drop is None else dropped(y, drop)).to(parts[0].dtype)
+
+
 class _Embed(Function):
     @staticmethod
     def forward(ctx: Any, spec: _Spec, weight: Tensor, bias: Tensor, *rest: Tensor) -> Tensor:
@@ -142,28 +160,30 @@ class _Embed(Function):
         y = torch.empty(rows, width, dtype=torch.float32)
         mean, rstd = torch.empty(2, rows, dtype=torch.float32).unbind()
         w, b = float32(weight), float32(bias)
-        args = structs.Embed(rows, width, DTYPES[y.dtype], spec.eps, mask_of(spec.drop, rows))
-        _point_tables(args, ids, tables)
-        args.weight, args.bias, args.y, args.mean, args.rstd = (ptr(t) for t in (w, b, y, mean, rstd))
-        call("embed", args)
+        how = {
+            "rows": rows,
+            "width": width,
+            "dtype": DTYPES[y.dtype],
+            "eps": spec.eps,
+            "mask": mask_of(spec.drop, rows),
+        }
+        call("embed", **how, **_arrays(ids, tables), weight=w, bias=b, y=y, mean=mean, rstd=rstd)
         ctx.spec = spec
         ctx.save_for_backward(weight, mean, rstd, *rest)
         return y
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         weight, mean, rstd, *rest = ctx.saved_tensors
         ids, tables = rest[: len(rest) // 2], rest[len(rest) // 2 :]
         dy, w = grads[0].contiguous(), float32(weight)
         rows, width = dy.shape
         dsum = torch.empty(rows, width, dtype=torch.float32)
         dweight, dbias = torch.empty(2, width, dtype=torch.float32).unbind()
-        args = structs.EmbedBackward(rows, width, DTYPES[dy.dtype], 0, mask_of(ctx.spec.drop, rows))
-        _point_tables(args, ids, tables)
-        args.weight, args.mean, args.rstd, args.dy = (ptr(t) for t in (w, mean, rstd, dy))
-        args.dsum, args.dweight, args.dbias = (ptr(t) for t in (dsum, dweight, dbias))
-        call("embed_backward", args)
+        how = {"rows": rows, "width": width, "dtype": DTYPES[dy.dtype], "mask": mask_of(ctx.spec.drop, rows)}
+        given = {"weight": w, "mean": mean, "rstd": rstd, "dy": dy}
+        call("embed_backward", **how, **_arrays(ids, tables), **given, dsum=dsum, dweight=dweight, dbias=dbias)
         table_grads = _table_gradients(ctx, ids, tables, dsum)
         return None, dweight.to(weight.dtype), dbias.to(weight.dtype), *(None for _ in ids), *table_grads
 
@@ -193,15 +213,14 @@ def _scatter(
     assert table_grad.is_contiguous()
     require(values.shape == (ids.numel(), table_grad.shape[1]), "scatter", table_grad, ids, values)
     order = ids.argsort(stable=True)
-    args = structs.Scatter(ids.numel(), values.shape[1], -1 if padding_id is None else padding_id)
-    args.ids, args.values, args.table_grad, args.order = (ptr(t) for t in (ids, values, table_grad, order))
-    args.clear, args.n_clear = ptr(clear), 0 if clear is None else clear.numel()
-    call("scatter", args)
+    rows = {"rows": ids.numel(), "width": values.shape[1], "padding_id": -1 if padding_id is None else padding_id}
+    cleared = {"clear": clear, "n_clear": 0 if clear is None else clear.numel()}
+    call("scatter", **rows, ids=ids, values=values, table_grad=table_grad, order=order, **cleared)
 
 
-def _point_tables(args: structs.Embed | structs.EmbedBackward, ids: Sequence[Tensor], tables: Sequence[Tensor]) -> None:
-    for i, (table_ids, table) in enumerate(zip(ids, tables, strict=True)):
-        args.ids[i], args.tables[i] = ptr(table_ids), ptr(table)
+def _arrays(ids: Sequence[Tensor], tables: Sequence[Tensor]) -> dict[str, Tensor]:
+    found = {f"ids[{i}]": one for i, one in enumerate(ids)}
+    return found | {f"tables[{i}]": one for i, one in enumerate(tables)}
 
 
 def _check(ids: Tensor, table: Tensor) -> None:

@@ -21,9 +21,8 @@ from torch.nn import functional
 from whet.card import Card
 from whet.config import environment
 from whet.hardware.cpu import features, vendor
-from whet.kernels import structs
 from whet.kernels.library import library
-from whet.kernels.native_call import DTYPES, call, is_followed, native_for, point, require
+from whet.kernels.operator import DTYPES, call, is_followed, native_for, require
 
 CARD = Card(
     name="matrix library",
@@ -86,7 +85,7 @@ def _has_pairs() -> bool:
     """Return whether native operators multiply pairs of bf16 in this process."""
     native, found = library(), ctypes.c_int32(0)
     if native is not None:
-        native.call("bf16_support", structs.Bf16Support(ctypes.addressof(found)))
+        native.call("bf16_support", {"pairs": ctypes.addressof(found)})
     return bool(found.value)
 
 
@@ -136,8 +135,19 @@ def weight_gradient_into(dweight: Tensor, dbias: Tensor | None, grad: Tensor, x:
     grad, x = grad if grad.stride(1) == 1 else grad.contiguous(), x.contiguous()
     fits = len(grad) == len(x) and dweight.shape == (grad.shape[1], x.shape[1]) and dweight.is_contiguous()
     require(fits and (dbias is None or dbias.shape == grad.shape[1:]), "weight_gradient", grad, x, dweight, dbias)
-    args = structs.WeightGradient(*x.shape, grad.shape[1], grad.stride(0), DTYPES[x.dtype], add)
-    call("weight_gradient", point(args, dy=grad, x=x, dweight=dweight, dbias=dbias))
+    call(
+        "weight_gradient",
+        rows=len(x),
+        width=x.shape[1],
+        out=grad.shape[1],
+        dy_stride=grad.stride(0),
+        dtype=DTYPES[x.dtype],
+        add=add,
+        dy=grad,
+        x=x,
+        dweight=dweight,
+        dbias=dbias,
+    )
 
 
 def suits_onednn(x: Tensor, weight: Tensor, n_rows: int | None = None) -> bool:

@@ -15,8 +15,8 @@ from torch.autograd import Function
 from torch.library import custom_op, register_fake
 from torch.nn import functional
 
-from whet.kernels.first_derivative import once_differentiable
-from whet.kernels.products.matrix import input_gradient, product_of, suits_widened, weight_gradient_into
+from whet.kernels.matrix import input_gradient, product_of, suits_widened, weight_gradient_into
+from whet.kernels.operator import once_differentiable
 
 NAME = "whet::grouped_product"
 
@@ -47,7 +47,7 @@ class _Grouped(Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
         (x, weight), grad = ctx.saved_tensors, grads[0]
         need_x, need_weight, need_bias, _ = ctx.needs_input_grad
         dx = _input_gradients(grad, weight, ctx.ends) if need_x else None

@@ -1,0 +1,119 @@
+"""What all operators are made of: the choice and the call of the native one, its gradient, formats of the reference.
+
+An operator has one file here and one in native/. The file here has the function that everybody calls; the reference, in
+plain torch, which runs without the library; the call of the native operator, whose arguments are declared in C++; and
+what a compiled graph needs of it (`graph.py`).
+"""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._autograd import _profiler_enabled
+from torch.autograd import function
+from torch.profiler import record_function
+
+from whet.errors import ConfigError
+from whet.kernels.library import Library, library
+
+DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+"""The numbers of `Dtype` in native/operator.h."""
+
+
+def native_for(*tensors: Tensor | None) -> Library | None:
+    """Return the library if it can work on these tensors: all on the CPU and of one dtype, fp32 or bf16.
+
+    None if torch follows the operators: a tracer would record results as constants, a compiler can fuse plain torch,
+    and a transform needs operators that it knows.
+    """
+    if is_followed():
+        return None
+    given = [tensor for tensor in tensors if tensor is not None]
+    fits = all(tensor.device.type == "cpu" and tensor.dtype == given[0].dtype for tensor in given)
+    return library() if fits and given[0].dtype in DTYPES else None
+
+
+def is_followed() -> bool:
+    """Return whether torch now compiles, traces or transforms what runs (torch.compile, jit.trace, torch.func)."""
+    if torch._C._are_functorch_transforms_active() or torch.compiler.is_compiling():
+        return True
+    return torch._C._get_tracing_state() is not None
+
+
+def require(fits: bool, operator: str, *tensors: Tensor | None) -> None:
+    """Raise ValueError unless the tensors fit together: an operator of the library reads and writes unchecked."""
+    if not fits:
+        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors if tensor is not None)
+        raise ValueError(f"{operator}: tensors of these shapes do not fit together: {shapes}")
+
+
+def has_rows(cu_seqlens: Tensor, n_tokens: int) -> bool:
+    """Return whether rows begin at 0, end at n_tokens and do not overlap."""
+    starts = cu_seqlens.tolist()
+    return bool(starts) and starts[0] == 0 and starts[-1] == n_tokens and starts == sorted(starts)
+
+
+def call(name: str, **arguments: Any) -> None:
+    """Run one operator of the library, see `Library.call`.
+
+    A profiler sees it under its name, since it cannot look into ctypes.
+    """
+    found = library()
+    assert found is not None  # callers ask native_for first
+    if _profiler_enabled():
+        with record_function(f"whet::{name}"):
+            found.call(name, arguments)
+    else:
+        found.call(name, arguments)
+
+
+def float32(tensor: Tensor | None) -> Tensor | None:
+    """Return a parameter as the native operators read it: fp32 and contiguous."""
+    if tensor is None or (tensor.dtype is torch.float32 and tensor.is_contiguous()):
+        return tensor
+    return tensor.detach().float().contiguous()
+
+
+def rows_of(x: Tensor) -> tuple[int, int]:
+    """Return the number of rows of x, all dimensions but the last, and their width."""
+    n, width = x.numel(), x.shape[-1]
+    return n // width if n else 0, width
+
+
+def floats(*shape: int) -> Tensor:
+    """Return a new, uninitialised fp32 tensor."""
+    return torch.empty(shape, dtype=torch.float32)
+
+
+def wide(x: Tensor) -> Tensor:
+    """Return x in the dtype that a reference computes in: float64 unchanged, everything else in float32."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def rounded(x: float) -> float:
+    """Return x rounded to float32, as the native operators use it."""
+    return float(torch.tensor(x, dtype=torch.float32))
+
+
+def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the backward of an autograd Function, without second derivatives; ConfigError if they are requested.
+
+    torch's own `once_differentiable` raises only if a backward pass reaches the operator itself. A second
+    `torch.autograd.grad` of chosen weights does not reach it: it would omit these terms and return wrong numbers.
+    """
+    once = function.once_differentiable(backward)
+
+    @wraps(backward)
+    def guarded(ctx: Any, *grads: Any) -> Any:
+        if torch.is_grad_enabled() and isinstance(ctx, function.FunctionCtx):
+            raise ConfigError(
+                what="whet's native operators have no second derivatives",
+                got="a backward pass with create_graph=True",
+                why="they compute gradients in one pass, which torch cannot differentiate again",
+                fix="call whet.restore(model) first: the model's own operators have them (attention: eager)",
+            )
+        return once(ctx, *grads)
+
+    return guarded
