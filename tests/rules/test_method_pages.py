@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from markdown_page import blocks, commands
-from methods_page import PAGE, cards, written
+from methods_page import OPTIMIZERS_PAGE, PAGE, cards, written
 
 from whet.bench.techniques import PLAIN, TECHNIQUES, Base
 from whet.config.arguments import TrainingArguments
@@ -36,8 +36,9 @@ def test_the_overview_links_every_page() -> None:
     assert [page.name for page in PAGES if f"({page.name})" not in overview] == []
 
 
-def test_the_tables_are_made_from_the_cards() -> None:
-    assert PAGE.read_text("utf-8") == written(), "run: python -m tests.rules.methods_page"
+@pytest.mark.parametrize("page", [PAGE, OPTIMIZERS_PAGE], ids=lambda page: page.stem)
+def test_the_tables_are_made_from_the_code(page: Path) -> None:
+    assert page.read_text("utf-8") == written(page), "run: python -m tests.rules.methods_page"
 
 
 def test_every_page_belongs_to_a_card() -> None:

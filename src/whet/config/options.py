@@ -78,11 +78,15 @@ def options_of(cls: type) -> dict[str, Option]:
 
 
 def help_texts(cls: type) -> dict[str, str]:
-    """Return the text under each field, on one line, from the source of the class; empty without source."""
+    """Return the text under each field, on one line, from the source of the class; empty without source.
+
+    A field's `listing` returns what follows its text: names that a registry has.
+    """
     texts: dict[str, str] = {}
     for declaring in (base for base in cls.__mro__ if "__annotations__" in vars(base)):
         texts = _texts_in(declaring) | texts
-    return texts
+    listings = {one.name: one.metadata["listing"] for one in fields(cls) if "listing" in one.metadata}
+    return texts | {name: f"{texts[name]} {listing()}" for name, listing in listings.items() if name in texts}
 
 
 def _texts_in(cls: type) -> dict[str, str]:

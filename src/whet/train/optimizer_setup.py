@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from whet.log import logger
 from whet.optim import registry, schedule
-from whet.optim.optimizers import torchao
+from whet.optim.optimizers.adamw_packages import make_saveable
 from whet.train.compat.public import PublicTrainer
 from whet.train.few_samples import layer_rates
 
@@ -30,7 +30,7 @@ def build(trainer: PublicTrainer, n_steps: int) -> tuple[Optimizer, Any]:
     elif scheduler is None:
         _reset_rates(optimizer)
     layer_rates.require_used(model, args, optimizer)
-    optimizer = torchao.make_saveable(optimizer)
+    optimizer = make_saveable(optimizer)
     scheduler = schedule.build(optimizer, args, n_steps) if scheduler is None else scheduler
     trainer.optimizer, trainer.lr_scheduler = optimizer, scheduler
     trainer.events.optimizer, trainer.events.lr_scheduler = optimizer, scheduler
