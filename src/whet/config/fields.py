@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from whet.config import optimizer_names
 from whet.config.ranks import here
 
 Interval = Literal["no", "steps", "epoch"]
@@ -207,7 +206,7 @@ class TrainingFields:
     """Average the weights over the optimizer steps after this share of the run, such as 0.5. From then on the averaged
     weights are evaluated, saved in checkpoints and returned as the model; the training continues with its own. Works
     best with lr_scheduler_type constant_with_warmup. null: off."""
-    optim: str = field(default="auto", metadata={"listing": optimizer_names.listing})
+    optim: str = field(default="auto", metadata={"listing": "optimizers"})
     """Optimizer:"""
     optim_args: str | None = None
     """Options of the optimizer as key=value,key=value, such as momentum=0.9 for sgd. null: its usual ones."""

@@ -43,6 +43,10 @@ class Row:
     reads: Literal["element", "tensor"] = "tensor"
     """What it reads to update an element: that element and its state, or the complete tensor. Only "element" works from
     ZeRO's stage 2 on, and in DeepSpeed's engine."""
+    moments: int = 0
+    """How many tensors of its state are as wide as the weight; an entry may count the bytes of its state itself."""
+    scalars: int = 0
+    """How many float32 numbers its state has for each tensor of weights, such as the count of steps."""
     on_cpu: bool = False
     """Whether it updates weights on a CPU alone, of 32 or 16 bits."""
     package: str = ""

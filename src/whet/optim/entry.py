@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ StateBytes = Callable[[Shapes, Options, int], int]
 """(shapes of the parameters, options, bytes per element) -> bytes of all tensors of the state."""
 
 STEP_BYTES = 4
-"""torch's optimizers count steps in a float32 tensor per parameter."""
+"""torch's optimizers count steps in a float32 tensor for each parameter."""
 _WIDEST = 4
 """Bytes per element of the widest dtype that whet's own operators update."""
 _SPARED = ["bias", "layernorm", "rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]
@@ -32,7 +33,8 @@ _SPARED = ["bias", "layernorm", "rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|
 class Entry(Row):
     """One optimizer: the constants of its row, which are read without torch, and its code."""
 
-    state_bytes: StateBytes
+    state_bytes: StateBytes | None = None
+    """Counts the bytes of its state; None: those of the row's `moments` and `scalars`."""
     kind: type[Optimizer] | None = None
     """Its class; None: it is another package's, or that of the one that it stands for."""
     build: Callable[[Request], Optimizer] | None = None
@@ -43,6 +45,11 @@ class Entry(Row):
     """Returns the name of the optimizer to use for these parameters."""
     matrices: Callable[[nn.Module], set[int]] | None = None
     """Returns the ids of the parameters whose state is that of a matrix; None: every matrix."""
+
+
+def bytes_of(shapes: Shapes, itemsize: int, *, moments: int, scalars: int) -> int:
+    """Return the bytes of a state of some tensors as wide as the parameter, and some float32 numbers."""
+    return sum(moments * itemsize * prod(shape) + scalars * STEP_BYTES for shape in shapes)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from importlib import import_module
 from math import prod
+from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any
 
@@ -17,8 +18,7 @@ from whet.config.arguments import TrainingArguments
 from whet.config.optimizer_names import missing_package, names, options, plugged_in
 from whet.errors import ConfigError, WhetError
 from whet.log import logger
-from whet.optim import optimizers
-from whet.optim.entry import Entry, Request, Shapes, adam_settings, native_can_update
+from whet.optim.entry import Entry, Options, Request, Shapes, adam_settings, bytes_of, native_can_update
 
 CARD = Card(
     name="optimizers",
@@ -33,7 +33,8 @@ CARD = Card(
 
 
 def _entries() -> dict[str, Entry]:
-    modules = [import_module(f"{optimizers.__name__}.{one.name}") for one in iter_modules(optimizers.__path__)]
+    folder = Path(__file__).with_name("optimizers")
+    modules = [import_module(f"{__package__}.{folder.name}.{one.name}") for one in iter_modules([str(folder)])]
     found: dict[str, Entry] = {entry.name: entry for module in modules for entry in module.OPTIMIZERS}
     return {name: found[row.name] for name, row in names().items()}
 
@@ -120,7 +121,13 @@ def state_bytes(optim: str, shapes: Shapes, optim_args: str | None = None, dtype
 
     Nothing is allocated. Muon takes every matrix: pass embedding tables as vectors.
     """
-    return ENTRIES[optim].state_bytes(shapes, options(optim, optim_args), dtype.itemsize)
+    return _state_bytes(ENTRIES[optim], shapes, options(optim, optim_args), dtype.itemsize)
+
+
+def _state_bytes(entry: Entry, shapes: Shapes, given: Options, itemsize: int) -> int:
+    if entry.state_bytes is not None:
+        return entry.state_bytes(shapes, given, itemsize)
+    return bytes_of(shapes, itemsize, moments=entry.moments, scalars=entry.scalars)
 
 
 def model_state_bytes(model: nn.Module, args: TrainingArguments, kept: Mapping[int, int] | None = None) -> int | None:
@@ -137,7 +144,7 @@ def model_state_bytes(model: nn.Module, args: TrainingArguments, kept: Mapping[i
     for dtype in {parameter.dtype for parameter in trained}:
         ours = {id(one): _shape(one, kept) for one in trained if one.dtype == dtype}
         shapes = [shape if one in matrices else (prod(shape),) for one, shape in ours.items() if prod(shape)]
-        total += entry.state_bytes(shapes, given, dtype.itemsize)
+        total += _state_bytes(entry, shapes, given, dtype.itemsize)
     return total
 
 

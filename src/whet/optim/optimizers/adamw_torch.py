@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from math import prod
-
 import torch
 from torch.optim import Optimizer
 
 from whet.log import logger
-from whet.optim.entry import STEP_BYTES, Entry, Options, Request, Shapes
+from whet.optim.entry import Entry, Request
 
 
 def build(request: Request) -> Optimizer:
@@ -28,11 +26,6 @@ def build_fused(request: Request) -> Optimizer:
     return torch.optim.AdamW(request.groups, **request.adam, fused=fused)
 
 
-def state_bytes(shapes: Shapes, _options: Options, itemsize: int) -> int:
-    """Two moments as wide as the parameter, and the step."""
-    return sum(2 * itemsize * prod(shape) + STEP_BYTES for shape in shapes)
-
-
 OPTIMIZERS = (
     Entry(
         name="adamw_torch",
@@ -43,10 +36,11 @@ OPTIMIZERS = (
         betas=True,
         epsilon=True,
         reads="element",
+        moments=2,
+        scalars=1,
         claim="the usual one: 8 bytes per parameter (24 GB for 3 billion)",
         kind=torch.optim.AdamW,
         build=build,
-        state_bytes=state_bytes,
     ),
     Entry(
         name="adamw_torch_fused",
@@ -56,9 +50,10 @@ OPTIMIZERS = (
         betas=True,
         epsilon=True,
         reads="element",
+        moments=2,
+        scalars=1,
         claim="faster than adamw_torch",
         kind=torch.optim.AdamW,
         build=build_fused,
-        state_bytes=state_bytes,
     ),
 )

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from whet.optim.entry import Entry, Options, Shapes, Stepping
+from whet.optim.entry import Entry, Stepping
 
 
 class Lion(Stepping):
@@ -27,11 +26,6 @@ class Lion(Stepping):
         mean.lerp_(grad, 1 - beta2)
 
 
-def state_bytes(shapes: Shapes, _options: Options, itemsize: int) -> int:
-    """One moment in the parameter's dtype."""
-    return sum(itemsize * prod(shape) for shape in shapes)
-
-
 OPTIMIZERS = (
     Entry(
         name="lion_32bit",
@@ -40,7 +34,7 @@ OPTIMIZERS = (
         source="Chen et al. 2023, arXiv:2302.06675, algorithm 2",
         betas=True,
         reads="element",
+        moments=1,
         kind=Lion,
-        state_bytes=state_bytes,
     ),
 )

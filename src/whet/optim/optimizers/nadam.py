@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from math import prod
 from typing import Any
 
 import torch
 
-from whet.optim.entry import STEP_BYTES, Entry, Options, Shapes, keep_dtypes
-
-_PRODUCT_BYTES = 4
-"""The product of the momentum factors so far, a float32 tensor per parameter."""
+from whet.optim.entry import Entry, keep_dtypes
 
 
 class NAdam(torch.optim.NAdam):
@@ -19,11 +15,6 @@ class NAdam(torch.optim.NAdam):
     def __init__(self, params: Any, **settings: Any) -> None:
         super().__init__(params, **settings)
         keep_dtypes(self)
-
-
-def state_bytes(shapes: Shapes, _options: Options, itemsize: int) -> int:
-    """Two moments as wide as the parameter, the step and the product of the momentum factors."""
-    return sum(2 * itemsize * prod(shape) + STEP_BYTES + _PRODUCT_BYTES for shape in shapes)
 
 
 OPTIMIZERS = (
@@ -36,7 +27,8 @@ OPTIMIZERS = (
         betas=True,
         epsilon=True,
         reads="element",
+        moments=2,
+        scalars=2,
         kind=NAdam,
-        state_bytes=state_bytes,
     ),
 )

@@ -25,8 +25,7 @@ from whet.kernels.optimizer.adamw_8bit import AdamW8bitTensors
 from whet.kernels.optimizer.rows_in_use import RowsInUse, rows_in_use
 from whet.kernels.reference.adamw_8bit import BLOCK, Codes
 from whet.kernels.specs import AdamWStep
-from whet.optim.entry import Entry, Options, Shapes, Stepping, native_can_update, native_takes
-from whet.optim.optimizers import adamw_torch
+from whet.optim.entry import Entry, Options, Shapes, Stepping, bytes_of, native_can_update, native_takes
 
 State = dict[str, Any]
 Masters = list[Tensor | None]
@@ -223,8 +222,9 @@ def state_bytes_8bit(shapes: Shapes, _options: Options, itemsize: int) -> int:
 
 def state_bytes_auto(shapes: Shapes, options: Options, itemsize: int) -> int:
     """The bytes of the one that `auto` stands for, for parameters on the CPU."""
-    ours = library() is not None and native_takes(itemsize)
-    return (state_bytes if ours else adamw_torch.state_bytes)(shapes, options, itemsize)
+    if library() is not None and native_takes(itemsize):
+        return state_bytes(shapes, options, itemsize)
+    return bytes_of(shapes, itemsize, moments=2, scalars=1)
 
 
 def _master_bytes(itemsize: int) -> int:

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from math import prod
-
 import torch
 
-from whet.optim.entry import STEP_BYTES, Entry, Options, Shapes
+from whet.optim.entry import Entry, Options, Shapes, bytes_of
 
 
 def sgd_bytes(shapes: Shapes, options: Options, itemsize: int) -> int:
     """The momentum, if any."""
-    return sum(itemsize * prod(shape) for shape in shapes) if options.get("momentum") else 0
+    return bytes_of(shapes, itemsize, moments=bool(options.get("momentum")), scalars=0)
 
 
 def rmsprop_bytes(shapes: Shapes, options: Options, itemsize: int) -> int:
     """The mean square, the step, and the momentum and the mean if they are requested."""
-    n_tensors = 1 + bool(options.get("momentum")) + bool(options.get("centered"))
-    return sum(n_tensors * itemsize * prod(shape) + STEP_BYTES for shape in shapes)
-
-
-def adagrad_bytes(shapes: Shapes, _options: Options, itemsize: int) -> int:
-    """The sum of squares, and the step."""
-    return sum(itemsize * prod(shape) + STEP_BYTES for shape in shapes)
+    moments = 1 + bool(options.get("momentum")) + bool(options.get("centered"))
+    return bytes_of(shapes, itemsize, moments=moments, scalars=1)
 
 
 OPTIMIZERS = (
@@ -52,7 +45,8 @@ OPTIMIZERS = (
         does="Adagrad of torch; weight decay is added to the gradient",
         source="Duchi et al. 2011; torch.optim.Adagrad",
         options={"lr_decay": "float", "eps": "float", "initial_accumulator_value": "float"},
+        moments=1,
+        scalars=1,
         kind=torch.optim.Adagrad,
-        state_bytes=adagrad_bytes,
     ),
 )
