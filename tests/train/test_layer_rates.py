@@ -14,7 +14,7 @@ import engine
 import whet
 from tiny import FAMILIES, arguments, tiny_model, tiny_rows, weights_of
 from whet.optim import registry
-from whet.train.optimizer_setup import rates_by_depth
+from whet.train.update import rates_by_depth
 
 DECAY = 0.5
 N_BLOCKS = 2
