@@ -21,7 +21,7 @@ from whet.errors import ConfigError, StorageError
 from whet.log import logger
 from whet.models.trunk import Trunk
 from whet.objectives.base import Objective
-from whet.train.checkpoint.disk_space import free_bytes
+from whet.store.snapshot import free_bytes
 
 _TOKENS = 4096
 """Tokens that are computed at a time. Which rows these are follows from the data alone, not from the order of the run:
