@@ -1,6 +1,6 @@
-"""The tables of docs/methods that are made from the code. Run `python -m tests.rules.methods_page` to write them.
+"""The tables of the docs that are made from the code. Run `python -m tests.rules.methods_page` to write them.
 
-Those of README.md are made from the cards, that of optimizers.md from the registry of optimizers.
+Those of methods.md are made from the cards, that of memory.md from the registry of optimizers.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from whet.methods.order import METHODS
 from whet.optim import registry
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "methods" / "README.md"
-OPTIMIZERS_PAGE = PAGE.with_name("optimizers.md")
+PAGE = ROOT / "docs" / "methods.md"
+OPTIMIZERS_PAGE = PAGE.with_name("memory.md")
 _SOURCE = ROOT / "src"
 _DTYPES = (torch.float32, torch.bfloat16)
 _WIDTH = 4096

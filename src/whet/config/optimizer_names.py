@@ -29,7 +29,7 @@ class Row:
     rule: str
     """The rule of its updates: AdamW, Lion ..."""
     does: str
-    """What it is, in one sentence without a full stop, for `--help` and the table of docs/methods/optimizers.md."""
+    """What it is, in one sentence without a full stop, for `--help` and the table of docs/memory.md."""
     source: str
     """The paper and its algorithm, or the library."""
     aliases: Mapping[str, str] = field(default_factory=dict)

@@ -56,7 +56,7 @@ def optimize(
     Where a classifier reads first tokens alone, or sentence-transformers' pooling first or last ones, so does the last
     block, and other tokens are computed when they are read; last_block_tokens="all" computes all at once.
     Rows that hold several sequences end to end run as they are, and sequences are kept apart that transformers keeps
-    apart, by position_ids, or that cu_seq_lens_q or seq_idx names (docs/methods/packing.md).
+    apart, by position_ids, or that cu_seq_lens_q or seq_idx names (docs/optimize.md).
     Forward hooks on parts of the encoder see packed tensors (1, N, D), also if they are registered afterwards. Under
     torch.compile the graph breaks around the encoder.
 
