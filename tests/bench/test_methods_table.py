@@ -13,7 +13,7 @@ from whet.bench.arguments import BenchArguments
 from whet.bench.run import Row, cells, plain_settings, run_child
 from whet.bench.techniques import PLAIN, TECHNIQUES, Base, choose, why_not
 from whet.config.arguments import TrainingArguments
-from whet.config.optimizer_names import OPTIONS
+from whet.config.optimizer_names import names
 from whet.tasks.qa.arguments import QaArguments
 
 NAMED = {one.name: one for one in TECHNIQUES}
@@ -104,7 +104,7 @@ def test_a_process_that_takes_too_long_is_ended() -> None:
 
 def test_every_optimizer_and_what_the_guides_name_has_a_row() -> None:
     others_by_another_name = {"adamw_hf", "adamw_8bit", "auto"}
-    assert OPTIONS.keys() - NAMED.keys() == others_by_another_name
+    assert names().keys() - NAMED.keys() == others_by_another_name
     fields = {name for one in TECHNIQUES for name in one.changes(Base(plain_settings(TrainingArguments(), 5), 384))}
     guides = {
         "gradient_accumulation_steps", "gradient_checkpointing", "bf16", "fp16", "tf32", "optim", "attn_implementation",

@@ -12,15 +12,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import engine
+from whet.config.optimizer_names import names
 from whet.optim import registry
 
-PACKAGES = {
-    "adamw_bnb_8bit": "bitsandbytes",
-    "adamw_8bit": "bitsandbytes",
-    "adamw_torch_8bit": "torchao",
-    "adamw_torch_4bit": "torchao",
-    "adamw_apex_fused": "apex",
-}
+PACKAGES = {name: row.package for name, row in names().items() if row.package}
 """Optimizers that need a package which the project does not bring."""
 RATE, DECAY = 1e-2, 0.1
 

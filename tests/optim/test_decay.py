@@ -16,7 +16,7 @@ from proven_models import proven_config
 from tiny import DECODERS, FAMILIES, tiny_config
 from whet.errors import ConfigError
 from whet.optim import registry
-from whet.optim.groups import parameter_groups
+from whet.optim.entry import parameter_groups
 
 _OPTIMIZERS = ["adamw_torch", "adamw_torch_fused"]
 _DECOUPLED = [

@@ -11,7 +11,7 @@ from transformers.optimization import Adafactor
 
 import engine
 import whet
-from whet.config.optimizer_names import OPTIONS
+from whet.config.optimizer_names import names
 from whet.errors import ConfigError
 from whet.optim import divisible, registry
 
@@ -26,7 +26,7 @@ def _model() -> torch.nn.Module:
     return torch.nn.Linear(8, 4)
 
 
-@pytest.mark.parametrize("name", [name for name in OPTIONS if name not in _OTHER_MACHINES])
+@pytest.mark.parametrize("name", [name for name in names() if name not in _OTHER_MACHINES])
 def test_each_optimizer_of_whet_can_be_shared_out(name: str) -> None:
     try:
         optimizer = registry.build(_model(), engine.TrainingArguments(optim=name, report_to=[]))

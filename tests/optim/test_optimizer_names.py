@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,18 +17,37 @@ from torch import nn
 from transformers.training_args import OptimizerNames
 
 from tiny import plain_torch
-from whet.config.optimizer_names import ELSEWHERE, ENTRY_POINTS, NO_BETAS, NO_EPSILON, OPTIONS, plugged_in
+from whet.config.optimizer_names import ELSEWHERE, ENTRY_POINTS, Row, missing_package, names, plugged_in, rows
 from whet.errors import ConfigError
 from whet.kernels.library import library
 from whet.optim import registry
 from whet.optim.optimizers.native import WhetAdamW
 
-_USUAL = [name for name in OPTIONS if name not in PACKAGES]
+_USUAL = [name for name, row in names().items() if not row.package]
+
+
+def test_constants_of_a_row_are_read_from_its_source_without_torch() -> None:
+    """Help texts and rules read them so; the registry has the same from the imported files."""
+    constants = [one.name for one in dataclasses.fields(Row)]
+    for name, row in names().items():
+        entry = registry.ENTRIES[name]
+        assert {one: getattr(entry, one) for one in constants} == {one: getattr(row, one) for one in constants}
+    code = "import sys; from whet.config.optimizer_names import names; sys.exit('torch' in sys.modules or not names())"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_row_of_an_optimizer_has_what_its_readers_need() -> None:
+    for name, row in rows().items():
+        assert row.does, name
+        assert not row.does.endswith("."), name
+        assert row.source, name
+        assert not row.instead or row.instead in names(), name
+        assert row.instead or not (row.package or row.on_cpu), f"{name} does not work everywhere: what does?"
 
 
 @pytest.mark.parametrize("name", sorted(one.value for one in OptimizerNames))
 def test_every_optimizer_name_of_transformers_is_known(name: str) -> None:
-    if name in OPTIONS:
+    if name in names():
         assert arguments(name).optim == name
         return
     with pytest.raises(ConfigError) as caught:
@@ -47,7 +68,7 @@ def test_auto_is_whets_adamw_if_possible() -> None:
 
 def test_names_of_other_packages_are_of_transformers() -> None:
     assert ELSEWHERE.keys() <= {one.value for one in OptimizerNames}
-    assert not ELSEWHERE.keys() & OPTIONS.keys()
+    assert not ELSEWHERE.keys() & names().keys()
 
 
 def test_optimizer_enum_of_transformers_is_accepted() -> None:
@@ -73,8 +94,7 @@ def test_every_optimizer_learns(optim: str) -> None:
 
 
 def test_missing_package_is_named() -> None:
-    missing = [name for name, package in PACKAGES.items() if package != "apex" and cases([name])[0].marks[0].args[0]]
-    for name in missing:
+    for name in (name for name, row in names().items() if row.installed_by and missing_package(name)):
         with pytest.raises(ConfigError, match=rf"(?s){PACKAGES[name]}.*pip install"):
             registry.build(Layers(), arguments(name))
 
@@ -127,16 +147,16 @@ def test_error_of_the_optimizer_is_a_config_error() -> None:
         registry.build(Layers(), arguments("sgd", optim_args="nesterov=true"))  # it needs a momentum
 
 
-@pytest.mark.parametrize("optim", sorted(NO_EPSILON))
+@pytest.mark.parametrize("optim", [name for name in _USUAL if not names()[name].epsilon])
 def test_settings_without_effect_on_the_optimizer_are_refused(optim: str) -> None:
     with pytest.raises(ConfigError, match=f"{optim} does not read adam_epsilon"):
         arguments(optim, adam_epsilon=1e-6)
-    if optim in NO_BETAS:
+    if not names()[optim].betas:
         with pytest.raises(ConfigError, match=f"{optim} does not read adam_beta1"):
             arguments(optim, adam_beta1=0.8)
 
 
-@pytest.mark.parametrize("optim", [name for name in _USUAL if name not in NO_BETAS])
+@pytest.mark.parametrize("optim", [name for name in _USUAL if names()[name].betas])
 def test_settings_of_the_optimizer_change_its_steps(optim: str) -> None:
     def after(**changes: Any) -> torch.Tensor:
         model = Layers()
@@ -145,7 +165,7 @@ def test_settings_of_the_optimizer_change_its_steps(optim: str) -> None:
 
     usual = after()
     changes = [{"adam_beta1": 0.5}, {"adam_beta2": 0.5}, {"learning_rate": 1e-3}]
-    changes += [] if optim in NO_EPSILON else [{"adam_epsilon": 1e-3}]
+    changes += [{"adam_epsilon": 1e-3}] if names()[optim].epsilon else []
     assert not [change for change in changes if torch.equal(after(**change), usual)]
 
 
@@ -154,7 +174,7 @@ def plug_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """An installed package that offers two optimizers, one under a name of transformers."""
     (tmp_path / "steady_optimizers.py").write_text(
         "import torch\n"
-        "from whet.optim.groups import parameter_groups\n"
+        "from whet.optim.entry import parameter_groups\n"
         "def build(model, args, options):\n"
         "    groups = parameter_groups(model, args.weight_decay)\n"
         "    return torch.optim.NAdam(groups, lr=args.learning_rate, momentum_decay=float(options['decay']))\n"

@@ -10,7 +10,7 @@ from optimizer_runs import Layers, arguments, cases, take_steps
 from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from whet.config.optimizer_names import OPTIONS
+from whet.config.optimizer_names import names
 from whet.optim import registry
 
 GB = 1e9
@@ -73,7 +73,7 @@ def test_state_bytes_match_the_guides() -> None:
     """A model of 3 billion parameters: AdamW 24 GB, 8-bit AdamW 6 GB, Adafactor little."""
     n = sum(torch.Size(shape).numel() for shape in LLM)
     assert n == pytest.approx(3e9, rel=0.02)
-    bytes_of = {optim: registry.state_bytes(optim, LLM) * 3e9 / n / GB for optim in OPTIONS}
+    bytes_of = {optim: registry.state_bytes(optim, LLM) * 3e9 / n / GB for optim in names()}
     for optim in (
         "adamw_torch",
         "adamw_torch_fused",

@@ -21,7 +21,7 @@ from tiny import arguments, losses, padded, plain_torch, tiny_model, tiny_rows, 
 from whet.errors import ConfigError
 from whet.models.loading.load import ModelSource, load_qa_model, load_tokenizer
 from whet.precision import policy
-from whet.precision.int8 import CHOICE
+from whet.precision.device import INT8_CHOICE
 from whet.tasks.qa.arguments import QaArguments
 from whet.tasks.qa.splits import cut, read_split
 from whet.train import step
@@ -160,7 +160,7 @@ def test_int8_run_evaluates_in_fp32(tmp_path: Path) -> None:
 def test_int8_input_gradient_can_stay_in_fp32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gradients = {}
     for choice in ("forward", "both", "fp32"):
-        monkeypatch.setenv(CHOICE, choice if choice != "fp32" else "both")
+        monkeypatch.setenv(INT8_CHOICE, choice if choice != "fp32" else "both")
         trainer = _trainer(tmp_path, precision="fp32" if choice == "fp32" else "int8")
         batch = trainer.objective.batch(trainer.train_dataset, range(8), 0)
         trainer.model.train()
@@ -170,7 +170,7 @@ def test_int8_input_gradient_can_stay_in_fp32(tmp_path: Path, monkeypatch: pytes
     assert 0 < float((forward - both).norm()) < 0.1 * float(exact.norm())
     for found in (forward, both):
         assert float(torch.cosine_similarity(found, exact, dim=0)) > 0.99
-    monkeypatch.setenv(CHOICE, "backward")
+    monkeypatch.setenv(INT8_CHOICE, "backward")
     with pytest.raises(ConfigError, match="WHET_INT8"):
         _trainer(tmp_path)
 

@@ -34,6 +34,7 @@ RUNS: Mapping[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     ),
     "8 bit": (_FIRST, {"args": {"optim": "adamw_whet_8bit"}}),
     "complete tensors": (_FIRST, {"args": {"optim": "muon"}}),
+    "numbers next to the moments": (_ALL, {"args": {"optim": "nadam"}}),
     "clipped, accumulated, checkpointing, bf16": (
         (2, 3),
         {"args": {"max_grad_norm": 0.1, "gradient_accumulation_steps": 2, "gradient_checkpointing": True,

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from tiny_runs import Toy, assert_same_weights, toy_trainer
 from trials import OUT
 
-from whet.config.optimizer_names import OPTIONS
+from whet.config.optimizer_names import names
 from whet.errors import EXIT_BAD_CONFIG
 from whet.store import find
 
@@ -23,7 +23,7 @@ _PACKED = {"adamw_whet_8bit", "adamw_bnb_8bit", "adamw_8bit", "adamw_torch_8bit"
 """Optimizers that keep moments in bytes."""
 
 
-@pytest.mark.parametrize("optim", OPTIONS)
+@pytest.mark.parametrize("optim", names())
 def test_optimizer_killed_and_resumed_is_bitwise_the_same(server: Server, tmp_path: Path, optim: str) -> None:
     for name in ("whole", "killed"):
         (tmp_path / name).mkdir()

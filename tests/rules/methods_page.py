@@ -1,24 +1,38 @@
-"""The tables of docs/methods.md, made from the cards. Run `python -m tests.rules.methods_page` to write them."""
+"""The tables of the docs that are made from the code. Run `python -m tests.rules.methods_page` to write them.
+
+Those of methods.md are made from the cards, that of memory.md from the registry of optimizers.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from whet.card import Card
+from whet.config.optimizer_names import rows as rows_of_optimizers
 from whet.methods.order import METHODS
+from whet.optim import registry
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "methods.md"
+OPTIMIZERS_PAGE = PAGE.with_name("memory.md")
 _SOURCE = ROOT / "src"
+_DTYPES = (torch.float32, torch.bfloat16)
+_WIDTH = 4096
+"""Rows and columns of the matrix whose state is counted."""
 
 
-def written() -> str:
+def written(page: Path) -> str:
     """The page with its tables made again."""
-    text = PAGE.read_text("utf-8")
-    for name, table in (("techniques", techniques()), ("order", order())):
+    tables = {PAGE: {"techniques": techniques, "order": order}, OPTIMIZERS_PAGE: {"optimizers": optimizers}}
+    text = page.read_text("utf-8")
+    for name, make in tables[page].items():
+        table = make()
         marks = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end of {name} -->)", re.DOTALL)
         assert marks.search(text), f"the page has no place for the table of {name}"
         text = marks.sub(lambda found, table=table: f"{found[1]}{table}{found[2]}", text)
@@ -55,6 +69,30 @@ def order() -> str:
     return _table(("method", "stage", "file in `src/whet/methods`"), rows)
 
 
+def optimizers() -> str:
+    """One row for each optimizer of the registry."""
+    rows = [
+        (
+            ", ".join(f"`{name}`" for name in (row.name, *row.aliases)),
+            f"{row.does} ({row.source})",
+            "" if registry.ENTRIES[row.name].stands_for else ", ".join(map(_state_bytes(row.name), _DTYPES)),
+            "1, 2, 3" if row.reads == "element" else "1",
+            ", ".join(f"`{option}`" for option in row.options),
+        )
+        for row in rows_of_optimizers().values()
+    ]
+    head = ("`--optim`", "what", "bytes of state per parameter in fp32, bf16", "`--zero_stage`", "`--optim_args`")
+    return _table(head, rows)
+
+
+def _state_bytes(optim: str) -> Callable[[torch.dtype], str]:
+    def shown(dtype: torch.dtype) -> str:
+        n_bytes = registry.state_bytes(optim, [(_WIDTH, _WIDTH)], dtype=dtype) / _WIDTH**2
+        return f"{n_bytes:.2f}".rstrip("0").rstrip(".")
+
+    return shown
+
+
 def _asked(card: Card) -> str:
     if card.asked_by == "default":
         return "default"
@@ -73,4 +111,5 @@ def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(written(), "utf-8")
+    for page in (PAGE, OPTIMIZERS_PAGE):
+        page.write_text(written(page), "utf-8")

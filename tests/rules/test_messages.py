@@ -17,7 +17,7 @@ from message_texts import PLACEHOLDER, Text, all_texts, choices
 import engine
 import whet
 from whet.cli.main import COMMANDS
-from whet.config.optimizer_names import ELSEWHERE, OPTIONS
+from whet.config.optimizer_names import ELSEWHERE, names
 from whet.config.options import options_of, spec_of
 
 _TEXTS = all_texts()
@@ -45,7 +45,7 @@ _NOT_PLAIN = re.compile(r"\b(mend|mended|anew|beside|told|to be had|no whole|goi
 
 
 _COMMANDS = [importlib.import_module(f"whet.cli.{name.replace('-', '_')}").COMMAND for name in COMMANDS]
-_CHOICES_OF_TEXT = {"optim": {"auto", *OPTIONS, *ELSEWHERE}, "resume_from_checkpoint": {"auto"}}
+_CHOICES_OF_TEXT = {"optim": {*names(), *ELSEWHERE}, "resume_from_checkpoint": {"auto"}}
 """Options whose annotation is a text, and that take a few words only."""
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from markdown_page import anchors, blocks
-from methods_page import PAGE, cards, written
+from methods_page import OPTIMIZERS_PAGE, PAGE, cards, written
 
 from whet.bench.techniques import PLAIN, TECHNIQUES, Base
 from whet.card import Card
@@ -26,8 +26,9 @@ def test_a_card_links_a_section_that_exists(card: Card) -> None:
     assert anchor in anchors(PAGE.parent / name), card.page
 
 
-def test_the_tables_are_made_from_the_cards() -> None:
-    assert PAGE.read_text("utf-8") == written(), "run: python -m tests.rules.methods_page"
+@pytest.mark.parametrize("page", [PAGE, OPTIMIZERS_PAGE], ids=lambda page: page.stem)
+def test_the_tables_are_made_from_the_code(page: Path) -> None:
+    assert page.read_text("utf-8") == written(page), "run: python -m tests.rules.methods_page"
 
 
 def test_every_card_says_all_of_it_in_sentences() -> None:

@@ -20,7 +20,7 @@ from tiny_decoders import collate, tiny_decoder
 from whet.data.store import RowStore
 from whet.errors import ConfigError, StorageError
 from whet.models.view import ModelView
-from whet.train.trunk import cache, store
+from whet.train.trunk import cache
 
 ROUNDING = 1e-5
 """Relative, of a loss: the frozen layers' products run over other rows together, which changes the order of sums."""
@@ -213,7 +213,7 @@ def test_rows_that_change_are_refused(tmp_path: Path) -> None:
 
 
 def test_full_disk_is_reported_before_the_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "free_bytes", lambda _: 1000)
+    monkeypatch.setattr(cache, "free_bytes", lambda _: 1000)
     trainer = trainer_of(tmp_path, cache_frozen_trunk=True)
     with pytest.raises(StorageError, match="no room for the hidden states"):
         trainer.train()

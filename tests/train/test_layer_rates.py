@@ -14,7 +14,7 @@ import engine
 import whet
 from tiny import FAMILIES, arguments, tiny_model, tiny_rows, weights_of
 from whet.optim import registry
-from whet.train.few_samples import layer_rates
+from whet.train.update import rates_by_depth
 
 DECAY = 0.5
 N_BLOCKS = 2
@@ -31,7 +31,7 @@ def trainer_of(folder: Path, family: str = "bert", **changes: Any) -> engine.Tra
 def rates_of(trainer: engine.Trainer) -> dict[str, float]:
     """The learning rate of each parameter, as a share of the highest."""
     names = {id(one): name for name, one in trainer.model.named_parameters()}
-    rates = layer_rates.of(trainer.model, trainer.args)
+    rates = rates_by_depth(trainer.model, trainer.args)
     groups = registry.build(trainer.model, trainer.args, rates).param_groups
     return {names[id(p)]: group["lr"] / trainer.args.learning_rate for group in groups for p in group["params"]}
 

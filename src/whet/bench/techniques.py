@@ -10,6 +10,7 @@ from typing import Any
 
 from whet.config.arguments import TrainingArguments
 from whet.config.names.methods import names_to_ask_for
+from whet.config.optimizer_names import DEFAULT, Row, rows
 from whet.optional import extra
 
 PLAIN = "plain"
@@ -65,8 +66,8 @@ def _token_budget(base: Base) -> Mapping[str, Any]:
     return {"max_tokens_per_batch": max(base.row_tokens, base.batch_rows * base.row_tokens // 4)}
 
 
-def _optim(name: str, claim: str = "", package: str | None = None) -> Technique:
-    return Technique(name=name, changes=_set(optim=name), claim=claim, package=package)
+def _optim(row: Row) -> Technique:
+    return Technique(name=row.name, changes=_set(optim=row.name), claim=row.claim, package=row.installed_by or None)
 
 
 TECHNIQUES: tuple[Technique, ...] = (
@@ -99,21 +100,7 @@ TECHNIQUES: tuple[Technique, ...] = (
         changes=_set(gradient_checkpointing=True, checkpointing_policy="selective"),
         equal_to=PLAIN,
     ),
-    _optim("adamw_torch", "the usual one: 8 bytes per parameter (24 GB for 3 billion)"),
-    _optim("adamw_torch_fused", "faster than adamw_torch"),
-    _optim("adamw_whet"),
-    _optim("adamw_whet_8bit", "8-bit states: 2 bytes per parameter (6 GB for 3 billion)"),
-    _optim("adamw_anyprecision"),
-    _optim("adamw_apex_fused", "faster than adamw_torch, on a GPU"),
-    _optim("adamw_bnb_8bit", "2 bytes per parameter (6 GB for 3 billion)", "bitsandbytes"),
-    _optim("adamw_torch_8bit", "less memory than 32-bit states", "torchao"),
-    _optim("adamw_torch_4bit", "less memory than 8-bit states", "torchao"),
-    _optim("adafactor", "less memory (the guides say: over 12 GB for 3 billion); may converge slower"),
-    _optim("lion_32bit"),
-    _optim("muon"),
-    _optim("adagrad"),
-    _optim("rmsprop"),
-    _optim("sgd"),
+    *(_optim(row) for row in rows().values() if row.name != DEFAULT),
     Technique(name="no_clipping", changes=_set(max_grad_norm=0.0)),
     Technique(
         name="optimizer_in_backward",

@@ -16,6 +16,7 @@ from whet.config.elsewhere import elsewhere
 from whet.config.fields import TrainingFields
 from whet.config.names import deepspeed_keys as keys
 from whet.config.names.deepspeed_keys import AUTO
+from whet.config.optimizer_names import names
 from whet.config.ranks import here
 from whet.errors import ConfigError, Problem
 from whet.optional import is_installed
@@ -244,7 +245,8 @@ def _check_optimizer(reader: _Reader) -> None:
         return
     reader.known("optimizer", {"type", "params"})
     section, optim = reader.section("optimizer"), reader.args.optim
-    if str(section.get("type")).lower() not in _OPTIMIZERS or not optim.startswith(("adamw", "auto")):
+    row = names().get(optim)
+    if str(section.get("type")).lower() not in _OPTIMIZERS or row is None or row.rule != "AdamW":
         reader.wrong.append(f"optimizer.type is {section.get('type')}, and optim is {optim}")
     params = reader.section("optimizer.params")
     for name in sorted(set(params) - set(_ADAM), key=str):

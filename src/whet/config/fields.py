@@ -206,10 +206,8 @@ class TrainingFields:
     """Average the weights over the optimizer steps after this share of the run, such as 0.5. From then on the averaged
     weights are evaluated, saved in checkpoints and returned as the model; the training continues with its own. Works
     best with lr_scheduler_type constant_with_warmup. null: off."""
-    optim: str = "auto"
-    """Optimizer: auto (AdamW: adamw_whet on a CPU, adamw_torch_fused elsewhere), adamw_torch, adamw_torch_fused,
-    adamw_hf, adamw_apex_fused, adamw_anyprecision, adamw_whet, adamw_whet_8bit, adamw_bnb_8bit (adamw_8bit),
-    adamw_torch_8bit, adamw_torch_4bit, adafactor, muon, lion_32bit, adagrad, rmsprop, sgd, or one of a package."""
+    optim: str = field(default="auto", metadata={"listing": "optimizers"})
+    """Optimizer:"""
     optim_args: str | None = None
     """Options of the optimizer as key=value,key=value, such as momentum=0.9 for sgd. null: its usual ones."""
     padding_in_loss: PaddingInLoss = "none"

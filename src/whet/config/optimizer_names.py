@@ -1,58 +1,110 @@
-"""The optimizers that `--optim` knows, the options of each in `--optim_args`, and where to find the others."""
+"""The optimizers that `--optim` names, without torch: the rows of `optim/optimizers/`, plug-ins, and other packages.
 
+Each file of that folder ends with its rows, the constant OPTIMIZERS. Help texts, refusals and rules read what a row
+says in plain constants from the source, as to import the file would import torch.
+"""
+
+import ast
 from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any, Literal
 
 from whet.config.reading.values import expected, read
 from whet.errors import Problem
+from whet.optional import extra, is_installed
 
 ENTRY_POINTS = "whet.optimizers"
 """Entry point group for optimizers of other packages: name = "module:function", called with (model, args, options)."""
+_FOLDER = Path(__file__).resolve().parents[1] / "optim" / "optimizers"
 
-_Dtype = Literal["float32", "bfloat16", "float16"]
-_TORCHAO = {"block_size": int, "bf16_stochastic_round": bool}
 
-OPTIONS: Mapping[str, Mapping[str, Any]] = {
-    "auto": {},
-    "adamw_torch": {},
-    "adamw_torch_fused": {},
-    "adamw_hf": {},
-    "adamw_apex_fused": {},
-    "adamw_anyprecision": {
-        "use_kahan_summation": bool,
-        "momentum_dtype": _Dtype,
-        "variance_dtype": _Dtype,
-        "compensation_buffer_dtype": _Dtype,
-    },
-    "adamw_whet": {},
-    "adamw_whet_8bit": {},
-    "adamw_bnb_8bit": {"min_8bit_size": int},
-    "adamw_8bit": {"min_8bit_size": int},
-    "adamw_torch_8bit": _TORCHAO,
-    "adamw_torch_4bit": _TORCHAO,
-    "adafactor": {
-        "scale_parameter": bool,
-        "relative_step": bool,
-        "clip_threshold": float,
-        "decay_rate": float,
-        "beta1": float,
-        "eps1": float,
-        "eps2": float,
-    },
-    "muon": {
-        "momentum": float,
-        "nesterov": bool,
-        "ns_steps": int,
-        "adjust_lr_fn": Literal["original", "match_rms_adamw"],
-    },
-    "lion_32bit": {},
-    "adagrad": {"lr_decay": float, "eps": float, "initial_accumulator_value": float},
-    "rmsprop": {"momentum": float, "alpha": float, "eps": float, "centered": bool},
-    "sgd": {"momentum": float, "dampening": float, "nesterov": bool},
-}
-"""Every optimizer that whet builds -> its optim_args and their types."""
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """What is known of an optimizer without torch. In the source, each value is a plain constant."""
+
+    name: str
+    rule: str
+    """The rule of its updates: AdamW, Lion ..."""
+    does: str
+    """What it is, in one sentence without a full stop, for `--help` and the table of docs/memory.md."""
+    source: str
+    """The paper and its algorithm, or the library."""
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Other names of it -> what to log for a run that uses one; empty: nothing."""
+    options: Mapping[str, str] = field(default_factory=dict)
+    """Its optim_args -> int, float, bool or the choices: "original|match_rms_adamw"."""
+    betas: bool = False
+    """Whether it reads adam_beta1 and adam_beta2."""
+    epsilon: bool = False
+    """Whether it reads adam_epsilon."""
+    reads: Literal["element", "tensor"] = "tensor"
+    """What it reads to update an element: that element and its state, or the complete tensor. Only "element" works from
+    ZeRO's stage 2 on, and in DeepSpeed's engine."""
+    moments: int = 0
+    """How many tensors of its state are as wide as the weight; an entry may count the bytes of its state itself."""
+    scalars: int = 0
+    """How many float32 numbers its state has for each tensor of weights, such as the count of steps."""
+    on_cpu: bool = False
+    """Whether it updates weights on a CPU alone, of 32 or 16 bits."""
+    package: str = ""
+    """The package that it needs; empty: none besides torch."""
+    installed_by: str = ""
+    """The extra of whet that installs the package; empty: it has to be built from source."""
+    instead: str = ""
+    """The optimizer to use where this one does not work, by name."""
+    replaces: str = ""
+    """The package that transformers asks for under this name, and whet does not need."""
+    claim: str = ""
+    """What guides say about its speed and memory, for `whet bench-methods`."""
+
+    @property
+    def option_kinds(self) -> dict[str, Any]:
+        """Return the annotation of each of its optim_args."""
+        return {key: _KINDS.get(kind) or _CHOICE[tuple(kind.split("|"))] for key, kind in self.options.items()}
+
+
+_KINDS: Mapping[str, Any] = {"int": int, "float": float, "bool": bool}
+_CHOICE: Any = Literal
+_CONSTANTS = {one.name for one in fields(Row)}
+DEFAULT = "auto"
+
+
+@cache
+def rows() -> Mapping[str, Row]:
+    """Return the row of each optimizer that whet builds, by name: `auto` first, then by the alphabet."""
+    found = [row for path in _FOLDER.glob("*.py") for row in _rows_in(path.read_text("utf-8"))]
+    return {row.name: row for row in sorted(found, key=lambda row: (row.name != DEFAULT, row.name))}
+
+
+def _rows_in(source: str) -> list[Row]:
+    """Return the rows at the end of a source file; what they hold besides constants is code of the optimizer."""
+    _, _, text = source.partition("\nOPTIMIZERS = ")
+    calls: Any = ast.parse(text.strip() or "()", mode="eval").body
+    return [
+        Row(**{one.arg: ast.literal_eval(one.value) for one in call.keywords if one.arg in _CONSTANTS})
+        for call in calls.elts
+    ]
+
+
+@cache
+def names() -> Mapping[str, Row]:
+    """Return the row of each name that whet builds, aliases among them."""
+    return {name: row for row in rows().values() for name in (row.name, *row.aliases)}
+
+
+def by_element() -> list[str]:
+    """Return the names of the optimizers that update each element by itself."""
+    return [name for name, row in names().items() if row.reads == "element"]
+
+
+def listing() -> str:
+    """Return the optimizers in words, for a help text."""
+    shown = [f"{' or '.join((row.name, *row.aliases))} ({row.does})" for row in rows().values()]
+    return f"{', '.join(shown)}, or the name of a plug-in."
+
 
 _BITSANDBYTES = "paged_adamw_32bit paged_adamw_8bit ademamix ademamix_8bit paged_ademamix_32bit paged_ademamix_8bit \
     lion_8bit paged_lion_32bit paged_lion_8bit rmsprop_bnb rmsprop_bnb_8bit rmsprop_bnb_32bit"
@@ -72,16 +124,25 @@ _PACKAGES = {
 ELSEWHERE: Mapping[str, str] = {name: package for package, names in _PACKAGES.items() for name in names.split()}
 """Optimizers of transformers that whet does not build -> the package that has them."""
 
-NO_BETAS = frozenset({"adafactor", "adagrad", "rmsprop", "sgd"})
-"""Optimizers without adam_beta1 and adam_beta2."""
-NO_EPSILON = NO_BETAS | {"lion_32bit"}
-"""Optimizers without adam_epsilon."""
-
 
 @cache
 def plugged_in() -> Mapping[str, EntryPoint]:
     """Return the optimizers that installed packages offer, by name."""
     return {point.name: point for point in entry_points(group=ENTRY_POINTS)}
+
+
+def missing_package(optim: str) -> Problem | None:
+    """Return a problem if this optimizer needs a package that is not installed."""
+    row = names().get(optim)
+    if row is None or not row.package or is_installed(row.package):
+        return None
+    install = f"run: pip install {extra(row.installed_by)}; or " if row.installed_by else ""
+    return Problem(
+        what=f"the package {row.package!r} is missing",
+        got=f"--optim {optim}",
+        why=f"--optim {optim} needs it" + ("" if row.installed_by else ", and it has to be built from source"),
+        fix=f"{install}use --optim {row.instead}, which needs no package",
+    )
 
 
 def texts(optim_args: str | None) -> dict[str, str]:
@@ -96,15 +157,14 @@ def texts(optim_args: str | None) -> dict[str, str]:
 
 
 def options(optim: str, optim_args: str | None) -> dict[str, Any]:
-    """Return the options of an optimizer, converted by its annotation in OPTIONS; those of a plug-in stay texts."""
-    kinds = OPTIONS.get(optim)
-    given = texts(optim_args)
-    return dict(given) if kinds is None else {key: read(value, kinds[key]) for key, value in given.items()}
+    """Return the options of an optimizer, converted as its row says; those of a plug-in stay texts."""
+    row, given = names().get(optim), texts(optim_args)
+    return dict(given) if row is None else {key: read(value, row.option_kinds[key]) for key, value in given.items()}
 
 
 def wrong_options(optim: str, optim_args: str | None) -> list[Problem]:
     """Return what is wrong with the options of an optimizer that whet builds."""
-    kinds = OPTIONS[optim]
+    kinds = names()[optim].option_kinds
     takes = ", ".join(kinds) or "no options"
     problems = []
     for key, value in texts(optim_args).items():

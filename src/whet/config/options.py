@@ -9,8 +9,11 @@ from functools import cache
 from itertools import pairwise
 from typing import Any
 
+from whet.config import optimizer_names
 from whet.config.names.aliases import Alias
 from whet.errors import MASK, Problem, hide_secrets
+
+_LISTINGS: Mapping[str, Callable[[], str]] = {"optimizers": optimizer_names.listing}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,11 +81,15 @@ def options_of(cls: type) -> dict[str, Option]:
 
 
 def help_texts(cls: type) -> dict[str, str]:
-    """Return the text under each field, on one line, from the source of the class; empty without source."""
+    """Return the text under each field, on one line, from the source of the class; empty without source.
+
+    A field whose metadata has a `listing` continues with the names of a registry.
+    """
     texts: dict[str, str] = {}
     for declaring in (base for base in cls.__mro__ if "__annotations__" in vars(base)):
         texts = _texts_in(declaring) | texts
-    return texts
+    listings = {one.name: _LISTINGS[one.metadata["listing"]] for one in fields(cls) if "listing" in one.metadata}
+    return texts | {name: f"{texts[name]} {listing()}" for name, listing in listings.items() if name in texts}
 
 
 def _texts_in(cls: type) -> dict[str, str]:

@@ -15,16 +15,28 @@ from whet.config import ranks
 from whet.config.fields import LastBlockTokens, PaddingInLoss, TrainingFields
 from whet.config.names.not_honoured import NOT_HONOURED_OLD, WITHDRAWN
 from whet.config.names.off_values import OFF
-from whet.config.optimizer_names import OPTIONS, plugged_in
+from whet.config.optimizer_names import DEFAULT, names, plugged_in
+from whet.config.rules.optimizer import optim_args_are_known, optim_args_are_pairs
 from whet.errors import ConfigError, Problem
 from whet.log import logger
 
-_IN_PLACE_OF_PACKAGES = frozenset({"adamw_anyprecision"})
-"""Optimizers that whet has itself, and for which transformers asks for a package that is not kept any more."""
+_THEIRS = frozenset(one.value for one in OptimizerNames)
+"""The optimizers that transformers builds."""
 _PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 _SAVE_ERRORS = ("stop", "continue")
 _EXACT = "adamw_torch_fused"
 """What transformers reads while it checks settings whose optimizer is whet's: the same rule of the update."""
+
+
+def is_own_optimizer(name: str) -> bool:
+    """Return whether whet, or a plug-in, builds this optimizer, and not transformers."""
+    row = names().get(name)
+    if row is None:
+        return name in plugged_in() and name not in _THEIRS
+    return bool(row.replaces) or name not in _THEIRS
+
+
+_OWN_NAMES = [name for name in names() if is_own_optimizer(name) and name != DEFAULT]
 
 
 class _OlderNames(type):
@@ -47,8 +59,8 @@ class TrainingArguments(transformers.TrainingArguments, metaclass=_OlderNames):
     optim: str = field(
         default="auto",
         metadata={
-            "help": "The optimizer. auto: whet's own AdamW on a CPU, torch's fused one elsewhere. Also adamw_whet, "
-            "adamw_whet_8bit (moments in 8 bits), optimizers of installed plug-ins, and every name of transformers."
+            "help": "The optimizer. auto: whet's own AdamW on a CPU, torch's fused one elsewhere. Also "
+            f"{', '.join(_OWN_NAMES)}, those of plug-ins, and every name of transformers."
         },
     )
     precision: str = field(
@@ -132,12 +144,6 @@ class TrainingArguments(transformers.TrainingArguments, metaclass=_OlderNames):
         group.join("gloo", self.ddp_timeout)
 
 
-def is_own_optimizer(name: str) -> bool:
-    """Return whether whet, or a plug-in, builds this optimizer, and not transformers."""
-    known = {one.value for one in OptimizerNames} - _IN_PLACE_OF_PACKAGES
-    return name not in known and (name in OPTIONS or name in plugged_in())
-
-
 def _wrong_values(args: TrainingArguments) -> list[Problem]:
     choices: Mapping[str, tuple[Any, ...]] = {
         "precision": _PRECISIONS,
@@ -155,6 +161,8 @@ def _wrong_values(args: TrainingArguments) -> list[Problem]:
         for name, values in choices.items()
         if getattr(args, name) not in values
     ]
+    if is_own_optimizer(args.optim):
+        found += [problem for rule in (optim_args_are_pairs, optim_args_are_known) if (problem := rule(args))]
     asked = {name for name in ("bf16", "fp16") if getattr(args, name)}
     if args.precision in ("fp32", "bf16", "fp16") and asked - {args.precision}:
         found.append(

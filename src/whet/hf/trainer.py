@@ -35,7 +35,6 @@ from whet.kernels.random import generators_kept
 from whet.log import logger
 from whet.models import finite
 from whet.optim import registry, schedule
-from whet.optim.optimizers import auto, native
 from whet.own_loop import locate, nested
 from whet.own_loop.changes import changes
 from whet.own_loop.optimize import optimize
@@ -330,13 +329,14 @@ class Trainer(transformers.Trainer):
         trained = [] if model is None else [one for one in model.parameters() if one.requires_grad]
         if not is_own_optimizer(args.optim):
             return _safe(transformers.Trainer.get_optimizer_cls_and_kwargs(args, model), trained)
-        if args.optim == "auto" and auto.name_for(trained) != "adamw_whet":
-            plain = copy.copy(args)
-            plain.optim = auto.name_for(trained)
-            return _safe(transformers.Trainer.get_optimizer_cls_and_kwargs(plain, model), trained)
-        adam = {"lr": args.learning_rate, "betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
-        if args.optim in _CLASSES:
-            return _CLASSES[args.optim], adam
+        if args.optim in registry.ENTRIES:
+            chosen = registry.entry_for(args.optim, trained)
+            if chosen is not registry.ENTRIES[args.optim] and not is_own_optimizer(chosen.name):
+                plain = copy.copy(args)
+                plain.optim = chosen.name
+                return _safe(transformers.Trainer.get_optimizer_cls_and_kwargs(plain, model), trained)
+            if found := registry.class_for(args, trained):
+                return found
         return functools.partial(functools.partial, _from_registry, args), {}
 
     # ---- Checkpoints ----
@@ -487,13 +487,6 @@ def _change(model: nn.Module, args: Any) -> None:
         padding: Any = getattr(args, "padding_in_loss", "auto")
         tokens: Any = getattr(args, "last_block_tokens", "read")
         optimize(model, padding=padding, last_block_tokens=tokens)
-
-
-_CLASSES: Mapping[str, Any] = {
-    "auto": native.WhetAdamW,
-    "adamw_whet": native.WhetAdamW,
-    "adamw_whet_8bit": native.WhetAdamW8bit,
-}
 
 
 def _from_registry(args: Any, model: Any) -> torch.optim.Optimizer:

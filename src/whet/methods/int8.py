@@ -11,7 +11,7 @@ from whet.models.adapters import unwrapped
 from whet.models.fused.parts import has_products
 from whet.models.packed import packed_model
 from whet.models.view import ModelView
-from whet.precision.int8 import INSTEAD, backward_too
+from whet.precision.device import INSTEAD_OF_INT8, int8_backward_too
 
 CARD = Card(
     name="int8",
@@ -42,9 +42,9 @@ def apply(view: ModelView, settings: MethodSettings) -> Applied | None:
         what="int8 is asked for, and none of this model's layers could run in it",
         got=f"{type(model).__name__}, padded batches" if packed is None else type(model).__name__,
         why=f"it serves encoders of the families {known.names()} with a head that whet runs without padding",
-        fix=INSTEAD
+        fix=INSTEAD_OF_INT8
         if known.of_model(unwrapped(model)) is None
-        else f"{INSTEAD}; or leave out what makes batches padded (--attn_implementation, a collator)",
+        else f"{INSTEAD_OF_INT8}; or leave out what makes batches padded (--attn_implementation, a collator)",
     )
 
 
@@ -59,6 +59,6 @@ def cost(view: ModelView, settings: MethodSettings) -> Cost:
         return Cost()
     products = [size for block in counting.blocks(view) for size in block.products]
     directions = [(n_out, n_in) for n_in, n_out in products]
-    if backward_too():
+    if int8_backward_too():
         directions += products
     return Cost(weights_bytes=sum(packed_bytes(columns, depth) for columns, depth in directions))

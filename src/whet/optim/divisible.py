@@ -5,47 +5,41 @@ One that reads all tensors, such as Prodigy with its common step size, cannot wo
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch.optim import Optimizer
 
 from whet.errors import ConfigError
-from whet.kernels.adamw import BLOCK
-from whet.optim.optimizers.adafactor import Adafactor
-from whet.optim.optimizers.anyprecision import AnyPrecisionAdamW
-from whet.optim.optimizers.lion import Lion
-from whet.optim.optimizers.muon import MuonAndAdamW
-from whet.optim.optimizers.native import WhetAdamW, WhetAdamW8bit
+from whet.optim.registry import ENTRIES
 
-_BY_ELEMENT: tuple[type[Optimizer], ...] = (
-    WhetAdamW, AnyPrecisionAdamW, Lion, torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD, torch.optim.RMSprop,
-)  # fmt: skip
-_BY_TENSOR: tuple[type[Optimizer], ...] = (
-    WhetAdamW8bit, Adafactor, MuonAndAdamW,
-    torch.optim.Adagrad, torch.optim.Adadelta, torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam,
-    torch.optim.ASGD, torch.optim.Rprop, torch.optim.Adafactor, torch.optim.Muon,
-)  # fmt: skip
+READS = "whet_reads"
+"""Attribute by which an optimizer of others says what its updates read: "element" or "tensor"."""
+_READY_MADE: Mapping[type[Optimizer], str] = {
+    torch.optim.Adam: "element",
+    **dict.fromkeys(
+        (torch.optim.Adadelta, torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam, torch.optim.ASGD,
+         torch.optim.Rprop, torch.optim.Adafactor, torch.optim.Muon), "tensor"),
+}  # fmt: skip
+"""Classes of torch that no row of the registry has."""
+_BY_CLASS = {**_READY_MADE, **{entry.kind: entry.reads for entry in ENTRIES.values() if entry.kind is not None}}
+_BLOCKS = {entry.kind: entry.block for entry in ENTRIES.values() if entry.block is not None}
 _BY_TENSOR_ELSEWHERE = (
     ("bitsandbytes.optim.", ""), ("torchao.optim.adam", ""), ("apex.optimizers.fused_adam", "FusedAdam"),
     ("transformers.optimization", "Adafactor"),
 )  # fmt: skip
 """Beginning of the module and name of classes that need not be installed; an empty name stands for each."""
-READS = "whet_reads"
-"""Attribute by which an optimizer of others says what its updates read: "element" or "tensor"."""
 
 
 def unit_of(optimizer: Optimizer) -> int | None:
     """Return how many elements must stay together when a tensor is cut; None: all of them."""
-    if type(optimizer) in _BY_ELEMENT or getattr(optimizer, READS, None) == "element":
-        return 1
-    return BLOCK if type(optimizer) is WhetAdamW8bit else None
+    return 1 if _reads(optimizer) == "element" else _BLOCKS.get(type(optimizer))
 
 
 def require_known(optimizer: Optimizer) -> None:
     """Raise ConfigError for an optimizer that may read all tensors for an update, as nobody has said otherwise."""
     kind = type(optimizer)
-    elsewhere = any(kind.__module__.startswith(m) and name in ("", kind.__name__) for m, name in _BY_TENSOR_ELSEWHERE)
-    says = getattr(optimizer, READS, None) in ("element", "tensor")
-    if kind in _BY_ELEMENT or kind in _BY_TENSOR or elsewhere or says:
+    if _reads(optimizer) is not None:
         return
     raise ConfigError(
         what="zero_stage does not go with this optimizer",
@@ -55,3 +49,14 @@ def require_known(optimizer: Optimizer) -> None:
         "adamw_whet; an optimizer of your own says"
         f' {READS} = "element" (it reads the element that it updates, and its state) or "tensor" (that tensor)',
     )
+
+
+def _reads(optimizer: Optimizer) -> str | None:
+    """Return "element" or "tensor"; None: nobody has said."""
+    kind = type(optimizer)
+    if kind in _BY_CLASS:
+        return _BY_CLASS[kind]
+    if any(kind.__module__.startswith(m) and name in ("", kind.__name__) for m, name in _BY_TENSOR_ELSEWHERE):
+        return "tensor"
+    says = getattr(optimizer, READS, None)
+    return says if says in ("element", "tensor") else None

@@ -1,9 +1,16 @@
-"""Which number formats a device has."""
+"""Which number formats this machine computes in: what a GPU has, what products in 8 bits need of a CPU."""
 
 import torch
 
+from whet.config import environment
 from whet.errors import ConfigError, Problem
+from whet.kernels.int8 import has_vnni
+from whet.kernels.library import choice, library
 
+INT8_CHOICE = "WHET_INT8"
+"""Environment variable: forward keeps the gradient of the input in fp32, both computes it in 8 bits as well."""
+INSTEAD_OF_INT8 = "use --precision auto, which takes the faster one of fp32 and bf16"
+"""The fix if this machine has no products in 8 bits."""
 _AMPERE = 8
 """Major compute capability of the first GPUs with bf16 and TF32."""
 
@@ -24,6 +31,18 @@ def require(precision: str, tf32: bool | None, device: torch.device) -> None:
         problems.append(_no_tf32(device))
     if problems:
         raise ConfigError.of(problems)
+
+
+def int8_backward_too() -> bool:
+    """Return whether the gradient of the input is computed in 8 bits too."""
+    return environment.value(INT8_CHOICE) != "forward"
+
+
+def require_int8(device: torch.device) -> None:
+    """Raise ConfigError if products in 8 bits cannot run, or would be slower than fp32."""
+    problem = _no_int8(device)
+    if problem is not None:
+        raise ConfigError.of([problem])
 
 
 def set_tf32(wanted: bool, device: torch.device) -> None:
@@ -75,6 +94,39 @@ def _no_tf32(device: torch.device) -> Problem:
         why="TF32 is a format of NVIDIA's GPUs since Ampere (compute capability 8.0), and would do nothing here",
         fix="leave --tf32 out; --precision auto measures whether bf16 is faster here",
     )
+
+
+def _no_int8(device: torch.device) -> Problem | None:
+    if device.type != "cpu":
+        return Problem(
+            what="int8 is asked for on a GPU",
+            got=f"the {device.type.upper()}",
+            why="whet's products in 8 bits are for CPUs; GPUs compute bf16 and fp16 faster than fp32",
+            fix="add --use_cpu, or use --precision bf16",
+        )
+    if choice() == "reference":
+        return Problem(
+            what="int8 is asked for, and the native operators are turned off",
+            got="WHET_KERNELS=reference",
+            why="torch quantises and scales in separate passes, which cost more than 8 bits gain",
+            fix=f"unset WHET_KERNELS; or {INSTEAD_OF_INT8}",
+        )
+    native = library()
+    if native is None:
+        return Problem(
+            what="int8 is asked for, and the native operators are not there",
+            got="plain torch",
+            why="torch quantises and scales in separate passes, which cost more than 8 bits gain",
+            fix=f"run: python -m whet.kernels.build; or {INSTEAD_OF_INT8}",
+        )
+    if not has_vnni():
+        return Problem(
+            what="int8 is asked for, and this processor has no fast products of 8 bits",
+            got=f"neither AVX-512 VNNI nor AVX-VNNI in the instruction set in use ({native.isa})",
+            why="without these instructions a product in 8 bits is no faster than one in fp32, and less exact",
+            fix=INSTEAD_OF_INT8,
+        )
+    return None
 
 
 def _name(device: torch.device) -> str:

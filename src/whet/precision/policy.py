@@ -15,7 +15,6 @@ from whet.kernels import int8 as product_int8
 from whet.kernels import linear as product
 from whet.log import logger
 from whet.precision import device as devices
-from whet.precision import int8
 
 CARD = Card(
     name="half precision",
@@ -116,7 +115,7 @@ class Int8(Float32):
 
     def __init__(self) -> None:
         self._step: product_int8.Step | None = None
-        self._backward = int8.backward_too()
+        self._backward = devices.int8_backward_too()
 
     def begin(self, seed: int, step: int) -> None:
         self._step = product_int8.Step(seed, step, backward=self._backward)
@@ -193,7 +192,7 @@ def make(name: str, device: torch.device) -> Precision:
     if name == "fp16":
         return Float16(device)
     if name == "int8":
-        int8.require(device)
+        devices.require_int8(device)
         return Int8()
     return Float32() if name == "fp32" else Undecided()
 

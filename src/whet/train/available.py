@@ -7,20 +7,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from whet.config.optimizer_names import missing_package
 from whet.errors import Problem
 from whet.hardware import gpu
-from whet.optional import extra
 
 if TYPE_CHECKING:
     from whet.config.arguments import TrainingArguments
 
-_OPTIMIZERS = {
-    "adamw_bnb_8bit": ("bitsandbytes", extra("bitsandbytes")),
-    "adamw_8bit": ("bitsandbytes", extra("bitsandbytes")),
-    "adamw_torch_8bit": ("torchao", extra("torchao")),
-    "adamw_torch_4bit": ("torchao", extra("torchao")),
-}
-"""Optimizers of other packages -> the package, and how to install it."""
 _NVIDIA_DEVICES = ("/dev/nvidiactl", "/dev/dxg")
 """Devices that exist in containers and under Windows even if the driver lists no GPU."""
 
@@ -33,18 +26,14 @@ def missing(args: TrainingArguments) -> list[Problem]:
 def _packages(args: TrainingArguments) -> Iterator[Problem]:
     for tracker in args.report_to:
         if find_spec(tracker) is None:
-            yield _package(tracker, f"--report_to {tracker}", tracker, f"leave {tracker} out of --report_to")
-    if args.optim in _OPTIMIZERS and args.do_train:
-        package, install = _OPTIMIZERS[args.optim]
-        if find_spec(package) is None:
-            yield _package(package, f"--optim {args.optim}", install, "use --optim adamw_whet_8bit, which needs none")
-    if args.optim == "adamw_apex_fused" and args.do_train and find_spec("apex") is None:
-        yield Problem(
-            what="the package 'apex' is missing",
-            got="adamw_apex_fused",
-            why="--optim adamw_apex_fused is apex's FusedAdam, which needs a GPU and must be built from source",
-            fix="use --optim adamw_torch_fused, which computes the same in one pass too",
-        )
+            yield Problem(
+                what=f"the package {tracker!r} is missing",
+                got=f"--report_to {tracker}",
+                why=f"--report_to {tracker} needs it",
+                fix=f"run: pip install {tracker}; or leave {tracker} out of --report_to",
+            )
+    if args.do_train and (problem := missing_package(args.optim)):
+        yield problem
 
 
 def _devices(args: TrainingArguments) -> Iterator[Problem]:
@@ -60,12 +49,3 @@ def _devices(args: TrainingArguments) -> Iterator[Problem]:
             why="TF32 is a format of NVIDIA GPUs since Ampere (compute capability 8.0), and would have no effect here",
             fix="leave --tf32 out; --precision auto measures whether bf16 is faster here",
         )
-
-
-def _package(name: str, needed_for: str, install: str, instead: str) -> Problem:
-    return Problem(
-        what=f"the package {name!r} is missing",
-        got=needed_for,
-        why=f"{needed_for} needs it",
-        fix=f"run: pip install {install}; or {instead}",
-    )

@@ -1,10 +1,11 @@
 """The optimizer of a run, and how a step's gradients reach the weights: clipping, and the update.
 
-Weights are updated after the backward pass, or inside it.
+Learning rates may fall with depth (`layerwise_lr_decay`). Weights are updated after the backward pass, or inside it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -16,17 +17,20 @@ from torch.optim import Optimizer
 from torch.profiler import record_function
 
 from whet.config.arguments import TrainingArguments
+from whet.errors import ConfigError
 from whet.kernels.adamw import gradient_norm
 from whet.kernels.rows_in_use import rows_in_use
 from whet.log import logger
+from whet.models.view import ModelView
 from whet.optim import registry, schedule
 from whet.optim.in_backward import InBackward
-from whet.optim.optimizers import torchao
+from whet.optim.optimizers.adamw_packages import make_saveable
 from whet.optim.optimizers.native import NativeAdamW
 from whet.train.callbacks.events import Events
-from whet.train.few_samples import layer_rates
 
 _MOST_NAMED = 3
+_ROUNDING = 1e-6
+"""Of a rate that an optimizer keeps in a float32 tensor."""
 _EVENTS = ("on_pre_optimizer_step", "on_optimizer_step")
 """Events at which a callback may read the clipped gradient."""
 
@@ -37,13 +41,56 @@ def build_optimizer(
     """Return the optimizer and the schedule of a run of `n_steps` steps: those that are given, or as settings say."""
     optimizer, scheduler = given
     if optimizer is None:
-        optimizer = registry.build(model, args, layer_rates.of(model, args))
+        optimizer = registry.build(model, args, rates_by_depth(model, args))
     elif scheduler is None:
         for group in optimizer.param_groups:  # the rates before the schedule of an earlier run
             group["lr"] = group.pop("initial_lr", group["lr"])
-    layer_rates.require_used(model, args, optimizer)
-    optimizer = torchao.make_saveable(optimizer)
+    _require_rates(model, args, optimizer)
+    optimizer = make_saveable(optimizer)
     return optimizer, schedule.build(optimizer, args, n_steps) if scheduler is None else scheduler
+
+
+def rates_by_depth(model: nn.Module, args: TrainingArguments) -> dict[int, float] | None:
+    """Return the share of the learning rate of each parameter by its id; None if all have the same.
+
+    The head has 1, the last block `layerwise_lr_decay`, the block below it the square of that, and so on down to the
+    embeddings (Howard and Ruder 2018, arXiv:1801.06146, section 3.2). Raises ConfigError if the depth is not known.
+    """
+    if args.layerwise_lr_decay == 1:
+        return None
+    depths = ModelView(model).depths()
+    if not depths:
+        raise ConfigError(
+            what="layerwise_lr_decay does not go with this model",
+            got=type(model).__name__,
+            why="it needs one stack of blocks with weights of their own: whet cannot tell how deep the weights of this "
+            "model are",
+            fix="leave --layerwise_lr_decay out; whet.Trainer takes rates of your own as optimizers=(optimizer, None)",
+        )
+    top = max(depths.values())
+    return {name: args.layerwise_lr_decay ** (top - depth) for name, depth in depths.items()}
+
+
+def _require_rates(model: nn.Module, args: TrainingArguments, optimizer: Optimizer) -> None:
+    """Raise ConfigError if an optimizer that whet did not build has other learning rates than were asked for."""
+    rates = rates_by_depth(model, args)
+    if rates is None:
+        return
+    for group in optimizer.param_groups:
+        found = float(group.get("initial_lr", group["lr"]))
+        for parameter in group["params"]:
+            wanted = args.learning_rate * rates.get(id(parameter), 1.0)
+            if not math.isclose(found, wanted, rel_tol=_ROUNDING):
+                raise _other_rates(optimizer, found, wanted)
+
+
+def _other_rates(optimizer: Optimizer, found: float, wanted: float) -> ConfigError:
+    return ConfigError(
+        what="layerwise_lr_decay is not carried out by this optimizer",
+        got=f"{type(optimizer).__name__} with a learning rate of {found:g} where {wanted:g} was asked for",
+        why="an optimizer of your own, or of another package, brings its own groups of parameters",
+        fix="leave --layerwise_lr_decay out, or choose one of whet's optimizers with --optim",
+    )
 
 
 class UntrainedParameters:

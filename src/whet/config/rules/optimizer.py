@@ -1,26 +1,17 @@
 """The rules of `TrainingArguments` about optimizers."""
 
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, Literal
 
 from whet.config.fields import TrainingFields
-from whet.config.optimizer_names import (
-    ELSEWHERE,
-    ENTRY_POINTS,
-    NO_BETAS,
-    NO_EPSILON,
-    OPTIONS,
-    plugged_in,
-    texts,
-    wrong_options,
-)
+from whet.config.optimizer_names import ELSEWHERE, ENTRY_POINTS, names, plugged_in, texts, wrong_options
 from whet.config.rules.ranges import Rule
 from whet.errors import Problem
 
 
 def optimizer_is_known(args: TrainingFields) -> Problem | None:
     """An optimizer is one of whet's, or a package offers it."""
-    if args.optim in OPTIONS or args.optim in plugged_in():
+    if args.optim in names() or args.optim in plugged_in():
         return None
     if args.optim in ELSEWHERE:
         package = ELSEWHERE[args.optim]
@@ -28,19 +19,19 @@ def optimizer_is_known(args: TrainingFields) -> Problem | None:
             what=f"whet does not build the optimizer {args.optim}",
             got=args.optim,
             why=f"it comes with the package {package}; whet takes such optimizers as plug-ins or ready-made",
-            fix=f"use one of --optim {', '.join(OPTIONS)}; or install {package} and pass "
+            fix=f"use one of --optim {', '.join(names())}; or install {package} and pass "
             f"optimizers=(optimizer, None) to Trainer, or offer it under the entry point group {ENTRY_POINTS}",
         )
-    like = get_close_matches(args.optim, [*OPTIONS, *plugged_in(), *ELSEWHERE], n=1)
+    like = get_close_matches(args.optim, [*names(), *plugged_in(), *ELSEWHERE], n=1)
     return Problem(
         what="optim names no optimizer",
         got=args.optim,
-        why=f"whet has {', '.join([*OPTIONS, *plugged_in()])}",
+        why=f"whet has {', '.join([*names(), *plugged_in()])}",
         fix=f"did you mean --optim {like[0]}?" if like else "use one of these in --optim",
     )
 
 
-def optim_args_are_pairs(args: TrainingFields) -> Problem | None:
+def optim_args_are_pairs(args: Any) -> Problem | None:
     """The options of an optimizer are written as in transformers."""
     try:
         texts(args.optim_args)
@@ -54,9 +45,9 @@ def optim_args_are_pairs(args: TrainingFields) -> Problem | None:
     return None
 
 
-def optim_args_are_known(args: TrainingFields) -> Problem | None:
+def optim_args_are_known(args: Any) -> Problem | None:
     """An optimizer takes only its own options; those of a plug-in are its own matter."""
-    if args.optim not in OPTIONS or optim_args_are_pairs(args):
+    if args.optim not in names() or optim_args_are_pairs(args):
         return None
     problems = wrong_options(args.optim, args.optim_args)
     if len(problems) < 2:
@@ -69,12 +60,13 @@ def optim_args_are_known(args: TrainingFields) -> Problem | None:
     )
 
 
-def _read_by_the_optimizer(name: str, blind: frozenset[str], usual: float) -> Rule:
+def _read_by_the_optimizer(name: str, part: Literal["betas", "epsilon"], usual: float) -> Rule:
     def rule(args: Any) -> Problem | None:
         value = getattr(args, name)
-        if args.optim not in blind or value == usual:
+        row = names().get(args.optim)
+        if row is None or getattr(row, part) or value == usual:
             return None
-        takes = ", ".join(OPTIONS[args.optim]) or "none"
+        takes = ", ".join(row.options) or "none"
         return Problem(
             what=f"{args.optim} does not read {name}",
             got=value,
@@ -128,8 +120,8 @@ OPTIMIZER_RULES: tuple[Rule, ...] = (
     optimizer_is_known,
     optim_args_are_pairs,
     optim_args_are_known,
-    _read_by_the_optimizer("adam_beta1", NO_BETAS, 0.9),
-    _read_by_the_optimizer("adam_beta2", NO_BETAS, 0.999),
-    _read_by_the_optimizer("adam_epsilon", NO_EPSILON, 1e-8),
+    _read_by_the_optimizer("adam_beta1", "betas", 0.9),
+    _read_by_the_optimizer("adam_beta2", "betas", 0.999),
+    _read_by_the_optimizer("adam_epsilon", "epsilon", 1e-8),
     step_in_backward_is_whole,
 )

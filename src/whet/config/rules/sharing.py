@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from whet.config import deepspeed
 from whet.config.derived import DerivedSettings
 from whet.config.fields import TrainingFields
+from whet.config.optimizer_names import by_element
 from whet.config.rules.ranges import Rule
 from whet.errors import Problem
 
@@ -16,11 +17,6 @@ _FSDP: Mapping[str, int] = {"": 0, "false": 0, "true": 3, "full_shard": 3, "shar
 """Words of transformers' fsdp -> the stage of ZeRO that they mean."""
 _ALWAYS = {"auto_wrap"}
 """Words for what whet does in any case: the blocks of a model are shared one by one."""
-_BY_ELEMENT = (
-    "auto", "adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_anyprecision", "adamw_whet", "lion_32bit", "rmsprop",
-    "sgd",
-)  # fmt: skip
-"""Optimizers that update each element by itself."""
 
 
 def stage_of(fsdp: str | bool | None) -> int | None:
@@ -176,8 +172,8 @@ def shared_weights_are_moved_by_torch(args: TrainingFields) -> Problem | None:
 
 def shared_weights_have_an_optimizer_by_element(args: TrainingFields) -> Problem | None:
     """From stage 2 on an optimizer sees some rows of each weight."""
-    odd = [] if args.optim in _BY_ELEMENT else [f"optim {args.optim}"]
-    return _excluded(args, odd, f"it has to read complete tensors; these do not: {', '.join(_BY_ELEMENT)}")
+    odd = [] if args.optim in by_element() else [f"optim {args.optim}"]
+    return _excluded(args, odd, f"it has to read complete tensors; these do not: {', '.join(by_element())}")
 
 
 def _excluded(args: TrainingFields, names: list[str], why: str) -> Problem | None:
@@ -220,7 +216,7 @@ def deepspeed_goes_alone(args: TrainingFields) -> Problem | None:
         "auto_find_batch_size": args.auto_find_batch_size,
         "weight_averaging_start": args.weight_averaging_start is not None,
         "torch_compile": args.torch_compile,
-        f"optim {args.optim}": args.optim not in _BY_ELEMENT,
+        f"optim {args.optim}": args.optim not in by_element(),
     }
     if not (found := [name for name, is_set in odd.items() if is_set]):
         return None

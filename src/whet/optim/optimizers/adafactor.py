@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from whet.optim.entry import Entry, Options, Request, Shapes, keep_dtypes
-from whet.optim.optimizers.base import Stepping
+from whet.optim.entry import Entry, Options, Request, Shapes, Stepping
 
 _USUAL = {
     "scale_parameter": False,
@@ -38,7 +37,6 @@ class Adafactor(Stepping):
 
     def __init__(self, params: Any, lr: float, options: Options) -> None:
         super().__init__(params, {"lr": lr, "weight_decay": 0.0, **options})
-        keep_dtypes(self)
 
     def _update(self, parameter: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
         grad = grad.float()
@@ -103,4 +101,24 @@ def _second(shape: Sequence[int]) -> int:
     return prod(shape[:-1]) + prod([*shape[:-2], shape[-1]])
 
 
-ENTRY = Entry(build=build, state_bytes=state_bytes)
+OPTIMIZERS = (
+    Entry(
+        name="adafactor",
+        rule="Adafactor",
+        does="Adafactor as transformers sets it: one number per row and column of a matrix; needs a warm-up",
+        source="Shazeer and Stern 2018, arXiv:1804.04235, algorithms 4 and 5",
+        options={
+            "scale_parameter": "bool",
+            "relative_step": "bool",
+            "clip_threshold": "float",
+            "decay_rate": "float",
+            "beta1": "float",
+            "eps1": "float",
+            "eps2": "float",
+        },
+        claim="less memory (the guides say: over 12 GB for 3 billion); may converge slower",
+        kind=Adafactor,
+        build=build,
+        state_bytes=state_bytes,
+    ),
+)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
-from whet.optim.entry import Entry, Options, Request, Shapes, keep_dtypes
-from whet.optim.optimizers.base import Stepping
+from whet.optim.entry import Entry, Stepping
 
 
 class Lion(Stepping):
@@ -18,7 +15,6 @@ class Lion(Stepping):
 
     def __init__(self, params: Any, lr: float, betas: tuple[float, float]) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": 0.0})
-        keep_dtypes(self)
 
     def _update(self, parameter: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
         state, (beta1, beta2) = self.state[parameter], group["betas"]
@@ -30,14 +26,15 @@ class Lion(Stepping):
         mean.lerp_(grad, 1 - beta2)
 
 
-def build(request: Request) -> Optimizer:
-    """Return Lion with the run's betas."""
-    return Lion(request.groups, lr=request.args.learning_rate, betas=request.adam["betas"])
-
-
-def state_bytes(shapes: Shapes, _options: Options, itemsize: int) -> int:
-    """One moment in the parameter's dtype."""
-    return sum(itemsize * prod(shape) for shape in shapes)
-
-
-ENTRY = Entry(build=build, state_bytes=state_bytes)
+OPTIMIZERS = (
+    Entry(
+        name="lion_32bit",
+        rule="Lion",
+        does="Lion: steps of one size, by the sign; takes a third to a tenth of AdamW's learning rate",
+        source="Chen et al. 2023, arXiv:2302.06675, algorithm 2",
+        betas=True,
+        reads="element",
+        moments=1,
+        kind=Lion,
+    ),
+)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -10,8 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from whet.log import logger
-from whet.optim.entry import STEP_BYTES, Entry, Options, Request, Shapes
-from whet.optim.optimizers.base import Stepping
+from whet.optim.entry import STEP_BYTES, Entry, Options, Request, Shapes, Stepping
 
 _ROUTERS = ("router", "gate", "shared_expert_gate")
 """The names of layers that choose or weigh experts, in whet and in transformers."""
@@ -51,7 +51,7 @@ def _routes_or_adds(name: str) -> bool:
 def build(request: Request) -> Optimizer:
     """Return Muon, by default with AdamW's step size (match_rms_adamw), so that AdamW's learning rates fit."""
     chosen = matrices(request.model)
-    _tell_of_experts([p for group in request.groups for p in group["params"]])
+    _warn_of_experts(request.parameters)
     muon, adamw = [], []
     for group in request.groups:
         for found, mine in ((muon, True), (adamw, False)):
@@ -68,7 +68,7 @@ def build(request: Request) -> Optimizer:
     return MuonAndAdamW(*parts)
 
 
-def _tell_of_experts(params: list[Tensor]) -> None:
+def _warn_of_experts(params: Sequence[Tensor]) -> None:
     n = sum(p.ndim == 3 for p in params)
     if n:
         logger.warning("muon: AdamW updates %d weights of experts, which hold several matrices each", n)
@@ -83,4 +83,23 @@ def state_bytes(shapes: Shapes, _options: Options, itemsize: int) -> int:
     return sum(itemsize * prod(s) if len(s) == 2 else 2 * itemsize * prod(s) + STEP_BYTES for s in shapes)
 
 
-ENTRY = Entry(build=build, state_bytes=state_bytes)
+OPTIMIZERS = (
+    Entry(
+        name="muon",
+        rule="Muon",
+        does="Muon of torch for the matrices between embeddings and head, AdamW with its 8 bytes for the rest",
+        source="Jordan 2024; torch.optim.Muon",
+        options={
+            "momentum": "float",
+            "nesterov": "bool",
+            "ns_steps": "int",
+            "adjust_lr_fn": "original|match_rms_adamw",
+        },
+        betas=True,
+        epsilon=True,
+        kind=MuonAndAdamW,
+        build=build,
+        matrices=matrices,
+        state_bytes=state_bytes,
+    ),
+)

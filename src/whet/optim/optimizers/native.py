@@ -6,7 +6,7 @@ from it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from operator import itemgetter
@@ -20,9 +20,9 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from whet.errors import ConfigError
 from whet.kernels import shared_memory
 from whet.kernels.adamw import BLOCK, AdamW8bitTensors, AdamWStep, AdamWTensors, Codes
+from whet.kernels.library import library
 from whet.kernels.rows_in_use import RowsInUse, rows_in_use
-from whet.optim.entry import Entry, Options, Request, Shapes, keep_dtypes, require_cpu
-from whet.optim.optimizers.base import Stepping
+from whet.optim.entry import Entry, Options, Shapes, Stepping, bytes_of, native_can_update, native_takes
 
 State = dict[str, Any]
 Masters = list[Tensor | None]
@@ -47,7 +47,6 @@ class NativeAdamW(Stepping):
 
     def __init__(self, params: Any, lr: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0})
-        keep_dtypes(self)
 
     @property
     def has_step_hooks(self) -> bool:
@@ -202,16 +201,10 @@ def _n_blocks(shape: Any) -> int:
     return -(-prod(shape) // BLOCK)
 
 
-def build(request: Request) -> Optimizer:
-    """Return the native AdamW; a ConfigError if it cannot update these parameters."""
-    require_cpu(request, "adamw_whet", "adamw_torch_fused")
-    return WhetAdamW(request.groups, **request.adam)
-
-
-def build_8bit(request: Request) -> Optimizer:
-    """Return the native 8-bit AdamW; a ConfigError if it cannot update these parameters."""
-    require_cpu(request, "adamw_whet_8bit", "adamw_bnb_8bit")
-    return WhetAdamW8bit(request.groups, **request.adam)
+def name_for(parameters: Iterable[Tensor]) -> str:
+    """Return the optimizer that `auto` stands for: whet's own if its operator can update all of these parameters."""
+    ours = library() is not None and all(map(native_can_update, parameters))
+    return "adamw_whet" if ours else "adamw_torch_fused"
 
 
 def state_bytes(shapes: Shapes, _options: Options, itemsize: int) -> int:
@@ -224,9 +217,54 @@ def state_bytes_8bit(shapes: Shapes, _options: Options, itemsize: int) -> int:
     return sum((2 + _master_bytes(itemsize)) * prod(shape) + 8 * _n_blocks(shape) for shape in shapes)
 
 
+def state_bytes_auto(shapes: Shapes, options: Options, itemsize: int) -> int:
+    """The bytes of the one that `auto` stands for, for parameters on the CPU."""
+    if library() is not None and native_takes(itemsize):
+        return state_bytes(shapes, options, itemsize)
+    return bytes_of(shapes, itemsize, moments=2, scalars=1)
+
+
 def _master_bytes(itemsize: int) -> int:
     return 4 if itemsize < 4 else 0
 
 
-ENTRY = Entry(build=build, state_bytes=state_bytes)
-ENTRY_8BIT = Entry(build=build_8bit, state_bytes=state_bytes_8bit)
+OPTIMIZERS = (
+    Entry(
+        name="auto",
+        rule="AdamW",
+        does="AdamW: adamw_whet on a CPU with the native operators, adamw_torch_fused elsewhere",
+        source="Loshchilov and Hutter 2019, arXiv:1711.05101, algorithm 2",
+        betas=True,
+        epsilon=True,
+        reads="element",
+        stands_for=name_for,
+        state_bytes=state_bytes_auto,
+    ),
+    Entry(
+        name="adamw_whet",
+        rule="AdamW",
+        does="AdamW in one native call, on a CPU; skips vocabulary rows that never had a gradient",
+        source="Loshchilov and Hutter 2019, arXiv:1711.05101, algorithm 2",
+        betas=True,
+        epsilon=True,
+        reads="element",
+        on_cpu=True,
+        instead="adamw_torch_fused",
+        kind=WhetAdamW,
+        state_bytes=state_bytes,
+    ),
+    Entry(
+        name="adamw_whet_8bit",
+        rule="AdamW",
+        does="AdamW with moments of 8 bits in blocks of 256, in one native call, on a CPU",
+        source="Dettmers et al. 2022, arXiv:2110.02861",
+        betas=True,
+        epsilon=True,
+        on_cpu=True,
+        instead="adamw_bnb_8bit",
+        claim="8-bit states: 2 bytes per parameter (6 GB for 3 billion)",
+        kind=WhetAdamW8bit,
+        block=BLOCK,
+        state_bytes=state_bytes_8bit,
+    ),
+)

@@ -2,45 +2,51 @@
 
 from __future__ import annotations
 
-from math import prod
-
 import torch
-from torch.optim import Optimizer
 
-from whet.optim.entry import STEP_BYTES, Entry, Options, Request, Shapes
-
-
-def build_sgd(request: Request) -> Optimizer:
-    """Return stochastic gradient descent, with momentum if optim_args sets it."""
-    return torch.optim.SGD(request.groups, lr=request.args.learning_rate, **request.options)
-
-
-def build_rmsprop(request: Request) -> Optimizer:
-    """Return RMSprop (Tieleman and Hinton 2012)."""
-    return torch.optim.RMSprop(request.groups, lr=request.args.learning_rate, **request.options)
-
-
-def build_adagrad(request: Request) -> Optimizer:
-    """Return Adagrad (Duchi et al. 2011)."""
-    return torch.optim.Adagrad(request.groups, lr=request.args.learning_rate, **request.options)
+from whet.optim.entry import Entry, Options, Shapes, bytes_of
 
 
 def sgd_bytes(shapes: Shapes, options: Options, itemsize: int) -> int:
     """The momentum, if any."""
-    return sum(itemsize * prod(shape) for shape in shapes) if options.get("momentum") else 0
+    return bytes_of(shapes, itemsize, moments=bool(options.get("momentum")), scalars=0)
 
 
 def rmsprop_bytes(shapes: Shapes, options: Options, itemsize: int) -> int:
     """The mean square, the step, and the momentum and the mean if they are requested."""
-    n_tensors = 1 + bool(options.get("momentum")) + bool(options.get("centered"))
-    return sum(n_tensors * itemsize * prod(shape) + STEP_BYTES for shape in shapes)
+    moments = 1 + bool(options.get("momentum")) + bool(options.get("centered"))
+    return bytes_of(shapes, itemsize, moments=moments, scalars=1)
 
 
-def adagrad_bytes(shapes: Shapes, _options: Options, itemsize: int) -> int:
-    """The sum of squares, and the step."""
-    return sum(itemsize * prod(shape) + STEP_BYTES for shape in shapes)
-
-
-SGD = Entry(build=build_sgd, state_bytes=sgd_bytes)
-RMSPROP = Entry(build=build_rmsprop, state_bytes=rmsprop_bytes)
-ADAGRAD = Entry(build=build_adagrad, state_bytes=adagrad_bytes)
+OPTIMIZERS = (
+    Entry(
+        name="sgd",
+        rule="SGD",
+        does="SGD of torch, with momentum if it is set (4 bytes); weight decay is added to the gradient",
+        source="torch.optim.SGD",
+        options={"momentum": "float", "dampening": "float", "nesterov": "bool"},
+        reads="element",
+        kind=torch.optim.SGD,
+        state_bytes=sgd_bytes,
+    ),
+    Entry(
+        name="rmsprop",
+        rule="RMSprop",
+        does="RMSprop of torch; weight decay is added to the gradient",
+        source="Tieleman and Hinton 2012; torch.optim.RMSprop",
+        options={"momentum": "float", "alpha": "float", "eps": "float", "centered": "bool"},
+        reads="element",
+        kind=torch.optim.RMSprop,
+        state_bytes=rmsprop_bytes,
+    ),
+    Entry(
+        name="adagrad",
+        rule="Adagrad",
+        does="Adagrad of torch; weight decay is added to the gradient",
+        source="Duchi et al. 2011; torch.optim.Adagrad",
+        options={"lr_decay": "float", "eps": "float", "initial_accumulator_value": "float"},
+        moments=1,
+        scalars=1,
+        kind=torch.optim.Adagrad,
+    ),
+)

@@ -1,7 +1,12 @@
-"""The hidden states of the frozen layers of a run: computed once for each row, and given to later passes."""
+"""The hidden states of the frozen layers of a run: computed once for each row, and given to later passes.
+
+They are in a file without a name, which the system removes with the run, however that ends.
+"""
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,11 +17,11 @@ from torch import Tensor
 
 from whet.data.batch import Batch
 from whet.data.store import RowStore
-from whet.errors import ConfigError
+from whet.errors import ConfigError, StorageError
 from whet.log import logger
 from whet.models.trunk import Trunk
 from whet.objectives.base import Objective
-from whet.train.trunk.store import stored
+from whet.store.snapshot import free_bytes
 
 _TOKENS = 4096
 """Tokens that are computed at a time. Which rows these are follows from the data alone, not from the order of the run:
@@ -89,7 +94,7 @@ class Cached:
 
     def _begin(self, words: dict[str, np.ndarray], found: Tensor) -> None:
         n_tokens = int(self._rows.cu_seqlens[-1])
-        self._states = stored((n_tokens, found.shape[-1]), found.dtype, self._folder)
+        self._states = _stored((n_tokens, found.shape[-1]), found.dtype, self._folder)
         self._words = {name: np.zeros(n_tokens, dtype=np.int64) for name in words}
         self._versions = self._now()
         size = self._states.numel() * self._states.element_size()
@@ -159,3 +164,26 @@ def _other_rows(name: str) -> ConfigError:
         why="cache_frozen_trunk computes the states of a row once, and a collator or a data set changed its tokens",
         fix="leave --cache_frozen_trunk out",
     )
+
+
+def _stored(shape: tuple[int, ...], dtype: torch.dtype, folder: Path) -> Tensor:
+    """Return a tensor of zeros whose memory is a file on the disk of the folder, complete from the beginning.
+
+    Raises StorageError if the disk has no room: a file that grew later would end the process instead.
+    """
+    size = int(np.prod(shape)) * dtype.itemsize
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            if free_bytes(folder) < size:
+                raise OSError("too few free bytes")
+            os.posix_fallocate(file.fileno(), 0, size)
+            numbers = np.memmap(file, dtype=np.uint8, mode="r+", shape=(size,))
+    except OSError as error:
+        raise StorageError(
+            what="the disk has no room for the hidden states of the frozen layers",
+            got=f"{size / 1e6:,.1f} MB needed, {free_bytes(folder) / 1e6:,.1f} MB free in {folder}: {error}",
+            why="cache_frozen_trunk keeps the states of all tokens of the training data",
+            fix="name another disk in --output_dir, or leave --cache_frozen_trunk out",
+        ) from error
+    return torch.from_numpy(numbers).view(dtype).view(shape)

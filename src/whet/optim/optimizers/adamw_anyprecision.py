@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from whet.optim.entry import Entry, Options, Request, Shapes, keep_dtypes
-from whet.optim.optimizers.base import Stepping
+from whet.optim.entry import Entry, Options, Request, Shapes, Stepping
 
 _USUAL = {
     "use_kahan_summation": False,
@@ -34,7 +33,6 @@ class AnyPrecisionAdamW(Stepping):
         self.kahan: bool = options["use_kahan_summation"]
         names = ("momentum_dtype", "variance_dtype", "compensation_buffer_dtype")
         self.dtypes: list[torch.dtype] = [getattr(torch, options[name]) for name in names]
-        keep_dtypes(self)
 
     def _update(self, parameter: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
         grad = grad.float()
@@ -83,4 +81,24 @@ def state_bytes(shapes: Shapes, options: Options, _itemsize: int) -> int:
     return sum(width * prod(shape) for shape in shapes)
 
 
-ENTRY = Entry(build=build, state_bytes=state_bytes)
+OPTIMIZERS = (
+    Entry(
+        name="adamw_anyprecision",
+        rule="AdamW",
+        does="AdamW with a dtype for each part of the state, and compensated sums for bf16 weights",
+        source="Loshchilov and Hutter 2019, arXiv:1711.05101, algorithm 2; Kahan 1965",
+        options={
+            "use_kahan_summation": "bool",
+            "momentum_dtype": "float32|bfloat16|float16",
+            "variance_dtype": "float32|bfloat16|float16",
+            "compensation_buffer_dtype": "float32|bfloat16|float16",
+        },
+        betas=True,
+        epsilon=True,
+        reads="element",
+        replaces="torchdistx",
+        kind=AnyPrecisionAdamW,
+        build=build,
+        state_bytes=state_bytes,
+    ),
+)
