@@ -21,6 +21,8 @@ from whet.kernels.layers.dropout import dropout
 from whet.kernels.reference import layers as reference
 from whet.kernels.specs import Drop
 
+pytestmark = pytest.mark.true_start
+
 need_native()
 
 _PROBE = """

@@ -62,6 +62,7 @@ def _step_of_checkpoint(folder: Path) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.night
 def test_an_interrupted_demo_continues_and_a_finished_one_begins_again(tmp_path: Path) -> None:
     """Killed after a checkpoint of its own, stopped by Ctrl-C, continued; other steps begin again in between."""
     folder = tmp_path / "demo"

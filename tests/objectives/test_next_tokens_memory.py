@@ -10,6 +10,8 @@ import pytest
 
 from whet.kernels.library import library
 
+pytestmark = pytest.mark.true_start
+
 TESTS = Path(__file__).parents[1]
 _VOCABULARY, _TOKENS = 60_000, 3_000
 _ALL_LOGITS_BYTES = _VOCABULARY * _TOKENS * 4
