@@ -1,4 +1,7 @@
-"""Which cases of a test stand for all of them by day: those in which each pair of values of two parameters occurs."""
+"""Which cases of a test stand for all of them by day: those in which each pair of values of two parameters occurs.
+
+Of tests that are marked `each_value`, whose cases are complete trainings: those in which each value occurs.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,12 @@ import pytest
 Case = Sequence[Hashable]
 
 
-def pairs(cases: Sequence[Case]) -> list[int]:
-    """Return the numbers of cases that hold every pair of values that any case holds, in order.
+def pairs(cases: Sequence[Case], *, together: int = 2) -> list[int]:
+    """Return the numbers of cases that hold every pair of values that any case holds, in order; or every `together`.
 
     Greedy: each time the case with the most new pairs, the first of them. A test of one or two parameters keeps all.
     """
-    held = [frozenset(_pairs_of(case)) for case in cases]
+    held = [frozenset(combinations(enumerate(case), min(together, len(case)))) for case in cases]
     seen: set[Hashable] = set()
     chosen: list[int] = []
     best = [(-len(of_case), number) for number, of_case in enumerate(held)]
@@ -34,20 +37,17 @@ def pairs(cases: Sequence[Case]) -> list[int]:
     return sorted(chosen)
 
 
-def _pairs_of(case: Case) -> Iterator[Hashable]:
-    named = list(enumerate(case))
-    yield from combinations(named, 2) if len(named) > 1 else named
-
-
 def for_the_night(items: Sequence[pytest.Item]) -> Iterator[pytest.Item]:
-    """Yield the cases of three and more parameters that the pairs do not need."""
+    """Yield the cases that those of the day stand for."""
     tests: dict[Hashable, list[pytest.Item]] = defaultdict(list)
     for item in items:
-        if len(_values(item)) > 2:
+        if len(_values(item)) > 1:
             tests[item.nodeid.partition("[")[0]].append(item)
     for of_test in tests.values():
-        kept = set(pairs([_values(item) for item in of_test]))
-        yield from (item for number, item in enumerate(of_test) if number not in kept)
+        together = 1 if of_test[0].get_closest_marker("each_value") else 2
+        if len(_values(of_test[0])) > together:
+            kept = set(pairs([_values(item) for item in of_test], together=together))
+            yield from (item for number, item in enumerate(of_test) if number not in kept)
 
 
 def _values(item: pytest.Item) -> Case:

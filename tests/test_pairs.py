@@ -26,6 +26,13 @@ def test_a_case_that_alone_holds_a_pair_is_kept() -> None:
     assert {(cases[n][0], cases[n][2]) for n in kept} == {("a", True), ("a", False), ("b", False), ("c", True)}
 
 
+def test_each_value_occurs_in_as_few_cases_as_the_longest_parameter_has_values() -> None:
+    cases = list(product("abcde", "xy", range(3)))
+    chosen = [cases[number] for number in pairs(cases, together=1)]
+    assert [set(values) for values in zip(*chosen, strict=True)] == [{*"abcde"}, {*"xy"}, {0, 1, 2}]
+    assert len(chosen) == 5
+
+
 @pytest.mark.parametrize("cases", [[("a",), ("b",), ("a",)], [], [()]])
 def test_fewer_parameters_have_their_values(cases: list[tuple[str, ...]]) -> None:
-    assert {cases[n] for n in pairs(cases)} == {case for case in cases if case}
+    assert {cases[n] for n in pairs(cases)} - {()} == {case for case in cases if case}

@@ -232,7 +232,10 @@ def test_no_rank_outlives_its_guardian(tmp_path: Path) -> None:
     assert gone(every, within=5)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGTERM, *(pytest.param(one, marks=pytest.mark.reliability) for one in (signal.SIGINT, signal.SIGHUP))],
+)
 def test_a_signal_reaches_every_rank_and_leaves_it_time_to_save(number: signal.Signals, tmp_path: Path) -> None:
     script(tmp_path, """
 def save(number, frame):
