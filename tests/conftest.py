@@ -152,6 +152,7 @@ def _log_of_a_library() -> Iterator[None]:
     handlers, propagate = list(logger.handlers), logger.propagate
     logger.handlers.clear()
     logger.propagate = True
-    logger.setLevel(_LEVEL)  # a fixture of a module may have run with another log_level
+    if logger.level != _LEVEL:  # a fixture of a module ran with another; setting it goes through all loggers
+        logger.setLevel(_LEVEL)
     yield
     logger.handlers[:], logger.propagate = handlers, propagate

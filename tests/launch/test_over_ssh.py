@@ -37,6 +37,7 @@ def _refused(process: subprocess.Popen[str]) -> str:
     return " ".join(err.split())
 
 
+@pytest.mark.reliability
 def test_ranks_of_two_hosts_find_each_other(tmp_path: Path) -> None:
     script(tmp_path, """
 import torch, torch.distributed as dist

@@ -17,6 +17,7 @@ from whet.tasks.lm.demo import run_demo
 from whet.tasks.lm.demo_arguments import DemoLmArguments
 
 
+@pytest.mark.night
 def test_demo_learns_prints_a_text_and_runs_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     demo = DemoLmArguments(output_dir=str(tmp_path / "demo"), max_steps=30)
     for _ in range(2):
