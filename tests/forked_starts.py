@@ -272,7 +272,7 @@ def _base_path() -> list[str]:
 def serve(line: socket.socket) -> Job | None:
     """Fork a child for each job. Return None at the end in the server, and in a child its job."""
     base = _base_path()
-    sys.path[:] = base  # what lies next to this file is not to be found by others
+    del sys.path[0]  # what lies next to this file is not to be found by others
     n_of_blas = _import_everything()
     if lost := _threads()[n_of_blas:]:
         raise AssertionError(f"the imports started threads, {lost}: a child would wait for those that it lacks")

@@ -24,8 +24,8 @@ import torch
 from transformers import AutoConfig, AutoModelForQuestionAnswering
 
 from whet.config import arguments as settings
+from whet.store import snapshot
 from whet.train import trainer as engine
-from whet.train.checkpoint import disk_space
 from whet.train.loop import TrainingLoop
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,7 +46,7 @@ def make_loop(folder: Path, *, behind: bool) -> TrainingLoop:
         output_dir=str(folder), use_cpu=True, per_device_train_batch_size=4, max_steps=10**6, save_steps=10**6,
         save_async=behind, save_total_limit=1, disable_tqdm=True, logging_strategy="no",
     )  # fmt: skip
-    loop = TrainingLoop(engine.Trainer(model=model, args=args, train_dataset=tiny_rows(4000, "distilbert")))
+    loop = engine.Trainer(model=model, args=args, train_dataset=tiny_rows(4000, "distilbert")).new_loop()
     loop.start(None)
     loop.take_step()
     return loop
@@ -78,7 +78,7 @@ def main() -> None:
     place = Path(tempfile.mkdtemp(dir=given.folder))
     try:
         loops = {name: make_loop(place / name, behind=name == "async") for name in ("sync", "async")}
-        size = disk_space.forecast_bytes(loops["sync"].run_state)
+        size = snapshot.forecast_bytes(loops["sync"].run_state)
         runs: dict[str, list[dict[str, Any]]] = {name: [] for name in loops}
         for number in range(given.rounds + 1):
             for name, loop in loops.items():

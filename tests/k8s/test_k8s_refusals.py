@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from plans import QA, refused, words
+from plans import refused, words
 
 from whet.cli.main import run
 
@@ -30,9 +30,9 @@ def test_a_plan_is_refused_with_a_way_that_works(capfd: pytest.CaptureFixture[st
         assert fix in " ".join(refused(capfd, **options).split()), case
 
 
-def test_an_action_refuses_options_of_a_plan(capfd: pytest.CaptureFixture[str]) -> None:
-    said = refused(capfd, *QA, action="delete")
-    assert "whet k8s delete does not read image, cpus, memory, output_claim, command" in " ".join(said.split())
+def test_render_refuses_options_of_submit(capfd: pytest.CaptureFixture[str]) -> None:
+    said = " ".join(refused(capfd, kubeconfig="k", context="c").split())
+    assert "whet k8s render does not read kubeconfig, context" in said
 
 
 def test_a_command_is_needed(capfd: pytest.CaptureFixture[str]) -> None:
@@ -48,4 +48,4 @@ def test_the_job_may_be_named_without_its_flag(capfd: pytest.CaptureFixture[str]
     at = with_flag.index("--name")
     assert run([*with_flag[:at], *with_flag[at + 1 :]]) == 0
     assert capfd.readouterr().out.count("name: squad") == 3
-    assert run(["k8s", "status", "squad", "more"]) == 78
+    assert run(["k8s", "render", "squad", "more"]) == 78

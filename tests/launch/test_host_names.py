@@ -9,16 +9,15 @@ import pytest
 
 from whet.errors import ConfigError
 from whet.launch.arguments import HostsArguments
-from whet.launch.host_names import Host, from_file, from_option
-from whet.launch.over_ssh import variables
+from whet.launch.over_ssh import Host, hosts_of_file, hosts_of_option, variables
 
 
 def test_hosts_option_is_read() -> None:
-    assert from_option("h1, ada@node-1.cluster:2,") == [Host("h1", None), Host("ada@node-1.cluster", 2)]
-    assert from_option("10.0.0.1:2,[fe80::1%eth0]:3,ada@fd00::2") == [
+    assert hosts_of_option("h1, ada@node-1.cluster:2,") == [Host("h1", None), Host("ada@node-1.cluster", 2)]
+    assert hosts_of_option("10.0.0.1:2,[fe80::1%eth0]:3,ada@fd00::2") == [
         Host("10.0.0.1", 2), Host("fe80::1%eth0", 3), Host("ada@fd00::2", None),
     ]  # fmt: skip
-    assert from_option("h1:2,h2,h1:1") == [Host("h1", 3), Host("h2", None)]
+    assert hosts_of_option("h1:2,h2,h1:1") == [Host("h1", 3), Host("h2", None)]
 
 
 def test_hostfile_is_read_in_every_form_of_mpi(tmp_path: Path) -> None:
@@ -26,7 +25,7 @@ def test_hostfile_is_read_in_every_form_of_mpi(tmp_path: Path) -> None:
     path.write_text(
         "# our machines\nh1\nh2 slots=2   # two sockets\n\nh3:4\nh4 slots=2 max_slots=4\nh5 cpu=3\n", "utf-8"
     )
-    found = from_file(path)
+    found = hosts_of_file(path)
     assert found == [Host("h1", None), Host("h2", 2), Host("h3", 4), Host("h4", 2), Host("h5", 3)]
 
 
@@ -41,7 +40,7 @@ def test_words_of_a_hostfile_that_cannot_be_honoured_are_refused(line: str, got:
     path = tmp_path / "hosts"
     path.write_text(f"h1\n{line}\n", "utf-8")
     with pytest.raises(ConfigError) as caught:
-        from_file(path)
+        hosts_of_file(path)
     (problem,) = caught.value.problems
     assert "line 2" in problem.what
     assert problem.got == got
@@ -52,7 +51,7 @@ def test_every_bad_line_of_a_hostfile_is_reported_with_its_number(tmp_path: Path
     path = tmp_path / "hosts"
     path.write_text("h1\nh2 slots=0\n-oProxyCommand=x\nh3 gpus=4\nh4:two\n", "utf-8")
     with pytest.raises(ConfigError) as caught:
-        from_file(path)
+        hosts_of_file(path)
     lines = [problem.what for problem in caught.value.problems]
     assert [line.rpartition("line ")[2] for line in lines] == ["2)", "3)", "4)", "5)"]
 
@@ -60,7 +59,7 @@ def test_every_bad_line_of_a_hostfile_is_reported_with_its_number(tmp_path: Path
 def test_hosts_that_are_not_understood_are_refused() -> None:
     for text in ("", "h1:0", "h 1", "-oProxyCommand=touch", "h1;reboot", "h1:2:3x"):
         with pytest.raises(ConfigError):
-            from_option(text)
+            hosts_of_option(text)
 
 
 @pytest.mark.parametrize(

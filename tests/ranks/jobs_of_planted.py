@@ -17,7 +17,7 @@ from tiny import tiny_model, tiny_rows
 from whet.dist import group
 from whet.dist.tables import TableSum
 from whet.kernels.layers.embedding import RowGradient
-from whet.train.checkpoint import best
+from whet.store import best
 from whet.train.trials import batch_size, precision
 
 _ENTRIES, _WIDTH = 40, 3
@@ -37,7 +37,7 @@ def planted(job: dict[str, Any], rank: int) -> dict[str, Any]:
 
 
 def _plant_precision(rank: int) -> None:
-    precision._choose = lambda *_: "bf16" if rank else "fp32"
+    precision.PrecisionChoice._measured = lambda *_: "bf16" if rank else "fp32"
 
 
 def _plant_batch_size(rank: int) -> None:

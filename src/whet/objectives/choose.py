@@ -10,10 +10,9 @@ from whet.data.padding import NO_PADDING, Padding
 from whet.kernels.batch_position import Kernel
 from whet.log import logger
 from whet.models import attention
-from whet.models.loading import implementation
+from whet.models.adapters import passed_on, unwrapped, why_not_inside
 from whet.models.packable import answers_questions, family_of, predicts_next_tokens
 from whet.models.packed import prepare
-from whet.models.wrapped import passed_on, unwrapped, why_not_inside
 from whet.objectives import head_proof, heads, padded_tokens
 from whet.objectives.base import Collate, Objective
 from whet.objectives.next_tokens import PackedNextTokens
@@ -26,7 +25,7 @@ _TOKEN_COLUMNS = frozenset({"input_ids", "token_type_ids"})
 _KERNELS: dict[str | None, Kernel] = {
     None: "auto",
     attention.NAME: "whet",
-    implementation.FLASH: "flash_attention_2",
+    attention.FLASH: "flash_attention_2",
 }
 """What packed attention runs on a GPU, by `attn_implementation`; with another one, batches are padded."""
 
@@ -54,17 +53,17 @@ def choose(
     if can_pack and why is not None:
         logger.info("the complete %s is called, and not its parts: %s", type(model).__name__, why)
         can_pack = False
-    if can_pack and attn == implementation.FLASH:
-        implementation.require_kernels(next(model.parameters()).device)
+    if can_pack and attn == attention.FLASH:
+        attention.require_flash_kernels(next(model.parameters()).device)
     read = _token_columns(model) if can_pack else frozenset[str]()
     if can_pack and (why := head_proof.why_padded(model, reads or "spans", read)) is not None:
         logger.info("%s trains with its padding: %s", type(unwrapped(model)).__name__, why)
         can_pack = False
     packed = prepare(model, _KERNELS[attn]) if can_pack else None
     if packed is None and attn not in (None, attention.NAME):
-        implementation.use(unwrapped(model), attn)
+        attention.use_theirs(unwrapped(model), attn)
     if attn == attention.NAME and packed is None:
-        raise implementation.not_known(model)
+        raise attention.not_known(model)
     if packed is not None:
         if next_tokens:
             return PackedNextTokens(model, packed, collate or default_collate, read)

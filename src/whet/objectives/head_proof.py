@@ -14,13 +14,10 @@ from torch import Tensor, nn
 from whet.data.batch import Batch, pack
 from whet.data.columns import read_by
 from whet.errors import WhetError
+from whet.models.adapters import unwrapped
+from whet.models.known import verdict_on
 from whet.models.packed import PackedModel, prepare
-from whet.models.proof.compare import gap
-from whet.models.proof.rows import ProofRows, proof_rows
-from whet.models.proof.stand_in import stand_in
-from whet.models.proof.untraced import untraced
-from whet.models.proof.verdict import recorded
-from whet.models.wrapped import unwrapped
+from whet.models.proof.trial import ProofRows, gap, proof_rows, stand_in, untraced
 from whet.objectives import unpadding
 from whet.objectives.collated import collated
 from whet.objectives.heads import Reads
@@ -57,7 +54,7 @@ def why_padded(model: nn.Module, reads: Reads | Literal["spans"], columns: froze
     Known families need no proof.
     """
     base = unwrapped(model)
-    verdict = recorded(base)
+    verdict = verdict_on(base)
     if verdict is None or verdict.family is None:
         return None
     more = (read_by(base) or frozenset()) - _UNDERSTOOD if reads == "spans" else None

@@ -21,9 +21,9 @@ from whet.dist.zero_engine import ZeroEngine
 from whet.errors import ConfigError, WhetError
 from whet.log import logger
 from whet.models.fused.embeddings import GRADIENT
+from whet.store import schema
 from whet.train.control import stop
-from whet.train.resume import schema
-from whet.train.sharding.sharded import ShardedWeights
+from whet.train.sharding.shares import ShardedWeights
 
 T = TypeVar("T")
 _NAMES = tuple(one.name for one in stop.SIGNALS)

@@ -28,6 +28,7 @@ from whet.jobs.lora.merge_arguments import MergeArguments
 from whet.jobs.predict.trained import NAME
 from whet.log import logger, set_up
 from whet.models import adapters, finite
+from whet.models.adapters import is_pefts, passed_on, unwrapped
 from whet.models.experts.settings import KEY, ExpertSettings, parsed
 from whet.models.experts.upcycle import upcycle
 from whet.models.loading import heads
@@ -42,8 +43,7 @@ from whet.models.loading.load import (
     resize_rows,
 )
 from whet.models.loading.tensor_check import read_header
-from whet.models.wrapped import is_pefts, passed_on, unwrapped
-from whet.train.checkpoint.weights import save_processing, save_weights
+from whet.store.weights import save_processing, save_weights
 from whet.train.output import files as output_files
 from whet.train.output import printing
 

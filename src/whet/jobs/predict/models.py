@@ -9,7 +9,7 @@ from whet.errors import ConfigError
 from whet.jobs.lora import merge
 from whet.models.loading.folder_check import ADAPTER
 from whet.models.loading.heads import Head, head_named
-from whet.models.loading.hub_folder import missing_folder
+from whet.models.loading.hub import missing_folder
 from whet.models.loading.load import ModelSource, load_config, load_model, load_tokenizer
 from whet.models.loading.missing_check import in_short, new_weights
 

@@ -17,7 +17,7 @@ from whet.jobs.predict import models
 from whet.jobs.predict.fields import PredictFields
 from whet.jobs.predict.trained import read_reading
 from whet.models.loading.heads import HEADS, Head
-from whet.train.output import disk_errors
+from whet.store.write import disk_fix
 from whet.train.output import files as output_files
 from whet.train.trainer import Trainer
 
@@ -98,7 +98,7 @@ def _write_named(path: Path, text: str) -> None:
             got=str(error),
             why="the predictions are complete once all of them are written; "
             + ("a file of this name is as it was" if is_file else "it may have received the first of them"),
-            fix=disk_errors.fix(error, target.parent, "--output") if is_file else f"{ended}name a file in --output",
+            fix=disk_fix(error, target.parent, "--output") if is_file else f"{ended}name a file in --output",
         ) from error
 
 

@@ -16,9 +16,9 @@ from whet.config.arguments import TrainingArguments
 from whet.config.rules.training import LOCK_NAME, LOG_NAME, OLDER_LOG_NAME
 from whet.errors import ConfigError
 from whet.jobs.fields import JobFields
+from whet.store.compare import require_same_settings
 from whet.train.output import files as output_files
 from whet.train.output import results
-from whet.train.resume.compare import require_same_settings
 
 RECORD = "seed_finished.json"
 _OWN = {RECORD, LOCK_NAME, LOG_NAME, OLDER_LOG_NAME}

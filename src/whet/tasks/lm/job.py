@@ -18,12 +18,12 @@ from whet.jobs.tokenising.encode import check_max_length
 from whet.models.loading.heads import CAUSAL_LM
 from whet.models.loading.load import load_model, load_tokenizer, max_positions
 from whet.objectives.preferences import Preference, preferences
+from whet.store import restore
 from whet.tasks.lm import pairs
 from whet.tasks.lm.arguments import LmArguments
 from whet.tasks.lm.examples import Examples
 from whet.tasks.lm.judge import LmJudge
 from whet.tasks.lm.rows import RowMaker, collate
-from whet.train.resume import restore as resume
 from whet.train.trainer import Trainer
 
 _USUAL_LENGTH = 1024
@@ -31,7 +31,7 @@ _USUAL_LENGTH = 1024
 
 def prepare(job: LmArguments, args: TrainingArguments, examples: Mapping[str, Examples]) -> Job:
     """Tokenise, load the model and build its Trainer; raises whatever cannot work, before any training."""
-    resume.check_early(args)
+    restore.check_early(args)
     source = source_of(job)
     tokenizer = load_tokenizer(source, resize=job.resize_token_embeddings if args.do_train else False)
     set_seed(args.seed)
@@ -62,7 +62,6 @@ def _learn_preferences(trainer: Trainer, job: LmArguments, data: Sequence[pairs.
     trainer.objective = objective = preferences(trainer.objective, preference)
 
     def add_references() -> None:
-        trainer.announcer.expect_training()
         for rows in data:
             pairs.add_reference(trainer, rows)
         objective.preference = replace(preference, reference=pairs.weights_of_reference(trainer.model))

@@ -16,9 +16,9 @@ from whet.data.store import RowStore
 from whet.log import logger
 from whet.models import adapters
 from whet.objectives.base import IGNORED
+from whet.store import compare
 from whet.tasks.lm.examples import Examples
 from whet.tasks.lm.rows import RowMaker
-from whet.train.resume import fingerprint
 from whet.train.trainer import Trainer
 
 LENGTH = "length"
@@ -90,4 +90,4 @@ def add_reference(trainer: Trainer, pairs: PairRows) -> None:
 
 def weights_of_reference(model: nn.Module) -> str:
     """Return a checksum of the weights that the reference computes with: all of them, or those under an adapter."""
-    return fingerprint.frozen_under_adapters(model) or fingerprint.digest_of_weights(model.named_parameters())
+    return compare.frozen_under_adapters(model) or compare.digest_of_weights(model.named_parameters())

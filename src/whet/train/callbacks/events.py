@@ -8,8 +8,8 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState
 from transformers.trainer_callback import ExportableState
 
-from whet.train.resume import schema
-from whet.train.state import State
+from whet.store import schema
+from whet.store.state import State
 
 _RESETS = {
     "on_train_begin": ("should_training_stop",),
@@ -36,6 +36,10 @@ class Events:
         self.lr_scheduler: Any = None
         for callback in callbacks:
             self.add_callback(callback)
+
+    def begin(self, optimizer: Any, lr_scheduler: Any) -> None:
+        """Begin a training with all flags down; callbacks get its optimizer and schedule."""
+        self.control, self.optimizer, self.lr_scheduler = TrainerControl(), optimizer, lr_scheduler
 
     def add_callback(self, callback: Any) -> None:
         """Add a callback, or a new one of this class."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from whet.data.order import StepOrder
 from whet.data.store import RowStore
 from whet.errors import ConfigError
 from whet.models import last_block
@@ -10,8 +9,8 @@ from whet.models.experts.layer import has_experts
 from whet.models.trunk import Trunk
 from whet.models.view import ModelView
 from whet.objectives.distilled import without_teacher
-from whet.own_loop.held import HeldLoss
-from whet.train.compat.user_loss import SmoothedLoss
+from whet.own_loop.nested import NestedLoss
+from whet.train.own_losses import SmoothedLoss
 from whet.train.run import Run
 from whet.train.trunk.cache import Cached
 from whet.train.trunk.computed import Computed, StepTrunk
@@ -43,13 +42,12 @@ def _why_not(run: Run) -> str | None:
     reasons = {
         "label_smoothing_factor": isinstance(run.objective, SmoothedLoss),
         f"{type(model).__name__}, whose batches run padded": packed is None,
-        f"{type(model).__name__}, which holds its encoder": isinstance(run.objective, HeldLoss),
+        f"{type(model).__name__}, which holds its encoder": isinstance(run.objective, NestedLoss),
         f"{type(model).__name__}, of a family that whet has no file for": packed is not None and packed.family.proven,
         "experts, whose balance is that of all tokens": has_experts(model),
         f"rows in a {type(run.train_dataset).__name__}; whet's commands make a RowStore of theirs": not isinstance(
             run.train_dataset, RowStore
         ),
-        "rows without an index": not isinstance(run.plan.order, StepOrder),
         f"{run.place.n_ranks} ranks": run.place.n_ranks > 1,
         f"the {run.device.type.upper()}": run.device.type != "cpu",
     }
