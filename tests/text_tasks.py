@@ -104,9 +104,9 @@ def examples(command: str, folder: Path) -> Path:
     return write_lines(folder / "rows.jsonl", {"tag": TAGS, "qa": QUESTIONS, "lm": texts}[command])
 
 
-def documented_forms(heading: str) -> list[str]:
-    """The first column of the table below a heading of docs/tasks.md, without the marks of code."""
-    page = (Path(__file__).resolve().parents[1] / "docs" / "tasks.md").read_text("utf-8")
-    lines = page.partition(f"\n### {heading}\n")[2].partition("\n## ")[0].partition("\n### ")[0].splitlines()
+def documented_forms(page: str, heading: str) -> list[str]:
+    """The first column of the table below a heading of a page of the docs, without the marks of code."""
+    text = (Path(__file__).resolve().parents[1] / "docs" / page).read_text("utf-8")
+    lines = text.partition(f"\n### {heading}\n")[2].partition("\n## ")[0].partition("\n### ")[0].splitlines()
     rows = [line for line in lines if line.startswith("| ")]
     return [row.split("|")[1].strip().replace("`", "") for row in rows[1:]]

@@ -1,4 +1,4 @@
-"""What one technique is for, in the words of the docs: the tables of `docs/methods/README.md` are made of these."""
+"""What one technique is for, in the words of the docs: the tables of `docs/methods.md` are made of these."""
 
 from __future__ import annotations
 
@@ -26,4 +26,4 @@ class Card:
     source: str
     """The paper and section, or the library, that it comes from."""
     page: str = ""
-    """Its page in `docs/methods`, without the folder."""
+    """Its page in `docs` and the heading there: `speed.md#packing`."""

@@ -1,4 +1,4 @@
-"""Every form of labelled texts that docs/tasks.md names is read as its table says, or refused with the way forward."""
+"""Every form of labelled texts that docs/classify.md names is read as its table says, or refused with a fix."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _read(path: Path, content: Any, named: Named | None = None, *, skip_bad: boo
 
 
 def test_the_table_names_these_forms() -> None:
-    assert documented_forms("Forms of labelled texts") == [*READ, *REFUSED]
+    assert documented_forms("classify.md", "Forms of labelled texts") == [*READ, *REFUSED]
 
 
 @pytest.mark.parametrize("form", READ)

@@ -76,7 +76,7 @@ def test_training_under_mpirun_has_the_curve_of_one_process(
     """The command line of guides and the first host's address; hosts know themselves as 127.0.1.1, as in Debian."""
     start, program, install = PROGRAMS[name]
     if program is None:
-        not_shown("docs/cluster.md", f"{name} is missing", install)
+        not_shown("docs/ranks.md", f"{name} is missing", install)
     debian_names(hosts)
     words = [sys.executable, "-m", "whet", *whet_qa(encoder, tmp_path, 2 * per_host)]
     process = hosts.start("h1", start(hosts, tmp_path, words, per_host), **hosts.piped(tmp_path))
@@ -92,7 +92,7 @@ def _by_torchrun(host: str) -> tuple[list[str], dict[str, str]]:
 
 
 def _by_torchrun_c10d(host: str) -> tuple[list[str], dict[str, str]]:
-    """With what docs/cluster.md adds where hosts know themselves as 127.0.1.1."""
+    """With what docs/ranks.md adds where hosts know themselves as 127.0.1.1."""
     first = host == "h1"
     meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "10.77.0.1:29511", "--rdzv-id", "job", "--nnodes", "2"]
     known = ["--rdzv-conf", f"is_host={int(first)}", "--local-addr", "10.77.0.1" if first else "10.77.0.2"]

@@ -1,8 +1,8 @@
 """Print how far one changed row moves the others: whet's ways of running a batch, and what transformers offers.
 
-`make test-leak` runs it: it fails if a single bit of another row moves in one of whet's ways. docs/leaks.md holds its
-output. Rows that a caller lays end to end are measured under `whet.optimize` and in transformers: whet may let rows see
-each other only if transformers does. Families on the command line: these alone.
+`make test-leak` runs it: it fails if a single bit of another row moves in one of whet's ways. docs/same-results.md sums
+up its output. Rows that a caller lays end to end are measured under `whet.optimize` and in transformers: whet may let
+rows see each other only if transformers does. Families on the command line: these alone.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Print how far 50 training steps of whet are from transformers' own, for each family and task.
 
-`make test-parity` runs it: it fails if one loss of one run differs by more than the tolerance. docs/parity.md holds
-its output. Families on the command line: these alone.
+`make test-parity` runs it: it fails if one loss of one run differs by more than the tolerance. docs/same-results.md
+sums up its output. Families on the command line: these alone.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ LOGITS = {"rtol": 1e-5, "atol": 1e-5}
 
 
 def _sum_over_the_step(output: Any, labels: Tensor, num_items_in_batch: Tensor) -> Tensor:
-    """transformers' own heads leave `num_items_in_batch` aside, and take a mean of means (docs/transformers.md)."""
+    """transformers' own heads leave `num_items_in_batch` aside, and take a mean of means (docs/trainer.md)."""
     return cross_entropy(output.logits.flatten(0, -2), labels.flatten(), reduction="sum") / num_items_in_batch
 
 

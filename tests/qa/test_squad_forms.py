@@ -1,4 +1,4 @@
-"""Every form of questions that docs/tasks.md names is read as its table says, or refused with the way forward."""
+"""Every form of questions that docs/qa.md names is read as its table says, or refused with the way forward."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _read(path: Path, content: Any, *, skip_bad: bool = False) -> Questions:
 
 
 def test_the_table_names_these_forms() -> None:
-    assert documented_forms("Forms of question answering data") == [*READ, *REFUSED]
+    assert documented_forms("qa.md", "Forms of question answering data") == [*READ, *REFUSED]
 
 
 @pytest.mark.parametrize("skip_bad", [False, True])

@@ -192,7 +192,7 @@ def test_stopped_run_is_kept_when_its_cell_runs_again(tmp_path: Path, caplog: py
     )  # fmt: skip
     with pytest.raises(KeyboardInterrupt):
         stopped.train()
-    stopped.remove_callback(callback)
+    stopped.events.callbacks.remove(callback)
     stopped.train()
     (kept,) = _aside(tmp_path).values()
     assert kept.name == find.folder_name(4)

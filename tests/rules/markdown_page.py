@@ -69,6 +69,13 @@ def blocks(page: Path) -> list[Block]:
     return found
 
 
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of the page's headings: small letters, hyphens for spaces, no other signs."""
+    prose = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.+)$", prose, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 def commands(script: str) -> Iterator[list[str]]:
     """Yield the words of each simple command of a shell script, without what stands before it (`VAR=x`, `|`, `&&`)."""
     for line in script.replace("\\\n", " ").splitlines():

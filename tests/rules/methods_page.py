@@ -1,4 +1,4 @@
-"""The tables of docs/methods/README.md, made from the cards. Run `python -m tests.rules.methods_page` to write them."""
+"""The tables of docs/methods.md, made from the cards. Run `python -m tests.rules.methods_page` to write them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from whet.card import Card
 from whet.methods.order import METHODS
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "methods" / "README.md"
+PAGE = ROOT / "docs" / "methods.md"
 _SOURCE = ROOT / "src"
 
 

@@ -1,4 +1,4 @@
-"""Every form of tagged data that docs/tasks.md names is read as its table says, or refused with the way forward."""
+"""Every form of tagged data that docs/tag.md names is read as its table says, or refused with the way forward."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _problem(path: Path, content: Any) -> str:
 
 
 def test_the_table_names_these_forms() -> None:
-    assert documented_forms("Forms of tagged data") == [*READ, *REFUSED]
+    assert documented_forms("tag.md", "Forms of tagged data") == [*READ, *REFUSED]
 
 
 @pytest.mark.parametrize("form", READ)

@@ -22,7 +22,9 @@ def refused(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What became of some runs in a process of their own whose files may not grow."""
     folder = tmp_path_factory.mktemp("full")
     script = Path(__file__).with_name("full_disk_runs.py")
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(script.parents[1]),
+    }  # fmt: skip
     done = subprocess.run(
         [sys.executable, str(script), str(folder)], capture_output=True, text=True, check=False, env=environment
     )

@@ -143,7 +143,7 @@ class TrainingFields:
     possible, with their own dropout masks), otherwise the setting of the model."""
     recipe: Literal["few_samples"] | None = None
     """A named set of values for the settings that you do not give. few_samples: for some hundred training examples, see
-    docs/methods/few-samples.md. The first lines of the run show which values it set. null: none."""
+    docs/adapt.md. The first lines of the run show which values it set. null: none."""
     last_block_tokens: LastBlockTokens = "read"
     """Which tokens the last block of a packed encoder computes on a CPU. read: those whose hidden states the head reads
     (the first of each row for classes, those with a label for masked words); of the others, keys and values alone. The

@@ -18,7 +18,7 @@ CARD = Card(
     same_result="no",
     hurts="With thousands of training examples, which need none of it.",
     source="Zhang et al. 2021, arXiv:2006.05987; Mosbach et al. 2021, arXiv:2006.04884",
-    page="few-samples.md",
+    page="adapt.md#little-data",
 )
 RECIPES: Mapping[str, Mapping[str, Any]] = {
     "few_samples": {
@@ -26,7 +26,7 @@ RECIPES: Mapping[str, Mapping[str, Any]] = {
         "weight_averaging_start": 0.5,
     },
 }  # fmt: skip
-"""Name -> setting -> value. docs/methods/few-samples.md says how a setting becomes a part of it."""
+"""Name -> setting -> value. docs/adapt.md says how a setting becomes a part of it."""
 _GIVEN_INSTEAD = {
     "min_steps": (("max_steps", -1),), "warmup_steps": (("warmup_ratio", 0.0),),
 }  # fmt: skip

@@ -21,7 +21,7 @@ CARD = Card(
     same_result="yes",
     hurts="When all sequences have the same length: a smaller batch does the same.",
     source="fairseq's max_tokens (Ott et al. 2019, arXiv:1904.01038)",
-    page="memory-between-steps.md",
+    page="memory.md#token-budget",
 )
 
 

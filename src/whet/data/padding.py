@@ -17,7 +17,7 @@ from torch import Tensor
 from whet.config.fields import PaddingInLoss
 
 SAMPLES = 4
-"""Padding tokens per row under `sampled`. The resulting error of the loss: `docs/methods/packing.md`."""
+"""Padding tokens per row under `sampled`. The resulting error of the loss: `docs/qa.md`."""
 
 
 _GOLDEN = 0.6180339887498949

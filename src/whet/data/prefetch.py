@@ -33,7 +33,7 @@ CARD = Card(
     same_result="yes",
     hurts="When batches are cheap to make: the threads take time from the model on a CPU.",
     source="torch.utils.data of PyTorch",
-    page="loading.md",
+    page="speed.md#loading-in-advance",
 )
 
 Piece = tuple[Any, ...]

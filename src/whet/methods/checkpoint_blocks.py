@@ -41,7 +41,7 @@ CARD = Card(
     same_result="yes",
     hurts="When memory is not what limits you: it only costs time.",
     source="Chen et al. 2016, arXiv:1604.06174; selective: Korthikanti et al. 2022, arXiv:2205.05198",
-    page="checkpointing.md",
+    page="memory.md#activation-checkpointing",
 )
 STAGE = Stage.RECOMPUTATION
 _INNER = "whet_inner_forward"

@@ -41,7 +41,7 @@ CARD = Card(
     same_result="yes",
     hurts="When the run is short: the first steps wait for the compiler. Packed models on a CPU gain little.",
     source="Ansel et al. 2024, PyTorch 2 (ASPLOS)",
-    page="compile.md",
+    page="speed.md#compiled-blocks",
 )
 STAGE = Stage.COMPILATION
 _VARIANTS = 32

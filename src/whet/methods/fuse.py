@@ -34,7 +34,7 @@ CARD = Card(
     same_result="yes",
     hurts="Never so far; WHET_KERNELS=reference turns them off.",
     source="each operator names its own, for example Dao et al. 2022 for attention",
-    page="fused-operators.md",
+    page="speed.md#native-operators",
 )
 STAGE = Stage.OPERATORS
 

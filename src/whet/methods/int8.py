@@ -21,7 +21,7 @@ CARD = Card(
     same_result="no",
     hurts="When the last tenth of a point of accuracy counts, and on CPUs without VNNI, which refuse it.",
     source="Wortsman et al. 2023, arXiv:2304.13013 (SwitchBack)",
-    page="int8.md",
+    page="speed.md#int8",
 )
 STAGE = Stage.PRODUCTS
 

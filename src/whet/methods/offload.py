@@ -26,7 +26,7 @@ CARD = Card(
     same_result="yes",
     hurts="When the copies to the host and back take longer than the computation that hides them.",
     source="torch.autograd.graph.save_on_cpu of PyTorch",
-    page="checkpointing.md",
+    page="memory.md#activation-checkpointing",
 )
 STAGE = Stage.PLACES
 

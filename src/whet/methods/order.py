@@ -34,7 +34,7 @@ def _method(module_name: str) -> Method:
 METHODS: tuple[Method, ...] = tuple(
     sorted(map(_method, method_files().values()), key=lambda method: (method.STAGE, method.CARD.name))
 )
-"""Every method of this folder; docs/methods/README.md prints the order."""
+"""Every method of this folder; docs/methods.md prints the order."""
 
 
 def apply(view: ModelView, settings: MethodSettings) -> list[Applied]:

@@ -35,7 +35,7 @@ CARD = Card(
     same_result="without dropout",
     hurts="Any choice but the default runs padded, except flash attention on a GPU.",
     source="Vaswani et al. 2017, equation 1; Dao et al. 2022, arXiv:2205.14135",
-    page="attention.md",
+    page="speed.md#attention",
 )
 
 NAME = "whet"

@@ -7,7 +7,6 @@ no gradient in them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -88,7 +87,7 @@ def _attention_of_last(packed: PackedModel) -> nn.Module | None:
         return None
     if any(has_hooks(module) or not _runs_once(module, family) for module in above if module is not None):
         return None
-    inside = list(_inside(holder[-1]))
+    inside = list(holder[-1].modules())
     found = [module for module in inside if family.is_attention(module)]
     if len(found) != 1 or not all(_is_known(module, family) for module in inside):
         return None
@@ -109,13 +108,6 @@ def _runs_once(module: nn.Module, family: Family) -> bool:
     """Return whether the module's forward is the family's, torch's or whet's: these run each block in turn, once."""
     home = home_of(instance_forward(module) or type(module).forward)
     return home.startswith(("whet.", "torch.nn.", f"{family.package}.")) or home == family.package
-
-
-def _inside(module: nn.Module) -> Iterator[nn.Module]:
-    yield module
-    for child in module._modules.values():
-        if child is not None:
-            yield from _inside(child)
 
 
 def _is_known(module: nn.Module, family: Family) -> bool:

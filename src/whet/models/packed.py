@@ -37,7 +37,7 @@ CARD = Card(
     same_result="yes",
     hurts="When a model's family is unknown, it is not applied, and batches run padded.",
     source="Krell et al. 2021, arXiv:2107.02027",
-    page="packing.md",
+    page="speed.md#packing",
 )
 
 _CHUNK = "whet_chunk_size"

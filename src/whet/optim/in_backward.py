@@ -28,7 +28,7 @@ CARD = Card(
     same_result="yes",
     hurts="With clipping by the norm of all gradients or with accumulation, which it excludes.",
     source="Lv et al. 2023, arXiv:2306.09782, section 3",
-    page="in-backward.md",
+    page="memory.md#a-step-inside-backward",
 )
 
 

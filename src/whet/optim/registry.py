@@ -35,7 +35,7 @@ CARD = Card(
     same_result="no",
     hurts="When quality counts more than memory: compare the loss first.",
     source="each optimizer names its own; AdamW: Loshchilov and Hutter 2019, arXiv:1711.05101",
-    page="optimizers.md",
+    page="memory.md#optimizers",
 )
 
 ENTRIES: Mapping[str, Entry] = {

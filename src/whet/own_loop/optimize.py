@@ -23,6 +23,7 @@ from whet.own_loop import curated, locate
 from whet.own_loop.changes import changes
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
 def optimize(
@@ -56,7 +57,7 @@ def optimize(
     Where a classifier reads first tokens alone, or sentence-transformers' pooling first or last ones, so does the last
     block, and other tokens are computed when they are read; last_block_tokens="all" computes all at once.
     Rows that hold several sequences end to end run as they are, and sequences are kept apart that transformers keeps
-    apart, by position_ids, or that cu_seq_lens_q or seq_idx names (docs/methods/packing.md).
+    apart, by position_ids, or that cu_seq_lens_q or seq_idx names (docs/optimize.md).
     Forward hooks on parts of the encoder see packed tensors (1, N, D), also if they are registered afterwards. Under
     torch.compile the graph breaks around the encoder.
 
@@ -66,9 +67,7 @@ def optimize(
     environment.require_known()
     _require_model(model)
     _require_optimizer(optimizer, model)
-    _require_dtype(dtype)
-    _require_padding(padding)
-    _require_tokens(last_block_tokens)
+    _require_options(dtype, padding, last_block_tokens)
     locate.prove_in(model)
     encoders = locate.encoders_in(model)
     if not encoders:
@@ -115,40 +114,29 @@ def _change(
     order.apply(ModelView(model), settings)
 
 
-def _require_dtype(dtype: Any) -> None:
-    if dtype is None or dtype in _DTYPES:
-        return
-    raise ConfigError(
-        what="whet.optimize computes in no such dtype",
-        got=repr(dtype),
-        why=f"products of the encoder run in one of {', '.join(map(str, _DTYPES))}",
-        fix="use dtype=torch.bfloat16, or leave dtype out",
-    )
-
-
-def _require_padding(padding: Any) -> None:
-    if padding == "auto" or padding in get_args(PaddingInLoss):
-        return
-    raise ConfigError(
-        what="whet.optimize knows no such padding",
-        got=repr(padding),
-        why="padding tokens get the states of a few of them, each its own, zeros, or what the head needs",
-        fix="use padding='auto', 'sampled', 'all' or 'none'",
-    )
-
-
-def _require_tokens(tokens: Any) -> None:
-    if tokens in get_args(LastBlockTokens):
-        return
-    raise ConfigError(
-        what="whet.optimize knows no such last_block_tokens",
-        got=repr(tokens),
-        why="the last block computes the tokens that the head reads, or all of them",
-        fix="use last_block_tokens='read' or 'all'",
-    )
-
-
-_PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+def _require_options(dtype: Any, padding: Any, tokens: Any) -> None:
+    """Refuse other values of options than the docstring of `optimize` names."""
+    if dtype is not None and dtype not in _DTYPES:
+        raise ConfigError(
+            what="whet.optimize computes in no such dtype",
+            got=repr(dtype),
+            why=f"products of the encoder run in one of {', '.join(map(str, _DTYPES))}",
+            fix="use dtype=torch.bfloat16, or leave dtype out",
+        )
+    if padding not in ("auto", *get_args(PaddingInLoss)):
+        raise ConfigError(
+            what="whet.optimize knows no such padding",
+            got=repr(padding),
+            why="padding tokens get the states of a few of them, each its own, zeros, or what the head needs",
+            fix="use padding='auto', 'sampled', 'all' or 'none'",
+        )
+    if tokens not in get_args(LastBlockTokens):
+        raise ConfigError(
+            what="whet.optimize knows no such last_block_tokens",
+            got=repr(tokens),
+            why="the last block computes the tokens that the head reads, or all of them",
+            fix="use last_block_tokens='read' or 'all'",
+        )
 
 
 def _require_model(model: Any) -> None:

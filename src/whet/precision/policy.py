@@ -25,7 +25,7 @@ CARD = Card(
     same_result="nearly",
     hurts="On hardware without fast instructions for the format; on CPUs bf16 then costs conversions.",
     source="Micikevicius et al. 2017, arXiv:1710.03740",
-    page="precision.md",
+    page="speed.md#number-formats",
 )
 
 

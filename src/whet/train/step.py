@@ -28,7 +28,7 @@ CARD = Card(
     same_result="yes",
     hurts="When the rows fit into memory at once: small products are less efficient.",
     source="the sum rule of derivatives; the batch-size section of transformers' guides",
-    page="accumulation.md",
+    page="memory.md#accumulation",
 )
 
 

@@ -34,7 +34,7 @@ CARD = Card(
     hurts="On a processor where the choice is wrong: WHET_PRODUCTS changes it for fp32, and WHET_ISA for bf16 if the "
     "processor has AVX-512 BF16 and no AMX.",
     source="decision 4 of whet",
-    page="matrix-products.md",
+    page="speed.md#matrix-products",
 )
 
 _SMALL = 1 << 20

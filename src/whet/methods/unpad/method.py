@@ -43,7 +43,7 @@ CARD = Card(
     same_result="yes",
     hurts='When a head reads hidden states of padding: ask for these with padding="all".',
     source="Zeng et al. 2022, arXiv:2208.08124, section 3",
-    page="packing.md",
+    page="speed.md#packing",
 )
 STAGE = Stage.CALLS
 _RESHAPED = "models in which a hook returns another shape than it got"

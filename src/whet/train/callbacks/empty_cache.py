@@ -22,7 +22,7 @@ CARD = Card(
     same_result="yes",
     hurts="When memory is not what limits you: it costs time.",
     source="malloc_trim(3) of glibc; CUDA semantics of PyTorch",
-    page="memory-between-steps.md",
+    page="memory.md#unused-memory",
 )
 
 _MIB = 1 << 20

@@ -39,7 +39,7 @@ CARD = Card(
     same_result="yes",
     hurts="When you know what fits: the trial takes a few passes.",
     source="find_executable_batch_size of accelerate",
-    page="loading.md",
+    page="memory.md#batch-size",
 )
 
 _MOST_GROWTH = 4
