@@ -25,6 +25,10 @@ PYTEST   := OMP_WAIT_POLICY=passive $(BIN)/python -m pytest
 # One process a core, each with one thread; the tests of threads ask for two themselves.
 WORKERS  := $(shell n=$$(nproc); echo $$((n < 8 ? n : 8)))
 PARALLEL := OMP_NUM_THREADS=1 $(PYTEST) -n $(WORKERS) --dist worksteal
+# Of products of parameters pairs run by day (tests/pairs.py), and nothing that takes minutes.
+DAY  := not reliability and not gate and not night
+KILL := $(addprefix tests/reliability/test_,$(addsuffix .py,async damage disk_errors kill kill_calls lock power_cut signals \
+        signals_library signals_native)) tests/hf/test_trainer_resume.py tests/classify/test_classify_resume.py tests/tag/test_tag_run.py
 # Marks that a step of the set-up ended well. A new version of torch is a new mark.
 HAS_VENV  := $(VENV)/.made
 HAS_TORCH := $(VENV)/.has-$(subst ==,-,$(TORCH))
@@ -47,7 +51,7 @@ HAS_BUILD := $(WHEEL_ENV)/.has-build-tools
 SHIPPED   := $(NATIVE) pyproject.toml README.md LICENSE $(shell find src/whet -name '*.py')
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-lm test test-fast test-reliability test-planted soak check format bench-cpu bench-encoders bench-lm bench-dist clean lint types layers
+.PHONY: help demo demo-lm test test-fast test-all test-kill test-reliability test-planted soak check format bench-cpu bench-encoders bench-lm bench-dist clean lint types layers
 .PHONY: wheel test-wheel test-aarch64 test-libraries test-engines test-leak test-parity
 
 help: ## Show this list
@@ -59,13 +63,19 @@ demo: $(HAS_WHET) ## See training work: a small model learns to answer questions
 demo-lm: $(HAS_WHET) ## See a small decoder learn to write, from scratch
 	@$(BIN)/whet demo-lm $(ARGS)
 
-test: lint types layers ## Check the code, then run every test
-	@$(PARALLEL) -m "not reliability and not gate" $(ARGS)
+test: lint types layers ## Check the code, then run the tests of the day: 6 minutes on two cores
+	@$(PARALLEL) -m "$(DAY)" $(ARGS)
 
 test-fast: $(HAS_TOOLS) ## Run the tests that are not marked slow
-	@$(PARALLEL) -m "not slow and not reliability and not gate" $(ARGS)
+	@$(PARALLEL) -m "$(DAY) and not slow" $(ARGS)
 
-test-reliability: $(HAS_TOOLS) ## Stop, kill and starve real runs, see that nothing is lost; other long tests: 15 minutes; WHET_GATE=1 skips nothing
+test-all: lint types layers ## Check the code, then run every test, those for the night and the gates as well: 30 minutes
+	@$(PARALLEL) $(ARGS)
+
+test-kill: $(HAS_TOOLS) ## Kill and stop real runs, fail their disks and damage their checkpoints: nothing may be lost
+	@$(PARALLEL) -m reliability $(KILL) $(ARGS)
+
+test-reliability: $(HAS_TOOLS) ## The same and what starves, reads hostile files or takes long: 15 minutes; WHET_GATE=1 skips nothing
 	@$(PARALLEL) -m "reliability or gate" $(ARGS)
 
 test-planted: $(HAS_TOOLS) ## See that the tests of reliability turn red where a fault is planted: 4 minutes

@@ -1,4 +1,8 @@
-"""What several test folders need: encoders, data, a cache of their own, threads that share the machine, the log."""
+"""What several test folders need: encoders, data, a cache of their own, threads that share the machine, the log.
+
+It also makes the tests fit into minutes: of products of three and more parameters pairs run by day (`pairs.py`), and
+Python processes that tests start are forked from one that has torch imported (`forked_starts.py`).
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,9 @@ from typing import Any
 
 import pytest
 
+from forked_starts import STARTS
 from not_shown import open_rows
+from pairs import for_the_night
 from whet.log import logger
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # spinning threads slow each other down on a busy machine
@@ -26,10 +32,29 @@ _LEVEL = logger.level
 _SHARED_DATA = _TESTS.parents[1] / "shared" / "data"
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """What a file of tests leaves behind stays, too: each collection would go through the compiler's graphs of all."""
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """End the process that forks what tests start."""
+    STARTS.close()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Fork what this test starts, unless it is about the start itself."""
+    STARTS.forked = item.get_closest_marker("true_start") is None
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave plain torch out for families that run the forwards of another: roberta's are bert's, and so is the result.
 
-    Tests that are marked every_family keep them.
+    Tests that are marked every_family keep them. Cases that the pairs of parameters do not need are for the night.
     """
 
     def is_repeated(item: pytest.Item) -> bool:
@@ -44,7 +69,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = [item for item in items if is_repeated(item)]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in set(left_out)]
+        out = set(left_out)
+        items[:] = [item for item in items if item not in out]
+    for item in for_the_night(items):
+        item.add_marker("night")
 
 
 def pytest_collection_finish() -> None:
@@ -101,10 +129,21 @@ def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def _cache_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Windows are cached in a folder of this test run, not in the user's, in child processes too."""
+    """Windows are cached in a folder of this test run, not in the user's, in child processes too, which are forked."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        STARTS.install()
         yield
+
+
+@pytest.fixture(autouse=True)
+def _variables() -> Iterator[None]:
+    """What a test sets in the environment, or libraries that it calls, is not there for the next one."""
+    before = dict(os.environ)
+    yield
+    if os.environ != before:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 @pytest.fixture(autouse=True)
@@ -113,6 +152,7 @@ def _log_of_a_library() -> Iterator[None]:
     handlers, propagate = list(logger.handlers), logger.propagate
     logger.handlers.clear()
     logger.propagate = True
-    logger.setLevel(_LEVEL)  # a fixture of a module may have run with another log_level
+    if logger.level != _LEVEL:  # a fixture of a module ran with another; setting it goes through all loggers
+        logger.setLevel(_LEVEL)
     yield
     logger.handlers[:], logger.propagate = handlers, propagate

@@ -80,6 +80,7 @@ def _when_there(path: Path, process: subprocess.Popen[bytes], limit_s: float = 1
     return json.loads(path.read_text("utf-8"))
 
 
+@pytest.mark.night
 @pytest.mark.slow
 def test_a_plain_run_that_fails_ends_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(words(tmp_path, "--only", "plain", "--max_seq_length", "4000")) != EXIT_OK

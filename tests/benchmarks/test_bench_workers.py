@@ -61,6 +61,7 @@ def test_everybody_takes_steps_on_the_same_rows(bench: Bench, whet: Worker) -> N
     assert lines[0].values == [one["guides_fp32"]["seconds"] / one["whet_fp32"]["seconds"] for one in rounds]
 
 
+@pytest.mark.night
 def test_the_best_peer_pads_rows_of_like_length_to_the_longest(bench: Bench, whet: Worker) -> None:
     rounds = match(bench, "tiny", ("best_fp32",), {"fp32": whet})
     assert len(match(bench, "tiny", ("best_fp32",), {"fp32": whet}, once=True)) == 1

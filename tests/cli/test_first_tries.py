@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.true_start
+
 
 def _whet(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "whet", *words]

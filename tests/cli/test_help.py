@@ -16,6 +16,8 @@ from whet.config.command import Command
 from whet.config.options import help_texts, options_of
 from whet.config.reading.help import render
 
+pytestmark = pytest.mark.true_start
+
 _PARTS = [part for command in (QA, ASK, DEMO, DOCTOR, BENCH) for part in command.parts]
 
 

@@ -14,6 +14,8 @@ from types import MappingProxyType
 import pytest
 from tiny_qa import DOC_STRIDE, MAX_SEQ_LENGTH, command, questions_of, save_encoder, squad, write_json
 
+pytestmark = pytest.mark.true_start
+
 NOISY = ("torchao", "bitsandbytes")
 SRC = Path(__file__).resolve().parents[2] / "src"
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
@@ -56,6 +58,7 @@ def test_importing_the_trainer_prints_nothing() -> None:
     assert (done.stdout, done.stderr) == ("", "")
 
 
+@pytest.mark.night
 def test_importing_whet_before_transformers_prints_nothing() -> None:
     """The order of the README; what the packages warn about later is heard."""
     if missing := [name for name in NOISY if find_spec(name) is None]:
@@ -85,12 +88,14 @@ def test_picture_without_a_folder_for_settings_prints_nothing(tmp_path: Path) ->
     assert (tmp_path / "a.png").stat().st_size
 
 
+@pytest.mark.night
 def test_importing_the_trainer_prints_nothing_without_optional_packages(without_optional: Path) -> None:
     code = "import whet; whet.Trainer; import sys; assert not {'torchao', 'bitsandbytes'} & set(sys.modules)"
     done = _python("-c", code, path=without_optional)
     assert (done.stdout, done.stderr) == ("", "")
 
 
+@pytest.mark.night
 def test_levels_of_loggers_are_the_users_again() -> None:
     code = (
         "import logging; logging.getLogger('torchao').setLevel(logging.INFO); import whet; whet.Trainer\n"
@@ -114,6 +119,7 @@ def test_every_command_prints_only_its_own_lines(folder: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.night
 def test_log_level_error_leaves_standard_error_empty(folder: Path) -> None:
     words = command(folder / "model", folder / "silent", "--do_train", train_file=folder / "train.json",
                     log_level="error", log_format="json")  # fmt: skip

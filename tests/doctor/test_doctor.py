@@ -17,6 +17,8 @@ import whet
 from whet.cli.main import run
 from whet.kernels import library
 
+pytestmark = pytest.mark.true_start
+
 _NATIVE = library.find()
 native = pytest.mark.skipif(_NATIVE is None, reason="the native operators are not built here")
 

@@ -27,6 +27,7 @@ def _run(folder: Path, family: str) -> engine.Trainer:
     return trainer
 
 
+@pytest.mark.each_value
 @pytest.mark.usefixtures("operators")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_losses_weights_and_predictions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str) -> None:

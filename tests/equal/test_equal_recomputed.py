@@ -43,6 +43,7 @@ def assert_identical(found: Run, wanted: Run) -> None:
     assert [name for name, value in wanted[1].items() if not torch.equal(found[1][name], value)] == []
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("bf16", BF16)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_packed_models_are_equal_in_every_bit(tmp_path: Path, family: str, bf16: bool) -> None:

@@ -72,6 +72,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
     return {family: ended(trainer_of(tmp_path_factory.mktemp(family), family)) for family in FAMILIES}
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("stop", [1, 5, STEPS_PER_EPOCH, N_STEPS - 1])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_resumed_is_uninterrupted(tmp_path: Path, uninterrupted: dict[str, Ended], family: str, stop: int) -> None:

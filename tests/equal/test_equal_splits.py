@@ -83,6 +83,7 @@ def whole_steps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     return {family: run(tmp_path_factory.mktemp(family), family) for family in FAMILIES}
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(("n_rows", "n_batches"), [(6, 2), (4, 3), (1, 12)])
 def test_accumulation_does_not_change_the_curve(
@@ -92,6 +93,7 @@ def test_accumulation_does_not_change_the_curve(
     assert_same_run(run(tmp_path, family, **split), whole_steps[family])
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("family", FAMILIES)
 def test_native_operators_do_not_change_the_curve(tmp_path: Path, whole_steps: dict[str, Run], family: str) -> None:
     """The masks of the native operators are those of plain torch, and the rest agrees to rounding."""

@@ -11,6 +11,8 @@ import pytest
 
 from whet.hardware import cpu, gpu, openmp
 
+pytestmark = pytest.mark.true_start
+
 linux = pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="needs Linux's /proc")
 
 

@@ -273,6 +273,7 @@ def test_older_names_mean_what_they_mean_today(tmp_path: Path) -> None:
         whet.TrainingArguments(str(tmp_path), fp16_backend="apex")
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     "optim", ["auto", "adamw_whet", "adamw_whet_8bit", "adamw_hf", "adamw_anyprecision", "muon", "adamw_torch", "sgd"]
 )

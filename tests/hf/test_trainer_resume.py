@@ -65,8 +65,18 @@ KINDS: dict[str, tuple[Callable[..., whet.Trainer], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("event", "step"), [("on_step_end", 6), ("on_pre_optimizer_step", 9)])
+@pytest.mark.parametrize(
+    ("kind", "event", "step"),
+    [
+        *((kind, "on_step_end", 6) for kind in KINDS),
+        ("classes", "on_pre_optimizer_step", 9),
+        *(
+            pytest.param(kind, "on_pre_optimizer_step", 9, marks=pytest.mark.reliability)
+            for kind in KINDS
+            if kind != "classes"
+        ),
+    ],
+)
 def test_killed_run_resumes_bitwise(kind: str, event: str, step: int, tmp_path: Path) -> None:
     make, changes = KINDS[kind]
     forked(lambda _: make(tmp_path / "whole", **changes).train(), tmp_path / "w")

@@ -79,17 +79,8 @@ def test_nothing_is_left_of_a_job_that_is_refused(
 
 
 REFUSALS: dict[str, tuple[int, str, int, str]] = {
-    "forbidden": (403, 'User "me" cannot create resource "trainjobs"', 78, "kubectl auth can-i create trainingruntime"),
     "quota": (403, "exceeded quota: team, requested: cpu=16", 78, "the missing right or amount"),
-    "webhook": (
-        403,
-        'admission webhook "v.kubeflow.org" denied the request: bad',
-        78,
-        "the option that the answer names",
-    ),
     "invalid": (422, "spec.mlPolicy: Invalid value", 78, "whet k8s render with the same options"),
-    "bad request": (400, "strict decoding error: unknown field", 78, "whet k8s render with the same options"),
-    "webhook is down": (500, 'failed calling webhook "v.kubeflow.org": no endpoints', 74, "--kind job"),
 }
 
 

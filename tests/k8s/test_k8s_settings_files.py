@@ -18,16 +18,10 @@ GOOD = {
 TOKEN = "hf_" + "aB3dE5gH7jK9" * 3
 BAD: dict[str, tuple[dict[str, object], str]] = {
     "an unknown key": ({"learning_rat": 3e-5}, "did you mean learning_rate?"),
-    "a value of the wrong type": ({"num_train_epochs": "many"}, "num_train_epochs"),
-    "a contradiction": ({"fp16": True, "bf16": True}, "bf16"),
     "a file of this machine": (
         {"train_file": "a.json", "dataset_name": None},
         "--train_file /data/a.json with --data_claim",
     ),
-    "an output that is lost": ({"output_dir": "/data/out"}, "--output_dir /output/out"),
-    "an output that is replaced": ({"overwrite_output_dir": True}, "leave --overwrite_output_dir out"),
-    "DeepSpeed's file of this machine": ({"deepspeed": "ds.json"}, "--deepspeed /data/ds.json"),
-    "a secret by its name": ({"wandb_api_key": "0123abc"}, "--env_from_secret HF_TOKEN=hub/HF_TOKEN"),
     "a secret by its form": ({"run_name": TOKEN}, "--env_from_secret HF_TOKEN=hub/HF_TOKEN"),
 }
 
@@ -59,7 +53,6 @@ def test_a_settings_file_is_checked_as_in_the_pod(case: str, place: Path, capfd:
     said = refused(capfd, "qa", "--config", written(place, "run.yaml", {**GOOD, **wrong}))
     assert fix in " ".join(said.split())
     assert TOKEN not in said
-    assert "0123abc" not in said
 
 
 def test_a_flag_that_contradicts_the_file_is_refused(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -95,13 +88,10 @@ def test_a_file_named_by_a_file_is_checked(place: Path, capfd: pytest.CaptureFix
 
 
 WRONG_DEEPSPEED: dict[str, tuple[object, str]] = {
-    "an unknown key": ({"zero_optimization": {"stage": 2}, "zero": 1}, "zero is not known"),
-    "another value than a flag": ({"zero_optimization": {"stage": 2}, "gradient_clipping": 3}, "gradient_clipping is"),
     "another batch than that of the pods": (
         {"zero_optimization": {"stage": 2}, "train_batch_size": 16, "train_micro_batch_size_per_gpu": 8,
          "gradient_accumulation_steps": 1}, "train_batch_size is 16",
     ),
-    "no object": ([1, 2], "holds no object"),
     "a secret": ({"zero_optimization": {"stage": 2}, "wandb": {"api_key": TOKEN}}, "--env_from_secret"),
 }  # fmt: skip
 
@@ -139,14 +129,7 @@ def test_what_only_deepspeed_honours_is_said(place: Path, capfd: pytest.CaptureF
 GENERATE = ("generate", "/output/run", "--chat")
 WAITING: dict[str, tuple[tuple[str, ...], str]] = {
     "a chat": (GENERATE, "add --prompt TEXT"),
-    "a text from standard input": (("ask", "/output/run", "--context", "-", "--question", "x"), "--context /data/FILE"),
-    "a text by its device": (("predict", "/output/run", "--file", "/dev/stdin"), "--file /data/FILE"),
-    "data by a descriptor": (("qa", "--model_name_or_path", "m", "--do_eval", "--output_dir", "/output/run",
-                             "--validation_file", "/dev/fd/0"), "--validation_file /data/FILE"),
-    "a debugger": (("-m", "pdb", "train.py"), "kubectl exec"),
-    "an interpreter": (("-m", "IPython"), "kubectl exec"),
     "a notebook": (("-m", "notebook"), "make a Deployment"),
-    "a server": (("-m", "http.server", "8000"), "make a Deployment"),
     "a launcher": (("-m", "torch.distributed.run", "--nproc_per_node=2", "train.py"), "put train.py itself after --"),
 }  # fmt: skip
 

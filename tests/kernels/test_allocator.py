@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.true_start
+
 # Takes and frees as a training step does: blocks of some megabytes, far above glibc's own threshold for giving back.
 PROGRAM = """
 import logging, resource, sys

@@ -20,6 +20,8 @@ from whet.kernels.activation import bias_act, bias_act_reference
 from whet.kernels.batch_position import Drop
 from whet.kernels.dropout import dropout, dropout_reference
 
+pytestmark = pytest.mark.true_start
+
 need_native()
 
 _PROBE = """

@@ -85,6 +85,7 @@ def test_attention_by_distance_has_memory_linear_in_the_tokens() -> None:
     assert peak_mib("attention_by_distance", 8192) < 4 * 1.5 * max(peak_mib("attention_by_distance", 2048), 4.0)
 
 
+@pytest.mark.night
 @pytest.mark.slow
 def test_attention_memory_is_linear_in_the_tokens() -> None:
     """Four times the tokens: at most about four times the memory, where a square would be sixteen times as large."""

@@ -33,6 +33,7 @@ sys.exit(9 if n < 1 and rank == int(os.environ.get("WORLD_SIZE", "1")) - 1 else 
     assert "attempt 1 of 3" in out
 
 
+@pytest.mark.reliability
 def test_a_terminal_that_closes_leaves_time_to_save(tmp_path: Path) -> None:
     """The shell and the kernel both send SIGHUP: that is one request, and not a second one that kills."""
     script(tmp_path, """
@@ -65,6 +66,7 @@ sys.exit({code})
     assert "restart 1" not in err
 
 
+@pytest.mark.reliability
 def test_rank_that_has_saved_leaves_the_others_the_time_to_do_so(tmp_path: Path) -> None:
     """More than the 4 seconds that ranks have when another one fails."""
     script(tmp_path, """
@@ -76,6 +78,7 @@ sys.exit(75)
     assert (tmp_path / "saved-1").exists()
 
 
+@pytest.mark.reliability
 def test_a_signal_ends_the_ranks_for_good_however_they_end(tmp_path: Path) -> None:
     """A script that does not handle SIGTERM is killed by it, which is no failure to start again from."""
     script(tmp_path, "open(f'started-{rank}', 'a').write('x')\ntime.sleep(600)")
@@ -87,6 +90,7 @@ def test_a_signal_ends_the_ranks_for_good_however_they_end(tmp_path: Path) -> No
     assert [(tmp_path / f"started-{n}").read_text() for n in range(2)] == ["x", "x"]
 
 
+@pytest.mark.reliability
 def test_ranks_and_launcher_listen_on_loopback_alone(tmp_path: Path) -> None:
     """Nobody outside can take the place of a rank: every port of the launcher and of the ranks is at 127.0.0.1."""
     script(tmp_path, _LISTENS)

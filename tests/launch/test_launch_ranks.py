@@ -63,6 +63,7 @@ open(f"words-{rank}.json", "w").write(json.dumps([sys.argv[1:], shown, held, __n
 """
 
 
+@pytest.mark.reliability
 @pytest.mark.parametrize("first", [("train.py",), ("-m", "train"), (sys.executable, "train.py")])
 def test_secrets_of_the_users_words_are_in_no_command_line_of_a_rank(tmp_path: Path, first: Sequence[str]) -> None:
     script(tmp_path, _SHOWS)
@@ -193,6 +194,7 @@ time.sleep(600)
     assert "  | the disk is on fire" in err
 
 
+@pytest.mark.reliability
 def test_a_rank_that_is_killed_is_reported_as_shells_do(tmp_path: Path) -> None:
     script(tmp_path, "time.sleep(600)")
     process = launched(tmp_path, "--nproc_per_node", "2")
@@ -218,6 +220,7 @@ time.sleep(600)
     process.communicate()
 
 
+@pytest.mark.reliability
 def test_no_rank_outlives_its_guardian(tmp_path: Path) -> None:
     script(tmp_path, "time.sleep(600)")
     process = launched(tmp_path, "--nproc_per_node", "2")
@@ -229,7 +232,10 @@ def test_no_rank_outlives_its_guardian(tmp_path: Path) -> None:
     assert gone(every, within=5)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGTERM, *(pytest.param(one, marks=pytest.mark.reliability) for one in (signal.SIGINT, signal.SIGHUP))],
+)
 def test_a_signal_reaches_every_rank_and_leaves_it_time_to_save(number: signal.Signals, tmp_path: Path) -> None:
     script(tmp_path, """
 def save(number, frame):
@@ -249,6 +255,7 @@ time.sleep(600)
     assert [(tmp_path / f"saved-{n}").read_text() for n in range(2)] == [str(int(number))] * 2
 
 
+@pytest.mark.reliability
 def test_a_second_signal_ends_ranks_that_do_not(tmp_path: Path) -> None:
     script(tmp_path, """
 signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -279,6 +286,7 @@ time.sleep(1 if n == 2 else 60)
     assert "restart 2 of 3" in err
 
 
+@pytest.mark.reliability
 def test_a_library_is_in_the_memory_of_every_rank(tmp_path: Path) -> None:
     a_library(tmp_path / "conda" / "lib" / "libjemalloc.so.2")
     script(tmp_path, "print('libjemalloc.so.2' in open('/proc/self/maps').read())")
@@ -288,6 +296,7 @@ def test_a_library_is_in_the_memory_of_every_rank(tmp_path: Path) -> None:
     assert "preloaded: libjemalloc.so.2" in err
 
 
+@pytest.mark.reliability
 def test_a_library_that_does_not_load_ends_the_start(tmp_path: Path) -> None:
     """The linker prints one line and starts the program without the library."""
     library = a_library(tmp_path / "conda" / "lib" / "libjemalloc.so.2")
@@ -349,12 +358,14 @@ def test_a_command_of_whet_runs_as_one_rank(tmp_path: Path) -> None:
     assert "--do_train" in out
 
 
+@pytest.mark.reliability
 def test_the_master_port_can_be_chosen(tmp_path: Path) -> None:
     script(tmp_path, "print(os.environ['MASTER_ADDR'], os.environ['MASTER_PORT'], os.environ['GLOO_SOCKET_IFNAME'])")
     code, out, err = ended(launched(tmp_path, "--nproc_per_node", "2", "--master_port", "23458"))
     assert (code, out) == (0, "127.0.0.1 23458 lo\n"), err
 
 
+@pytest.mark.reliability
 def test_a_rank_that_is_killed_has_shown_what_it_printed(tmp_path: Path) -> None:
     script(tmp_path, """
 print("the last words of rank", rank)
@@ -369,6 +380,7 @@ time.sleep(600)
     assert "  | the last words of rank 1" in err
 
 
+@pytest.mark.reliability
 def test_a_closed_terminal_ends_nothing_under_nohup(tmp_path: Path) -> None:
     script(tmp_path, "open(f'pid-{rank}-ready', 'w').write(str(os.getpid()))\ntime.sleep(3)\nprint('done')")
     words = ["nohup", sys.executable, "-m", "whet", "launch", "--nproc_per_node", "1", "--", "train.py"]
@@ -381,6 +393,7 @@ def test_a_closed_terminal_ends_nothing_under_nohup(tmp_path: Path) -> None:
     assert (code, out) == (0, "done\n"), err
 
 
+@pytest.mark.reliability
 @pytest.mark.parametrize("words", [("--overwrite_output_dir",), ("--overwrite-output-dir", "true")])
 def test_restarts_do_not_go_with_a_folder_to_overwrite(words: tuple[str, ...], tmp_path: Path) -> None:
     qa = ("qa", "--output_dir", "out", *words)
@@ -390,6 +403,7 @@ def test_restarts_do_not_go_with_a_folder_to_overwrite(words: tuple[str, ...], t
     assert "overwrite_output_dir does not fit a command that is started again" in err
 
 
+@pytest.mark.reliability
 def test_job_that_torchrun_may_start_again_does_not_overwrite(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "whet", "qa", "--do_train", "--overwrite_output_dir", "--output_dir", "out",
              "--model_name_or_path", "model", "--train_file", "train.json"]  # fmt: skip

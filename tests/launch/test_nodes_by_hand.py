@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import time
 from pathlib import Path
@@ -37,35 +36,6 @@ def test_nodes_find_each_other_in_any_order(hosts: Cluster, tmp_path: Path) -> N
     assert [line for line in log if not line.startswith("[W")] == ["1 ve2", "total 6.0"]  # torch warns about host names
 
 
-def test_launchers_listen_on_the_interface_that_leads_to_the_others_alone(hosts: Cluster, tmp_path: Path) -> None:
-    script(tmp_path, """
-if rank == 0:
-    rows = [line.split() for name in ("tcp", "tcp6") for line in open(f"/proc/net/{name}").readlines()[1:]]
-    found = [row[1] for row in rows if row[3] == "0A"]
-    print(sorted(one.split(":")[0] for one in found if int(one.split(":")[1], 16) != 22))
-""")  # fmt: skip
-    nodes = [node(hosts, number, tmp_path) for number in range(2)]
-    (code, out, err), (other, _, _) = ended(nodes[0]), ended(nodes[1])
-    assert (code, other) == (0, 0), err
-    assert out == "['01004D0A']\n"  # 10.77.0.1
-
-
-def test_the_launcher_of_a_rank_that_fails_ends_with_its_code(hosts: Cluster, tmp_path: Path) -> None:
-    """The ranks of the others end because they lose a connection, as under torchrun."""
-    script(tmp_path, """
-import torch, torch.distributed as dist
-dist.init_process_group("gloo")
-dist.barrier()
-if rank == 1:
-    os._exit(3)
-dist.all_reduce(torch.ones(1))
-""")  # fmt: skip
-    first, second = node(hosts, 0, tmp_path), node(hosts, 1, tmp_path)
-    (code, _, err), (other, _, said) = ended(first), ended(second)
-    assert (code, other) == (1, 3), err
-    assert "rank 1 ended with exit code 3" in said
-
-
 @pytest.mark.parametrize("killed", [0, 1])
 def test_no_rank_outlives_its_launcher(killed: int, hosts: Cluster, tmp_path: Path) -> None:
     script(tmp_path, STUBBORN)
@@ -76,23 +46,6 @@ def test_no_rank_outlives_its_launcher(killed: int, hosts: Cluster, tmp_path: Pa
     assert hosts.empty(8) == ""
     for process in nodes:
         process.communicate()
-
-
-def test_a_signal_to_all_launchers_leaves_time_to_save(hosts: Cluster, tmp_path: Path) -> None:
-    """A scheduler that ends a job signals every node."""
-    script(tmp_path, """
-def save(number, frame):
-    time.sleep(2)
-    sys.exit(75)
-signal.signal(signal.SIGTERM, save)
-open(f"pid-{rank}-ready", "w").close()
-time.sleep(600)
-""")  # fmt: skip
-    nodes = [node(hosts, number, tmp_path) for number in range(2)]
-    started(tmp_path, 4)
-    for process in reversed(nodes):
-        process.send_signal(signal.SIGTERM)
-    assert [ended(process)[0] for process in nodes] == [75, 75]
 
 
 def test_restarts_start_all_nodes_again(hosts: Cluster, tmp_path: Path) -> None:
@@ -115,32 +68,9 @@ dist.destroy_process_group()
     assert out == "total 2.0 in attempt 2\n"
 
 
-def test_a_number_that_is_taken_is_refused(hosts: Cluster, tmp_path: Path) -> None:
-    script(tmp_path, SLEEP)
-    first = node(hosts, 0, tmp_path, "--nnodes", "3", "--join_timeout_s", "15")
-    second = node(hosts, 1, tmp_path, "--nnodes", "3", "--join_timeout_s", "15")
-    time.sleep(6)
-    code, _, err = ended(node(hosts, 1, tmp_path, "--nnodes", "3"))
-    assert code == 78
-    assert "node 1 has joined already" in err
-    (code, _, err), (other, _, _) = ended(first), ended(second)
-    assert code == 78
-    assert other in (78, 74)  # it has waited as long, or notices that node 0 has given up
-    assert "node 2 did not join" in err
-
-
 def test_a_node_0_that_never_answers_is_named(hosts: Cluster, tmp_path: Path) -> None:
     script(tmp_path, SLEEP)
     code, _, err = ended(node(hosts, 1, tmp_path, "--join_timeout_s", "2"), 20)
     assert code == 78
     assert "node 0 does not answer" in err
     assert "Connection refused" in err
-
-
-def test_a_launcher_that_waits_for_others_ends_by_a_signal(hosts: Cluster, tmp_path: Path) -> None:
-    script(tmp_path, SLEEP)
-    for number in (0, 1):
-        process = node(hosts, number, tmp_path)
-        time.sleep(5)
-        process.send_signal(signal.SIGTERM)
-        assert ended(process, 10)[0] == 128 + signal.SIGTERM

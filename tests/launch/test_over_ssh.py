@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from pathlib import Path
 
 import pytest
 from test_launch_ranks import ended, gone, launched, linux, pids, script, two_cores
-
-from whet.launch import over_ssh
-from whet.launch.arguments import HostsArguments
 
 pytestmark = [linux, two_cores, pytest.mark.slow]
 
@@ -41,6 +37,7 @@ def _refused(process: subprocess.Popen[str]) -> str:
     return " ".join(err.split())
 
 
+@pytest.mark.reliability
 def test_ranks_of_two_hosts_find_each_other(tmp_path: Path) -> None:
     script(tmp_path, """
 import torch, torch.distributed as dist
@@ -63,6 +60,7 @@ dist.destroy_process_group()
     assert (tmp_path / "launch-logs" / "rank-2.log").read_text("utf-8").count("total 6.0") == 1
 
 
+@pytest.mark.reliability
 def test_secret_is_in_no_command_line_on_the_way(tmp_path: Path) -> None:
     """Neither in that of ssh, nor in that of what it starts."""
     script(tmp_path, """
@@ -96,23 +94,7 @@ def test_every_host_with_other_software_is_named_at_once_with_its_fix(tmp_path: 
     assert not list(tmp_path.glob("pid-*"))
 
 
-def test_build_of_torch_that_the_first_host_lacks_is_installed_there(tmp_path: Path) -> None:
-    """A build's name after + is none that pip finds."""
-    script(tmp_path, "")
-    odd = {"EDIT_a": 's/"torch": "[^"]*"/"torch": null/', "EDIT_b": 's/"torch": "[^"]*"/"torch": "2.13.0+cpu"/'}
-    err = _refused(_over(tmp_path, "a,b", **odd))
-    assert "install it on a (pip install torch==2.13.0, from PyTorch's index for cpu)" in err
-
-
-def test_problem_of_a_hosts_plan_is_named_with_the_host(tmp_path: Path) -> None:
-    script(tmp_path, "")
-    err = _refused(_over(tmp_path, "a:4096,b", "--working_dir", str(tmp_path)))
-    assert "a: 4096 ranks do not fit on this machine" in err
-    err = _refused(_over(tmp_path, "a,b", "--working_dir", "/no/folder"))
-    assert "a: the working folder is missing" in err
-    assert "b: the working folder is missing" in err
-
-
+@pytest.mark.reliability
 def test_no_rank_outlives_a_launcher_that_is_killed(tmp_path: Path) -> None:
     script(tmp_path, "signal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(600)")
     process = _over(tmp_path, "a,b")
@@ -120,29 +102,3 @@ def test_no_rank_outlives_a_launcher_that_is_killed(tmp_path: Path) -> None:
     process.kill()
     assert gone(every, within=8)
     process.communicate()
-
-
-@pytest.mark.parametrize(
-    ("own", "name", "same"),
-    [
-        ("node1.cluster.invalid", "node1", True),
-        ("node1", "node1.cluster.invalid", True),
-        ("Node1.cluster.invalid", "node1", True),
-        ("node1.cluster.invalid", "node1.other.invalid", False),
-        ("node1", "node11", False),
-        ("node1.cluster.invalid", "node", False),
-    ],
-)
-def test_machine_of_the_launcher_is_known_with_and_without_its_domain(
-    own: str, name: str, same: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    uname = os.uname()
-    monkeypatch.setattr(os, "uname", lambda: os.uname_result((uname[0], own, *uname[2:])))
-    (tmp_path / "config").touch()
-    assert over_ssh.is_this_machine(name, f"ssh -F {tmp_path / 'config'}") is same
-
-
-def test_ssh_waits_and_notices_silence_as_long_as_the_launcher() -> None:
-    words = over_ssh.remote(HostsArguments(hosts="a", connect_timeout_s=60.0, heartbeat_timeout_s=30.0))
-    assert {"-oConnectTimeout=59", "-oServerAliveInterval=10", "-oServerAliveCountMax=3"} <= set(words)
-    assert over_ssh.remote(HostsArguments(hosts="a", ssh_command="another-program -x")) == ["another-program", "-x"]

@@ -32,7 +32,9 @@ AUTO = {
 
 
 def usable(name: str, root: Path) -> topology.Topology:
-    machine = topology.read(MACHINES[name]().write(root))
+    if not (root / "sys").exists():  # thousands of files
+        MACHINES[name]().write(root)
+    machine = topology.read(root)
     allowed = (
         cpu.cpu_list((root / "sys/fs/cgroup/kubepods.slice/pod1/cpuset.cpus").read_text().split())
         if "pod with" in name
@@ -54,10 +56,14 @@ def test_one_rank_for_each_node_with_a_thread_for_each_core(name: str, tmp_path:
     assert [rank.local_rank for rank in ranks] == list(range(len(ranks)))
 
 
-@pytest.mark.parametrize("n_ranks", [1, 2, 3, 4, 5, 8])
 @pytest.mark.parametrize("name", MACHINES)
-def test_ranks_share_no_core_and_no_core_twice(name: str, n_ranks: int, tmp_path: Path) -> None:
+def test_ranks_share_no_core_and_no_core_twice(name: str, tmp_path: Path) -> None:
     own = usable(name, tmp_path)
+    for n_ranks in (1, 2, 3, 4, 5, 8):
+        _require_cores_of_their_own(own, name, n_ranks, tmp_path)
+
+
+def _require_cores_of_their_own(own: topology.Topology, name: str, n_ranks: int, tmp_path: Path) -> None:
     if n_ranks > AUTO[name][0] * AUTO[name][1]:
         with pytest.raises(whet.WhetError, match="do not fit on this machine"):
             plan(name, tmp_path, n_ranks)

@@ -17,6 +17,7 @@ from whet.tasks.lm.demo import run_demo
 from whet.tasks.lm.demo_arguments import DemoLmArguments
 
 
+@pytest.mark.night
 def test_demo_learns_prints_a_text_and_runs_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     demo = DemoLmArguments(output_dir=str(tmp_path / "demo"), max_steps=30)
     for _ in range(2):
@@ -62,6 +63,7 @@ def _step_of_checkpoint(folder: Path) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.night
 def test_an_interrupted_demo_continues_and_a_finished_one_begins_again(tmp_path: Path) -> None:
     """Killed after a checkpoint of its own, stopped by Ctrl-C, continued; other steps begin again in between."""
     folder = tmp_path / "demo"

@@ -163,6 +163,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("kind", KINDS)
 def test_merged_model_computes_what_the_model_with_the_adapter_does(
     kind: str, bases: dict[str, Path], tmp_path: Path

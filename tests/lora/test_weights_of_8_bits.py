@@ -169,6 +169,7 @@ def test_layers_that_are_not_frozen_weights_alone_stay(monkeypatch: pytest.Monke
     assert kept == {*layers, "qa_outputs.modules_to_save.default"}
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     ("family", "n_bits"),
     [

@@ -64,6 +64,7 @@ def trained(folder: Path, model: Any, family: str = "bert", **changes: Any) -> e
     return trainer
 
 
+@pytest.mark.each_value
 @pytest.mark.usefixtures("operators")
 @pytest.mark.parametrize(
     ("family", "bf16"), [("bert", False), ("distilbert", False), ("albert", True), ("deberta-v2", False)]

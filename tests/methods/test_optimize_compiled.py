@@ -57,6 +57,7 @@ def steps(called: Any, model: Any, given: list[dict[str, torch.Tensor]]) -> list
     return found
 
 
+@pytest.mark.each_value
 @HEADS
 @pytest.mark.parametrize("how", ["torch.compile", "model.compile", "a block"])
 def test_compiled_training_has_the_losses_of_uncompiled(

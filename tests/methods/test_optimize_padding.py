@@ -80,6 +80,7 @@ def conv(states: Tensor) -> Tensor:
 HEADS = {"mean": lambda states: states.mean(1), "max": lambda states: states.amax(1), "convolution": conv}
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_heads_of_a_user_on_all_places(family: str, head: str) -> None:

@@ -30,6 +30,7 @@ def _losses(folder: Path, name: str, family: str = "bert", **changes: Any) -> li
     return losses_of(trainer)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("family", ["bert", "distilbert", "electra", "roberta"])
 @pytest.mark.parametrize("name", HEADS)
 def test_dropout_does_not_depend_on_how_a_step_is_split(name: str, family: str, tmp_path: Path) -> None:

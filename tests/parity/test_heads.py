@@ -40,6 +40,7 @@ def _transformers(head: Head, family: str, out: Path) -> Any:
     )
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("name", HEADS)
 def test_head_without_padding_trains_and_predicts_as_transformers(name: str, family: str, tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ def assert_same_curve(ours: Curve, theirs: Curve) -> None:
     assert min(ours.losses[-5:]) < 0.8 * ours.losses[0]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("peer", PEERS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_packed_losses_are_the_padded_ones(tmp_path: Path, family: str, peer: Any) -> None:

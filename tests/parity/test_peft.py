@@ -132,12 +132,14 @@ def assert_same(way: str, family: str, task: str, folder: Path, **lora: Any) -> 
     assert moved == {name: value.requires_grad for name, value in model.named_parameters()}
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("way", ["engine", "optimize"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_lora_has_the_losses_of_transformers_trainer(way: str, family: str, tmp_path: Path) -> None:
     assert_same(way, family, "answers", tmp_path)
 
 
+@pytest.mark.each_value
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("task", TASKS)
@@ -150,6 +152,7 @@ def test_every_kind_of_lora_has_the_losses_of_transformers_trainer(
     assert_same(way, family, task, tmp_path, **KINDS[kind])
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("family", ["bert", "distilbert", "albert"])
 @pytest.mark.parametrize("lora", [
     {"target_modules": "all-linear", "exclude_modules": ["qa_outputs"]},

@@ -169,6 +169,7 @@ def _program(library: Any, encoder: Path, out: Path, task: str, changes: dict[st
     return [entry for entry in trainer.state.log_history if "loss" in entry]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("task", _TASKS)
 @pytest.mark.parametrize("case", _CASES)
 def test_same_program_has_the_losses_of_transformers(tmp_path: Path, task: str, case: str) -> None:

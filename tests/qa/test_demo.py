@@ -95,6 +95,7 @@ def test_demo_runs_again_in_its_folder(minilm_dir: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.night
 def test_an_interrupted_demo_continues_where_it_was(minilm_dir: Path, tmp_path: Path) -> None:
     """Its F1 before the training is that of the first process."""
     words = [sys.executable, "-m", "whet", "demo", "--output_dir", str(tmp_path), "--num_train_epochs", "0.4"]
@@ -116,6 +117,7 @@ def test_an_interrupted_demo_continues_where_it_was(minilm_dir: Path, tmp_path: 
 
 
 @pytest.mark.slow
+@pytest.mark.night
 def test_demo_runs_and_improves_f1(minilm_dir: Path, tmp_path: Path) -> None:
     """An eighth of the training: enough to see the whole command, and the loss fall."""
     command = [sys.executable, "-m", "whet", "demo", "--output_dir", str(tmp_path / "out"), "--num_train_epochs", "0.5"]

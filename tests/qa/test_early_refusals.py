@@ -14,6 +14,8 @@ from tiny_qa import command, load, save_encoder, squad, write_json
 from whet.cli.main import run
 from whet.errors import EXIT_BAD_CONFIG
 
+pytestmark = pytest.mark.true_start
+
 ABSENT = "this file is read by no test"
 
 

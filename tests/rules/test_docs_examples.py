@@ -86,11 +86,18 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", _RUNNING, ids=lambda page: page.name)
-def test_examples_run(page: Path, tmp_path: Path, stand_ins: Path, request: pytest.FixtureRequest) -> None:
-    """First the shell blocks, in order, then the Python blocks as one script; all in one folder of stand-ins.
+def test_examples_run(page: Path, tmp_path: Path, stand_ins: Path, warm: Path) -> None:
+    """First the shell blocks, in order, then the Python blocks as one script; all in one folder of stand-ins."""
+    _run_examples(page, tmp_path, stand_ins, warm)
 
-    The first page runs the installed program, as a reader would."""
-    programs = [] if page == PAGES[0] else [request.getfixturevalue("warm")]
+
+@pytest.mark.gate
+def test_examples_of_the_first_page_run_with_the_installed_program(tmp_path: Path, stand_ins: Path) -> None:
+    """As a reader runs them."""
+    _run_examples(PAGES[0], tmp_path, stand_ins)
+
+
+def _run_examples(page: Path, tmp_path: Path, stand_ins: Path, *programs: Path) -> None:
     copytree(stand_ins, tmp_path, dirs_exist_ok=True)
     write_files(page, tmp_path)
     for block in of_language("bash", page):
@@ -119,7 +126,7 @@ def environment(folder: Path, *programs: Path) -> dict[str, str]:
     """Return the environment of an example: these and this environment's programs first, and no network."""
     path = os.pathsep.join([*map(str, programs), str(Path(sys.executable).parent), os.environ["PATH"]])
     own = os.environ | {"OMP_WAIT_POLICY": "passive"}  # on a busy machine threads that spin keep each other waiting
-    return own | {"HF_HUB_OFFLINE": "1", "PIP_NO_INDEX": "1", "HF_HOME": str(folder / ".cache"), "PATH": path}
+    return own | {"HF_HUB_OFFLINE": "1", "PIP_NO_INDEX": "1", "PATH": path}
 
 
 def check_output(block: Block, printed: str) -> None:

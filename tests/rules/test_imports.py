@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.true_start
+
 ROOT = Path(__file__).resolve().parents[2]
 SRC = ROOT / "src"
 LIGHT = [

@@ -16,7 +16,7 @@ _TEST = "tests/security/test_network.py::test_a_run_works_without_any_network"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("gate", "code"), [("0", 0), ("1", 1)])
+@pytest.mark.parametrize(("gate", "code"), [("0", 0), pytest.param("1", 1, marks=pytest.mark.night)])
 def test_a_missing_tool_is_named(tmp_path: Path, gate: str, code: int) -> None:
     """Where no program can be found, there is no unshare either."""
     environment = os.environ | {"PATH": str(tmp_path), "WHET_GATE": gate}

@@ -83,9 +83,10 @@ def faults(path: Path) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("path", [*_covered()], ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_texts_use_no_banned_words(path: Path) -> None:
-    assert faults(path) == []
+def test_texts_use_no_banned_words() -> None:
+    paths = [*_covered()]
+    assert len(paths) > 100
+    assert [fault for path in paths for fault in faults(path)] == []
 
 
 def test_every_package_is_covered() -> None:

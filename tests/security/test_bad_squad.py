@@ -18,6 +18,8 @@ from whet.cli.main import run
 from whet.errors import EXIT_BAD_DATA, DataError
 from whet.tasks.qa.read.squad import read_questions
 
+pytestmark = pytest.mark.true_start
+
 N_KINDS = 62
 _MOST_S, _MOST_KIB = 2.0, 300 * 1024
 

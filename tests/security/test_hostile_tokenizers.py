@@ -1,4 +1,4 @@
-"""Tokenizers that multiply text, name ids that do not exist, or make Rust give up: one sentence, fast."""
+"""Tokenizers that multiply text, or name ids that do not exist, are refused in one sentence, fast."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def _normalizer(*steps: dict[str, Any]) -> Spoil:
     return lambda values: values.update(normalizer={"type": "Sequence", "normalizers": list(steps)})
 
 
-def _template(*, token_id: int = 2, kind: int = 0) -> Spoil:
-    special = {"SpecialToken": {"id": "[CLS]", "type_id": kind}}
+def _template(*, token_id: int) -> Spoil:
+    special = {"SpecialToken": {"id": "[CLS]", "type_id": 0}}
     first, second = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
     return lambda values: values.update(
         post_processor={
@@ -41,34 +41,9 @@ def _template(*, token_id: int = 2, kind: int = 0) -> Spoil:
     )  # fmt: skip
 
 
-def _added(values: dict[str, Any]) -> None:
-    for n in range(300):
-        values["added_tokens"].append(
-            {"id": 1000 + n, "content": f"[NEW{n}]", "single_word": False, "lstrip": False, "rstrip": False,
-             "normalized": False, "special": True}
-        )  # fmt: skip
-
-
 HOSTILE: dict[str, tuple[Spoil, str]] = {
-    "one to thousands": (_normalizer(_replace({"String": "a"}, "b " * 5000)), "multiplies text"),
     "a chain of thirties": (_normalizer(*[_replace({"String": "a"}, "a" * 30)] * 3), "multiplies text"),
-    "between all characters": (_normalizer(_replace({"Regex": ""}, "b" * 99)), "multiplies text"),
-    "nested sequences": (
-        _normalizer({"type": "Sequence", "normalizers": [_replace({"Regex": "."}, "b" * 999)]}), "multiplies text",
-    ),
-    "a million in front": (_normalizer({"type": "Prepend", "prepend": "a " * 500_000}), "multiplies text"),
-    "words of any length": (lambda v: v["model"].update(max_input_chars_per_word=10**9), "max_input_chars_per_word"),
     "id of a template": (_template(token_id=999_999), "input_ids that the model does not know"),
-    "largest id": (_template(token_id=2**32 - 1), "input_ids that the model does not know"),
-    "token type": (_template(kind=7), "token_type_ids that the model does not know"),
-    "token type beyond a byte": (_template(kind=300), "token_type_ids that the model does not know"),
-    "added tokens": (_added, "tokens that the model does not know"),
-    "no unknown token": (lambda v: v["model"].update(unk_token="nope"), "cannot"),
-    "a panic while loading": (
-        _normalizer({"type": "Precompiled", "precompiled_charsmap": "AAAA"}), "cannot be loaded",
-    ),
-    "a panic in a text": (_normalizer(_replace({"Regex": "(a+)+$"}, "a")), "cannot tokenise"),
-    "a list": (lambda v: v.clear(), "cannot"),
 }  # fmt: skip
 
 
@@ -100,16 +75,9 @@ def test_a_hostile_tokenizer_is_refused(kind: str, encoder: Path, tmp_path: Path
     assert caught.value.problems[0].fix
 
 
-@pytest.mark.parametrize(
-    "step",
-    [
-        {"type": "Prepend", "prepend": "\u2581"},
-        _replace({"String": " "}, "\u2581"),
-        _replace({"Regex": " {2,}"}, " "),
-        _replace({"String": "``"}, '"'),
-        {"type": "NFKD"},
-    ],
-    ids=["prepend", "space", "spaces", "quotes", "NFKD"],
-)
-def test_steps_of_published_tokenizers_are_taken(step: dict[str, Any], encoder: Path, tmp_path: Path) -> None:
-    _use(_copied(encoder, tmp_path / "model", _normalizer(step)))
+def test_steps_of_published_tokenizers_are_taken(encoder: Path, tmp_path: Path) -> None:
+    steps = (
+        {"type": "Prepend", "prepend": "\u2581"}, _replace({"String": " "}, "\u2581"),
+        _replace({"Regex": " {2,}"}, " "), {"type": "NFKD"},
+    )  # fmt: skip
+    _use(_copied(encoder, tmp_path / "model", _normalizer(*steps)))

@@ -220,6 +220,7 @@ def test_a_terminal_gets_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert text.rindex("│ other") > max(text.rindex(f"│ {group} ") for group in GROUPS[:-1])
 
 
+@pytest.mark.night
 @pytest.mark.slow
 def test_little_is_unaccounted_for_in_a_real_model(
     tmp_path: Path, minilm_dir: Path, request: pytest.FixtureRequest

@@ -142,6 +142,7 @@ def _optimizer_bits(trainer: engine.Trainer) -> dict[str, Any]:
     }
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", sorted(CASES))
 @pytest.mark.parametrize("how", ["auto", "path"])
 def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path, name: str, how: str) -> None:

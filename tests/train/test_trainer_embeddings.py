@@ -93,6 +93,7 @@ def curve(folder: Path, model: nn.Module, cls: Any = engine.Trainer, **changes: 
     return [entry["loss"] for entry in running.state.log_history if "loss" in entry]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("pooling", ["cls", "mean", "last"])
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name in ("bert", "mpnet", "modernbert", "deberta-v2")])
 def test_embedder_trains_without_padding_like_a_padded_run(tmp_path: Path, family: str, pooling: str) -> None:
