@@ -18,7 +18,7 @@ def names_a_model(asked: PredictFields) -> Problem | None:
         what="no model is named",
         got="no model",
         why="a trained model predicts",
-        fix="name the folder that whet classify, whet tag or whet qa wrote: whet predict out --file FILE",
+        fix="name the output folder of a training: whet predict out --file FILE",
     )
 
 

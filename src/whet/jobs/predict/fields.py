@@ -11,8 +11,8 @@ class PredictFields:
     """What `whet predict` is asked for, unchecked."""
 
     model: str = field(default="", metadata={"required": True})
-    """Trained model: a folder that whet qa, whet classify or whet tag wrote, with all weights or an adapter, or a name
-    on the hub. Comes first, with or without its flag."""
+    """Trained model: the output folder of a training, with all weights or an adapter, or a name on the hub. Comes
+    first, with or without its flag."""
     base_model_name_or_path: str | None = None
     """For the folder of an adapter: the model that it was trained on. null: the one that the adapter names."""
     file: str = field(default="", metadata={"required": True})

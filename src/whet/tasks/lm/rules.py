@@ -5,7 +5,20 @@ from whet.config.rules.ranges import Rule, above, at_least, only_with
 from whet.config.settings import broken
 from whet.errors import Problem
 from whet.jobs.rules import JOB_RULES, JOB_RUN_RULES, spans_are_of_answers
+from whet.jobs.task import OF_TRAINING
 from whet.tasks.lm.fields import LmFields
+
+SHOWN = {
+    **OF_TRAINING,
+    "eval_loss": ("loss", "{:.4f}"),
+    "eval_rewards/accuracies": ("chosen preferred", "{:.1%}"),
+    "eval_rewards/margins": ("reward margin", "{:.4f}"),
+    "eval_perplexity": ("perplexity", "{:,.2f}"),
+    "eval_mean_token_accuracy": ("token accuracy", "{:.1%}"),
+    "predict_perplexity": ("perplexity, test", "{:,.2f}"),
+    "predict_mean_token_accuracy": ("token accuracy, test", "{:.1%}"),
+}
+"""The metrics of the table at the end of a run."""
 
 
 def best_metric_is_known(job: LmFields, args: TrainingArguments) -> Problem | None:

