@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -11,19 +11,32 @@ from whet.data.files.row_fields import kind, text_field
 from whet.tasks.qa.read.collect import Collector, not_an_object, title_field
 
 
-def read_nested(articles: Sequence[Any], collector: Collector) -> None:
-    """Pass every question of these articles, SQuAD 1.1 or 2.0, to the collector."""
-    for a, article in enumerate(articles):
+def read_nested(articles: Iterable[tuple[str, Any]], collector: Collector) -> None:
+    """Pass every question of these articles, SQuAD 1.1 or 2.0, to the collector; of each its position comes first.
+
+    An article may be a paragraph that stands alone: a context with its `qas`.
+    """
+    for path, article in articles:
         if collector.full:
             return
         collector.see(article)
         try:
-            paragraphs, title = _list_field(article, "paragraphs"), title_field(article)
+            inside = [(path, article)] if is_paragraph(article) else _paragraphs(path, article)
+            title = title_field(article)
         except Rejected as problem:
-            collector.bad.add(problem, partial(_article_place, a, article), _n_questions(article))
+            collector.bad.add(problem, partial(_article_place, path, article), _n_questions(article))
             continue
-        for p, paragraph in enumerate(paragraphs):
-            _read_paragraph(paragraph, f"data[{a}].paragraphs[{p}]", title, collector)
+        for place, paragraph in inside:
+            _read_paragraph(paragraph, place, title, collector)
+
+
+def is_paragraph(value: Any) -> bool:
+    """Return whether this is a context with its questions, and not an article of several."""
+    return isinstance(value, Mapping) and "qas" in value and "paragraphs" not in value
+
+
+def _paragraphs(path: str, article: Any) -> list[tuple[str, Any]]:
+    return [(f"{path}.paragraphs[{n}]", one) for n, one in enumerate(_list_field(article, "paragraphs"))]
 
 
 def _read_paragraph(paragraph: Any, path: str, title: str, collector: Collector) -> None:
@@ -70,9 +83,9 @@ def _n_questions(part: Any) -> int:
     return sum(map(_n_questions, paragraphs)) if isinstance(paragraphs, list) else 0
 
 
-def _article_place(index: int, article: Any) -> str:
+def _article_place(path: str, article: Any) -> str:
     title = article.get("title") if isinstance(article, Mapping) else None
-    return f"data[{index}]{_named('article', title)}"
+    return f"{path}{_named('article', title)}"
 
 
 def _paragraph_place(path: str, title: str) -> str:

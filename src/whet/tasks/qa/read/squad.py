@@ -13,7 +13,7 @@ from whet.data.files.json_text import json_lines, parse_json, place_in, skip_spa
 from whet.data.files.parquet import parquet_columns
 from whet.data.files.rejected import Rejected
 from whet.tasks.qa.read.collect import Collector, not_an_object
-from whet.tasks.qa.read.nested import read_nested
+from whet.tasks.qa.read.nested import is_paragraph, read_nested
 from whet.tasks.qa.read.tables import READ, TEXTS, read_columns, read_rows, read_table
 from whet.tasks.qa.types import Questions
 
@@ -25,9 +25,10 @@ def read_questions(
 ) -> Questions:
     """Return the questions of a file, the first `limit` of them if a limit is given.
 
-    Read are SQuAD's nested JSON (1.1 and 2.0); one row a question, with the columns id, context, question, answers and
-    perhaps title, as {"data": [...]}, a list, JSON lines, CSV (the answers as JSON text) or Parquet. The columns
-    answer_text and answer_start may take the place of answers. Without `require_answers` the answers may be missing.
+    Read are SQuAD's nested JSON (1.1 and 2.0), and its paragraphs without articles around them; one row a question,
+    with the columns id, context, question, answers and perhaps title, as {"data": [...]}, a list, JSON lines, CSV (the
+    answers as JSON text) or Parquet. The columns answer_text and answer_start may take the place of answers. Without
+    `require_answers` the answers may be missing.
     Everything is checked before anything is returned: DataError reports the first problems, each with its place, and
     how many there are. With `skip_bad` the result holds the good questions and names the bad.
     """
@@ -53,10 +54,13 @@ def _read_text(text: str, data: bytes, collector: Collector, path: Path) -> None
         return
     document, end = parse_json(text, begin)
     rest = skip_space(text, end)
+    in_lines = "\n" not in text[begin:end] and "\n" in text[end:rest]
     if rest == len(text):
         _read_document(document, collector)
-    elif _is_row(document) and "\n" not in text[begin:end] and "\n" in text[end:rest]:
+    elif in_lines and _is_row(document):
         read_rows(json_lines(text), collector)
+    elif in_lines and is_paragraph(document):
+        read_nested(json_lines(text), collector)
     else:
         raise Rejected(
             f"{place_in(text, rest)}: the JSON ends here, but more text follows",
@@ -74,6 +78,8 @@ def _read_document(document: Any, collector: Collector) -> None:
     if "data" not in document:
         if _is_row(document):  # JSON lines with only one line
             return read_rows([("line 1", document)], collector)
+        if is_paragraph(document):
+            return read_nested([("line 1", document)], collector)
         raise _not_squad("the document has no `data`", document)
     articles = document["data"]
     if not isinstance(articles, list):
@@ -90,15 +96,20 @@ def _read_data(items: Sequence[Any], collector: Collector) -> None:
             why="it holds the work of each annotator, and it is not known whose is right",
             fix="write one row a question: id, context, question and answers, or answer_text and answer_start",
         )
+    placed = ((f"data[{n}]", one) for n, one in enumerate(items))
     if items and _is_row(items[0]):
-        read_rows(((f"data[{n}]", row) for n, row in enumerate(items)), collector)
+        read_rows(placed, collector)
     else:
-        read_nested(items, collector)
+        read_nested(placed, collector)
 
 
 def _is_row(value: Any) -> bool:
-    """Return whether this is a row with one question, not an article or a document; columns may be missing."""
-    return isinstance(value, Mapping) and not {"data", "paragraphs"} & value.keys() and bool(_TELLING & value.keys())
+    """Return whether this is a row with one question, not one of several questions; columns may be missing."""
+    return (
+        isinstance(value, Mapping)
+        and not {"data", "paragraphs", "qas"} & value.keys()
+        and bool(_TELLING & value.keys())
+    )
 
 
 def _not_squad(what: str, document: Mapping[str, Any]) -> Rejected:
