@@ -33,7 +33,7 @@ def predict(asked: PredictFields) -> int:
         Path(asked.file), named, delimiter=asked.csv_delimiter, need_label=False, limit=asked.max_predict_samples,
         skip_bad=asked.skip_bad,
     )  # fmt: skip
-    examples.left_out.log(asked.file, "examples")
+    examples.left_out.log(asked.file, "example")
     model, tokenizer = load_trained(asked.model, SEQUENCE_CLASSIFICATION, asked.base_model_name_or_path)
     length = asked.max_seq_length or known.get("max_seq_length", _USUAL_LENGTH)
     check_max_length(length, tokenizer, max_positions(model))

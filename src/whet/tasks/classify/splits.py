@@ -25,7 +25,7 @@ def read_split(job: ClassifyFields, name: str) -> Examples:
     if shuffled:
         order = np.random.default_rng(job.shuffle_seed).permutation(len(examples))
         examples = examples.take(order[:limit].tolist())
-    examples.left_out.log(name, "examples")
+    examples.left_out.log(name, "example")
     columns = examples.columns
     read = {
         "text": columns.text,

@@ -37,7 +37,7 @@ def read_split(job: LmFields, name: str) -> Examples:
     else:
         found = _read_hub(job, name, limit)
     _require_completions(job, found)
-    found.left_out.log(name, "examples")
+    found.left_out.log(name, "example")
     printing.show_wrapped(
         f"{name}: {len(found):,} {_WORDS[found.form]}" + (f"; {found.columns}" if found.columns else "")
     )

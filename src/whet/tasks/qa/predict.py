@@ -26,7 +26,7 @@ def predict(asked: PredictFields) -> int:
     questions = read_questions(
         Path(asked.file), limit=asked.max_predict_samples, require_answers=False, skip_bad=asked.skip_bad
     )
-    questions.left_out.log(asked.file, "questions")
+    questions.left_out.log(asked.file, "question")
     known = outputs.reading_of(asked, "qa")
     model, tokenizer = load_trained(asked.model, QUESTION_ANSWERING, asked.base_model_name_or_path)
     length = asked.max_seq_length or known.get("max_seq_length", _USUAL_LENGTH)

@@ -45,7 +45,7 @@ def read_split(qa: QaArguments, name: str) -> Questions:
 
 
 def _logged(name: str, questions: Questions) -> Questions:
-    questions.left_out.log(name, "questions")
+    questions.left_out.log(name, "question")
     read = ", ".join(one for one in READ if one in questions.fields)
     not_read = [one for one in questions.fields if one not in READ]
     n_without = sum(not answers.texts for answers in questions.answers)

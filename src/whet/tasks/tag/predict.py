@@ -30,7 +30,7 @@ def predict(asked: PredictFields) -> int:
     sentences = read_file(
         Path(asked.file), named, need_tags=False, limit=asked.max_predict_samples, skip_bad=asked.skip_bad
     )
-    sentences.left_out.log(asked.file, "sentences")
+    sentences.left_out.log(asked.file, "sentence")
     model, tokenizer = load_trained(asked.model, TOKEN_CLASSIFICATION, asked.base_model_name_or_path)
     length = row_length(asked.max_seq_length or known.get("max_seq_length"), tokenizer, model)
     stride = known.get("doc_stride") if asked.doc_stride is None else asked.doc_stride

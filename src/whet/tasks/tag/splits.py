@@ -38,7 +38,7 @@ def read_split(job: TagFields, name: str) -> Sentences:
         found = read_file(Path(file), named, need_tags=need, limit=limit, skip_bad=job.skip_bad)
     else:
         found = _read_hub(job, name, named, limit)
-    found.left_out.log(name, "sentences")
+    found.left_out.log(name, "sentence")
     n_words = sum(map(len, found.words))
     size = f"{plural(len(found), 'sentence')}, {plural(n_words, 'word')}"
     read = {"words": found.word_column, "tags": found.tag_column if found.tags else "none"}
