@@ -30,7 +30,7 @@ from whet.optim import registry
 from whet.precision import policy
 from whet.train import step
 from whet.train import trainer as engine
-from whet.train.clipping import ClipInOwnPass
+from whet.train.update import ClipInOwnPass
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from machine import facts

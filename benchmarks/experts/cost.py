@@ -68,7 +68,7 @@ def loop_of(folder: Path, model: Any, rows: list[dict[str, Any]], n_rows: int, p
         str(folder), use_cpu=True, precision=precision, per_device_train_batch_size=n_rows, num_train_epochs=1000,
         save_strategy="no", logging_steps=1, disable_tqdm=True, log_level="error",
     )  # fmt: skip
-    loop = TrainingLoop(engine.Trainer(model, args, train_dataset=rows, data_collator=collate))
+    loop = engine.Trainer(model, args, train_dataset=rows, data_collator=collate).new_loop()
     loop.start(None)
     return loop
 

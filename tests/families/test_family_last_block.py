@@ -34,7 +34,7 @@ def _of_one_batch(folder: Path, family: str, name: str, **settings: Any) -> tupl
     trainer: Any = trainer_for(HEADS[name], family, folder, dropout=0.2, **settings)
     model = trainer.model.train()
     batch = trainer.objective.batch(trainer.train_dataset, range(6), 0)
-    with trainer.precision.forward():
+    with trainer.precision.current.forward():
         loss = trainer.objective.loss_sum(trainer.objective.forward(batch, seed=3, step=1), batch)
     loss.backward()
     return float(loss.detach()), {n: p.grad for n, p in model.named_parameters() if p.grad is not None}

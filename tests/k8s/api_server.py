@@ -22,6 +22,10 @@ RESOURCES = {
     "trainer.kubeflow.org/v1alpha1": {"trainjobs": "TrainJob", "trainingruntimes": "TrainingRuntime"},
 }
 _CHECKED = {"Job", "PyTorchJob", "TrainJob", "TrainingRuntime"}
+_REASONS = {
+    400: "BadRequest", 401: "Unauthorized", 403: "Forbidden", 404: "NotFound", 409: "AlreadyExists", 422: "Invalid",
+    429: "TooManyRequests", 500: "InternalError",
+}  # fmt: skip
 _STAMP = "2026-01-01T00:00:{:02}.000000000Z"
 
 
@@ -138,6 +142,8 @@ class Handler(BaseHTTPRequestHandler):
         if self.headers.get("Authorization") == "Bearer old":  # kubectl sends none without TLS
             return self._status(401, "Unauthorized")
         parts = url.path.strip("/").split("/")
+        if parts[0] == "openapi":
+            return self._openapi(parts[1:])
         group = "v1" if parts[0] == "api" else "/".join(parts[1:3])
         rest = parts[2:] if parts[0] == "api" else parts[3:]
         if not rest:
@@ -238,9 +244,27 @@ class Handler(BaseHTTPRequestHandler):
             200, {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group, "resources": resources}
         )
 
+    def _openapi(self, parts: list[str]) -> None:
+        """Answer that the server checks the fields of objects itself, which kubectl asks before it creates one."""
+        if parts[:1] != ["v3"]:
+            return self._status(404, "not found")
+        if len(parts) == 1:
+            named = {f"apis/{one}" if "/" in one else f"api/{one}" for one in RESOURCES}
+            return self._send(200, {"paths": {one: {"serverRelativeURL": f"/openapi/v3/{one}"} for one in named}})
+        group, _, version = "/".join(parts[2:]).rpartition("/")
+        kinds = {**RESOURCES[f"{group}/{version}".strip("/")], **({} if group else {"namespaces": "Namespace"})}
+        paths = {}
+        for plural, kind in kinds.items():
+            gvk = {"group": group, "version": version, "kind": kind}
+            checked = {"name": "fieldValidation", "in": "query", "schema": {"type": "string"}}
+            patch = {"parameters": [checked], "responses": {}, "x-kubernetes-group-version-kind": gvk}
+            paths[f"/{'/'.join(parts[1:])}/{plural}/{{name}}"] = {"patch": patch}
+        body = {"openapi": "3.0.0", "info": {"title": "t", "version": "1"}, "paths": paths}
+        return self._send(200, body)
+
     def _status(self, code: int, message: str, details: Object | None = None) -> None:
         body = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": message, "code": code}
-        self._send(code, body | {"reason": "Test", "details": details or {}})
+        self._send(code, body | {"reason": _REASONS.get(code, "Unknown"), "details": details or {}})
 
     def _send(self, code: int, body: object, kind: str = "application/json") -> None:
         data = body.encode() if isinstance(body, str) else json.dumps(body).encode()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -34,7 +35,7 @@ BAD: dict[str, tuple[dict[str, object], str]] = {
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a folder that the pods have too, as part of the image; /tmp is the pod's own, where tests' folders are."""
-    monkeypatch.setattr("whet.kubernetes.inputs.TEMPORARY", "/no/such/folder")
+    monkeypatch.setattr("whet.kubernetes.command.TEMPORARY", "/no/such/folder")
     return tmp_path
 
 
@@ -44,7 +45,7 @@ def written(place: Path, name: str, values: object) -> str:
     return str(file)
 
 
-def noted(capfd: pytest.CaptureFixture[str], *command: str, **options: object) -> str:
+def noted(capfd: pytest.CaptureFixture[str], *command: str, **options: Any) -> str:
     """Return what the program says about a plan that it renders."""
     assert run(words(*command, **options)) == 0
     printed = capfd.readouterr()

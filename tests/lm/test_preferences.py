@@ -148,7 +148,7 @@ def test_reference_is_computed_in_the_precision_of_the_training(
 ) -> None:
     """As if bf16 were faster in training alone: the model is then still its own reference in the first step."""
     fastest = {precision._FORWARD: "fp32", precision._FORWARD_AND_BACKWARD: "bf16"}
-    monkeypatch.setattr(precision, "_choose", lambda _, __, flop: fastest[flop])
+    monkeypatch.setattr(precision.PrecisionChoice, "_measured", lambda _, __, ___, flop: fastest[flop])
     options = {"precision": "auto", "max_steps": 1, "per_device_eval_batch_size": len(PAIRS), "train_file": data}
     assert run(line(plain, tmp_path / "out", "--do_train", **options)) == 0
     (first,) = logged(tmp_path / "out")

@@ -144,7 +144,7 @@ def test_int8_packs_the_bytes_that_it_says(tmp_path: Path) -> None:
     args = arguments(tmp_path, precision="int8", max_steps=1)
     trainer = engine.Trainer(model=model, args=args, train_dataset=tiny_rows(8))
     trainer.train()
-    packed = [pack for _, pack in cast("Any", trainer.precision)._step._packed.values()]
+    packed = [pack for _, pack in cast("Any", trainer.precision.current)._step._packed.values()]
     measured = sum(tensor.nbytes for pack in packed for tensor in (pack.data, pack.scales))
     said = order.cost(ModelView(model), FUSED(precision="int8"))
     assert said.weights_bytes == measured

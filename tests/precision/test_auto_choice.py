@@ -70,7 +70,7 @@ def test_faster_format_is_chosen_and_logged(
 def test_real_measurement_chooses_one_of_the_two(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="whet")
     trainer = trainer_of(tmp_path)
-    assert trainer.clock is time.perf_counter
+    assert trainer.precision.clock is time.perf_counter
     trainer.train()
     assert trainer.precision.name in ("fp32", "bf16")
     assert len(_said(caplog)) == 1
@@ -112,14 +112,14 @@ def test_long_evaluation_runs_in_the_faster_format(
     assert line.startswith(f"precision auto: {chosen}; bf16 runs at ")
     assert f"(forward of {_n_tokens_of_a_batch(rows)} tokens: fp32 {fp32_s:g} s, bf16 {bf16_s:g} s, least of 3)" in line
     assert all(value.equal(weights[name]) for name, value in weights_of(model).items())
-    auto.clock = no_clock
+    auto.precision.clock = no_clock
     assert auto.evaluate(rows)["eval_loss"] == wanted["eval_loss"]  # chosen once
 
 
 def test_training_after_an_evaluation_measures_again(tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path, clock_of(0.3, 0.1), model=_model_to_evaluate())
     trainer.evaluate(tiny_rows(_LONG, lengths=(10, 20)))
-    trainer.clock = clock_of(0.1, 0.3)
+    trainer.precision.clock = clock_of(0.1, 0.3)
     trainer.train()
     assert trainer.precision.name == "fp32"
 

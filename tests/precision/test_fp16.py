@@ -58,7 +58,7 @@ def _steep(folder: Path, spoil: str = "", **changes: Any) -> engine.Trainer:
 
 
 def _scale(trainer: engine.Trainer) -> float:
-    return trainer.precision.state()["scale"]
+    return trainer.precision.current.state()["scale"]
 
 
 @pytest.mark.usefixtures("operators")
@@ -115,7 +115,7 @@ def test_fp16_run_resumes_bitwise_with_its_scale(tmp_path: Path, at: int) -> Non
     resumed = _steep(tmp_path / "again", **saving)
     resumed.train(resume_from_checkpoint=str(folder))
     assert losses(resumed) == losses(whole)
-    assert resumed.precision.state() == whole.precision.state()
+    assert resumed.precision.current.state() == whole.precision.current.state()
     for name, value in weights_of(whole.model).items():
         assert weights_of(resumed.model)[name].equal(value), name
 

@@ -164,7 +164,7 @@ def test_int8_input_gradient_can_stay_in_fp32(tmp_path: Path, monkeypatch: pytes
         trainer = _trainer(tmp_path, precision="fp32" if choice == "fp32" else "int8")
         batch = trainer.objective.batch(trainer.train_dataset, range(8), 0)
         trainer.model.train()
-        step.ObjectiveGradients(objective=trainer.objective, precision=trainer.precision, seed=1)([batch], 0)
+        step.ObjectiveGradients(objective=trainer.objective, precision=trainer.precision.current, seed=1)([batch], 0)
         gradients[choice] = torch.cat([w.grad.flatten() for w in trainer.model.parameters() if w.grad is not None])
     forward, both, exact = (gradients[name] for name in ("forward", "both", "fp32"))
     assert 0 < float((forward - both).norm()) < 0.1 * float(exact.norm())

@@ -17,7 +17,6 @@ import engine
 from tiny import arguments
 from whet.kernels.layers.embedding import RowGradient
 from whet.models.fused.embeddings import GRADIENT
-from whet.train.trials.precision import TrialModel, measure
 
 
 def _generators() -> tuple[Any, ...]:
@@ -37,7 +36,7 @@ def _mixed_trainer(folder: Path) -> engine.Trainer:
     numbers = torch.Generator().manual_seed(2)
     rows = [{"x": x, "labels": x.sum()} for x in torch.randn(12, 4, generator=numbers)]
     trainer = engine.Trainer(model=Mixed(), args=arguments(folder), train_dataset=rows)
-    trainer.clock = clock_of(1.0, 1.0)
+    trainer.precision.clock = clock_of(1.0, 1.0)
     return trainer
 
 
@@ -50,7 +49,7 @@ def test_probe_leaves_no_trace_in_a_packed_model(tmp_path: Path, other: str) -> 
     model.qa_outputs.bias.grad = kept
     before, generators = _state(model), _generators()
     row_gradient = getattr(table, GRADIENT, None)
-    assert measure(TrialModel.of(trainer), trainer.train_dataset, np.arange(24), other) is not None
+    assert trainer.precision.time_steps(trainer.prepared, np.arange(24), other) is not None
     _assert_untouched(model, before)
     assert _generators() == generators
     assert not any(module.training for module in model.modules())
@@ -75,7 +74,7 @@ def test_probe_leaves_no_trace_in_any_module(tmp_path: Path) -> None:
     torch.manual_seed(4)
     torch.rand(3)
     before, generators, modes = _state(model), _generators(), [module.training for module in model.modules()]
-    assert measure(TrialModel.of(trainer), trainer.train_dataset, np.arange(12), "bf16") is not None
+    assert trainer.precision.time_steps(trainer.prepared, np.arange(12), "bf16") is not None
     _assert_untouched(model, before)
     assert _generators() == generators
     assert [module.training for module in model.modules()] == modes
@@ -95,7 +94,7 @@ def test_probe_leaves_no_trace_with_checkpointing(tmp_path: Path, reentrant: boo
     trainer = _mixed_trainer(tmp_path)
     trainer = engine.Trainer(model=Again(), args=trainer.args, train_dataset=trainer.train_dataset)
     before = _state(trainer.model)
-    assert measure(TrialModel.of(trainer), trainer.train_dataset, np.arange(12), "bf16") is not None
+    assert trainer.precision.time_steps(trainer.prepared, np.arange(12), "bf16") is not None
     _assert_untouched(trainer.model, before)
     assert all(parameter.grad is None for parameter in trainer.model.parameters())
 

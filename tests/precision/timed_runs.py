@@ -45,7 +45,7 @@ def trainer_of(folder: Path, clock: Callable[[], float] | None = None, **changes
         args=arguments(folder, **({"max_steps": 3} | changes)),
         train_dataset=tiny_rows(24, lengths=(20, 40)),
     )
-    trainer.clock = clock or trainer.clock
+    trainer.precision.clock = clock or trainer.precision.clock
     return trainer
 
 

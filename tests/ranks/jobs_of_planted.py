@@ -37,7 +37,7 @@ def planted(job: dict[str, Any], rank: int) -> dict[str, Any]:
 
 
 def _plant_precision(rank: int) -> None:
-    precision._choose = lambda *_: "bf16" if rank else "fp32"
+    precision.PrecisionChoice._measured = lambda *_: "bf16" if rank else "fp32"
 
 
 def _plant_batch_size(rank: int) -> None:

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from ends_of_ranks import AllDie, AllStop, die_in_save
 from tiny_runs import Toy, toy_rows
-from torch.utils.data import IterableDataset
 from transformers import TrainerCallback
 
 import engine
@@ -113,20 +112,9 @@ def words(job: dict[str, Any], rank: int) -> dict[str, Any]:
     return left_by(trainer)
 
 
-class _SplitsItself(IterableDataset[Any]):
-    def __iter__(self) -> Any:
-        yield from toy_rows(32)[int(os.environ.get("RANK", "0")) :: int(os.environ.get("WORLD_SIZE", "1"))]
-
-
-class _Stream(IterableDataset[Any]):
-    def __iter__(self) -> Any:
-        yield from toy_rows(32)
-
-
 def toy(job: dict[str, Any], rank: int) -> dict[str, Any]:
     """Train a module that returns the mean loss of its rows."""
     rows: Any = toy_rows(job.get("n_rows", 32))
-    rows = {None: rows, "all": _Stream(), "own part": _SplitsItself()}[job.get("stream")]
     callbacks = [_CALLBACKS[name](rank) for name in job.get("callbacks", ())]
     metrics = {"compute_metrics": lambda found: {"sum": float(np.sum(found.predictions))}}
     trainer = engine.Trainer(

@@ -49,7 +49,6 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
 
 _TOYS: Mapping[str, dict[str, Any]] = {
     "own loss of the model": {},
-    "stream": {"stream": "all"},
     "last batch short": {"n_rows": 27},
 }
 

@@ -15,8 +15,6 @@ _PATHS = {"1 2 4 1": (1, 2, 4, 1), "2 1 2 4": (2, 1, 2, 4), "2 2 2 2": (2, 2, 2,
 """The numbers of ranks, one after the other; each but the last is killed one step after its save."""
 _NOT_KILLED = "1 2 4 1"
 """The path that runs once more, each part of it ending after its save."""
-_STREAMS = ((1, 2), (2, 1))
-"""Numbers of ranks before and after a stop within an epoch of a stream that has no state to save."""
 
 
 @pytest.fixture(scope="module")
@@ -37,14 +35,6 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
         jobs.add(f"not killed part {n}", "questions", n_ranks, args=_arguments(output), **part)
     for n_ranks in (1, 2):
         jobs.add("whole", "questions", n_ranks, args=_arguments(str(tmp_path_factory.mktemp("out") / "run")))
-    for first, then in _STREAMS:
-        output = str(tmp_path_factory.mktemp("out") / "run")
-        steady = {"output_dir": output, "lr_scheduler_type": "constant", "save_strategy": "steps", "save_steps": 3}
-        for name, n_ranks, n_steps in (("begun", first, 3), ("resumed", then, 7)):
-            more = {"stream": "all", "resume": "auto" if name == "resumed" else None}
-            jobs.add(f"stream {first} {then} {name}", "toy", n_ranks, args=steady | {"max_steps": n_steps}, **more)
-    whole = {"lr_scheduler_type": "constant", "max_steps": 7, "save_strategy": "no"}
-    jobs.add("stream whole", "toy", 1, args=whole, stream="all")
     output = str(tmp_path_factory.mktemp("out") / "run")
     for n, (name, n_ranks) in enumerate(_CONFIGURED):
         part = {"resume": "auto" if n else None, "all_stop_at": 3 * (n + 1) if n < 3 else None}
@@ -99,13 +89,6 @@ def test_kills_change_no_weight_of_a_schedule_of_ranks(found: Jobs) -> None:
     killed, not_killed = found[f"{_NOT_KILLED} part 3", 1][0], found["not killed part 3", 1][0]
     assert (killed["steps"], not_killed["steps"]) == (_STEPS, _STEPS)
     assert killed["digest"] == not_killed["digest"]
-
-
-@pytest.mark.parametrize(("first", "then"), _STREAMS)
-def test_stream_that_is_read_again_resumes_with_another_number_of_ranks(found: Jobs, first: int, then: int) -> None:
-    (whole,) = found["stream whole", 1]
-    for rank in found[f"stream {first} {then} resumed", then]:
-        assert rank["losses"] == pytest.approx(whole["losses"], rel=1e-5)
 
 
 def test_resumed_with_the_same_number_of_ranks_has_the_same_bits(found: Jobs) -> None:

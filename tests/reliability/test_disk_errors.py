@@ -16,7 +16,6 @@ import engine
 from not_shown import not_shown
 from whet.errors import EXIT_IO, StorageError
 from whet.train.checkpoint import disk_space, finding, manifest
-from whet.train.loop import TrainingLoop
 
 pytestmark = pytest.mark.reliability
 
@@ -118,7 +117,7 @@ def test_a_refused_save_ends_the_run_by_default(tmp_path: Path, monkeypatch: pyt
 
 
 def _forecast_bytes(run: engine.Trainer) -> int:
-    loop = TrainingLoop(run)
+    loop = run.new_loop()
     loop.start(None)
     return disk_space.forecast_bytes(loop.run_state)
 

@@ -12,7 +12,6 @@ from harness import SEED, count, same_folder, trials_of
 from trials import OUT, trainer
 
 from whet.train.checkpoint import finding, staging
-from whet.train.loop import TrainingLoop
 
 pytestmark = pytest.mark.reliability
 
@@ -28,7 +27,7 @@ def save(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         keep = 1 if request.param == "one kept" else None
-        loop = TrainingLoop(trainer(max_steps=3, save_steps=1, save_total_limit=keep))
+        loop = trainer(max_steps=3, save_steps=1, save_total_limit=keep).new_loop()
         loop.start(None)
         for _ in range(2 if request.param == _SAME_STEP else 1):
             loop.take_step()

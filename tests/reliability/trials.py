@@ -116,7 +116,7 @@ def prepare(folder: Path) -> None:
         place = folder / how
         place.mkdir(parents=True)
         os.chdir(place)
-        loop = TrainingLoop(trainer(max_steps=3, save_steps=1, **changes))
+        loop = trainer(max_steps=3, save_steps=1, **changes).new_loop()
         loop.start(None)
         loop.take_step()  # saves the first
         if how == REPLACED:

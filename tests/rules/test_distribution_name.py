@@ -53,7 +53,7 @@ def test_the_name_is_the_one_that_is_built() -> None:
     assert list(project["scripts"]) == ["whet"]
 
 
-@pytest.mark.parametrize("name", ["bitsandbytes", "torchao", "report", "tag", "kubernetes"])
+@pytest.mark.parametrize("name", ["bitsandbytes", "torchao", "report", "tag"])
 def test_extras_that_messages_name_exist(name: str) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     assert name in project["optional-dependencies"]

@@ -13,11 +13,11 @@ from packaging.version import Version
 pytestmark = pytest.mark.reliability
 _PROJECT = tomllib.loads((Path(__file__).resolve().parents[2] / "pyproject.toml").read_text("utf-8"))["project"]
 _DESIGN = {"torch", "transformers", "tokenizers", "datasets", "safetensors", "peft", "jsonargparse", "rich", "psutil",
-           "filelock", "xxhash"}  # fmt: skip
+           "filelock", "xxhash", "accelerate"}  # fmt: skip
 _COME_WITH_THEM = {"numpy", "pyyaml", "pyarrow", "huggingface-hub"}
 """Imported by name, and needed by those of the design anyhow: torch, jsonargparse, datasets, transformers."""
-_OPTIONAL = {"bitsandbytes", "torchao", "kubernetes", "matplotlib", "tensorboard", "wandb", "mlflow", "optuna",
-             "trackio", "seqeval", "accelerate"}  # fmt: skip
+_OPTIONAL = {"bitsandbytes", "torchao", "matplotlib", "tensorboard", "wandb", "mlflow", "optuna",
+             "trackio", "seqeval"}  # fmt: skip
 _FLOORS = {"torch": "2.11", "safetensors": "0.8", "transformers": "5.17", "sentencepiece": "0.2.1"}
 
 

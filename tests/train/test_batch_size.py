@@ -23,9 +23,8 @@ from whet.hardware import memory, trim
 from whet.hardware.memory import MemoryLimit
 from whet.train.control.guard import WARN_FRAC, MemoryGuard
 from whet.train.control.stop import Stopped
-from whet.train.loop import TrainingLoop
 from whet.train.trials import batch_size
-from whet.train.trials.memory import HostMemory
+from whet.train.trials.batch_size import HostMemory
 
 MIB = 2**20
 _ROOT = Path(__file__).resolve().parents[2]
@@ -228,7 +227,7 @@ def test_where_memory_runs_out_later_half_of_what_was_found_is_proposed(
     found: int, asked: tuple[int, int], again: tuple[int, int] | None, tmp_path: Path
 ) -> None:
     names = ("per_device_train_batch_size", "gradient_accumulation_steps")
-    loop = TrainingLoop(toy_trainer(tmp_path, **dict(zip(names, asked, strict=True))))
+    loop = toy_trainer(tmp_path, **dict(zip(names, asked, strict=True))).new_loop()
     loop.start(None)
     loop.safe_points.micro_rows, loop.counters.global_step = found, 1
     full = MemoryLimit(99 * MIB, 100 * MIB, "a test")
@@ -250,7 +249,7 @@ def test_where_memory_runs_out_later_half_of_what_was_found_is_proposed(
 def test_first_step_without_memory_names_the_limit_to_raise(
     of: str, limit_gb: float | None, fix: str, other: str, tmp_path: Path
 ) -> None:
-    loop = TrainingLoop(toy_trainer(tmp_path, memory_limit_gb=limit_gb))
+    loop = toy_trainer(tmp_path, memory_limit_gb=limit_gb).new_loop()
     loop.start(None)
     full = MemoryLimit(99 * MIB, 100 * MIB, of)
     loop.safe_points.memory = MemoryGuard(limits=lambda: [full], resident=lambda: 50 * MIB, peak=lambda: 50 * MIB)

@@ -15,7 +15,7 @@ from transformers import TrainerCallback
 import engine
 from tiny import arguments, losses, tiny_model, tiny_rows
 from whet.models import lazy_tensor
-from whet.train.clipping import ClipInOwnPass
+from whet.train.update import ClipInOwnPass
 
 BOUND = 0.5
 

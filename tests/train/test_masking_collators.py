@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import datasets
 import numpy as np
 import pytest
 import torch
@@ -68,24 +67,14 @@ class Seen:
         return batch
 
 
-class Plain(torch.utils.data.IterableDataset[Any]):
-    def __init__(self, given: list[Any]) -> None:
-        self.given = given
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.given)
-
-
-def trained(
-    folder: Path, collate: Any, resume: Any = None, *, data: Any = None, **changes: Any
-) -> tuple[Any, list[Any]]:
+def trained(folder: Path, collate: Any, resume: Any = None, **changes: Any) -> tuple[Any, list[Any]]:
     seen = Seen(collate)
     args = arguments(
         folder, max_steps=changes.pop("max_steps", N_STEPS), save_strategy="steps", save_steps=STOP,
         lr_scheduler_type="constant", train_sampling_strategy="random", **changes,
     )  # fmt: skip
     model = tiny_bert(BertForMaskedLM, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
-    trainer = engine.Trainer(model, args, train_dataset=rows() if data is None else data, data_collator=seen)
+    trainer = engine.Trainer(model, args, train_dataset=rows(), data_collator=seen)
     trainer.train(resume)
     return trainer.model, seen.labels
 
@@ -103,29 +92,6 @@ def test_a_resumed_run_draws_the_same_masks(name: str, how: dict[str, Any], tmp_
     assert again[-(N_STEPS - STOP) :] == masks[-(N_STEPS - STOP) :]
     assert masks[-1] != masks[-2]
     assert_same_weights(resumed, through)
-
-
-@pytest.mark.parametrize("name", COLLATORS)
-@pytest.mark.parametrize("source", ["with a state", "read again"])
-def test_a_resumed_run_over_a_stream_draws_the_same_masks(
-    name: str, source: str, tmp_path: Path, tokenizer: Any
-) -> None:
-    def data() -> Any:
-        stream = datasets.Dataset.from_list(rows()).to_iterable_dataset()
-        return stream if source == "with a state" else Plain(rows())
-
-    through, masks = trained(tmp_path / "through", COLLATORS[name](tokenizer), data=data())
-    trained(tmp_path / "out", COLLATORS[name](tokenizer), max_steps=STOP, data=data())
-    resumed, again = trained(tmp_path / "out", COLLATORS[name](tokenizer), "auto", data=data())
-    assert again[-(N_STEPS - STOP) :] == masks[-(N_STEPS - STOP) :]
-    assert_same_weights(resumed, through)
-
-
-@pytest.mark.parametrize("name", COLLATORS)
-def test_each_epoch_of_a_stream_has_masks_of_its_own(name: str, tmp_path: Path, tokenizer: Any) -> None:
-    one_step = {"per_device_train_batch_size": 8, "max_steps": 3}
-    _, masks = trained(tmp_path, COLLATORS[name](tokenizer), data=Plain(rows(8)), **one_step)
-    assert masks[0] != masks[1] != masks[2] != masks[0]
 
 
 @pytest.mark.parametrize("name", COLLATORS)

@@ -27,9 +27,7 @@ from transformers import BertForMaskedLM, SqueezeBertConfig, SqueezeBertForQuest
 import engine
 from whet.errors import ConfigError
 from whet.kernels.library import library
-from whet.train.callbacks.operator_groups import GROUPS, default_group, group_of
-from whet.train.callbacks.profile import StepProfile
-from whet.train.callbacks.step_times import BETWEEN
+from whet.train.callbacks.profile import BETWEEN, GROUPS, StepProfile, default_group, group_of
 
 
 def _profiled(folder: Path, model: Any, rows: Any, *callbacks: Any, **changes: Any) -> Any:

@@ -26,10 +26,11 @@ COMMAND = Command(
     name="whet k8s",
     summary=(
         "Train on Kubernetes: render the manifests of a Kubeflow TrainJob, a PyTorchJob or a plain Indexed Job from one"
-        " plan, with ranks and threads that fit the CPUs of the pods, or submit them, and examine, follow and delete"
-        " the job. An evicted job resumes from its newest checkpoint. The manifests contain no secrets."
+        " plan, with ranks and threads that fit the CPUs of the pods, or submit them by kubectl, which then"
+        " shows, follows and deletes the job. An evicted job resumes from its newest checkpoint. The manifests hold no"
+        " secrets."
     ),
-    usage="render|submit|status|logs|delete NAME [--OPTION VALUE ...] [-- COMMAND ...]",
+    usage="render|submit NAME [--OPTION VALUE ...] [-- COMMAND ...]",
     lone="action",
     second_lone="name",
     rest="command",
@@ -37,9 +38,7 @@ COMMAND = Command(
         "whet k8s render squad --image registry.example.org/whet:1 --nodes 2 --cpus 16 --memory 64Gi"
         " --output_claim runs -- qa --model_name_or_path MODEL --dataset_name squad --do_train"
         " --output_dir /output/squad",
-        "whet k8s status squad",
-        "whet k8s logs squad",
-        "whet k8s delete squad",
+        "kubectl logs -f -l app.kubernetes.io/instance=squad",
     ),
     parts=(KubernetesArguments,),
     run=_run,

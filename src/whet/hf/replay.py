@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
 from whet.errors import ConfigError, DataError
 from whet.hf import between_ranks
 from whet.kernels.random import generators_kept
-from whet.train.batches.draws import Draws
+from whet.train.draws import Draws
 from whet.train.resume import schema
 from whet.train.resume.fingerprint import digest_of_rows
 from whet.train.state import State

@@ -39,10 +39,10 @@ from whet.own_loop import held, inside
 from whet.own_loop.changes import changes
 from whet.own_loop.optimize import optimize
 from whet.precision import compare
-from whet.train.batches.draws import Draws
 from whet.train.checkpoint import manifest, on_disk
 from whet.train.checkpoint.optimizer_state import OptimizerState, names_in
 from whet.train.control import guard, lock
+from whet.train.draws import Draws
 from whet.train.output import disk_errors
 from whet.train.output import files as output_files
 from whet.train.resume import schema

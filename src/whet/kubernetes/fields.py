@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-Action = Literal["render", "submit", "status", "logs", "delete"]
+Action = Literal["render", "submit"]
 Kind = Literal["trainjob", "pytorchjob", "job"]
 
 
@@ -12,8 +12,8 @@ class KubernetesFields:
     """What `whet k8s` is asked for, unchecked."""
 
     action: Action = "render"
-    """render prints the manifests. submit creates them in the cluster. status, logs and delete find the job by its
-    name. Comes first, with or without its flag."""
+    """render prints the manifests. submit creates them in the cluster by kubectl, and prints the kubectl commands that
+    show, follow and delete the job. Comes first, with or without its flag."""
     name: str = field(default="", metadata={"required": True})
     """Name of the job and of all that belongs to it: lower-case letters, digits and dashes. Comes after the action,
     with or without its flag."""
@@ -96,16 +96,9 @@ class KubernetesFields:
     the key NAME. Repeat it for several."""
 
     kubeconfig: str | None = None
-    """File with the cluster's address and your credentials. null: KUBECONFIG, else ~/.kube/config, else, inside a pod,
-    its service account."""
+    """submit: file with the cluster's address and your credentials. null: the one that kubectl uses."""
     context: str | None = None
-    """Context of that file. null: its current one."""
-    node_rank: int = 0
-    """logs: the pod that is shown, counted from 0; rank 0 is in pod 0."""
-    follow: bool = True
-    """logs: continue until the pod ends. --no_follow prints what is there."""
-    tail: int | None = None
-    """logs: begin with this many of the last lines. null: with the first."""
+    """submit: context of that file. null: its current one."""
 
     command: tuple[str, ...] = ()
     """The command that the ranks run, after `--`."""

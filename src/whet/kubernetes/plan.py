@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from whet.kubernetes import quantity
-from whet.kubernetes.command import OwnCommands, program
+from whet.kubernetes.arguments import read_quantity, secret_reference
+from whet.kubernetes.command import CACHE, TEMPORARY, OwnCommands, program
 from whet.kubernetes.fields import Kind, KubernetesFields
-from whet.kubernetes.outputs import CACHE, TEMPORARY
-from whet.kubernetes.rules.variables import secret_reference
 
 PORT = 29500
 """The port at which ranks find each other."""
@@ -70,7 +68,7 @@ class JobPlan:
 def build_plan(asked: KubernetesFields, own: OwnCommands) -> JobPlan:
     """Return the plan for checked options; raises ConfigError if the command cannot run in the pods."""
     assert asked.image is not None and asked.memory is not None  # noqa: PT018  the rules demand both
-    cpus = int(quantity.read(asked.cpus or "") or 0)
+    cpus = int(read_quantity(asked.cpus or "") or 0)
     elastic = (asked.min_nodes or asked.nodes, asked.max_nodes or asked.nodes)
     has_peers = elastic[1] * asked.nproc_per_node > 1
     n_threads = threads(asked, cpus, alone=not has_peers)

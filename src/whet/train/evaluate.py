@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -10,23 +10,21 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from torch import nn
-from transformers.trainer_utils import EvalLoopOutput
+from transformers import EvalPrediction
+from transformers.trainer_utils import EvalLoopOutput, denumpify_detensorize
 
 from whet.data.batch import Batch
 from whet.dist.messages import anything
 from whet.errors import ConfigError
-from whet.objectives.base import Objective
+from whet.objectives.base import IGNORED, Objective
 from whet.objectives.distilled import Distilled
 from whet.objectives.packed_head import PackedHead
 from whet.objectives.padded_tokens import PaddedNextTokens
 from whet.objectives.span import SPAN_LABELS
 from whet.precision.policy import Precision
-from whet.train.compat import constructor, eval_prediction
-from whet.train.compat.dataloaders import is_sized
-from whet.train.compat.eval_prediction import Extras
-from whet.train.compat.public import PublicTrainer
 from whet.train.control import stop
 from whet.train.resume import schema
+from whet.train.run import device_of
 from whet.train.sync import OneRank, Sync
 
 T = TypeVar("T")
@@ -37,8 +35,6 @@ _LABELS = ("labels", "label", *SPAN_LABELS)
 class Totals:
     """The sums and predictions of an evaluation so far."""
 
-    keep: bool
-    """Whether predictions are kept."""
     predictions: list[tuple[np.ndarray, ...]] = field(default_factory=list)
     labels: list[tuple[np.ndarray, ...]] = field(default_factory=list)
     loss_sum: float = 0.0
@@ -54,6 +50,10 @@ class Totals:
         self.loss_sum += result.loss_sum or 0.0
         for name, part in result.part_sums.items():
             self.part_sums[name] = self.part_sums.get(name, 0.0) + part
+        if result.labels is not None:
+            self.labels.append(result.labels)
+        if result.predictions is not None:
+            self.predictions.append(result.predictions)
 
     @property
     def loss(self) -> dict[str, Any]:
@@ -69,17 +69,21 @@ def forward_batches(
 
     Of several ranks, each yields every n-th batch; `Sync.in_order` joins what they found.
     """
-    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    was_training = model.training
+    device, was_training = device_of(model), model.training
     model.eval()
     try:
-        for source, rows in _own(_row_batches(dataset, n_rows), sync or OneRank()):
-            batch = objective.batch(source, rows, 0).to(device)
+        for rows in _own(_in_batches(len(dataset), n_rows), sync or OneRank()):
+            batch = objective.batch(dataset, rows, 0).to(device)
             with torch.no_grad(), precision.forward():
                 output = objective.forward(batch, seed=0, step=0)
             yield batch, output
     finally:
         model.train(was_training)
+
+
+def _in_batches(n_rows: int, batch_size: int) -> Iterator[range]:
+    """Yield the indices of each batch of the rows."""
+    return (range(first, min(first + batch_size, n_rows)) for first in range(0, n_rows, batch_size))
 
 
 def _own(batches: Iterable[T], sync: Sync) -> Iterator[T]:
@@ -106,17 +110,62 @@ def _require_same(sync: Sync, n_batches: int) -> None:
         )
 
 
-def run(trainer: PublicTrainer, dataset: Any, *, keep: bool) -> EvalLoopOutput:
-    """Return the result of an evaluation of the rows of a data set; metrics have no prefix."""
-    args = trainer.args
-    extras = Extras(trainer.model, args.include_for_metrics, constructor.pad_token_id(trainer))
-    with _logits_if(trainer.objective, wanted=keep):
-        found = _of_rows(trainer, dataset, extras, keep=keep)
-    concat = args.eval_do_concat_batches
-    predictions, labels = (eval_prediction.joined(part, concat=concat) for part in (found.predictions, found.labels))
-    given = extras.joined(concat=concat)
-    metrics = found.loss | eval_prediction.judged(trainer.compute_metrics, predictions, labels, given)
-    return EvalLoopOutput(predictions, labels, metrics, found.n_rows)
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """An evaluation of the rows of a data set: which labels it reads, what it keeps, and who judges it."""
+
+    objective: Objective
+    sync: Sync
+    keeps: bool
+    """Whether predictions are kept."""
+    label_names: Sequence[str] | None = None
+    """The columns of the labels; None: those with the usual names."""
+    compute_metrics: Callable[..., Mapping[str, Any]] | None = None
+    """Takes transformers' EvalPrediction, returns metrics."""
+    preprocess_logits: Callable[..., Any] | None = None
+    """Takes the logits and labels of a batch, returns the predictions that are kept."""
+
+    def run(self, batches: Iterable[tuple[Batch, Any]]) -> EvalLoopOutput:
+        """Return the result over this rank's batches and outputs, which are computed here; metrics have no prefix."""
+        with _logits_if(self.objective, wanted=self.keeps):
+            own = [self._result(batch, output) for batch, output in batches]
+        totals = Totals()
+        for result in self.sync.in_order([vars(one) for one in own], _is_result):
+            totals.add(_Result(**result))
+        predictions, labels = joined(totals.predictions), joined(totals.labels)
+        metrics = totals.loss | judged(self.compute_metrics, predictions, labels)
+        return EvalLoopOutput(predictions, labels, metrics, totals.n_rows)
+
+    def _result(self, batch: Batch, output: Any) -> _Result:
+        objective, labels = self.objective, self._labels_of(batch)
+        found = _Result(batch.n_rows)
+        if labels:
+            found = replace(
+                found,
+                n_targets=objective.count(batch),
+                loss_sum=float(objective.loss_sum(output, batch)),
+                part_sums={name: float(part) for name, part in objective.loss_parts(output, batch).items()},
+                labels=tuple(label.cpu().numpy() for label in labels),
+            )
+        if self.keeps:
+            found = replace(found, predictions=self._preprocessed(objective.logits(output, batch), labels))
+        return found
+
+    def _labels_of(self, batch: Batch) -> list[Any]:
+        """Return the batch's labels: the named columns, or else those with the usual names."""
+        given = {**batch.inputs, **batch.labels}
+        found = given if self.label_names is not None or not batch.labels else dict(batch.labels)
+        names = _LABELS if self.label_names is None else self.label_names
+        return [found[name] for name in names if isinstance(found.get(name), torch.Tensor)]
+
+    def _preprocessed(self, logits: tuple[np.ndarray, ...], labels: Sequence[Any]) -> tuple[np.ndarray, ...]:
+        """Return what `preprocess_logits` returns for a batch's predictions."""
+        if self.preprocess_logits is None:
+            return logits
+        tensors = tuple(torch.from_numpy(array) for array in logits)
+        made = self.preprocess_logits(_single(tensors), _single(tuple(labels)) if labels else None)
+        made = tuple(made) if isinstance(made, tuple | list) else (made,)
+        return tuple(one.detach().cpu().numpy() if isinstance(one, torch.Tensor) else np.asarray(one) for one in made)
 
 
 @contextmanager
@@ -143,14 +192,6 @@ class _Result:
     part_sums: Mapping[str, float] = field(default_factory=dict)
     predictions: Any = None
     labels: Any = None
-    extras: Any = None
-    """What `compute_metrics` gets besides predictions and labels."""
-    mean_loss: float | None = None
-
-
-def _in_order(sync: Sync, own: Sequence[_Result]) -> list[_Result]:
-    """Return the results of all ranks, as one rank has them."""
-    return [_Result(**one) for one in sync.in_order([vars(one) for one in own], _is_result)]
 
 
 def _is_result(value: Any) -> bool:
@@ -167,86 +208,37 @@ _KINDS: dict[str, schema.Check] = {
     "n_rows": schema.count,
     "n_targets": schema.count,
     "loss_sum": schema.optional(_is_float),
-    "mean_loss": schema.optional(_is_float),
     "part_sums": schema.object_of(_is_float),
-    "extras": schema.optional(lambda value: isinstance(value, np.ndarray)),
     "predictions": anything,
     "labels": anything,
 }
 """The fields of a `_Result` that came from another rank."""
 
 
-def _of_rows(trainer: PublicTrainer, dataset: Any, extras: Extras, *, keep: bool) -> Totals:
-    """Run whet's own batches of a data set."""
-    found = Totals(keep)
-    own = [_result(trainer, batch, output, extras, keep=keep) for batch, output in trainer.forward_batches(dataset)]
-    for result in _in_order(trainer.sync, own):
-        found.add(result)
-        extras.take(result.extras, result.mean_loss, result.n_rows)
-        if result.labels is not None:
-            found.labels.append(result.labels)
-        if keep:
-            found.predictions.append(result.predictions)
-    return found
-
-
-def _result(trainer: PublicTrainer, batch: Batch, output: Any, extras: Extras, *, keep: bool) -> _Result:
-    objective, labels = trainer.objective, _labels_of(batch, trainer.args.label_names)
-    found = _Result(batch.n_rows, extras=extras.of(batch))
-    if labels:
-        loss_sum, n_targets = float(objective.loss_sum(output, batch)), objective.count(batch)
-        found = replace(
-            found,
-            n_targets=n_targets,
-            loss_sum=loss_sum,
-            mean_loss=loss_sum / max(n_targets, 1),
-            part_sums={name: float(part) for name, part in objective.loss_parts(output, batch).items()},
-            labels=tuple(label.cpu().numpy() for label in labels),
-        )
-    if keep:
-        found = replace(found, predictions=_preprocessed(trainer, objective.logits(output, batch), labels))
-    return found
-
-
-def _row_batches(dataset: Any, n_rows: int) -> Iterator[tuple[Any, Sequence[int]]]:
-    """Yield (rows, indices) of each batch in order; a data set without a length is read as a stream."""
-    if is_sized(dataset):
-        for first in range(0, len(dataset), n_rows):
-            yield dataset, range(first, min(first + n_rows, len(dataset)))
-        return
-    yield from ((rows, range(len(rows))) for rows in _chunks(dataset, n_rows))
-
-
-def _chunks(rows: Iterable[Any], n_rows: int) -> Iterator[list[Any]]:
-    chunk: list[Any] = []
-    for row in rows:
-        chunk.append(row)
-        if len(chunk) == n_rows:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk
-
-
-def _preprocessed(
-    trainer: PublicTrainer, logits: tuple[np.ndarray, ...], labels: Sequence[Any]
-) -> tuple[np.ndarray, ...]:
-    """Return what `preprocess_logits_for_metrics` returns for a batch's predictions."""
-    if trainer.preprocess_logits_for_metrics is None:
-        return logits
-    tensors = tuple(torch.from_numpy(array) for array in logits)
-    made = trainer.preprocess_logits_for_metrics(_single(tensors), _single(tuple(labels)) if labels else None)
-    made = tuple(made) if isinstance(made, tuple | list) else (made,)
-    return tuple(one.detach().cpu().numpy() if isinstance(one, torch.Tensor) else np.asarray(one) for one in made)
-
-
 def _single(values: tuple[Any, ...]) -> Any:
     return values[0] if len(values) == 1 else values
 
 
-def _labels_of(batch: Batch, named: Sequence[str] | None) -> list[Any]:
-    """Return the batch's labels: the named columns, or else those with the usual names."""
-    given = {**batch.inputs, **batch.labels}
-    found = given if named is not None or not batch.labels else dict(batch.labels)
-    found = {name: found[name] for name in (_LABELS if named is None else named) if name in found}
-    return [value for value in found.values() if isinstance(value, torch.Tensor)]
+def joined(parts: Sequence[tuple[np.ndarray, ...]]) -> Any:
+    """Return the batches' arrays as one array or a tuple of them; None without any, as in transformers."""
+    columns = [_stacked(column) for column in zip(*parts, strict=True)]
+    return None if not columns else columns[0] if len(columns) == 1 else tuple(columns)
+
+
+def _stacked(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the concatenated arrays (rows, ...), the other dimensions padded with -100."""
+    if arrays[0].ndim < 2:
+        return np.concatenate(arrays)
+    widths = np.max([array.shape[1:] for array in arrays], axis=0)
+    padded = []
+    for array in arrays:
+        missing = [(0, most - own) for own, most in zip(array.shape[1:], widths, strict=True)]
+        padded.append(np.pad(array, [(0, 0), *missing], constant_values=IGNORED))
+    return np.concatenate(padded)
+
+
+def judged(metrics_of: Callable[..., Mapping[str, Any]] | None, predictions: Any, labels: Any) -> dict[str, Any]:
+    """Return the metrics as plain numbers; empty if there are no predictions or labels."""
+    if metrics_of is None or predictions is None or labels is None:
+        return {}
+    return denumpify_detensorize(dict(metrics_of(EvalPrediction(predictions, labels))))  # pyright: ignore[reportReturnType]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Set
-from functools import partial
+from collections.abc import Callable, Iterator, Set
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from torch.optim import Optimizer
 from torch.profiler import record_function
-from transformers import TrainerControl
+from transformers import TrainerState
 from transformers.trainer_utils import TrainOutput
 
 from whet.config import recipes
@@ -20,30 +22,53 @@ from whet.models import adapters
 from whet.optim import schedule
 from whet.optim.in_backward import InBackward
 from whet.precision import formats
-from whet.train import build_step, clipping, optimizer_setup, step
-from whet.train.batches import loading
+from whet.train import step
+from whet.train.batches import BatchLoader
+from whet.train.callbacks.events import Events
 from whet.train.checkpoint import best, disk_space, on_disk, weights
 from whet.train.checkpoint.saving import Saver
 from whet.train.checkpoint.snapshot import RunState
-from whet.train.compat.public import PublicTrainer
 from whet.train.control import guard, stop
 from whet.train.control.safe_points import SafePoints
 from whet.train.few_samples import new_layers
 from whet.train.few_samples.weight_average import WeightAverage
 from whet.train.meter import Meter, counts_of, speed
 from whet.train.output import obstacles
+from whet.train.own_losses import SmoothedLoss
 from whet.train.resume import fingerprint, restore, schema
 from whet.train.resume.parts import OptimizerPart, SchedulePart
+from whet.train.routing import NoExperts, routing_of
 from whet.train.run import Run, new_counters, reset
 from whet.train.sharding import share
 from whet.train.state import Stateful
 from whet.train.trials.batch_size import Trial, choose_micro_batch
-from whet.train.trials.precision import TrialModel, choose_precision, log_compile_speed
-from whet.train.update import OptimizerUpdate, UpdateInBackward
+from whet.train.trials.precision import PrecisionChoice
+from whet.train.trunk.choose import trunk_of
+from whet.train.update import (
+    OptimizerUpdate,
+    UntrainedParameters,
+    UpdateInBackward,
+    build_optimizer,
+    choose_clipping,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outside:
+    """What a training asks of the engine around it."""
+
+    evaluate: Callable[[], dict[str, float]]
+    """Evaluates the model, logs the metrics and returns them."""
+    log: Callable[[dict[str, float]], None]
+    """Adds figures to the log history and shows them."""
+    before_steps: Callable[[], None]
+    """Called with the weights before the first step, of a run that resumes too."""
+    show_start: Callable[[Run, TrainerState, Optimizer], None]
+    """Shows the first lines of the run."""
 
 
 class TrainingLoop:
-    """One run of a Trainer, from its first step or a checkpoint to its last step.
+    """One training, from its first step or a checkpoint to its last step.
 
     The loop owns the parts of the run and gives each one what it needs; no part knows the loop.
     """
@@ -54,19 +79,29 @@ class TrainingLoop:
     step_parts: step.StepParts
     """These four exist after `start`."""
 
-    def __init__(self, trainer: PublicTrainer) -> None:
-        args, model = trainer.args, trainer.model
-        self.trainer, self.sync, self.events = trainer, trainer.sync, trainer.events
-        self.run = Run(
-            args=args, model=model, device=trainer.device, objective=trainer.objective,
-            plan=loading.make_plan(trainer), train_dataset=trainer.train_dataset, eval_dataset=trainer.eval_dataset,
-            processing_class=trainer.processing_class, place=trainer.sync.place,
-        )  # fmt: skip
-        self.optimizer, self.scheduler = optimizer_setup.build(trainer, self.run.plan.n_steps)
-        self.average = WeightAverage(model, self.optimizer, args, self.run.plan.n_steps)
-        self.sharing = share.build(trainer, self.optimizer)
-        trainer.evaluated_weights = partial(share.both, self.sharing.evaluating, self.average.in_model)
-        self.untrained = optimizer_setup.UntrainedParameters(model, self.optimizer)
+    def __init__(
+        self,
+        run: Run,
+        precision: PrecisionChoice,
+        events: Events,
+        outside: Outside,
+        *,
+        collator: Any = None,
+        optimizers: tuple[Optimizer | None, Any] = (None, None),
+        draws_new_layers: bool = True,
+    ) -> None:
+        """`optimizers` are an optimizer and a schedule to use instead of those of the settings.
+
+        With `draws_new_layers`, a run that begins draws the layers that `reinit_layers` asks for.
+        """
+        args, model = run.args, run.model
+        self.run, self.precision, self.events, self.outside, self.sync = run, precision, events, outside, run.sync
+        self.optimizer, self.scheduler = build_optimizer(model, args, run.plan.n_steps, optimizers)
+        self._state_is_known = optimizers[0] is None
+        self._draws_new_layers = draws_new_layers
+        self.average = WeightAverage(model, self.optimizer, args, run.plan.n_steps)
+        self.sharing = share.build(run, self.optimizer)
+        self.untrained = UntrainedParameters(model, self.optimizer)
         self.in_backward = InBackward(self.optimizer) if args.optimizer_in_backward else None
         if args.save_strategy != "no":
             adapters.require_saved(model)
@@ -74,9 +109,20 @@ class TrainingLoop:
         self.meter = Meter()
         self.spikes = guard.SpikeGuard(args.max_loss_spike)
         self.memory = guard.memory_guard(args)
-        self.loader = loading.build(self.run, self.sync, trainer.data_collator)
-        self.counters = trainer.state = new_counters(args, self.sync.place)
-        self.events.control = TrainerControl()
+        self.loader = BatchLoader(run, collator)
+        self.counters = new_counters(args, run.place)
+        events.begin(self.optimizer, self.scheduler)
+
+    @contextmanager
+    def evaluated_weights(self) -> Iterator[None]:
+        """Put the weights that are evaluated into the model: complete on each rank; their mean, if one is kept."""
+        with self.sharing.evaluating(), self.average.in_model():
+            yield
+
+    @contextmanager
+    def _saved_weights(self) -> Iterator[None]:
+        with self.sharing.saving(), self.average.in_model():
+            yield
 
     @property
     def plan_step(self) -> int:
@@ -93,6 +139,7 @@ class TrainingLoop:
         try:
             self.start(folder)
             self._send("on_train_begin")
+            self.outside.show_start(self.run, self.counters, self.optimizer)
         except BaseException:
             self.sharing.abandon()
             raise
@@ -134,7 +181,7 @@ class TrainingLoop:
         if parts := recipes.described(args):
             logger.info("recipe %s", ", ".join(parts))
         self._choose_precision(folder)
-        self.trainer.before_steps()
+        self.outside.before_steps()
         if folder is None:
             self._draw_new_layers()
         self._build_parts()
@@ -142,7 +189,6 @@ class TrainingLoop:
             self.saver.resume(folder)
             restore.restore(self.run_state, folder, self.saver.lineage, self._parts, self.sync)
             self.saver.rotate()
-            self.loader.open()
         else:
             self.saver.begins_with = fingerprint.digest_of_weights(self.run.model.state_dict().items())
             if args.overwrite_output_dir and self.sync.place.is_first:
@@ -164,28 +210,25 @@ class TrainingLoop:
             self.sync.copy_from_first(self.run.model)
 
     def _draw_new_layers(self) -> None:
-        """Draw the new weights of `reinit_layers`, once for a model: a second training keeps what it has learnt."""
-        args, model, done = self.run.args, self.run.model, self.trainer.model_with_new_layers
-        if args.reinit_layers and (done is None or done() is not model):
-            drawn = new_layers.drawn_by_recipe if recipes.sets(args, "reinit_layers") else new_layers.draw
-            logger.info("%s", drawn(model, args.reinit_layers, args.seed))
-            self.trainer.model_with_new_layers = weakref.ref(model)
+        args = self.run.args
+        if args.reinit_layers and self._draws_new_layers:
+            draw = new_layers.drawn_by_recipe if recipes.sets(args, "reinit_layers") else new_layers.draw
+            logger.info("%s", draw(self.run.model, args.reinit_layers, args.seed))
 
     def _choose_precision(self, folder: Path | None) -> None:
-        """Set the precision of the run: from the checkpoint in `folder`, or by timed passes over the next rows."""
+        """Choose the precision: that of the checkpoint in `folder`, or by timed passes over the next rows."""
         kept = None if folder is None else restore.precision_of(folder)
-        rows = self.loader.sample(self.plan_step) if kept is None else np.arange(0)
-        subject, dataset = TrialModel.of(self.trainer), self.run.train_dataset
-        self.trainer.precision = choose_precision(subject, dataset, rows, kept)
+        rows = self.loader.rows(self.plan_step) if kept is None else np.arange(0)
+        self.precision.for_training(self.run, rows, kept)
         if folder is None:
-            log_compile_speed(subject, dataset, rows, self.trainer.precision)
+            self.precision.log_compile_speed(self.run, rows)
 
     def _build_parts(self) -> None:
         """Build the parts that depend on the precision: saving and stopping."""
         self.run_state = RunState(
             run=self.run, counters=self.counters, meter=self.meter, optimizer=self.optimizer,
-            precision=self.trainer.precision, identity=fingerprint.of(self.run, self.optimizer, self.scheduler),
-            parts=self._parts, to_save=partial(share.both, self.sharing.saving, self.average.in_model),
+            precision=self.precision.current, identity=fingerprint.of(self.run, self.optimizer, self.scheduler),
+            parts=self._parts, to_save=self._saved_weights,
             is_shared=lambda: self.sharing.is_on,
         )  # fmt: skip
         self.sync.begin(self.run.model)
@@ -196,13 +239,24 @@ class TrainingLoop:
         parameters = self.sharing.parameters(self.run.model)  # a step skips those without a gradient
         update = OptimizerUpdate(
             model=self.run.model, parameters=parameters, optimizer=self.optimizer, scheduler=self.scheduler,
-            clipping=clipping.choose(self.optimizer, parameters, self.events),
+            clipping=choose_clipping(self.optimizer, parameters, self.events),
             untrained=self.untrained, send=self._send, stepping=self.sharing.stepping,
         )  # fmt: skip
-        self.step_parts = build_step.build(
-            self.trainer, self.run,
-            self.sharing.update(update) if self.in_backward is None else UpdateInBackward(self.in_backward, update),
-            parameters, reject_spike=self.spikes.reject_spike, between=self._between_batches,
+        balanced = not isinstance(self.run.objective, SmoothedLoss)  # a model with a balance loss is refused there
+        self.step_parts = step.StepParts(
+            parameters=parameters,
+            gradients=step.ObjectiveGradients(
+                objective=self.run.objective, precision=self.precision.current, seed=self.run.args.seed, sync=self.sync,
+                routing=routing_of(self.run.model) if balanced else NoExperts(), trunk=trunk_of(self.run),
+                between=self._between_batches,
+            ),
+            update=self.sharing.update(update)
+            if self.in_backward is None
+            else UpdateInBackward(self.in_backward, update),
+            precision=self.precision.current,
+            sync=self.sync,
+            reject_spike=self.spikes.reject_spike,
+            max_grad_norm=self.run.args.max_grad_norm,
         )  # fmt: skip
 
     def _parts(self, changed: Set[str] = frozenset()) -> dict[str, Stateful]:
@@ -213,7 +267,7 @@ class TrainingLoop:
         return {
             "meter": self.meter,
             "spikes": self.spikes,
-            "precision": self.trainer.precision,
+            "precision": self.precision.current,
             "edges": self.safe_points,
             "callbacks": self.events,
             "loader": self.loader,
@@ -225,8 +279,7 @@ class TrainingLoop:
 
     def _choose_micro_batch(self) -> None:
         trial = Trial(
-            self.run, TrialModel.of(self.trainer), self.trainer.precision, self.optimizer,
-            self.trainer.given_optimizers[0] is not None, self.memory,
+            self.run, self.precision.current, self.optimizer, not self._state_is_known, self.memory,
             self.safe_points.check_signal if self.sync.n_ranks == 1 else _wait_for_the_trial,
         )  # fmt: skip
         rows = choose_micro_batch(trial)
@@ -238,15 +291,12 @@ class TrainingLoop:
     def take_step(self) -> None:
         """Take one optimizer step, then log, evaluate and save if that is due."""
         self.saver.check()
-        if self.loader.begins_epoch(self.plan_step):
+        if self.loader.at_epoch(self.plan_step):
             self._send("on_epoch_begin")
         self._send("on_step_begin")
         batches = self._next_batches()
-        if not batches:
-            self._end_of_data()
-            return
         learning_rate = float(self.optimizer.param_groups[0]["lr"])
-        counts = counts_of(batches, self.trainer.padded_length)
+        counts = counts_of(batches, self.run.padded_length)
         counts = self.sync.total_counts(counts)  # before the weights change: a lost rank ends the run here
         result = step.take_step(self.step_parts, batches, self.counters.global_step)
         self.meter.add(counts, result, learning_rate)
@@ -266,7 +316,7 @@ class TrainingLoop:
     def _count(self, result: step.StepResult, n_computed: int) -> None:
         """Count the step; raise NonFiniteError after too many consecutive steps that were not applied."""
         if result.applied and self.meter.n_steps - self.meter.n_skipped == 1:  # the optimizer has its state only now
-            logger.info("%s", formats.describe(self.run.model, self.trainer.precision, self.optimizer))
+            logger.info("%s", formats.describe(self.run.model, self.precision.current, self.optimizer))
         self.counters.total_flos += self.flos_per_token * n_computed
         self.counters.global_step += 1
         stop.mark_step_done()
@@ -275,20 +325,11 @@ class TrainingLoop:
 
     # ---- between two steps ----
 
-    def _end_of_data(self) -> None:
-        """End the run before its last step: the source has no more rows."""
-        logger.warning(
-            "the training set has no more rows after step %d of %d: the training ends here",
-            self.counters.global_step, self.run.plan.n_steps,
-        )  # fmt: skip
-        self._send("on_epoch_end")
-        self.events.control.should_training_stop = True
-
     def _end_epoch(self) -> bool:
         """Return whether this step ends an epoch: the last of the epoch or of the run, or ended by a callback."""
         if self.sync.stop_early(self.events.control.should_epoch_stop):
             self.loader.skip_epoch(self.plan_step)
-        ends = self.loader.ends_epoch(self.plan_step) or self.finished
+        ends = self.loader.at_epoch(self.plan_step) or self.finished
         if ends:
             self._send("on_epoch_end")
         return ends
@@ -335,7 +376,7 @@ class TrainingLoop:
     def _evaluate(self, due: dict[str, bool]) -> dict[str, float]:
         """Evaluate; after a signal `due` is done when resuming."""
         try:
-            return self.sync.of_first(dict(self.trainer.evaluate()), schema.json_object)
+            return self.sync.of_first(self.outside.evaluate(), schema.json_object)
         except stop.Stopped:
             self.safe_points.stop_in_evaluation(due)
         except LostRankError:
@@ -345,7 +386,7 @@ class TrainingLoop:
     def _log(self) -> None:
         meter = self.meter
         figures = {**meter.take_losses(), "grad_norm": meter.grad_norm, "learning_rate": meter.learning_rate}
-        self.trainer.log(figures)
+        self.outside.log(figures)
 
     # ---- after the last step ----
 
@@ -361,17 +402,23 @@ class TrainingLoop:
             }
             | ({"train_steps_not_applied": meter.n_skipped} if meter.n_skipped else {})
         )
-        self.trainer.log(dict(metrics))
+        self.outside.log(dict(metrics))
         return TrainOutput(self.counters.global_step, meter.mean_loss, metrics | {"epoch": self.counters.epoch or 0.0})
 
     def _close(self) -> None:
-        """Release what the run holds, and the gradients of an interrupted step."""
+        """Release what the run holds, and the gradients of an interrupted step.
+
+        The parts refer to the loop: without it, model and optimizer are freed with the engine, not when Python looks
+        for cycles.
+        """
         self.loader.close()
         if self.in_backward is not None:
             self.in_backward.remove()
         self.run.model.zero_grad(set_to_none=True)
         self.optimizer.zero_grad(set_to_none=True)
         self.saver.close()
+        for part in ("saver", "run_state", "safe_points", "step_parts"):
+            vars(self).pop(part, None)
 
     def _send(self, event: str) -> None:
         facts = {"meter": self.meter, "optimizer": self.optimizer, "lr_scheduler": self.scheduler}

@@ -23,7 +23,7 @@ from whet.log import logger
 from whet.models.fused.embeddings import GRADIENT
 from whet.train.control import stop
 from whet.train.resume import schema
-from whet.train.sharding.sharded import ShardedWeights
+from whet.train.sharding.shares import ShardedWeights
 
 T = TypeVar("T")
 _NAMES = tuple(one.name for one in stop.SIGNALS)

@@ -1,4 +1,4 @@
-"""The facts of one training run. They do not change during the run."""
+"""The facts of one training run, and its counters. The facts do not change during the run."""
 
 from __future__ import annotations
 
@@ -11,30 +11,84 @@ from torch import nn
 from transformers import TrainerState
 
 from whet.config.arguments import TrainingArguments
-from whet.config.ranks import ALONE, Place
+from whet.config.ranks import Place
+from whet.data.order import StepOrder
 from whet.objectives.base import Objective
-from whet.train.batches.plan import RunPlan
+from whet.train.sync import Sync
+
+
+@dataclass(frozen=True)
+class Interval:
+    """How often the run logs, evaluates or saves."""
+
+    strategy: str
+    every: int
+    """Steps between two times: those of an epoch for "epoch", 0 if the strategy has no fixed interval."""
+    begins: float = 0.0
+    """No time comes before this step."""
+
+    def due(self, done: int, epoch_ends: bool) -> bool:
+        """Return whether it is due after `done` steps."""
+        if done < self.begins:
+            return False
+        return epoch_ends if self.strategy == "epoch" else self.every > 0 and done % self.every == 0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
-    """What a run trains, on which data, by which plan and settings."""
+class RunPlan:
+    """The steps of a run, and when it logs, evaluates and saves."""
+
+    order: StepOrder
+    order_rule: str | None
+    """What the order of rows depends on, apart from the settings that a resume compares; None if nothing."""
+    n_steps: int
+    n_epochs: int
+    log: Interval
+    evaluate: Interval
+    save: Interval
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A model that is ready to be trained or evaluated, with its objective, data, settings and ranks."""
 
     args: TrainingArguments
     model: nn.Module
-    device: torch.device
     objective: Objective
-    plan: RunPlan
-    train_dataset: Any
-    eval_dataset: Any
-    processing_class: Any
-    place: Place = ALONE
-    """Which of the ranks that train together this process is."""
+    sync: Sync
+    train_dataset: Any = None
+    eval_dataset: Any = None
+    processing_class: Any = None
+    """The tokenizer or processor, which is saved next to the weights."""
+    padded_length: int | None = None
+    """The length that rows would be padded to without packing; None: that of the longest row in their batch."""
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the model."""
+        return device_of(self.model)
+
+    @property
+    def place(self) -> Place:
+        """Which of the ranks that train together this process is."""
+        return self.sync.place
 
     @property
     def output_dir(self) -> Path:
         """The folder of the run's checkpoints and results."""
         return Path(self.args.output_dir)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run(Prepared):
+    """One training of a prepared model, by a plan."""
+
+    plan: RunPlan
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Return the device of the model's weights."""
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
 
 
 def new_counters(args: TrainingArguments, place: Place) -> TrainerState:

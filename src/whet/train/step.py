@@ -63,7 +63,7 @@ class StepResult:
 
 
 class Gradients(Protocol):
-    """Forward and backward passes of a step: with whet's objective, or with the user's loss."""
+    """Forward and backward passes of a step."""
 
     def __call__(self, batches: Sequence[Batch], step: int) -> StepLoss:
         """Leave the gradient of the step in .grad and return the step's loss."""
@@ -88,7 +88,7 @@ class Update(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class StepParts:
-    """The versions of each part of the step; `train/build_step.py` chooses them once per run."""
+    """The versions of each part of the step, chosen once per run."""
 
     parameters: Sequence[nn.Parameter]
     gradients: Gradients

@@ -1,20 +1,122 @@
-"""Updates the weights with the gradients: after the backward pass, or inside it."""
+"""The optimizer of a run, and how a step's gradients reach the weights: clipping, and the update.
+
+Weights are updated after the backward pass, or inside it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.profiler import record_function
 
+from whet.config.arguments import TrainingArguments
 from whet.kernels.optimizer.adamw import gradient_norm
-from whet.optim import schedule
+from whet.kernels.optimizer.rows_in_use import rows_in_use
+from whet.log import logger
+from whet.optim import registry, schedule
 from whet.optim.in_backward import InBackward
-from whet.train.clipping import Clipping
-from whet.train.optimizer_setup import UntrainedParameters
+from whet.optim.optimizers import torchao
+from whet.optim.optimizers.native import NativeAdamW
+from whet.train.callbacks.events import Events
+from whet.train.few_samples import layer_rates
+
+_MOST_NAMED = 3
+_EVENTS = ("on_pre_optimizer_step", "on_optimizer_step")
+"""Events at which a callback may read the clipped gradient."""
+
+
+def build_optimizer(
+    model: nn.Module, args: TrainingArguments, n_steps: int, given: tuple[Optimizer | None, Any] = (None, None)
+) -> tuple[Optimizer, Any]:
+    """Return the optimizer and the schedule of a run of `n_steps` steps: those that are given, or as settings say."""
+    optimizer, scheduler = given
+    if optimizer is None:
+        optimizer = registry.build(model, args, layer_rates.of(model, args))
+    elif scheduler is None:
+        for group in optimizer.param_groups:  # the rates before the schedule of an earlier run
+            group["lr"] = group.pop("initial_lr", group["lr"])
+    layer_rates.require_used(model, args, optimizer)
+    optimizer = torchao.make_saveable(optimizer)
+    return optimizer, schedule.build(optimizer, args, n_steps) if scheduler is None else scheduler
+
+
+class UntrainedParameters:
+    """Parameters that get a gradient but are not in the optimizer, as they were unfrozen after it was made."""
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
+        self._model, self._optimizer = model, optimizer
+        self._frozen = _not_in_optimizer(model, optimizer)
+        """Checked after each step; empty in most runs."""
+
+    def warn(self) -> None:
+        """Log a warning about them, once for each; transformers' Trainer does not train them either."""
+        if not any(parameter.grad is not None for parameter in self._frozen.values()):
+            return
+        outside = _not_in_optimizer(self._model, self._optimizer)
+        found = [name for name, one in self._frozen.items() if one.grad is not None and name in outside]
+        self._frozen = {name: one for name, one in self._frozen.items() if one.grad is None}
+        if found:
+            logger.warning(
+                "%d parameters get gradients and are not trained, as they were frozen when the optimizer was made: %s; "
+                "their gradients count when clipping; to train them later, freeze them in on_train_begin instead, when "
+                "the optimizer has been made",
+                len(found), ", ".join(found[:_MOST_NAMED]) + (" ..." if len(found) > _MOST_NAMED else ""),
+            )  # fmt: skip
+
+
+def _not_in_optimizer(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:
+    held = {id(one) for group in optimizer.param_groups for one in group["params"]}
+    return {name: one for name, one in model.named_parameters() if id(one) not in held}
+
+
+class Clipping(Protocol):
+    """How the clipping factor reaches the weights."""
+
+    def prepare(self, grad_scale: float) -> None:
+        """Make the next step of the optimizer use the gradient times `grad_scale`."""
+        ...
+
+
+class ClipInOwnPass:
+    """The gradient is multiplied before the optimizer's step."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self._parameters = parameters
+
+    @record_function("whet::optimizer")
+    def prepare(self, grad_scale: float) -> None:
+        if grad_scale == 1.0:
+            return
+        found = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        tracked = [(grad, rows) for grad in found if (rows := rows_in_use(grad)) is not None]
+        torch._foreach_mul_(found, grad_scale)  # pyright: ignore[reportPrivateImportUsage] one call per device, not per tensor
+        for grad, rows in tracked:  # rows without a gradient stay zero
+            rows.put_on(grad)
+
+
+class ClipInOptimizer:
+    """The optimizer scales the gradient as it reads it, unless a callback or a hook may read the gradient."""
+
+    def __init__(self, optimizer: NativeAdamW, own_pass: ClipInOwnPass, events: Events) -> None:
+        self._optimizer, self._own_pass, self._events = optimizer, own_pass, events
+
+    def prepare(self, grad_scale: float) -> None:
+        watched = self._optimizer.has_step_hooks or any(self._events.has_listener(event) for event in _EVENTS)
+        self._optimizer.grad_scale = 1.0 if watched else grad_scale
+        if watched:
+            self._own_pass.prepare(grad_scale)
+
+
+def choose_clipping(optimizer: Optimizer, parameters: Sequence[nn.Parameter], events: Events) -> Clipping:
+    """Return how this optimizer clips."""
+    own_pass = ClipInOwnPass(parameters)
+    return ClipInOptimizer(optimizer, own_pass, events) if isinstance(optimizer, NativeAdamW) else own_pass
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -369,7 +369,7 @@ PLANTED = (
             ),
         ),
         (
-            "parity/test_peft.py::test_lora_has_the_losses_of_transformers_trainer[bert-engine.Trainer]",
+            "parity/test_peft.py::test_lora_has_the_losses_of_transformers_trainer[bert-engine]",
             "models/test_called_modules.py::test_what_is_put_on_a_module_counts"
             "[native-bert-attention.self.query-forward hook-after]",
         ),

@@ -77,7 +77,7 @@ def _train(
     with lock.output_folder(args.output_dir, may_hold_files(args)) as folder:
         files.remove(folder)
         prepared = task.prepare(job, args, examples)
-        prepared.trainer.auto_as_in = auto_as_in
+        prepared.trainer.precision.auto_as_in = auto_as_in
         metrics = prepared.run()
     lines, precision = list(task.tables(prepared)), prepared.trainer.precision.name
     del prepared

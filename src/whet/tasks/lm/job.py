@@ -62,7 +62,6 @@ def _learn_preferences(trainer: Trainer, job: LmArguments, data: Sequence[pairs.
     trainer.objective = objective = preferences(trainer.objective, preference)
 
     def add_references() -> None:
-        trainer.announcer.expect_training()
         for rows in data:
             pairs.add_reference(trainer, rows)
         objective.preference = replace(preference, reference=pairs.weights_of_reference(trainer.model))

@@ -24,7 +24,7 @@ from whet.tasks.qa.evaluate.predict import predict
 from whet.tasks.qa.splits import Split
 from whet.tasks.qa.types import Answers, Questions
 from whet.tasks.qa.windows.cut import WindowOptions, make_windows
-from whet.train.compat.collate import default_collator
+from whet.train.collate import default_collator
 from whet.train.evaluate import forward_batches
 
 ROWS_AT_ONCE = 8

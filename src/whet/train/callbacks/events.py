@@ -37,6 +37,10 @@ class Events:
         for callback in callbacks:
             self.add_callback(callback)
 
+    def begin(self, optimizer: Any, lr_scheduler: Any) -> None:
+        """Begin a training with all flags down; callbacks get its optimizer and schedule."""
+        self.control, self.optimizer, self.lr_scheduler = TrainerControl(), optimizer, lr_scheduler
+
     def add_callback(self, callback: Any) -> None:
         """Add a callback, or a new one of this class."""
         self.callbacks.append(callback() if isinstance(callback, type) else callback)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,8 +13,8 @@ from whet.errors import ConfigError
 from whet.log import logger
 from whet.models import adapters
 from whet.models.experts.layer import layers_of
-from whet.train.compat.public import PublicTrainer
 from whet.train.resume import schema
+from whet.train.sync import Sync
 
 _MOST_NAMED = 3
 _ONE_OF_MANY = re.compile(r"\.experts\.(expert_)?\d+\.")
@@ -34,11 +33,10 @@ class FirstGradients(TrainerCallback):
     A resumed training logs nothing: what it names had no gradient in the first step of all.
     """
 
-    def __init__(self, trainer: PublicTrainer) -> None:
-        self._trainer = weakref.ref(trainer)
+    def __init__(self, sync: Sync, *, in_backward: bool) -> None:
+        self._sync, self._in_backward = sync, in_backward
         self._hooks: list[Any] = []
         self._read_at_update: dict[str, Tensor] = {}
-        self._in_backward = False
         self._without: set[str] = set()
         self._done = True
 
@@ -51,8 +49,7 @@ class FirstGradients(TrainerCallback):
         if self._done:
             return
         self._done = True
-        required, trainer = _required(model), self._trainer()
-        self._in_backward = trainer is not None and trainer.args.optimizer_in_backward
+        required = _required(model)
         for name, weight in model.named_parameters():
             if not weight.requires_grad or _ONE_OF_MANY.search(name) or (state.global_step and name not in required):
                 continue
@@ -68,15 +65,14 @@ class FirstGradients(TrainerCallback):
 
     def on_step_end(self, *_: Any, model: Any = None, **__: Any) -> None:
         """Raise ConfigError or log for weights without a gradient; wait if their first update was left out."""
-        trainer = self._trainer()
-        if not self._hooks or self._read_at_update or trainer is None:
+        if not self._hooks or self._read_at_update:
             return
-        of_ranks = trainer.sync.gather(sorted(self._without), schema.list_of(schema.text))
+        of_ranks = self._sync.gather(sorted(self._without), schema.list_of(schema.text))
         without = set.intersection(*map(set, of_ranks))
         self._forget()
         if found := sorted(without & _required(model)):
             raise _never_learns(found, has_adapter=bool(adapters.names_of(model)))
-        if without and getattr(trainer.sync, "engine", None) is None:  # DeepSpeed's has ways of its own
+        if without and getattr(self._sync, "engine", None) is None:  # DeepSpeed's has ways of its own
             logger.info("no gradient in the first step, as the loss does not read them: %s", _named(sorted(without)))
 
     def on_train_end(self, *_: Any, **__: Any) -> None:

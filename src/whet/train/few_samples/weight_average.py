@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +16,6 @@ from whet.models import finite
 from whet.train.resume import schema
 from whet.train.state import State
 
-_Method = TypeVar("_Method", bound=Callable[..., Any])
 _KINDS = {"n": schema.count, "last": schema.count}
 
 
@@ -102,17 +100,6 @@ class WeightAverage:
                     before - 1, self.begins - 1,
                 )  # fmt: skip
         _put(own, self._weights)
-
-
-def honoured(method: _Method) -> _Method:
-    """Return the method of a Trainer, run with the weights that its training evaluates: the mean, once there is one."""
-
-    @functools.wraps(method)
-    def run(trainer: Any, *given: Any, **named: Any) -> Any:
-        with trainer.evaluated_weights():
-            return method(trainer, *given, **named)
-
-    return cast(_Method, run)
 
 
 def _copies(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sized
 
 import numpy as np
 import torch
+from torch import nn
+from torch.optim import Optimizer
+from transformers import TrainerState
 
 from whet import console
 from whet.config import deepspeed_values, recipes
@@ -15,7 +19,7 @@ from whet.data.store import RowStore
 from whet.errors import escape_controls
 from whet.hardware import cpu, memory
 from whet.kernels.library import library
-from whet.train.compat.public import PublicTrainer
+from whet.train.run import Prepared
 from whet.train.sharding import planned
 
 _LABEL = 11
@@ -27,39 +31,44 @@ _BUSY = 1.5
 """A machine whose load is more than this many times its cores is too busy for reliable timings."""
 
 
-def of_training(trainer: PublicTrainer) -> list[str]:
-    """Return the lines of a training run, just before its first step."""
-    state, args = trainer.state, trainer.args
-    micro_rows = state.train_batch_size or args.per_device_train_batch_size
-    rows = [
-        ("data", [*_rows(trainer, trainer.train_dataset, micro_rows), *_evaluated(trainer)]),
-        ("batch", [_batch(args.train_rows_per_step, micro_rows, args.world_size), *_length(args, state.max_steps)]),
-        ("recipe", recipes.described(args)),
-        ("deepspeed", deepspeed_values.described(args)),
-        ("memory", _memory(trainer)),
-        ("saves", _saves(trainer)),
-    ]
-    if state.global_step > 0:
-        rows.append(("resumes", [f"after step {state.global_step:,} of {state.max_steps:,}"]))
-    return _lines(trainer, dict(rows))
+def of_training(
+    prepared: Prepared, precision: str, counters: TrainerState, optimizer: Optimizer, *, state_is_known: bool
+) -> list[str]:
+    """Return the lines of a training run, just before its first step; `precision` is it in words.
+
+    `state_is_known`: whether whet made the optimizer, and knows how much state it will have.
+    """
+    args = prepared.args
+    micro_rows = counters.train_batch_size or args.per_device_train_batch_size
+    rows = {
+        "data": [*_rows(prepared, prepared.train_dataset, micro_rows), *_evaluated(prepared)],
+        "batch": [_batch(args.train_rows_per_step, micro_rows, args.world_size), *_length(args, counters.max_steps)],
+        "recipe": recipes.described(args),
+        "deepspeed": deepspeed_values.described(args),
+        "memory": _memory(prepared, optimizer, state_is_known=state_is_known),
+        "saves": _saves(args, counters),
+    }
+    if counters.global_step > 0:
+        rows["resumes"] = [f"after step {counters.global_step:,} of {counters.max_steps:,}"]
+    return _lines(prepared, precision, rows)
 
 
-def of_evaluation(trainer: PublicTrainer, dataset: object) -> list[str]:
+def of_evaluation(prepared: Prepared, precision: str, dataset: Sized) -> list[str]:
     """Return the lines of an evaluation or prediction without training."""
-    size = trainer.args.per_device_eval_batch_size
-    return _lines(trainer, {"data": _rows(trainer, dataset, size), "batch": [console.plural(size, "row")]})
+    size = prepared.args.per_device_eval_batch_size
+    return _lines(prepared, precision, {"data": _rows(prepared, dataset, size), "batch": [console.plural(size, "row")]})
 
 
-def _lines(trainer: PublicTrainer, rows: dict[str, list[str]]) -> list[str]:
+def _lines(prepared: Prepared, precision: str, rows: dict[str, list[str]]) -> list[str]:
     known = {
-        "model": _model(trainer),
+        "model": _model(prepared.model),
         "data": rows.get("data", []),
-        "precision": (trainer.why_precision or trainer.precision.name).split("; "),
+        "precision": precision.split("; "),
         "batch": rows.get("batch", []),
         "recipe": rows.get("recipe", []),
         "deepspeed": rows.get("deepspeed", []),
         "memory": rows.get("memory", []),
-        "machine": _machine(trainer.device),
+        "machine": _machine(prepared.device),
         "saves": rows.get("saves", []),
         "resumes": rows.get("resumes", []),
     }
@@ -79,35 +88,29 @@ def block(rows: dict[str, list[str]], width: int) -> list[str]:
     return lines
 
 
-def _model(trainer: PublicTrainer) -> list[str]:
-    model = trainer.model
+def _model(model: nn.Module) -> list[str]:
     total = sum(parameter.numel() for parameter in model.parameters())
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     some = "all trainable" if trained == total else f"{console.count(trained)} trainable"
     return [type(model).__name__, f"{console.count(total)} parameters", some]
 
 
-def _rows(trainer: PublicTrainer, dataset: object, rows_per_batch: int) -> list[str]:
+def _rows(prepared: Prepared, dataset: Sized, rows_per_batch: int) -> list[str]:
     """Return what is known about a data set without reading it: only a RowStore knows its tokens."""
-    try:
-        n_rows = len(dataset)  # type: ignore[arg-type]
-    except TypeError:
-        return ["a stream of rows"]
-    parts = [console.plural(n_rows, "row")]
+    parts = [console.plural(len(dataset), "row")]
     if not isinstance(dataset, RowStore):
         return parts
     tokens = f"{console.count(int(dataset.cu_seqlens[-1]))} tokens"
-    if not trainer.objective.packed:
+    if not prepared.objective.packed:
         return [*parts, tokens, "padded batches"]
-    avoided = padding_frac(dataset.lengths_with_padding, rows_per_batch, trainer.padded_length)
+    avoided = padding_frac(dataset.lengths_with_padding, rows_per_batch, prepared.padded_length)
     return [*parts, tokens, f"{avoided:.0%} padding avoided"]
 
 
-def _evaluated(trainer: PublicTrainer) -> list[str]:
-    try:
-        return [f"evaluates {console.plural(len(trainer.eval_dataset), 'row')}"] if trainer.args.do_eval else []
-    except TypeError:
+def _evaluated(prepared: Prepared) -> list[str]:
+    if prepared.eval_dataset is None or not prepared.args.do_eval:
         return []
+    return [f"evaluates {console.plural(len(prepared.eval_dataset), 'row')}"]
 
 
 def padding_frac(lengths: np.ndarray, rows_per_batch: int, padded_length: int | None) -> float:
@@ -140,15 +143,15 @@ def _length(args: TrainingArguments, n_steps: int) -> list[str]:
     return [steps, f"{args.num_train_epochs:g} epoch{'' if args.num_train_epochs == 1 else 's'}"]
 
 
-def _memory(trainer: PublicTrainer) -> list[str]:
+def _memory(prepared: Prepared, optimizer: Optimizer, *, state_is_known: bool) -> list[str]:
     """Return what weights, gradients and optimizer state will take, and what is free now."""
-    args, place = trainer.args, trainer.sync.place
-    trained = sum(one.numel() * one.element_size() for one in trainer.model.parameters() if one.requires_grad)
-    found = planned.of_rank(trainer.model, args, trainer.optimizer, place, known=trainer.given_optimizers[0] is None)
+    args, place = prepared.args, prepared.place
+    trained = sum(one.numel() * one.element_size() for one in prepared.model.parameters() if one.requires_grad)
+    found = planned.of_rank(prepared.model, args, optimizer, place, known=state_is_known)
     size = found.weights + found.gradients + (found.state or 0)
     size += 0 if args.weight_averaging_start is None else trained  # their mean
     without = "activations" if found.state is not None else "optimizer and activations"
-    available = _available(trainer.device)
+    available = _available(prepared.device)
     known = f"{console.amount(size)} without {without}"
     stage = stage_of_run(args)
     known += f", by zero_stage {stage} on this rank" if stage and place.n_ranks > 1 else ""
@@ -172,11 +175,10 @@ def _machine(device: torch.device) -> list[str]:
     return [f"{torch.get_num_threads()} of {console.plural(cores, 'core')} used", operators, *busy]
 
 
-def _saves(trainer: PublicTrainer) -> list[str]:
-    args, state = trainer.args, trainer.state
+def _saves(args: TrainingArguments, counters: TrainerState) -> list[str]:
     every = {
         "no": "no checkpoints",
-        "steps": f"every {console.plural(state.save_steps or 0, 'step')}",
+        "steps": f"every {console.plural(counters.save_steps or 0, 'step')}",
         "epoch": "every epoch",
         "time": f"every {console.duration(args.save_interval_s)}",
         "best": "at each new best",

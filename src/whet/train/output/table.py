@@ -9,15 +9,6 @@ from whet import console
 from whet.errors import escape_controls
 from whet.hardware import memory
 
-TRAINING = {
-    "train_runtime": ("training", "{:,.1f} s"),
-    "train_samples_per_second": ("rows a second", "{:,.2f}"),
-    "train_tokens_per_second": ("real tokens a second", "{:,.0f}"),
-    "train_padding_avoided": ("padding avoided", "{:.0%}"),
-    "train_steps_not_applied": ("steps not applied", "{:,}"),
-    "train_loss": ("mean training loss", "{:.4f}"),
-}
-"""Rows of the table of a training without a task."""
 _LABEL = 24
 
 

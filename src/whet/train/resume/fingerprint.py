@@ -23,7 +23,6 @@ from whet.objectives.packed_head import PackedHead
 from whet.optim import schedule
 from whet.optim.optimizers.native import WhetAdamW
 from whet.optional import is_from
-from whet.train.compat.dataloaders import is_sized
 from whet.train.run import Run
 from whet.version import __version__
 
@@ -192,7 +191,7 @@ def _parts(value: Any) -> Iterator[bytes]:
 
 def _data(dataset: Any) -> dict[str, Any]:
     """Return the number of rows and their checksum; None if that would need reading all of them."""
-    return {"rows": len(dataset) if is_sized(dataset) else None, "digest": digest_of_rows(dataset)}
+    return {"rows": len(dataset), "digest": digest_of_rows(dataset)}
 
 
 def _data_of_each(dataset: Any) -> dict[str, Any]:

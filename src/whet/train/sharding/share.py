@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
@@ -19,11 +19,8 @@ from whet.models.fused.embeddings import GRADIENT
 from whet.models.view import ModelView
 from whet.optim import divisible
 from whet.train.checkpoint.optimizer_state import names_in, parameters_of
-from whet.train.compat.public import PublicTrainer
-from whet.train.sharding import unfinished
-from whet.train.sharding.optimizer import SHARED, OptimizerShare
-from whet.train.sharding.replicated import ReplicatedWeights
-from whet.train.sharding.sharded import ShardedWeights
+from whet.train.run import Prepared
+from whet.train.sharding.shares import SHARED, OptimizerShare, ReplicatedWeights, ShardedWeights, mark_unfinished
 from whet.train.sharding.zero_engine import EngineSharing
 from whet.train.state import Stateful
 from whet.train.step import Update
@@ -157,7 +154,7 @@ class Shared:
 
     def abandon(self) -> None:
         if self._model is not None:
-            unfinished.leave(self._model.model)
+            mark_unfinished(self._model.model)
 
     def optimizer_part(self, alone: Stateful) -> Stateful:
         return alone if self._share is None else self._share
@@ -187,19 +184,19 @@ class Shared:
         return weights
 
 
-def build(trainer: PublicTrainer, optimizer: Optimizer) -> Sharing:
+def build(prepared: Prepared, optimizer: Optimizer) -> Sharing:
     """Return how the ranks of this run share what it holds, as `zero_stage` says."""
     _require_complete(optimizer)
-    args, sync = trainer.args, trainer.sync
+    args, sync = prepared.args, prepared.sync
     by_engine = deepspeed.runs(args.deepspeed)
     stage = deepspeed.stage_of(args.deepspeed) if by_engine else stage_of_run(args)
-    offloads = _offloads(trainer, alone=sync.n_ranks == 1)
+    offloads = _offloads(prepared, alone=sync.n_ranks == 1)
     if stage and sync.n_ranks == 1:
         logger.info("ZeRO stage %d: this process is the only rank and keeps everything itself", stage)
     if not stage or sync.n_ranks == 1:
         return NotShared()
     divisible.require_known(optimizer)
-    _require_own_memory(trainer.model, optimizer, f"zero_stage {stage}")
+    _require_own_memory(prepared.model, optimizer, f"zero_stage {stage}")
     if by_engine:
         return EngineSharing(sync, lambda model: deepspeed.engine_config(args, _hidden_size(model)))
     if args.deepspeed is not None:
@@ -211,11 +208,11 @@ def build(trainer: PublicTrainer, optimizer: Optimizer) -> Sharing:
     return Shared(sync, stage, offloads=offloads)
 
 
-def _offloads(trainer: PublicTrainer, *, alone: bool) -> bool:
+def _offloads(prepared: Prepared, *, alone: bool) -> bool:
     """Return whether weights and state wait in the host's memory, by `offload` or by a file for DeepSpeed."""
-    args = trainer.args
+    args = prepared.args
     by_file = args.deepspeed is not None and deepspeed.offloads(args.deepspeed)
-    if trainer.device.type == "cpu":  # offload itself is refused there
+    if prepared.device.type == "cpu":  # offload itself is refused there
         if by_file:
             logger.info("the file of DeepSpeed offloads to a cpu: weights and state are in the host's memory already")
         return False
@@ -288,12 +285,3 @@ def _require_complete(optimizer: Optimizer) -> None:
             why="with zero_stage, fsdp or deepspeed each rank keeps the state of a part of the weights",
             fix="pass a new optimizer to each training, or train without zero_stage, fsdp and deepspeed",
         )
-
-
-@contextmanager
-def both(
-    outer: Callable[[], AbstractContextManager[None]], inner: Callable[[], AbstractContextManager[None]]
-) -> Iterator[None]:
-    """Enter one context within another."""
-    with outer(), inner():
-        yield

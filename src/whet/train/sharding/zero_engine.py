@@ -14,9 +14,7 @@ from whet.dist.zero_engine import ZeroEngine
 from whet.errors import ConfigError
 from whet.optim import divisible
 from whet.train.checkpoint.optimizer_state import names_in, parameters_of
-from whet.train.sharding import unfinished
-from whet.train.sharding.collected import CollectedState
-from whet.train.sharding.optimizer import SHARED
+from whet.train.sharding.shares import SHARED, CollectedState, mark_unfinished
 from whet.train.state import State, Stateful
 from whet.train.update import OptimizerUpdate
 
@@ -89,7 +87,7 @@ class EngineSharing:
 
     def abandon(self) -> None:
         if self._part is not None and self._part.engine.stage == 3:
-            unfinished.leave(self._part.engine.model)
+            mark_unfinished(self._part.engine.model)
 
     def finish(self) -> None:
         """Return the model to a plain one; the optimizer's state ends with the engine."""

@@ -7,7 +7,8 @@ and runs only what should fit by a straight line through the measured peaks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,14 +21,15 @@ from whet.card import Card
 from whet.data import budget
 from whet.data.store import RowStore
 from whet.errors import ConfigError
+from whet.hardware import memory, trim
+from whet.hardware.memory import MemoryLimit
 from whet.log import logger
 from whet.precision import policy
 from whet.precision.policy import Precision
-from whet.train.control.guard import MemoryGuard
+from whet.train.control.guard import WARN_FRAC, WARN_OWN_FRAC, MemoryGuard
 from whet.train.run import Run
 from whet.train.sharding import planned
-from whet.train.trials.memory import GpuMemory, HostMemory, mib
-from whet.train.trials.precision import Passes, TrialModel, preserving_state
+from whet.train.trials.precision import Passes, preserving_state
 
 CARD = Card(
     name="batch size trial",
@@ -53,7 +55,6 @@ class Trial:
     """The run whose micro-batch size is to be found."""
 
     run: Run
-    subject: TrialModel
     precision: Precision
     optimizer: Optimizer
     optimizer_given: bool
@@ -67,7 +68,7 @@ def choose_micro_batch(trial: Trial) -> int:
     """Return the most rows of a micro-batch: the number asked for, or the largest that fits. The log says which."""
     run, asked = trial.run, trial.run.args.per_device_train_batch_size
     rows = _largest(trial, asked) if run.args.auto_find_batch_size else asked
-    rows = trial.subject.sync.micro_batch_rows(rows)
+    rows = run.sync.micro_batch_rows(rows)
     if run.device.type == "cuda" and not run.objective.packed:
         note = slow_batch_note(rows, torch.cuda.get_device_capability(run.device))
         if note:
@@ -136,7 +137,7 @@ class _LongestRowPasses:
         _, last = budget.cuts(run.train_dataset, self.longest[:rows], rows, run.args.max_tokens_per_batch)[0]
         batch = run.objective.batch(run.train_dataset, self.longest[:last], 0).to(device)
         precision = policy.make(self.trial.precision.name, device)
-        Passes(self.trial.subject, [batch] * (1 if last == self.n_rows else 2)).run(precision)
+        Passes(self.trial.run, [batch] * (1 if last == self.n_rows else 2)).run(precision)
 
 
 def _largest(trial: Trial, asked: int) -> int:
@@ -220,3 +221,100 @@ def _size(row: Any) -> int:
     if "input_ids" in row:
         return len(row["input_ids"])
     return sum(value.numel() if isinstance(value, Tensor) else int(np.size(value)) for value in row.values())
+
+
+_SAMPLE_INTERVAL_S = 0.001
+"""Memory is sampled this often during a pass; what is allocated for a shorter time is small."""
+_SAFETY_FACTOR = 1.03
+"""The peaks of a run differ from those of the trial by some MiB: rows in another order, other fragmentation."""
+_GPU_MARGIN = 0.02
+"""Fraction of a GPU's memory that is reserved for fragmentation."""
+
+
+class HostMemory:
+    """The memory of this process as the system reports it. Running out of it would not raise an error."""
+
+    def __init__(self, limits: Callable[[], Sequence[MemoryLimit]] | None, state_bytes: int) -> None:
+        self.limits = limits or memory.memory_limits
+        self.state_bytes = state_bytes
+        self._trim = (lambda: None) if trim.why_not() else trim.trim()
+        if memory.resident_bytes() is None or not self.limits():
+            raise ConfigError(
+                what="auto_find_batch_size cannot measure memory here",
+                why="on a CPU it reads this process's memory and its limits, which this system does not report",
+                fix="leave it out, and set --per_device_train_batch_size by hand",
+            )
+
+    def peak(self, run: Callable[[], None]) -> int:
+        """Return the peak memory of this process during the call."""
+        self._trim()  # memory left over from an earlier pass would be reused, and the peak too low
+        done, seen = threading.Event(), [_resident()]
+
+        def watch() -> None:
+            while not done.wait(_SAMPLE_INTERVAL_S):
+                seen.append(_resident())
+
+        watcher = threading.Thread(target=watch, name="whet-memory", daemon=True)
+        watcher.start()
+        try:
+            run()
+        finally:
+            done.set()
+            watcher.join()
+        most = max(*seen, _resident())
+        self._trim()
+        return most
+
+    def fits(self, peak_bytes: int) -> bool:
+        """Return whether the memory guard would not warn at this peak plus the optimizer's state."""
+        needed = int(_SAFETY_FACTOR * (peak_bytes + self.state_bytes))
+        more = needed - _resident()
+        return all(
+            limit.left_bytes - more >= min(WARN_FRAC * limit.limit_bytes, WARN_OWN_FRAC * needed)
+            for limit in self.limits()
+        )
+
+    def describe(self) -> str:
+        """Return the tightest limit, in words."""
+        limit = min(self.limits(), key=lambda limit: limit.left_bytes)
+        return f"{mib(limit.left_bytes)} are left of {mib(limit.limit_bytes)} that {limit.of} allows"
+
+
+class GpuMemory:
+    """The memory of a GPU: a pass that does not fit raises an error."""
+
+    def __init__(self, device: torch.device, state_bytes: int) -> None:
+        self.device, self.state_bytes = device, state_bytes
+        self.most = 0
+        """Peak memory of the passes that ran."""
+
+    def runs(self, run: Callable[[], None]) -> bool:
+        """Return whether this call fits in addition to the optimizer's state; its memory is freed again."""
+        margin = int(_GPU_MARGIN * torch.cuda.get_device_properties(self.device).total_memory)
+        torch.cuda.reset_peak_memory_stats(self.device)
+        held = None
+        try:
+            held = torch.empty(self.state_bytes + margin, dtype=torch.uint8, device=self.device)
+            run()
+            ran = True
+        except torch.OutOfMemoryError:
+            ran = False
+        del held  # the error is gone here too, and with it the tensors that its traceback held
+        torch.cuda.empty_cache()
+        if ran:
+            self.most = max(self.most, torch.cuda.max_memory_allocated(self.device) - margin)
+        return ran
+
+    def describe(self) -> str:
+        """Return what was measured, in words."""
+        total = torch.cuda.get_device_properties(self.device).total_memory
+        return f"{mib(self.most)} of {mib(total)} at the peak"
+
+
+def mib(n_bytes: float) -> str:
+    """Return an amount of memory for people."""
+    return f"{n_bytes / 2**20:,.0f} MiB"
+
+
+def _resident() -> int:
+    return memory.resident_bytes() or 0

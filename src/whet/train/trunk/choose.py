@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from whet.data.order import StepOrder
 from whet.data.store import RowStore
 from whet.errors import ConfigError
 from whet.models import last_block
@@ -11,7 +10,7 @@ from whet.models.trunk import Trunk
 from whet.models.view import ModelView
 from whet.objectives.distilled import without_teacher
 from whet.own_loop.held import HeldLoss
-from whet.train.compat.user_loss import SmoothedLoss
+from whet.train.own_losses import SmoothedLoss
 from whet.train.run import Run
 from whet.train.trunk.cache import Cached
 from whet.train.trunk.computed import Computed, StepTrunk
@@ -49,7 +48,6 @@ def _why_not(run: Run) -> str | None:
         f"rows in a {type(run.train_dataset).__name__}; whet's commands make a RowStore of theirs": not isinstance(
             run.train_dataset, RowStore
         ),
-        "rows without an index": not isinstance(run.plan.order, StepOrder),
         f"{run.place.n_ranks} ranks": run.place.n_ranks > 1,
         f"the {run.device.type.upper()}": run.device.type != "cpu",
     }

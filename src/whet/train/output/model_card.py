@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from transformers import TrainerState
 from transformers.trainer_utils import SchedulerType
 
-from whet.train.compat.public import PublicTrainer
 from whet.train.output import files as output_files
+from whet.train.run import Prepared
 
 
-def write_card(trainer: PublicTrainer, facts: dict[str, Any]) -> None:
-    """Write README.md to the output folder: a draft of a model card with what the Trainer knows."""
+def write(prepared: Prepared, precision: str, state: TrainerState, facts: Mapping[str, Any]) -> None:
+    """Write README.md to the output folder: a draft of a model card; `precision` is the name of the run's."""
     from transformers.modelcard import TrainingSummary
 
-    path = Path(trainer.args.output_dir) / "README.md"
+    path = Path(prepared.args.output_dir) / "README.md"
     path.parent.mkdir(parents=True, exist_ok=True)
-    summary = TrainingSummary.from_trainer(_as_transformers_has_it(trainer), **facts)
-    with output_files.stored(f"{path.name} cannot be written", path.parent, on_error=trainer.args.save_error_policy):
+    summary = TrainingSummary.from_trainer(_as_transformers_has_it(prepared, precision, state), **facts)
+    with output_files.stored(f"{path.name} cannot be written", path.parent, on_error=prepared.args.save_error_policy):
         card = summary.to_model_card()  # names of folders may hold bytes that are no UTF-8
         output_files.write_text(path, card.encode("utf-8", "backslashreplace").decode("utf-8"))
 
 
-def _as_transformers_has_it(trainer: PublicTrainer) -> Any:
+def _as_transformers_has_it(prepared: Prepared, precision: str, state: TrainerState) -> Any:
     """Return an object with the attributes of a Trainer that TrainingSummary reads."""
-    args = trainer.args
+    args = prepared.args
     values = {name: getattr(args, name) for name in args.to_dict()}
     schedule = args.lr_scheduler_type
     facts = {
@@ -36,14 +38,14 @@ def _as_transformers_has_it(trainer: PublicTrainer) -> Any:
         "eval_batch_size": args.per_device_eval_batch_size,
         "lr_scheduler_type": SchedulerType(getattr(schedule, "value", schedule)),
         "label_smoothing_factor": args.label_smoothing_factor,
-        "fp16": trainer.precision.name == "fp16",
+        "fp16": precision == "fp16",
     }
     return SimpleNamespace(
         args=SimpleNamespace(**(values | facts)),
-        model=trainer.model if hasattr(trainer.model, "config") else _with_config(trainer.model),
-        state=trainer.state,
-        train_dataset=trainer.train_dataset,
-        eval_dataset=trainer.eval_dataset,
+        model=prepared.model if hasattr(prepared.model, "config") else _with_config(prepared.model),
+        state=state,
+        train_dataset=prepared.train_dataset,
+        eval_dataset=prepared.eval_dataset,
     )
 
 

@@ -1,4 +1,4 @@
-"""Losses on padded batches whose encoder computes them without their padding (`methods/unpad/method.py`)."""
+"""Objectives that run a model's own loss: on padded batches whose encoder computes them without their padding."""
 
 from __future__ import annotations
 

@@ -1,1 +1,0 @@
-"""A plan as Kubernetes objects: pure functions from the plan to plain dicts."""

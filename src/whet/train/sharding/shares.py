@@ -1,0 +1,342 @@
+"""The ranks share an optimizer, and a model: each keeps some rows of state, gradients and weights (ZeRO).
+
+Stage 1 shares the optimizer's state (`ReplicatedWeights`), stages 2 and 3 the weights too (`ShardedWeights`).
+Rajbhandari et al. 2020, arXiv:1910.02054, section 5.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from math import prod
+from typing import Any, Protocol
+from weakref import WeakSet
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from whet.dist.group import Group
+from whet.dist.messages import DTYPES, dtype_name
+from whet.dist.sharded_model import ShardedModel
+from whet.dist.shares import RowExchange, Rows, deal, n_rows, rows_in
+from whet.errors import ConfigError
+from whet.kernels.optimizer.rows_in_use import RowsInUse, rows_in_use
+from whet.train.checkpoint.optimizer_state import OptimizerState
+from whet.train.resume import schema
+from whet.train.state import State, join, split
+
+SHARED = "whet_shared"
+"""Attribute of an optimizer that has a share of a run's state."""
+_Forms = Mapping[str, tuple[Any, Mapping[str, tuple[tuple[int, ...], str]]]]
+"""Parameter -> its state with references instead of tensors, and shape and dtype of each tensor."""
+
+
+class Weights(Protocol):
+    """The weights that the ranks update together."""
+
+    shapes: Sequence[tuple[int, ...]]
+    """The shapes of the optimizer's parameters, in the order of its groups."""
+    rows: Sequence[Sequence[Rows]]
+    """For each parameter of the optimizer, the rows that each rank updates."""
+    kept: Sequence[nn.Parameter | None]
+    """What this rank updates of each parameter; None: nothing."""
+
+    def take_gradients(self) -> None:
+        """Show the optimizer the gradients of what this rank updates."""
+        ...
+
+    def give(self) -> None:
+        """Let the other ranks have what this rank has updated."""
+        ...
+
+
+class CollectedState(ABC):
+    """The state of the optimizer, which the ranks share."""
+
+    _complete: State | None = None
+
+    @abstractmethod
+    def collect(self) -> State | None:
+        """Return the state of all ranks, as one process has it; None on a rank that does not save. All call this."""
+
+    @contextmanager
+    def collected(self) -> Iterator[None]:
+        """Collect the state for the block, in which `state` returns it. All ranks enter it."""
+        self._complete = self.collect()
+        try:
+            yield
+        finally:
+            self._complete = None
+
+    def state(self) -> State:
+        """Return the state of all ranks, as one process has it: on rank 0, within `collected`."""
+        assert self._complete is not None
+        return self._complete
+
+    def load_state(self, saved: State) -> None:
+        """Never called: a checkpoint is restored before the ranks share the optimizer."""
+        raise AssertionError
+
+
+class OptimizerShare(CollectedState):
+    """One rank's share of an optimizer, whose groups get `weights.kept` in place of the parameters.
+
+    `names` are those of the parameters, in the order of the groups. `unit` is the number of elements that one number of
+    the state stands for at most.
+    """
+
+    def __init__(
+        self, group: Group, optimizer: Optimizer, names: Sequence[str], weights: Weights, unit: int | None
+    ) -> None:
+        self._group, self._optimizer, self._weights, self._unit = group, optimizer, weights, unit
+        self._names = list(names)
+        self._names_by_group: list[list[str]] = []
+        self._kept_by_group: list[list[Tensor]] = []
+        self._put_into_groups()
+
+    @contextmanager
+    def stepping(self) -> Iterator[None]:
+        """Around the optimizer's step: it gets the gradients of this rank's rows, and all ranks get the result."""
+        self._require_same_groups()
+        self._weights.take_gradients()
+        yield
+        self._weights.give()
+
+    def _require_same_groups(self) -> None:
+        now = [[id(one) for one in group["params"]] for group in self._optimizer.param_groups]
+        if now != [[id(one) for one in kept] for kept in self._kept_by_group]:
+            raise ConfigError(
+                what="the parameters of the optimizer's groups changed while ranks share its state",
+                got=f"groups of {_counts(now)} parameters, on this rank at the start {_counts(self._kept_by_group)}",
+                why="who keeps which parameter is settled when the training begins",
+                fix="give the optimizer all parameters at the start, frozen ones too, or leave --zero_stage, --fsdp "
+                "and --deepspeed out",
+            )
+
+    def _put_into_groups(self) -> None:
+        """Replace the parameters, with their state, by what this rank updates of them."""
+        optimizer, numbers = self._optimizer, iter(range(len(self._names)))
+        states: dict[Tensor, Any] = {}
+        for group in optimizer.param_groups:
+            own = [(next(numbers), parameter) for parameter in group["params"]]
+            self._names_by_group.append([self._names[number] for number, _ in own])
+            group["params"] = []
+            for number, parameter in own:
+                state, kept = optimizer.state.pop(parameter, None), self._weights.kept[number]
+                if kept is None:
+                    continue
+                group["params"].append(kept)
+                if state:
+                    states[kept] = _next_to(kept, self._cut(state, number))
+            self._kept_by_group.append(list(group["params"]))
+        optimizer.state.update(states)
+
+    def _cut(self, state: Mapping[str, Any], number: int) -> dict[str, Any]:
+        """Return copies of the rows of the state that this rank keeps."""
+        shape, (first, n) = self._weights.shapes[number], self._weights.rows[number][self._group.rank]
+        if (first, n) == (0, n_rows(shape)):
+            return dict(state)
+        assert self._unit is not None
+        width = prod(shape[1:])
+        blocks = (first * width // self._unit, -(-n * width // self._unit))
+
+        def cut(value: Any) -> Any:
+            if not isinstance(value, Tensor) or not value.dim():
+                return value
+            return value.narrow(0, *((first, n) if tuple(value.shape) == shape else blocks)).clone()
+
+        return {name: cut(value) for name, value in state.items()}
+
+    def collect(self) -> State | None:
+        names = [name for name, kept in zip(self._names, self._weights.kept, strict=True) if kept is not None]
+        own = OptimizerState(self._optimizer, names).state()
+        parts = {name: split(values) for name, values in own["state"].items()}
+        of_ranks: list[_Forms] = self._group.gather(
+            {
+                name: (plain, {path: (tuple(one.shape), dtype_name(one.dtype)) for path, one in tensors.items()})
+                for name, (plain, tensors) in parts.items()
+            },
+            schema.object_of(_is_form),
+        )
+        state: dict[str, Any] = {}
+        for name in self._names:
+            if any(name in forms for forms in of_ranks):
+                tensors = parts[name][1] if name in parts else {}
+                state[name] = self._joined([forms.get(name) for forms in of_ranks], tensors)
+        groups = [
+            {**group, "params": names} for group, names in zip(own["param_groups"], self._names_by_group, strict=True)
+        ]
+        return {"param_groups": groups, "state": state} if self._group.rank == 0 else None
+
+    def _joined(self, forms: Sequence[Any], own: Mapping[str, Tensor]) -> Any:
+        """Return one parameter's state on rank 0: the rows of all ranks, one after the other."""
+        holders = [rank for rank, form in enumerate(forms) if form is not None]
+        plain, shaped = forms[holders[0]]
+        tensors = {}
+        for path, (shape, _) in shaped.items():
+            senders = holders if shape else holders[:1]  # a tensor without dims is the same on all
+            described = [(rank, *forms[rank][1][path]) for rank in senders]
+            found = [self._group.to_first(own.get(path), rank, shape, DTYPES[name]) for rank, shape, name in described]
+            here = [one.cpu() for one in found if one is not None]
+            tensors[path] = torch.cat(here) if len(here) > 1 else found[0]
+        return join(plain, tensors) if self._group.rank == 0 else None
+
+
+def _is_form(form: Any) -> bool:
+    """Return whether this is what a rank says of a parameter's state: plain values, shapes and dtypes of tensors."""
+    if not (isinstance(form, tuple) and len(form) == 2 and isinstance(form[1], dict)):
+        return False
+    return all(_is_described(*one) if isinstance(one, tuple) else False for one in form[1].values())
+
+
+def _is_described(shape: Any = None, name: Any = None, *more: Any) -> bool:
+    return isinstance(shape, tuple) and all(map(schema.count, shape)) and name in DTYPES and not more
+
+
+def _next_to(kept: Tensor, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the state with its tensors on the device of the weight, which may be offloaded."""
+    return {name: one.to(kept.device) if isinstance(one, Tensor) and one.dim() else one for name, one in state.items()}
+
+
+def _counts(groups: Sequence[Sequence[Any]]) -> str:
+    return ", ".join(str(len(group)) for group in groups)
+
+
+class ReplicatedWeights:
+    """The parameters of a model; `kept` are the rows that this rank updates, in the parameters' own memory."""
+
+    def __init__(self, group: Group, parameters: Sequence[nn.Parameter], unit: int | None) -> None:
+        for one in parameters:
+            one.data = one.data.contiguous()
+        self._parameters = list(parameters)
+        self.shapes: Sequence[tuple[int, ...]] = [tuple(one.shape) for one in parameters]
+        self.rows: Sequence[Sequence[Rows]] = deal(self.shapes, group.n_ranks, unit)
+        self._own = [of_rank[group.rank] for of_rank in self.rows]
+        self.kept: Sequence[nn.Parameter | None] = [
+            _kept(one, rows) for one, rows in zip(self._parameters, self._own, strict=True)
+        ]
+        self._exchange = RowExchange(group, self._parameters, self.rows)
+        self._in_use: dict[int, tuple[RowsInUse, RowsInUse]] = {}
+
+    def take_gradients(self) -> None:
+        """Show the optimizer the gradients of the rows that this rank keeps."""
+        for number, (parameter, kept) in enumerate(zip(self._parameters, self.kept, strict=True)):
+            if kept is None or kept is parameter:
+                continue
+            kept.data = rows_in(parameter.detach(), self._own[number])  # other code may have moved the parameter
+            kept.grad = None
+            if parameter.grad is None:
+                continue
+            kept.grad = gradient = rows_in(parameter.grad, self._own[number])
+            if (rows := rows_in_use(parameter.grad)) is not None:
+                self._part(number, rows).put_on(gradient)
+
+    def give(self) -> None:
+        """Give the updated rows to all ranks."""
+        for parameter, kept in zip(self._parameters, self.kept, strict=True):
+            if kept is not None and kept is not parameter:
+                kept.grad = None
+        self._exchange.run(self._parameters)
+
+    def _part(self, number: int, rows: RowsInUse) -> RowsInUse:
+        """Return the record of the kept rows, the same one as long as the parameter's record is."""
+        found = self._in_use.get(number)
+        if found is None or found[0] is not rows:
+            found = self._in_use[number] = (rows, rows.part(*self._own[number]))
+        return found[1]
+
+
+def _kept(parameter: nn.Parameter, rows: Rows) -> nn.Parameter | None:
+    """Return what the optimizer gets: the parameter itself if this rank keeps all of it, None if it keeps nothing."""
+    if not rows[1]:
+        return None
+    if rows == (0, n_rows(parameter.shape)):
+        return parameter
+    return nn.Parameter(rows_in(parameter.detach(), rows), requires_grad=parameter.requires_grad)
+
+
+class ShardedWeights:
+    """One rank's rows of a model's parameters, and the sum of their gradients.
+
+    `trained` are the optimizer's parameters, in the order of its groups.
+    """
+
+    def __init__(self, group: Group, sharded: ShardedModel, trained: Sequence[nn.Parameter]) -> None:
+        self._group, self._sharded = group, sharded
+        own = {id(one): _share(sharded, one) for one in sharded.parameters}
+        self.shapes: Sequence[tuple[int, ...]] = [sharded.shape_of(one) for one in trained]
+        self.rows: Sequence[Sequence[Rows]] = deal(self.shapes, group.n_ranks, 1)
+        self.kept: Sequence[nn.Parameter | None] = [own[id(one)] for one in trained]
+        self._pairs = [(one, share) for one in sharded.parameters if (share := own[id(one)]) is not None]
+        self.parameters = [share for _, share in self._pairs]
+        """This rank's rows of all parameters."""
+        self._watched = False
+
+    # ---- the optimizer ----
+
+    def take_gradients(self) -> None:
+        for parameter, share in self._pairs:
+            share.data = self._sharded.share_of(parameter)  # torch may have moved it
+
+    def give(self) -> None:
+        """Do nothing: the other ranks get the rows when they need them."""
+
+    # ---- gradients ----
+
+    def compute(self, work: Callable[[], Any]) -> Any:
+        return self._sharded.compute(work)
+
+    def watch(self, loss: Tensor) -> Tensor:
+        self._watched = True
+        return loss
+
+    def finish(self, others: Sequence[nn.Parameter] = ()) -> bool:
+        """Show the gradients of this rank's rows; return whether a loss was watched."""
+        watched, self._watched = self._watched, False
+        if any(self._sharded.has_hooks(one) for one in self._sharded.parameters):
+            raise _unseen("a weight has hooks on its gradient", "register_hook of a parameter")
+        for parameter, share in self._pairs:
+            if share.requires_grad != self._sharded.is_trained(parameter):
+                raise _unseen("weights were frozen or unfrozen", "a change of requires_grad during the training")
+            gradient = self._sharded.gradient_of(parameter)
+            share.grad = gradient if gradient is None or watched else gradient.mul_(1 / self._group.n_ranks)
+        return watched
+
+
+def _share(sharded: ShardedModel, parameter: nn.Parameter) -> nn.Parameter | None:
+    own = sharded.share_of(parameter)
+    return nn.Parameter(own, requires_grad=parameter.requires_grad) if own.numel() else None
+
+
+def _unseen(what: str, got: str) -> ConfigError:
+    return ConfigError(
+        what=f"{what} while ranks share the weights",
+        got=got,
+        why="torch's fully_shard puts tensors of its own in the place of parameters when the training begins",
+        fix="use --zero_stage 1, which leaves parameters as they are, without --fsdp and --deepspeed; or freeze "
+        "weights before train(), and change gradients in the loss",
+    )
+
+
+_left: WeakSet[nn.Module] = WeakSet()
+"""Models of which a training that failed left each rank its share alone."""
+
+
+def mark_unfinished(model: nn.Module) -> None:
+    """Note that this model stays without the rows of the other ranks, which may be gone."""
+    _left.add(model)
+
+
+def require_complete(model: nn.Module) -> None:
+    """Raise ConfigError if a training has left the model with the weights of this rank alone."""
+    if model in _left:
+        raise ConfigError(
+            what="the model has only this rank's share of the weights",
+            got="a model whose training failed",
+            why="with zero_stage 2 and 3 the ranks bring the weights together at the end of a "
+            "training, and an error of one rank ends it before that",
+            fix="build a new model and trainer, and call train(resume_from_checkpoint=True) or load the newest "
+            "checkpoint of the run; zero_stage 1 leaves each rank the complete weights",
+        )
