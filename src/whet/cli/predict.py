@@ -25,10 +25,10 @@ def _run(asked: PredictArguments) -> int:
     log.set_up(logging.WARNING)
     require_file(Path(asked.file))
 
-    from whet.jobs.predict.models import head_of
     from whet.jobs.predict.trained import read_reading
+    from whet.models.loading.adapter import trained_head
 
-    head, named = head_of(asked.model)
+    head, named = trained_head(asked.model)
     task_name = read_reading(Path(asked.model)).get("task") if head is None else None
     for task, predict in _PREDICTING:
         if task.head == head or task.name == task_name:

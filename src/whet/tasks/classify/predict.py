@@ -7,10 +7,10 @@ from pathlib import Path
 from whet.jobs.pooling import pooled
 from whet.jobs.predict import outputs
 from whet.jobs.predict.fields import PredictFields
-from whet.jobs.predict.models import load_trained
 from whet.jobs.tokenising.cache import Cache
 from whet.jobs.tokenising.encode import check_max_length
 from whet.jobs.tokenising.rows import RowMaker, RowOptions
+from whet.models.loading.adapter import load_trained
 from whet.models.loading.heads import SEQUENCE_CLASSIFICATION
 from whet.models.loading.load import max_positions
 from whet.tasks.classify.examples import Named

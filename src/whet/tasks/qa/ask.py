@@ -11,8 +11,8 @@ import numpy as np
 
 from whet import console, log
 from whet.errors import escape_controls
-from whet.jobs.predict.models import load_trained
 from whet.jobs.tokenising.encode import check_max_length
+from whet.models.loading.adapter import load_trained
 from whet.models.loading.heads import QUESTION_ANSWERING
 from whet.models.loading.load import max_positions
 from whet.objectives.choose import choose

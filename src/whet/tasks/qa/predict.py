@@ -6,8 +6,8 @@ from pathlib import Path
 
 from whet.jobs.predict import outputs
 from whet.jobs.predict.fields import PredictFields
-from whet.jobs.predict.models import load_trained
 from whet.jobs.tokenising.encode import check_max_length
+from whet.models.loading.adapter import load_trained
 from whet.models.loading.heads import QUESTION_ANSWERING
 from whet.models.loading.load import max_positions
 from whet.objectives.span import SpanObjective

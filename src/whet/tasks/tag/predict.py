@@ -6,9 +6,9 @@ from pathlib import Path
 
 from whet.jobs.predict import outputs
 from whet.jobs.predict.fields import PredictFields
-from whet.jobs.predict.models import load_trained
 from whet.jobs.tokenising.cache import Cache
 from whet.jobs.tokenising.words import WordRowMaker
+from whet.models.loading.adapter import load_trained
 from whet.models.loading.heads import TOKEN_CLASSIFICATION
 from whet.tasks.tag.job import row_length
 from whet.tasks.tag.judge import entries_of
