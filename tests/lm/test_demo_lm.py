@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from whet.errors import ConfigError
+from whet.tasks.lm.arguments import DemoLmArguments
 from whet.tasks.lm.demo import run_demo
-from whet.tasks.lm.demo_arguments import DemoLmArguments
 
 
 def test_demo_learns_prints_a_text_and_runs_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

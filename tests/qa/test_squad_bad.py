@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from whet.errors import EXIT_BAD_DATA, DataError, StorageError
-from whet.tasks.qa.read.squad import read_questions
+from whet.tasks.qa.read import read_questions
 
 _CONTEXT = "😀 Pop music is sung in Oslo. Oslo is cold."
 _SUNG = _CONTEXT.index("sung")

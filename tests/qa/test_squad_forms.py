@@ -13,7 +13,7 @@ from pyarrow import csv, parquet
 
 from text_tasks import documented_forms
 from whet.errors import DataError
-from whet.tasks.qa.read.squad import read_questions
+from whet.tasks.qa.read import read_questions
 from whet.tasks.qa.types import Answers, Questions
 
 _CONTEXT = "Born in Oslo, she sang."

@@ -17,8 +17,7 @@ from whet.config.arguments import TrainingArguments
 from whet.config.settings import refuse
 from whet.errors import EXIT_OK, EXIT_OTHER, ConfigError, OutputError, WhetError
 from whet.hardware import cpu
-from whet.tasks.qa.arguments import QaArguments
-from whet.tasks.qa.rules import check_run
+from whet.tasks.qa.arguments import QaArguments, check_run
 from whet.train.output import files as output_files
 
 

@@ -72,7 +72,7 @@ def run_job(task: Task, job: Any, args: TrainingArguments) -> int:
     with kept, taken as folder, run_log.buffered():
         examples = {name: task.read(job, name) for name, wanted in USED_BY.items() if getattr(args, wanted)}
         if job.seeds > 1:
-            from whet.jobs.seeds.run import run_seeds
+            from whet.jobs.seeds import run_seeds
 
             metrics, lines = run_seeds(task, job, args, examples)
         else:

@@ -11,7 +11,7 @@ from whet.errors import ConfigError, Problem
 from whet.models.loading.heads import Head
 
 if TYPE_CHECKING:
-    from whet.jobs.predict.fields import PredictFields
+    from whet.jobs.predict.arguments import PredictFields
 
 Shown = Mapping[str, tuple[str, str]]
 """Name of a metric -> the words for it, and the format of its value."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from whet.config.arguments import TrainingArguments
 from whet.errors import StorageError, escape_controls
-from whet.jobs.predict.fields import PredictFields
+from whet.jobs.predict.arguments import PredictFields
 from whet.jobs.predict.trained import read_reading
 from whet.train.output import disk_errors
 from whet.train.output import files as output_files

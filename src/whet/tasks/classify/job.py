@@ -21,11 +21,9 @@ from whet.models.loading.heads import SEQUENCE_CLASSIFICATION
 from whet.models.loading.load import Labels, load_config, load_model, load_tokenizer, max_positions
 from whet.tasks.classify.arguments import ClassifyArguments
 from whet.tasks.classify.examples import Examples
-from whet.tasks.classify.judge import ClassifyJudge
-from whet.tasks.classify.labels import Scheme, kind_of, require_several, scheme_of, scheme_of_config
-from whet.tasks.classify.prediction import Decision
+from whet.tasks.classify.judge import ClassifyJudge, Decision
+from whet.tasks.classify.labels import Scheme, kind_of, require_clear, require_several, scheme_of, scheme_of_config
 from whet.tasks.classify.rows import Split, tokenised
-from whet.tasks.classify.unclear_labels import require_clear
 from whet.train.output import printing
 from whet.train.resume import restore as resume
 

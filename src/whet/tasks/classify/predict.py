@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from whet.jobs.pooling import pooled
+from whet.jobs.judging import pooled
 from whet.jobs.predict import outputs
-from whet.jobs.predict.fields import PredictFields
+from whet.jobs.predict.arguments import PredictFields
 from whet.jobs.tokenising.cache import Cache
 from whet.jobs.tokenising.encode import check_max_length
 from whet.jobs.tokenising.rows import RowMaker, RowOptions
 from whet.models.loading.adapter import load_trained
 from whet.models.loading.heads import SEQUENCE_CLASSIFICATION
 from whet.models.loading.load import max_positions
-from whet.tasks.classify.examples import Named
+from whet.tasks.classify.examples import Named, read_file
+from whet.tasks.classify.judge import Decision, logits_of
 from whet.tasks.classify.labels import scheme_of_config
-from whet.tasks.classify.prediction import Decision, logits_of
-from whet.tasks.classify.splits import read_file
 
 _USUAL_LENGTH = 128
 

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from whet.config.arguments import TrainingArguments
 from whet.jobs.command import training_command
-from whet.jobs.predict.fields import PredictFields
+from whet.jobs.predict.arguments import PredictFields
 from whet.jobs.task import OF_TRAINING, Task
 from whet.models.loading.heads import SEQUENCE_CLASSIFICATION
-from whet.tasks.classify.arguments import ClassifyArguments
-from whet.tasks.classify.rules import LOWER_IS_BETTER, check_run
+from whet.tasks.classify.arguments import LOWER_IS_BETTER, ClassifyArguments, check_run
 
 if TYPE_CHECKING:
     from whet.jobs.job import Job
@@ -33,7 +32,7 @@ _SHOWN = {
 
 
 def _read(job: ClassifyArguments, name: str) -> Examples:
-    from whet.tasks.classify.splits import read_split
+    from whet.tasks.classify.examples import read_split
 
     return read_split(job, name)
 

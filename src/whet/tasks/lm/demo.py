@@ -12,9 +12,7 @@ from whet import console, log
 from whet.config.arguments import TrainingArguments
 from whet.jobs.demo_folder import DATA, continuing
 from whet.jobs.run import show
-from whet.tasks.lm.arguments import LmArguments
-from whet.tasks.lm.demo_arguments import DemoLmArguments
-from whet.tasks.lm.rules import SHOWN
+from whet.tasks.lm.arguments import SHOWN, DemoLmArguments, LmArguments
 from whet.tasks.lm.splits import read_split
 from whet.train.control import lock, stop
 from whet.train.output import files as output_files
@@ -114,8 +112,8 @@ def _show_it(job: LmArguments, args: TrainingArguments, folder: Path, started_s:
 
     from transformers import set_seed
 
+    from whet.tasks.lm.arguments import GenerateArguments
     from whet.tasks.lm.generate import Writer
-    from whet.tasks.lm.generate_arguments import GenerateArguments
     from whet.tasks.lm.job import prepare
     from whet.tasks.lm.judge import perplexity
 

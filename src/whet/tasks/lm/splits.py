@@ -10,9 +10,9 @@ from whet.data.files.rejected import Rejected
 from whet.data.files.table import TableRows, read_table
 from whet.errors import ConfigError
 from whet.jobs.hub_data import HubSource, load_split, table_rows
+from whet.tasks.lm.arguments import LmFields
 from whet.tasks.lm.columns import choose_columns
 from whet.tasks.lm.examples import Examples, from_lines, from_table
-from whet.tasks.lm.fields import LmFields
 from whet.train.output import printing
 
 _PLAIN = (".txt", ".text", ".md")

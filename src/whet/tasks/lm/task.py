@@ -10,10 +10,7 @@ from whet.config.command import Command
 from whet.jobs.command import training_command
 from whet.jobs.task import Task
 from whet.models.loading.heads import CAUSAL_LM
-from whet.tasks.lm.arguments import LmArguments
-from whet.tasks.lm.demo_arguments import DemoLmArguments
-from whet.tasks.lm.generate_arguments import GenerateArguments
-from whet.tasks.lm.rules import SHOWN, check_run
+from whet.tasks.lm.arguments import SHOWN, DemoLmArguments, GenerateArguments, LmArguments, check_run
 
 if TYPE_CHECKING:
     from whet.jobs.job import Job

@@ -15,8 +15,7 @@ from whet.config.arguments import TrainingArguments
 from whet.jobs.demo_folder import DATA, continuing
 from whet.jobs.run import show
 from whet.optional import require
-from whet.tasks.qa.arguments import DemoArguments, QaArguments
-from whet.tasks.qa.rules import SHOWN
+from whet.tasks.qa.arguments import SHOWN, DemoArguments, QaArguments
 from whet.tasks.qa.splits import read_split
 from whet.train.control import lock, stop
 from whet.train.output import run_log
@@ -126,7 +125,7 @@ def _show_it(qa: QaArguments, args: TrainingArguments, folder: Path, started_s: 
 def _ask_about_unseen_texts(qa: QaArguments, trainer: Trainer) -> None:
     from whet.tasks.qa.ask import Reader, show
     from whet.tasks.qa.job import decode_options
-    from whet.tasks.qa.windows.cut import WindowOptions
+    from whet.tasks.qa.windows import WindowOptions
 
     reader = Reader(
         model=trainer.model,

@@ -20,8 +20,8 @@ from whet.models.loading.heads import QUESTION_ANSWERING
 from whet.models.loading.load import load_qa_model, load_tokenizer, max_positions
 from whet.models.packable import family_of
 from whet.tasks.qa.arguments import QaArguments
-from whet.tasks.qa.evaluate.decode import DecodeOptions
-from whet.tasks.qa.evaluate.predict import Judge
+from whet.tasks.qa.decode import DecodeOptions
+from whet.tasks.qa.judge import Judge
 from whet.tasks.qa.splits import Split, cut, describe
 from whet.tasks.qa.types import Questions
 from whet.train.resume import restore as resume

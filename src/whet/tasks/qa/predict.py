@@ -5,18 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 from whet.jobs.predict import outputs
-from whet.jobs.predict.fields import PredictFields
+from whet.jobs.predict.arguments import PredictFields
 from whet.jobs.tokenising.encode import check_max_length
 from whet.models.loading.adapter import load_trained
 from whet.models.loading.heads import QUESTION_ANSWERING
 from whet.models.loading.load import max_positions
 from whet.objectives.span import SpanObjective
-from whet.tasks.qa.evaluate.decode import DecodeOptions
-from whet.tasks.qa.evaluate.predict import predict as answers_of
-from whet.tasks.qa.read.squad import read_questions
+from whet.tasks.qa.decode import DecodeOptions
+from whet.tasks.qa.judge import predict as answers_of
+from whet.tasks.qa.read import read_questions
 from whet.tasks.qa.splits import Split
-from whet.tasks.qa.windows.cache import cached_windows
-from whet.tasks.qa.windows.cut import WindowOptions
+from whet.tasks.qa.windows import WindowOptions, cached_windows
 
 _USUAL_LENGTH, _USUAL_STRIDE = 384, 128
 

@@ -12,12 +12,9 @@ from whet.data.store import RowStore
 from whet.jobs.hub_data import HubSource
 from whet.log import logger
 from whet.tasks.qa.arguments import QaArguments
-from whet.tasks.qa.read.hub import read_hub
-from whet.tasks.qa.read.squad import read_questions
-from whet.tasks.qa.read.tables import READ
+from whet.tasks.qa.read import READ, read_hub, read_questions
 from whet.tasks.qa.types import Questions, Windows
-from whet.tasks.qa.windows.cache import cached_windows
-from whet.tasks.qa.windows.cut import WindowOptions
+from whet.tasks.qa.windows import WindowOptions, cached_windows
 from whet.train.output import printing
 
 

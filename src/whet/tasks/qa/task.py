@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 from whet.config.arguments import TrainingArguments
 from whet.config.command import Command
 from whet.jobs.command import training_command
-from whet.jobs.predict.fields import PredictFields
+from whet.jobs.predict.arguments import PredictFields
 from whet.jobs.task import Task
 from whet.models.loading.heads import QUESTION_ANSWERING
-from whet.tasks.qa.arguments import AskArguments, DemoArguments, QaArguments
-from whet.tasks.qa.rules import SHOWN, check_run
+from whet.tasks.qa.arguments import SHOWN, AskArguments, DemoArguments, QaArguments, check_run
 
 if TYPE_CHECKING:
     from whet.jobs.job import Job
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def _read(qa: QaArguments, name: str) -> Questions:
-    from whet.tasks.qa.evaluate.metrics import check_scorable
+    from whet.tasks.qa.metrics import check_scorable
     from whet.tasks.qa.splits import read_split
 
     questions = read_split(qa, name)

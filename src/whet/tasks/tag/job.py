@@ -20,11 +20,10 @@ from whet.log import logger
 from whet.models.loading.heads import TOKEN_CLASSIFICATION
 from whet.models.loading.load import Labels, load_config, load_model, load_tokenizer, max_positions
 from whet.tasks.tag.arguments import TagArguments
-from whet.tasks.tag.judge import TagJudge
+from whet.tasks.tag.judge import TagJudge, best_tags, only_logits
 from whet.tasks.tag.labels import Tags, require_several, tags_of, tags_of_config
 from whet.tasks.tag.rows import Split, tokenised
 from whet.tasks.tag.sentences import Sentences
-from whet.tasks.tag.word_tags import best_tags, only_logits
 from whet.train.output import printing
 from whet.train.resume import restore as resume
 

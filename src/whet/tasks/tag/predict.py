@@ -5,18 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 from whet.jobs.predict import outputs
-from whet.jobs.predict.fields import PredictFields
+from whet.jobs.predict.arguments import PredictFields
 from whet.jobs.tokenising.cache import Cache
 from whet.jobs.tokenising.words import WordRowMaker
 from whet.models.loading.adapter import load_trained
 from whet.models.loading.heads import TOKEN_CLASSIFICATION
 from whet.tasks.tag.job import row_length
-from whet.tasks.tag.judge import entries_of
+from whet.tasks.tag.judge import best_tags, entries_of, only_logits, words_of
 from whet.tasks.tag.labels import tags_of_config
+from whet.tasks.tag.read import read_file
 from whet.tasks.tag.rows import Split
 from whet.tasks.tag.sentences import Named
-from whet.tasks.tag.splits import read_file
-from whet.tasks.tag.word_tags import best_tags, only_logits, words_of
 
 
 def predict(asked: PredictFields) -> int:

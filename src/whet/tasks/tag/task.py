@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 from whet.config.arguments import TrainingArguments
 from whet.jobs.command import training_command
-from whet.jobs.predict.fields import PredictFields
+from whet.jobs.predict.arguments import PredictFields
 from whet.jobs.task import OF_TRAINING, Task
 from whet.models.loading.heads import TOKEN_CLASSIFICATION
-from whet.tasks.tag.arguments import TagArguments
-from whet.tasks.tag.rules import check_run
+from whet.tasks.tag.arguments import TagArguments, check_run
 
 if TYPE_CHECKING:
     from whet.jobs.job import Job
@@ -32,7 +31,7 @@ _SHOWN = {
 
 
 def _read(job: TagArguments, name: str) -> Sentences:
-    from whet.tasks.tag.splits import read_split
+    from whet.tasks.tag.read import read_split
 
     return read_split(job, name)
 
