@@ -28,7 +28,7 @@ def _run(asked: PredictArguments) -> int:
     from whet.jobs.predict.trained import read_reading
     from whet.models.loading.adapter import trained_head
 
-    head, named = trained_head(asked.model)
+    head, named = trained_head(asked.model, [task.head for task in tasks.tasks()])
     task_name = read_reading(Path(asked.model)).get("task") if head is None else None
     for task, predict in _PREDICTING:
         if task.head == head or task.name == task_name:

@@ -7,7 +7,7 @@ of weights that overflow is wrong without an error.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,8 @@ from whet.train.output import files as output_files
 from whet.train.output import printing
 
 _TYPES = "token_type_ids"
+_OUTPUTS = ("logits", "last_hidden_state")
+"""What models are compared by: those without a head give hidden states alone."""
 _N_ROWS, _ROW_TOKENS = 3, 24
 """Of the comparison of the merged model with the adapted one."""
 _CLOSE = 1e-3
@@ -55,14 +57,17 @@ _UNFINISHED = ".merge.partial"
 """Lies in the output folder while the model is written to it."""
 
 
-def run_merge(asked: MergeArguments) -> int:
-    """Run the command; return its exit code."""
+def run_merge(asked: MergeArguments, known: Iterable[heads.Head]) -> int:
+    """Run the command; return its exit code. `known`: the heads of models whose adapters whet trains."""
     set_up()
     folder, output = Path(asked.adapter), Path(asked.output_dir)
     _require_empty(output)
     settings = settings_of(folder)
     base = asked.model_name_or_path or base_of(settings, folder)
-    source, head = ModelSource(model=base, revision=revision_of(settings, base)), head_of_adapter(settings, folder)
+    source, head = (
+        ModelSource(model=base, revision=revision_of(settings, base)),
+        head_of_adapter(settings, folder, known),
+    )
     model = base_model(source, head, folder)
     tokenizer, reading = load_tokenizer(tokenizer_source(source, folder), resize=None), file_of_run(folder, NAME)
     require_rows(model, tokenizer, folder)
@@ -214,7 +219,7 @@ def _logits(model: Any, rows: list[Tensor], folder: Path) -> list[Tensor]:
             why="the merged model is compared with it before anything is written",
             fix=WITH_PEFT,
         ) from error
-    found = [value for one in done for name, value in one.items() if name.endswith("logits")]
+    found = [value for one in done for name, value in one.items() if name.endswith(_OUTPUTS)]
     if not all(bool(torch.isfinite(value).all()) for value in found):
         settings = read_object(folder / ADAPTER)
         raise ConfigError(

@@ -10,7 +10,7 @@ import re
 import signal
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -78,8 +78,6 @@ def _is_table(of: Callable[[object], bool]) -> Callable[[object], bool]:
 
 _BASE_FLAG = "--base_model_name_or_path"
 WITH_PEFT = "merge it with peft (merge_and_unload, save_pretrained), and compare the logits before and after"
-_HEADS = {head.peft: head for head in (*heads.HEADS.values(), heads.CAUSAL_LM)}
-"""What peft calls the task of an adapter -> the head of its model."""
 _WEIGHTS = "adapter_model.safetensors"
 _LARGEST_NUMBER = 1e308
 _SWITCH = ("true or false", (_is_switch,))
@@ -135,7 +133,7 @@ def load_trained(name: str, head: heads.Head, base: str | None) -> tuple[Any, An
     folder = Path(name)
     settings = settings_of(folder)
     if settings.get("task_type") != head.peft:
-        found = head_of_adapter(settings, folder)
+        found = head_of_adapter(settings, folder, (*heads.HEADS.values(), heads.CAUSAL_LM))
         raise ConfigError(
             what=f"the adapter has not learnt to {head.learns}",
             got=f"{folder}: task_type {settings.get('task_type')}",
@@ -164,11 +162,14 @@ def _is_adapter(name: str) -> bool:
     return (Path(name) / ADAPTER).is_file()
 
 
-def trained_head(name: str) -> tuple[heads.Head | None, str]:
-    """Return the head of the model or of the adapter's model, None if it is unknown; and what names it there."""
+def trained_head(name: str, known: Iterable[heads.Head]) -> tuple[heads.Head | None, str]:
+    """Return the head of the model, or of the adapter's model if it is among `known`; and what names it there.
+
+    None: the model's head is unknown. Raises ConfigError for an adapter of another task than those of `known`.
+    """
     if _is_adapter(name):
         settings = settings_of(Path(name))
-        return head_of_adapter(settings, Path(name)), f"task_type {settings['task_type']}"
+        return head_of_adapter(settings, Path(name), known), f"task_type {settings['task_type']}"
     architectures = load_config(ModelSource(model=name, flag="--model")).architectures
     return heads.head_named(architectures), f"architectures {architectures}"
 
@@ -329,17 +330,18 @@ def file_of_run(folder: Path, name: str) -> Path | None:
     return next((place / name for place in places if (place / name).exists()), None)
 
 
-def head_of_adapter(settings: dict[str, Any], folder: Path) -> heads.Head:
-    """Return the head of the adapter's model; raises ConfigError if its task is none of whet's."""
+def head_of_adapter(settings: dict[str, Any], folder: Path, known: Iterable[heads.Head]) -> heads.Head:
+    """Return the head of the adapter's model; raises ConfigError if its task is none of theirs."""
+    by_task = {head.peft: head for head in known}
     found = str(settings.get("task_type"))
-    if found not in _HEADS:
+    if found not in by_task:
         raise ConfigError(
             what="the adapter names no task that whet knows",
             got=f"{folder}: task_type {settings.get('task_type')}",
             why="the task says which head the model has",
-            fix=f"use an adapter of {', '.join(_HEADS)}",
+            fix=f"use an adapter of {', '.join(by_task)}",
         )
-    return _HEADS[found]
+    return by_task[found]
 
 
 def _labels(folder: Path) -> Labels | None:
