@@ -14,7 +14,7 @@ from whet.data.files.bad_rows import BadRows, no_cycle_search
 from whet.data.files.rejected import Rejected
 from whet.data.files.row_fields import kind, object_of, text_field
 from whet.data.files.table import TableRows, columns_line, read_table
-from whet.jobs.hub_data import HubSource, load_split, table_rows
+from whet.jobs.hub_data import file_of, hub_examples, limit_of
 from whet.jobs.left_out import LeftOut
 from whet.tasks.classify.arguments import ClassifyFields
 from whet.train.output import printing
@@ -262,7 +262,7 @@ def _no_label(found: Sequence[str]) -> Rejected:
 
 def read_split(job: ClassifyFields, name: str) -> Examples:
     """Return the examples of the split `train`, `validation` or `test`; a test split needs no labels."""
-    limit = {"train": job.max_train_samples, "validation": job.max_eval_samples, "test": job.max_predict_samples}[name]
+    limit = limit_of(job, name)
     shuffled = name == "train" and job.shuffle_train_dataset
     examples = _read(job, name, None if shuffled else limit)
     if shuffled:
@@ -293,19 +293,15 @@ def read_file(
 
 def _read(job: ClassifyFields, name: str, limit: int | None) -> Examples:
     named = Named(job.text_column_names, job.text_pair_column_names, job.label_column_name, job.text_column_delimiter)
-    file = {"train": job.train_file, "validation": job.validation_file, "test": job.test_file}[name]
     need_label = name != "test"
-    if file is not None:
-        return read_file(Path(file), named, delimiter=job.csv_delimiter, need_label=need_label, limit=limit,
+    if (file := file_of(job, name)) is not None:
+        return read_file(file, named, delimiter=job.csv_delimiter, need_label=need_label, limit=limit,
                          skip_bad=job.skip_bad)  # fmt: skip
-    source = HubSource.of(job, name)
-    dataset = load_split(source)
-    where = source.describe()
-    try:
-        bad = BadRows(where, skip_bad=job.skip_bad)
-        return _examples(table_rows(dataset, limit), named, bad, need_label=need_label, limit=limit)
-    except Rejected as problem:
-        raise problem.error(where) from None
+
+    def take(rows: TableRows, bad: BadRows) -> Examples:
+        return _examples(rows, named, bad, need_label=need_label, limit=limit)
+
+    return hub_examples(job, name, limit, take)
 
 
 def _examples(rows: TableRows, named: Named, bad: BadRows, *, need_label: bool, limit: int | None) -> Examples:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from whet.console import plural
 from whet.data.files.table import columns_line
 from whet.data.store import RowStore
-from whet.jobs.hub_data import HubSource
+from whet.jobs.hub_data import HubSource, file_of, limit_of
 from whet.log import logger
 from whet.tasks.qa.arguments import QaArguments
 from whet.tasks.qa.read import READ, read_hub, read_questions
@@ -33,11 +32,9 @@ class Split:
 
 def read_split(qa: QaArguments, name: str) -> Questions:
     """Return the questions of the split `train`, `validation` or `test`, from its file or from the data set."""
-    limit = {"train": qa.max_train_samples, "validation": qa.max_eval_samples, "test": qa.max_predict_samples}[name]
-    file = {"train": qa.train_file, "validation": qa.validation_file, "test": qa.test_file}[name]
-    need = name != "test"
-    if file is not None:
-        return _logged(name, read_questions(Path(file), limit=limit, require_answers=need, skip_bad=qa.skip_bad))
+    limit, need = limit_of(qa, name), name != "test"
+    if (file := file_of(qa, name)) is not None:
+        return _logged(name, read_questions(file, limit=limit, require_answers=need, skip_bad=qa.skip_bad))
     return _logged(name, read_hub(HubSource.of(qa, name), limit, require_answers=need, skip_bad=qa.skip_bad))
 
 

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 from whet.console import plural
@@ -20,7 +20,7 @@ from whet.data.files.json_text import skip_space
 from whet.data.files.rejected import Rejected
 from whet.data.files.table import TableRows, columns_line, read_table, with_line_ends
 from whet.errors import escape_controls
-from whet.jobs.hub_data import HubSource, load_split, table_rows
+from whet.jobs.hub_data import file_of, hub_examples, limit_of
 from whet.log import logger
 from whet.tasks.tag.arguments import TagFields
 from whet.tasks.tag.sentences import (
@@ -45,14 +45,13 @@ _BRAT = re.compile(r"T\d+\t\S+ \d+ \d+(;\d+ \d+)*\t[^\n]*")
 
 def read_split(job: TagFields, name: str) -> Sentences:
     """Return the sentences of the split `train`, `validation` or `test`; a test split needs no tags."""
-    limit = {"train": job.max_train_samples, "validation": job.max_eval_samples, "test": job.max_predict_samples}[name]
     named = Named(job.text_column_name, job.label_column_name, job.task_name.lower())
-    file = {"train": job.train_file, "validation": job.validation_file, "test": job.test_file}[name]
-    need = name != "test"
-    if file is not None:
-        found = read_file(Path(file), named, need_tags=need, limit=limit, skip_bad=job.skip_bad)
+    limit, need = limit_of(job, name), name != "test"
+    if (file := file_of(job, name)) is not None:
+        found = read_file(file, named, need_tags=need, limit=limit, skip_bad=job.skip_bad)
     else:
-        found = _read_hub(job, name, named, limit)
+        take = partial(_from_table, named=named, need_tags=need, limit=limit)
+        found = hub_examples(job, name, limit, take)
     found.left_out.log(name, "sentence")
     n_words = sum(map(len, found.words))
     size = f"{plural(len(found), 'sentence')}, {plural(n_words, 'word')}"
@@ -85,7 +84,7 @@ def read_file(path: Path, named: Named, *, need_tags: bool, limit: int | None, s
             text = "{" if data.startswith(PARQUET) else text_of(data)
             begin = skip_space(text)
             if begin < len(text) and text[begin] in "{[" and not _is_columns(text):
-                return _from_table(read_table(path), named, bad, need_tags=need_tags, limit=limit)
+                return _from_table(read_table(path), bad, named=named, need_tags=need_tags, limit=limit)
             if _is_csv(text, named):
                 return from_rows(read_table(path), named, bad, need_tags=need_tags, limit=limit)
             _refuse_brat(text)
@@ -94,7 +93,7 @@ def read_file(path: Path, named: Named, *, need_tags: bool, limit: int | None, s
         raise problem.error(str(path)) from None
 
 
-def _from_table(rows: TableRows, named: Named, bad: BadRows, *, need_tags: bool, limit: int | None) -> Sentences:
+def _from_table(rows: TableRows, bad: BadRows, *, named: Named, need_tags: bool, limit: int | None) -> Sentences:
     """Return the sentences of rows with lists of words and tags, or with texts and spans."""
     rows = with_fields(rows)
     spans = span_columns(rows, named, need_tags=need_tags)
@@ -137,17 +136,6 @@ def _is_columns(text: str) -> bool:
     """Return whether a text that begins with a bracket is a word in columns: "[ O"."""
     first = text.lstrip().split("\n", 1)[0].split()
     return len(first) > 1 and first[0] in ("[", "{") and not first[1].startswith('"') and first[1][0] not in "[{]}"
-
-
-def _read_hub(job: TagFields, name: str, named: Named, limit: int | None) -> Sentences:
-    source = HubSource.of(job, name)
-    dataset = load_split(source)
-    where = source.describe()
-    bad = BadRows(where, skip_bad=job.skip_bad)
-    try:
-        return _from_table(table_rows(dataset, limit), named, bad, need_tags=name != "test", limit=limit)
-    except Rejected as problem:
-        raise problem.error(where) from None
 
 
 _WORD_HEADINGS = {"word", "words", "token", "tokens", "form", "text"}
