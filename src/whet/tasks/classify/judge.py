@@ -13,16 +13,16 @@ from typing import Any
 
 import numpy as np
 
+from whet.data.store import RowStore
 from whet.errors import ConfigError, escape_controls
 from whet.jobs import metrics
 from whet.jobs.fields import Pooling
-from whet.jobs.judging import judge_predictions, pooled
+from whet.jobs.judging import PredictionJudge, pooled
 from whet.log import logger
 from whet.optional import extra, require
 from whet.tasks.classify.labels import Scheme
 from whet.tasks.classify.rows import Split
 from whet.train.output import files as output_files
-from whet.train.trainer import Trainer
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ _TOP = 3
 
 
 @dataclass
-class ClassifyJudge:
+class ClassifyJudge(PredictionJudge):
     """Judges a model on one split; windows of a text count once."""
 
     split: Split
@@ -172,13 +172,10 @@ class ClassifyJudge:
     tables: list[str] = field(default_factory=list)
     """Lines about the last files written, for the end of the run."""
 
-    def follow(self, trainer: Trainer) -> None:
-        """Let this judge compute the metrics of the trainer's next evaluations."""
-        trainer.compute_metrics = self.metrics
-
-    def judge(self, trainer: Trainer, prefix: str) -> dict[str, float]:
-        """Return the metrics of the trainer's model, and write its predictions."""
-        return judge_predictions(trainer, self, self.split.dataset, prefix)
+    @property
+    def dataset(self) -> RowStore:
+        """The rows of the split, with their labels."""
+        return self.split.dataset
 
     def metrics(self, prediction: Any) -> dict[str, float]:
         """Return the metrics of transformers' EvalPrediction."""
@@ -197,10 +194,10 @@ class ClassifyJudge:
         """Write the predictions as JSON lines; a test split also as run_classification.py does."""
         logits = self._pooled(predictions)
         entries = list(self.decision.entries(logits, _TOP))
-        self._store(f"{prefix}_predictions.jsonl", json_lines(self.split.examples.places, iter(entries)))
+        self.store(f"{prefix}_predictions.jsonl", json_lines(self.split.examples.places, iter(entries)))
         if prefix == "predict":
             lines = (f"{n}\t{_shown(entry)}\n" for n, entry in enumerate(entries))
-            self._store("predict_results.txt", "index\tprediction\n" + "".join(lines))
+            self.store("predict_results.txt", "index\tprediction\n" + "".join(lines))
         if self.split.labels is not None and self.decision.scheme.kind == "single_label_classification":
             self._confusion(self.decision.found(logits), prefix)
 
@@ -212,15 +209,11 @@ class ClassifyJudge:
         names = self.decision.scheme.names
         counts = metrics.confusion(self.split.labels, found, len(names))
         self.tables += confusion_table(counts, names)
-        self._store(f"{prefix}_confusion.csv", confusion_csv(counts, names))
+        self.store(f"{prefix}_confusion.csv", confusion_csv(counts, names))
         picture = f"{prefix}_confusion.png"
         with output_files.stored(f"{picture} cannot be written", self.folder, on_error=self.on_error):
             if not draw_confusion(counts, names, self.folder / picture):
                 logger.info("no picture of the confusion matrix: pip install %s", extra("report"))
-
-    def _store(self, name: str, text: str) -> None:
-        with output_files.stored(f"{name} cannot be written", self.folder, on_error=self.on_error):
-            output_files.write_text(self.folder / name, text)
 
 
 def _shown(entry: dict[str, Any]) -> str:

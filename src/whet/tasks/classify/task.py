@@ -44,7 +44,7 @@ def _prepare(job: ClassifyArguments, args: TrainingArguments, examples: Mapping[
 
 
 def _predict(asked: PredictFields) -> int:
-    from whet.tasks.classify.predict import predict
+    from whet.tasks.classify.job import predict
 
     return predict(asked)
 

@@ -35,7 +35,7 @@ def _prepare(qa: QaArguments, args: TrainingArguments, questions: Mapping[str, Q
 
 
 def _predict(asked: PredictFields) -> int:
-    from whet.tasks.qa.predict import predict
+    from whet.tasks.qa.job import predict
 
     return predict(asked)
 

@@ -12,17 +12,16 @@ from typing import Any
 import numpy as np
 import torch
 
+from whet.data.store import RowStore
 from whet.errors import ConfigError
 from whet.jobs import metrics
 from whet.jobs.fields import Pooling
-from whet.jobs.judging import judge_predictions, pooled
+from whet.jobs.judging import PredictionJudge, pooled
 from whet.log import logger
 from whet.optional import extra, require
 from whet.tasks.tag.labels import Tags
 from whet.tasks.tag.rows import Split
 from whet.tasks.tag.sentences import Sentences
-from whet.train.output import files as output_files
-from whet.train.trainer import Trainer
 
 
 @dataclass(frozen=True)
@@ -131,7 +130,7 @@ def _of_each_entity(seqeval: Any, names: Any) -> dict[str, float]:
 
 
 @dataclass(frozen=True)
-class TagJudge:
+class TagJudge(PredictionJudge):
     """Judges a model on one split, by the first piece of each word."""
 
     split: Split
@@ -143,13 +142,10 @@ class TagJudge:
     pooling: Pooling = "mean"
     """How the logits of a word in several windows become one."""
 
-    def follow(self, trainer: Trainer) -> None:
-        """Let this judge compute the metrics of the trainer's next evaluations."""
-        trainer.compute_metrics = self.metrics
-
-    def judge(self, trainer: Trainer, prefix: str) -> dict[str, float]:
-        """Return the metrics of the trainer's model, and write its predictions."""
-        return judge_predictions(trainer, self, self.split.dataset, prefix)
+    @property
+    def dataset(self) -> RowStore:
+        """The rows of the split, with their labels."""
+        return self.split.dataset
 
     def metrics(self, prediction: Any) -> dict[str, float]:
         """Return the metrics of transformers' EvalPrediction; its predictions are logits, or those of `best_tags`."""
@@ -162,12 +158,12 @@ class TagJudge:
     def write(self, predictions: Any, prefix: str) -> None:
         """Write words, tags and scores as JSON lines; a test split also as run_ner.py does: tags alone, a line each."""
         entries = list(self.entries(predictions))
-        self._store(
+        self.store(
             f"{prefix}_predictions.jsonl", "".join(f"{json.dumps(one, ensure_ascii=False)}\n" for one in entries)
         )
         if prefix == "predict":
             lines = (" ".join(tag for tag in one["tags"] if tag is not None) for one in entries)
-            self._store("predictions.txt", "".join(f"{line}\n" for line in lines))
+            self.store("predictions.txt", "".join(f"{line}\n" for line in lines))
 
     def entries(self, predictions: Any) -> Iterator[dict[str, Any]]:
         """Yield for each sentence its words with their tags and scores; None for a word that was not read."""
@@ -175,10 +171,6 @@ class TagJudge:
 
     def _of_words(self, predictions: Any) -> Found:
         return words_of(self.split, predictions, self.pooling)
-
-    def _store(self, name: str, text: str) -> None:
-        with output_files.stored(f"{name} cannot be written", self.folder, on_error=self.on_error):
-            output_files.write_text(self.folder / name, text)
 
 
 def entries_of(sentences: Sentences, tags: Tags, found: Found) -> Iterator[dict[str, Any]]:

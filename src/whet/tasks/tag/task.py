@@ -43,7 +43,7 @@ def _prepare(job: TagArguments, args: TrainingArguments, sentences: Mapping[str,
 
 
 def _predict(asked: PredictFields) -> int:
-    from whet.tasks.tag.predict import predict
+    from whet.tasks.tag.job import predict
 
     return predict(asked)
 
