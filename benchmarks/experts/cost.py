@@ -26,7 +26,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
 from whet.config import arguments as settings
-from whet.models.experts import native
+from whet.methods import grouped_experts
 from whet.models.experts.settings import ExpertSettings
 from whet.models.experts.upcycle import upcycle
 from whet.tasks.lm.rows import collate
@@ -115,7 +115,7 @@ def steps(asked: argparse.Namespace, precision: str) -> dict[str, Any]:
 
 def layers(asked: argparse.Namespace, n_tokens: int) -> dict[str, Any]:
     """Compare the implementations of one layer of experts."""
-    native.register()
+    grouped_experts.register()
     torch.manual_seed(0)
     config = Qwen3MoeConfig(hidden_size=512, moe_intermediate_size=384, num_experts=16, num_experts_per_tok=2)
     experts = Qwen3MoeExperts(config)
@@ -131,9 +131,9 @@ def layers(asked: argparse.Namespace, n_tokens: int) -> dict[str, Any]:
 
         return run
 
-    work = {name: both(name) for name in (native.NAME, "grouped_mm", "eager")}
+    work = {name: both(name) for name in (grouped_experts.NAME, "grouped_mm", "eager")}
     title = f"16 experts, top-2, {n_tokens:,} tokens, forward and backward, fp32"
-    return report(title, measured(work, asked.rounds, CLOCKS[asked.clock]), native.NAME)
+    return report(title, measured(work, asked.rounds, CLOCKS[asked.clock]), grouped_experts.NAME)
 
 
 def main() -> int:

@@ -5,7 +5,7 @@
 One process and one model of MiniLM's shape (random weights: they change neither time nor memory), the same rows for
 everybody in a round, dropout on, forward and backward; alternating, so that a busy moment meets all alike. Memory is
 what the C library has given out after the forward pass and not got back (glibc's mallinfo2). Prints medians and what
-one block keeps, and writes checkpointing.json in this folder.
+one block keeps, and writes checkpoint_blocks.json in this folder.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ from transformers import BertConfig, BertForQuestionAnswering
 
 from whet.config.methods import MethodSettings
 from whet.data.store import RowStore
-from whet.methods import fuse
-from whet.methods.checkpointing import method as checkpointing
+from whet.methods import checkpoint_blocks, fuse
 from whet.models.view import ModelView
 from whet.objectives.choose import choose
 from whet.objectives.span import SPAN_LABELS
@@ -39,7 +38,7 @@ from machine import facts  # noqa: E402
 
 from usage import in_use_bytes  # noqa: E402
 
-RESULTS = Path(__file__).with_name("checkpointing.json")
+RESULTS = Path(__file__).with_name("checkpoint_blocks.json")
 WIDTH, LAYERS, HEADS, ROWS = 384, 6, 12, 12
 POLICIES = ("none", "selective", "blocks")
 
@@ -59,9 +58,9 @@ class Bench:
 
     def use(self, policy: Any) -> None:
         """Checkpoint by this policy."""
-        checkpointing.restore(self.view)
+        checkpoint_blocks.restore(self.view)
         if policy != "none":
-            checkpointing.apply(self.view, MethodSettings(checkpointing=policy))
+            checkpoint_blocks.apply(self.view, MethodSettings(checkpointing=policy))
 
     def step(self, number: int, *, bf16: bool) -> dict[str, float]:
         """Run forward and backward; return seconds, the bytes that the forward pass kept, and the loss."""
@@ -117,7 +116,7 @@ def kept_by_one_block(bench: Bench, *, bf16: bool) -> list[str]:
 
 
 def main() -> None:
-    """Run the rounds, print the tables, write checkpointing.json."""
+    """Run the rounds, print the tables, write checkpoint_blocks.json."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--tokens", type=int, default=250, help="tokens of a row, on average")

@@ -24,8 +24,8 @@ import torch
 from transformers import AutoConfig, AutoModelForQuestionAnswering
 
 from whet.config import arguments as settings
+from whet.store import snapshot
 from whet.train import trainer as engine
-from whet.train.checkpoint import disk_space
 from whet.train.loop import TrainingLoop
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -78,7 +78,7 @@ def main() -> None:
     place = Path(tempfile.mkdtemp(dir=given.folder))
     try:
         loops = {name: make_loop(place / name, behind=name == "async") for name in ("sync", "async")}
-        size = disk_space.forecast_bytes(loops["sync"].run_state)
+        size = snapshot.forecast_bytes(loops["sync"].run_state)
         runs: dict[str, list[dict[str, Any]]] = {name: [] for name in loops}
         for number in range(given.rounds + 1):
             for name, loop in loops.items():

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from whet.bench import plot
-from whet.bench.table import Line
+from whet.bench import run as plot
+from whet.bench.run import Line
 
 
 def line(name: str, speed: float | None, peak: float | None, *, equal: bool | None = None) -> Line:

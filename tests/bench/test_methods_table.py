@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from whet.bench import runs, table
+from whet.bench import run as bench
 from whet.bench.arguments import BenchArguments
-from whet.bench.runs import Row, plain_settings, run_child
-from whet.bench.show import cells
+from whet.bench.run import Row, cells, plain_settings, run_child
 from whet.bench.techniques import PLAIN, TECHNIQUES, Base, choose, why_not
 from whet.config.arguments import TrainingArguments
 from whet.config.optimizer_names import OPTIONS
@@ -29,7 +28,7 @@ def run(step_s: float = 0.5, peak_bytes: int = 100, losses: tuple[float, ...] = 
 def test_ratios_are_within_a_round_and_the_median_counts() -> None:
     plain = Row(NAMED[PLAIN], runs=[run(0.5), run(1.0), run(0.5)])
     slower = Row(NAMED["checkpointing_blocks"], runs=[run(1.0, 40), run(2.0, 40), run(5.0, 60)])
-    line = table.lines([plain, slower])[1]
+    line = bench.lines([plain, slower])[1]
     assert (line.speed_ratio, line.steps_per_s) == (0.5, 0.5)
     assert (line.peak_bytes, line.peak_ratio) == (40, 0.4)
 
@@ -40,7 +39,7 @@ def test_ratios_are_within_a_round_and_the_median_counts() -> None:
 )
 def test_losses_that_must_be_equal_are_compared(losses: tuple[float, ...], equal: bool) -> None:
     rows = [Row(NAMED[PLAIN], runs=[run()]), Row(NAMED["accumulation"], runs=[run(losses=losses)])]
-    line = table.lines(rows)[1]
+    line = bench.lines(rows)[1]
     shown = cells(line)
     assert line.equal is equal
     assert shown[-2] == ("=" if equal else "!=")
@@ -50,13 +49,13 @@ def test_losses_that_must_be_equal_are_compared(losses: tuple[float, ...], equal
 
 def test_a_technique_that_changes_the_loss_on_purpose_is_not_judged() -> None:
     rows = [Row(NAMED[PLAIN], runs=[run()]), Row(NAMED["adafactor"], runs=[run(losses=(3.0, 1.0))])]
-    line = table.lines(rows)[1]
+    line = bench.lines(rows)[1]
     assert line.equal is None
     assert line.error is None
 
 
 def test_a_row_that_failed_shows_why_and_no_figure() -> None:
-    line = table.lines([Row(NAMED[PLAIN], runs=[run()]), Row(NAMED["tf32"], error="no GPU")])[1]
+    line = bench.lines([Row(NAMED[PLAIN], runs=[run()]), Row(NAMED["tf32"], error="no GPU")])[1]
     assert cells(line)[1:] == ["-", "-", "-", "-", "-", "", "CANNOT RUN: no GPU"]
 
 
@@ -119,16 +118,16 @@ def test_the_file_grows_with_each_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs that were ended by hand leave what was measured before; what is refused is skipped, with the reason."""
     told = {"adafactor": {"error": "no room", "why": "w", "refused": False},
             "sgd": {"error": "needs a GPU", "why": "its kernels run there", "refused": True}}  # fmt: skip
-    monkeypatch.setattr(runs, "run_child", lambda spec, _: told.get(spec["args"]["optim"], run()))
+    monkeypatch.setattr(bench, "run_child", lambda spec, _: told.get(spec["args"]["optim"], run()))
     qa = QaArguments(model_name_or_path="m", train_file="t.json")
     asked, base = BenchArguments(rounds=2), Base(plain_settings(TrainingArguments(optim="adamw_torch"), 5), 384)
     seen: list[list[int]] = []
-    rows = runs.measure(
+    rows = bench.measure(
         asked, qa, base, [NAMED[name] for name in (PLAIN, "sgd", "adafactor", "muon")],
         lambda so_far: seen.append([len(row.runs) for row in so_far]),
     )  # fmt: skip
     assert seen == [[1, 0, 0, 0], [1, 0, 0, 0], [1, 0, 0, 0], [1, 0, 0, 1], [2, 0, 0, 1], [2, 0, 0, 2]]
-    assert [cells(line)[-1] for line in table.lines(rows)][1:3] == [
+    assert [cells(line)[-1] for line in bench.lines(rows)][1:3] == [
         "skipped: needs a GPU (its kernels run there)",
         "CANNOT RUN: no room",
     ]

@@ -13,7 +13,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from text_tasks import load, load_lines, topic_rows, words, write_csv, write_lines
 from whet.cli.main import run
 from whet.errors import EXIT_BAD_CONFIG, EXIT_BAD_DATA, EXIT_OTHER
-from whet.train.checkpoint import on_disk
+from whet.store import find
 
 CLOSE = 1e-4
 """Logits of whet's operators and of transformers' differ by float32 rounding, through two layers."""
@@ -246,6 +246,6 @@ def test_run_that_memory_runs_out_for_names_its_checkpoint_and_the_command(
     assert run(words("classify", sentence_encoder, tmp_path / "out", "--do_train", **options)) == EXIT_OTHER
     said = _said(capsys)
     assert "error: there is not enough memory" in said
-    assert f"the newest complete checkpoint is {tmp_path / 'out' / on_disk.folder_name(2)}" in said
+    assert f"the newest complete checkpoint is {tmp_path / 'out' / find.folder_name(2)}" in said
     assert "whet: continue with:" in said
     assert said.rstrip().endswith("--resume_from_checkpoint auto")

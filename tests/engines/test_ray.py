@@ -17,7 +17,7 @@ import pytest
 import engine
 import whet
 from tiny import tiny_model, tiny_rows
-from whet.train.checkpoint import on_disk
+from whet.store import find
 
 pytest.importorskip("ray.train", reason="needs Ray: make test-engines installs it")
 from engine_runs import free_port, wait_for
@@ -99,7 +99,7 @@ def test_ray_restarts_a_killed_worker_from_the_reported_checkpoint(folder: Path)
 def test_ray_result_holds_checkpoint_and_metrics(folder: Path, alone: list[float]) -> None:
     result = json.loads((folder / "plain.json").read_text("utf-8"))
     assert result["metrics"]["loss"] == pytest.approx(alone[-1], rel=_CURVE)
-    assert on_disk.problems_of(Path(result["checkpoint"])) == []
+    assert find.problems_of(Path(result["checkpoint"])) == []
 
 
 def test_ray_report_outside_of_a_worker_is_refused() -> None:

@@ -13,7 +13,7 @@ from transformers import TrainerCallback
 import engine
 from tiny import Pad, arguments, losses, tiny_model, tiny_rows, weights_of
 from whet.data.prefetch import NAME
-from whet.train.checkpoint import on_disk
+from whet.store import find
 from whet.train.trials import batch_size
 
 LOSS_TOLERANCE = 1e-6  # as for accumulation: sums of float32 in another order
@@ -81,7 +81,7 @@ def test_epochs_that_a_callback_ends_early(tmp_path: Path, persistent: bool) -> 
 def test_resumed_with_workers(tmp_path: Path) -> None:
     wanted = _run(tmp_path / "whole")
     _run(tmp_path / "cut", dataloader_num_workers=2, save_strategy="steps", save_steps=7)
-    kept = tmp_path / "cut" / on_disk.folder_name(7)
+    kept = tmp_path / "cut" / find.folder_name(7)
     found = _run(tmp_path / "cut", dataloader_num_workers=2, resume_from_checkpoint=str(kept))
     _assert_same(found, wanted)
 

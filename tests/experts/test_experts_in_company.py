@@ -15,7 +15,7 @@ import whet
 from tiny import arguments
 from tiny_decoders import collate, tiny_decoder, token_rows, trainer_of
 from whet.errors import ConfigError
-from whet.models.experts import native
+from whet.methods import grouped_experts
 from whet.models.experts.layer import layers_of
 from whet.models.experts.routing import within_capacity
 from whet.objectives.router_loss import share_of
@@ -63,9 +63,9 @@ def test_a_capacity_without_known_rows_is_refused() -> None:
 def test_experts_that_peft_keeps_complete_are_found_once() -> None:
     peft = pytest.importorskip("peft")
     model = tiny_decoder("mixtral")
-    before = native.experts_of(model)
+    before = grouped_experts.experts_of(model)
     config = peft.LoraConfig(target_modules=["q_proj"], r=2, modules_to_save=["experts"])
-    found = native.experts_of(peft.get_peft_model(model, config))
+    found = grouped_experts.experts_of(peft.get_peft_model(model, config))
     assert before
     assert set(map(type, found)) == set(map(type, before))
 

@@ -16,7 +16,7 @@ import whet
 from tiny import arguments, losses, weights_of
 from tiny_decoders import collate, tiny_decoder, token_rows, trainer_of
 from whet.errors import ConfigError
-from whet.models.experts.native import NAME
+from whet.methods.grouped_experts import NAME
 
 NATIVE = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe")
 CLOSE = 1e-4

@@ -19,7 +19,7 @@ from whet.data.batch import pack
 from whet.errors import ConfigError
 from whet.kernels.layers.dropout import dropout
 from whet.kernels.specs import Drop
-from whet.models.families.deberta_v2 import places_by_distance
+from whet.models.families.deberta import places_by_distance
 from whet.models.packable import why_padded
 from whet.models.packed import PackedModel, position_of, prepare
 

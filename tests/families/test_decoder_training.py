@@ -14,7 +14,7 @@ import whet
 from tiny import arguments, assert_same_weights, losses, tiny_config, weights_of
 from tiny_decoders import DECODERS, collate, tiny_decoder, token_rows, trainer_of
 from whet.errors import ConfigError
-from whet.models.called_with import CACHE_NAMES
+from whet.models.fused.limits import CACHE_NAMES
 
 # Sums of float32 in another order; seen: 4e-7. One wrong element of one mask moves a loss by more than 1e-4.
 LOSS_TOLERANCE = 2e-6

@@ -23,7 +23,7 @@ from whet.kernels.layers import cross_entropy as fused_loss
 from whet.kernels.products import linear as layer
 from whet.kernels.products import low_rank, matrix
 from whet.kernels.products.grouped import grouped_linear
-from whet.methods.checkpointing import kept_products
+from whet.methods.checkpoint_blocks import product_contexts
 
 need_native()
 ROWS, WIDTH, OUT = 37, 45, 29
@@ -180,7 +180,7 @@ def test_frozen_layer_keeps_no_input_and_sums_no_bias(monkeypatch: pytest.Monkey
 
 
 def test_selective_checkpointing_keeps_results_in_bf16() -> None:
-    keeping, giving = kept_products.contexts()
+    keeping, giving = product_contexts()
     x, weight, bias = leaves()
     with keeping:
         y = layer.linear(x, weight, bias)

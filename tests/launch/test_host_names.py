@@ -9,8 +9,7 @@ import pytest
 
 from whet.errors import ConfigError
 from whet.launch.arguments import HostsArguments
-from whet.launch.host_names import Host, from_file, from_option
-from whet.launch.over_ssh import variables
+from whet.launch.over_ssh import Host, hosts_of_file, hosts_of_option, variables
 
 
 @pytest.mark.parametrize(
@@ -27,7 +26,7 @@ from whet.launch.over_ssh import variables
     ],
 )
 def test_hosts_option_is_read(text: str, hosts: list[Host]) -> None:
-    assert from_option(text) == hosts
+    assert hosts_of_option(text) == hosts
 
 
 def test_hostfile_is_read_in_every_form_of_mpi(tmp_path: Path) -> None:
@@ -35,7 +34,7 @@ def test_hostfile_is_read_in_every_form_of_mpi(tmp_path: Path) -> None:
     path.write_text(
         "# our machines\nh1\nh2 slots=2   # two sockets\n\nh3:4\nh4 slots=2 max_slots=4\nh5 cpu=3\n", "utf-8"
     )
-    found = from_file(path)
+    found = hosts_of_file(path)
     assert found == [Host("h1", None), Host("h2", 2), Host("h3", 4), Host("h4", 2), Host("h5", 3)]
 
 
@@ -43,7 +42,7 @@ def test_hostfile_of_other_systems_is_read(tmp_path: Path) -> None:
     """Editors of Windows begin a file with a mark and end lines with CR LF; Open MPI allows spaces around =."""
     path = tmp_path / "hosts"
     path.write_bytes(b"\xef\xbb\xbfh1 slots=2\r\nh2 slots = 4 max-slots=8\r\n# the end\r\n")
-    assert from_file(path) == [Host("h1", 2), Host("h2", 4)]
+    assert hosts_of_file(path) == [Host("h1", 2), Host("h2", 4)]
 
 
 @pytest.mark.parametrize(
@@ -62,7 +61,7 @@ def test_words_of_a_hostfile_that_cannot_be_honoured_are_refused(line: str, got:
     path = tmp_path / "hosts"
     path.write_text(f"h1\n{line}\n", "utf-8")
     with pytest.raises(ConfigError) as caught:
-        from_file(path)
+        hosts_of_file(path)
     (problem,) = caught.value.problems
     assert "line 2" in problem.what
     assert problem.got == got
@@ -73,7 +72,7 @@ def test_every_bad_line_of_a_hostfile_is_reported_with_its_number(tmp_path: Path
     path = tmp_path / "hosts"
     path.write_text("h1\nh2 slots=0\n-oProxyCommand=x\nh3 gpus=4\nh4:two\n", "utf-8")
     with pytest.raises(ConfigError) as caught:
-        from_file(path)
+        hosts_of_file(path)
     lines = [problem.what for problem in caught.value.problems]
     assert [line.rpartition("line ")[2] for line in lines] == ["2)", "3)", "4)", "5)"]
 
@@ -81,12 +80,12 @@ def test_every_bad_line_of_a_hostfile_is_reported_with_its_number(tmp_path: Path
 @pytest.mark.parametrize("text", ["", ",", "h1:0", "h1:-1", "h 1", "-oProxyCommand=touch", "h1;reboot", "h1:2:3x"])
 def test_hosts_that_are_not_understood_are_refused(text: str) -> None:
     with pytest.raises(ConfigError):
-        from_option(text)
+        hosts_of_option(text)
 
 
 def test_a_missing_hostfile_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="the hostfile cannot be read"):
-        from_file(tmp_path / "none")
+        hosts_of_file(tmp_path / "none")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import whet
-from whet.launch import libraries
+from whet.launch import start
 
 
 def a_library(path: Path) -> Path:
@@ -31,41 +31,41 @@ def a_library(path: Path) -> Path:
 def test_a_library_is_found_under_every_name_of_its_packages(name: str, file: str, tmp_path: Path) -> None:
     """Runtime packages have the file with its version alone; the name without one is in packages for developers."""
     there = a_library(tmp_path / file)
-    assert libraries.find(name, [tmp_path]) == there
+    assert start.find_library(name, [tmp_path]) == there
 
 
 def test_other_files_of_these_names_are_no_libraries(tmp_path: Path) -> None:
     (tmp_path / "libjemalloc.so.2").write_text("INPUT(libjemalloc.so.2)")
     (tmp_path / "libjemalloc.so.2.debug").write_bytes(b"\x7fELF")
     (tmp_path / "libtcmalloc.so.4").mkdir()
-    assert libraries.find("jemalloc", [tmp_path]) is None
-    assert libraries.find("tcmalloc", [tmp_path]) is None
+    assert start.find_library("jemalloc", [tmp_path]) is None
+    assert start.find_library("tcmalloc", [tmp_path]) is None
 
 
 def test_a_library_for_another_processor_is_passed_over(tmp_path: Path) -> None:
     other = bytearray(a_library(tmp_path / "libjemalloc.so.2").read_bytes())
     other[18:20] = (183 if platform.machine() == "x86_64" else 62).to_bytes(2, "little")
     (tmp_path / "libjemalloc.so.2").write_bytes(other)
-    assert libraries.find("jemalloc", [tmp_path]) is None
+    assert start.find_library("jemalloc", [tmp_path]) is None
 
 
 def test_the_environments_own_library_comes_before_the_systems(tmp_path: Path) -> None:
     own = a_library(tmp_path / "conda" / "lib" / "libtcmalloc.so.4")
-    found = libraries.choose("tcmalloc", "default", {"CONDA_PREFIX": str(tmp_path / "conda")})
+    found = start.choose_libraries("tcmalloc", "default", {"CONDA_PREFIX": str(tmp_path / "conda")})
     assert found.paths == (own,)
 
 
 def test_the_order_is_allocator_then_openmp(tmp_path: Path) -> None:
     allocator = a_library(tmp_path / "lib" / "libjemalloc.so.2")
     openmp = a_library(tmp_path / "lib" / "libiomp5.so")
-    found = libraries.choose("jemalloc", "intel", {"CONDA_PREFIX": str(tmp_path)})
+    found = start.choose_libraries("jemalloc", "intel", {"CONDA_PREFIX": str(tmp_path)})
     assert found.paths == (allocator, openmp)
-    assert libraries.choose("default", "default").paths == ()
+    assert start.choose_libraries("default", "default").paths == ()
 
 
 @pytest.mark.skipif(ctypes.util.find_library("iomp5") is not None, reason="this machine has libiomp5")
 def test_a_library_that_is_asked_for_and_missing_is_refused(tmp_path: Path) -> None:
-    if libraries.choose("default", "auto").openmp is not None:
+    if start.choose_libraries("default", "auto").openmp is not None:
         pytest.skip("this environment has libiomp5")
     with pytest.raises(whet.WhetError, match=r"(?s)libiomp5.so is not on this machine.*pip install intel-openmp"):
-        libraries.choose("default", "intel")
+        start.choose_libraries("default", "intel")

@@ -13,8 +13,7 @@ import pytest
 
 from whet.hardware import cpu, topology
 from whet.hardware.rank_plan import plan_ranks
-from whet.launch.environment import changed
-from whet.launch.libraries import Preload
+from whet.launch.start import Preload, changed_variables
 
 _POLICY = """
 import ctypes, json, os
@@ -76,11 +75,11 @@ def test_variables_of_intels_openmp_come_with_the_library_alone() -> None:
     own = topology.read(cpus=cpu.usable_cpus()).within(cpu.usable_cpus())
     (plan,) = plan_ranks(own, quota_cores=cpu.quota_cores(), n_ranks=1, kept_free=0)
     for preload in (Preload(), Preload(allocator=Path("/lib/libtcmalloc.so.4"))):
-        without, _ = changed({}, plan, preload, alone=False, interface="lo")
+        without, _ = changed_variables({}, plan, preload, alone=False, interface="lo")
         assert not [name for name in without if name.startswith("KMP_")]
     intel = Preload(openmp=Path("/lib/libiomp5.so"))
-    served, _ = changed({}, plan, intel, alone=False, interface="lo")
+    served, _ = changed_variables({}, plan, intel, alone=False, interface="lo")
     assert served["KMP_BLOCKTIME"] == "1"
     assert served["LD_PRELOAD"] == "/lib/libiomp5.so"
-    kept, _ = changed({"KMP_BLOCKTIME": "200"}, plan, intel, alone=False, interface="lo")
+    kept, _ = changed_variables({"KMP_BLOCKTIME": "200"}, plan, intel, alone=False, interface="lo")
     assert kept["KMP_BLOCKTIME"] == "200"

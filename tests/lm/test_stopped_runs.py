@@ -13,8 +13,8 @@ from dpo_runs import PAIRS
 from text_tasks import SAILING, load, words, write_lines
 from whet.cli.main import run
 from whet.errors import EXIT_STOPPED_AND_SAVED
+from whet.store.save import Saver
 from whet.tasks.lm.judge import LmJudge
-from whet.train.checkpoint.saving import Saver
 from whet.train.control import stop
 from whet.train.loop import TrainingLoop
 from whet.train.trainer import Trainer

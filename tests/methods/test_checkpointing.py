@@ -17,8 +17,7 @@ from usage import counts_memory, in_use_bytes
 from whet.config.methods import MethodSettings
 from whet.kernels.layers import recompute
 from whet.kernels.library import library
-from whet.methods import fuse, order
-from whet.methods.checkpointing import method as checkpointing
+from whet.methods import checkpoint_blocks, fuse, order
 from whet.models.view import ModelView
 from whet.objectives.choose import choose
 from whet.objectives.span import PaddedSpans
@@ -60,7 +59,7 @@ def test_it_saves_what_the_page_says(family: str, bf16: bool) -> None:
     plain = kept_bytes(spans, family, bf16=bf16)
     saved = {}
     for policy in ("blocks", "selective"):
-        checkpointing.apply(ModelView(model), MethodSettings(checkpointing=policy))
+        checkpoint_blocks.apply(ModelView(model), MethodSettings(checkpointing=policy))
         extra = plain / LAYERS if policy == "blocks" else 0
         saved[policy] = 1 - (kept_bytes(spans, family, bf16=bf16) + extra) / plain
     assert saved["blocks"] > 0.65, saved  # seen: 0.73 to 0.77
@@ -75,9 +74,9 @@ def test_restoring_leaves_no_trace(family: str, policy: Any) -> None:
     view = ModelView(model)
     fuse.apply(view, OPERATORS)
     before = [dict(module.__dict__) for module in model.modules()]
-    checkpointing.apply(view, MethodSettings(checkpointing=policy))
+    checkpoint_blocks.apply(view, MethodSettings(checkpointing=policy))
     assert [dict(module.__dict__) for module in model.modules()] != before
-    checkpointing.restore(view)
+    checkpoint_blocks.restore(view)
     assert [dict(module.__dict__) for module in model.modules()] == before
 
 
@@ -99,8 +98,8 @@ def _is_computed_again(block: nn.Module) -> bool:
 def test_the_models_own_switch_is_honoured(tmp_path: Path, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody calls the model's own method: the blocks are computed again, with the masks of their rows."""
     calls: list[Any] = []
-    real = checkpointing.checkpoint
-    monkeypatch.setattr(checkpointing, "checkpoint", lambda *args, **kw: calls.append(args) or real(*args, **kw))
+    real = checkpoint_blocks.checkpoint
+    monkeypatch.setattr(checkpoint_blocks, "checkpoint", lambda *args, **kw: calls.append(args) or real(*args, **kw))
 
     def curve(*, switched: bool) -> list[float]:
         model = tiny_model(family, dropout=0.1)
@@ -151,7 +150,7 @@ def _stack(rows: Any) -> dict[str, torch.Tensor]:
 def test_evaluation_keeps_nothing_and_computes_nothing_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     args = arguments(tmp_path, gradient_checkpointing=True, max_steps=1, do_eval=True)
     trainer = engine.Trainer(model=tiny_model("bert"), args=args, eval_dataset=tiny_rows(4))
-    monkeypatch.setattr(checkpointing, "checkpoint", lambda *args, **kw: pytest.fail("checkpointed in evaluation"))
+    monkeypatch.setattr(checkpoint_blocks, "checkpoint", lambda *args, **kw: pytest.fail("checkpointed in evaluation"))
     assert trainer.evaluate()["eval_loss"] > 0
 
 

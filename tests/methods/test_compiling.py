@@ -22,11 +22,10 @@ from whet.config.methods import CompileSettings, MethodSettings
 from whet.config.rules.compile import GONE
 from whet.data.batch import Batch
 from whet.kernels.library import library
-from whet.methods import fuse, order
-from whet.methods.compiling import method as compiling
+from whet.methods import compile_blocks, fuse, order
 from whet.models.view import ModelView
 from whet.objectives.choose import choose
-from whet.train.checkpoint import on_disk
+from whet.store import find
 
 EAGER = MethodSettings(compile=CompileSettings(backend="eager"))
 native = pytest.mark.skipif(library() is None, reason="the native library is not built here (no compiler)")
@@ -131,7 +130,7 @@ def test_each_step_has_masks_of_its_own() -> None:
             return [spans.forward(batch, seed=seed, step=step).start_logits for seed, step in ((1, 1), (1, 2), (2, 1))]
 
     plain = logits()
-    compiling.apply(view, EAGER)
+    compile_blocks.apply(view, EAGER)
     found, again = logits(), logits()
     assert n_graphs() == 1
     assert not torch.allclose(found[0], found[1])
@@ -149,7 +148,7 @@ def test_checkpoints_have_the_usual_names_and_resume(tmp_path: Path) -> None:
     assert weights_of(whole.model).keys() == weights_of(tiny_model("bert")).keys()
     args = arguments(tmp_path / "b", **saved)
     later = engine.Trainer(model=tiny_model("bert", dropout=0.1), args=args, train_dataset=tiny_rows(24))
-    later.train(resume_from_checkpoint=str(tmp_path / "a" / on_disk.folder_name(2)))
+    later.train(resume_from_checkpoint=str(tmp_path / "a" / find.folder_name(2)))
     assert later.state.global_step == 4
     assert [n for n, w in weights_of(whole.model).items() if not torch.equal(w, later.model.state_dict()[n])] == []
 
@@ -171,9 +170,9 @@ def test_restoring_leaves_no_trace() -> None:
     assert choose(model, None, lambda rows: {}).packed
     view = ModelView(model)
     before = [dict(module.__dict__) for module in model.modules()]
-    compiling.apply(view, EAGER)
+    compile_blocks.apply(view, EAGER)
     assert [dict(module.__dict__) for module in model.modules()] != before
-    compiling.restore(view)
+    compile_blocks.restore(view)
     assert [dict(module.__dict__) for module in model.modules()] == before
 
 

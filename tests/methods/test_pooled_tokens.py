@@ -22,9 +22,8 @@ from whet.config.methods import MethodSettings, Place
 from whet.errors import ConfigError
 from whet.kernels.library import library
 from whet.methods import order
-from whet.methods.unpad.lazy_states import LazyStates
 from whet.models.known import known
-from whet.models.lazy_tensor import LazyTensor
+from whet.models.lazy_tensor import LazyStates, LazyTensor
 from whet.models.packed import prepare
 from whet.models.view import ModelView
 

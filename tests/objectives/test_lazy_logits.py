@@ -19,7 +19,6 @@ import whet
 from tiny import DECODERS, VOCABULARY
 from tiny_decoders import collate, tiny_decoder, token_rows
 from whet.kernels.products.matrix import is_widened
-from whet.methods.unpad import lazy_head
 from whet.objectives import lazy_logits
 from whet.objectives.lazy_logits import LazyLogits
 
@@ -33,8 +32,7 @@ CAPPED = {"final_logit_softcapping": 3.0}
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the few tokens of a test count as many: logits exist for 8 of them at a time."""
-    for module in (lazy_head, lazy_logits):
-        monkeypatch.setattr(module, "chunk_rows", lambda _: 8)
+    monkeypatch.setattr(lazy_logits, "chunk_rows", lambda _: 8)
 
 
 def _batch(seed: int = 1) -> dict[str, Tensor]:

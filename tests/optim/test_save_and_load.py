@@ -11,8 +11,8 @@ from optimizer_runs import Layers, arguments, cases, take_steps
 from safetensors.torch import load_file
 
 from whet.optim import registry
-from whet.train.checkpoint import content
-from whet.train.checkpoint.optimizer_state import OptimizerState, names_in
+from whet.store import find, state
+from whet.store.optimizer import OptimizerState, names_in
 
 OPTIM_ARGS = {
     "sgd": "momentum=0.9,nesterov=true",
@@ -25,14 +25,14 @@ _NAMES = [name for name in registry.ENTRIES if name != "adamw_apex_fused"]
 
 def save_optimizer(optimizer, model, folder):
     """As a checkpoint does it."""
-    text, tensors = content.split_parts({"optimizer": OptimizerState(optimizer, names_in(optimizer, model)).state()})
-    content.write_tensors(tensors, folder)
-    (folder / content.STATE).write_text(text, "utf-8")
+    text, tensors = state.split_parts({"optimizer": OptimizerState(optimizer, names_in(optimizer, model)).state()})
+    state.write_tensors(tensors, folder)
+    (folder / find.STATE).write_text(text, "utf-8")
 
 
 def load_optimizer(optimizer, model, folder):
     """As a resumed run does it."""
-    OptimizerState(optimizer, names_in(optimizer, model)).load_state(content.read(folder)["optimizer"])
+    OptimizerState(optimizer, names_in(optimizer, model)).load_state(state.read_parts(folder)["optimizer"])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -62,7 +62,7 @@ def test_state_files_contain_plain_tensors(tmp_path: Path) -> None:
     assert {t.dtype for name, t in tensors.items() if name.endswith(("exp_avg", "exp_avg_sq"))} == {torch.uint8}
     saved = sum(t.numel() * t.element_size() for t in tensors.values())
     assert saved == registry.model_state_bytes(model, arguments("adamw_whet_8bit"))
-    state = json.loads((tmp_path / content.STATE).read_text())["optimizer"]["state"]
+    state = json.loads((tmp_path / find.STATE).read_text())["optimizer"]["state"]
     assert {values["step"] for values in state.values()} == {2}
 
 

@@ -28,7 +28,8 @@ import whet
 from proven_models import PROVEN, batch, proven_config, shown
 from tiny import Pad, arguments
 from whet.kernels.library import library
-from whet.models.proof import prove, stand_in, verdict
+from whet.models import known
+from whet.models.proof import prove, trial
 
 REFUSED = {
     "Windowed": "WindowedAttention computes attention with attention_mask",
@@ -152,7 +153,7 @@ def test_the_copy_of_a_deep_model_is_as_small_as_one_layer() -> None:
         config = odd_encoders.config()
         config.num_hidden_layers = n_layers
         model = EuroBertModel(config)
-        copied, weights = stand_in.stand_in(model)
+        copied, weights = trial.stand_in(model)
         assert len(copied.layers) == n_layers
         assert {id(one) for one in copied.parameters()} == {id(one) for one in weights.values()}
         return sum(one.numel() for one in weights.values())
@@ -163,10 +164,10 @@ def test_the_copy_of_a_deep_model_is_as_small_as_one_layer() -> None:
 def test_a_verdict_holds_while_the_model_stays_the_same() -> None:
     model: Any = EuroBertModel(odd_encoders.config())
     assert reason(model) == ""
-    first = verdict.recorded(model)
+    first = known.verdict_on(model)
     assert prove.ensure(model) is first
     model.layers[1].self_attn = odd_encoders.BiasedAttention(model.config, 1)
-    assert verdict.recorded(model) is None
+    assert known.verdict_on(model) is None
     assert "bias" in reason(model)
 
 

@@ -11,7 +11,7 @@ from tiny_qa import command, squad, write_json
 
 from whet.cli.main import run
 from whet.errors import StorageError
-from whet.train.checkpoint import finding, on_disk
+from whet.store import find
 
 _MISSING = ("train_file", "validation_file", "model", "config")
 
@@ -121,6 +121,6 @@ def test_allowing_the_named_changes_lets_the_run_start(
 
 def test_message_counts_the_damaged_checkpoints(tmp_path: Path) -> None:
     for step in range(1, 6):
-        (tmp_path / on_disk.folder_name(step)).mkdir()
+        (tmp_path / find.folder_name(step)).mkdir()
     with pytest.raises(StorageError, match=r"(?s)none of the 5 .*the newest 3: checkpoint-5"):
-        finding.newest(tmp_path)
+        find.newest(tmp_path)

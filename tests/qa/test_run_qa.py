@@ -21,7 +21,7 @@ from torch import equal
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer, BertForQuestionAnswering, TrainerState
 
 from whet.cli.main import run
-from whet.train.checkpoint import finding
+from whet.store import find
 
 _LONG = {"num_train_epochs": 50, "learning_rate": 3e-3, "lr_scheduler_type": "cosine", "warmup_steps": 10}
 _MODEL = {"model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json", "training_args.json"}
@@ -312,7 +312,7 @@ def test_full_disk_ends_the_run_with_74_and_keeps_the_checkpoint(encoder: Path, 
         _, errors = process.communicate()
     assert process.returncode == 74, errors
     assert "error: the checkpoint of step 4 cannot be written" in errors
-    assert finding.newest(folder) == folder / "checkpoint-2"
+    assert find.newest(folder) == folder / "checkpoint-2"
     assert not list(folder.glob(".*"))
 
 

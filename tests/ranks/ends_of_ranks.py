@@ -11,7 +11,7 @@ from typing import IO, Any
 
 from transformers import TrainerCallback
 
-from whet.train.checkpoint import content
+from whet.store import snapshot
 
 _held: list[IO[str]] = []
 """Files whose locks this process holds to its end."""
@@ -26,7 +26,7 @@ def die_in_save(rank: int, save: int, output: Path) -> None:
         fcntl.flock(_held[0], fcntl.LOCK_EX)  # until this process ends
         threading.Thread(target=_end_when_there, args=(begun,), daemon=True).start()
         return
-    real, count = content.write_tensors, 0
+    real, count = snapshot.write_tensors, 0
 
     def slow(*given: Any) -> None:
         nonlocal count
@@ -37,7 +37,7 @@ def die_in_save(rank: int, save: int, output: Path) -> None:
                 fcntl.flock(lock, fcntl.LOCK_EX)
         real(*given)
 
-    content.write_tensors = slow
+    snapshot.write_tensors = slow
 
 
 def _end_when_there(path: Path) -> None:

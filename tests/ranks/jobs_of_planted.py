@@ -17,7 +17,7 @@ from tiny import tiny_model, tiny_rows
 from whet.dist import group
 from whet.dist.tables import TableSum
 from whet.kernels.layers.embedding import RowGradient
-from whet.train.checkpoint import best
+from whet.store import best
 from whet.train.trials import batch_size, precision
 
 _ENTRIES, _WIDTH = 40, 3

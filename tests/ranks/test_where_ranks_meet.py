@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from whet.config.ranks import Place
-from whet.dist import joining
-from whet.dist.joining import Address, address_for
+from whet.dist import group
+from whet.dist.group import Address, address_for
 from whet.errors import ConfigError
 
 _APART = Place(1, 4, 1, 2, "Slurm")
@@ -74,9 +74,9 @@ def test_port_that_is_none_is_refused(port: str) -> None:
 def test_machine_that_takes_the_address_for_itself_uses_its_only_interface() -> None:
     """Debian and Ubuntu give a machine's own name the address 127.0.1.1."""
     address = Address("127.0.1.1", 29500, from_launcher=True)
-    assert joining._leading_to(_APART, address, {"10.0.0.1": "eth0", "2001:db8::1": "eth0"}) == "eth0"
+    assert group._leading_to(_APART, address, {"10.0.0.1": "eth0", "2001:db8::1": "eth0"}) == "eth0"
     with pytest.raises(ConfigError, match="it is not known which network interface leads to the other ranks") as caught:
-        joining._leading_to(_APART, address, {"10.0.0.1": "eth0", "10.1.0.1": "ib0"})
+        group._leading_to(_APART, address, {"10.0.0.1": "eth0", "10.1.0.1": "ib0"})
     assert "eth0, ib0" in str(caught.value)
     assert "GLOO_SOCKET_IFNAME" in caught.value.problems[0].fix
 
@@ -87,7 +87,7 @@ def _wrapped(folder: Path) -> str:
     lines = (
         "import os",
         "from whet.config.ranks import here",
-        "from whet.dist.joining import address_for",
+        "from whet.dist.group import address_for",
         "print(address_for(here(), os.environ))",
     )
     path.write_text(f"#!/bin/sh\nsh -c \"'{sys.executable}' -c '{'; '.join(lines)}'; true\"\ntrue\n")

@@ -12,7 +12,7 @@ from pathlib import Path
 from harness import CHANGING_CALLS, Fault, Server, calls_in, same_folder, traced
 from trials import OUT, REPLACED
 
-from whet.train.checkpoint import finding, staging
+from whet.store import find, write
 
 ONE, TWO = "checkpoint-1", "checkpoint-2"
 OLD, NEW = "old", "new"
@@ -81,8 +81,8 @@ class Saves:
         prepared = self.server.prepared / how / OUT
         left = tuple(sorted(path.name for path in out.iterdir() if path.name not in (ONE, TWO)))
         if how == REPLACED:
-            staging.clean_up(out)  # as every run does before it looks for a checkpoint
-        found = finding.newest(out)
+            write.clean_up(out)  # as every run does before it looks for a checkpoint
+        found = find.newest(out)
         states = {OLD: prepared / (TWO if how == REPLACED else ONE), NEW: self.good[how] / TWO}
         after = After(
             code=code,

@@ -14,7 +14,7 @@ from transformers import TrainerCallback
 from trials import OUT, trainer
 
 from whet.errors import StorageError
-from whet.train.checkpoint import finding, manifest, on_disk, staging
+from whet.store import find, manifest, write
 
 pytestmark = pytest.mark.reliability
 
@@ -25,7 +25,7 @@ _OWN_WORDS = ("training_args.json", "MANIFEST.json")
 @pytest.fixture
 def slow_disk(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """Make each save take up to 30 ms more before the tensors are written; count how many run at once."""
-    real, chance = staging.Staged.put, random.Random(11 + SEED)
+    real, chance = write.Staged.put, random.Random(11 + SEED)
     seen = {"now": 0, "most": 0, "behind": 0}
 
     def put(self: Any, write: Any) -> None:
@@ -39,7 +39,7 @@ def slow_disk(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
         finally:
             seen["now"] -= write.__name__ == "write_tensors"
 
-    monkeypatch.setattr(staging.Staged, "put", put)
+    monkeypatch.setattr(write.Staged, "put", put)
     return seen
 
 
@@ -54,10 +54,10 @@ def test_the_bytes_are_those_of_a_save_that_waits(
         slow_disk["behind"] = 0
         trainer(max_steps=2 * n, save_steps=2, save_async=behind).train()
         assert slow_disk["behind"] == (n if behind else 0)
-    folders = [on_disk.list_all(tmp_path / name / OUT) for name in ("sync", "async")]
+    folders = [find.list_all(tmp_path / name / OUT) for name in ("sync", "async")]
     assert [path.name for path in folders[0]] == [path.name for path in folders[1]]
     results = [
-        not same_folder(one, other, but=_OWN_WORDS) and not on_disk.problems_of(other)
+        not same_folder(one, other, but=_OWN_WORDS) and not find.problems_of(other)
         for one, other in zip(*folders, strict=True)
     ]
     assert slow_disk["most"] == 1  # at most one on its way
@@ -96,8 +96,8 @@ def test_an_error_behind_comes_up_at_the_next_step(
         run.train()
         assert "step 2 cannot be written" in caplog.text
         wanted = [1, 3, 4, 5]
-    assert [on_disk.step_of(path) for path in on_disk.list_all(Path(OUT))] == wanted
-    assert finding.newest(Path(OUT)) == Path(OUT, on_disk.folder_name(wanted[-1]))
+    assert [find.step_of(path) for path in find.list_all(Path(OUT))] == wanted
+    assert find.newest(Path(OUT)) == Path(OUT, find.folder_name(wanted[-1]))
     assert not list(Path(OUT).glob(".*"))
 
 
@@ -107,9 +107,9 @@ def test_the_end_of_a_run_waits_for_the_last_write(
     monkeypatch.chdir(tmp_path)
     trainer(max_steps=3, save_steps=1, save_async=True, save_total_limit=1).train()
     assert slow_disk["now"] == 0
-    assert sorted(path.name for path in Path(OUT).iterdir()) == [on_disk.folder_name(3), "run.log"]
+    assert sorted(path.name for path in Path(OUT).iterdir()) == [find.folder_name(3), "run.log"]
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("whet-save")]
-    assert on_disk.problems_of(Path(OUT, on_disk.folder_name(3))) == []
+    assert find.problems_of(Path(OUT, find.folder_name(3))) == []
 
 
 def test_a_run_that_fails_waits_too_and_keeps_its_own_error(
@@ -126,4 +126,4 @@ def test_a_run_that_fails_waits_too_and_keeps_its_own_error(
     run.events.callbacks.append(Fails())
     with pytest.raises(KeyError, match="mine"):
         run.train()
-    assert finding.newest(Path(OUT)) == Path(OUT, on_disk.folder_name(2))
+    assert find.newest(Path(OUT)) == Path(OUT, find.folder_name(2))

@@ -16,7 +16,7 @@ from trials import OUT, trainer
 
 from tiny import tiny_model, tiny_rows
 from whet.errors import ConfigError
-from whet.train.checkpoint import manifest, on_disk
+from whet.store import find
 
 pytestmark = pytest.mark.reliability
 
@@ -41,7 +41,7 @@ class _Stop(TrainerCallback):
 
 
 def _last(folder: Path, step: int) -> Path:
-    return folder / OUT / on_disk.folder_name(step)
+    return folder / OUT / find.folder_name(step)
 
 
 @pytest.fixture
@@ -148,44 +148,6 @@ def test_a_change_is_refused_unless_it_is_allowed_by_name(
         assert {group["lr"] for group in allowed.optimizer.param_groups} == {1e-4}
     if name == "optim":
         assert not any(group["fused"] for group in allowed.optimizer.param_groups)
-
-
-def test_checkpoint_with_the_first_versions_order_is_refused_unless_allowed(
-    runs: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Its epoch would go on in another order: some rows twice, others never."""
-    runs("run", max_steps=2)
-    folder = _last(tmp_path / "run", 2)
-    _without_order(folder)
-    with pytest.raises(ConfigError, match="order: the shuffle and the cuts of whet's first version") as caught:
-        runs("run", "auto", max_steps=4)
-    assert "--resume_allow_changes order" in str(caught.value)
-    assert runs("run", "auto", max_steps=4, resume_allow_changes=("order",)).state.global_step == 4
-    assert "order: the shuffle and the cuts of whet's first version" in caplog.text
-
-
-def test_checkpoint_of_the_first_version_with_rows_in_their_order_goes_on(runs: Any, tmp_path: Path) -> None:
-    """Sequential rows are the same in every version."""
-    changes = {"train_sampling_strategy": "sequential", "max_steps": 4}
-    runs("whole", **changes)
-    runs("run", **(changes | {"max_steps": 2}))
-    _without_order(_last(tmp_path / "run", 2))
-    runs("run", "auto", **changes)
-    assert same_folder(_last(tmp_path / "run", 4), _last(tmp_path / "whole", 4)) == []
-
-
-def _without_order(folder: Path) -> None:
-    """Make the checkpoint one of the first version, which did not write down how rows are ordered."""
-    path = folder / "identity.json"
-    facts = json.loads(path.read_text("utf-8"))
-    del facts["order"]
-    path.write_text(json.dumps(facts), "utf-8")
-    sealed = json.loads((folder / manifest.MANIFEST).read_text("utf-8"))
-    others = {
-        name: value for name, value in sealed.items() if name not in ("format_version", "step", "files", "checksum")
-    }
-    (folder / manifest.MANIFEST).unlink()
-    manifest.seal(folder, sealed["step"], others)
 
 
 def test_another_shape_is_refused_whatever_is_allowed(runs: Any) -> None:

@@ -13,7 +13,7 @@ from harness import SEED, count, trials_of
 from transformers import TrainerCallback
 from trials import OUT, trainer
 
-from whet.train.checkpoint import finding, on_disk, saving, staging
+from whet.store import find, save, write
 
 pytestmark = pytest.mark.reliability
 
@@ -21,10 +21,10 @@ _TEN_YEARS_S = 10 * 365 * 86400.0
 
 
 def _small(folder: Path, step: int) -> Path:
-    def write(staging: Path) -> None:
+    def fill(staging: Path) -> None:
         (staging / "a.json").write_text(f"{step}", "utf-8")
 
-    return staging.save(folder, step, write, {})
+    return write.save(folder, step, fill, {})
 
 
 def test_the_newest_is_found_and_kept_whatever_the_times_say(tmp_path: Path) -> None:
@@ -38,10 +38,10 @@ def test_the_newest_is_found_and_kept_whatever_the_times_say(tmp_path: Path) -> 
         for path, at_s in zip(folders, times_s, strict=True):
             for inner in [*path.iterdir(), path]:
                 os.utime(inner, (at_s, at_s))
-        newest = folder / on_disk.folder_name(steps[-1])
-        found = finding.newest(folder) == newest
-        on_disk.rotate(folders, 1, None)
-        return found and on_disk.list_all(folder) == [newest]
+        newest = folder / find.folder_name(steps[-1])
+        found = find.newest(folder) == newest
+        write.rotate(folders, 1, None)
+        return found and find.list_all(folder) == [newest]
 
     count("newest by its step, and kept", [right(index) for index in range(n)], n)
 
@@ -70,7 +70,7 @@ def test_a_clock_that_jumps_during_a_run(tmp_path: Path, monkeypatch: pytest.Mon
         monkeypatch.undo()
         time.tzset()
     monkeypatch.chdir(tmp_path)
-    assert [on_disk.step_of(path) for path in on_disk.list_all(Path(OUT))] == [5, 6]
+    assert [find.step_of(path) for path in find.list_all(Path(OUT))] == [5, 6]
     timed = ("runtime", "per_second")
     figures = [value for entry in run.state.log_history for name, value in entry.items() if name.endswith(timed)]
     assert figures
@@ -107,11 +107,11 @@ def test_a_checkpoint_every_so_many_seconds(
     """Steps take a second each on this clock; the last step is saved in any case."""
     monkeypatch.chdir(tmp_path)
     clock = _Monotonic()
-    monkeypatch.setattr(saving, "time", clock)
+    monkeypatch.setattr(save, "time", clock)
     run = trainer(max_steps=8, save_strategy="time", save_interval_s=interval_s)
     run.events.callbacks.append(_OneSecondAStep(clock))
     run.train()
-    assert [on_disk.step_of(path) for path in on_disk.list_all(Path(OUT))] == steps
+    assert [find.step_of(path) for path in find.list_all(Path(OUT))] == steps
 
 
 def test_time_needs_no_clock_of_the_wall(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +121,7 @@ def test_time_needs_no_clock_of_the_wall(tmp_path: Path, monkeypatch: pytest.Mon
     run.events.callbacks.append(_Jumps(monkeypatch))
     try:
         run.train()
-        assert [on_disk.step_of(path) for path in on_disk.list_all(Path(OUT))] == [1, 2, 3, 4]
+        assert [find.step_of(path) for path in find.list_all(Path(OUT))] == [1, 2, 3, 4]
     finally:
         monkeypatch.undo()
         time.tzset()

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from trials import OUT, trainer
 
 from whet.errors import EXIT_IO, StorageError
-from whet.train.checkpoint import finding, manifest, on_disk
+from whet.store import find, manifest
 
 pytestmark = pytest.mark.reliability
 
@@ -147,7 +147,7 @@ def test_damage_is_found_and_the_checkpoint_before_is_used(
         quiet += name in _TENSORS and _loads(folder / name)
         caplog.clear()
         with caplog.at_level(logging.WARNING, logger="whet"):
-            used = finding.newest(tmp_path / OUT)
+            used = find.newest(tmp_path / OUT)
         return used == tmp_path / OUT / ONE and all(part in caplog.text for part in (name, TWO, "before it is tried"))
 
     results = [found() for _ in range(n)]
@@ -195,14 +195,14 @@ def test_a_manifest_cannot_name_a_file_elsewhere(saved: Path, tmp_path: Path, na
     (tmp_path / "secret").write_text("x", "utf-8")
     files = json.loads((tmp_path / ONE / _MANIFEST).read_text("utf-8"))["files"]
     _replaced(tmp_path / ONE / _MANIFEST, {"files": files | {name: {"bytes": 1, "xxh3_128": "0"}}})
-    assert len(on_disk.problems_of(tmp_path / ONE)) == 1
+    assert len(find.problems_of(tmp_path / ONE)) == 1
 
 
 @pytest.mark.parametrize("values", _ODD, ids=str)
 def test_a_manifest_that_fits_itself_and_says_something_else(saved: Path, tmp_path: Path, values: Any) -> None:
     shutil.copytree(saved / ONE, tmp_path / ONE)
     _replaced(tmp_path / ONE / _MANIFEST, values)
-    assert on_disk.problems_of(tmp_path / ONE)
+    assert find.problems_of(tmp_path / ONE)
 
 
 @pytest.mark.parametrize("name", [_MANIFEST, "model.safetensors"])
@@ -222,5 +222,5 @@ def test_what_is_no_plain_file_is_neither_followed_nor_waited_for(
     else:
         with path.open("wb") as file:
             file.truncate(1 << 40)
-    (problem,) = on_disk.problems_of(tmp_path / ONE)
+    (problem,) = find.problems_of(tmp_path / ONE)
     assert name in problem

@@ -15,7 +15,7 @@ from trials import OUT, trainer
 import engine
 from not_shown import not_shown
 from whet.errors import EXIT_IO, StorageError
-from whet.train.checkpoint import disk_space, finding, manifest
+from whet.store import find, manifest, snapshot
 
 pytestmark = pytest.mark.reliability
 
@@ -119,7 +119,7 @@ def test_a_refused_save_ends_the_run_by_default(tmp_path: Path, monkeypatch: pyt
 def _forecast_bytes(run: engine.Trainer) -> int:
     loop = run.new_loop()
     loop.start(None)
-    return disk_space.forecast_bytes(loop.run_state)
+    return snapshot.forecast_bytes(loop.run_state)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_a_disk_without_room_for_two_checkpoints_is_refused(tmp_path: Path, monk
     size = _forecast_bytes(trainer(max_steps=2, save_steps=1))
     usage = namedtuple("usage", "total used free")
     free = [2 * size - 2000]
-    monkeypatch.setattr(disk_space.shutil, "disk_usage", lambda _: usage(0, 0, free[0]))
+    monkeypatch.setattr(snapshot.shutil, "disk_usage", lambda _: usage(0, 0, free[0]))
     run = trainer(max_steps=2, save_steps=1)
     with pytest.raises(StorageError, match=r"(?s)no room for 2 checkpoints.*MB a checkpoint.*MB free.*--output_dir"):
         run.train()
@@ -150,4 +150,4 @@ def test_a_disk_without_room_for_two_checkpoints_is_refused(tmp_path: Path, monk
     trainer(max_steps=2, save_steps=1).train()
     free[0] = size + 2000  # a run that goes on has the first of the two already
     trainer(max_steps=3, save_steps=1).train(resume_from_checkpoint="auto")
-    assert finding.newest(Path(OUT)) == Path(OUT, "checkpoint-3")
+    assert find.newest(Path(OUT)) == Path(OUT, "checkpoint-3")

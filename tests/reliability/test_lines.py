@@ -16,8 +16,8 @@ from test_signals import go_on, said
 from tiny_runs import Recorder, Toy, assert_same_weights, losing_metrics, toy_trainer, weights_of
 
 from whet.errors import StorageError
-from whet.train.checkpoint import finding, on_disk
-from whet.train.checkpoint.manifest import digest_of
+from whet.store import find
+from whet.store.manifest import digest_of
 
 __all__ = ["corpus"]  # a fixture
 
@@ -33,16 +33,16 @@ def _train(folder: Path, asked: Any = None, **changes: Any) -> Any:
 
 
 def _steps(folder: Path) -> list[int]:
-    return [on_disk.step_of(path) for path in on_disk.list_all(folder)]
+    return [find.step_of(path) for path in find.list_all(folder)]
 
 
 def _step(folder: Path, step: int) -> Path:
-    return folder / on_disk.folder_name(step)
+    return folder / find.folder_name(step)
 
 
 def _aside(folder: Path) -> dict[int, Path]:
     """Step -> where the abandoned checkpoint of it is."""
-    return {on_disk.step_of(path): path for place in folder.glob("abandoned-*") for path in on_disk.list_all(place)}
+    return {find.step_of(path): path for place in folder.glob("abandoned-*") for path in find.list_all(place)}
 
 
 def _facts(folder: Path) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def test_line_is_continued_by_auto_and_by_naming_the_newest(tmp_path: Path) -> N
     first = _facts(_step(tmp_path, 2))
     _train(tmp_path, "auto", max_steps=4)
     _train(tmp_path, str(_step(tmp_path, 4)))
-    assert {_facts(path)["run"] for path in on_disk.list_all(tmp_path)} == {first["run"]}
+    assert {_facts(path)["run"] for path in find.list_all(tmp_path)} == {first["run"]}
     assert _aside(tmp_path) == {}
 
 
@@ -96,7 +96,7 @@ def test_going_back_names_the_parent_and_keeps_what_it_leaves(tmp_path: Path) ->
     assert facts["run"] != run
     assert facts["parents"] == [[run, 2]]
     assert {step: (path / "model.safetensors").read_bytes() for step, path in _aside(tmp_path).items()} == old
-    assert finding.newest(tmp_path) == _step(tmp_path, 4)
+    assert find.newest(tmp_path) == _step(tmp_path, 4)
 
 
 def test_same_step_on_every_line_is_kept_apart(tmp_path: Path) -> None:
@@ -104,9 +104,9 @@ def test_same_step_on_every_line_is_kept_apart(tmp_path: Path) -> None:
     _train(tmp_path)
     for _ in range(3):
         _train(tmp_path, str(_step(tmp_path, 2)))
-    kept = [path.name for place in tmp_path.glob("abandoned-*") for path in on_disk.list_all(place)]
-    assert sorted(kept) == sorted(3 * [on_disk.folder_name(4), on_disk.folder_name(6)])
-    assert all(on_disk.problems_of(path) == [] for path in _aside(tmp_path).values())
+    kept = [path.name for place in tmp_path.glob("abandoned-*") for path in find.list_all(place)]
+    assert sorted(kept) == sorted(3 * [find.folder_name(4), find.folder_name(6)])
+    assert all(find.problems_of(path) == [] for path in _aside(tmp_path).values())
 
 
 def test_until_the_new_line_has_saved_nothing_is_moved(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_abandoned_checkpoint_that_was_put_back_is_not_taken_silently(
     _train(tmp_path)
     _train(tmp_path, str(_step(tmp_path, 2)), max_steps=4)
     _aside(tmp_path)[6].rename(_step(tmp_path, 6))
-    assert finding.newest(tmp_path) == _step(tmp_path, 4)
+    assert find.newest(tmp_path) == _step(tmp_path, 4)
     assert "went back to before it" in caplog.text
 
 
@@ -195,7 +195,7 @@ def test_stopped_run_is_kept_when_its_cell_runs_again(tmp_path: Path, caplog: py
     stopped.remove_callback(callback)
     stopped.train()
     (kept,) = _aside(tmp_path).values()
-    assert kept.name == on_disk.folder_name(4)
+    assert kept.name == find.folder_name(4)
     assert f"delete those that you do not need: {kept} (" in caplog.text
     assert caplog.text.count(" kB)") == 1
 
@@ -238,7 +238,7 @@ def test_two_runs_from_one_parent_keep_to_their_own(tmp_path: Path) -> None:
 
 def test_checkpoints_without_ids_still_resume(tmp_path: Path) -> None:
     _train(tmp_path)
-    for path in on_disk.list_all(tmp_path):
+    for path in find.list_all(tmp_path):
         _without_ids(path)
     assert _train(tmp_path, "auto", max_steps=8).state.global_step == 8
     assert _steps(tmp_path) == [2, 4, 6, 8]
@@ -257,7 +257,7 @@ def test_strange_ids_lead_nowhere(tmp_path: Path, facts: dict[str, Any]) -> None
     forged = {name: value for name, value in _facts(newest).items() if name != "checksum"} | facts
     (newest / "MANIFEST.json").write_text(json.dumps(forged | {"checksum": digest_of(forged)}), "utf-8")
     _train(tmp_path / "out", str(_step(tmp_path / "out", 2)), max_steps=4)
-    assert finding.newest(tmp_path / "out") is not None
+    assert find.newest(tmp_path / "out") is not None
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert set(_aside(tmp_path / "out")) == {4, 6}
 
@@ -314,7 +314,7 @@ def test_no_file_of_a_run_names_a_place(tmp_path: Path) -> None:
         if path.is_file() and path.name != "run.log":
             assert b"secret-place" not in path.read_bytes(), path
     state = json.loads((tmp_path / "secret-place" / "trainer_state.json").read_text("utf-8"))
-    assert state["best_model_checkpoint"] == on_disk.folder_name(1)
+    assert state["best_model_checkpoint"] == find.folder_name(1)
 
 
 def test_foreign_checkpoint_in_the_place_of_the_best_is_refused(tmp_path: Path) -> None:
@@ -384,7 +384,7 @@ def test_best_in_an_abandoned_line_is_found_when_that_is_resumed(tmp_path: Path)
 _WAYS: dict[str, Callable[[Path], Any]] = {
     "newest named": lambda folder: str(_step(folder, 6)),
     "auto": lambda _: "auto",
-    "relative": lambda folder: f"{folder}/../{folder.name}/{on_disk.folder_name(6)}",
+    "relative": lambda folder: f"{folder}/../{folder.name}/{find.folder_name(6)}",
 }
 
 
@@ -392,4 +392,4 @@ _WAYS: dict[str, Callable[[Path], Any]] = {
 def test_resuming_the_newest_is_no_new_line(tmp_path: Path, way: str) -> None:
     _train(tmp_path / "out")
     _train(tmp_path / "out", _WAYS[way](tmp_path / "out"), max_steps=8)
-    assert len({_facts(path)["run"] for path in on_disk.list_all(tmp_path / "out")}) == 1
+    assert len({_facts(path)["run"] for path in find.list_all(tmp_path / "out")}) == 1

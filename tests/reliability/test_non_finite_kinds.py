@@ -22,7 +22,7 @@ from transformers import TrainerCallback
 import engine
 from whet.errors import NonFiniteError
 from whet.models import finite
-from whet.train.checkpoint import on_disk
+from whet.store import find
 
 __all__ = ["corpus"]  # a fixture
 
@@ -73,7 +73,7 @@ def _all_finite(folder: Path) -> int:
     """Check every tensor of every checkpoint; return how many checkpoints there are."""
     names = checkpoints(folder)
     for name in names:
-        assert on_disk.problems_of(folder / name) == []
+        assert find.problems_of(folder / name) == []
         for file in ("model.safetensors", "optimizer.safetensors"):
             assert all(bool(t.isfinite().all()) for t in load_file(folder / name / file).values()), (name, file)
     return len(names)

@@ -15,10 +15,10 @@ from trials import OUT
 
 from whet.config.optimizer_names import OPTIONS
 from whet.errors import EXIT_BAD_CONFIG
-from whet.train.checkpoint import on_disk
+from whet.store import find
 
 pytestmark = pytest.mark.reliability
-_LAST = Path(OUT, on_disk.folder_name(6))
+_LAST = Path(OUT, find.folder_name(6))
 _PACKED = {"adamw_whet_8bit", "adamw_bnb_8bit", "adamw_8bit", "adamw_torch_8bit", "adamw_torch_4bit"}
 """Optimizers that keep moments in bytes."""
 

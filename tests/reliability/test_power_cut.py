@@ -11,7 +11,7 @@ from crash_model import Event, Log, crash_state, recorded
 from harness import SEED, count, same_folder, trials_of
 from trials import OUT, trainer
 
-from whet.train.checkpoint import finding, staging
+from whet.store import find, write
 
 pytestmark = pytest.mark.reliability
 
@@ -71,8 +71,8 @@ def test_old_or_new_and_never_a_mix(save: tuple[Path, Path, Log], tmp_path: Path
         place = tmp_path / f"{index}"
         said = crash_state(log, lambda to: shutil.copytree(before, to), place, chance)
         if (before / TWO).exists():
-            staging.clean_up(place)  # as every run does before it looks for a checkpoint
-        found = finding.newest(place)
+            write.clean_up(place)  # as every run does before it looks for a checkpoint
+        found = find.newest(place)
         is_state = next((name for name, state in states.items() if found and not same_folder(found, state)), None)
         if is_state is None:
             print(f"state {index}: {said}: {found}")

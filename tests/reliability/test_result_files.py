@@ -18,7 +18,7 @@ from tiny_qa import files
 from tiny_runs import toy_trainer
 
 from not_shown import not_shown
-from whet.train.checkpoint import on_disk
+from whet.store import find
 
 __all__ = ["corpus"]  # a fixture
 
@@ -56,7 +56,7 @@ def test_result_that_does_not_fit_ends_with_74_and_names_what_is_kept(
     assert child.returncode == 74
     told = (tmp_path / "said").read_text("utf-8")
     assert what.split("_")[0] in told
-    assert str(out / on_disk.folder_name(2)) in told
+    assert str(out / find.folder_name(2)) in told
     assert not [name for name in files(out) if name.endswith(".partial")], "nothing half written is left"
     for name in files(out):
         if name.endswith(".json"):

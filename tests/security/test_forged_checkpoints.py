@@ -17,7 +17,7 @@ from engine import Trainer, TrainingArguments
 from tiny import tiny_model
 from whet.errors import WhetError
 from whet.hardware.memory import peak_bytes
-from whet.train.checkpoint import manifest
+from whet.store import manifest
 
 pytestmark = pytest.mark.reliability
 _MOST_S, _MOST_MIB = 5.0, 200

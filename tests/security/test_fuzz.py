@@ -26,11 +26,10 @@ from safetensors.numpy import save_file
 
 from whet.config.reading.files import read_config
 from whet.errors import WhetError
-from whet.models.loading.config_check import check_tokenizer_config, checked_config
-from whet.models.loading.folder_check import check_folder
+from whet.models.loading.folder_check import check_folder, check_tokenizer_config, checked_config
 from whet.models.loading.tensor_check import check_weights
+from whet.store import find, write
 from whet.tasks.qa.read import read_questions
-from whet.train.checkpoint import finding, on_disk, staging
 
 pytestmark = pytest.mark.reliability
 N_MADE = 2_000
@@ -39,7 +38,7 @@ _SEED = int(os.environ.get("WHET_TEST_SEED", "0"))
 """The same inputs in each run of the gate; the night run takes other ones each night, and many more."""
 _HANG_S = 2.0
 _MOST_MIB = 512
-_STEP = on_disk.folder_name(3)
+_STEP = find.folder_name(3)
 _CONFIG = {"model_type": "bert", "vocab_size": 30, "hidden_size": 8, "num_hidden_layers": 1, "dtype": "float32"}
 _TOKENIZER = {"tokenizer_class": "BertTokenizer", "cls_token": "[CLS]", "added_tokens_decoder": {"0": {"content": "a"}}}
 _NAMES = ("data", "paragraphs", "qas", "context", "id", "question", "answers", "text", "answer_start", "files", "bytes",
@@ -63,7 +62,7 @@ def _read_config(path: Path, file: str) -> None:
 
 
 def _read_manifest(path: Path, _: str) -> None:
-    finding.newest(path)
+    find.newest(path)
 
 
 def _read_model(path: Path, _: str) -> None:
@@ -98,11 +97,11 @@ def good(tmp_path: Path) -> Path:
     tensors = {"embeddings.weight": np.zeros((30, 8), np.float32), "bias": np.zeros(8, np.float32)}
     save_file(tensors, tmp_path / "model.safetensors")
 
-    def write(folder: Path) -> None:
+    def fill(folder: Path) -> None:
         save_file(tensors, folder / "weights.safetensors")
         (folder / "state.json").write_text('{"step": 3}', "utf-8")
 
-    staging.save(tmp_path, 3, write, {"n_ranks": 1})
+    write.save(tmp_path, 3, fill, {"n_ranks": 1})
     for parse, files in PARSERS.values():
         for file in files:
             parse(tmp_path, file)

@@ -14,10 +14,10 @@ from tiny_qa import command, squad, write_json
 
 from whet.cli.main import run
 from whet.errors import StorageError
-from whet.train.checkpoint import finding, manifest, on_disk, staging
+from whet.store import find, manifest, write
 
 pytestmark = pytest.mark.reliability
-_ONE = on_disk.folder_name(1)
+_ONE = find.folder_name(1)
 
 
 @pytest.fixture
@@ -42,12 +42,12 @@ def _content(folder: Path) -> dict[str, bytes]:
 
 
 def _save(out: Path, step: int = 1) -> Path:
-    return staging.save(out, step, lambda folder: (folder / "state.json").write_text("{}", "utf-8") and None, {})
+    return write.save(out, step, lambda folder: (folder / "state.json").write_text("{}", "utf-8") and None, {})
 
 
 def _seal(folder: Path, files: object) -> None:
     """Write a manifest that matches its own checksum, as a forger would."""
-    content = {"format_version": 2, "step": on_disk.step_of(folder), "files": files}
+    content = {"format_version": 2, "step": find.step_of(folder), "files": files}
     digest = xxhash.xxh3_128(json.dumps(content, sort_keys=True).encode()).hexdigest()
     (folder / manifest.MANIFEST).write_text(json.dumps(content | {"checksum": digest}), "utf-8")
 
@@ -59,15 +59,15 @@ def _facts(path: Path) -> dict[str, object]:
 
 def _linked_checkpoint(out: Path, outside: Path) -> None:
     (out / _ONE).symlink_to(outside / _ONE)
-    assert on_disk.list_all(out) == []
-    on_disk.remove_all(out)
-    on_disk.rotate([*on_disk.list_all(out), _save(out, 2), _save(out, 3)], 1, None)
+    assert find.list_all(out) == []
+    write.remove_all(out)
+    write.rotate([*find.list_all(out), _save(out, 2), _save(out, 3)], 1, None)
 
 
 def _none_is_taken(out: Path) -> bool:
     """Whether no checkpoint counts; where some are there and none is whole, that is an error."""
     try:
-        return finding.newest(out) is None
+        return find.newest(out) is None
     except StorageError:
         return True
 
@@ -77,7 +77,7 @@ def _linked_file_in_a_checkpoint(out: Path, outside: Path) -> None:
     (folder / "state.json").unlink()
     (folder / "state.json").symlink_to(outside / "mine.json")
     assert _none_is_taken(out)
-    on_disk.rotate([folder, _save(out, 2)], 1, None)
+    write.rotate([folder, _save(out, 2)], 1, None)
     assert not folder.exists()
 
 
@@ -85,7 +85,7 @@ def _linked_folder_in_a_checkpoint(out: Path, outside: Path) -> None:
     folder = _save(out)
     (folder / "more").symlink_to(outside)
     assert _none_is_taken(out)
-    on_disk.remove_all(out)
+    write.remove_all(out)
     assert not folder.exists()
 
 

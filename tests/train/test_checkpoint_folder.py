@@ -17,7 +17,7 @@ from transformers import BertForQuestionAnswering, TrainerState
 
 import engine
 from whet.errors import EXIT_IO, StorageError
-from whet.train.checkpoint import finding, on_disk, staging
+from whet.store import find, write
 
 _MANIFEST = "MANIFEST.json"
 _TWO, _FOUR = "checkpoint-2", "checkpoint-4"
@@ -148,7 +148,7 @@ def test_damage_is_found_and_the_checkpoint_before_is_used(
 def test_a_checkpoint_under_another_steps_name_is_damaged(saved: Path) -> None:
     """The newest is told by the step in its name, so the name has to be true."""
     (saved / _TWO).rename(saved / "checkpoint-9")
-    assert finding.newest(saved) == saved / _FOUR
+    assert find.newest(saved) == saved / _FOUR
 
 
 def test_the_newest_is_told_by_its_step_and_by_no_clock(saved: Path) -> None:
@@ -157,14 +157,14 @@ def test_the_newest_is_told_by_its_step_and_by_no_clock(saved: Path) -> None:
     (saved / "checkpoint-8").symlink_to(saved / _TWO)
     (saved / "checkpoint-99").mkdir()  # another program's
     (saved / ".checkpoint-10.partial").mkdir()
-    assert finding.newest(saved) == saved / _FOUR
+    assert find.newest(saved) == saved / _FOUR
 
 
 def test_steps_sort_as_numbers(tmp_path: Path) -> None:
     for step in (9, 10, 123456789):
-        staging.save(tmp_path, step, lambda folder: (folder / "a.json").write_text("{}", "utf-8"), {})
-    assert [on_disk.step_of(folder) for folder in on_disk.list_all(tmp_path)] == [9, 10, 123456789]
-    assert finding.newest(tmp_path) == tmp_path / "checkpoint-123456789"
+        write.save(tmp_path, step, lambda folder: (folder / "a.json").write_text("{}", "utf-8"), {})
+    assert [find.step_of(folder) for folder in find.list_all(tmp_path)] == [9, 10, 123456789]
+    assert find.newest(tmp_path) == tmp_path / "checkpoint-123456789"
 
 
 def test_auto_with_damaged_checkpoints_alone_does_not_start_anew(saved: Path) -> None:
@@ -192,7 +192,7 @@ def test_a_checkpoint_that_is_not_there_is_refused(saved: Path, path: str) -> No
 def test_saving_again_replaces_the_whole_folder(saved: Path) -> None:
     (saved / _TWO / "old.json").write_text("{}", "utf-8")
     toy_trainer(saved, max_steps=2, save_strategy="steps", save_steps=2).train()
-    assert on_disk.problems_of(saved / _TWO) == []
+    assert find.problems_of(saved / _TWO) == []
 
 
 def test_what_a_killed_run_left_half_written_goes_away(saved: Path) -> None:
@@ -201,26 +201,26 @@ def test_what_a_killed_run_left_half_written_goes_away(saved: Path) -> None:
     (left / "model.safetensors").write_bytes(b"half")
     toy_trainer(saved, max_steps=6, save_strategy="steps", save_steps=2).train(resume_from_checkpoint="auto")
     assert sorted(path.name for path in saved.iterdir()) == [_TWO, _FOUR, "checkpoint-6", "run.log"]
-    assert on_disk.problems_of(saved / "checkpoint-6") == []
+    assert find.problems_of(saved / "checkpoint-6") == []
 
 
 def test_the_checkpoint_before_goes_only_when_the_new_one_reads_well(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Something cuts a file short just after the new folder got its name; one checkpoint was to be kept."""
-    real = staging.fsync
+    real = write.fsync
 
     def sync(path: Path) -> None:
         real(path)
         if (tmp_path / _TWO).is_dir():
             _truncated(tmp_path / _TWO / "model.safetensors")
 
-    monkeypatch.setattr(staging, "fsync", sync)
+    monkeypatch.setattr(write, "fsync", sync)
     trainer = toy_trainer(tmp_path, max_steps=2, save_strategy="steps", save_steps=1, save_total_limit=1)
     with pytest.raises(StorageError, match=r"(?s)step 2 cannot be written.*model.safetensors: \d+ bytes"):
         trainer.train()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-1", "run.log"]
-    assert on_disk.problems_of(tmp_path / "checkpoint-1") == []
+    assert find.problems_of(tmp_path / "checkpoint-1") == []
 
 
 def test_a_save_killed_while_it_replaces_a_step_loses_nothing(saved: Path) -> None:
@@ -230,7 +230,7 @@ def test_a_save_killed_while_it_replaces_a_step_loses_nothing(saved: Path) -> No
     (saved / f".{_TWO}.removed").mkdir()
     toy_trainer(saved, max_steps=4).train(resume_from_checkpoint="auto")
     assert sorted(path.name for path in saved.iterdir()) == [_TWO, _FOUR, "run.log"]
-    assert finding.newest(saved) == saved / _FOUR
+    assert find.newest(saved) == saved / _FOUR
 
 
 def test_clearing_up_follows_no_link(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -238,9 +238,9 @@ def test_clearing_up_follows_no_link(saved: Path, tmp_path_factory: pytest.TempP
     (elsewhere / "mine").write_text("x", "utf-8")
     for name in (f".{_TWO}.partial", f".{_TWO}.removed", "checkpoint-1"):
         (saved / name).symlink_to(elsewhere)
-    staging.clean_up(saved)
-    on_disk.rotate([saved / "checkpoint-1", saved / _TWO, saved / _FOUR], 1, None)
-    on_disk.remove_all(saved)
+    write.clean_up(saved)
+    write.rotate([saved / "checkpoint-1", saved / _TWO, saved / _FOUR], 1, None)
+    write.remove_all(saved)
     assert (elsewhere / "mine").exists()
 
 

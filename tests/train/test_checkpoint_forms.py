@@ -1,4 +1,4 @@
-"""The form of a checkpoint: parameters by name, every part of the run; checkpoints of form 1 stay readable."""
+"""The form of a checkpoint: parameters by name, and every part of the run."""
 
 import json
 import shutil
@@ -13,10 +13,8 @@ from transformers import EarlyStoppingCallback
 
 import engine
 import whet
-from whet.train.checkpoint.manifest import digest_of
+from whet.store.manifest import digest_of
 
-_FORM_1 = Path(__file__).with_name("form_1") / "checkpoint-00000004"
-"""Written by the last version that knew form 1: `_trainer` after four of six steps."""
 _RUN: dict[str, Any] = {
     "num_train_epochs": 2, "save_strategy": "steps", "save_steps": 4, "eval_strategy": "steps", "eval_steps": 2,
     "logging_steps": 3, "lr_scheduler_type": "cosine", "weight_decay": 0.1, "train_sampling_strategy": "random",
@@ -26,34 +24,6 @@ _RUN: dict[str, Any] = {
 
 def _trainer(folder: Path, **changes: Any) -> engine.Trainer:
     return toy_trainer(folder, model=Toy(dropout=0.1), **(_RUN | changes))
-
-
-def _losses(trainer: engine.Trainer, name: str = "loss") -> dict[int, float]:
-    return {entry["step"]: entry[name] for entry in trainer.state.log_history if name in entry}
-
-
-def test_checkpoint_of_form_1_resumes_as_the_whole_run(tmp_path: Path) -> None:
-    whole = _trainer(tmp_path / "whole")
-    whole.train()
-    (tmp_path / "out").mkdir()
-    shutil.copytree(_FORM_1, tmp_path / "out" / _FORM_1.name)
-    resumed = _trainer(tmp_path / "out")
-    found = resumed.train(resume_from_checkpoint="auto")
-    assert found.global_step == 6
-    # 1e-5: the first four steps ran on another processor, whose sums may differ in the last bits.
-    assert found.training_loss == pytest.approx(sum(_step_losses(tmp_path / "steps")) / 6, rel=1e-5)
-    assert _losses(resumed) == pytest.approx(_losses(whole), rel=1e-5)
-    for name, weight in whole.model.state_dict().items():
-        torch.testing.assert_close(resumed.model.state_dict()[name], weight, rtol=1e-5, atol=1e-6)
-    manifest = json.loads((tmp_path / "out" / "checkpoint-6" / "MANIFEST.json").read_text())
-    assert (manifest["format_version"], manifest["n_rows"], manifest["seed"], manifest["n_ranks"]) == (2, 24, 5, 1)
-    assert manifest["parents"] or manifest["run"]
-
-
-def _step_losses(folder: Path) -> list[float]:
-    trainer = _trainer(folder, logging_steps=1)
-    trainer.train()
-    return list(_losses(trainer).values())
 
 
 def test_moments_have_the_names_and_shapes_of_the_parameters(tmp_path: Path) -> None:

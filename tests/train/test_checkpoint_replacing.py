@@ -8,19 +8,19 @@ from pathlib import Path
 import pytest
 
 from whet.errors import StorageError
-from whet.train.checkpoint import finding, on_disk, staging
+from whet.store import find, write
 
-_STEP = on_disk.folder_name(4)
+_STEP = find.folder_name(4)
 _LARGE = 100_000
 """More than what a light look at a new checkpoint reads again."""
 
 
 def _save(folder: Path, content: bytes) -> Path:
-    return staging.save(folder, 4, lambda to: (to / "weights").write_bytes(content * _LARGE) and None, {})
+    return write.save(folder, 4, lambda to: (to / "weights").write_bytes(content * _LARGE) and None, {})
 
 
 def _content(folder: Path) -> bytes:
-    assert on_disk.problems_of(folder) == []
+    assert find.problems_of(folder) == []
     return (folder / "weights").read_bytes()[:1]
 
 
@@ -60,7 +60,7 @@ def test_a_new_one_that_does_not_read_well_does_not_cost_the_old_one(
     out: Path, monkeypatch: pytest.MonkeyPatch, disk: Callable[[Path], None]
 ) -> None:
     """The disk goes wrong just after the new folder got its name; the size of what is there is right."""
-    monkeypatch.setattr(staging, "fsync", lambda _: disk(out))
+    monkeypatch.setattr(write, "fsync", lambda _: disk(out))
     with pytest.raises(StorageError, match="step 4 cannot be written"):
         _save(out, b"b")
     assert _names(out) == [_STEP]
@@ -75,7 +75,7 @@ def both(out: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.mark.parametrize("next_one", [staging.clean_up, lambda out: _save(out, b"c")], ids=["a run", "a save"])
+@pytest.mark.parametrize("next_one", [write.clean_up, lambda out: _save(out, b"c")], ids=["a run", "a save"])
 def test_killed_before_the_old_one_is_gone(both: Path, next_one: Callable[[Path], object]) -> None:
     next_one(both)
     assert _names(both) == [_STEP]
@@ -84,7 +84,7 @@ def test_killed_before_the_old_one_is_gone(both: Path, next_one: Callable[[Path]
 
 def test_killed_and_the_new_one_is_damaged(both: Path) -> None:
     _spoil(both / _STEP / "weights")
-    staging.clean_up(both)
+    write.clean_up(both)
     assert _content(both / _STEP) == b"a"
     assert _names(both) == [_STEP]
 
@@ -93,10 +93,10 @@ def test_killed_and_both_are_damaged(both: Path) -> None:
     """No run starts anew by itself then: the damaged one is there to be named."""
     for name in (_STEP, f".{_STEP}.replaced"):
         _spoil(both / name / "weights")
-    staging.clean_up(both)
+    write.clean_up(both)
     assert _names(both) == [_STEP]
     with pytest.raises(StorageError, match="none of the 1 checkpoints"):
-        finding.newest(both)
+        find.newest(both)
 
 
 def test_the_old_one_is_the_only_one(both: Path) -> None:
@@ -107,13 +107,13 @@ def test_the_old_one_is_the_only_one(both: Path) -> None:
         raise OSError(28, "No space left on device")
 
     with pytest.raises(StorageError, match="No space left"):
-        staging.save(both, 4, no_room, {})
+        write.save(both, 4, no_room, {})
     assert _content(both / _STEP) == b"a"
 
 
 def test_what_is_no_folder_is_left_alone(out: Path) -> None:
     (out / _STEP).rename(out / f".{_STEP}.replaced")
     (out / _STEP).write_text("mine", "utf-8")
-    staging.clean_up(out)
+    write.clean_up(out)
     assert (out / _STEP).read_text("utf-8") == "mine"
     assert _content(out / f".{_STEP}.replaced") == b"a"

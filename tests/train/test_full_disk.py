@@ -14,7 +14,7 @@ from full_disk_runs import CASES
 from tiny_runs import checkpoints, toy_trainer
 
 from whet.errors import EXIT_IO, StorageError
-from whet.train.checkpoint import finding, on_disk, staging
+from whet.store import find, write
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def test_a_checkpoint_that_does_not_fit(refused: dict[str, Any], name: str) -> N
     assert "checkpoint of step 2 cannot be written" in outcome["message"]
     assert "--output_dir" in outcome["message"]
     assert checkpoints(folder) == ["checkpoint-1"]
-    assert on_disk.problems_of(folder / "checkpoint-1") == []
+    assert find.problems_of(folder / "checkpoint-1") == []
     assert {path.name for path in folder.iterdir()} - {"run.log"} == {"checkpoint-1"}
 
 
@@ -60,14 +60,14 @@ def test_a_folder_that_may_not_be_written(tmp_path: Path) -> None:
             toy_trainer(tmp_path, max_steps=2, save_strategy="steps").train(resume_from_checkpoint="auto")
     finally:
         tmp_path.chmod(0o700)
-    assert finding.newest(tmp_path) == tmp_path / "checkpoint-1"
+    assert find.newest(tmp_path) == tmp_path / "checkpoint-1"
 
 
 def test_a_write_that_fails_for_another_reason_leaves_nothing_behind(tmp_path: Path) -> None:
-    def write(folder: Path) -> None:
+    def fill(folder: Path) -> None:
         (folder / "half.json").write_text("{", "utf-8")
         raise ValueError("cannot be told in JSON")
 
     with pytest.raises(ValueError, match="cannot be told"):
-        staging.save(tmp_path, 3, write, {})
+        write.save(tmp_path, 3, fill, {})
     assert list(tmp_path.iterdir()) == []

@@ -13,7 +13,7 @@ from tiny_runs import Recorder, Toy, assert_same_weights, checkpoints, entries, 
 from torch import Tensor
 
 from whet.errors import EXIT_NON_FINITE, NonFiniteError
-from whet.train.checkpoint import on_disk
+from whet.store import find
 
 
 class Spoilt(Toy):
@@ -114,7 +114,7 @@ def test_the_checkpoints_before_stay_good(tmp_path: Path) -> None:
         _trainer(tmp_path, 3, 4, 5, save_strategy="steps", save_steps=2).train()
     names = checkpoints(tmp_path)
     assert names[0] == "checkpoint-2"
-    assert all(on_disk.problems_of(tmp_path / name) == [] for name in names)
+    assert all(find.problems_of(tmp_path / name) == [] for name in names)
 
 
 def test_a_resumed_run_remembers_how_many_there_were_in_a_row(tmp_path: Path) -> None:

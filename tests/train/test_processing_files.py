@@ -13,10 +13,10 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 import engine
 from whet.errors import ConfigError
-from whet.train.checkpoint import on_disk
+from whet.store import find
 
 _TEMPLATES = {"default": "{{ messages }}", "rag": "{{ documents }}", "tool_use": "{{ tools }}"}
-_ONE = on_disk.folder_name(1)
+_ONE = find.folder_name(1)
 
 
 def _trainer(folder: Path, processing: Any, **changes: Any) -> engine.Trainer:
@@ -40,9 +40,9 @@ def test_named_chat_templates_are_saved_and_loaded(
     trainer = _trainer(tmp_path, with_templates, max_steps=2, **saving)
     trainer.train()
     trainer.save_model()
-    for folder in (tmp_path, tmp_path / on_disk.folder_name(2)):
+    for folder in (tmp_path, tmp_path / find.folder_name(2)):
         assert AutoTokenizer.from_pretrained(folder).chat_template == _TEMPLATES
-    assert on_disk.problems_of(tmp_path / on_disk.folder_name(2)) == []
+    assert find.problems_of(tmp_path / find.folder_name(2)) == []
     _trainer(tmp_path, with_templates, max_steps=3, **saving).train(resume_from_checkpoint="auto")
     trainer.save_model()
     assert AutoTokenizer.from_pretrained(tmp_path).chat_template == _TEMPLATES
@@ -74,7 +74,7 @@ def test_odd_names_are_kept(tmp_path: Path, name: str) -> None:
     trainer.train()
     trainer.save_model()
     assert (tmp_path / _ONE / name).read_text("utf-8") == (tmp_path / name).read_text("utf-8") == "content"
-    assert on_disk.problems_of(tmp_path / _ONE) == []
+    assert find.problems_of(tmp_path / _ONE) == []
 
 
 def test_folders_in_folders_are_covered_by_the_manifest(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_folders_in_folders_are_covered_by_the_manifest(tmp_path: Path) -> None:
     names = json.loads((tmp_path / _ONE / "MANIFEST.json").read_text("utf-8"))["files"]
     assert {"a/b/c/deep.bin", "feature_extractor/preprocessor_config.json", "tokenizer/.hidden"} <= names.keys()
     (tmp_path / _ONE / "a/b/c/deep.bin").write_text("a/b/c/deer.bin", "utf-8")
-    assert on_disk.problems_of(tmp_path / _ONE) == ["a/b/c/deep.bin: does not match its checksum"]
+    assert find.problems_of(tmp_path / _ONE) == ["a/b/c/deep.bin: does not match its checksum"]
 
 
 def _damage(folder: Path, outside: Path) -> dict[str, Callable[[], Any]]:
@@ -101,7 +101,7 @@ def test_damage_in_a_sub_folder_is_found(tmp_path: Path, kind: str) -> None:
     _trainer(tmp_path / "out", _Writes(_nested)).train()
     (tmp_path / "outside").mkdir()
     _damage(tmp_path / "out" / _ONE, tmp_path / "outside")[kind]()
-    assert "tokenizer" in on_disk.problems_of(tmp_path / "out" / _ONE)[0]
+    assert "tokenizer" in find.problems_of(tmp_path / "out" / _ONE)[0]
 
 
 def _link(folder: Path) -> None:
@@ -120,7 +120,7 @@ _REFUSED = {
 def test_files_that_cannot_be_kept_are_refused_by_name(tmp_path: Path, kind: str) -> None:
     with pytest.raises(ConfigError, match="files of _Writes cannot be saved"):
         _trainer(tmp_path, _Writes(_REFUSED[kind])).train()
-    assert on_disk.list_all(tmp_path) == []
+    assert find.list_all(tmp_path) == []
 
 
 def test_processing_without_files_is_refused(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from tiny_qa import command, save_encoder, squad, write_json
 
 from whet.cli.main import run
 from whet.errors import EXIT_IO
-from whet.train.output import disk_errors
+from whet.store import write
 
 FIXES = {
     "ENOSPC": r"free space on the disk of .* \([\d,.]+ MB are free\)",
@@ -36,8 +36,8 @@ def test_each_reason_has_a_fix_of_its_own(tmp_path: Path, name: str) -> None:
     import re
 
     number = getattr(errno, name)
-    told = disk_errors.fix(OSError(number, os.strerror(number)), tmp_path)
-    in_rust = disk_errors.fix(Exception(f"I/O error: {os.strerror(number)} (os error {number})"), tmp_path)
+    told = write.disk_fix(OSError(number, os.strerror(number)), tmp_path)
+    in_rust = write.disk_fix(Exception(f"I/O error: {os.strerror(number)} (os error {number})"), tmp_path)
     assert re.search(FIXES[name], told)
     assert re.search(FIXES[name], in_rust)
     others = [pattern for other, pattern in FIXES.items() if pattern != FIXES[name]]

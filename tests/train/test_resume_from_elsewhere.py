@@ -11,7 +11,7 @@ import transformers
 from engine import Trainer, TrainingArguments
 from tiny import tiny_model
 from whet.errors import StorageError
-from whet.train.checkpoint import finding
+from whet.store import find
 
 _ROWS = [{"input_ids": [2, 5 + i, 6, 7, 3], "start_positions": 1, "end_positions": 2} for i in range(4)]
 
@@ -68,7 +68,7 @@ def test_the_fix_names_a_checkpoint_that_resumes(tmp_path: Path, asked: str) -> 
     named = re.search(r"--resume_from_checkpoint ([^\s,]+)", _refused(tmp_path, str(tmp_path / asked)))
     assert named is not None
     _whet(tmp_path, named[1])
-    assert finding.newest(tmp_path) is not None
+    assert find.newest(tmp_path) is not None
 
 
 def test_a_model_folder_is_refused_with_its_weights_as_the_way_on(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from transformers import EarlyStoppingCallback, TrainerCallback
 import engine
 from tiny import losses, weights_of
 from whet.errors import StorageError
-from whet.train.checkpoint import manifest
+from whet.store import manifest, snapshot
 
 Weights = dict[str, torch.Tensor]
 ROUNDING = 1e-6
@@ -238,12 +238,11 @@ def test_a_checkpoint_with_other_weights_next_to_the_mean_is_refused(uninterrupt
 
 def test_the_mean_is_counted_in_the_forecast_of_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk with room for a checkpoint of the first half, but not of the second, is refused before the first step."""
-    from whet.train.checkpoint import disk_space
 
     seen: list[int] = []
-    monkeypatch.setattr(disk_space, "free_bytes", lambda _: 10**12)
-    forecast = disk_space.forecast_bytes
-    monkeypatch.setattr(disk_space, "forecast_bytes", lambda state: seen.append(forecast(state)) or seen[-1])
+    monkeypatch.setattr(snapshot, "free_bytes", lambda _: 10**12)
+    forecast = snapshot.forecast_bytes
+    monkeypatch.setattr(snapshot, "forecast_bytes", lambda state: seen.append(forecast(state)) or seen[-1])
     averaged(tmp_path).train()
     written = sum(path.stat().st_size for path in (tmp_path / f"checkpoint-{N_STEPS}").iterdir())
     assert 0.9 < seen[0] / written < 1.1

@@ -7,10 +7,13 @@ import shutil
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from whet.doctor.findings import Findings, Machine, Native, Rates, Software
 from whet.errors import Problem
-from whet.own_loop.findings import ModelFindings
+
+if TYPE_CHECKING:  # it imports torch
+    from whet.own_loop.examine import ModelFindings
 
 _LABEL = 14
 _WIDEST = 110

@@ -26,7 +26,7 @@ from whet.hf import between_ranks, replay, state
 from whet.log import logger
 from whet.methods import order
 from whet.models.view import ModelView
-from whet.own_loop import inside
+from whet.own_loop import locate
 from whet.own_loop.changes import changes
 from whet.own_loop.optimize import optimize
 
@@ -293,9 +293,9 @@ def _optimized(model: nn.Module) -> list[nn.Module]:
     """Let the model run without padding; return the parts of it that may recompute their activations."""
     why = _why_elsewhere(model)
     if why is None:
-        inside.prove_in(model)
-        encoders = [encoder.model for encoder in inside.encoders_in(model)]
-        why = inside.why_unchanged(encoders)
+        locate.prove_in(model)
+        encoders = [encoder.model for encoder in locate.encoders_in(model)]
+        why = locate.why_unchanged(encoders)
         if why is None:
             if changes(model) is None:
                 optimize(model)

@@ -7,8 +7,7 @@ rename.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +20,9 @@ from torch.nn.parallel import DistributedDataParallel
 from whet.errors import ConfigError, StorageError
 from whet.hf import between_ranks, replay
 from whet.paths import utf8_name
-from whet.train.checkpoint import content, manifest, on_disk, staging, weights
-from whet.train.checkpoint.optimizer_state import OptimizerState, names_in
-from whet.train.output import disk_errors
-from whet.train.resume import schema
-from whet.train.resume.parts import alike, without_tensors
-from whet.train.state import State
+from whet.store import find, manifest, schema, weights, write
+from whet.store.optimizer import OptimizerState, alike, names_in, without_tensors
+from whet.store.state import State, read_parts, split_parts, write_tensors
 
 _KIND = "state of whet.Accelerator"
 _NUMBERED = "checkpoint_"
@@ -47,32 +43,31 @@ def save(accelerator: Any, folder: str | Path | None) -> Path:
     facts = between_ranks.gather([random_state(accelerator.device), bool(hooks)], _is_of_rank)
     any_hooks = any(has_hooks for _, has_hooks in facts)
     failed = f"the state in {target} was not saved"
+    staged: write.Staged | None = None
     try:
         state_dicts = [model.state_dict() for model in _models(accelerator)] if writes or hooks else []
         if any_hooks:
             with between_ranks.together(failed):
                 if writes:
-                    _stage(target)
+                    staged = _stage(target)
             with between_ranks.together(failed):
-                place = _staged(target)
+                place = _collecting_folder(target)
                 for hook in hooks:
                     hook([*accelerator._models], state_dicts, str(place))
         with between_ranks.together(failed):
             if writes:
-                if not any_hooks:
-                    _stage(target)
+                staged = staged or _stage(target)
                 parts = _collected(accelerator) | {
                     "loop": {"accumulated": accelerator.step, "models": len(state_dicts)},
                     "random": {str(rank): one for rank, (one, _) in enumerate(facts)},
                 }
-                _publish(
-                    target, lambda place: _write(parts, state_dicts, place), {"n_ranks": accelerator.num_processes}
-                )
+                staged.put(lambda place: _write(parts, state_dicts, place))
+                staged.publish({"n_ranks": accelerator.num_processes, "kind": _KIND})
                 if project.automatic_checkpoint_naming and project.total_limit is not None:
                     _keep(target, project.total_limit)
     except BaseException:
-        if writes:
-            _discard(target)
+        if staged is not None:
+            staged.discard()
         raise
     project.iteration += 1
     return target
@@ -89,7 +84,7 @@ def load(accelerator: Any, folder: str | Path | None, *, strict: bool = True) ->
     failed = f"the state in {place} was not loaded"
     with between_ranks.together(failed):
         if _writes(accelerator):
-            staging.finish_replacement(place)
+            write.finish_replacement(place)
     with between_ranks.together(failed):
         facts = _require_intact(place)
         _require_ranks(facts, accelerator.num_processes, place)
@@ -98,7 +93,7 @@ def load(accelerator: Any, folder: str | Path | None, *, strict: bool = True) ->
         for hook in accelerator._load_model_state_pre_hook.values():
             hook(models, str(place))
         try:
-            _restore(accelerator, [plain(model) for model in models], content.read(place), place, strict=strict)
+            _restore(accelerator, [plain(model) for model in models], read_parts(place), place, strict=strict)
         except (ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
             raise StorageError(
                 what=f"{place} does not fit what was prepared",
@@ -130,9 +125,9 @@ def _require_ranks(facts: Mapping[str, Any], n_ranks: int, place: Path) -> None:
         )
 
 
-def _staged(target: Path) -> Path:
+def _collecting_folder(target: Path) -> Path:
     """Return the folder in which the first rank collects the files; raises StorageError if it is not here."""
-    place = _partial(target)
+    place = find.hidden(target, "partial")
     if not place.is_dir():
         raise StorageError(
             what="the folder of the state is not on this machine",
@@ -220,9 +215,9 @@ def _models(accelerator: Any) -> list[nn.Module]:
 
 
 def _write(parts: dict[str, State], models: Sequence[Mapping[str, Any]], folder: Path) -> None:
-    text, tensors = content.split_parts(parts)
-    (folder / content.STATE).write_text(text, "utf-8")
-    content.write_tensors(tensors, folder)
+    text, tensors = split_parts(parts)
+    (folder / find.STATE).write_text(text, "utf-8")
+    write_tensors(tensors, folder)
     with utf8_name(folder) as named:
         for number, tensors_of_model in enumerate(models):
             weights.save_module(tensors_of_model, named / _weights_name(number))
@@ -320,51 +315,11 @@ def set_random_state(saved: State, device: torch.device) -> None:
 # ---- the folder ----
 
 
-def _partial(target: Path) -> Path:
-    """Return where the files of a state are collected until all are there."""
-    return on_disk.hidden(target, "partial")
-
-
-def _stage(target: Path) -> None:
+def _stage(target: Path) -> write.Staged:
     """Make the empty folder in which the files are collected; raises ConfigError if the target holds other files."""
-    with _disk_errors(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        on_disk.remove_leftover(_partial(target))
-        staging.finish_replacement(target)
-        _require_free(target)
-        _partial(target).mkdir()
-
-
-def _publish(target: Path, write: Callable[[Path], None], facts: Mapping[str, Any]) -> None:
-    """Let `write(folder)` add the last files, and give the folder its name once all of them are on the disk."""
-    partial, replaced = _partial(target), on_disk.hidden(target, "replaced")
-    with _disk_errors(target):
-        write(partial)
-        manifest.seal(partial, 0, {**facts, "kind": _KIND})
-        if target.is_dir():
-            target.rename(replaced)
-        partial.rename(target)
-        manifest.fsync(target.parent.resolve())
-        on_disk.remove_leftover(replaced)
-
-
-def _discard(target: Path) -> None:
-    """Remove what was collected, and give an earlier state its name back."""
-    on_disk.remove_leftover(_partial(target))
-    staging.finish_replacement(target)
-
-
-@contextmanager
-def _disk_errors(target: Path) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        raise StorageError(
-            what=f"the state cannot be written to {target}",
-            got=str(error),
-            why="a state counts only when all of it is on the disk; an earlier one there is untouched",
-            fix=disk_errors.fix(error, target.parent),
-        ) from error
+    staged = write.Staged(target.parent, 0, name=target.name)
+    staged.put(lambda _: _require_free(target))
+    return staged
 
 
 def _numbered(folder: Path) -> list[Path]:
@@ -383,7 +338,7 @@ def _keep(newest: Path, n_kept: int) -> None:
     earlier = [path for path in _numbered(newest.parent) if path != newest]
     own = [path for path in earlier if (manifest.facts_of(path) or {}).get("kind") == _KIND]
     for path in own[: max(len(own) + 1 - max(n_kept, 1), 0)]:
-        on_disk.remove(path)
+        write.remove(path)
 
 
 def _require_intact(folder: Path) -> dict[str, Any]:

@@ -28,25 +28,24 @@ from transformers.trainer_utils import SaveStrategy
 from whet.errors import NonFiniteError, StorageError
 from whet.hf import between_ranks, checkpoint, replay, stopping
 from whet.hf.arguments import TrainingArguments, is_own_optimizer
-from whet.hf.checkpoint import OPTIMIZER, RANDOM, SCALER, SCHEDULER, read_state, write_state
+from whet.hf.checkpoint import OPTIMIZER, RANDOM, SCALER, SCHEDULER, read_state
 from whet.hf.state import random_state, set_random_state
 from whet.kernels import allocator
 from whet.kernels.random import generators_kept
 from whet.log import logger
+from whet.models import finite
 from whet.optim import registry, schedule
 from whet.optim.optimizers import auto, native
-from whet.own_loop import held, inside
+from whet.own_loop import locate, nested
 from whet.own_loop.changes import changes
 from whet.own_loop.optimize import optimize
 from whet.precision import compare
-from whet.train.checkpoint import manifest, on_disk
-from whet.train.checkpoint.optimizer_state import OptimizerState, names_in
+from whet.store import find, manifest, schema, write
+from whet.store.optimizer import OptimizerState, alike, names_in, without_tensors
+from whet.store.state import write_state
 from whet.train.control import guard, lock
 from whet.train.draws import Draws
-from whet.train.output import disk_errors
 from whet.train.output import files as output_files
-from whet.train.resume import schema
-from whet.train.resume.parts import alike, without_tensors
 
 _PRECISION, _EPOCH = "precision", "epoch"
 """Facts of a checkpoint: what the products ran in; the epoch and the steps taken in it."""
@@ -183,7 +182,7 @@ class Trainer(transformers.Trainer):
         """Find the best checkpoint in the output folder if the folder of the training was moved."""
         state, folders = self.state, self._folders
         if state.best_global_step and state.best_model_checkpoint is None and folders is not None:
-            name = on_disk.folder_name(state.best_global_step)
+            name = find.folder_name(state.best_global_step)
             state.best_model_checkpoint = next((str(path) for path in folders.own() if path.name == name), None)
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
@@ -204,8 +203,8 @@ class Trainer(transformers.Trainer):
     def _targets_of(self, inputs: Any) -> AbstractContextManager[None]:
         """Let encoders without padding know the batch's labels, which a `compute_loss` may keep from the model."""
         if self._encoders is None or self._encoders[0] is not self.model:
-            self._encoders = (self.model, [packed.module for packed in held.changed_in(self.model)])
-        return held.targets_of(self._encoders[1], inputs if isinstance(inputs, Mapping) else {})
+            self._encoders = (self.model, [packed.module for packed in nested.changed_in(self.model)])
+        return nested.targets_of(self._encoders[1], inputs if isinstance(inputs, Mapping) else {})
 
     def _maybe_log_save_evaluate(self, *args: Any, **named: Any) -> None:
         self._random_of_step = None  # the step is complete
@@ -228,7 +227,7 @@ class Trainer(transformers.Trainer):
         """Return the checkpoint of the completed steps, written now if need be; None if there is none to write."""
         if not self.state.global_step or self.args.save_strategy == SaveStrategy.NO:
             return None
-        folder = Path(self._get_output_dir(None), on_disk.folder_name(self.state.global_step))
+        folder = Path(self._get_output_dir(None), find.folder_name(self.state.global_step))
         if not any(folder == one and not manifest.holds_only_model(one) for one in self._own_folders()):
             self.model.zero_grad()
             only_model, self.args.save_only_model = self.args.save_only_model, False
@@ -365,14 +364,14 @@ class Trainer(transformers.Trainer):
         except StorageError as error:
             self.state.best_model_checkpoint = best
             if getattr(self.args, "save_error_policy", "stop") == "stop":
-                raise disk_errors.resumable(error, *self._last_saved()) from error
+                raise write.resumable(error, *self._last_saved()) from error
             logger.warning("training continues without this checkpoint: %s", error)
             return
         if self.args.push_to_hub:
             super()._push_from_checkpoint(str(target))
         if self.args.should_save:
             best = self.state.best_model_checkpoint
-            on_disk.rotate(self._folders.own(), self.args.save_total_limit, None if best is None else Path(best))
+            write.rotate(self._folders.own(), self.args.save_total_limit, None if best is None else Path(best))
 
     def _last_saved(self) -> tuple[Path | None, dict[str, object]]:
         complete = [path for path in self._own_folders() if not manifest.holds_only_model(path)]
@@ -387,16 +386,16 @@ class Trainer(transformers.Trainer):
         finally:
             self._saving_to = None
         state.best_model_checkpoint = before  # transformers looked for it in the staging folder
-        best = None if not state.best_global_step else output_dir / on_disk.folder_name(state.best_global_step)
+        best = None if not state.best_global_step else output_dir / find.folder_name(state.best_global_step)
         if best is not None and (state.best_global_step == state.global_step or best.is_dir()):
             state.best_model_checkpoint = str(best)
         if self.args.should_save:
-            state.save_to_json(str(folder / on_disk.folder_name(state.global_step) / TRAINER_STATE_NAME))
+            state.save_to_json(str(folder / find.folder_name(state.global_step) / TRAINER_STATE_NAME))
 
     def _require_finite(self) -> None:
         if getattr(self.args, "max_nonfinite_steps", 0):
             inner = getattr(self.optimizer, "optimizer", self.optimizer)
-            guard.require_finite(self.model, inner, f"after step {self.state.global_step}")
+            finite.require_finite(self.model, inner, f"after step {self.state.global_step}")
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         """Upload a checkpoint once it has its name, not while it is being written."""
@@ -479,9 +478,9 @@ class Trainer(transformers.Trainer):
 
 def _change(model: nn.Module, args: Any) -> None:
     """Let the model run without padding where it can, and log why where it cannot."""
-    inside.prove_in(model)
-    encoders = [encoder.model for encoder in inside.encoders_in(model)]
-    why = inside.why_unchanged(encoders)
+    locate.prove_in(model)
+    encoders = [encoder.model for encoder in locate.encoders_in(model)]
+    why = locate.why_unchanged(encoders)
     if why is not None:
         logger.info("%s trains as it is, with its padding: %s", type(model).__name__, why)
     elif changes(model) is None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from whet.config.arguments import TrainingArguments
 from whet.config.rules.training import NOT_COUNTED
 from whet.errors import ConfigError, WhetError
-from whet.train.checkpoint import finding, manifest, on_disk
+from whet.store import find, manifest, write
 from whet.train.control import stop
 from whet.train.output import files as output_files
 
@@ -53,7 +53,7 @@ def continuing(folder: Path, marker: str, args: TrainingArguments, fixed: Sequen
             why="its checkpoint was written with other data, another model or another version",
             fix=f"remove {folder}, or use another --output_dir",
         ) from error
-    on_disk.remove_all(folder)
+    write.remove_all(folder)
     _mark(folder / marker, is_finished=True)
 
 
@@ -84,10 +84,10 @@ def _require_own(folder: Path, marker: str, args: TrainingArguments, fixed: Sequ
 def _interrupted(folder: Path, args: TrainingArguments) -> Path | None:
     """Return the checkpoint from which a demo with these settings continues; None if it has to begin again."""
     try:
-        checkpoint = finding.newest(folder)
+        checkpoint = find.newest(folder)
         if checkpoint is None or not _has(checkpoint / _ARGUMENTS, args, _OF_A_RUN):
             return None
-        from whet.train.resume import compare  # which loads torch
+        from whet.store import compare  # which loads torch
 
         compare.require_same_settings(args, checkpoint)
     except WhetError:  # every checkpoint is damaged, or another version has other settings: a demo may begin again

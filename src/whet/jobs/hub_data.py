@@ -14,7 +14,7 @@ from whet.data.files.rejected import Rejected
 from whet.data.files.table import TableRows, named_classes
 from whet.errors import DataError
 from whet.jobs.fields import JobFields
-from whet.models.loading.hub_reach import unreachable
+from whet.models.loading.hub import unreachable
 
 if TYPE_CHECKING:
     from datasets import Dataset

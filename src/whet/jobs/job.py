@@ -14,7 +14,7 @@ from whet.jobs.judging import Judge
 from whet.jobs.left_out import LeftOut
 from whet.jobs.predict.trained import write_reading
 from whet.models import adapters
-from whet.train.checkpoint import finding
+from whet.store import find
 from whet.train.control import stop
 from whet.train.output import printing, run_log
 from whet.train.trainer import Trainer
@@ -86,7 +86,7 @@ class Job:
         """
         folder = self.args.output_dir
         if self.compares_with_start or adapters.names_of(self.trainer.model):
-            return {} if finding.would_resume(Path(folder)) is None else {"resume_from_checkpoint": "auto"}
+            return {} if find.would_resume(Path(folder)) is None else {"resume_from_checkpoint": "auto"}
         usual = {one.name: one.default for one in fields(self.asked) if one.name in OF_TRAINING}
         off = {name: value for name, value in usual.items() if getattr(self.asked, name) != value}
         off |= {"profile": False} if self.args.profile else {}

@@ -10,11 +10,9 @@ from whet.config.rules.training import check_output_dir
 from whet.data.files.file_bytes import require_file
 from whet.errors import ConfigError, OutputError, Problem, WhetError
 from whet.jobs.fields import JobFields
-from whet.models.loading.hub_folder import missing_folder
-from whet.models.loading.hub_reach import hub_problem
+from whet.models.loading.hub import hub_problem, missing_folder
+from whet.store import find, manifest, write
 from whet.train.available import missing
-from whet.train.checkpoint import finding, manifest
-from whet.train.output import obstacles
 
 _MODELS = ("model_name_or_path", "config_name", "tokenizer_name", "teacher_model")
 """Options that name a folder, or a model on the hub."""
@@ -48,7 +46,7 @@ def _errors(job: JobFields, args: TrainingArguments) -> Iterator[WhetError]:
         yield ConfigError.of(problems)
     yield from _output(args)
     if args.do_train and args.resume_from_checkpoint not in _NO_CHECKPOINT:
-        yield from _raised(lambda: finding.require_intact(Path(str(args.resume_from_checkpoint)), light=True))
+        yield from _raised(lambda: find.require_intact(Path(str(args.resume_from_checkpoint)), light=True))
     files = ((args.do_train, job.train_file), (args.do_eval, job.validation_file), (args.do_predict, job.test_file))
     for path in dict.fromkeys(path for wanted, path in files if wanted and path):
         if not job.dataset_name:
@@ -73,7 +71,7 @@ def _output(args: TrainingArguments) -> Iterator[WhetError]:
         yield ConfigError.of([problem])
     elif args.do_train and (args.save_strategy != "no" or args.enable_jit_checkpoint is not False):
         done, last = _resumed_step(args), args.max_steps if args.max_steps > 0 else None
-        yield from _raised(lambda: obstacles.require_free_names(Path(args.output_dir), after=done, last=last))
+        yield from _raised(lambda: write.require_free_names(Path(args.output_dir), after=done, last=last))
 
 
 def _resumed_step(args: TrainingArguments) -> int:
@@ -81,7 +79,7 @@ def _resumed_step(args: TrainingArguments) -> int:
     asked = args.resume_from_checkpoint
     if not asked or asked == "no":
         return 0
-    folder = finding.would_resume(Path(args.output_dir)) if asked == "auto" else Path(str(asked))
+    folder = find.would_resume(Path(args.output_dir)) if asked == "auto" else Path(str(asked))
     return (manifest.facts_of(folder) or {}).get("step", 0) if folder else 0
 
 

@@ -41,12 +41,11 @@ def _saying_what_is_kept(args: TrainingArguments) -> Iterator[None]:
         lack = None if isinstance(error, WhetError) or not args.do_train else memory.lack(error)
         if lack is None:
             raise
-        from whet.train.checkpoint import finding
-        from whet.train.output import disk_errors
+        from whet.store import find, write
 
         with suppress(OSError):
-            if newest := finding.would_resume(Path(args.output_dir)):
-                lack = disk_errors.resumable(lack, newest, {"resume_from_checkpoint": "auto"})
+            if newest := find.would_resume(Path(args.output_dir)):
+                lack = write.resumable(lack, newest, {"resume_from_checkpoint": "auto"})
         raise lack from error
 
 

@@ -22,10 +22,10 @@ from whet.errors import ConfigError, WhetError
 from whet.jobs.fields import JobFields
 from whet.jobs.places import may_hold_files, require_places
 from whet.jobs.task import Task
+from whet.store.compare import require_same_settings
 from whet.train.control import lock, stop
 from whet.train.output import files as output_files
 from whet.train.output import printing, results, run_log
-from whet.train.resume.compare import require_same_settings
 from whet.train.sync import OneRank
 
 RECORD = "seed_finished.json"

@@ -12,12 +12,12 @@ from whet.errors import ConfigError
 from whet.jobs.fields import JobFields
 from whet.log import logger
 from whet.methods import order
+from whet.models.adapters import unwrapped
 from whet.models.loading.heads import SEQUENCE_CLASSIFICATION, TOKEN_CLASSIFICATION, Head
 from whet.models.loading.load import ModelSource, load_config, load_model, load_tokenizer, positions_of
 from whet.models.packable import why_padded
 from whet.models.proof import prove
 from whet.models.view import ModelView
-from whet.models.wrapped import unwrapped
 from whet.objectives.choose import choose
 from whet.objectives.distilled import Distillation, distilled
 from whet.objectives.packed_head import PackedHead

@@ -13,7 +13,7 @@ _NOTHING: Mask = (0.0, 0, None, None, None)
 
 
 class Traced:
-    """What graphs under tracing may contain; `methods/compiling/method.py` sets it."""
+    """What graphs under tracing may contain; `methods/compile_blocks.py` sets it."""
 
     operators = False
     """Whether `torch_ops/` has registered its operators. Graphs compiled by others contain plain torch."""

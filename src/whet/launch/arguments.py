@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields
 
 from whet.config.settings import checked
 from whet.errors import Problem
-from whet.launch.libraries import Allocator, OpenMP
+from whet.launch.start import Allocator, OpenMP
 
 
 def ranks_are_auto_or_a_number(asked: "LaunchArguments") -> Problem | None:

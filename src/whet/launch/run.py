@@ -12,11 +12,19 @@ from whet.errors import EXIT_OK, ConfigError
 from whet.hardware import cpu, network, topology
 from whet.hardware.rank_plan import RankPlan, plan_ranks
 from whet.hardware.topology import Topology
-from whet.launch import command, elastic, environment, libraries, picture, rank
+from whet.launch import elastic, picture, rank
 from whet.launch.arguments import HostsArguments, LaunchArguments
 from whet.launch.elastic import Meeting, Outcome
-from whet.launch.libraries import Preload
 from whet.launch.rank import RankStart, Start
+from whet.launch.start import (
+    Preload,
+    changed_variables,
+    choose_libraries,
+    command_line,
+    require_restartable,
+    require_words,
+    runs_alone,
+)
 
 _USUAL_PORT = 29500
 
@@ -59,11 +67,11 @@ def require_startable(
 ) -> None:
     """Raise ConfigError for what cannot be launched on any machine."""
     _require_linux()
-    command.require_restartable(asked.command, commands, asked.max_restarts)
+    require_restartable(asked.command, commands, asked.max_restarts)
     if _runs_alone(asked, commands, ranked) and (several.several or asked.nproc_per_node not in ("auto", "1")):
-        raise command.runs_alone(asked.command[0], ranked)
+        raise runs_alone(asked.command[0], ranked)
     if not asked.dry_run:
-        command.require_words(asked.command)
+        require_words(asked.command)
 
 
 def planned(
@@ -78,13 +86,13 @@ def planned(
 
     A command that runs in one process gets all cores. Raises ConfigError.
     """
-    line = command.command_line(asked.command, commands) if asked.command or not asked.dry_run else []
+    line = command_line(asked.command, commands) if asked.command or not asked.dry_run else []
     usable = cpu.usable_cpus()
     own = topology.read(cpus=usable).within(usable)
     alone = _runs_alone(asked, commands, ranked)
     n_ranks = 1 if alone else None if asked.nproc_per_node == "auto" else int(asked.nproc_per_node)
     ranks = plan_ranks(own, quota_cores=cpu.quota_cores(), n_ranks=n_ranks, kept_free=asked.kept_free_cores)
-    preload = libraries.choose(asked.memory_allocator, asked.openmp)
+    preload = choose_libraries(asked.memory_allocator, asked.openmp)
     if several.nnodes == 1:
         meeting = Meeting(port=several.master_port)
         return Plan(asked, line, own, ranks, preload, meeting, first_rank, "", "lo")
@@ -148,7 +156,7 @@ def _starts(plan: Plan) -> list[RankStart]:
     found: list[RankStart] = []
     alone = len(plan.ranks) == 1 and plan.meeting.n_nodes == 1
     for one in plan.ranks:
-        variables, notes = environment.changed(
+        variables, notes = changed_variables(
             os.environ, one, plan.preload, alone=alone, interface=plan.interface
         )  # fmt: skip
         for note in () if found else notes:

@@ -13,7 +13,7 @@ from whet.config.methods import MethodSettings
 from whet.errors import ConfigError
 from whet.methods.seam import Applied, Cost, Stage
 from whet.models import record
-from whet.models.binding import bind
+from whet.models.forwards import bind
 from whet.models.view import ModelView
 
 CARD = Card(

@@ -18,8 +18,8 @@ from whet.kernels.library import library
 from whet.methods import counting
 from whet.methods.seam import Applied, Cost, Stage
 from whet.models import record
-from whet.models.binding import bind, bound
-from whet.models.fused import generic, parts
+from whet.models.forwards import bind, instance_forward, is_whets
+from whet.models.fused import parts
 from whet.models.fused.embeddings import GRADIENT
 from whet.models.fused.layers import PLACEMENT
 from whet.models.fused.parts import part_of
@@ -76,7 +76,7 @@ def _put(packed: PackedModel, *, row_gradients: bool) -> dict[str, int]:
             module.forward = bind(part.forward, module)
             changed[type(module).__name__] += 1
     if packed.family.proven:
-        changed.update(generic.put(packed.module, packed.placement))
+        changed.update(parts.put_generic(packed.module, packed.placement))
     words: Any = packed.module.base_model.get_input_embeddings()  # pyright: ignore
     if row_gradients and type(words) is nn.Embedding and _trained_alone(words.weight, packed.module):
         setattr(words, GRADIENT, RowGradient(words.weight))
@@ -87,7 +87,7 @@ def called(packed: PackedModel) -> dict[str, str]:
     """Return which modules the operators could take the place of and do not, as the model is now, and why."""
     found = {}
     for name, module in packed.module.named_modules():
-        if generic.is_fused(module):
+        if parts.is_generic(module):
             continue
         if PLACEMENT in module.__dict__ and _is_whets(module):
             found |= {f"{name}.{path}": why for path, why in parts.called(module).items() if _computes(module, path)}
@@ -103,9 +103,8 @@ def _computes(module: nn.Module, path: str) -> bool:
 
 def _is_whets(module: nn.Module) -> bool:
     """Return whether the module has a forward that whet gave it, or none of its own."""
-    forward = bound(module)
-    inner = getattr(forward, "func", forward)
-    return forward is None or getattr(inner, "__module__", "").startswith("whet.")
+    forward = instance_forward(module)
+    return forward is None or is_whets(forward)
 
 
 def changed_in(model: nn.Module) -> dict[str, int] | None:
@@ -131,7 +130,7 @@ def restore(view: ModelView) -> None:
     """Take the operators out again, exactly."""
     if record.take(view.model, CARD.name) is None:
         return
-    generic.take(view.model)
+    parts.take_generic(view.model)
     for module in view.model.modules():
         module.__dict__.pop(GRADIENT, None)
         if parts.runs_always(module):

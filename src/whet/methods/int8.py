@@ -7,10 +7,10 @@ from whet.kernels.products.int8 import packed_bytes
 from whet.methods import counting
 from whet.methods.seam import Applied, Cost, Stage
 from whet.models import known
+from whet.models.adapters import unwrapped
 from whet.models.fused.parts import has_products
 from whet.models.packed import packed_model
 from whet.models.view import ModelView
-from whet.models.wrapped import unwrapped
 from whet.precision.int8 import INSTEAD, backward_too
 
 CARD = Card(

@@ -15,6 +15,7 @@ from whet.errors import ConfigError
 from whet.methods import counting
 from whet.methods.seam import Applied, Cost, Stage
 from whet.models import record
+from whet.models.forwards import Replaced
 from whet.models.view import ModelView
 
 CARD = Card(
@@ -47,19 +48,17 @@ def apply(view: ModelView, settings: MethodSettings) -> Applied | None:
             why="it moves activations from a GPU to the host's memory, and on a CPU they are there already",
             fix="leave --activation_offload out; --gradient_checkpointing saves memory on a CPU",
         )
-    record.keep(model, CARD.name, (model.__dict__.get("forward"), model.forward))
-    model.forward = MethodType(_forward, model)
+    replaced = Replaced()
+    record.keep(model, CARD.name, (replaced, model.forward))
+    replaced.put(model, MethodType(_forward, model))
     return Applied(CARD.name, "activations wait for backward in the host's memory")
 
 
 def restore(view: ModelView) -> None:
     """Undo `apply` exactly."""
     before = record.take(view.model, CARD.name)
-    if before is None:
-        return
-    view.model.__dict__.pop("forward", None)
-    if before[0] is not None:
-        view.model.forward = before[0]
+    if before is not None:
+        before[0].undo()
 
 
 def cost(view: ModelView, settings: MethodSettings) -> Cost:

@@ -1,23 +1,31 @@
-"""whet's attention function inside transformers: one function serves every family through the AttentionInterface."""
+"""Which code computes a model's attention: whet's, or one of transformers' own if `attn_implementation` asks for it.
 
+whet's is one function, which serves every family through transformers' AttentionInterface.
+"""
+
+from __future__ import annotations
+
+import importlib.util
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask, sdpa_mask
 
 from whet.card import Card
+from whet.errors import ConfigError
+from whet.kernels.attention import choice as attention_path
 from whet.kernels.attention.packed import attend as attend_rows
 from whet.kernels.batch_position import Site, running, running_position
 from whet.kernels.specs import AttentionSpec, Drop, window_of
-from whet.models.called_with import require_understood
-from whet.models.fused.chosen import require_all
-from whet.models.recomputation import came_later, require_no_other_pass, require_pass
+from whet.log import logger
+from whet.models.fused.attention import require_all
+from whet.models.fused.limits import came_later, require_no_other_pass, require_pass, require_understood
 
 CARD = Card(
     name="attention",
@@ -42,6 +50,15 @@ class Routed(str):
     """
 
     __slots__ = ()
+
+    def __reduce__(self) -> Any:
+        return _loaded_again, (str(self),)
+
+
+def _loaded_again(name: str) -> Routed:
+    """Return the name in the process that has loaded the model: transformers there knows nothing of whet yet."""
+    register()
+    return Routed(name)
 
 
 def register() -> None:
@@ -159,3 +176,73 @@ def _is_packed(call: Mapping[str, Any]) -> bool:
     """Return whether a call for a mask belongs to a packed pass."""
     position = running_position()
     return position is not None and position.is_of(call["batch_size"], call["q_length"])
+
+
+FLASH = "flash_attention_2"
+
+
+def use_theirs(model: nn.Module, name: str) -> None:
+    """Make the model compute attention with transformers' implementation of this name.
+
+    Raises ConfigError if the model or the machine cannot.
+    """
+    if name == FLASH:
+        _require_flash()
+    if not isinstance(model, PreTrainedModel):
+        raise ConfigError(
+            what=f"attn_implementation {name} cannot be used here",
+            got=type(model).__name__,
+            why="only models of transformers have a choice of attention",
+            fix="leave --attn_implementation out",
+        )
+    try:
+        model.set_attn_implementation(name)
+    except (ValueError, ImportError) as error:
+        raise _refused(name, type(model).__name__, " ".join(str(error).split())[:500]) from error
+    found = model.config._attn_implementation
+    if found != name:
+        raise _refused(name, type(model).__name__, f"transformers kept {found} for this model")
+    logger.info("attention: transformers' own %s, asked for by attn_implementation", name)
+
+
+def require_flash_kernels(device: torch.device) -> None:
+    """Raise ConfigError if packed batches find no flash kernels on this device."""
+    if attention_path.have(device) != attention_path.Have():
+        return
+    if not torch.cuda.is_available():
+        got = "no GPU that torch can use"
+    elif device.type != "cuda":
+        got = f"the model is on the device {device}"
+    else:
+        got = f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}, no package flash-attn"
+    raise _refused(
+        FLASH, got, "flash kernels run on NVIDIA GPUs since Ampere, by a torch built with them or flash-attn"
+    )
+
+
+def not_known(model: nn.Module) -> ConfigError:
+    """Return the error for a model that whet's own attention is asked of, and that whet does not know."""
+    return ConfigError(
+        what="whet's attention does not serve this model",
+        got=type(model).__name__,
+        why="it serves models of the families that whet knows, with a head of transformers that runs without padding",
+        fix="leave --attn_implementation out: the model then runs padded, with its own attention",
+    )
+
+
+def _require_flash() -> None:
+    missing = [] if torch.cuda.is_available() else ["GPU that torch can use"]
+    if importlib.util.find_spec("flash_attn") is None:
+        missing.append("package flash-attn")
+    if missing:
+        raise _refused(FLASH, f"no {' and no '.join(missing)}", "its kernels come in a package for GPUs")
+
+
+def _refused(name: str, got: str, why: str) -> ConfigError:
+    others = " or ".join(other for other in ("sdpa", "eager") if other != name)
+    return ConfigError(
+        what=f"attn_implementation {name} cannot be used here",
+        got=got,
+        why=why,
+        fix=f"use --attn_implementation {others}, or leave it out",
+    )

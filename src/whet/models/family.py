@@ -1,4 +1,7 @@
-"""What whet knows of a model family; docs/families.md explains how to add one."""
+"""What whet knows of a model family, and whose family a class is; docs/families.md explains how to add one.
+
+`known.py` registers the families. What families are written with asks `owner_of` here, and does not import them.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -105,7 +108,7 @@ class Family:
     """The modules that the encoder is a stack of."""
     stack: str | None = None
     """The path of the list of blocks in the encoder, if the last block's parts can compute chosen tokens alone: their
-    residuals and norms go through `fused.layers`, and their attention asks `fused.chosen`. None: they cannot."""
+    residuals and norms go through `fused.layers`, and their attention asks `fused.attention`. None: they cannot."""
     parts: Mapping[str, Part] = field(default_factory=dict)
     """The fused forward of each class that has one. Other modules run as they are."""
     feed_forward: FeedForward | None = None
@@ -158,3 +161,31 @@ class Family:
 
     def _is_one_of(self, module: nn.Module, names: tuple[str, ...]) -> bool:
         return any(cls.__name__ in names and (self.proven or self.owns(cls)) for cls in type(module).__mro__)
+
+
+_REGISTERED: dict[str, Family] = {}
+"""The family of each `model_type`."""
+
+
+def register(family: Family) -> None:
+    """Add a family to those that `owner_of` knows."""
+    for model_type in family.model_types:
+        assert model_type not in _REGISTERED, f"two families have the model_type {model_type}"
+        _REGISTERED[model_type] = family
+
+
+def registered() -> Mapping[str, Family]:
+    """Return the family of each `model_type`, sorted by it."""
+    return dict(sorted(_REGISTERED.items()))
+
+
+@torch.compiler.assume_constant_result  # a graph need not look through the families
+def owner_of(cls: type) -> Family | None:
+    """Return the family in whose package the class is defined."""
+    assert _REGISTERED, "whet.models.known, which registers the families, has not been imported"
+    return next((family for family in _REGISTERED.values() if family.owns(cls)), None)
+
+
+def home_of_forward(cls: type[nn.Module]) -> type[nn.Module]:
+    """Return the class, this one or one that it inherits from, that defines its forward."""
+    return next(one for one in cls.__mro__ if "forward" in vars(one))

@@ -1,8 +1,8 @@
-"""Whether a model, or an optimizer's state, holds numbers only."""
+"""Whether a model, or an optimizer's state, holds finite numbers only."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -10,50 +10,61 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from whet.errors import NonFiniteError
+
+
+def require_finite(
+    model: Any, optimizer: Any, when: str, of_all: Callable[[list[str]], list[list[str]]] = lambda found: [found]
+) -> None:
+    """Raise NonFiniteError (exit 70) if a weight, or its state in the optimizer, is not finite.
+
+    `of_all` returns the names that the ranks have found, where each has a share of the state.
+    """
+    if found := [name for names in of_all(not_finite(model, optimizer)) for name in names]:
+        raise NonFiniteError(
+            what=f"the weights are not finite {when}",
+            got=shown(found),
+            why="a model with such weights is useless; it was not saved",
+            fix="resume from an earlier checkpoint with --resume_from_checkpoint auto, a lower --learning_rate and "
+            "--resume_allow_changes learning_rate; or find out what changed the weights",
+        )
+
 
 def not_finite(model: nn.Module, optimizer: Optimizer | None = None) -> list[str]:
     """Return the names of the weights, and of their optimizer's means, that hold NaN or infinity.
 
     Of buffers only NaN counts: masks are made of infinities.
     """
-    found = [name for name, value in model.named_parameters() if not all(map(_is_finite, _plain_tensors(value)))]
-    found += [name for name, value in model.named_buffers() if any(map(_has_nan, _plain_tensors(value)))]
-    return found + ([] if optimizer is None else list(_spoilt_state(optimizer, _names(model))))
-
-
-def _spoilt_state(optimizer: Optimizer, names: dict[int, str]) -> Iterator[str]:
+    weights = list(model.named_parameters())
+    found = _odd(weights) + _odd(model.named_buffers(), may_be_infinite=True)
+    if optimizer is None:
+        return found
+    names = {id(parameter): name for name, parameter in weights}
     for parameter, values in optimizer.state.items():
-        for name, value in values.items():
-            if not all(_is_finite(tensor) for tensor in _plain_tensors(value)):
-                yield f"{name} of {names.get(id(parameter), 'a weight')}"
+        found += [f"{name} of {names.get(id(parameter), 'a weight')}" for name in _odd(values.items())]
+    return found
 
 
-def _plain_tensors(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors in a weight or a value of the state: those inside a dict, and those of a quantised one."""
-    if isinstance(value, Tensor) and is_traceable_wrapper_subclass(value):
-        for name in value.__tensor_flatten__()[0]:  # pyright: ignore[reportAttributeAccessIssue]
-            yield from _plain_tensors(getattr(value, name))
-    elif isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for part in value.values():
-            yield from _plain_tensors(part)
-
-
-def _names(model: nn.Module) -> dict[int, str]:
-    return {id(parameter): name for name, parameter in model.named_parameters()}
-
-
-def _is_finite(value: Tensor) -> bool:
-    """A sum is finite only if every term is; where the sum overflows, look at each."""
-    if not value.is_floating_point():
-        return True
-    value = value.detach()
-    return bool(torch.isfinite(value.sum())) or bool(torch.isfinite(value).all())
-
-
-def _has_nan(value: Tensor) -> bool:
-    return value.is_floating_point() and bool(value.isnan().any())
+def _odd(named: Iterable[tuple[str, Any]], *, may_be_infinite: bool = False) -> list[str]:
+    """Return the names of the values that hold NaN or infinity: themselves, in a dict, or in a quantised tensor."""
+    found = []
+    for name, value in named:
+        left = [value]
+        while left:
+            one = left.pop()
+            if isinstance(one, Mapping):
+                left += one.values()
+            elif isinstance(one, Tensor) and is_traceable_wrapper_subclass(one):
+                left += [getattr(one, part) for part in one.__tensor_flatten__()[0]]  # pyright: ignore[reportAttributeAccessIssue]
+            elif isinstance(one, Tensor) and one.is_floating_point():
+                one = one.detach()
+                # A sum is finite only if every term is; where the sum overflows, look at each.
+                if not bool(torch.isfinite(one.sum())) and bool(
+                    one.isnan().any() if may_be_infinite else not torch.isfinite(one).all()
+                ):
+                    found.append(name)
+                    break
+    return found
 
 
 def shown(names: Iterable[str], most: int = 5) -> str:

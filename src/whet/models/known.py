@@ -1,31 +1,35 @@
-"""The families that whet knows: every module in `families/`, found by listing the folder."""
+"""The one registry of families: it imports every file in `families/`, and says which family a model is of.
 
-from collections.abc import Mapping
+Nothing that a family is written with imports this module (`fused/`, `standard.py`, `family.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
 from types import MappingProxyType
 from typing import Any
+from weakref import WeakKeyDictionary
 
-import torch
 from torch import nn
 from transformers import PreTrainedModel
 
 from whet.models import families
-from whet.models.family import Family
-from whet.models.proof.verdict import recorded
+from whet.models.family import Family, home_of_forward, owner_of, register, registered
+from whet.models.forwards import home_of, instance_forward, is_whets
+
+for _name in sorted(one.name for one in iter_modules(families.__path__)):
+    for _family in import_module(f"{families.__name__}.{_name}").FAMILIES:
+        register(_family)
 
 
 @cache
 def known() -> Mapping[str, Family]:
-    """Return the family of each `model_type`, sorted by it; the first call imports the families' modules."""
-    found: dict[str, Family] = {}
-    for name in sorted(one.name for one in iter_modules(families.__path__)):
-        family: Family = import_module(f"{families.__name__}.{name}").FAMILY
-        for model_type in family.model_types:
-            assert model_type not in found, f"two families have the model_type {model_type}"
-            found[model_type] = family
-    return MappingProxyType(dict(sorted(found.items())))
+    """Return the family of each `model_type`, sorted by it."""
+    return MappingProxyType(registered())
 
 
 def names(*, causal: bool | None = False) -> str:
@@ -36,7 +40,7 @@ def names(*, causal: bool | None = False) -> str:
 def of_model(model: nn.Module) -> Family | None:
     """Return the family of the model's encoder by its class, or the one that a proof has found for this model."""
     found = of_classes(model)
-    verdict = recorded(model) if found is None else None
+    verdict = verdict_on(model) if found is None else None
     return found if verdict is None else verdict.family
 
 
@@ -78,12 +82,43 @@ def encoders_inside(model: nn.Module) -> list[PreTrainedModel]:
     return [part for part in others if encoder_of(part) is part and of_classes(part) is not None]
 
 
-def home_of_forward(cls: type[nn.Module]) -> type[nn.Module]:
-    """Return the class, this one or one that it inherits from, that defines its forward."""
-    return next(one for one in cls.__mro__ if "forward" in vars(one))
+@dataclass(frozen=True)
+class Verdict:
+    """What a proof has found out about an encoder: the family that it runs packed as, or why it needs its padding."""
+
+    family: Family | None
+    why_padded: str | None = None
 
 
-@torch.compiler.assume_constant_result  # the listing of a folder cannot be part of a graph
-def owner_of(cls: type) -> Family | None:
-    """Return the family in whose package the class is defined."""
-    return next((family for family in known().values() if family.owns(cls)), None)
+_VERDICTS: WeakKeyDictionary[nn.Module, tuple[int, Verdict]] = WeakKeyDictionary()
+_UNREAD = ("name_or_path", "dtype", "torch_dtype", "architectures", "transformers_version", "id2label", "label2id")
+"""Entries of a configuration that no forward pass of an encoder reads."""
+
+
+def keep_verdict(encoder: nn.Module, verdict: Verdict) -> None:
+    """Keep the verdict for the encoder as it is now."""
+    _VERDICTS[encoder] = (_fingerprint(encoder), verdict)
+
+
+def verdict_on(model: Any) -> Verdict | None:
+    """Return the verdict on the model's encoder; None if there is none, or if its modules have changed since."""
+    encoder = getattr(model, "base_model", None)
+    found = _VERDICTS.get(encoder) if isinstance(encoder, nn.Module) else None
+    if found is None or found[0] != _fingerprint(encoder):
+        return None
+    return found[1]
+
+
+def _fingerprint(encoder: Any) -> int:
+    """Return a hash of the encoder's classes, replaced forwards and configuration; what whet puts in does not count."""
+    config = encoder.config.to_dict() if hasattr(encoder, "config") else {}
+    kept = sorted((name, repr(value)) for name, value in config.items() if name not in _UNREAD and name[0] != "_")
+    return hash((tuple(_described(encoder)), tuple(kept)))
+
+
+def _described(encoder: nn.Module) -> Iterator[tuple[str, str, str]]:
+    for name, module in encoder.named_modules():
+        kind = next(cls for cls in type(module).__mro__ if not cls.__module__.startswith("whet."))
+        forward = instance_forward(module)
+        replaced = "" if forward is None or is_whets(forward) else f"{home_of(forward)} {id(forward)}"
+        yield name, f"{kind.__module__}.{kind.__qualname__}", replaced

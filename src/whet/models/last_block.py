@@ -15,11 +15,10 @@ from torch import Tensor, nn
 
 from whet.kernels.batch_position import BatchPosition, Chosen
 from whet.models import record
-from whet.models.binding import bound
 from whet.models.experts.layer import layers_of
 from whet.models.family import Family
-from whet.models.hooked import not_packed
-from whet.models.packed import PackedModel
+from whet.models.forwards import home_of, instance_forward, is_whets
+from whet.models.packed import PackedModel, other_shape
 from whet.models.standard import has_hooks, is_unchanged
 
 _ON = "last block"
@@ -61,7 +60,7 @@ def narrowed(packed: PackedModel, position: BatchPosition, tokens: Tensor) -> Ba
 def read_states(states: Tensor, tokens: Tensor, position: BatchPosition) -> Tensor:
     """Return the hidden states (M, D) of the tokens, of what the encoder returned (1, N, D) or, narrowed, (1, M, D)."""
     if not position.is_of(*states.shape[:2]):
-        raise not_packed(states, len(position.slots))
+        raise other_shape(states, len(position.slots))
     done = position.chosen is not None and states.shape[1] == len(tokens)
     return states[0] if done else states[0].index_select(0, tokens)
 
@@ -108,8 +107,7 @@ def _count_in(encoder: nn.Module, wanted: nn.Module) -> int:
 
 def _runs_once(module: nn.Module, family: Family) -> bool:
     """Return whether the module's forward is the family's, torch's or whet's: these run each block in turn, once."""
-    forward = bound(module) or type(module).forward
-    home = getattr(getattr(forward, "func", forward), "__module__", None) or ""
+    home = home_of(instance_forward(module) or type(module).forward)
     return home.startswith(("whet.", "torch.nn.", f"{family.package}.")) or home == family.package
 
 
@@ -124,9 +122,9 @@ def _is_known(module: nn.Module, family: Family) -> bool:
     """Return whether the module works token by token as whet knows it, and nobody looks at its results."""
     if has_hooks(module):
         return False
-    own, cls = bound(module), type(module)
+    own, cls = instance_forward(module), type(module)
     if own is not None:
-        return getattr(getattr(own, "func", own), "__module__", "").startswith("whet.")
+        return is_whets(own)
     if cls.__name__ in family.parts and family.owns(cls):
         return False  # without its fused forward it would add the hidden states of all tokens
     return cls.__module__.startswith(_ROW_WISE) or is_unchanged(module)

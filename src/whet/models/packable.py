@@ -6,12 +6,11 @@ from typing import Any
 
 from torch import nn
 
-from whet.models.binding import other_forward
-from whet.models.family import Family
-from whet.models.known import encoder_of, home_of_forward, known, of_model
-from whet.models.proof.verdict import recorded
+from whet.models.adapters import adds_tokens, unwrapped
+from whet.models.family import Family, home_of_forward
+from whet.models.forwards import is_whets, other_forward
+from whet.models.known import encoder_of, known, of_model, verdict_on
 from whet.models.standard import is_trusted, learn
-from whet.models.wrapped import adds_tokens, unwrapped
 
 
 def family_of(model: nn.Module) -> Family | None:
@@ -57,7 +56,7 @@ def why_padded(model: nn.Module, within: nn.Module | None = None) -> str | None:
 
 def _why_unknown(base: nn.Module) -> str:
     """Return why the model has no family: what the proof has found, if there was one."""
-    verdict, cls = recorded(base), type(encoder_of(base) or base)
+    verdict, cls = verdict_on(base), type(encoder_of(base) or base)
     found = "whet does not know its family" if verdict is None or verdict.why_padded is None else verdict.why_padded
     given = next((one for one in cls.__mro__[1:] if any(family.owns(one) for family in known().values())), None)
     if given is None or "forward" not in vars(given):
@@ -137,7 +136,7 @@ def answers_questions(model: nn.Module) -> bool:
 def _is_replaced(module: nn.Module) -> bool:
     """Return whether the object has a forward that is neither its class's nor whet's."""
     own = other_forward(module)
-    return own is not None and not getattr(getattr(own, "func", own), "__module__", "").startswith("whet.")
+    return own is not None and not is_whets(own)
 
 
 def runs_forward_of(module: nn.Module, names: tuple[str, ...]) -> bool:

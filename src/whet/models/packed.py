@@ -1,12 +1,16 @@
-"""Prepare a model for packed batches: attention within sequences, dropout masks by position."""
+"""Models that run packed: prepared for it, attention keeps sequences apart and dropout masks follow positions."""
 
+from __future__ import annotations
+
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import Any, NoReturn
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from whet.card import Card
 from whet.data.batch import Batch
@@ -14,16 +18,16 @@ from whet.data.padding import PaddingTokens
 from whet.errors import ConfigError
 from whet.kernels.batch_position import BatchPosition, Kernel, Placement, Site
 from whet.kernels.random import seed_torch
+from whet.log import logger
 from whet.models import attention, record
+from whet.models.adapters import unwrapped
 from whet.models.bad_batch import explained
-from whet.models.binding import bind, bound
 from whet.models.family import Family
+from whet.models.forwards import bind, home_of, instance_forward
 from whet.models.fused import parts
-from whet.models.fused.dropout import PlacedDropout
-from whet.models.fused.layers import PLACEMENT
-from whet.models.hooked import HookWatch
+from whet.models.fused.layers import PLACEMENT, PlacedDropout
 from whet.models.packable import family_of
-from whet.models.wrapped import unwrapped
+from whet.models.standard import is_harmless
 
 CARD = Card(
     name="packing",
@@ -44,6 +48,53 @@ _REPLICATE = "_replicate_for_data_parallel"
 """The method that torch.nn.DataParallel copies a module by."""
 
 
+_GIVES_ROWS = "peft."
+"""The package whose hooks hand a layer something for each row, such as the name of its adapter."""
+
+
+class InnerHooks:
+    """The hooks inside one encoder, which get all rows of a batch in one, (1, N, D).
+
+    They are looked for again after a hook was registered anywhere: torch counts them.
+    """
+
+    def __init__(self) -> None:
+        self._newest = -1
+        self._has_warned = False
+        self.row_wise = False
+        """Whether a library's hooks give each row something of its own."""
+        self.reshape = False
+        """Whether a pass has shown that a hook returns another shape than it gets, and hooks are still there."""
+
+    def look(self, encoder: nn.Module) -> None:
+        """See which hooks there are, and say once that those of a user's own get packed tensors."""
+        newest = RemovableHandle.next_id
+        if newest == self._newest and not (self.row_wise or self.reshape):  # torch does not count those removed
+            return
+        self._newest = newest
+        homes = [(name, home_of(hook)) for name, hook in _hooks_inside(encoder)]
+        names = dict.fromkeys(name for name, home in homes if not home.startswith(_GIVES_ROWS))
+        self.row_wise = any(home.startswith(_GIVES_ROWS) for _, home in homes)
+        self.reshape = self.reshape and bool(names)
+        if names and not self._has_warned:
+            self._has_warned = True
+            _warn([*names])
+
+
+def _hooks_inside(encoder: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield the forward hooks on modules inside the encoder that may see or change something, and the module's name."""
+    for name, module in encoder.named_modules():
+        if name and (module._forward_hooks or module._forward_pre_hooks):
+            for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values()):
+                if not is_harmless(hook):
+                    yield name, hook
+
+
+def _warn(names: list[str]) -> None:
+    shown = f"{', '.join(names[:3])} and {len(names) - 3} more" if len(names) > 3 else ", ".join(names)
+    logger.warning("hooks on %s get packed tensors: all rows of a batch in one, (1, N, D), without padding", shown)
+
+
 @dataclass(frozen=True)
 class PackedModel:
     """A transformers model that reads packed batches; `module` still answers padded calls of its own kind."""
@@ -53,7 +104,7 @@ class PackedModel:
     placement: Placement
     attention_before: str
     """The attention implementation that the model came with."""
-    hooks: HookWatch = field(default_factory=HookWatch, compare=False)
+    hooks: InnerHooks = field(default_factory=InnerHooks, compare=False)
 
     @property
     def position_offset(self) -> int:
@@ -75,6 +126,17 @@ class PackedModel:
         self.hooks.look(self.module.base_model)  # pyright: ignore[reportArgumentType]
         with explained(self.module, batch.inputs), self.placement.at(position):
             return self.module(**batch.inputs)
+
+
+def other_shape(states: Tensor, n_tokens: int) -> ConfigError:
+    """Return the refusal of what a model made of a packed batch (1, n_tokens), if its shape is another."""
+    return ConfigError(
+        what="the model made something else of a packed batch than states of its tokens",
+        got=f"{tuple(states.shape)} in place of (1, {n_tokens}, ...)",
+        why="a hook or a module of your own inside the encoder gets all rows in one, and returned another shape",
+        fix="let it return what has the shape of its input; or run the model with its padding:"
+        " --attn_implementation sdpa",
+    )
 
 
 def _changed_since() -> ConfigError:
@@ -217,7 +279,7 @@ def _bind_parts(model: nn.Module, placement: Placement) -> None:
     """Give the modules whose own forward cannot run packed another one."""
     for module in model.modules():
         part = parts.part_of(module)
-        if part is not None and part.always and bound(module) is None:
+        if part is not None and part.always and instance_forward(module) is None:
             module.__dict__[PLACEMENT] = placement
             module.forward = bind(part.forward, module)
 

@@ -8,7 +8,6 @@ pass asks again, which costs a few attribute reads, less than the call that is s
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -18,8 +17,8 @@ from transformers.models.deberta.modeling_deberta import DebertaLayerNorm
 from transformers.pytorch_utils import Conv1D
 
 from whet.kernels.specs import Kind
-from whet.models.family import RmsNorm
-from whet.models.known import home_of_forward, owner_of
+from whet.models.family import RmsNorm, home_of_forward, owner_of
+from whet.models.forwards import home_of
 
 ACTIVATIONS: dict[type[nn.Module], Kind] = {
     activations.GELUActivation: "gelu",
@@ -94,13 +93,6 @@ def is_harmless(hook: Any) -> bool:
         return True
     asks = getattr(hook, "__name__", "") in ("make_inputs_require_grads", "make_inputs_require_grad")
     return asks and home.startswith(("transformers.", "peft."))
-
-
-def home_of(function: Any) -> str:
-    """Return the module in which a function, or the one inside a partial, is defined; empty if it names none."""
-    while isinstance(function, partial):
-        function = function.func
-    return getattr(function, "__module__", None) or ""
 
 
 def _why_odd(module: Any, cls: type[nn.Module]) -> str | None:

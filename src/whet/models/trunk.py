@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from whet.errors import ConfigError
+from whet.models.forwards import Replaced
 from whet.models.view import ModelView
 
 
@@ -69,14 +70,10 @@ class _Reached(Exception):  # noqa: N818
 @contextmanager
 def _forwards(instead: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
     """Let these modules run other forwards."""
-    before = {module: module.__dict__.get("forward") for module in instead}
+    replaced = Replaced()
     for module, forward in instead.items():
-        module.forward = forward
+        replaced.put(module, forward)
     try:
         yield
     finally:
-        for module, own in before.items():
-            if own is None:
-                del module.forward
-            else:
-                module.forward = own
+        replaced.undo()

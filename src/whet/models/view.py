@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+from whet.models.adapters import unwrapped
 from whet.models.known import of_model
-from whet.models.wrapped import unwrapped
 
 _LINEARS = (nn.Linear, Conv1D)
 _TABLES = (nn.Embedding, nn.EmbeddingBag)

@@ -19,15 +19,11 @@ from whet.errors import WhetError
 from whet.kernels.batch_position import Kernel
 from whet.log import logger
 from whet.models import attention
-from whet.models.loading import implementation
+from whet.models.adapters import passed_on, unwrapped, why_not_inside
+from whet.models.known import verdict_on
 from whet.models.packable import answers_questions, family_of, predicts_next_tokens
 from whet.models.packed import PackedModel, prepare
-from whet.models.proof.compare import gap
-from whet.models.proof.rows import ProofRows, proof_rows
-from whet.models.proof.stand_in import stand_in
-from whet.models.proof.untraced import untraced
-from whet.models.proof.verdict import recorded
-from whet.models.wrapped import passed_on, unwrapped, why_not_inside
+from whet.models.proof.trial import ProofRows, gap, proof_rows, stand_in, untraced
 from whet.objectives import heads, padded_tokens, unpadding
 from whet.objectives.base import Collate, Objective
 from whet.objectives.collated import collated
@@ -68,7 +64,7 @@ def why_padded(model: nn.Module, reads: Reads | Literal["spans"], columns: froze
     Known families need no proof.
     """
     base = unwrapped(model)
-    verdict = recorded(base)
+    verdict = verdict_on(base)
     if verdict is None or verdict.family is None:
         return None
     more = (read_by(base) or frozenset()) - _UNDERSTOOD if reads == "spans" else None
@@ -132,7 +128,7 @@ _TOKEN_COLUMNS = frozenset({"input_ids", "token_type_ids"})
 _KERNELS: dict[str | None, Kernel] = {
     None: "auto",
     attention.NAME: "whet",
-    implementation.FLASH: "flash_attention_2",
+    attention.FLASH: "flash_attention_2",
 }
 """What packed attention runs on a GPU, by `attn_implementation`; with another one, batches are padded."""
 
@@ -160,17 +156,17 @@ def choose(
     if can_pack and why is not None:
         logger.info("the complete %s is called, and not its parts: %s", type(model).__name__, why)
         can_pack = False
-    if can_pack and attn == implementation.FLASH:
-        implementation.require_kernels(next(model.parameters()).device)
+    if can_pack and attn == attention.FLASH:
+        attention.require_flash_kernels(next(model.parameters()).device)
     read = _token_columns(model) if can_pack else frozenset[str]()
     if can_pack and (why := why_padded(model, reads or "spans", read)) is not None:
         logger.info("%s trains with its padding: %s", type(unwrapped(model)).__name__, why)
         can_pack = False
     packed = prepare(model, _KERNELS[attn]) if can_pack else None
     if packed is None and attn not in (None, attention.NAME):
-        implementation.use(unwrapped(model), attn)
+        attention.use_theirs(unwrapped(model), attn)
     if attn == attention.NAME and packed is None:
-        raise implementation.not_known(model)
+        raise attention.not_known(model)
     if packed is not None:
         if next_tokens:
             return PackedNextTokens(model, packed, collate or default_collate, read)

@@ -15,8 +15,8 @@ from whet.data.batch import Batch
 from whet.data.padding import Padding
 from whet.data.store import RowStore
 from whet.kernels import random
+from whet.models.adapters import unwrapped
 from whet.models.bad_batch import explained
-from whet.models.wrapped import unwrapped
 from whet.objectives.base import Collate
 
 

@@ -7,10 +7,10 @@ from typing import Any, Literal
 from torch import nn
 from transformers.loss.loss_utils import ForCausalLMLoss
 
-from whet.models.binding import other_forward
+from whet.models.adapters import unwrapped, why_not_inside
+from whet.models.forwards import home_of, other_forward
 from whet.models.packable import predicts_next_tokens, runs_forward_of
-from whet.models.standard import has_hooks, home_of, is_trusted
-from whet.models.wrapped import unwrapped, why_not_inside
+from whet.models.standard import has_hooks, is_trusted
 
 Reads = Literal["first tokens", "tokens"]
 """The hidden state of each sequence's first token, or that of each token on its own."""

@@ -19,7 +19,9 @@ from torch.autograd.function import once_differentiable
 
 from whet.errors import ConfigError
 from whet.kernels.layers.cross_entropy import chunk_rows, linear_cross_entropy
-from whet.kernels.native_call import native_for
+from whet.kernels.native_call import is_followed, native_for
+from whet.models import standard
+from whet.models.forwards import bind, instance_forward
 from whet.models.lazy_tensor import WATCHED, LazyTensor, Origin, Step, version_of
 from whet.objectives.next_tokens import chunked_loss_sum
 
@@ -30,6 +32,29 @@ _CUT = frozenset({Tensor.__getitem__})
 _DIVIDED = frozenset({Tensor.div, Tensor.__truediv__, torch.div})
 _BOUNDED = frozenset({Tensor.tanh, torch.tanh})
 _TIMES = frozenset({Tensor.mul, Tensor.__mul__, Tensor.__rmul__, torch.mul})
+
+
+def make_lazy(model: nn.Module) -> None:
+    """Let the layer of the model that turns hidden states into logits return lazy ones, if it is a linear layer."""
+    head: Any = getattr(model, "get_output_embeddings", lambda: None)()
+    if isinstance(head, nn.Module) and standard.why_called(head, nn.Linear) is None:
+        head.forward = bind(_head, head)
+
+
+def restore(model: nn.Module) -> None:
+    """Undo `make_lazy`, exactly."""
+    for module in model.modules():  # an adapter may have been put around the head since
+        if instance_forward(module) is _head:
+            del module.forward
+
+
+def _head(self: Any, states: Tensor) -> Tensor:
+    """Stand in for the forward of a linear layer (..., D) -> (..., V): lazy if the result is larger than a chunk."""
+    size = states.numel() // states.shape[-1] if states.dim() == 3 and states.numel() else 0
+    lazy = size > chunk_rows(self.weight) and type(states) is Tensor and states.dtype == self.weight.dtype
+    if not lazy or is_followed() or standard.why_odd(self) is not None:
+        return nn.functional.linear(states, self.weight, self.bias)
+    return LazyLogits.of(states, self.weight, self.bias)
 
 
 class Source:

@@ -15,8 +15,7 @@ from whet.kernels.layers.cross_entropy import chunk_rows, linear_cross_entropy
 from whet.kernels.native_call import native_for
 from whet.models.bad_batch import explained
 from whet.models.fused.decoder import why_other_window
-from whet.models.hooked import not_packed
-from whet.models.packed import PackedModel
+from whet.models.packed import PackedModel, other_shape
 from whet.models.standard import why_called
 from whet.objectives import router_loss, unpadding
 from whet.objectives.base import IGNORED, Collate
@@ -59,7 +58,7 @@ class PackedNextTokens(PackedHead):
         with explained(self.model, batch.inputs), self._packed.placement.at(position):
             out = encoder(**columns, use_cache=False, return_dict=True, **routers)
             if not position.is_of(*out.last_hidden_state.shape[:2]):
-                raise not_packed(out.last_hidden_state, len(position.slots))
+                raise other_shape(out.last_hidden_state, len(position.slots))
             found = read(out.last_hidden_state[0].index_select(0, places), places, targets)
         has_loss = isinstance(found, dict) and "loss_sum" in found
         return self._with_balance(found, batch, out.router_logits) if routers and has_loss else found

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from whet.data.batch import Batch
 from whet.data.padding import NO_PADDING
 from whet.errors import ConfigError, DataError, WhetError
-from whet.models import bad_labels
+from whet.models import bad_batch
+from whet.models.adapters import unwrapped
 from whet.models.packed import PackedModel
-from whet.models.wrapped import unwrapped
 from whet.objectives.base import IGNORED, Collate, Rows
 from whet.objectives.collated import collated, run_seeded
 
@@ -41,7 +41,7 @@ class OwnLoss:
         taken = [dataset[int(row)] for row in rows]
         batch = collated(self.collate, taken, first_slot, ())
         if "labels" not in batch.inputs:
-            self.no_labels = bad_labels.missing(unwrapped(self.model), taken, batch.inputs)
+            self.no_labels = bad_batch.missing_labels(unwrapped(self.model), taken, batch.inputs)
         return batch
 
     def count(self, batch: Batch) -> int:

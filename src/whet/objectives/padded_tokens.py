@@ -7,10 +7,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from whet.data.batch import Batch
+from whet.models.adapters import adds_tokens, unwrapped
 from whet.models.bad_batch import explained
 from whet.models.known import of_model
 from whet.models.packable import predicts_next_tokens
-from whet.models.wrapped import adds_tokens, unwrapped
 from whet.objectives import heads, router_loss
 from whet.objectives.base import IGNORED, Collate
 from whet.objectives.collated import seed_torch

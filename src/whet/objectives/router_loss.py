@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from whet.errors import ConfigError
-from whet.models.wrapped import unwrapped
+from whet.models.adapters import unwrapped
 
 
 def is_asked_for(model: Any) -> bool:

@@ -20,8 +20,7 @@ from whet.data.store import RowStore
 from whet.errors import DataError
 from whet.kernels.layers.cross_entropy import row_cross_entropy
 from whet.kernels.reference.layers import to_rows
-from whet.models.hooked import not_packed
-from whet.models.packed import PackedModel
+from whet.models.packed import PackedModel, other_shape
 from whet.objectives.base import IGNORED, Collate, Rows
 from whet.objectives.collated import collated, real_places, run_seeded, widened
 
@@ -136,7 +135,7 @@ class PackedSpans(SpanObjective):
     def forward(self, batch: Batch, *, seed: int, step: int) -> Any:
         output: Any = self.model(batch, seed=seed, step=step)
         if output.start_logits.shape != (1, batch.n_computed):
-            raise not_packed(output.start_logits, batch.n_computed)
+            raise other_shape(output.start_logits, batch.n_computed)
         return output
 
     def span_logits(self, output: Any, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:

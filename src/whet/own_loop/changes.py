@@ -14,9 +14,9 @@ from whet.config.fields import PaddingInLoss
 from whet.kernels.library import library
 from whet.methods import fuse
 from whet.methods.unpad import method as unpad
-from whet.models.fused.dropout import PlacedDropout
+from whet.models.fused.layers import PlacedDropout
 from whet.models.packed import packed_model
-from whet.own_loop import curated, inside
+from whet.own_loop import curated, locate
 
 _PADDING: dict[PaddingInLoss, str] = {
     "none": "no padding",
@@ -57,7 +57,7 @@ def changes(model: Any) -> Changes | None:
     Of several encoders inside one model the counts are added up. The modules that keep their own forward are those of
     this moment: adapters and hooks come and go.
     """
-    found = {encoder.name: _changes(encoder.model) for encoder in inside.encoders_in(model)}
+    found = {encoder.name: _changes(encoder.model) for encoder in locate.encoders_in(model)}
     changed = {name: one for name, one in found.items() if one is not None}
     if not changed:
         return None

@@ -6,7 +6,6 @@ So the encoder's own forward runs on packed tokens, with attention within sequen
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,12 +18,11 @@ from whet.kernels.batch_position import Placement, Site
 from whet.kernels.library import library
 from whet.kernels.specs import AttentionSpec
 from whet.log import logger
-from whet.methods.unpad.layout import Layout, layout_of
+from whet.methods.unpad.layout import computing_in, layout_of, scattered
 from whet.models import record
-from whet.models.binding import bind
-from whet.models.fused import generic
-from whet.models.fused.dropout import PlacedDropout
-from whet.models.fused.layers import PLACEMENT
+from whet.models.forwards import bind
+from whet.models.fused import parts
+from whet.models.fused.layers import PLACEMENT, PlacedDropout
 
 _HOME = "curated_transformers.models."
 _ENCODERS = {f"{_HOME}{kind}.encoder.{kind.capitalize()}Encoder" for kind in ("albert", "bert", "roberta")}
@@ -81,7 +79,7 @@ def apply(encoder: Any, dtype: torch.dtype | None, padding: str) -> None:
             part.forward = bind(_attention, part)
     encoder.embeddings.__dict__[PLACEMENT] = placement
     encoder.embeddings.__dict__["_get_position_ids"] = bind(_position_ids, encoder.embeddings)
-    fused = generic.put(encoder, placement) if library() is not None else {}
+    fused = parts.put_generic(encoder, placement) if library() is not None else {}
     record.keep(encoder, _RECORD, Changed(placement, dtype, fused, len(dropouts)))
     encoder.forward = bind(_forward, encoder)
 
@@ -90,7 +88,7 @@ def restore(encoder: Any) -> None:
     """Undo `apply`, exactly."""
     if record.take(encoder, _RECORD) is None:
         return
-    generic.take(encoder)
+    parts.take_generic(encoder)
     encoder.__dict__.pop("forward", None)
     encoder.embeddings.__dict__.pop("_get_position_ids", None)
     for part in encoder.modules():
@@ -115,15 +113,15 @@ def _forward(self: Any, input_ids: Tensor, attention_mask: Any = None, token_typ
         if why not in state.told:
             state.told.add(why)
             logger.warning("whet.optimize: with their padding run %s", why)
-        with state.placement.outside(), _autocast(state, input_ids):
+        with state.placement.outside(), computing_in(state.dtype, input_ids.device):
             return type(self).forward(self, input_ids, mask, token_type_ids)
     layout = layout_of(real, "none")
     ids = layout.packed(input_ids)
     types = None if token_type_ids is None else layout.packed(token_type_ids)
     everything = type(mask)(torch.ones_like(ids, dtype=torch.bool))
-    with state.placement.at(layout.position()), _autocast(state, input_ids):
+    with state.placement.at(layout.position()), computing_in(state.dtype, input_ids.device):
         out = type(self).forward(self, ids, everything, types)
-    first, *rest = (_padded(states, real, layout) for states in out.all_outputs)
+    first, *rest = (scattered(_wide(states[0]), real) for states in out.all_outputs)
     return type(out)(embedding_output=first, layer_hidden_states=rest)
 
 
@@ -137,11 +135,9 @@ def _why_padded(self: Any, input_ids: Tensor, real: Tensor) -> str | None:
     return None
 
 
-def _padded(states: Tensor, real: Tensor, layout: Layout) -> Tensor:
-    """Return packed states (1, N, D) as (B, T, D), zeros at padding tokens."""
-    states = states.float() if states.dtype in (torch.bfloat16, torch.float16) else states
-    wide = states.new_zeros(*real.shape, states.shape[-1])
-    return wide.masked_scatter(real[..., None], states[0])
+def _wide(states: Tensor) -> Tensor:
+    """Return states in 16 bits as float32."""
+    return states.float() if states.dtype in (torch.bfloat16, torch.float16) else states
 
 
 def _attention(self: Any, k: Tensor, q: Tensor, v: Tensor, attn_mask: Any) -> Tensor:
@@ -169,11 +165,3 @@ def _position_ids(self: Any, x: Tensor) -> Tensor:
         return type(self)._get_position_ids(self, x)
     first = self.padding_idx + 1 if type(self).__name__ == "RobertaEmbeddings" else 0
     return position.positions.long()[None] + first
-
-
-def _autocast(state: Changed, x: Tensor) -> AbstractContextManager[object]:
-    if state.dtype is None:
-        return nullcontext()
-    if state.dtype == torch.float32:
-        return torch.autocast(x.device.type, enabled=False)
-    return torch.autocast(x.device.type, state.dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -9,16 +10,15 @@ from torch import nn
 from whet.config.methods import MethodSettings
 from whet.kernels.library import library
 from whet.methods import fuse, order
+from whet.models.known import Verdict
 from whet.models.loading.heads import Head, head_named
 from whet.models.loading.load import ModelSource, load_config, load_model
 from whet.models.packable import why_padded
 from whet.models.packed import packed_model, prepare
 from whet.models.proof import prove
-from whet.models.proof.verdict import Verdict
 from whet.models.view import ModelView
 from whet.objectives.base import Objective
 from whet.objectives.choose import choose
-from whet.own_loop.findings import ModelFindings
 
 _ENCODER = Head(
     auto="AutoModel",
@@ -28,6 +28,27 @@ _ENCODER = Head(
     learns="compute hidden states",
     command="whet.Trainer",
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFindings:
+    """Whether a model trains without padding here, and which of its parts run fused: what `whet doctor MODEL` shows."""
+
+    model: str
+    model_type: str
+    model_class: str
+    packed: bool
+    """Whether its encoder runs without padding."""
+    how: str
+    """What the answer rests on: a family's file, a proof, or why the model needs its padding."""
+    head: str
+    """How batches reach the head in whet's own training."""
+    fused: dict[str, int]
+    """How many modules of each class run on native operators."""
+    called: dict[str, str]
+    """Parts inside of these that are called as they are, and why."""
+    isa: str | None
+    """The instruction set of the native operators; None: they are not in use."""
 
 
 def examine(name: str) -> ModelFindings:

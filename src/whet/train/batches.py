@@ -21,10 +21,10 @@ from whet.data.order import StepOrder
 from whet.data.prefetch import Piece, Prefetcher, Source, draws_in_threads
 from whet.errors import DataError
 from whet.log import logger
+from whet.store import schema
+from whet.store.state import State
 from whet.train.draws import Draws
-from whet.train.resume import schema
 from whet.train.run import Interval, Run, RunPlan
-from whet.train.state import State
 
 
 def make_plan(args: TrainingArguments, dataset: Any) -> RunPlan:

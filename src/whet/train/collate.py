@@ -10,8 +10,8 @@ from transformers import DataCollatorWithPadding, default_data_collator
 
 from whet.data.columns import Columns, Row, read_by
 from whet.errors import ConfigError, DataError
+from whet.models.adapters import unwrapped
 from whet.models.bad_batch import checked
-from whet.models.wrapped import unwrapped
 from whet.objectives.base import Collate
 
 

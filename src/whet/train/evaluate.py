@@ -22,8 +22,8 @@ from whet.objectives.packed_head import PackedHead
 from whet.objectives.padded_tokens import PaddedNextTokens
 from whet.objectives.span import SPAN_LABELS
 from whet.precision.policy import Precision
+from whet.store import schema
 from whet.train.control import stop
-from whet.train.resume import schema
 from whet.train.run import device_of
 from whet.train.sync import OneRank, Sync
 

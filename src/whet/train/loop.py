@@ -18,29 +18,27 @@ from whet.config import recipes
 from whet.data.batch import Batch
 from whet.dist.group import LostRankError
 from whet.log import logger
-from whet.models import adapters
+from whet.models import adapters, finite
 from whet.optim import schedule
 from whet.optim.in_backward import InBackward
 from whet.precision import formats
+from whet.store import best, compare, restore, schema, snapshot, weights, write
+from whet.store.optimizer import OptimizerPart, SchedulePart
+from whet.store.save import Saver
+from whet.store.snapshot import RunState
+from whet.store.state import Stateful
 from whet.train import step
 from whet.train.batches import BatchLoader
 from whet.train.callbacks.events import Events
-from whet.train.checkpoint import best, disk_space, on_disk, weights
-from whet.train.checkpoint.saving import Saver
-from whet.train.checkpoint.snapshot import RunState
 from whet.train.control import guard, stop
 from whet.train.control.safe_points import SafePoints
 from whet.train.few_samples import new_layers
 from whet.train.few_samples.weight_average import WeightAverage
 from whet.train.meter import Meter, counts_of, speed
-from whet.train.output import obstacles
 from whet.train.own_losses import SmoothedLoss
-from whet.train.resume import fingerprint, restore, schema
-from whet.train.resume.parts import OptimizerPart, SchedulePart
 from whet.train.routing import NoExperts, routing_of
 from whet.train.run import Run, new_counters, reset
 from whet.train.sharding import share
-from whet.train.state import Stateful
 from whet.train.trials.batch_size import Trial, choose_micro_batch
 from whet.train.trials.precision import PrecisionChoice
 from whet.train.trunk.choose import trunk_of
@@ -153,7 +151,7 @@ class TrainingLoop:
             self.safe_points.check()
             self.saver.wait()
             self.sharing.finish()
-            guard.require_finite(self.run.model, None, "at the end of the training")
+            finite.require_finite(self.run.model, None, "at the end of the training")
             self.average.finish()
             self._load_best()
             return self._finish()
@@ -190,14 +188,14 @@ class TrainingLoop:
             restore.restore(self.run_state, folder, self.saver.lineage, self._parts, self.sync)
             self.saver.rotate()
         else:
-            self.saver.begins_with = fingerprint.digest_of_weights(self.run.model.state_dict().items())
+            self.saver.begins_with = compare.digest_of_weights(self.run.model.state_dict().items())
             if args.overwrite_output_dir and self.sync.place.is_first:
-                on_disk.remove_all(output_dir)
-        guard.require_finite(self.run.model, self.optimizer, "before the first step")
+                write.remove_all(output_dir)
+        finite.require_finite(self.run.model, self.optimizer, "before the first step")
         if self.sync.place.is_first and (args.save_strategy != "no" or args.enable_jit_checkpoint):
-            obstacles.require_free_names(output_dir, after=counters.global_step, last=self.run.plan.n_steps)
+            write.require_free_names(output_dir, after=counters.global_step, last=self.run.plan.n_steps)
         if self.sync.place.is_first:
-            disk_space.check(self.run_state, len(self.saver.folders))
+            snapshot.require_room(self.run_state, len(self.saver.folders))
         self.sharing.begin(self.run.model, self.optimizer)
         self._build_step()
         self._choose_micro_batch()
@@ -227,7 +225,7 @@ class TrainingLoop:
         """Build the parts that depend on the precision: saving and stopping."""
         self.run_state = RunState(
             run=self.run, counters=self.counters, meter=self.meter, optimizer=self.optimizer,
-            precision=self.precision.current, identity=fingerprint.of(self.run, self.optimizer, self.scheduler),
+            precision=self.precision.current, identity=compare.identity_of(self.run, self.optimizer, self.scheduler),
             parts=self._parts, to_save=self._saved_weights,
             is_shared=lambda: self.sharing.is_on,
         )  # fmt: skip

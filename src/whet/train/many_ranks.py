@@ -21,8 +21,8 @@ from whet.dist.zero_engine import ZeroEngine
 from whet.errors import ConfigError, WhetError
 from whet.log import logger
 from whet.models.fused.embeddings import GRADIENT
+from whet.store import schema
 from whet.train.control import stop
-from whet.train.resume import schema
 from whet.train.sharding.shares import ShardedWeights
 
 T = TypeVar("T")

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from whet.data.batch import Batch
-from whet.train.resume import schema
-from whet.train.state import State
+from whet.store import schema
+from whet.store.state import State
 from whet.train.step import StepResult
 
 _KINDS = {

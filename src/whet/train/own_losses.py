@@ -12,14 +12,14 @@ from transformers.trainer_pt_utils import LabelSmoother
 
 from whet.data.batch import Batch
 from whet.log import logger
-from whet.methods.unpad import padding_readers
+from whet.methods.unpad import calls
 from whet.models import attention, packable
+from whet.models.adapters import unwrapped
 from whet.models.packed import PackedModel, packed_model
-from whet.models.wrapped import unwrapped
 from whet.objectives.base import Collate
 from whet.objectives.heads import ALL_LAYERS, asks_for_layers
 from whet.objectives.own_loss import ACCURACY, NEXT_WORD_HEADS, OwnLoss
-from whet.own_loop import held
+from whet.own_loop import nested
 from whet.own_loop.optimize import optimize
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class UnpaddedLoss(OwnLoss):
     def batch(
         self, dataset: Any, rows: Sequence[int] | np.ndarray, first_slot: int, padded_to: np.ndarray | None = None
     ) -> Batch:
-        return held.with_computed_tokens(super().batch(dataset, rows, first_slot), self.packed_model)
+        return nested.with_computed_tokens(super().batch(dataset, rows, first_slot), self.packed_model)
 
 
 class SmoothedLoss(OwnLoss):
@@ -59,13 +59,13 @@ class SmoothedLoss(OwnLoss):
         given = super().batch(dataset, rows, first_slot)
         inputs = dict(given.inputs)
         labels = {name: inputs.pop(name) for name in ("labels",) if name in inputs}
-        return held.with_computed_tokens(replace(given, inputs=inputs, labels=labels), self.packed_model)
+        return nested.with_computed_tokens(replace(given, inputs=inputs, labels=labels), self.packed_model)
 
     def count(self, batch: Batch) -> int:
         return super().count(_with_labels(batch))
 
     def forward(self, batch: Batch, *, seed: int, step: int) -> Any:
-        with padding_readers.targets_of(unwrapped(self.model), {**batch.inputs, **batch.labels}):
+        with calls.targets_of(unwrapped(self.model), {**batch.inputs, **batch.labels}):
             return super().forward(batch, seed=seed, step=step)
 
     def loss_sum(self, output: Any, batch: Batch) -> Tensor:
@@ -87,8 +87,8 @@ def unpadded(objective: OwnLoss, args: TrainingArguments) -> OwnLoss:
     model, packed = objective.model, _without_padding(objective.model, args)
     if not packed:
         return objective
-    if held.holds(model):
-        return held.HeldLoss(model, objective.collate, packed)
+    if nested.holds(model):
+        return nested.NestedLoss(model, objective.collate, packed)
     return UnpaddedLoss(model, objective.collate, packed[0])
 
 
@@ -105,7 +105,7 @@ def _without_padding(model: nn.Module, args: TrainingArguments) -> list[PackedMo
     far as `padding_in_loss` asks for it.
     """
     exact = reads_spans(model) or args.padding_in_loss == "all"
-    if held.holds(model):
+    if nested.holds(model):
         return _held_without_padding(model, args, args.padding_in_loss if exact else "auto")
     if (why := why_padded(model, args)) is not None:
         log_padded(model, why, args)
@@ -117,17 +117,17 @@ def _without_padding(model: nn.Module, args: TrainingArguments) -> list[PackedMo
 
 def _held_without_padding(model: nn.Module, args: TrainingArguments, amount: Any) -> list[PackedModel]:
     """Do so for the encoders inside a module; those that the user's own `whet.optimize` changed stay as they are."""
-    if before := held.changed_in(model):
+    if before := nested.changed_in(model):
         return before
-    encoders = held.encoders_in(model)
+    encoders = nested.encoders_in(model)
     for encoder in encoders:
-        if (why := held.why_padded(encoder) or why_padded(encoder.model, args)) is not None:
+        if (why := nested.why_padded(encoder) or why_padded(encoder.model, args)) is not None:
             log_padded(encoder.model, why, args)
             return []
     if encoders:
         optimize(model, padding=amount, last_block_tokens=args.last_block_tokens)
-        held.mark(model)
-    return held.changed_in(model)
+        nested.mark_by_trainer(model)
+    return nested.changed_in(model)
 
 
 def log_padded(model: nn.Module, why: str, args: TrainingArguments) -> None:

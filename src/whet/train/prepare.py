@@ -18,21 +18,21 @@ from whet.log import logger
 from whet.methods import fuse, order
 from whet.methods.seam import Applied
 from whet.models import attention
+from whet.models.adapters import unwrapped
 from whet.models.bad_batch import checked
 from whet.models.family import after_padding
 from whet.models.packable import family_of
 from whet.models.proof import prove
 from whet.models.view import ModelView
-from whet.models.wrapped import unwrapped
 from whet.objectives.base import Collate, Objective
 from whet.objectives.choose import choose
 from whet.objectives.own_loss import OwnLoss
 from whet.objectives.packed_head import PackedHead
 from whet.objectives.span import PackedSpans, PaddedSpans
-from whet.own_loop import held
+from whet.own_loop import nested
 from whet.precision import formats, policy
+from whet.store import weights
 from whet.train import own_losses
-from whet.train.checkpoint import weights
 from whet.train.collate import default_collator, pads_only, without_unread
 from whet.train.routing import require_whets_loss
 from whet.train.run import device_of
@@ -62,7 +62,7 @@ def prepare(
     Without a collator, rows are padded by the tokenizer, or stacked if there is none. `padded_length` is the length
     that rows would be padded to without packing; None: that of the longest row in their batch.
     """
-    held.restore_marked(model)
+    nested.restore_marked(model)
     model = order.restore(model).to(weights.device_of(args.use_cpu))
     device = device_of(model)
     formats.require_floating(model)
@@ -85,7 +85,7 @@ def prepare(
         allocator.keep_freed_memory()
     _require_packed_for_budget(model, args, objective)
     _require_spans_for_loss(model, args, objective)
-    optimized = isinstance(objective, own_losses.SmoothedLoss | own_losses.UnpaddedLoss | held.HeldLoss)
+    optimized = isinstance(objective, own_losses.SmoothedLoss | own_losses.UnpaddedLoss | nested.NestedLoss)
     settings = method_settings(args, operators=None if optimized else "auto")
     _log_methods(model, args, objective, order.apply(ModelView(model), settings))
     return Ready(model, objective, policy.build(args, device), collate)
@@ -124,7 +124,7 @@ def _require_packed_for_budget(model: nn.Module, args: TrainingArguments, object
     """Refuse a token budget for batches that run padded."""
     if args.max_tokens_per_batch is None:
         return
-    if isinstance(objective, held.HeldLoss):
+    if isinstance(objective, nested.NestedLoss):
         raise ConfigError(
             what="max_tokens_per_batch does not go with a module of your own that holds its encoder",
             got=type(_base_model(model)).__name__,

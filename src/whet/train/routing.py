@@ -12,12 +12,11 @@ from torch import Tensor, nn
 
 from whet.data.batch import Batch
 from whet.errors import ConfigError
+from whet.models.adapters import unwrapped
 from whet.models.experts import settings as kept
 from whet.models.experts.layer import SparseFeedForward, layers_of
-from whet.models.experts.losses import RoutingSums, sums
-from whet.models.experts.routing import Routes, watched
+from whet.models.experts.routing import Routes, RoutingSums, routing_sums, watched
 from whet.models.experts.settings import ExpertSettings
-from whet.models.wrapped import unwrapped
 from whet.train.sync import Sync
 
 
@@ -98,7 +97,7 @@ class SparseStep:
             return loss
         rows = rows_of_tokens(batch)
         _require_all(self._seen, rows, self._settings)
-        found = sums(self._seen, rows)
+        found = routing_sums(self._seen, rows)
         self._n_layers, self._seen = len(self._seen), []
         self._task = self._task + loss.detach()
         self._sums = self._sums.plus(found)

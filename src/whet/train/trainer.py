@@ -20,12 +20,13 @@ from whet.config.ranks import here, require_output_for_restarts, restarted
 from whet.errors import ConfigError, DataError
 from whet.objectives.base import Collate
 from whet.precision import policy
+from whet.store import compare, restore, weights
+from whet.store.snapshot import counters_as_saved
 from whet.train import evaluate
 from whet.train.batches import make_plan
 from whet.train.callbacks import empty_cache, profile, progress, trackers, trainjob
 from whet.train.callbacks.events import Events
 from whet.train.callbacks.first_gradients import FirstGradients
-from whet.train.checkpoint import best, weights
 from whet.train.control.determinism import deterministic
 from whet.train.control.safe_points import guarded
 from whet.train.loop import Outside, TrainingLoop
@@ -34,7 +35,6 @@ from whet.train.meter import speed
 from whet.train.output import files as output_files
 from whet.train.output import model_card, printing, results, run_log, start_block
 from whet.train.prepare import align_special_tokens, prepare
-from whet.train.resume import other_ranks, restore
 from whet.train.run import Prepared, Run, device_of, new_counters
 from whet.train.sharding.shares import require_complete
 from whet.train.trials.precision import PrecisionChoice
@@ -122,7 +122,7 @@ class Trainer:
             asked = resume_from_checkpoint or self.args.resume_from_checkpoint or ("auto" if restarted() else None)
             folder = restore.agreed_folder(asked, Path(self.args.output_dir), self.sync)
             if folder is not None:
-                self.args = self.events.args = other_ranks.with_step_of(folder, self.args, self.sync.n_ranks)
+                self.args = self.events.args = compare.with_step_of(folder, self.args, self.sync.n_ranks)
             self._loop = self.new_loop()
             try:
                 return self._loop.train(folder)
@@ -227,7 +227,7 @@ class Trainer:
     def save_state(self) -> None:
         """Write trainer_state.json: the counters and the log history, in transformers' form."""
         path = Path(self.args.output_dir) / "trainer_state.json"
-        output_files.write_json(path, best.as_saved(self.state), indent=2, on_error=self.args.save_error_policy)
+        output_files.write_json(path, counters_as_saved(self.state), indent=2, on_error=self.args.save_error_policy)
 
     def create_model_card(self, **facts: Any) -> None:
         """Write a draft of a model card, README.md, into the output folder; `facts` are those of transformers' card."""

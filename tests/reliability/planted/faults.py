@@ -33,24 +33,24 @@ class Planted:
     tests: tuple[str, ...]
 
 
-_KEPT_LATER = "on_disk.rotate([*self.earlier, self.staged.target], self.keep, self.protected)\n"
+_KEPT_LATER = "write.rotate([*self.earlier, self.staged.target], self.keep, self.protected)\n"
 
 PLANTED = (
     Planted(
         "no-fsync",
         "files and folders are not synced before the rename",
-        (Edit("train/checkpoint/manifest.py", "        os.fsync(handle)\n", "        pass\n"),),
+        (Edit("store/manifest.py", "        os.fsync(handle)\n", "        pass\n"),),
         ("reliability/test_power_cut.py::test_every_file_is_synced_before_its_folder_gets_its_name",),
     ),
     Planted(
         "rename-first",
         "the folder is renamed before it is sealed",
         (
-            Edit("train/checkpoint/staging.py", "            manifest.seal(self._staging, self.step, content)\n", ""),
+            Edit("store/write.py", "            manifest.seal(self.folder, self.step, content)\n", ""),
             Edit(
-                "train/checkpoint/staging.py",
-                "            self._move(self._staging, self.target)\n            fsync",
-                "            self._move(self._staging, self.target)\n"
+                "store/write.py",
+                "            self._move(self.folder, self.target)\n            fsync",
+                "            self._move(self.folder, self.target)\n"
                 "            manifest.seal(self.target, self.step, content)\n            fsync",
             ),
         ),
@@ -61,7 +61,7 @@ PLANTED = (
         "a checkpoint counts as complete if it has a manifest",
         (
             Edit(
-                "train/checkpoint/on_disk.py",
+                "store/find.py",
                 "    return manifest.problems_of(folder, step_of(folder) if NAME.fullmatch(folder.name) else None, "
                 "light=light)\n",
                 "    return [] if (folder / manifest.MANIFEST).exists() else ['the manifest is missing']\n",
@@ -74,12 +74,12 @@ PLANTED = (
         "the checksum covers the file's name and not its bytes",
         (
             Edit(
-                "train/checkpoint/manifest.py",
-                "        return _digest(file)\n",
-                "        return xxhash.xxh3_128(path.name.encode()).hexdigest()\n",
+                "store/manifest.py",
+                '"xxh3_128": _digest(file)}',
+                '"xxh3_128": xxhash.xxh3_128(path.name.encode()).hexdigest()}',
             ),
             Edit(
-                "train/checkpoint/manifest.py",
+                "store/manifest.py",
                 "None if _digest(file) == facts",
                 "None if xxhash.xxh3_128(Path(name).name.encode()).hexdigest() == facts",
             ),
@@ -91,7 +91,7 @@ PLANTED = (
         "the newest checkpoint is the one with the latest time stamp",
         (
             Edit(
-                "train/checkpoint/on_disk.py",
+                "store/find.py",
                 "for path in found if path.is_dir()), key=step_of)",
                 "for path in found if path.is_dir()), key=lambda path: path.stat().st_mtime)",
             ),
@@ -109,7 +109,7 @@ PLANTED = (
                 "within = divmod(step + self.skips, self.steps_per_epoch)\n        rows_per_step",
             ),
             Edit(
-                "train/resume/restore.py",
+                "store/restore.py",
                 '    logger.info("resuming after step',
                 '    object.__setattr__(run.plan.order, "skips", 1)\n    logger.info("resuming after step',
             ),
@@ -123,7 +123,7 @@ PLANTED = (
             Edit("data/order.py", "    drop_last: bool = False\n", "    drop_last: bool = False\n    began: int = 0\n"),
             Edit("data/order.py", "self.epochs(epoch)", "self.epochs(epoch - self.began)"),
             Edit(
-                "train/resume/restore.py",
+                "store/restore.py",
                 '    logger.info("resuming after step',
                 "    order = run.plan.order\n"
                 '    object.__setattr__(order, "began", counters.global_step // order.steps_per_epoch)\n'
@@ -149,14 +149,14 @@ PLANTED = (
         "files of a killed save stay in the staging folder",
         (
             Edit(
-                "train/checkpoint/staging.py",
-                "        on_disk.remove_leftover(self._staging)\n        finish_replacement(self.target)\n",
+                "store/write.py",
+                "        _remove_leftover(self.folder)\n        finish_replacement(self.target)\n",
                 "        finish_replacement(self.target)\n",
             ),
             Edit(
-                "train/checkpoint/staging.py",
-                "        self._staging.mkdir()\n",
-                "        self._staging.mkdir(exist_ok=True)\n",
+                "store/write.py",
+                "        self.folder.mkdir()\n",
+                "        self.folder.mkdir(exist_ok=True)\n",
             ),
         ),
         ("security/test_own_folders.py::test_nothing_outside_changes[staging folder is a link]",),
@@ -165,9 +165,9 @@ PLANTED = (
         "rotation-first",
         "the old checkpoint is removed before the new one is verified",
         (
-            Edit("train/checkpoint/saving.py", f"            {_KEPT_LATER}", ""),
+            Edit("store/save.py", f"            {_KEPT_LATER}", ""),
             Edit(
-                "train/checkpoint/saving.py",
+                "store/save.py",
                 "            self.staged.publish(self.facts)\n",
                 f"            {_KEPT_LATER}            self.staged.publish(self.facts)\n",
             ),
@@ -218,7 +218,7 @@ PLANTED = (
         "a link in a checkpoint is followed",
         (
             Edit(
-                "train/checkpoint/manifest.py",
+                "store/manifest.py",
                 "os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK",
                 "os.O_RDONLY | os.O_NONBLOCK",
             ),
@@ -302,7 +302,7 @@ PLANTED = (
         "a resumed run removes checkpoints before it knows which is the best",
         (
             Edit(
-                "train/checkpoint/saving.py",
+                "store/save.py",
                 'self._own(saved["names"]) if self.sync.place.is_first else [])\n\n',
                 'self._own(saved["names"]) if self.sync.place.is_first else [])\n        self.rotate()\n\n',
             ),
@@ -313,15 +313,15 @@ PLANTED = (
         "best-by-path",
         "the best checkpoint is the path in the saved state, even if the folder was moved",
         (
-            Edit("train/checkpoint/best.py", "Path(best).name if best else None}", "best}"),
+            Edit("store/snapshot.py", "Path(best).name if best else None}", "best}"),
             Edit(
-                "train/checkpoint/best.py",
-                "finding.find(name, lineage, [run.output_dir])",
+                "store/best.py",
+                "find.by_name(name, lineage, output_dir)",
                 "Path(saved) if saved else None",
             ),
             Edit(
-                "train/checkpoint/best.py",
-                "if finding.find(folder.name, lineage, [folder.parent]) is None:",
+                "store/best.py",
+                "if find.by_name(folder.name, lineage, folder.parent) is None:",
                 "if False:",
             ),
         ),
@@ -335,7 +335,7 @@ PLANTED = (
         "a checkpoint of any run counts as one of this run",
         (
             Edit(
-                "train/checkpoint/lineage.py",
+                "store/find.py",
                 "return run == self.run or any(run == parent and step <= last for parent, last in self.parents)",
                 "return True",
             ),
@@ -346,9 +346,9 @@ PLANTED = (
         "old-line-taken",
         "a run that resumes from an older checkpoint leaves the abandoned checkpoints where auto uses them",
         (
-            Edit("train/checkpoint/staging.py", "aside = self._set_others_aside()", "aside = []"),
+            Edit("store/write.py", "aside = self._set_others_aside()", "aside = []"),
             Edit(
-                "train/checkpoint/lineage.py",
+                "store/find.py",
                 "any(other.lineage.rewound_past(one.lineage.run, one.step) for other in found)",
                 "False",
             ),
@@ -384,7 +384,7 @@ PLANTED = (
                 "",
             ),
             Edit(
-                "models/recomputation.py", "if position is not None and position.is_of(n_rows, n_tokens):", "if False:"
+                "models/fused/limits.py", "if position is not None and position.is_of(n_rows, n_tokens):", "if False:"
             ),
         ),
         (
@@ -425,7 +425,7 @@ PLANTED = (
         (
             Edit(
                 "methods/unpad/method.py",
-                "by_position = causal and mask is None and not unpad_calls.keeps_cache(self, call)",
+                "by_position = causal and mask is None and not calls.keeps_cache(self, call)",
                 "by_position = False",
             ),
             Edit(

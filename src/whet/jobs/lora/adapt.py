@@ -25,7 +25,7 @@ from whet.models.loading.load import add_rows
 from whet.models.loading.missing_check import is_part, new_weights
 from whet.models.quantised import FLAGS, quantise
 from whet.models.view import ModelView
-from whet.train.checkpoint import weights
+from whet.store import weights
 from whet.train.output import printing
 
 ALL_LINEAR = "all-linear"

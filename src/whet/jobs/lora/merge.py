@@ -21,6 +21,7 @@ from whet.jobs.lora.merge_arguments import MergeArguments
 from whet.jobs.predict.trained import NAME
 from whet.log import logger, set_up
 from whet.models import finite
+from whet.models.adapters import is_pefts, passed_on, unwrapped
 from whet.models.loading import heads
 from whet.models.loading.adapter import (
     WITH_PEFT,
@@ -40,8 +41,7 @@ from whet.models.loading.load import (
     load_tokenizer,
     max_positions,
 )
-from whet.models.wrapped import is_pefts, passed_on, unwrapped
-from whet.train.checkpoint.weights import save_processing, save_weights
+from whet.store.weights import save_processing, save_weights
 from whet.train.output import files as output_files
 from whet.train.output import printing
 

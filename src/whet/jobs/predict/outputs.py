@@ -15,7 +15,7 @@ from whet.config.arguments import TrainingArguments
 from whet.errors import StorageError, escape_controls
 from whet.jobs.predict.arguments import PredictFields
 from whet.jobs.predict.trained import read_reading
-from whet.train.output import disk_errors
+from whet.store.write import disk_fix
 from whet.train.output import files as output_files
 from whet.train.trainer import Trainer
 
@@ -83,7 +83,7 @@ def _write_named(path: Path, text: str) -> None:
             got=str(error),
             why="the predictions are complete once all of them are written; "
             + ("a file of this name is as it was" if is_file else "it may have received the first of them"),
-            fix=disk_errors.fix(error, target.parent, "--output") if is_file else f"{ended}name a file in --output",
+            fix=disk_fix(error, target.parent, "--output") if is_file else f"{ended}name a file in --output",
         ) from error
 
 

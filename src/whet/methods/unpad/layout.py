@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -60,6 +61,18 @@ class Layout:
         So the gradient of such a token is the sum over all places that it stands for.
         """
         return nn.functional.embedding(self.sources, states)
+
+
+def scattered(tokens: Tensor, mask: Tensor) -> Tensor:
+    """Return the states (N, D) of the real tokens under this mask (B, T) as (B, T, D), zeros at padding tokens."""
+    return tokens.new_zeros(*mask.shape, tokens.shape[-1]).masked_scatter(mask[..., None], tokens)
+
+
+def computing_in(dtype: torch.dtype | None, device: torch.device) -> AbstractContextManager[object]:
+    """Return the context in which products of an encoder compute in this dtype; None: as without whet."""
+    if dtype is None:
+        return nullcontext()
+    return torch.autocast(device.type, None if dtype == torch.float32 else dtype, enabled=dtype != torch.float32)
 
 
 def layout_of(mask: Tensor, amount: PaddingInLoss) -> Layout:

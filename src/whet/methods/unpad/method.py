@@ -1,7 +1,14 @@
-"""Padded calls of an encoder run without their padding: for training loops that are not whet's."""
+"""Padded calls of an encoder run without their padding: for training loops that are not whet's.
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+Where pooling takes a token or two of each row, the last block computes these alone. The encoder's caller gets lazy
+states of the others: a second pass with the masks of the first computes them when they are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -13,18 +20,20 @@ from whet.config.fields import PaddingInLoss
 from whet.config.methods import MethodSettings, Place
 from whet.data import sequences
 from whet.data.batch import HOLES, has_holes
+from whet.errors import ConfigError
 from whet.kernels.batch_position import BatchPosition
 from whet.log import logger
 from whet.methods.seam import Applied, Cost, Stage
-from whet.methods.unpad import calls as unpad_calls
-from whet.methods.unpad import lazy_head, padding_readers, pooled
-from whet.methods.unpad.layout import Layout, layout_of, layout_without_padding
+from whet.methods.unpad import calls
+from whet.methods.unpad.layout import Layout, computing_in, layout_of, layout_without_padding, scattered
 from whet.models import last_block, record
 from whet.models.bad_batch import explained
-from whet.models.binding import bind
+from whet.models.forwards import bind
 from whet.models.fused.decoder import why_other_window
+from whet.models.lazy_tensor import Known, LazyStates, Origin
 from whet.models.packed import PackedModel, packed_model
 from whet.models.view import ModelView
+from whet.objectives import lazy_logits
 
 CARD = Card(
     name="unpad",
@@ -38,41 +47,35 @@ CARD = Card(
 )
 STAGE = Stage.CALLS
 _RESHAPED = "models in which a hook returns another shape than it got"
-_CALLS = "calls without padding"
+_ENCODER = "calls without padding"
 """The entry in the record of the encoder; that of the method is in the record of the model."""
+# What the last block of fewer tokens may differ by, relative to the largest: sums are cut in other places.
+_GAP, _HALF_GAP = 1e-4, 0.05
 
 
-class _Calls:
-    """What the calls of one encoder share; nothing of a call itself, since several threads may make them at once."""
+class _Encoder:
+    """What the calls of an encoder share; nothing of a call itself, since several threads may make them at once."""
 
     def __init__(self, packed: PackedModel, settings: MethodSettings, amount: PaddingInLoss) -> None:
         self.packed = packed
         self.dtype = settings.unpad_dtype
         self.amount: PaddingInLoss = amount
-        self.pooled = pooled.places(settings.pooled, packed.module.base_model)
+        self.pooled = _places_read(settings.pooled, packed.module.base_model)
         """The tokens of each row that pooling takes, as long as nobody has read others; empty: all may be read."""
-        self.told_why: set[str] = set()
+        self._warned: set[str] = set()
 
-    def autocast(self, device: torch.device) -> AbstractContextManager[object]:
-        """Return the context in which the encoder computes."""
-        if self.dtype is None:
-            return nullcontext()
-        if self.dtype == torch.float32:
-            return torch.autocast(device.type, enabled=False)
-        return torch.autocast(device.type, self.dtype)
-
-    def say_if_more(self, amount: PaddingInLoss) -> None:
+    def warn_if_more(self, amount: PaddingInLoss) -> None:
         """Log once that a call computes more padding tokens than `whet.optimize` was asked for."""
         why = "labels at padding tokens"
-        if amount == "all" != self.amount and why not in self.told_why:
-            self.told_why.add(why)
+        if amount == "all" != self.amount and why not in self._warned:
+            self._warned.add(why)
             logger.warning("whet.optimize: calls with %s compute each of these tokens: set the labels to -100", why)
 
-    def say_if_together(self, decoder: Any, call: Mapping[str, Any]) -> None:
+    def warn_if_together(self, decoder: Any, call: Mapping[str, Any]) -> None:
         """Log once that sequences whose positions restart in a row see each other, as they do in transformers."""
-        if "together" in self.told_why or (cause := unpad_calls.see_each_other(decoder, call)) is None:
+        if "together" in self._warned or (cause := calls.see_each_other(decoder, call)) is None:
             return
-        self.told_why.add("together")
+        self._warned.add("together")
         fix = "leave it out" if cause == "attention_mask" else "pass use_cache=False, or set config.use_cache = False"
         logger.warning(
             "whet.optimize: position_ids restart within a row, and its sequences see each other all the same, as in"
@@ -89,14 +92,14 @@ class _Calls:
 
     def padded(self, encoder: Any, why: str, given: Sequence[Any], options: Mapping[str, Any]) -> Any:
         """Return what the encoder's own forward gives, and log once why; also where a hook in a pass asks for it."""
-        if why not in self.told_why:
-            self.told_why.add(why)
+        if why not in self._warned:
+            self._warned.add(why)
             logger.warning("whet.optimize: with their padding run %s", why)
-        call = unpad_calls.named(encoder, given, options)
+        call = calls.named(encoder, given, options)
         if call is not None:
-            unpad_calls.require_kept_apart(encoder, call, why, causal=self.packed.family.causal)
+            calls.require_kept_apart(encoder, call, why, causal=self.packed.family.causal)
         dtype = next(encoder.parameters()).dtype
-        with self.packed.placement.outside(), self.autocast(next(encoder.parameters()).device):
+        with self.packed.placement.outside(), computing_in(self.dtype, next(encoder.parameters()).device):
             out = type(encoder).forward(encoder, *given, **options)
         return out if self.dtype is None else _in_dtype(out, dtype)
 
@@ -114,10 +117,10 @@ def apply(view: ModelView, settings: MethodSettings) -> Applied | None:
         return None
     encoder = _encoder(view.model)
     record.keep(view.model, CARD.name, settings.unpad)
-    record.keep(encoder, _CALLS, _Calls(packed, settings, settings.unpad))
+    record.keep(encoder, _ENCODER, _Encoder(packed, settings, settings.unpad))
     encoder.forward = bind(_forward, encoder, signed=True)
-    padding_readers.apply(view.model)
-    lazy_head.apply(view.model)
+    calls.note_calls(view.model)
+    lazy_logits.make_lazy(view.model)
     return Applied(CARD.name, "no padding")
 
 
@@ -127,9 +130,9 @@ def restore(view: ModelView) -> None:
         return
     encoder = _encoder(view.model)
     encoder.__dict__.pop("forward", None)
-    record.take(encoder, _CALLS)
-    lazy_head.restore(view.model)
-    padding_readers.restore(view.model)
+    record.take(encoder, _ENCODER)
+    lazy_logits.restore(view.model)
+    calls.forget_calls(view.model)
 
 
 def cost(view: ModelView, settings: MethodSettings) -> Cost:
@@ -144,12 +147,12 @@ def is_on(model: nn.Module) -> bool:
 
 def dtype_of(model: nn.Module) -> torch.dtype | None:
     """Return what the encoder's products compute in during calls without padding; None: as without whet."""
-    return record.read(_encoder(model), _CALLS).dtype
+    return record.read(_encoder(model), _ENCODER).dtype
 
 
 def padding_of(model: nn.Module) -> PaddingInLoss:
     """Return what padding tokens get in calls of the model, if nobody but its head reads them."""
-    return padding_readers.usual_amount(model, record.read(_encoder(model), _CALLS).amount)
+    return calls.padding_usually_needed(model, record.read(_encoder(model), _ENCODER).amount)
 
 
 def _encoder(model: Any) -> nn.Module:
@@ -162,7 +165,7 @@ def n_computed(packed: PackedModel, inputs: Mapping[str, Any]) -> int:
     mask = inputs["attention_mask"].flatten(0, -2).bool()
     if not bool(mask[:, 0].all()) or has_holes(mask):
         return mask.numel()
-    amount = padding_readers.amount_of(packed.module, record.read(_encoder(packed.module), _CALLS).amount, inputs)
+    amount = calls.padding_needed_by(packed.module, record.read(_encoder(packed.module), _ENCODER).amount, inputs)
     return len(layout_of(mask, amount).columns)
 
 
@@ -173,7 +176,7 @@ def _forward(self: Any, *given: Any, **options: Any) -> Any:
     """
     if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
         return _outside_of_graphs(self, given, options)
-    return _run(self, given, options, record.read(self, _CALLS).pooled)
+    return _run(self, given, options, record.read(self, _ENCODER).pooled)
 
 
 @torch.compiler.disable(reason="an encoder that whet.optimize changed does not compile: leave fullgraph=True out")
@@ -182,75 +185,82 @@ def _outside_of_graphs(self: Any, given: Sequence[Any], options: Mapping[str, An
 
 
 def _run(self: Any, given: Sequence[Any], options: Mapping[str, Any], places: tuple[Place, ...]) -> Any:
-    calls: _Calls = record.read(self, _CALLS)
-    call = unpad_calls.named(self, given, options)
-    causal = calls.packed.family.causal
+    state: _Encoder = record.read(self, _ENCODER)
+    packed, call = state.packed, calls.named(self, given, options)
+    causal = packed.family.causal
     if causal and call is not None:
-        calls.say_if_together(self, call)
-    moved = why_other_window(self) if causal else None
-    why = f"models in which {moved}" if moved else unpad_calls.why_padded(self, call, causal=causal)
+        state.warn_if_together(self, call)
+    why = _why_padded(packed, self, call)
     if call is None or why is not None:
-        return calls.padded(self, why or "", given, options)
+        return state.padded(self, why or "", given, options)
     input_ids: Tensor = call["input_ids"]
     mask = call.pop("attention_mask", None)
-    by_position = causal and mask is None and not unpad_calls.keeps_cache(self, call)
+    by_position = causal and mask is None and not calls.keeps_cache(self, call)
     first_tokens = sequences.first_tokens(call, by_position=by_position)
     mask = torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask.to(input_ids.device, torch.bool)
-    hooks = calls.packed.hooks
-    hooks.look(self)
-    if hooks.row_wise:
-        return calls.padded(self, "calls in which peft gives each row its own adapter", given, options)
-    if hooks.reshape:
-        return calls.padded(self, _RESHAPED, given, options)
-    amount = padding_readers.amount(calls.packed.module, calls.amount)
+    amount = calls.padding_needed(packed.module, state.amount)
     is_full = bool(mask.all())
-    if not is_full and (why := _why_with_padding(calls, self, mask, amount)) is not None:
-        return calls.padded(self, why, given, options)
-    calls.say_if_more(amount)
+    if not is_full and (why := _why_with_padding(packed, self, mask, amount)) is not None:
+        return state.padded(self, why, given, options)
+    state.warn_if_more(amount)
     layout = layout_without_padding(input_ids, first_tokens) if is_full else layout_of(mask, amount)
     given_ids = {name: value for name, value in call.items() if name not in sequences.COLUMNS}
     call = {name: value for name, value in given_ids.items() if name != "input_ids"}
     if causal:
         call["use_cache"] = False
-    positions = calls.packed.family.padded_positions(calls.packed.module, input_ids)
+    positions = packed.family.padded_positions(packed.module, input_ids)
     position, taken = layout.position(), None
     if first_tokens is None:  # otherwise first tokens of rows, which heads read, are not those of sequences
-        position, taken = _narrowed(calls, position, len(mask), amount, places)
-    with explained(self, given_ids), calls.packed.placement.at(position), calls.autocast(mask.device):
+        position, taken = _narrowed(packed, position, len(mask), amount, places)
+    with explained(self, given_ids), packed.placement.at(position), computing_in(state.dtype, mask.device):
         ids, packed_options = layout.packed(input_ids), _packed_inputs(call, layout, positions)
-        later = None if taken is None else pooled.Pass(self, ids, packed_options)
+        later = None if taken is None else _Pass(self, ids, packed_options)
         out = type(self).forward(self, ids, **packed_options)
     if not position.is_of(*out.last_hidden_state.shape[:2]):
-        hooks.reshape = True
-        return calls.padded(self, _RESHAPED, given, options)
+        packed.hooks.reshape = True
+        return state.padded(self, _RESHAPED, given, options)
     if taken is None or later is None:
         out.last_hidden_state = _padded(self, out, mask, layout, amount, is_full=is_full)
     else:
         tokens = _tokens(self, out)
-        all_states = partial(_all_states, calls, later.expecting(taken.tokens, tokens), position, mask)
-        out.last_hidden_state = pooled.states(tokens, taken, mask.shape[1], all_states)
+        all_states = partial(_all_states, state, later.expecting(taken.tokens, tokens), position, mask)
+        known = Known(tokens, taken.places, taken.index, all_states)
+        out.last_hidden_state = LazyStates.of(known, (*mask.shape, tokens.shape[-1]))
     if out.get("pooler_output") is not None:
-        out.pooler_output = calls.packed.family.pooled(self, out.last_hidden_state)
-    return out.to_tuple() if unpad_calls.wants_tuple(self, options) else out
+        out.pooler_output = packed.family.pooled(self, out.last_hidden_state)
+    return out.to_tuple() if calls.wants_tuple(self, options) else out
 
 
-def _why_with_padding(calls: _Calls, encoder: Any, mask: Tensor, amount: PaddingInLoss) -> str | None:
+def _why_padded(packed: PackedModel, encoder: Any, call: Mapping[str, Any] | None) -> str | None:
+    """Return why the encoder, or this call of it, needs its padding whatever the mask; None if it can run without."""
+    causal, hooks = packed.family.causal, packed.hooks
+    if causal and (moved := why_other_window(encoder)) is not None:
+        return f"models in which {moved}"
+    if (why := calls.why_padded(encoder, call, causal=causal)) is not None:
+        return why
+    hooks.look(encoder)
+    if hooks.row_wise:
+        return "calls in which peft gives each row its own adapter"
+    return _RESHAPED if hooks.reshape else None
+
+
+def _why_with_padding(packed: PackedModel, encoder: Any, mask: Tensor, amount: PaddingInLoss) -> str | None:
     """Return why a call with padding tokens under this mask needs them; None if it can run without."""
     if not bool(mask[:, 0].all()):  # heads read the first place, which has to be its own
         return "rows that do not begin with a token: pad them on the right"
     if has_holes(mask):
         return HOLES
-    if calls.packed.family.causal and amount != "none":
+    if packed.family.causal and amount != "none":
         return "decoders whose hidden states of padding tokens are read"
-    is_eager = calls.packed.attention_before == "eager"
+    is_eager = packed.attention_before == "eager"
     if amount == "all" and is_eager and getattr(encoder.config, "local_attention", None):
         return "models with local attention, loaded as eager, whose padding is read"
     return None
 
 
 def _narrowed(
-    calls: _Calls, position: BatchPosition, n_rows: int, amount: PaddingInLoss, places: tuple[Place, ...]
-) -> tuple[BatchPosition, pooled.Taken | None]:
+    packed: PackedModel, position: BatchPosition, n_rows: int, amount: PaddingInLoss, places: tuple[Place, ...]
+) -> tuple[BatchPosition, _Taken | None]:
     """Return the position of the call's pass, and the tokens that pooling takes if the last block computes no others.
 
     Where a head reads first tokens alone, the last block computes these.
@@ -258,23 +268,23 @@ def _narrowed(
     if amount != "none":
         return position, None
     if places:
-        taken = pooled.taken(places, position.cu_seqlens, n_rows)
-        narrowed = last_block.narrowed(calls.packed, position, taken.tokens)
+        taken = _taken(places, position.cu_seqlens, n_rows)
+        narrowed = last_block.narrowed(packed, position, taken.tokens)
         return narrowed, None if narrowed.chosen is None else taken
-    if not padding_readers.read_first_tokens_alone(calls.packed.module):
+    if not calls.read_first_tokens_alone(packed.module):
         return position, None
-    return last_block.narrowed(calls.packed, position, position.cu_seqlens[:n_rows].long()), None
+    return last_block.narrowed(packed, position, position.cu_seqlens[:n_rows].long()), None
 
 
-def _all_states(calls: _Calls, run: pooled.Pass, position: BatchPosition, mask: Tensor) -> Tensor:
+def _all_states(state: _Encoder, run: _Pass, position: BatchPosition, mask: Tensor) -> Tensor:
     """Return the hidden states of all places (B, T, D), zeros for padding, of a pass that computed a few."""
-    if record.read(run.encoder, _CALLS) is not calls:
-        raise pooled.too_late()
-    calls.compute_all()
-    with run.again(), calls.packed.placement.at(position.of_all_tokens()), calls.autocast(mask.device):
+    if record.read(run.encoder, _ENCODER) is not state:
+        raise _too_late()
+    state.compute_all()
+    with run.again(), state.packed.placement.at(position.of_all_tokens()), computing_in(state.dtype, mask.device):
         tokens = _tokens(run.encoder, run.run())
         run.require_same(tokens)
-        return _scattered(tokens, mask)
+        return scattered(tokens, mask)
 
 
 def _packed_inputs(call: dict[str, Any], layout: Layout, positions: Tensor) -> dict[str, Any]:
@@ -299,11 +309,7 @@ def _padded(encoder: Any, out: Any, mask: Tensor, layout: Layout, amount: Paddin
         return nn.functional.pad(tokens[:, None], (0, 0, 0, mask.shape[1] - 1))
     if is_full:
         return tokens[: mask.numel()].view(*mask.shape, -1)
-    return _scattered(tokens, mask) if amount == "none" else layout.padded(tokens)
-
-
-def _scattered(tokens: Tensor, mask: Tensor) -> Tensor:
-    return tokens.new_zeros(*mask.shape, tokens.shape[-1]).masked_scatter(mask[..., None], tokens)
+    return scattered(tokens, mask) if amount == "none" else layout.padded(tokens)
 
 
 def _in_dtype(out: Any, dtype: torch.dtype) -> Any:
@@ -316,3 +322,104 @@ def _in_dtype(out: Any, dtype: torch.dtype) -> Any:
         for name in list(out):
             out[name] = _in_dtype(out[name], dtype)
     return out
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """The tokens of a packed batch that pooling takes, (M,) in rising order, and which each row's are.
+
+    `places` (B, K) are the columns of the padded batch, `index` (B, K) the numbers of their tokens among the M.
+    """
+
+    tokens: Tensor
+    places: Tensor
+    index: Tensor
+
+
+def _places_read(asked: tuple[Place, ...], encoder: Any) -> tuple[Place, ...]:
+    """Return the tokens of each row that are read, if pooling takes those asked for: a pooler reads the first, too."""
+    has_pooler = bool(asked) and getattr(encoder, "pooler", None) is not None
+    return ("first", *(place for place in asked if place != "first")) if has_pooler else asked
+
+
+def _taken(places: tuple[Place, ...], cu_seqlens: Tensor, n_rows: int) -> _Taken:
+    """Return the tokens at these places of a batch's first n_rows rows, which have no padding."""
+    starts = cu_seqlens[:n_rows].long()
+    lengths = cu_seqlens[1 : n_rows + 1].long() - starts
+    columns = {"first": torch.zeros_like(lengths), "last": lengths - 1}
+    chosen = torch.stack([columns[place] for place in places], dim=1)
+    tokens, index = torch.unique(starts[:, None] + chosen, return_inverse=True)
+    return _Taken(tokens, chosen, index)
+
+
+class _Pass:
+    """A pass of an encoder as it ran, to be run again for all tokens: its state, arguments and random numbers."""
+
+    def __init__(self, encoder: Any, given: Tensor, options: Mapping[str, Any]) -> None:
+        self.encoder, self.given, self.options = encoder, given, options
+        self._origin = Origin(_weights(encoder))
+        self._training = encoder.training
+        self._has_grad, self._is_inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+        self._random = torch.get_rng_state() if encoder.training else None
+        device = given.device.type
+        self._autocast = (device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device))
+        self._known: tuple[Tensor, Tensor] | None = None
+
+    def expecting(self, tokens: Tensor, states: Tensor) -> _Pass:
+        """Note the hidden states (M, D) of the tokens (M,) that the pass gave; return itself."""
+        self._known = tokens, states.detach()
+        return self
+
+    def run(self) -> Any:
+        """Return the encoder's output."""
+        return type(self.encoder).forward(self.encoder, self.given, **self.options)
+
+    def again(self) -> ExitStack:
+        """Return a context in which `run` computes what it would have computed then; raise if it cannot."""
+        if self._origin.is_stale or self.encoder.training != self._training:
+            raise _too_late()
+        stack = ExitStack()
+        if self._random is not None:
+            stack.enter_context(torch.random.fork_rng(devices=[]))
+            torch.set_rng_state(self._random)
+        stack.enter_context(torch.inference_mode(self._is_inference))
+        if not self._is_inference:
+            stack.enter_context(torch.set_grad_enabled(self._has_grad))
+        stack.enter_context(torch.autocast(*self._autocast))
+        return stack
+
+    def require_same(self, states: Tensor) -> None:
+        """Raise ConfigError if the states of all tokens (N, D) contradict those known: the model is another by now.
+
+        An adapter may be switched off, say. Dropouts that draw random numbers of their own, as adapters have them, make
+        other masks for fewer tokens: after them there is nothing to compare.
+        """
+        if self._known is None or (self._random is not None and not torch.equal(self._random, torch.get_rng_state())):
+            return
+        tokens, known = self._known
+        is_single = states.dtype == torch.float32 and not torch.is_autocast_enabled(states.device.type)
+        within = (_GAP if is_single else _HALF_GAP) * float(known.nan_to_num().abs().max())
+        found = states.detach().index_select(0, tokens)
+        if not torch.allclose(found, known, rtol=0.0, atol=within, equal_nan=True):
+            raise _too_late()
+
+
+def _too_late() -> ConfigError:
+    """Return the refusal to compute hidden states of weights, or of a mode, that are not there any more."""
+    return ConfigError(
+        what="the hidden states of this call cannot be computed any more",
+        got="token embeddings that are used after the model's weights, adapters, mode or methods have changed",
+        why="whet.optimize computes those that pooling does not take when something is computed from them",
+        fix="use them, or keep a .clone(), before optimizer.step() and model.eval(); or call"
+        " whet.optimize(model, last_block_tokens='all')",
+    )
+
+
+def _weights(module: nn.Module) -> Iterator[Tensor]:
+    """Yield the module's parameters; torch's own way takes five times as long, of a step of few tokens a percent."""
+    for weight in module._parameters.values():
+        if weight is not None:
+            yield weight
+    for child in module._modules.values():
+        if child is not None:
+            yield from _weights(child)

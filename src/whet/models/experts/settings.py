@@ -1,10 +1,15 @@
-"""How a model with experts routes its tokens; kept in the model's configuration, and read from there again."""
+"""How a model with experts routes its tokens; kept in the model's configuration, and read from there again.
+
+On disk such a model has a `model_type` of its own, so that nobody loads it as the dense model that it was.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from whet.errors import ConfigError
@@ -95,3 +100,28 @@ def with_factors(settings: ExpertSettings, **factors: float) -> str:
     options = " ".join(f"--{name} {value}" for name, value in flags.items())
     arguments = ", ".join(f"{name}={value}" for name, value in named.items())
     return f"{options} (in Python: whet.upcycle(model, whet.ExpertSettings({arguments})))"
+
+
+PREFIX = "whet-experts-"
+"""What stands before the model type of the dense model in config.json."""
+
+
+def mark_saved(folder: Path, config: Any) -> None:
+    """Name the saved model in `folder` as one with experts; a dense one stays as it is.
+
+    transformers would load it as a dense model with new, random feed-forward parts. It does not know this type, and
+    says so.
+    """
+    if getattr(config, KEY, None) is None:
+        return
+    path = folder / "config.json"
+    values = json.loads(path.read_text("utf-8"))
+    values["model_type"] = f"{PREFIX}{values['model_type'].removeprefix(PREFIX)}"
+    path.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", "utf-8")
+
+
+def unmarked(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of config.json with the type of the dense model; a type without experts is left as it is."""
+    kind = values.get("model_type")
+    known = isinstance(kind, str) and kind.startswith(PREFIX) and parsed(values.get(KEY)) is not None
+    return {**values, "model_type": kind.removeprefix(PREFIX)} if known and isinstance(kind, str) else dict(values)

@@ -13,12 +13,12 @@ from whet import console
 from whet.errors import ConfigError
 from whet.log import logger
 from whet.models import known
+from whet.models.adapters import is_pefts, unwrapped
 from whet.models.experts import settings as kept
 from whet.models.experts.layer import ExpertShape, SparseFeedForward, layers_of
 from whet.models.experts.settings import ExpertSettings
 from whet.models.family import FeedForward
 from whet.models.view import ModelView
-from whet.models.wrapped import is_pefts, unwrapped
 
 _ROUTER_STD = 0.02
 """Standard deviation of a new router's weights (Komatsuzaki et al. 2023, section 3)."""

@@ -4,13 +4,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from whet.models.called_with import require_understood
 from whet.models.families.bert import PROJECTIONS, bert_embeddings
 from whet.models.family import Family, Part, Slots
 from whet.models.fused.attention import attention
-from whet.models.fused.dropout import PlacedDropout
 from whet.models.fused.embeddings import TABLE_SLOTS
-from whet.models.fused.layers import block_end, finished, inner, pass_position, product, residual_norm
+from whet.models.fused.layers import PlacedDropout, block_end, finished, inner, pass_position, product, residual_norm
+from whet.models.fused.limits import require_understood
 
 
 def albert_attention(
@@ -53,16 +52,18 @@ _LAYER: Slots = {
     "full_layer_layer_norm": nn.LayerNorm,
 }
 
-FAMILY = Family(
-    model_types=("albert",),
-    package="transformers.models.albert",
-    attention=("AlbertAttention",),
-    blocks=("AlbertLayer",),
-    parts={
-        "AlbertEmbeddings": Part(bert_embeddings, TABLE_SLOTS),
-        "AlbertAttention": Part(albert_attention, _ATTENTION),
-        "AlbertLayer": Part(layer, _LAYER, ends_block=True),
-    },
-    pooled=pooled,
-    tiny={"embedding_size": 16, "num_hidden_groups": 1},
+FAMILIES = (
+    Family(
+        model_types=("albert",),
+        package="transformers.models.albert",
+        attention=("AlbertAttention",),
+        blocks=("AlbertLayer",),
+        parts={
+            "AlbertEmbeddings": Part(bert_embeddings, TABLE_SLOTS),
+            "AlbertAttention": Part(albert_attention, _ATTENTION),
+            "AlbertLayer": Part(layer, _LAYER, ends_block=True),
+        },
+        pooled=pooled,
+        tiny={"embedding_size": 16, "num_hidden_groups": 1},
+    ),
 )

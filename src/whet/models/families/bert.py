@@ -1,16 +1,15 @@
-"""BERT, and the forwards that its relatives share with it."""
+"""BERT and the families that have its modules under other names: ELECTRA, RoBERTa, CamemBERT, XLM-RoBERTa."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
-from whet.models.called_with import require_understood
-from whet.models.family import Family, FeedForward, Part, Slots
+from whet.models.family import Family, FeedForward, Part, Slots, after_padding
 from whet.models.fused.attention import attention
-from whet.models.fused.dropout import PlacedDropout
 from whet.models.fused.embeddings import TABLE_SLOTS, embeddings
-from whet.models.fused.layers import block_end, finished, inner, pass_position, product, residual_norm
+from whet.models.fused.layers import PlacedDropout, block_end, finished, inner, pass_position, product, residual_norm
+from whet.models.fused.limits import require_understood
 
 
 def bert_embeddings(
@@ -86,12 +85,38 @@ FEED_FORWARD = FeedForward(
     activation="intermediate.intermediate_act_fn",
 )
 
-FAMILY = Family(
-    model_types=("bert",),
-    package="transformers.models.bert",
-    attention=("BertSelfAttention",),
-    blocks=("BertLayer",),
-    stack="encoder.layer",
-    parts=parts("Bert"),
-    feed_forward=FEED_FORWARD,
+
+def like_bert(model_type: str, prefix: str, **differences: Any) -> Family:
+    """Return a family whose classes are BERT's under another name: `prefix` in place of `Bert`."""
+    package = model_type.replace("-", "_")
+    settings: dict[str, Any] = {
+        "model_types": (model_type,),
+        "package": f"transformers.models.{package}",
+        "attention": (f"{prefix}SelfAttention",),
+        "blocks": (f"{prefix}Layer",),
+        "stack": "encoder.layer",
+        "parts": parts(prefix),
+        "feed_forward": FEED_FORWARD,
+    }
+    return Family(**settings | differences)
+
+
+_ROBERTA = {"first_position": after_padding, "skips_padding": True}
+_FUSED_OF_XL = ("XLMRobertaXLSelfAttention", "XLMRobertaXLIntermediate")
+"""Its norms come before attention and feed-forward. Norms, residuals and embeddings are torch's own: no fused piece has
+this order yet."""
+
+FAMILIES = (
+    like_bert("bert", "Bert"),
+    like_bert("electra", "Electra", tiny={"embedding_size": 16}),
+    like_bert("roberta", "Roberta", **_ROBERTA),
+    like_bert("camembert", "Camembert", **_ROBERTA),
+    like_bert("xlm-roberta", "XLMRoberta", **_ROBERTA),
+    like_bert(
+        "xlm-roberta-xl",
+        "XLMRobertaXL",
+        **_ROBERTA,
+        parts={name: parts("XLMRobertaXL")[name] for name in _FUSED_OF_XL},
+        stack=None,
+    ),
 )

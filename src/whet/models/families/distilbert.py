@@ -4,12 +4,20 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from whet.models.called_with import require_understood
 from whet.models.family import Family, FeedForward, Part, Slots
 from whet.models.fused.attention import attention
-from whet.models.fused.dropout import PlacedDropout
 from whet.models.fused.embeddings import TABLE_SLOTS, embeddings
-from whet.models.fused.layers import block_end, finished, inner, is_plain, pass_position, product, residual_norm
+from whet.models.fused.layers import (
+    PlacedDropout,
+    block_end,
+    finished,
+    inner,
+    is_plain,
+    pass_position,
+    product,
+    residual_norm,
+)
+from whet.models.fused.limits import require_understood
 
 
 def distilbert_embeddings(
@@ -51,18 +59,20 @@ _BLOCK: Slots = {
     "ffn.dropout": PlacedDropout,
 }
 
-FAMILY = Family(
-    model_types=("distilbert",),
-    package="transformers.models.distilbert",
-    attention=("DistilBertSelfAttention",),
-    blocks=("TransformerBlock",),
-    stack="transformer.layer",
-    parts={
-        "Embeddings": Part(distilbert_embeddings, TABLE_SLOTS),
-        "TransformerBlock": Part(block, _BLOCK, ends_block=True),
-    },
-    feed_forward=FeedForward(
-        path="ffn", up=("ffn.lin1",), down="ffn.lin2", activation="ffn.activation", dropout="ffn.dropout"
+FAMILIES = (
+    Family(
+        model_types=("distilbert",),
+        package="transformers.models.distilbert",
+        attention=("DistilBertSelfAttention",),
+        blocks=("TransformerBlock",),
+        stack="transformer.layer",
+        parts={
+            "Embeddings": Part(distilbert_embeddings, TABLE_SLOTS),
+            "TransformerBlock": Part(block, _BLOCK, ends_block=True),
+        },
+        feed_forward=FeedForward(
+            path="ffn", up=("ffn.lin1",), down="ffn.lin2", activation="ffn.activation", dropout="ffn.dropout"
+        ),
+        tiny={"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64},
     ),
-    tiny={"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64},
 )

@@ -11,12 +11,18 @@ from transformers.pytorch_utils import Conv1D
 from whet.kernels.attention.packed import attend_joined
 from whet.kernels.layers.activation import bias_act
 from whet.kernels.products.linear import linear
-from whet.models.called_with import has_cache, require_understood
 from whet.models.family import Family, FeedForward, Part
 from whet.models.fused.attention import spec_of
-from whet.models.fused.dropout import PlacedDropout
-from whet.models.fused.layers import Product, is_plain, normalised, pass_position, residual_and_norm
-from whet.models.fused.low_rank import result_of
+from whet.models.fused.layers import (
+    PlacedDropout,
+    Product,
+    is_plain,
+    normalised,
+    pass_position,
+    residual_and_norm,
+    result_of,
+)
+from whet.models.fused.limits import has_cache, require_understood
 from whet.models.standard import ACTIVATIONS, why_called
 
 _MASK = 1
@@ -97,20 +103,22 @@ def why_padded(model: Any) -> str | None:
 
 _BLOCK = {"attn.c_proj": Conv1D, "ln_1": nn.LayerNorm, "ln_2": nn.LayerNorm, "attn.resid_dropout": PlacedDropout}
 
-FAMILY = Family(
-    model_types=("gpt2",),
-    package="transformers.models.gpt2",
-    attention=("GPT2Attention",),
-    blocks=("GPT2Block",),
-    causal=True,
-    parts={
-        "GPT2Attention": Part(attention, {"c_attn": Conv1D, "c_proj": Conv1D}),
-        "GPT2MLP": Part(mlp, {"c_fc": Conv1D, "act": None, "c_proj": Conv1D}),
-        "GPT2Block": Part(block, _BLOCK),
-    },
-    feed_forward=FeedForward(
-        path="mlp", up=("mlp.c_fc",), down="mlp.c_proj", activation="mlp.act", dropout="mlp.dropout"
+FAMILIES = (
+    Family(
+        model_types=("gpt2",),
+        package="transformers.models.gpt2",
+        attention=("GPT2Attention",),
+        blocks=("GPT2Block",),
+        causal=True,
+        parts={
+            "GPT2Attention": Part(attention, {"c_attn": Conv1D, "c_proj": Conv1D}),
+            "GPT2MLP": Part(mlp, {"c_fc": Conv1D, "act": None, "c_proj": Conv1D}),
+            "GPT2Block": Part(block, _BLOCK),
+        },
+        feed_forward=FeedForward(
+            path="mlp", up=("mlp.c_fc",), down="mlp.c_proj", activation="mlp.act", dropout="mlp.dropout"
+        ),
+        why_padded=why_padded,
+        tiny={"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "n_inner": 64},
     ),
-    why_padded=why_padded,
-    tiny={"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "n_inner": 64},
 )

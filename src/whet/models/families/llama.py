@@ -1,6 +1,7 @@
 """Llama, and the families that have its modules under other names: RMSNorm before each part, rotary positions, SwiGLU.
 
-SmolLM's first two generations are Llama models.
+SmolLM's first two generations are Llama models. Qwen, SmolLM3, Mistral, Mixtral, OLMoE and Gemma's first generation are
+here; Gemma 2 and 3 and Phi have forwards of their own.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from whet.models.called_with import has_cache, require_understood
 from whet.models.family import Family, FeedForward, Part, RmsNorm, Slots
 from whet.models.fused import decoder
 from whet.models.fused.layers import is_plain, normalised, pass_position, product, residual_and_norm, with_bias
+from whet.models.fused.limits import has_cache, require_understood
 
 _SAME = nn.Identity()
 _WINDOW_IN_CONFIG = ("MistralAttention", "MixtralAttention", "Phi3Attention")
@@ -75,9 +76,9 @@ def _attended(attn: Any, x: Tensor, position_embeddings: decoder.Angles) -> Tens
     return decoder.attended(attn, x, angles, getattr(holder, "sliding_window", None))
 
 
-def parts_of(name: str, norm: str | None = None) -> dict[str, Part]:
-    """Return the parts of a family whose classes begin with this name; `norm` is the class of its norms."""
-    norms: Slots = dict.fromkeys(("input_layernorm", "post_attention_layernorm"), norm or f"{name}RMSNorm")
+def parts_of(name: str) -> dict[str, Part]:
+    """Return the parts of a family whose classes begin with this name."""
+    norms: Slots = dict.fromkeys(("input_layernorm", "post_attention_layernorm"), f"{name}RMSNorm")
     slots: Slots = {"self_attn.o_proj": nn.Linear, **norms}
     return {
         f"{name}Attention": Part(attention, decoder.PROJECTIONS),
@@ -92,15 +93,58 @@ FEED_FORWARD = FeedForward(
 TINY = {"num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 """Settings of a tiny model in Llama's shape."""
 
-FAMILY = Family(
-    model_types=("llama",),
-    package="transformers.models.llama",
-    attention=("LlamaAttention",),
-    blocks=("LlamaDecoderLayer",),
-    causal=True,
-    parts=parts_of("Llama"),
-    feed_forward=FEED_FORWARD,
-    rms_norms={"LlamaRMSNorm": RmsNorm()},
-    why_padded=decoder.why_padded,
-    tiny=TINY,
+
+def like_llama(model_type: str, prefix: str, **differences: Any) -> Family:
+    """Return a family whose classes are Llama's under another name: `prefix` in place of `Llama`."""
+    settings: dict[str, Any] = {
+        "model_types": (model_type,),
+        "package": f"transformers.models.{model_type}",
+        "attention": (f"{prefix}Attention",),
+        "blocks": (f"{prefix}DecoderLayer",),
+        "causal": True,
+        "parts": parts_of(prefix),
+        "feed_forward": FEED_FORWARD,
+        "rms_norms": {f"{prefix}RMSNorm": RmsNorm()},
+        "why_padded": decoder.why_padded,
+        "tiny": TINY,
+    }
+    return Family(**settings | differences)
+
+
+def _why_mixtral_is_padded(model: Any) -> str | None:
+    """Return why a model needs its padding: noise on the routers' input follows the order of the batch."""
+    if getattr(model.config, "router_jitter_noise", 0.0):
+        return f"its routers draw noise (router_jitter_noise {model.config.router_jitter_noise})"
+    return decoder.why_padded(model)
+
+
+_WINDOWS_TINY = {**TINY, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
+_EXPERTS_TINY = {**TINY, "num_experts": 4, "num_experts_per_tok": 2}
+_QWEN_EXPERTS_TINY = {**_EXPERTS_TINY, "moe_intermediate_size": 16, "norm_topk_prob": True}
+
+FAMILIES = (
+    like_llama("llama", "Llama"),
+    like_llama("qwen2", "Qwen2", tiny=_WINDOWS_TINY),
+    like_llama("qwen3", "Qwen3", tiny=_WINDOWS_TINY),  # with a norm of each query and key head
+    like_llama("smollm3", "SmolLM3", tiny={**TINY, "no_rope_layers": [1, 0]}),
+    like_llama("gemma", "Gemma", rms_norms={"GemmaRMSNorm": RmsNorm("eps", weight_offset=1.0)}),
+    like_llama("mistral", "Mistral", tiny={**TINY, "sliding_window": 8}),  # a window in all blocks or in none
+    # These have experts in the place of some or all feed-forward parts.
+    like_llama(
+        "mixtral",
+        "Mixtral",
+        parts={name: part for name, part in parts_of("Mixtral").items() if name != "MixtralMLP"},
+        feed_forward=None,
+        why_padded=_why_mixtral_is_padded,
+        tiny={**TINY, "sliding_window": 8, "num_local_experts": 4, "num_experts_per_tok": 2},
+    ),
+    like_llama(
+        "qwen2_moe",
+        "Qwen2Moe",
+        feed_forward=None,
+        tiny={**_QWEN_EXPERTS_TINY, "shared_expert_intermediate_size": 32},
+    ),
+    like_llama("qwen3_moe", "Qwen3Moe", feed_forward=None, tiny={**_QWEN_EXPERTS_TINY, "mlp_only_layers": [0]}),
+    # No fused piece normalises all query and key heads together yet: attention's products and norms are torch's own.
+    like_llama("olmoe", "Olmoe", parts={}, feed_forward=None, tiny=_EXPERTS_TINY),
 )

@@ -11,13 +11,19 @@ from whet.kernels.attention.packed import attend_joined
 from whet.kernels.layers.activation import gated_act_joined
 from whet.kernels.layers.rotary import rotate_joined
 from whet.kernels.specs import window_of
-from whet.models.called_with import require_understood
 from whet.models.family import Family, FeedForward, Part, Slots
-from whet.models.fused.attention import spec_of
-from whet.models.fused.chosen import of_chosen
-from whet.models.fused.dropout import PlacedDropout
+from whet.models.fused.attention import of_chosen, spec_of
 from whet.models.fused.embeddings import EmbeddingNames, embeddings
-from whet.models.fused.layers import is_plain, normalised, pass_position, product, residual_and_norm, with_bias
+from whet.models.fused.layers import (
+    PlacedDropout,
+    is_plain,
+    normalised,
+    pass_position,
+    product,
+    residual_and_norm,
+    with_bias,
+)
+from whet.models.fused.limits import require_understood
 from whet.models.standard import ACTIVATIONS, why_called
 
 _NAMES = EmbeddingNames(("tok_embeddings",), "norm", "drop")
@@ -79,28 +85,30 @@ def _attended(attn: Any, x: Tensor, positions: tuple[Tensor, Tensor]) -> Tensor:
 
 _BLOCK: Slots = {"attn.Wqkv": nn.Linear, "attn.Wo": nn.Linear, "mlp_norm": nn.LayerNorm}
 
-FAMILY = Family(
-    model_types=("modernbert",),
-    package="transformers.models.modernbert",
-    attention=("ModernBertAttention",),
-    blocks=("ModernBertEncoderLayer",),
-    stack="layers",
-    parts={
-        "ModernBertEmbeddings": Part(
-            modernbert_embeddings, {"tok_embeddings": nn.Embedding, "norm": nn.LayerNorm, "drop": PlacedDropout}
+FAMILIES = (
+    Family(
+        model_types=("modernbert",),
+        package="transformers.models.modernbert",
+        attention=("ModernBertAttention",),
+        blocks=("ModernBertEncoderLayer",),
+        stack="layers",
+        parts={
+            "ModernBertEmbeddings": Part(
+                modernbert_embeddings, {"tok_embeddings": nn.Embedding, "norm": nn.LayerNorm, "drop": PlacedDropout}
+            ),
+            "ModernBertAttention": Part(modernbert_attention, {"Wqkv": nn.Linear, "Wo": nn.Linear}),
+            "ModernBertMLP": Part(mlp, {"Wi": nn.Linear, "act": None, "Wo": nn.Linear}),
+            "ModernBertEncoderLayer": Part(block, _BLOCK),
+        },
+        feed_forward=FeedForward(
+            path="mlp", up=("mlp.Wi",), down="mlp.Wo", activation="mlp.act", joined=True, inner_dropout="mlp.drop"
         ),
-        "ModernBertAttention": Part(modernbert_attention, {"Wqkv": nn.Linear, "Wo": nn.Linear}),
-        "ModernBertMLP": Part(mlp, {"Wi": nn.Linear, "act": None, "Wo": nn.Linear}),
-        "ModernBertEncoderLayer": Part(block, _BLOCK),
-    },
-    feed_forward=FeedForward(
-        path="mlp", up=("mlp.Wi",), down="mlp.Wo", activation="mlp.act", joined=True, inner_dropout="mlp.drop"
+        tiny={
+            "pad_token_id": 0,
+            "local_attention": 8,
+            "global_attn_every_n_layers": 2,
+            **dict.fromkeys(("bos_token_id", "cls_token_id"), 1),
+            **dict.fromkeys(("eos_token_id", "sep_token_id"), 2),
+        },
     ),
-    tiny={
-        "pad_token_id": 0,
-        "local_attention": 8,
-        "global_attn_every_n_layers": 2,
-        **dict.fromkeys(("bos_token_id", "cls_token_id"), 1),
-        **dict.fromkeys(("eos_token_id", "sep_token_id"), 2),
-    },
 )

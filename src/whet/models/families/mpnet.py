@@ -10,13 +10,12 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutput
 
-from whet.models.called_with import require_understood
 from whet.models.families import bert
 from whet.models.family import Family, Part, Slots
 from whet.models.fused.attention import attention
-from whet.models.fused.dropout import PlacedDropout
 from whet.models.fused.embeddings import TABLE_SLOTS, embeddings
 from whet.models.fused.layers import (
+    PlacedDropout,
     finished,
     is_plain,
     pass_position,
@@ -25,6 +24,7 @@ from whet.models.fused.layers import (
     residual_norm,
     with_bias,
 )
+from whet.models.fused.limits import require_understood
 
 
 def mpnet_embeddings(
@@ -116,23 +116,25 @@ def _attended(attn: Any, x: Tensor, bias: Tensor) -> Tensor:
 
 _OWN: Slots = {"q": nn.Linear, "k": nn.Linear, "v": nn.Linear, "o": nn.Linear}
 
-FAMILY = Family(
-    model_types=("mpnet",),
-    package="transformers.models.mpnet",
-    attention=("MPNetSelfAttention",),
-    blocks=("MPNetLayer",),
-    stack="encoder.layer",
-    parts={
-        "MPNetEmbeddings": Part(mpnet_embeddings, TABLE_SLOTS),
-        "MPNetEncoder": Part(encoder, {}, always=True),
-        "MPNetSelfAttention": Part(self_attention, _OWN, always=True),
-        "MPNetAttention": Part(attention_block, {"LayerNorm": nn.LayerNorm, "dropout": PlacedDropout}),
-        "MPNetIntermediate": Part(bert.intermediate, {"dense": nn.Linear, "intermediate_act_fn": None}),
-        "MPNetOutput": Part(block_output, bert.OUTPUT),
-    },
-    feed_forward=bert.FEED_FORWARD,
-    first_position=first_position,
-    skips_padding=True,
-    adds_masks=True,
-    tiny={"max_position_embeddings": 90},
+FAMILIES = (
+    Family(
+        model_types=("mpnet",),
+        package="transformers.models.mpnet",
+        attention=("MPNetSelfAttention",),
+        blocks=("MPNetLayer",),
+        stack="encoder.layer",
+        parts={
+            "MPNetEmbeddings": Part(mpnet_embeddings, TABLE_SLOTS),
+            "MPNetEncoder": Part(encoder, {}, always=True),
+            "MPNetSelfAttention": Part(self_attention, _OWN, always=True),
+            "MPNetAttention": Part(attention_block, {"LayerNorm": nn.LayerNorm, "dropout": PlacedDropout}),
+            "MPNetIntermediate": Part(bert.intermediate, {"dense": nn.Linear, "intermediate_act_fn": None}),
+            "MPNetOutput": Part(block_output, bert.OUTPUT),
+        },
+        feed_forward=bert.FEED_FORWARD,
+        first_position=first_position,
+        skips_padding=True,
+        adds_masks=True,
+        tiny={"max_position_embeddings": 90},
+    ),
 )

@@ -1,18 +1,20 @@
 """Attention of a packed batch with its three projections, joined into one product."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from whet.errors import ConfigError
 from whet.kernels.attention.packed import attend, attend_joined
-from whet.kernels.batch_position import Chosen, Site
+from whet.kernels.batch_position import BatchPosition, Chosen, Site
 from whet.kernels.layers import recompute
 from whet.kernels.products.linear import linear
 from whet.kernels.specs import AttentionSpec, Bias, Drop
-from whet.models.fused.chosen import attend_chosen, chosen_from, require_all
 from whet.models.fused.layers import with_bias
-from whet.models.recomputation import came_later
+from whet.models.fused.limits import came_later
 from whet.models.standard import why_called
 
 
@@ -95,3 +97,41 @@ def _joined(x: Tensor, *linears: nn.Linear) -> Tensor:
     weight = together()
     recompute.register(weight, together)
     return linear(x, weight, torch.cat([part.bias for part in linears]), [part.weight for part in linears])
+
+
+def chosen_from(attention: nn.Module, position: BatchPosition | None) -> Chosen | None:
+    """Return the chosen tokens if this attention is where they begin."""
+    found = None if position is None else position.chosen
+    return found if found is not None and found.begins_at is attention else None
+
+
+def require_all(attention: nn.Module, n_tokens: int, position: BatchPosition) -> None:
+    """Raise ConfigError if these are the hidden states of the chosen tokens alone: attention needs those of all."""
+    if torch.compiler.is_compiling() or n_tokens == len(position.slots):
+        return
+    raise ConfigError(
+        what="an attention runs behind the block that leaves tokens out",
+        got=f"{type(attention).__name__} with the hidden states of {n_tokens} of {len(position.slots)} tokens",
+        why="the encoder runs its last block more than once, or another block after it, which whet cannot see",
+        fix='compute all tokens there: whet.optimize(model, last_block_tokens="all"), or last_block_tokens="all" in '
+        "the TrainingArguments",
+    )
+
+
+def of_chosen(found: Tensor, attention: nn.Module, position: BatchPosition | None) -> Tensor:
+    """Return an attention's output (1, N, D), or where the chosen tokens begin theirs alone, (1, M, D)."""
+    chosen = chosen_from(attention, position)
+    return found if chosen is None else found.index_select(1, chosen.tokens)
+
+
+def attend_chosen(
+    qkv: tuple[Tensor, Tensor, Tensor], spec: AttentionSpec, chosen: Chosen, bias: Bias | None = None
+) -> Tensor:
+    """Return the attention (M, H, K) of the chosen tokens' queries (M, H, K), on keys and values (N, H, K) of all.
+
+    The other tokens' queries are zeros, and nobody reads their results: the operator finds each query, and its dropout
+    mask, at its place among all tokens.
+    """
+    q, k, v = qkv
+    every = q.new_zeros(k.shape[0], *q.shape[1:]).index_copy(0, chosen.tokens, q)
+    return attend(every, k, v, spec, bias).index_select(0, chosen.tokens)

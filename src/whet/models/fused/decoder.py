@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -13,13 +14,14 @@ from whet.kernels.specs import window_of
 from whet.models.family import Slots
 from whet.models.fused.attention import spec_of
 from whet.models.fused.layers import normalised, with_bias
-from whet.models.proof.refusals import why_rotary_moves
 from whet.models.standard import ACTIVATIONS, why_called
 
 PROJECTIONS: Slots = dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj"), nn.Linear)
 GATED: Slots = {**dict.fromkeys(("gate_proj", "up_proj", "down_proj"), nn.Linear), "act_fn": None}
 _NO_WINDOW = -1
 """Stands for a block whose attention has no window of its own."""
+_MOVING_ROTARY = ("dynamic", "longrope")
+"""Rotary embeddings whose angles depend on the longest sequence of a batch."""
 Angles = tuple[Tensor, Tensor]
 """Cosines and sines (1, N, K) of the angles by which queries and keys are rotated."""
 
@@ -58,6 +60,25 @@ def gated(mlp: Any, x: Tensor) -> Tensor:
 def why_padded(model: Any) -> str | None:
     """Return why a model with rotary positions needs its padding; None: it does not."""
     return why_rotary_moves(model.config) or why_other_window(model)
+
+
+def why_rotary_moves(config: Any) -> str | None:
+    """Return why angles of rotary embeddings with this configuration depend on other rows; None: they do not."""
+    for name, value in named_settings(config.to_dict()):
+        if name in ("rope_type", "type") and value in _MOVING_ROTARY:
+            return f"its rotary embeddings ({value}) depend on the longest row of a batch"
+    return None
+
+
+def named_settings(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield all settings of a configuration by their own names, also those of dicts and lists inside of it."""
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            yield from named_settings(value)
+        elif isinstance(value, list | tuple) and value and all(isinstance(one, int) for one in value):
+            yield str(name), max(value)
+        else:
+            yield str(name), value
 
 
 def why_other_window(model: Any) -> str | None:

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from whet.kernels.layers.embedding import TAKES_THE_REST, RowGradient, embed
 from whet.kernels.specs import Tables
 from whet.models.family import Slots
-from whet.models.fused.dropout import PlacedDropout, drop_of
-from whet.models.fused.layers import as_products_are, layer_norm_of
+from whet.models.fused.layers import PlacedDropout, as_products_are, drop_of, layer_norm_of
 from whet.models.standard import why_called
 
 GRADIENT = "whet_gradient"

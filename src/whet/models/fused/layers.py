@@ -1,31 +1,121 @@
-"""Fused pieces that block forwards are written with: products without their bias, residual norms, activations.
+"""Fused pieces that block forwards are written with: products without their bias, residual norms, dropout, activations.
 
 A forward of a family (`Part.forward`) is a chain of these. A product leaves its bias to the operator behind it. A
 submodule that is more than its class, by a hook or an adapter for example, is called; each forward pass asks again.
 """
 
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
-from whet.kernels.batch_position import BatchPosition
+from whet.kernels.batch_position import BatchPosition, Site, running, running_position
 from whet.kernels.layers.activation import bias_act
+from whet.kernels.layers.dropout import dropout
 from whet.kernels.layers.norm import add_norm
 from whet.kernels.products.linear import linear
-from whet.kernels.specs import Norm
-from whet.models.binding import bound
-from whet.models.fused.chosen import residual_for
-from whet.models.fused.dropout import PlacedDropout, drop_of
-from whet.models.fused.ending import Ending, end
-from whet.models.fused.low_rank import result_of
-from whet.models.recomputation import came_later, require_no_other_pass
-from whet.models.standard import ACTIVATIONS, LAYER_NORMS, has_hooks, is_unchanged, rms_norm_of, why_called
+from whet.kernels.products.low_rank import LowRank, is_joined, low_rank_linear
+from whet.kernels.specs import Drop, Norm
+from whet.models.forwards import home_of, instance_forward
+from whet.models.fused.limits import came_later, require_no_other_pass, require_pass
+from whet.models.standard import (
+    ACTIVATIONS,
+    LAYER_NORMS,
+    has_hooks,
+    is_as_in_source,
+    is_unchanged,
+    rms_norm_of,
+    why_called,
+)
 
 PLACEMENT = "whet_placement"
 """Attribute of a module that runs a fused forward: the Placement of its model."""
 Product = tuple[Tensor, Tensor | None]
 """A product, and the bias that is still to be added."""
+
+
+class PlacedDropout(nn.Dropout):
+    """Dropout whose mask is a function of (seed, step, site, row, position, channel); plain dropout outside of whet.
+
+    Only the class of a dropout module changes, so it keeps its hooks and its place in the model.
+    """
+
+    site: Site
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not self.training or self.p == 0.0:
+            return input
+        position = self.site.position
+        if position is None:
+            require_pass(self, self.site, input)
+        if position is None or not position.has(math.prod(input.shape[:-1])):
+            return nn.functional.dropout(input, self.p)
+        drop = Drop.at(self.site, self.p, position)
+        return input if drop is None else dropout(input, drop)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, site={self.site.number}"
+
+
+def drop_of(module: PlacedDropout) -> Drop | None:
+    """Return the dropout of this use of the module; None if nothing is dropped."""
+    if not module.training or module.p == 0.0:
+        return None
+    position = module.site.position
+    if position is None:  # its owner runs in a pass
+        raise came_later(module)
+    return Drop.at(module.site, module.p, position)
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What comes behind a block's last product, which a checkpoint may leave out of its block.
+
+    Left out, the norm keeps its own sum for backward, and backward need not compute the block's last product again:
+    nobody reads it. The next block's input is the norm of that sum, so that no more is kept than without.
+    """
+
+    linear_bias: Tensor | None
+    norm: Norm
+    drop: Drop | None
+
+    def finish(self, product: Tensor, residual: Tensor) -> Tensor:
+        """Return LayerNorm(residual + dropout(product + bias))."""
+        product = product.to(residual.dtype)
+        return add_norm(product, residual, self.norm, linear_bias=self.linear_bias, drop=self.drop)[0]
+
+
+_TAKEN: ContextVar[tuple[list[tuple[Ending, Tensor]], object] | None] = ContextVar("whet_taken_endings", default=None)
+"""Where the end of the running block and its residual go, and the pass that the block belongs to."""
+
+
+def without_end(run: Callable[..., Tensor], found: list[Ending]) -> Callable[..., tuple[Tensor, Tensor | None]]:
+    """Return the block `run` without its end: it gives the last product and the residual; the end goes to `found`.
+
+    A block that keeps its end, because one of its modules must be called, gives its result and None.
+    """
+
+    def part(*args: object, **options: object) -> tuple[Tensor, Tensor | None]:
+        taken: list[tuple[Ending, Tensor]] = []
+        token = _TAKEN.set((taken, running()))
+        try:
+            product = run(*args, **options)
+        finally:
+            _TAKEN.reset(token)
+        found[:] = [ending for ending, _ in taken]
+        return product, taken[0][1] if taken else None
+
+    return part
+
+
 Unfinished = tuple[Tensor, Tensor, Ending] | Tensor
 """A product, its residual and what follows; or the result, if a norm had to be called."""
 
@@ -118,6 +208,16 @@ def residual_and_norm(found: Product, residual: Tensor, norm: nn.Module, dropout
     return add_norm(result.to(residual.dtype), residual, settings, linear_bias=bias, drop=drop)
 
 
+def residual_for(result: Tensor, residual: Tensor) -> Tensor:
+    """Return the residual (1, N, D) for the tokens that `result` holds: (1, N, D), or (1, M, D) of the chosen ones."""
+    if torch.compiler.is_compiling() or result.shape[1] == residual.shape[1]:
+        return residual
+    position = running_position()
+    assert position is not None
+    assert position.chosen is not None
+    return residual.index_select(1, position.chosen.tokens)
+
+
 def finished(found: Unfinished) -> Tensor:
     """Return the norm's result."""
     if isinstance(found, Tensor):
@@ -128,13 +228,22 @@ def finished(found: Unfinished) -> Tensor:
 
 def block_end(module: nn.Module, found: Unfinished) -> Tensor:
     """Return what `finished` does; a checkpoint may leave it out of its block, unless a hook looks at the result."""
-    return finished(found) if isinstance(found, Tensor) or has_hooks(module) else end(*found)
+    if (
+        isinstance(found, Tensor) or has_hooks(module) or torch.compiler.is_compiling()
+    ):  # compiled blocks have their ends
+        return finished(found)
+    product, residual, ending = found
+    taken = _TAKEN.get()
+    if taken is None or taken[1] is not running():  # a hook in the block may have started a pass of another model
+        return ending.finish(product, residual)
+    taken[0].append((ending, residual))
+    return product
 
 
 def is_plain(module: nn.Module) -> bool:
     """Return whether a block may do the work of this submodule itself, without calling it."""
-    own = bound(module)
-    ours = own is None or getattr(own, "__module__", "").startswith("whet.models.families.")
+    own = instance_forward(module)
+    ours = own is None or home_of(own).startswith("whet.models.families.")
     return is_unchanged(module) and ours and not has_hooks(module)
 
 
@@ -150,3 +259,57 @@ def as_products_are(x: Tensor) -> Tensor:
 
 def _plus(result: Tensor, bias: Tensor | None) -> Tensor:
     return result if bias is None else result + bias.to(result.dtype)
+
+
+_HOME = "peft.tuners.lora.layer"
+
+
+@dataclass(frozen=True)
+class LowRankLayer:
+    """What peft's layer computes: weight (M, K) and bias (M,) of its base, the pair, and the pair's dropout.
+
+    peft's layer is called wherever it does more than x W' + s (x A') B': several adapters at a time, DoRA and other
+    variants, biases of the pair, merged or disabled adapters, hooks.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    pair: LowRank
+    dropout: Any
+
+
+def result_of(x: Tensor, dense: Any) -> Tensor:
+    """Return dense(x) of a layer that is more than its class; with the pair of a LoRA layer in the same product."""
+    layer = layer_of(dense)
+    if layer is None or not is_joined(x) or not _in_one_format(x, layer):
+        return dense(x)
+    dropped = layer.dropout(x)
+    return low_rank_linear(x, None if dropped is x else dropped, layer.weight, layer.bias, layer.pair)
+
+
+def layer_of(dense: Any) -> LowRankLayer | None:
+    """Return what the module computes if it is peft's LoRA layer with one plain pair, and nothing more; else None."""
+    home = sys.modules.get(_HOME)
+    if home is None or type(dense) is not home.Linear or "forward" in dense.__dict__ or has_hooks(dense):
+        return None
+    if not is_as_in_source(type(dense)) or dense.disable_adapters or dense.merged:
+        return None
+    active = [name for name in dense.active_adapters if name in dense.lora_A]
+    if len(active) != 1 or active[0] in dense.lora_variant:
+        return None
+    base, down, up = dense.base_layer, dense.lora_A[active[0]], dense.lora_B[active[0]]
+    kind = Conv1D if type(base) is Conv1D else nn.Linear
+    if any(why_called(one, of) is not None for one, of in ((base, kind), (down, nn.Linear), (up, nn.Linear))):
+        return None
+    if down.bias is not None or up.bias is not None:
+        return None
+    weight = base.weight.t() if kind is Conv1D else base.weight
+    pair = LowRank(down.weight, up.weight, dense.scaling[active[0]])
+    return LowRankLayer(weight, base.bias, pair, dense.lora_dropout[active[0]])
+
+
+def _in_one_format(x: Tensor, layer: LowRankLayer) -> bool:
+    """Return whether peft would convert nothing, or autocast everything."""
+    if torch.is_autocast_enabled("cpu"):
+        return True
+    return x.dtype == layer.weight.dtype == layer.pair.down.dtype == layer.pair.up.dtype

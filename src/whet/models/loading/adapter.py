@@ -29,7 +29,7 @@ from whet.models.experts.settings import KEY, ExpertSettings, parsed
 from whet.models.experts.upcycle import upcycle
 from whet.models.loading import heads
 from whet.models.loading.folder_check import ADAPTER, CONFIG, TOKENIZER, TOKENIZER_CONFIG, read_object
-from whet.models.loading.hub_folder import missing_folder
+from whet.models.loading.hub import missing_folder
 from whet.models.loading.load import (
     Labels,
     ModelSource,

@@ -1,6 +1,6 @@
 """Load a model with a head, and its tokenizer: safetensors and JSON only, no code from the folder, ever.
 
-Every folder is checked before transformers sees it (`folder_check`, `config_check`, `tensor_check`), and transformers
+Every folder is checked before transformers sees it (`folder_check`, `tensor_check`), and transformers
 gets the settings that were checked; it does not read config.json again.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,12 +20,9 @@ from whet.hardware import memory
 from whet.log import logger
 from whet.models import finite, known
 from whet.models.experts import settings as expert_settings
-from whet.models.loading import experts as expert_loading
-from whet.models.loading.config_check import check_tokenizer_config, checked_config
-from whet.models.loading.folder_check import CONFIG, bad_model, check_folder
+from whet.models.loading.folder_check import CONFIG, bad_model, check_folder, check_tokenizer_config, checked_config
 from whet.models.loading.heads import QUESTION_ANSWERING, Head
-from whet.models.loading.hub_folder import local_folder, missing_folder
-from whet.models.loading.hub_reach import hub_problem
+from whet.models.loading.hub import hub_problem, local_folder, missing_folder
 from whet.models.loading.missing_check import in_short, is_part, new_parts, require_complete
 from whet.models.loading.tensor_check import check_weights
 from whet.models.loading.tokenizer_check import check_special_ids, check_tokenizer_file, is_panic
@@ -176,7 +173,7 @@ def _from_folder(source: ModelSource, head: Head, config: Any, labels: Labels | 
             trust_remote_code=False,
         )
     model.config.name_or_path = model.name_or_path = source.model  # not where a download happens to lie
-    expert_loading.finish(model, report["missing_keys"], str(folder))
+    _finish_experts(model, report["missing_keys"], str(folder))
     _require_fitting(model, source, head, labels, report["mismatched_keys"])
     _name_ties_as_loaded(model)
     return model, require_complete(model, report, tensors, head, folder, source.flag)
@@ -199,7 +196,42 @@ def _class_of(auto: Any, config: Any) -> Any:
     """Return what loads a model of this configuration: transformers' own choice, or the class with experts."""
     if expert_settings.settings_of(config) is None:
         return auto
-    return expert_loading.class_with_experts(auto._model_mapping[type(config)], config)
+    return _with_experts(auto._model_mapping[type(config)], config)
+
+
+_DENSE = "whet_dense_class"
+
+
+def _with_experts(cls: type, config: Any) -> type:
+    """Return the class of transformers, whose models are built with the experts of this configuration."""
+    from whet.models.experts.upcycle import replace_parts
+
+    settings = expert_settings.parsed(getattr(config, expert_settings.KEY))
+    assert settings is not None
+
+    def begin(self: Any, config: Any, *args: Any, **options: Any) -> None:
+        cls.__init__(self, config, *args, **options)
+        replace_parts(self, settings, copied=False)
+
+    return type(cls.__name__, (cls,), {"__init__": begin, "__module__": cls.__module__, _DENSE: cls})
+
+
+def _finish_experts(model: Any, missing: Iterable[str], folder: str) -> None:
+    """Give a model that has been loaded with its experts its own class again, and refuse one without their weights."""
+    if expert_settings.settings_of(model.config) is None:
+        return
+    from whet.models.experts.layer import layers_of
+
+    model.__class__ = getattr(type(model), _DENSE)
+    layers = tuple(f"{name}." for name, _ in layers_of(model))
+    lost = sorted(name for name in missing if name.startswith(layers))
+    if lost:
+        raise bad_model(
+            f"{folder} lacks weights of its experts",
+            got=", ".join(lost[:3]),
+            why="config.json says that the model has experts, and new ones would know nothing",
+            fix="copy the folder again from where it comes",
+        )
 
 
 def _set_labels(config: Any, labels: Labels) -> None:

@@ -1,30 +1,48 @@
-"""Prove that an encoder of an unknown family gives packed rows the results of padded ones, or find out why not."""
+"""Prove that an encoder of an unknown family gives packed rows the results of padded ones, or find out why not.
+
+Reasons to keep the padding that need no forward pass come first: they are cheaper and clearer than a failed proof.
+"""
 
 from __future__ import annotations
 
+import inspect
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
 from whet.errors import WhetError
 from whet.kernels.library import library
 from whet.log import logger
+from whet.models.adapters import unwrapped
 from whet.models.family import Family, after_padding, by_pooler
-from whet.models.fused import generic
-from whet.models.known import encoders_inside, of_classes
+from whet.models.forwards import instance_forward, is_whets
+from whet.models.fused import parts
+from whet.models.fused.decoder import why_rotary_moves
+from whet.models.fused.limits import NO_EFFECT
+from whet.models.known import Verdict, encoders_inside, keep_verdict, of_classes, verdict_on
 from whet.models.packed import PackedModel, prepare, release
-from whet.models.proof import observed, refusals
-from whet.models.proof.compare import gap
-from whet.models.proof.passes import Passed, Trial
-from whet.models.proof.rows import MOST_TOKENS, ProofRows, longest_row, proof_rows, wide_rows
-from whet.models.proof.stand_in import stand_in
-from whet.models.proof.untraced import generator_states, untraced
-from whet.models.proof.verdict import Verdict, record, recorded
+from whet.models.proof.trial import (
+    MOST_TOKENS,
+    Passed,
+    ProofRows,
+    Trial,
+    gap,
+    generator_states,
+    longest_row,
+    proof_rows,
+    stand_in,
+    untraced,
+    wide_rows,
+)
 from whet.models.view import ModelView
-from whet.models.wrapped import unwrapped
 
 _OF_STATES, _OF_GRADIENTS = 1e-4, 1e-3
 """Largest differences, as shares of the largest value. Rounding differs by about 1e-6 in a layer and grows with depth;
@@ -45,11 +63,11 @@ def ensure(model: nn.Module) -> Verdict | None:
     config = getattr(base, "config", None)
     if not isinstance(encoder, nn.Module) or config is None or of_classes(base) is not None or encoders_inside(base):
         return None
-    found = recorded(base)
+    found = verdict_on(base)
     if found is None:
         begin = time.perf_counter()
         found = prove(encoder)
-        record(encoder, found)
+        keep_verdict(encoder, found)
         text = "yes" if found.why_padded is None else f"no, {found.why_padded}"
         logger.info("may %s run packed? %s (%.1f s)", type(encoder).__name__, text, time.perf_counter() - begin)
     return found
@@ -57,7 +75,7 @@ def ensure(model: nn.Module) -> Verdict | None:
 
 def prove(encoder: Any) -> Verdict:
     """Return whether the encoder may run packed, by running a copy of it."""
-    if (why := refusals.why_padded(encoder)) is not None:
+    if (why := _why_without_trial(encoder)) is not None:
         return Verdict(None, why)
     if longest_row(encoder.config) > MOST_TOKENS:
         return Verdict(None, f"its windows reach over {longest_row(encoder.config)} tokens, more than a proof runs")
@@ -98,8 +116,8 @@ def _proven(encoder: Any) -> Family:
     return packed.family
 
 
-def _self_attention_calls(trial: Trial, rows: ProofRows) -> list[observed.AttentionCall]:
-    calls = observed.attention_calls(trial.model, rows.padded())
+def _self_attention_calls(trial: Trial, rows: ProofRows) -> list[AttentionCall]:
+    calls = _attention_calls(trial.model, rows.padded())
     if not calls:
         raise _Different("its attention does not go through transformers' AttentionInterface")
     odd = next((call for call in calls if not call.is_self_attention), None)
@@ -108,16 +126,14 @@ def _self_attention_calls(trial: Trial, rows: ProofRows) -> list[observed.Attent
     return calls
 
 
-def _first_that_agrees(
-    trial: Trial, rows: ProofRows, padded: Passed, calls: list[observed.AttentionCall]
-) -> PackedModel:
+def _first_that_agrees(trial: Trial, rows: ProofRows, padded: Passed, calls: list[AttentionCall]) -> PackedModel:
     """Return the copy, prepared as the first family whose packed states are the padded ones."""
     refused: str | None = None
     for family in _candidates(trial.model, calls):
         packed = prepare(trial.model, family=family)
         assert packed is not None
         if library() is not None:
-            generic.put(trial.model, packed.placement)
+            parts.put_generic(trial.model, packed.placement)
         try:
             if gap(trial.packed(packed, rows).states, padded.states) <= _OF_STATES:
                 return packed
@@ -125,13 +141,13 @@ def _first_that_agrees(
             refused = error.problems[0].what
         except (IndexError, RuntimeError):
             pass  # positions outside of the model's table
-        generic.take(trial.model)
+        parts.take_generic(trial.model)
         release(packed)
-    why = observed.why_not_packed(calls) or refused
+    why = _why_calls_differ(calls) or refused
     raise _Different(why or "packed rows get other hidden states than padded ones")
 
 
-def _candidates(model: Any, calls: list[observed.AttentionCall]) -> Iterator[Family]:
+def _candidates(model: Any, calls: list[AttentionCall]) -> Iterator[Family]:
     """Yield what the family may be: positions from 0, or as RoBERTa counts them."""
     settings: dict[str, Any] = {
         "model_types": (model.config.model_type,),
@@ -232,3 +248,165 @@ def _require_no_state(
 
 def _buffers(model: nn.Module) -> dict[str, Tensor]:
     return {name: buffer.clone() for name, buffer in model.named_buffers()}
+
+
+MOST_WEIGHTS = 4_000_000_000
+"""Weights of an encoder beyond which a proof on a CPU would take minutes."""
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+
+
+def _why_without_trial(encoder: Any) -> str | None:
+    """Return why the encoder needs its padding, as far as its classes and its configuration say; None: prove it."""
+    return next((why for reason in _REASONS if (why := reason(encoder)) is not None), None)
+
+
+def _other_model(encoder: Any) -> str | None:
+    if not isinstance(encoder, PreTrainedModel):
+        return "it is not a model of transformers"
+    if getattr(encoder.config, "is_encoder_decoder", False) or getattr(encoder.config, "is_decoder", False):
+        return "it is a decoder, or has one: whet packs encoders"
+    return None
+
+
+def _other_inputs(encoder: Any) -> str | None:
+    names = inspect.signature(type(encoder).forward).parameters
+    if "input_ids" not in names:
+        return "it does not read input_ids"
+    return None if "position_ids" in names else "its forward takes no position_ids, which restart in each row"
+
+
+def _other_attention(encoder: Any) -> str | None:
+    if not type(encoder)._can_set_attn_implementation():
+        return "its attention does not go through transformers' AttentionInterface"
+    return None
+
+
+def _replaced_forward(encoder: nn.Module) -> str | None:
+    for name, module in encoder.named_modules():
+        forward = instance_forward(module)
+        if forward is not None and not is_whets(forward):
+            return f"{name or type(module).__name__} has a forward of its own"
+    return None
+
+
+def _mixing_layer(encoder: nn.Module) -> str | None:
+    for module in encoder.modules():
+        if isinstance(module, nn.RNNBase | nn.MultiheadAttention | nn.modules.batchnorm._NormBase):
+            return f"it holds a {type(module).__name__}, which would mix the tokens of different rows"
+        if isinstance(module, nn.modules.conv._ConvNd) and any(size > 1 for size in module.kernel_size):
+            return f"it holds a {type(module).__name__}, which would mix the tokens of different rows"
+    return None
+
+
+def _joined_neighbours(encoder: Any) -> str | None:
+    if not getattr(encoder.config, "trigram_input", False):
+        return None
+    return "its embeddings join neighbouring tokens (trigram_input), at the end of a row its padding"
+
+
+def _experts(encoder: Any) -> str | None:
+    configured = encoder.config.to_dict()
+    found = next((name for name in _EXPERTS if isinstance(configured.get(name), int) and configured[name] > 1), None)
+    if found is None:
+        return None
+    return (
+        f"it routes tokens to {configured[found]} experts, whose capacity and losses may depend on all rows of a batch"
+    )
+
+
+def _odd_weights(encoder: nn.Module) -> str | None:
+    n_weights = 0
+    for name, parameter in encoder.named_parameters():
+        if parameter.is_meta:
+            return "its weights are on the meta device and have no values yet"
+        if type(parameter) not in (nn.Parameter, Tensor) or not parameter.is_floating_point():
+            return f"{name} is a {type(parameter).__name__} of {parameter.dtype}: quantized weights have no proof yet"
+        n_weights += parameter.numel()
+    if n_weights > MOST_WEIGHTS:
+        return f"it has {n_weights / 1e9:.1f} billion weights; a proof is tried up to {MOST_WEIGHTS / 1e9:.0f} billion"
+    return None
+
+
+_REASONS: tuple[Callable[[Any], str | None], ...] = (
+    _other_model,
+    _other_inputs,
+    _other_attention,
+    _replaced_forward,
+    _mixing_layer,
+    _joined_neighbours,
+    _experts,
+    lambda encoder: why_rotary_moves(encoder.config),
+    _odd_weights,
+)
+
+
+_NAME = "whet_observed"
+_UNDERSTOOD = NO_EFFECT - {"sliding_window"} | {"is_causal"}
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """One call of the AttentionInterface."""
+
+    module: type[nn.Module]
+    shapes: tuple[tuple[int, ...], ...]
+    """Of query, key and value (B, H, T, K)."""
+    causal: bool
+    biased: bool
+    """Whether its mask holds other numbers than those that hide a key."""
+    options: tuple[str, ...]
+    """Names of options that packed attention does not know."""
+
+    @property
+    def is_self_attention(self) -> bool:
+        """Whether keys and values are of the same tokens and widths as queries."""
+        query, *others = self.shapes
+        return all((one[0], one[2], one[3]) == (query[0], query[2], query[3]) for one in others)
+
+
+_CALLS: ContextVar[list[AttentionCall] | None] = ContextVar("whet_observed_calls", default=None)
+
+
+def _attention_calls(model: Any, inputs: dict[str, Tensor]) -> list[AttentionCall]:
+    """Run the model, which is a copy, and return its calls of the AttentionInterface."""
+    AttentionInterface.register(_NAME, _attend)
+    AttentionMaskInterface.register(_NAME, sdpa_mask)
+    before, calls = model.config._attn_implementation, []
+    model.set_attn_implementation(_NAME)
+    token = _CALLS.set(calls)
+    try:
+        with torch.no_grad():
+            model(**inputs)
+    finally:
+        _CALLS.reset(token)
+        model.set_attn_implementation(before)
+    return calls
+
+
+def _why_calls_differ(calls: list[AttentionCall]) -> str | None:
+    """Return what about these calls packed attention would not honour; None: nothing is known."""
+    name = calls[0].module.__name__
+    if any(call.causal for call in calls):
+        return f"its attention ({name}) is causal"
+    if any(call.biased for call in calls):
+        return f"its attention ({name}) adds a bias of its own to the scores"
+    options = sorted({option for call in calls for option in call.options})
+    return f"its attention ({name}) asks for {', '.join(options)}" if options else None
+
+
+def _attend(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+) -> tuple[Tensor, None]:
+    calls = _CALLS.get()
+    asked = tuple(name for name, value in options.items() if value is not None and name not in _UNDERSTOOD)
+    if calls is not None:
+        shapes = tuple(tuple(tensor.shape) for tensor in (query, key, value))
+        causal = bool(options.get("is_causal") or getattr(module, "is_causal", False))
+        calls.append(AttentionCall(type(module), shapes, causal, _is_bias(attention_mask), asked))
+    return sdpa_attention_forward(module, query, key, value, attention_mask, **options)[0], None
+
+
+def _is_bias(mask: Tensor | None) -> bool:
+    if mask is None or not mask.is_floating_point():
+        return False
+    return bool(((mask != 0) & (mask > torch.finfo(mask.dtype).min / 2)).any())

@@ -23,13 +23,13 @@ from whet.log import logger
 from whet.models.loading.adapter import load_trained
 from whet.models.loading.heads import SEQUENCE_CLASSIFICATION
 from whet.models.loading.load import Labels, load_config, load_model, load_tokenizer, max_positions
+from whet.store import restore
 from whet.tasks.classify.arguments import ClassifyArguments
 from whet.tasks.classify.examples import Examples, Named, read_file
 from whet.tasks.classify.judge import ClassifyJudge, Decision, logits_of
 from whet.tasks.classify.labels import Scheme, kind_of, require_clear, require_several, scheme_of, scheme_of_config
 from whet.tasks.classify.rows import Split, tokenised
 from whet.train.output import printing
-from whet.train.resume import restore as resume
 
 _FEW_TEXTS = 10
 """Labels that no number of texts is too small for."""
@@ -37,7 +37,7 @@ _FEW_TEXTS = 10
 
 def prepare(job: ClassifyArguments, args: TrainingArguments, examples: Mapping[str, Examples]) -> Job:
     """Tokenise, load the model and build its Trainer; raises whatever cannot work, before any training."""
-    resume.check_early(args)
+    restore.check_early(args)
     source = source_of(job)
     scheme = _scheme(job, examples, load_config(source))
     tokenizer = load_tokenizer(source, resize=job.resize_token_embeddings if args.do_train else False)

@@ -31,12 +31,11 @@ from whet.models.loading.heads import CAUSAL_LM
 from whet.models.loading.load import load_model, load_tokenizer, max_positions
 from whet.objectives.base import IGNORED
 from whet.objectives.preferences import Preference, preferences
+from whet.store import compare, restore
 from whet.tasks.lm.arguments import LmArguments
 from whet.tasks.lm.examples import Examples
 from whet.tasks.lm.judge import LmJudge
 from whet.tasks.lm.rows import RowMaker, collate
-from whet.train.resume import fingerprint
-from whet.train.resume import restore as resume
 from whet.train.trainer import Trainer
 
 LENGTH = "length"
@@ -108,7 +107,7 @@ def add_reference(trainer: Trainer, pairs: PairRows) -> None:
 
 def weights_of_reference(model: nn.Module) -> str:
     """Return a checksum of the weights that the reference computes with: all of them, or those under an adapter."""
-    return fingerprint.frozen_under_adapters(model) or fingerprint.digest_of_weights(model.named_parameters())
+    return compare.frozen_under_adapters(model) or compare.digest_of_weights(model.named_parameters())
 
 
 _USUAL_LENGTH = 1024
@@ -116,7 +115,7 @@ _USUAL_LENGTH = 1024
 
 def prepare(job: LmArguments, args: TrainingArguments, examples: Mapping[str, Examples]) -> Job:
     """Tokenise, load the model and build its Trainer; raises whatever cannot work, before any training."""
-    resume.check_early(args)
+    restore.check_early(args)
     source = source_of(job)
     tokenizer = load_tokenizer(source, resize=job.resize_token_embeddings if args.do_train else False)
     set_seed(args.seed)

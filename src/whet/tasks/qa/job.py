@@ -23,6 +23,7 @@ from whet.models.loading.heads import QUESTION_ANSWERING
 from whet.models.loading.load import load_qa_model, load_tokenizer, max_positions
 from whet.models.packable import family_of
 from whet.objectives.span import SpanObjective
+from whet.store import restore
 from whet.tasks.qa.arguments import QaArguments
 from whet.tasks.qa.decode import DecodeOptions
 from whet.tasks.qa.judge import Judge
@@ -31,13 +32,12 @@ from whet.tasks.qa.read import read_questions
 from whet.tasks.qa.splits import Split, cut, describe
 from whet.tasks.qa.types import Questions
 from whet.tasks.qa.windows import WindowOptions, cached_windows
-from whet.train.resume import restore as resume
 from whet.train.trainer import Trainer
 
 
 def prepare(qa: QaArguments, args: TrainingArguments, questions: Mapping[str, Questions]) -> Job:
     """Cut the windows, load the model and build its Trainer; raises every error before any training."""
-    resume.check_early(args)
+    restore.check_early(args)
     source = source_of(qa)
     tokenizer = load_tokenizer(source, resize=qa.resize_token_embeddings if args.do_train else False)
     require_reads(qa, tokenizer, qa.max_seq_length)

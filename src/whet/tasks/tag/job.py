@@ -22,6 +22,7 @@ from whet.log import logger
 from whet.models.loading.adapter import load_trained
 from whet.models.loading.heads import TOKEN_CLASSIFICATION
 from whet.models.loading.load import Labels, load_config, load_model, load_tokenizer, max_positions
+from whet.store import restore
 from whet.tasks.tag.arguments import TagArguments
 from whet.tasks.tag.judge import TagJudge, best_tags, entries_of, only_logits, words_of
 from whet.tasks.tag.labels import Tags, require_several, tags_of, tags_of_config
@@ -29,7 +30,6 @@ from whet.tasks.tag.read import read_file
 from whet.tasks.tag.rows import Split, tokenised
 from whet.tasks.tag.sentences import Named, Sentences
 from whet.train.output import printing
-from whet.train.resume import restore as resume
 
 _LONGEST_UNSAID = 10_000
 """Lengths that tokenizers give where they know none are above it."""
@@ -38,7 +38,7 @@ _USUAL_LENGTH = 512
 
 def prepare(job: TagArguments, args: TrainingArguments, sentences: Mapping[str, Sentences]) -> Job:
     """Tokenise, load the model and build its Trainer; raises whatever cannot work, before any training."""
-    resume.check_early(args)
+    restore.check_early(args)
     source = source_of(job)
     tags = _tags(sentences, load_config(source))
     tokenizer = load_tokenizer(source, resize=job.resize_token_embeddings if args.do_train else False)

@@ -8,8 +8,8 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState
 from transformers.trainer_callback import ExportableState
 
-from whet.train.resume import schema
-from whet.train.state import State
+from whet.store import schema
+from whet.store.state import State
 
 _RESETS = {
     "on_train_begin": ("should_training_stop",),

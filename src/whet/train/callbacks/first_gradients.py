@@ -13,7 +13,7 @@ from whet.errors import ConfigError
 from whet.log import logger
 from whet.models import adapters
 from whet.models.experts.layer import layers_of
-from whet.train.resume import schema
+from whet.store import schema
 from whet.train.sync import Sync
 
 _MOST_NAMED = 3

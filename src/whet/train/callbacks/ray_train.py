@@ -10,7 +10,7 @@ from transformers import TrainerCallback
 
 from whet.errors import ConfigError
 from whet.optional import require
-from whet.train.checkpoint import on_disk
+from whet.store import find
 
 _INSTALL = "'ray[train]'"
 
@@ -45,7 +45,7 @@ class RayReport(TrainerCallback):
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         checkpoint = None
-        if state.is_world_process_zero and (folders := on_disk.list_all(Path(args.output_dir))):
+        if state.is_world_process_zero and (folders := find.list_all(Path(args.output_dir))):
             checkpoint = self._train.Checkpoint.from_directory(str(folders[-1]))
         self._train.report(dict(self._metrics), checkpoint=checkpoint)
 

@@ -7,16 +7,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from whet.config.arguments import TrainingArguments
 from whet.errors import NonFiniteError
 from whet.hardware import memory
 from whet.hardware.memory import MemoryLimit
 from whet.log import logger
-from whet.models import finite
-from whet.train.resume import schema
-from whet.train.state import State
+from whet.store import schema
+from whet.store.state import State
 from whet.train.step import StepResult
 
 LEAST_INTERVAL_S = 0.05
@@ -167,20 +165,3 @@ def _too_many_not_applied(n_steps: int, step: int, result: StepResult) -> NonFin
         " step",
         fix="lower --learning_rate, raise --warmup_steps, or check the rows of these steps",
     )  # fmt: skip
-
-
-def require_finite(
-    model: Any, optimizer: Any, when: str, of_all: Callable[[list[str]], list[list[str]]] = lambda found: [found]
-) -> None:
-    """Raise NonFiniteError (exit 70) if a weight, or its state in the optimizer, is not finite.
-
-    `of_all` returns the names that the ranks have found, where each has a share of the state.
-    """
-    if found := [name for names in of_all(finite.not_finite(model, optimizer)) for name in names]:
-        raise NonFiniteError(
-            what=f"the weights are not finite {when}",
-            got=finite.shown(found),
-            why="a model with such weights is useless; it was not saved",
-            fix="resume from an earlier checkpoint with --resume_from_checkpoint auto, a lower --learning_rate and "
-            "--resume_allow_changes learning_rate; or find out what changed the weights",
-        )

@@ -17,16 +17,15 @@ from whet.config.arguments import TrainingArguments
 from whet.errors import EXIT_OTHER, EXIT_STOPPED_AND_SAVED, WhetError
 from whet.hardware.memory import CGROUP
 from whet.log import logger
+from whet.store import find, schema
+from whet.store.save import Saver
+from whet.store.snapshot import RunState
+from whet.store.state import State
 from whet.train.callbacks.events import Events
-from whet.train.checkpoint import on_disk
-from whet.train.checkpoint.saving import Saver
-from whet.train.checkpoint.snapshot import RunState
 from whet.train.control import lock, stop
 from whet.train.control.guard import MemoryGuard
 from whet.train.control.stop import Stopped
 from whet.train.output import run_log
-from whet.train.resume import schema
-from whet.train.state import State
 from whet.train.sync import Sync
 
 
@@ -84,7 +83,7 @@ class SafePoints:
             raise Stopped(what, again, code)
         if self._events.control.should_training_stop:
             self.pending = (self.pending or {}) | {"stop": True}
-        folder = self._state.run.output_dir / on_disk.folder_name(done)
+        folder = self._state.run.output_dir / find.folder_name(done)
         self._saver.wait()
         if self._sync.save_now(bool(self.pending) or not self._saver.has(folder)):
             self._saver.save(done, better=False, stops=True)

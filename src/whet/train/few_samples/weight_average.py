@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 from whet.config.arguments import TrainingArguments
 from whet.log import logger
 from whet.models import finite
-from whet.train.resume import schema
-from whet.train.state import State
+from whet.store import schema
+from whet.store.state import State
 
 _KINDS = {"n": schema.count, "last": schema.count}
 

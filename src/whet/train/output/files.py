@@ -21,9 +21,9 @@ from whet.config.ranks import here
 from whet.errors import StorageError
 from whet.log import logger
 from whet.paths import follow_umask
-from whet.train.checkpoint import finding, on_disk
-from whet.train.checkpoint.manifest import fsync
-from whet.train.output import disk_errors
+from whet.store import find
+from whet.store.manifest import fsync
+from whet.store.write import MODEL_STAGING, disk_fix, resumable
 
 _WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?")
 
@@ -62,7 +62,7 @@ def write_model(folder: Path, write: Callable[[Path], None]) -> None:
     Only rank 0 of a run writes. Nothing in the folder changes before the complete model is on the disk. Leftover
     weights of an earlier model are removed: transformers would read their shards.
     """
-    staging = folder / on_disk.MODEL_STAGING
+    staging = folder / MODEL_STAGING
     if not here().is_first:
         return
     with stored(f"the model cannot be written to {folder}", folder):
@@ -99,17 +99,17 @@ def stored(what: str, folder: Path, *, on_error: str = "stop") -> Iterator[None]
             what=what,
             got=str(error),
             why="a file counts only when it is complete on the disk; no checkpoint was changed",
-            fix=disk_errors.fix(error, folder),
+            fix=disk_fix(error, folder),
         )
         if on_error == "stop":
             newest = _newest(folder)
-            raise disk_errors.resumable(problem, newest, {"resume_from_checkpoint": "auto"}) from error
+            raise resumable(problem, newest, {"resume_from_checkpoint": "auto"}) from error
         logger.warning("the run continues without this file: %s", problem)
 
 
 def _newest(folder: Path) -> Path | None:
     try:
-        return finding.would_resume(folder)
+        return find.would_resume(folder)
     except OSError:
         return None
 

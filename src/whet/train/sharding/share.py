@@ -18,11 +18,11 @@ from whet.log import logger
 from whet.models.fused.embeddings import GRADIENT
 from whet.models.view import ModelView
 from whet.optim import divisible
-from whet.train.checkpoint.optimizer_state import names_in, parameters_of
+from whet.store.optimizer import names_in, parameters_of
+from whet.store.state import Stateful
 from whet.train.run import Prepared
 from whet.train.sharding.shares import SHARED, OptimizerShare, ReplicatedWeights, ShardedWeights, mark_unfinished
 from whet.train.sharding.zero_engine import EngineSharing
-from whet.train.state import Stateful
 from whet.train.step import Update
 from whet.train.update import OptimizerUpdate
 

@@ -23,9 +23,9 @@ from whet.dist.sharded_model import ShardedModel
 from whet.dist.shares import RowExchange, Rows, deal, n_rows, rows_in
 from whet.errors import ConfigError
 from whet.kernels.optimizer.rows_in_use import RowsInUse, rows_in_use
-from whet.train.checkpoint.optimizer_state import OptimizerState
-from whet.train.resume import schema
-from whet.train.state import State, join, split
+from whet.store import schema
+from whet.store.optimizer import OptimizerState
+from whet.store.state import State, join, split
 
 SHARED = "whet_shared"
 """Attribute of an optimizer that has a share of a run's state."""

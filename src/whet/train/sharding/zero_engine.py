@@ -13,9 +13,9 @@ from torch.optim import Optimizer
 from whet.dist.zero_engine import ZeroEngine
 from whet.errors import ConfigError
 from whet.optim import divisible
-from whet.train.checkpoint.optimizer_state import names_in, parameters_of
+from whet.store.optimizer import names_in, parameters_of
+from whet.store.state import State, Stateful
 from whet.train.sharding.shares import SHARED, CollectedState, mark_unfinished
-from whet.train.state import State, Stateful
 from whet.train.update import OptimizerUpdate
 
 

@@ -19,12 +19,12 @@ from whet.data.batch import Batch
 from whet.kernels.layers.embedding import RowGradient
 from whet.kernels.random import generators_kept
 from whet.log import logger
-from whet.methods.compiling import method as compiling
+from whet.methods import compile_blocks as compiling
 from whet.models.fused.embeddings import GRADIENT
 from whet.precision import compare, policy
 from whet.precision.device import has_bf16
 from whet.precision.policy import Precision
-from whet.train.checkpoint import weights
+from whet.store import weights
 from whet.train.run import Prepared
 from whet.train.step import ObjectiveGradients
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from whet.errors import StorageError
-from whet.train.checkpoint.disk_space import free_bytes
+from whet.store.snapshot import free_bytes
 
 _MB = 1e6
 

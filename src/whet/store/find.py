@@ -1,0 +1,321 @@
+"""Which checkpoints a folder holds, which of them belong to a run, and which one a run resumes from.
+
+`checkpoint-1234/` is a checkpoint, `abandoned-ID/` holds those that a run left when it went back to an older one. The
+newest checkpoint is the intact one with the highest step; time stamps, links and clocks do not matter.
+
+A run that resumes from an older checkpoint begins a new lineage, with a random id. Every manifest holds that id and the
+parents, and a run uses only checkpoints of its own lineage. The later ones of a lineage that a run has left are only
+used if the user names them.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from whet.errors import StorageError
+from whet.log import logger
+from whet.store import manifest
+
+NAME = re.compile(r"checkpoint-(\d{1,18})")
+HIDDEN = re.compile(r"\.(checkpoint-\d{1,18})\.(partial|replaced|removed)")
+ASIDE = "abandoned"
+"""Prefix of the folders for checkpoints that a run abandoned when it went back to an older one."""
+STATE, TRAINER_STATE = "state.json", "trainer_state.json"
+"""The parts of a run's state, and the counters and the log as transformers writes them."""
+_CONFIG, _ADAPTER = "config.json", "adapter_config.json"
+_ID = re.compile(r"[0-9a-f]{32}")
+_SHOWN, _MOST_NAMED = 8, 3
+_NEW_RUN = "start a new run: leave --resume_from_checkpoint out and use another --output_dir"
+
+
+# ---- names ----
+
+
+def folder_name(step: int) -> str:
+    """Return the folder name of the checkpoint after `step` optimizer steps."""
+    return f"checkpoint-{step}"
+
+
+def step_of(folder: Path) -> int:
+    """Return the optimizer step in a checkpoint folder's name."""
+    match = NAME.fullmatch(folder.name)
+    assert match is not None
+    return int(match.group(1))
+
+
+def hidden(folder: Path, state: str) -> Path:
+    """Return the hidden name of a checkpoint folder that is partial, replaced or removed."""
+    return folder.with_name(f".{folder.name}.{state}")
+
+
+def list_all(output_dir: Path) -> list[Path]:
+    """Return the checkpoint folders, oldest step first, complete or not."""
+    if not output_dir.is_dir():
+        return []
+    found = [path for path in output_dir.iterdir() if NAME.fullmatch(path.name) and not path.is_symlink()]
+    return sorted((path for path in found if path.is_dir()), key=step_of)
+
+
+def aside_folders(output_dir: Path) -> list[Path]:
+    """Return the folders that hold abandoned checkpoints."""
+    found = [path for path in output_dir.glob(f"{ASIDE}-*") if path.is_dir() and not path.is_symlink()]
+    return sorted(found)
+
+
+def problems_of(folder: Path, *, light: bool = False) -> list[str]:
+    """Return what is wrong with a checkpoint folder, one line each; empty if every byte is as written.
+
+    `light` compares the sizes of large files, not their content.
+    """
+    if not folder.is_dir():
+        return ["there is no such folder"]
+    return manifest.problems_of(folder, step_of(folder) if NAME.fullmatch(folder.name) else None, light=light)
+
+
+# ---- lineages ----
+
+
+@dataclass(frozen=True)
+class Lineage:
+    """`run` is the id; `parents` are the checkpoints that it resumed from, as (run, step), the nearest first.
+
+    Checkpoints whose manifest names no run share the lineage without an id.
+    """
+
+    run: str | None
+    parents: tuple[tuple[str | None, int], ...] = ()
+
+    @property
+    def name(self) -> str:
+        """A short name for folders and messages."""
+        return "unnamed" if self.run is None else self.run[:_SHOWN]
+
+    def facts(self) -> dict[str, Any]:
+        """Return the lineage as a manifest holds it."""
+        return {"run": self.run, "parents": [list(parent) for parent in self.parents]}
+
+    def includes(self, run: str | None, step: int) -> bool:
+        """Return whether the checkpoint of that run and step belongs to this lineage or to its ancestors."""
+        return run == self.run or any(run == parent and step <= last for parent, last in self.parents)
+
+    def rewound_past(self, run: str | None, step: int) -> bool:
+        """Return whether this lineage began by going back to before that checkpoint."""
+        return any(run == parent and step > last for parent, last in self.parents) and not self.includes(run, step)
+
+    def shares_steps_with(self, other: Lineage) -> bool:
+        """Return whether one went back to a checkpoint of the other, or both to one of the same run."""
+        return bool({self.run, *dict(self.parents)} & {other.run, *dict(other.parents)})
+
+    def branched(self, step: int) -> Lineage:
+        """Return a new lineage that begins at a checkpoint of this one."""
+        return Lineage(uuid.uuid4().hex, ((self.run, step), *self.parents))
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint folder, with the step and the lineage in its manifest."""
+
+    folder: Path
+    step: int
+    lineage: Lineage
+
+
+def new_lineage() -> Lineage:
+    """Return the lineage of a run that starts at its first step."""
+    return Lineage(uuid.uuid4().hex)
+
+
+def lineage_in(facts: Mapping[str, Any]) -> Lineage:
+    """Return the lineage that a manifest holds; the unnamed one if it is not in the form of `facts`."""
+    run, parents = facts.get("run"), facts.get("parents")
+    if not isinstance(run, str) or not _ID.fullmatch(run) or not isinstance(parents, list):
+        return Lineage(None)
+    pairs = [parent for parent in parents if isinstance(parent, list) and len(parent) == 2]
+    known = [(old, step) for old, step in pairs if isinstance(step, int) and (old is None or isinstance(old, str))]
+    return Lineage(run, tuple(known))
+
+
+def read_checkpoints(folders: Sequence[Path]) -> list[Checkpoint]:
+    """Return the checkpoints in these folders; those whose manifest cannot be read are left out."""
+    found = ((folder, manifest.facts_of(folder)) for folder in folders)
+    return [Checkpoint(folder, facts["step"], lineage_in(facts)) for folder, facts in found if facts is not None]
+
+
+def of_lineage(folders: Sequence[Path], lineage: Lineage) -> list[Path]:
+    """Return those of these folders whose checkpoint belongs to the lineage or to its ancestors."""
+    return [one.folder for one in read_checkpoints(folders) if lineage.includes(one.lineage.run, one.step)]
+
+
+def by_name(name: str, lineage: Lineage, place: Path) -> Path | None:
+    """Return the checkpoint of this name and lineage in this folder, or in its folders of abandoned ones."""
+    if not NAME.fullmatch(name):
+        return None
+    folders = [folder / name for folder in (place, *aside_folders(place))]
+    there = [folder for folder in folders if folder.is_dir() and not folder.is_symlink()]
+    return next(iter(of_lineage(there, lineage)), None)
+
+
+def lineage_after_resume(folder: Path, output_dir: Path) -> Lineage:
+    """Return the lineage of a run that resumes from this checkpoint and saves to `output_dir`.
+
+    It is that of the checkpoint if that is the newest one there, and a new one otherwise.
+    """
+    found = read_checkpoints([folder])
+    named = step_of(folder) if NAME.fullmatch(folder.name) else 0
+    own = found[0] if found else Checkpoint(folder, named, Lineage(None))
+    later = [path for path in _not_left(list_all(output_dir)) if step_of(path) > own.step]
+    stays = folder.resolve().parent == output_dir.resolve() and all(map(problems_of, later))
+    return own.lineage if stays and own.lineage.run is not None else own.lineage.branched(own.step)
+
+
+def _not_left(folders: Sequence[Path]) -> list[Path]:
+    """Return the folders, the newest first, without those that the run of another one went back to before."""
+    found = read_checkpoints(folders)
+    left = {
+        one.folder for one in found if any(other.lineage.rewound_past(one.lineage.run, one.step) for other in found)
+    }
+    return [folder for folder in reversed(folders) if folder not in left]
+
+
+# ---- the checkpoint to resume from ----
+
+
+def to_resume(asked: str | bool | None, output_dir: Path) -> Path | None:
+    """Return the checkpoint to resume from; None if none is asked for, or if "auto" finds no checkpoint at all."""
+    if not asked or asked == "no":
+        return None
+    if asked is not True and asked != "auto":
+        return require_complete(require_intact(Path(str(asked))))
+    found = newest(output_dir)
+    if found is None:
+        logger.info("there is no checkpoint in %s: the run starts at its first step", output_dir)
+        return None
+    return require_complete(found)
+
+
+def newest(output_dir: Path) -> Path | None:
+    """Return the intact checkpoint with the highest step; the log names each newer one that was skipped.
+
+    None if there is no checkpoint at all. Raises StorageError if there are checkpoints, but none is intact.
+    """
+    folders = list_all(output_dir)
+    usable = _not_left(folders)
+    for folder in reversed(folders):
+        if folder not in usable:
+            logger.warning("%s was passed over: the run went back to before it; name it to resume from it", folder)
+            continue
+        problems = problems_of(folder)
+        if not problems:
+            return folder
+        logger.warning(
+            "%s is damaged and was passed over, the checkpoint before it is tried: %s", folder, "; ".join(problems[:3])
+        )
+    _require_none_of_transformers(output_dir)
+    if not folders:
+        return None
+    raise StorageError(
+        what=f"none of the {len(folders)} checkpoints in {output_dir} is complete",
+        got=f"the newest {min(_MOST_NAMED, len(folders))}: "
+        + "; ".join(f"{folder.name}: {problems_of(folder)[0]}" for folder in folders[: -_MOST_NAMED - 1 : -1]),
+        why="a run that should resume never starts from the beginning by itself",
+        fix="put a complete checkpoint back; or start a new run: leave --resume_from_checkpoint out and use another "
+        "--output_dir (or, without --max_restarts, --overwrite_output_dir, which deletes these checkpoints)",
+    )
+
+
+def would_resume(output_dir: Path) -> Path | None:
+    """Return the checkpoint that "auto" would take, without reading large files; None if there is none."""
+    return next((path for path in _not_left(list_all(output_dir)) if not problems_of(path, light=True)), None)
+
+
+def require_intact(folder: Path, *, light: bool = False) -> Path:
+    """Return the folder if it is intact; raises StorageError otherwise."""
+    if problems := problems_of(folder, light=light):
+        raise _not_complete(folder, problems)
+    return folder
+
+
+def require_complete(folder: Path) -> Path:
+    """Return the folder if a run can resume from it; raises StorageError if it holds the model alone."""
+    if not manifest.holds_only_model(folder):
+        return folder
+    other = _instead_of(folder)
+    raise StorageError(
+        what=f"{folder} holds only the model",
+        got="a checkpoint that was written with save_only_model",
+        why="a resumed run needs the state of the optimizer, which this checkpoint does not have",
+        fix=(f"use {other}, which is complete; or " if other else "") + _from_weights(folder),
+    )
+
+
+def _instead_of(folder: Path) -> str | None:
+    """Return the option that resumes from an intact checkpoint in the folder itself, or next to it."""
+    there = [path for place in (folder, folder.parent) for path in reversed(list_all(place)) if path != folder]
+    for path in reversed(_not_left(there)):
+        if not manifest.holds_only_model(path) and not problems_of(path):
+            return f"--resume_from_checkpoint {shlex.quote(str(path))}"
+    return None
+
+
+def _not_complete(folder: Path, problems: Sequence[str]) -> StorageError:
+    """Return the error for a folder with these problems, with what to use instead."""
+    other = _instead_of(folder)
+    what = f"{folder} is not a complete checkpoint"
+    if not folder.is_dir():
+        return StorageError(
+            what=what,
+            got="it is a file" if folder.exists() else "there is no such folder",
+            why="a checkpoint is a folder named checkpoint-STEP in the --output_dir of a run",
+            fix=f"use {other}" if other else f"correct the path in --resume_from_checkpoint; or {_NEW_RUN}",
+        )
+    if (folder / manifest.MANIFEST).exists():
+        return StorageError(
+            what=what,
+            got="; ".join(problems[:5]),
+            why="every file must have the size and the checksum that its manifest names",
+            fix=f"use {other}, which is intact" if other else f"copy it again from an intact copy; or {_NEW_RUN}",
+        )
+    if _is_of_transformers(folder):
+        return _of_transformers(folder)
+    is_model = (folder / _CONFIG).is_file() or (folder / _ADAPTER).is_file()
+    instead = _from_weights(folder) if is_model else f"name a folder checkpoint-STEP of a run; or {_NEW_RUN}"
+    return StorageError(
+        what=what,
+        got=f"no {manifest.MANIFEST}",
+        why=f"whet writes {manifest.MANIFEST} last: without it the folder is something else, or it was not finished",
+        fix=f"use {other}" if other else instead,
+    )
+
+
+def _require_none_of_transformers(output_dir: Path) -> None:
+    """Raise StorageError if the folder holds checkpoints of transformers, which "auto" would not resume from."""
+    named = [path for path in output_dir.iterdir() if NAME.fullmatch(path.name)] if output_dir.is_dir() else []
+    if found := [path for path in named if _is_of_transformers(path)]:
+        raise _of_transformers(max(found, key=step_of))
+
+
+def _is_of_transformers(folder: Path) -> bool:
+    ours = any((folder / name).exists() for name in (manifest.MANIFEST, STATE))
+    return (folder / TRAINER_STATE).is_file() and not ours
+
+
+def _of_transformers(folder: Path) -> StorageError:
+    return StorageError(
+        what=f"{folder} is a checkpoint of transformers' Trainer",
+        got=f"{TRAINER_STATE}, but no {manifest.MANIFEST}",
+        why="whet can only resume its own checkpoints: those of transformers hold the optimizer as a pickle",
+        fix=f"{_from_weights(folder)}; or resume with transformers' Trainer and whet.optimize(model)",
+    )
+
+
+def _from_weights(folder: Path) -> str:
+    name, run = shlex.quote(str(folder)), "another --output_dir, no --resume_from_checkpoint"
+    if (folder / _ADAPTER).is_file():
+        return f"merge its adapter, run: whet merge {name} --output_dir MERGED; then --model_name_or_path MERGED, {run}"
+    return f"start from its weights: --model_name_or_path {name}, {run}"
